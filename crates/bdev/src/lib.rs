@@ -1,0 +1,1 @@
+//! Block devices: RAM, null, files, block devices, and wrappers that delay or fail.

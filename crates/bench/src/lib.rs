@@ -1,0 +1,1 @@
+//! Workloads, statistics and reports.

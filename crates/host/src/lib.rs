@@ -1,0 +1,1 @@
+//! NVMe/TCP host: queue pairs, controllers, remote namespaces as block devices.

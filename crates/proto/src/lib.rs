@@ -1,0 +1,1 @@
+//! NVMe and NVMe/TCP as state machines that do no I/O.

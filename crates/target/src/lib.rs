@@ -1,0 +1,1 @@
+//! NVMe/TCP target: listeners, placement, connections, execution.
