@@ -1,1 +1,153 @@
 //! Block devices: RAM, null, files, block devices, and wrappers that delay or fail.
+//!
+//! A [`Bdev`] describes a device and is shared by all cores; a [`Channel`] is one core's way to
+//! it. Requests complete in any order, at once or later, into a list of [`Done`].
+
+use std::sync::Arc;
+
+use raceline_reactor::send::Payload;
+use raceline_reactor::{Completion, Context, IoBuf, SharedBuf};
+
+/// What a device is and can do. Constant while it is open; a change is a new description.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BdevInfo {
+    /// The name people gave it, e.g. `ram:64M` or `/srv/disk.img`.
+    pub name: String,
+    /// Logical block size in bytes, 512 or 4096.
+    pub block_size: u32,
+    /// Capacity in blocks.
+    pub block_count: u64,
+    /// Physical block size in bytes (for alignment hints), >= `block_size`.
+    pub physical_block_size: u32,
+    /// Completed writes may be lost in a power cut until a flush.
+    pub volatile_write_cache: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Deallocate is supported; deallocated blocks read zeroes if also `deallocate_zeroes`.
+    pub deallocate: bool,
+    /// Deallocated blocks are known to read zeroes.
+    pub deallocate_zeroes: bool,
+    /// Reads need no buffer: the device gives its own memory as payload.
+    pub reads_in_place: bool,
+    /// Stable identity of the device.
+    pub uuid: [u8; 16],
+}
+
+/// What to do; offsets and lengths are in bytes, multiples of the block size and inside the
+/// device (the caller has checked).
+#[derive(Debug)]
+pub enum Op {
+    /// Reads `len` bytes: into `buf` if given, else (only with `reads_in_place`) in place.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        len: usize,
+        /// Where the data must land; its length is `len`.
+        buf: Option<IoBuf>,
+    },
+    /// Writes all of `data`.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// The data; comes back in [`Done::payload`] as `Payload::Shared`.
+        data: SharedBuf,
+        /// On stable media before it completes.
+        fua: bool,
+    },
+    /// Everything completed before is on stable media when this completes.
+    Flush,
+    /// Zeroes a range.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+        /// The device may deallocate instead, if the range then reads zeroes.
+        deallocate: bool,
+        /// On stable media before it completes.
+        fua: bool,
+    },
+    /// Releases a range.
+    Deallocate {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
+}
+
+/// One request to a channel.
+#[derive(Debug)]
+pub struct Request {
+    /// The caller's name for it.
+    pub tag: u64,
+    /// What to do.
+    pub op: Op,
+}
+
+/// One finished request.
+#[derive(Debug)]
+pub struct Done {
+    /// The tag of the request.
+    pub tag: u64,
+    /// Whether it worked.
+    pub result: Result<(), BdevError>,
+    /// The data of a read; the buffer of a write or of a failed read comes back.
+    pub payload: Option<Payload>,
+}
+
+/// Why a request failed, in terms a protocol can map to its status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BdevError {
+    /// The medium failed to read (EIO).
+    ReadFault,
+    /// The medium failed to write, flush or deallocate (EIO); after a failed flush every later
+    /// flush and durable write of the namespace fails until an operator acts.
+    WriteFault,
+    /// No space left for the data (ENOSPC, EDQUOT, EFBIG).
+    NoSpace,
+    /// The device refuses writes.
+    ReadOnly,
+    /// The device is gone (ENODEV, ENXIO, a remote that cannot be reached).
+    Gone,
+    /// A write whose fate is unknown: it may or may not have reached the medium.
+    Unknown,
+    /// The path to the device failed before the request had any effect; it may be retried.
+    Transient,
+    /// The operation is not supported.
+    NotSupported,
+    /// Anything else that went wrong inside.
+    Internal,
+}
+
+/// A block device, shared by all cores.
+pub trait Bdev: Send + Sync {
+    /// What it is and can do.
+    fn info(&self) -> BdevInfo;
+
+    /// Opens one core's way to it. `owner` is the [`raceline_reactor::Token::owner`] under which
+    /// this channel starts its operations: completions with it must be given back to it.
+    ///
+    /// # Errors
+    /// When the device cannot be used from this core.
+    fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>>;
+}
+
+/// One core's way to a device.
+pub trait Channel {
+    /// Starts a request. It may complete at once: then it is in `done` on return.
+    fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>);
+
+    /// Takes a completion of an operation that this channel started.
+    fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion, done: &mut Vec<Done>);
+
+    /// Called once per turn of the loop, after `submit`s: send what is ready to go.
+    fn flush(&mut self, _cx: &mut Context<'_>, _done: &mut Vec<Done>) {}
+
+    /// Lets go of files and sockets; called when no request is in flight.
+    fn close(&mut self, cx: &mut Context<'_>);
+}
+
+/// A device that can be shared.
+pub type SharedBdev = Arc<dyn Bdev>;

@@ -1,0 +1,171 @@
+//! The seam between a core's work and the operating system: operations in, completions out.
+//!
+//! Every operation owns the memory it touches until its completion hands it back, so a
+//! connection may be torn down while operations are in flight: late completions carry a
+//! [`Token`] whose generation no longer matches, and are dropped.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::buffer::{IoBuf, SharedBuf};
+use crate::send::SendBatch;
+use crate::socket::Socket;
+use crate::waker::Waker;
+
+/// Names the receiver of a completion: who (`owner`), which of its objects (`index`), and which
+/// life of that object (`generation`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token {
+    /// Who gets the completion; handed out by the service, 0 is the service itself.
+    pub owner: u16,
+    /// The life of the object: a completion for an earlier life is stale.
+    pub generation: u16,
+    /// The owner's object (a connection, an operation slot).
+    pub index: u32,
+}
+
+/// An adopted socket of this [`Io`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SocketId(pub u32);
+
+/// A listening socket of this [`Io`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub u32);
+
+/// A registered file of this [`Io`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId(pub u32);
+
+/// Where one receive puts its bytes: first the rest of a payload, then staging.
+#[derive(Debug)]
+pub struct RecvBuffers {
+    /// The I/O buffer of a payload in progress and the range still missing, if any.
+    pub payload: Option<(IoBuf, std::ops::Range<usize>)>,
+    /// Staging memory; bytes are put into `staging[staging_range]`.
+    pub staging: IoBuf,
+    /// The free part of `staging`.
+    pub staging_range: std::ops::Range<usize>,
+}
+
+/// How the blocks of a range are to be released or zeroed (fallocate(2) modes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocateMode {
+    /// Deallocate: the range reads zeroes afterwards (FALLOC_FL_PUNCH_HOLE | KEEP_SIZE).
+    PunchHole,
+    /// Zero the range, kept allocated (FALLOC_FL_ZERO_RANGE).
+    ZeroRange,
+}
+
+/// How long [`Io::poll`] may wait for the first completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// Until there is a completion, a timer expires, or the [`Waker`] fires.
+    Yes,
+}
+
+/// What became of an operation; memory comes back with it.
+#[derive(Debug)]
+pub enum Outcome {
+    /// A listener accepted a connection. Listeners produce these until closed.
+    Accepted(io::Result<(Socket, SocketAddr)>),
+    /// A connect finished.
+    Connected(io::Result<Socket>),
+    /// A receive finished with this many bytes; 0 is end of stream.
+    Received(io::Result<usize>, RecvBuffers),
+    /// The whole batch was sent, or the connection is broken. Partial sends are continued
+    /// by the [`Io`] itself.
+    Sent(io::Result<()>, Box<SendBatch>),
+    /// A file read finished: `buf` was filled completely (short reads are continued; a read
+    /// past the end of the file gives `UnexpectedEof`).
+    Read(io::Result<()>, IoBuf),
+    /// A file write finished, completely.
+    Written(io::Result<()>, SharedBuf),
+    /// An fsync, fdatasync or fallocate finished.
+    Synced(io::Result<()>),
+    /// A timer expired.
+    Timer,
+}
+
+/// One finished operation.
+#[derive(Debug)]
+pub struct Completion {
+    /// The token the operation was started with.
+    pub token: Token,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// Sockets, files, clock and timers of one core. Used by one thread only.
+///
+/// No call blocks except [`Io::poll`] with [`Wait::Yes`]; no call fails: errors of an operation
+/// are its completion, never delivered from inside the call that started it.
+pub trait Io {
+    /// The time as of the last [`Io::poll`] (virtual in simulation).
+    fn now(&self) -> Instant;
+
+    /// Starts listening; every connection arrives as [`Outcome::Accepted`] with `token`.
+    /// Gives the real address (port 0 asks for any free port).
+    ///
+    /// # Errors
+    /// The error of socket(2), bind(2) or listen(2).
+    fn listen(&mut self, address: SocketAddr, token: Token) -> io::Result<(ListenerId, SocketAddr)>;
+
+    /// Stops listening; no more completions for it arrive.
+    fn close_listener(&mut self, listener: ListenerId);
+
+    /// Starts connecting; finishes as [`Outcome::Connected`].
+    fn connect(&mut self, address: SocketAddr, token: Token);
+
+    /// Makes a socket (from an accept or connect, maybe on another core) usable here.
+    ///
+    /// # Errors
+    /// When the socket cannot be registered.
+    fn adopt(&mut self, socket: Socket) -> io::Result<SocketId>;
+
+    /// Starts one receive. At most one is in flight per socket.
+    fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token);
+
+    /// Starts sending a batch, as few system calls as possible. At most one per socket.
+    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token);
+
+    /// Closes: operations in flight complete (with an error) before the descriptor goes away.
+    /// With `reset`, pending output is discarded (SO_LINGER 0).
+    fn close(&mut self, socket: SocketId, reset: bool);
+
+    /// Makes an open file usable for operations.
+    fn register_file(&mut self, file: Arc<File>) -> FileId;
+
+    /// Drops a file once operations in flight have completed.
+    fn close_file(&mut self, file: FileId);
+
+    /// Reads `buf.len()` bytes at `offset`.
+    fn read(&mut self, file: FileId, buf: IoBuf, offset: u64, token: Token);
+
+    /// Writes all of `buf` at `offset`; with `durable`, on stable media before it completes
+    /// (RWF_DSYNC).
+    fn write(&mut self, file: FileId, buf: SharedBuf, offset: u64, durable: bool, token: Token);
+
+    /// Makes everything written so far durable (fdatasync).
+    fn sync(&mut self, file: FileId, token: Token);
+
+    /// Releases or zeroes a range.
+    fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token);
+
+    /// Asks for one [`Outcome::Timer`] at `at` or soon after. Timers cannot be cancelled:
+    /// the owner checks the token.
+    fn timer(&mut self, at: Instant, token: Token);
+
+    /// Submits what was started, collects what has finished into `done`.
+    ///
+    /// # Errors
+    /// Only when the ring itself is broken; the core cannot go on.
+    fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()>;
+
+    /// A handle by which other threads end a waiting [`Io::poll`].
+    fn waker(&self) -> Waker;
+}
