@@ -1,22 +1,430 @@
-//! Memory for I/O: pooled buffers with one owner, read-only shared buffers, and memory regions.
+//! Memory for I/O: pooled buffers with one owner, and read-only shared buffers.
 //!
-//! API contract (implementation in progress).
+//! A [`BufferPool`] belongs to one core. Its size classes are carved out of one anonymous
+//! mapping when it is made; taking, sharing and returning a buffer only moves an index and a
+//! counter that live in the pool, so the I/O path never allocates.
 //!
-//! * [`BufferPool`] is a cheap handle (`Rc`) to one core's pool: size classes carved out of one
-//!   anonymous mapping, 4096-aligned, zeroed once at creation, each class a free list.
-//!   `take(len) -> Option<IoBuf>` gives the smallest class that fits; `None` when it is empty
-//!   (then the next larger class is tried). Statistics: `available(class)`, `waits`.
-//! * [`IoBuf`]: unique owner of one pool buffer, `Deref<Target=[u8]>`, `DerefMut`, `len()`
-//!   (as asked for), `capacity()`, `set_len(n)` up to the capacity, `share() -> SharedBuf`.
-//!   Dropped: back to its pool. Also `IoBuf::heap(len)`: outside any pool, for slow paths/tests.
-//! * [`SharedBuf`]: `Clone` (a counter inside the pool's slot, no allocation), read-only
-//!   `Deref<Target=[u8]>`, `try_unique(self) -> Result<IoBuf, SharedBuf>`.
-//! * [`Region`]: a large anonymous mapping shared by all cores (`Arc<Region>`), huge pages if
-//!   asked for (`madvise` or explicit), whose bytes may change at any time: only copied in and
-//!   out, never borrowed as a slice. `new(len, HugePages) -> io::Result<Region>`, `len()`,
-//!   `copy_out(offset, &mut [u8])`, `copy_in(offset, &[u8])`, `fill_zero(offset, len)`,
-//!   `discard(offset, len)` (reads zeroes afterwards, memory given back where page-aligned),
-//!   `equals(offset, &[u8]) -> bool`. Every call checks its range and panics if outside (the
-//!   caller has validated it).
-//! * [`RegionHandle`]: `Rc<Arc<Region>>` per core, so that per-command clones touch no cache
-//!   line shared between cores. `Deref<Target = Region>`.
+//! Every buffer keeps its pool alive: the mapping goes away with the last of them.
+
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use crate::memory::Mapping;
+pub use crate::region::{HugePages, Region, RegionHandle};
+
+/// Pool buffers start at multiples of this, as direct I/O wants (the largest logical block).
+pub const BUFFER_ALIGNMENT: usize = 4096;
+
+/// The size classes of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Pairs of (buffer size in bytes, number of buffers), in any order. A size is rounded up
+    /// to a multiple of [`BUFFER_ALIGNMENT`].
+    pub classes: Vec<(usize, usize)>,
+}
+
+impl PoolConfig {
+    /// A pool of the given (size in bytes, count) classes.
+    pub fn new(classes: &[(usize, usize)]) -> PoolConfig {
+        PoolConfig { classes: classes.to_vec() }
+    }
+}
+
+/// A cheap handle to one core's pool of buffers.
+#[derive(Clone)]
+pub struct BufferPool {
+    inner: Rc<PoolInner>,
+}
+
+impl BufferPool {
+    /// Maps the memory of all classes, zeroed.
+    ///
+    /// # Errors
+    /// The error of mmap(2), or `InvalidInput` if the sizes overflow.
+    pub fn new(config: &PoolConfig) -> io::Result<BufferPool> {
+        let mut classes: Vec<(usize, usize)> = Vec::with_capacity(config.classes.len());
+        let mut total = 0usize;
+        for &(size, count) in &config.classes {
+            let size = size.max(1).checked_next_multiple_of(BUFFER_ALIGNMENT);
+            let bytes = size.and_then(|size| size.checked_mul(count));
+            let (Some(size), Some(bytes)) = (size, bytes) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
+            total = total.checked_add(bytes).ok_or(io::ErrorKind::InvalidInput)?;
+            classes.push((size, count));
+        }
+        classes.sort_unstable();
+
+        let mapping = Mapping::anonymous(total.max(BUFFER_ALIGNMENT), BUFFER_ALIGNMENT)?;
+        let mut offset = 0;
+        let mut built = Vec::with_capacity(classes.len());
+        for (class, &(size, count)) in classes.iter().enumerate() {
+            let mut slots = Vec::with_capacity(count);
+            for _ in 0..count {
+                // SAFETY: `offset` < the sum of all classes, which is the mapping's length.
+                let memory = unsafe { mapping.base().add(offset) };
+                let free = Cell::new(0);
+                slots.push(Slot { references: free, memory, capacity: size, class });
+                offset += size;
+            }
+            // Last in, first out, so that a hot buffer is used again; the first goes out first.
+            let free = RefCell::new((0..count).rev().collect());
+            built.push(Class { size, slots: slots.into_boxed_slice(), free });
+        }
+        let inner = PoolInner { classes: built, waits: Cell::new(0), _mapping: mapping };
+        Ok(BufferPool { inner: Rc::new(inner) })
+    }
+
+    /// Takes a buffer of `len` bytes from the smallest class that fits and has one left.
+    /// `None` when there is none; the contents are whatever its last owner left.
+    pub fn take(&self, len: usize) -> Option<IoBuf> {
+        for class in self.inner.classes.iter().filter(|class| class.size >= len) {
+            if let Some(index) = class.free.borrow_mut().pop() {
+                let slot = &class.slots[index];
+                debug_assert_eq!(slot.references.get(), 0);
+                slot.references.set(1);
+                let slot = NonNull::from(slot);
+                return Some(IoBuf { slot: SlotRef { slot, pool: Some(self.inner.clone()) }, len });
+            }
+        }
+        self.inner.waits.set(self.inner.waits.get() + 1);
+        None
+    }
+
+    /// Number of size classes, ordered from small to large.
+    pub fn class_count(&self) -> usize {
+        self.inner.classes.len()
+    }
+
+    /// Buffer size of a class in bytes.
+    pub fn class_size(&self, class: usize) -> usize {
+        self.inner.classes[class].size
+    }
+
+    /// Buffers that are free in a class.
+    pub fn available(&self, class: usize) -> usize {
+        self.inner.classes[class].free.borrow().len()
+    }
+
+    /// Buffers that are free in all classes together.
+    pub fn available_total(&self) -> usize {
+        (0..self.class_count()).map(|class| self.available(class)).sum()
+    }
+
+    /// The largest buffer that the pool can ever give.
+    pub fn largest(&self) -> usize {
+        self.inner.classes.last().map_or(0, |class| class.size)
+    }
+
+    /// How many times [`BufferPool::take`] found nothing.
+    pub fn waits(&self) -> u64 {
+        self.inner.waits.get()
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let classes = (0..self.class_count()).map(|class| {
+            (self.class_size(class), self.inner.classes[class].slots.len(), self.available(class))
+        });
+        f.debug_list().entries(classes).finish()
+    }
+}
+
+/// The only owner of one buffer. Dropped, the buffer goes back to its pool.
+pub struct IoBuf {
+    slot: SlotRef,
+    len: usize,
+}
+
+impl IoBuf {
+    /// A zeroed buffer outside any pool, with the pool's alignment: for slow paths and tests.
+    ///
+    /// # Panics
+    /// If `len` is more than the address space, as a `Vec` does.
+    pub fn heap(len: usize) -> IoBuf {
+        let capacity = len.max(1).next_multiple_of(BUFFER_ALIGNMENT);
+        // SAFETY: the layout is not of size zero.
+        let memory = unsafe { std::alloc::alloc_zeroed(heap_layout(capacity)) };
+        let Some(memory) = NonNull::new(memory) else {
+            std::alloc::handle_alloc_error(heap_layout(capacity));
+        };
+        let slot = Slot { references: Cell::new(1), memory, capacity, class: 0 };
+        let slot = NonNull::from(Box::leak(Box::new(slot)));
+        IoBuf { slot: SlotRef { slot, pool: None }, len }
+    }
+
+    /// A buffer outside any pool with these contents.
+    pub fn from_slice(bytes: &[u8]) -> IoBuf {
+        let mut buf = IoBuf::heap(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    /// Bytes in use: as asked for, or as set by [`IoBuf::set_len`].
+    #[allow(clippy::len_without_is_empty, reason = "slices have is_empty, through Deref")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes it could hold.
+    pub fn capacity(&self) -> usize {
+        self.slot.get().capacity
+    }
+
+    /// Changes the number of bytes in use; bytes never written are stale, not undefined.
+    ///
+    /// # Panics
+    /// If `len` is more than [`IoBuf::capacity`].
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "buffer length {len} over capacity {}", self.capacity());
+        self.len = len;
+    }
+
+    /// Gives up writing, so that the buffer can have many readers.
+    pub fn share(self) -> SharedBuf {
+        SharedBuf { slot: self.slot, len: self.len }
+    }
+
+    /// Where the bytes are, for system calls: valid for [`IoBuf::capacity`] bytes.
+    pub(crate) fn as_io_ptr(&self) -> *mut u8 {
+        self.slot.get().memory.as_ptr()
+    }
+}
+
+impl Deref for IoBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` <= capacity, the memory is initialised (zeroed when mapped), and this
+        // is the only owner.
+        unsafe { std::slice::from_raw_parts(self.slot.get().memory.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for IoBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the only owner is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.slot.get().memory.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for IoBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoBuf({} of {} bytes)", self.len, self.capacity())
+    }
+}
+
+/// One of several readers of a buffer; the last one dropped returns it to its pool.
+#[derive(Clone)]
+pub struct SharedBuf {
+    slot: SlotRef,
+    len: usize,
+}
+
+impl SharedBuf {
+    /// Bytes in use.
+    #[allow(clippy::len_without_is_empty, reason = "slices have is_empty, through Deref")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Becomes the only owner again.
+    ///
+    /// # Errors
+    /// Gives itself back when there are other readers.
+    pub fn try_unique(self) -> Result<IoBuf, SharedBuf> {
+        if self.slot.get().references.get() == 1 {
+            Ok(IoBuf { slot: self.slot, len: self.len })
+        } else {
+            Err(self)
+        }
+    }
+
+    /// Where the bytes are, for system calls that read them.
+    pub(crate) fn as_io_ptr(&self) -> *const u8 {
+        self.slot.get().memory.as_ptr()
+    }
+}
+
+impl Deref for SharedBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` <= capacity, the memory is initialised, and all owners only read.
+        unsafe { std::slice::from_raw_parts(self.slot.get().memory.as_ptr(), self.len) }
+    }
+}
+
+impl From<IoBuf> for SharedBuf {
+    fn from(buf: IoBuf) -> SharedBuf {
+        buf.share()
+    }
+}
+
+impl fmt::Debug for SharedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBuf({} bytes, {} readers)", self.len, self.slot.get().references.get())
+    }
+}
+
+struct PoolInner {
+    classes: Vec<Class>,
+    waits: Cell<u64>,
+    /// What the slots point into.
+    _mapping: Mapping,
+}
+
+struct Class {
+    size: usize,
+    /// Never moves: buffers point at their slot.
+    slots: Box<[Slot]>,
+    /// Indices of the slots nobody owns. Its capacity is the number of slots.
+    free: RefCell<Vec<usize>>,
+}
+
+/// One buffer's memory and how many own it.
+struct Slot {
+    references: Cell<u32>,
+    memory: NonNull<u8>,
+    capacity: usize,
+    class: usize,
+}
+
+/// One counted reference to a slot, in a pool (kept alive) or on the heap.
+struct SlotRef {
+    slot: NonNull<Slot>,
+    pool: Option<Rc<PoolInner>>,
+}
+
+impl SlotRef {
+    fn get(&self) -> &Slot {
+        // SAFETY: a pool slot lives in the pool that `pool` keeps alive, and never moves; a
+        // heap slot lives until its last reference is dropped.
+        unsafe { self.slot.as_ref() }
+    }
+}
+
+impl Clone for SlotRef {
+    fn clone(&self) -> SlotRef {
+        let references = &self.get().references;
+        references.set(references.get().checked_add(1).expect("fewer than 2^32 readers"));
+        SlotRef { slot: self.slot, pool: self.pool.clone() }
+    }
+}
+
+impl Drop for SlotRef {
+    fn drop(&mut self) {
+        let slot = self.get();
+        let left = slot.references.get() - 1;
+        slot.references.set(left);
+        if left > 0 {
+            return;
+        }
+        if let Some(pool) = &self.pool {
+            let class = &pool.classes[slot.class];
+            // SAFETY: a pool slot points into the slots of its own class.
+            let index = unsafe { self.slot.as_ptr().offset_from(class.slots.as_ptr()) };
+            class.free.borrow_mut().push(index.unsigned_abs());
+        } else {
+            let (memory, layout) = (slot.memory, heap_layout(slot.capacity));
+            // SAFETY: both were allocated in `IoBuf::heap`, and this was the last reference.
+            unsafe {
+                std::alloc::dealloc(memory.as_ptr(), layout);
+                drop(Box::from_raw(self.slot.as_ptr()));
+            }
+        }
+    }
+}
+
+fn heap_layout(capacity: usize) -> std::alloc::Layout {
+    std::alloc::Layout::from_size_align(capacity, BUFFER_ALIGNMENT)
+        .expect("a buffer fits in memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool() -> BufferPool {
+        BufferPool::new(&PoolConfig::new(&[(8192, 1), (512, 2)])).unwrap()
+    }
+
+    #[test]
+    fn take_prefers_the_smallest_class_and_falls_back_to_larger() {
+        let pool = pool();
+        assert_eq!((pool.class_count(), pool.class_size(0), pool.class_size(1)), (2, 4096, 8192));
+        let small = [pool.take(100).unwrap(), pool.take(4096).unwrap()];
+        assert_eq!((pool.available(0), pool.available(1)), (0, 1));
+        let large = pool.take(1).unwrap();
+        assert_eq!((large.len(), large.capacity()), (1, 8192));
+        assert!(pool.take(1).is_none());
+        assert_eq!(pool.waits(), 1);
+        drop(small);
+        drop(large);
+        assert_eq!(pool.available_total(), 3);
+        assert!(pool.take(8193).is_none());
+    }
+
+    #[test]
+    fn buffers_are_aligned_disjoint_and_zeroed() {
+        let pool = BufferPool::new(&PoolConfig::new(&[(4096, 4)])).unwrap();
+        let mut all: Vec<IoBuf> = (0..4).map(|_| pool.take(4096).unwrap()).collect();
+        for (fill, buf) in (1u8..).zip(&mut all) {
+            assert!(buf.iter().all(|&byte| byte == 0));
+            assert_eq!(buf.as_ptr().addr() % BUFFER_ALIGNMENT, 0);
+            buf.fill(fill);
+        }
+        for (fill, buf) in (1u8..).zip(&all) {
+            assert!(buf.iter().all(|&byte| byte == fill));
+        }
+    }
+
+    #[test]
+    fn shared_buffers_return_with_their_last_reader() {
+        let pool = pool();
+        let mut buf = pool.take(3).unwrap();
+        buf.copy_from_slice(b"abc");
+        let one = buf.share();
+        let two = one.clone();
+        assert_eq!(&two[..], b"abc");
+        let one = one.try_unique().unwrap_err();
+        drop(one);
+        assert_eq!(pool.available(0), 1);
+        let mut buf = two.try_unique().unwrap();
+        buf.set_len(4096);
+        assert_eq!(&buf[..3], b"abc");
+        drop(buf);
+        assert_eq!(pool.available(0), 2);
+    }
+
+    #[test]
+    fn buffers_outlive_their_pool() {
+        let pool = pool();
+        let mut buf = pool.take(16).unwrap();
+        drop(pool);
+        buf.fill(7);
+        assert_eq!(buf.share()[15], 7);
+    }
+
+    #[test]
+    fn heap_buffers_need_no_pool() {
+        let shared = IoBuf::from_slice(b"hello").share();
+        let other = shared.clone();
+        drop(shared);
+        assert_eq!(&other.try_unique().unwrap()[..], b"hello");
+        assert!(IoBuf::heap(0).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "over capacity")]
+    fn set_len_is_checked() {
+        IoBuf::heap(1).set_len(BUFFER_ALIGNMENT + 1);
+    }
+}

@@ -113,7 +113,8 @@ pub trait Io {
     ///
     /// # Errors
     /// The error of socket(2), bind(2) or listen(2).
-    fn listen(&mut self, address: SocketAddr, token: Token) -> io::Result<(ListenerId, SocketAddr)>;
+    fn listen(&mut self, address: SocketAddr, token: Token)
+    -> io::Result<(ListenerId, SocketAddr)>;
 
     /// Stops listening; no more completions for it arrive.
     fn close_listener(&mut self, listener: ListenerId);

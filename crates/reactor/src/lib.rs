@@ -4,11 +4,23 @@
 //! for I/O through [`Io`], and never blocks. The same service runs over io_uring, over epoll,
 //! and in simulation.
 
+#![allow(dead_code, reason = "the back ends are being written")]
+
 pub mod buffer;
 pub mod io;
+pub mod mailbox;
+mod memory;
+mod region;
 pub mod send;
 pub mod service;
+pub mod sim;
+pub mod socket;
+pub mod waker;
 
-pub use buffer::{BufferPool, IoBuf, PoolConfig, Region, RegionHandle, SharedBuf};
+pub use buffer::{BufferPool, HugePages, IoBuf, PoolConfig, Region, RegionHandle, SharedBuf};
 pub use io::{Completion, Io, Outcome, Token, Wait};
+pub use mailbox::{Mailbox, SendError, Sender};
+pub use send::{Payload, SendBatch};
 pub use service::{Context, Service};
+pub use socket::Socket;
+pub use waker::Waker;

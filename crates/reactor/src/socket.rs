@@ -1,0 +1,190 @@
+//! Connected sockets on their way between cores, and how listening ones are set up.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use socket2::{Domain, Protocol, SockRef, Type};
+
+use crate::sim::SimSocket;
+
+/// Connections that may wait to be accepted (the kernel caps it at net.core.somaxconn).
+pub const LISTEN_BACKLOG: i32 = 1024;
+
+/// Kernel buffer sizes of a socket; `None` leaves them to the kernel's autotuning, which is
+/// right unless a test wants small ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BufferSizes {
+    /// SO_SNDBUF in bytes.
+    pub send: Option<usize>,
+    /// SO_RCVBUF in bytes.
+    pub receive: Option<usize>,
+}
+
+/// A connected socket that belongs to no core yet: the result of an accept or connect. It can
+/// be sent to another thread and adopted there. Dropped, it is closed.
+pub struct Socket {
+    inner: Inner,
+    local: SocketAddr,
+    peer: SocketAddr,
+}
+
+enum Inner {
+    Os(OwnedFd),
+    Simulated(SimSocket),
+}
+
+impl Socket {
+    /// Takes over a connected TCP socket: makes it non-blocking and turns Nagle's algorithm
+    /// off, since whole batches are sent at once.
+    ///
+    /// # Errors
+    /// When it is not connected (any more), or an option is refused.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Socket> {
+        let socket = SockRef::from(&fd);
+        let peer = ip_address(&socket.peer_addr()?)?;
+        let local = ip_address(&socket.local_addr()?)?;
+        socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
+        drop(socket);
+        Ok(Socket { inner: Inner::Os(fd), local, peer })
+    }
+
+    pub(crate) fn simulated(socket: SimSocket, local: SocketAddr, peer: SocketAddr) -> Socket {
+        Socket { inner: Inner::Simulated(socket), local, peer }
+    }
+
+    /// The address of this end.
+    pub fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The address of the other end.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Fixes the kernel's buffer sizes; does nothing in simulation.
+    ///
+    /// # Errors
+    /// The error of setsockopt(2).
+    pub fn set_buffer_sizes(&self, sizes: BufferSizes) -> io::Result<()> {
+        match &self.inner {
+            Inner::Os(fd) => set_buffer_sizes(&SockRef::from(fd), sizes),
+            Inner::Simulated(_) => Ok(()),
+        }
+    }
+
+    /// The descriptor, or `Unsupported` for a simulated socket.
+    pub(crate) fn into_fd(self) -> io::Result<OwnedFd> {
+        match self.inner {
+            Inner::Os(fd) => Ok(fd),
+            Inner::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The simulated end, or `Unsupported` for a real socket.
+    pub(crate) fn into_simulated(self) -> io::Result<SimSocket> {
+        match self.inner {
+            Inner::Simulated(socket) => Ok(socket),
+            Inner::Os(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Socket({} -> {})", self.local, self.peer)
+    }
+}
+
+/// A non-blocking listening socket and its real address.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+    let socket =
+        socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // A restarted target must not wait for connections of its former life to time out.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        // `[::]:4420` and `0.0.0.0:4420` are two listeners, whichever comes first.
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    // Accepted sockets inherit it.
+    socket.set_tcp_nodelay(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    let address = ip_address(&socket.local_addr()?)?;
+    Ok((socket.into(), address))
+}
+
+/// A non-blocking socket that is to be connected to `address`.
+pub(crate) fn for_connect(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket =
+        socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// Makes the coming close(2) discard pending output and reset the connection.
+pub(crate) fn reset_on_close(fd: &OwnedFd) {
+    // Fails only for what is no socket.
+    if let Err(error) = SockRef::from(fd).set_linger(Some(std::time::Duration::ZERO)) {
+        tracing::debug!("SO_LINGER: {error}");
+    }
+}
+
+/// Stops a listening socket at once, even while an operation holds it open.
+pub(crate) fn stop_listening(fd: &impl AsFd) {
+    if let Err(error) = SockRef::from(fd).shutdown(std::net::Shutdown::Both) {
+        tracing::debug!("shutdown of a listener: {error}");
+    }
+}
+
+fn set_buffer_sizes(socket: &SockRef<'_>, sizes: BufferSizes) -> io::Result<()> {
+    if let Some(size) = sizes.send {
+        socket.set_send_buffer_size(size)?;
+    }
+    if let Some(size) = sizes.receive {
+        socket.set_recv_buffer_size(size)?;
+    }
+    Ok(())
+}
+
+fn ip_address(address: &socket2::SockAddr) -> io::Result<SocketAddr> {
+    address.as_socket().ok_or_else(|| io::Error::other("not an IP socket"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn listeners_give_their_real_address() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let (fd, address) = listen(address.parse().unwrap()).unwrap();
+            assert_ne!(address.port(), 0);
+            let stream = TcpStream::connect(address).unwrap();
+            let socket = Socket::from_fd(stream.into()).unwrap();
+            assert_eq!(socket.peer_address(), address);
+            assert!(SockRef::from(&socket.into_fd().unwrap()).tcp_nodelay().unwrap());
+            stop_listening(&fd);
+            assert!(TcpStream::connect(address).is_err());
+        }
+    }
+
+    #[test]
+    fn both_families_can_have_the_same_port() {
+        let (_six, address) = listen("[::]:0".parse().unwrap()).unwrap();
+        let four = SocketAddr::new("0.0.0.0".parse().unwrap(), address.port());
+        assert_eq!(listen(four).unwrap().1, four);
+    }
+
+    #[test]
+    fn a_socket_that_is_not_connected_is_refused() {
+        let fd = for_connect("127.0.0.1:1".parse().unwrap()).unwrap();
+        assert!(Socket::from_fd(fd).is_err());
+    }
+}
