@@ -6,7 +6,9 @@
 
 #![allow(dead_code, reason = "the back ends are being written")]
 
+pub mod affinity;
 pub mod buffer;
+pub mod core;
 pub mod io;
 pub mod mailbox;
 mod memory;
@@ -15,12 +17,15 @@ pub mod send;
 pub mod service;
 pub mod sim;
 pub mod socket;
+pub mod stats;
 pub mod waker;
 
 pub use buffer::{BufferPool, HugePages, IoBuf, PoolConfig, Region, RegionHandle, SharedBuf};
+pub use core::{Backend, Mode, Reactor, ReactorConfig, ReactorError, ReactorHandle};
 pub use io::{Completion, Io, Outcome, Token, Wait};
 pub use mailbox::{Mailbox, SendError, Sender};
 pub use send::{Payload, SendBatch};
 pub use service::{Context, Service};
 pub use socket::Socket;
+pub use stats::{LoopSnapshot, LoopStats};
 pub use waker::Waker;

@@ -47,7 +47,6 @@ impl Socket {
         let local = ip_address(&socket.local_addr()?)?;
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
-        drop(socket);
         Ok(Socket { inner: Inner::Os(fd), local, peer })
     }
 
