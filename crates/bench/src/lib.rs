@@ -1,1 +1,18 @@
 //! Workloads, statistics and reports.
+//!
+//! A [`job::QueueJob`] decides what one queue does next and checks what came back; it does no
+//! I/O and reads no clock. [`report::Report`] says how it went.
+
+pub mod cpu;
+pub mod histogram;
+pub mod job;
+pub mod pacing;
+pub mod pattern;
+pub mod random;
+pub mod report;
+pub mod workload;
+
+pub use histogram::Latencies;
+pub use job::{Issue, JobConfig, JobResult, QueueJob};
+pub use pattern::Mismatch;
+pub use workload::{Access, RwMode, Workload};

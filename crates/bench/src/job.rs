@@ -1,0 +1,452 @@
+//! What one queue does next, when, and whether what came back is right.
+//!
+//! A job does no I/O and reads no clock. Its driver asks [`QueueJob::poll_issue`] for commands
+//! until there is none, reports each completion once, and calls again at [`QueueJob::wake_at`].
+
+use std::time::{Duration, Instant};
+
+use crate::histogram::Latencies;
+use crate::pacing::Pacer;
+use crate::pattern::{self, Mismatch};
+use crate::random::{Random, mix};
+use crate::workload::{Access, Extent, Workload};
+
+/// Verification remembers the last write of every command-sized unit, 4 bytes each: all queues
+/// together remember at most this many (256 MiB).
+pub const VERIFY_UNITS_MAX: u64 = 1 << 26;
+
+/// One queue's share of a run.
+#[derive(Clone, Debug)]
+pub struct JobConfig {
+    /// What all queues do together.
+    pub workload: Workload,
+    /// Which queue this is.
+    pub queue: u64,
+    /// How many there are.
+    pub queues: u64,
+    /// Most commands in flight.
+    pub depth: u16,
+    /// When the run begins.
+    pub start: Instant,
+    /// How long it runs before anything is recorded.
+    pub ramp: Duration,
+    /// How long it is recorded.
+    pub runtime: Duration,
+}
+
+/// Why a workload cannot run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JobConfigError {
+    /// A queue has no address to use.
+    #[error(
+        "the range has room for {units} commands, which is less than one for each of {queues} queues"
+    )]
+    RangeTooSmall {
+        /// Commands that fit.
+        units: u64,
+        /// Queues that share them.
+        queues: u64,
+    },
+    /// Verification needs a unit of its own for each command in flight.
+    #[error(
+        "to verify, each queue needs at least {depth} commands' worth of blocks, and has {units}"
+    )]
+    RangeBelowDepth {
+        /// Commands that fit.
+        units: u64,
+        /// Most commands in flight.
+        depth: u16,
+    },
+    /// Verification would need too much memory.
+    #[error(
+        "to verify, the range may have at most {VERIFY_UNITS_MAX} commands' worth of blocks, and has {units}"
+    )]
+    RangeTooLarge {
+        /// Commands that fit.
+        units: u64,
+    },
+    /// Blocks are too small for the header of the pattern.
+    #[error("a block of {0} bytes has no room for the verification header")]
+    BlockTooSmall(u32),
+    /// A command without blocks, or a queue without depth.
+    #[error("a command needs at least one block, and a queue a depth of at least 1")]
+    Nothing,
+}
+
+/// A command to issue now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Issue {
+    /// The job's name for it, below the depth.
+    pub slot: u16,
+    /// A write; else a read.
+    pub write: bool,
+    /// First block.
+    pub slba: u64,
+    /// Number of blocks.
+    pub block_count: u32,
+}
+
+/// Why a job ended early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobError {
+    /// A command failed.
+    Io(String),
+    /// A block read back is not what was written.
+    Mismatch(Mismatch),
+}
+
+/// What a job recorded.
+#[derive(Clone, Debug)]
+pub struct JobResult {
+    /// Latencies of reads.
+    pub read: Latencies,
+    /// Latencies of writes.
+    pub write: Latencies,
+    /// Commands that were due (open loop) and could not be issued before the end.
+    pub missed: u64,
+    /// Commands' worth of blocks read and found right.
+    pub verified: u64,
+    /// How long was recorded.
+    pub measured: Duration,
+    /// The first thing that went wrong.
+    pub error: Option<JobError>,
+}
+
+/// The state of one queue's share of a run.
+#[derive(Debug)]
+pub struct QueueJob {
+    workload: Workload,
+    extent: Extent,
+    access: Access,
+    read_percent: u8,
+    measure_from: Instant,
+    end: Instant,
+    phase: Phase,
+    pacer: Option<Pacer>,
+    random: Random,
+    cursor: u64,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Per unit, in verification only.
+    units: Vec<Unit>,
+    result: JobResult,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Issuing as the workload says.
+    Running,
+    /// No new commands; those in flight finish.
+    Draining,
+    /// Everything that was written is read and checked.
+    ReadBack,
+    /// Done.
+    Finished,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    unit: u64,
+    write: bool,
+    /// When it was issued, or was due (open loop).
+    since: Instant,
+}
+
+/// What verification knows of a unit: whether a command is in flight there, and how many times
+/// it was written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unit(u32);
+
+impl Unit {
+    const BUSY: u32 = 1 << 31;
+
+    fn is_busy(self) -> bool {
+        self.0 & Self::BUSY != 0
+    }
+
+    fn set_busy(&mut self, busy: bool) {
+        self.0 = if busy { self.0 | Self::BUSY } else { self.0 & !Self::BUSY };
+    }
+
+    /// 0: not written in this run.
+    fn generation(self) -> u32 {
+        self.0 & !Self::BUSY
+    }
+
+    /// Counts a write; after 2^31 writes it begins at 1 again.
+    fn written(&mut self) {
+        let next = self.generation() + 1;
+        self.0 = (self.0 & Self::BUSY) | if next == Self::BUSY { 1 } else { next };
+    }
+}
+
+impl QueueJob {
+    /// A job that has issued nothing yet. Allocates all that it will need.
+    ///
+    /// # Errors
+    /// When the workload does not fit its range.
+    pub fn new(config: JobConfig) -> Result<Self, JobConfigError> {
+        let JobConfig { workload, queue, queues, depth, start, ramp, runtime } = config;
+        if workload.blocks_per_io == 0 || depth == 0 || queues == 0 {
+            return Err(JobConfigError::Nothing);
+        }
+        let extent = workload.extent(queue, queues);
+        if extent.units == 0 {
+            return Err(JobConfigError::RangeTooSmall { units: workload.units(), queues });
+        }
+        let units = if workload.verify { check_verify(&workload, extent, depth)? } else { 0 };
+        let measure_from = start + ramp;
+        let result = JobResult {
+            read: Latencies::new(),
+            write: Latencies::new(),
+            missed: 0,
+            verified: 0,
+            measured: Duration::ZERO,
+            error: None,
+        };
+        Ok(Self {
+            access: workload.mode.access(),
+            read_percent: workload.mode.read_percent(workload.mixed_read_percent),
+            measure_from,
+            end: measure_from + runtime,
+            phase: Phase::Running,
+            pacer: workload.rate_iops.map(|rate| Pacer::new(start, rate, queue, queues)),
+            random: Random::new(mix(workload.seed ^ mix(queue))),
+            cursor: 0,
+            slots: vec![Slot { unit: 0, write: false, since: start }; usize::from(depth)],
+            free: (0..depth).rev().collect(),
+            units: vec![Unit::default(); units],
+            extent,
+            workload,
+            result,
+        })
+    }
+
+    /// The next command to issue at `now`, if any.
+    pub fn poll_issue(&mut self, now: Instant) -> Option<Issue> {
+        self.advance(now);
+        let slot = *self.free.last()?;
+        let (unit, write, since) = match self.phase {
+            Phase::Running => {
+                let since = match &mut self.pacer {
+                    Some(pacer) => pacer.take(now)?,
+                    None => now,
+                };
+                let write = !self.random.percent(self.read_percent);
+                (self.choose_unit(), write, since)
+            }
+            Phase::ReadBack => (self.next_written()?, false, now),
+            Phase::Draining | Phase::Finished => return None,
+        };
+        self.free.pop();
+        self.slots[usize::from(slot)] = Slot { unit, write, since };
+        if let Some(state) = self.unit_mut(unit) {
+            state.set_busy(true);
+            if write {
+                state.written();
+            }
+        }
+        let block_count = self.workload.blocks_per_io;
+        Some(Issue { slot, write, slba: self.slba(unit), block_count })
+    }
+
+    /// Puts the data of a write into its buffer: only in verification, the data do not matter
+    /// otherwise.
+    pub fn fill(&self, slot: u16, data: &mut [u8]) {
+        let unit = self.slots[usize::from(slot)].unit;
+        if let Some(state) = self.unit(unit) {
+            let (block_size, slba) = (self.block_size(), self.slba(unit));
+            pattern::fill(data, block_size, slba, self.workload.seed, state.generation());
+        }
+    }
+
+    /// A read finished with these data.
+    pub fn handle_read(&mut self, now: Instant, slot: u16, data: &[u8]) {
+        let unit = self.slots[usize::from(slot)].unit;
+        if let Some(state) = self.unit(unit) {
+            // A workload that writes nothing checks what an earlier run wrote; one that writes
+            // knows nothing about blocks that it has not written yet.
+            let known = (state.generation() != 0).then_some(state.generation());
+            if known.is_some() || self.read_percent == 100 {
+                let (block_size, slba) = (self.block_size(), self.slba(unit));
+                match pattern::check(data, block_size, slba, self.workload.seed, known) {
+                    Ok(()) => self.result.verified += 1,
+                    Err(mismatch) => self.fail(now, JobError::Mismatch(mismatch)),
+                }
+            }
+        }
+        self.finish_slot(now, slot);
+    }
+
+    /// A write finished.
+    pub fn handle_written(&mut self, now: Instant, slot: u16) {
+        self.finish_slot(now, slot);
+    }
+
+    /// A command failed. The job ends: what a failed write left behind cannot be verified, and
+    /// figures of a run with failures mean nothing.
+    pub fn handle_failed(&mut self, now: Instant, slot: u16, why: String) {
+        self.fail(now, JobError::Io(why));
+        self.release(slot);
+        self.advance(now);
+    }
+
+    /// Ends the run now, as if its time were over.
+    pub fn stop(&mut self, now: Instant) {
+        self.end = self.end.min(now);
+        self.advance(now);
+    }
+
+    /// Ends the job at once because the queue is gone; nothing in flight will complete.
+    pub fn abandon(&mut self, now: Instant, why: String) {
+        self.fail(now, JobError::Io(why));
+        self.phase = Phase::Finished;
+    }
+
+    /// When [`QueueJob::poll_issue`] has to be called even if nothing completes before.
+    #[must_use]
+    pub fn wake_at(&self) -> Option<Instant> {
+        match (self.phase, &self.pacer) {
+            (Phase::Running, Some(pacer)) if !self.free.is_empty() => {
+                Some(pacer.next_due().min(self.end))
+            }
+            (Phase::Running, _) => Some(self.end),
+            _ => None,
+        }
+    }
+
+    /// Whether nothing is left to do.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.phase == Phase::Finished
+    }
+
+    /// Commands in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// What was recorded.
+    #[must_use]
+    pub fn into_result(self) -> JobResult {
+        self.result
+    }
+
+    /// Moves on when the time is over, the last command in flight is done, or nothing is left
+    /// to read back.
+    fn advance(&mut self, now: Instant) {
+        if self.phase == Phase::Running && now >= self.end {
+            self.result.measured = self.end.saturating_duration_since(self.measure_from);
+            self.result.missed =
+                self.pacer.as_ref().map_or(0, |pacer| pacer.missed_before(self.end));
+            self.phase = Phase::Draining;
+        }
+        if self.phase == Phase::Draining && self.in_flight() == 0 {
+            self.cursor = 0;
+            let failed = self.result.error.is_some();
+            self.phase = if failed { Phase::Finished } else { Phase::ReadBack };
+        }
+        if self.phase == Phase::ReadBack && self.in_flight() == 0 && self.peek_written().is_none() {
+            self.phase = Phase::Finished;
+        }
+    }
+
+    fn fail(&mut self, now: Instant, error: JobError) {
+        self.result.error.get_or_insert(error);
+        match self.phase {
+            Phase::Running => self.end = self.end.min(now),
+            Phase::ReadBack => self.phase = Phase::Draining,
+            Phase::Draining | Phase::Finished => {}
+        }
+        self.advance(now);
+    }
+
+    fn finish_slot(&mut self, now: Instant, slot: u16) {
+        let Slot { write, since, .. } = self.slots[usize::from(slot)];
+        // Closed loop: what completes in the window counts, as fio does. Open loop: what was due
+        // in the window counts, however late it is, else the worst latencies were left out.
+        let counts = match self.pacer {
+            None => now >= self.measure_from && now <= self.end,
+            Some(_) => since >= self.measure_from && since < self.end,
+        };
+        if counts && matches!(self.phase, Phase::Running | Phase::Draining) {
+            let side = if write { &mut self.result.write } else { &mut self.result.read };
+            side.record(now.saturating_duration_since(since));
+        }
+        self.release(slot);
+        self.advance(now);
+    }
+
+    fn release(&mut self, slot: u16) {
+        debug_assert!(!self.free.contains(&slot), "slot {slot} completed twice");
+        let unit = self.slots[usize::from(slot)].unit;
+        if let Some(state) = self.unit_mut(unit) {
+            state.set_busy(false);
+        }
+        self.free.push(slot);
+    }
+
+    /// The unit for the next command. In verification one without a command in flight: there are
+    /// at least as many units as slots, and a slot is free.
+    fn choose_unit(&mut self) -> u64 {
+        let mut unit = match self.access {
+            Access::Sequential => self.cursor,
+            Access::Random => self.random.below(self.extent.units),
+        };
+        while self.unit(unit).is_some_and(Unit::is_busy) {
+            unit = (unit + 1) % self.extent.units;
+        }
+        self.cursor = (unit + 1) % self.extent.units;
+        unit
+    }
+
+    fn next_written(&mut self) -> Option<u64> {
+        let unit = self.peek_written()?;
+        self.cursor = unit + 1;
+        Some(unit)
+    }
+
+    /// The first unit from the cursor on that this run wrote.
+    fn peek_written(&self) -> Option<u64> {
+        let from = usize::try_from(self.cursor).ok()?;
+        let rest = self.units.get(from..)?;
+        let skip = rest.iter().position(|unit| unit.generation() != 0)?;
+        u64::try_from(from + skip).ok()
+    }
+
+    fn slba(&self, unit: u64) -> u64 {
+        self.extent.first_block + unit * u64::from(self.workload.blocks_per_io)
+    }
+
+    fn block_size(&self) -> usize {
+        usize::try_from(self.workload.block_size).unwrap_or(usize::MAX)
+    }
+
+    fn unit(&self, unit: u64) -> Option<Unit> {
+        self.units.get(usize::try_from(unit).ok()?).copied()
+    }
+
+    fn unit_mut(&mut self, unit: u64) -> Option<&mut Unit> {
+        self.units.get_mut(usize::try_from(unit).ok()?)
+    }
+}
+
+/// How many units verification has to remember.
+fn check_verify(workload: &Workload, extent: Extent, depth: u16) -> Result<usize, JobConfigError> {
+    let block_size = workload.block_size;
+    if usize::try_from(block_size).is_ok_and(|size| size < pattern::HEADER_LEN) {
+        return Err(JobConfigError::BlockTooSmall(block_size));
+    }
+    if extent.units < u64::from(depth) {
+        return Err(JobConfigError::RangeBelowDepth { units: extent.units, depth });
+    }
+    let units = workload.units();
+    if units > VERIFY_UNITS_MAX {
+        return Err(JobConfigError::RangeTooLarge { units });
+    }
+    usize::try_from(extent.units).map_err(|_| JobConfigError::RangeTooLarge { units })
+}
+
+#[cfg(test)]
+mod tests;

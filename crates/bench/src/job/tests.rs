@@ -1,0 +1,285 @@
+//! Jobs against a device in memory, in virtual time.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::*;
+use crate::pattern::Found;
+use crate::workload::RwMode;
+use crate::workload::tests::workload;
+
+/// A device that completes commands in order, each `service` after the one before.
+struct Device {
+    now: Instant,
+    service: Duration,
+    busy_until: Instant,
+    in_flight: VecDeque<(Instant, Issue)>,
+    data: Vec<u8>,
+    block_size: usize,
+    issued: Vec<(Instant, Issue)>,
+    /// Writes to this block are acknowledged and lost from the second on.
+    loses_rewrites_of: Option<u64>,
+}
+
+impl Device {
+    fn new(start: Instant, service: Duration) -> Self {
+        Self {
+            now: start,
+            service,
+            busy_until: start,
+            in_flight: VecDeque::new(),
+            data: vec![0; 1024 * 512],
+            block_size: 512,
+            issued: Vec::new(),
+            loses_rewrites_of: None,
+        }
+    }
+
+    fn range(&self, issue: &Issue) -> std::ops::Range<usize> {
+        let start = usize::try_from(issue.slba).unwrap() * self.block_size;
+        start..start + usize::try_from(issue.block_count).unwrap() * self.block_size
+    }
+
+    fn issue(&mut self, job: &QueueJob, issue: Issue) {
+        self.issued.push((self.now, issue));
+        self.busy_until = self.busy_until.max(self.now) + self.service;
+        self.in_flight.push_back((self.busy_until, issue));
+        let range = self.range(&issue);
+        let written = self.data[range.start] != 0;
+        if issue.write && !(written && self.loses_rewrites_of == Some(issue.slba)) {
+            job.fill(issue.slot, &mut self.data[range]);
+        }
+    }
+
+    /// Runs the job to its end; time jumps from event to event.
+    fn run(&mut self, job: &mut QueueJob) {
+        while !job.is_finished() {
+            while let Some(issue) = job.poll_issue(self.now) {
+                self.issue(job, issue);
+            }
+            let completion = self.in_flight.front().map(|(at, _)| *at);
+            let Some(next) = completion.into_iter().chain(job.wake_at()).min() else { break };
+            assert!(next >= self.now, "time goes forward");
+            self.now = next;
+            while self.in_flight.front().is_some_and(|(at, _)| *at <= self.now) {
+                let (_, issue) = self.in_flight.pop_front().unwrap();
+                if issue.write {
+                    job.handle_written(self.now, issue.slot);
+                } else {
+                    job.handle_read(self.now, issue.slot, &self.data[self.range(&issue)]);
+                }
+            }
+        }
+        assert!(job.is_finished(), "the job is stuck");
+        assert_eq!(job.in_flight(), 0);
+    }
+}
+
+fn config(workload: Workload, start: Instant, depth: u16) -> JobConfig {
+    let ramp = Duration::from_millis(10);
+    let runtime = Duration::from_millis(100);
+    JobConfig { workload, queue: 0, queues: 1, depth, start, ramp, runtime }
+}
+
+fn run(workload: Workload, depth: u16, service_us: u64) -> (JobResult, Device) {
+    let start = Instant::now();
+    let mut job = QueueJob::new(config(workload, start, depth)).unwrap();
+    let mut device = Device::new(start, Duration::from_micros(service_us));
+    device.run(&mut job);
+    (job.into_result(), device)
+}
+
+#[test]
+fn closed_loop_keeps_the_depth_and_measures_after_the_ramp() {
+    let (result, device) = run(workload(RwMode::RandRead), 4, 100);
+    // One command per 100 us for 100 ms, each behind the three before it.
+    assert!((1000..=1001).contains(&result.read.count()), "{}", result.read.count());
+    assert_eq!((result.read.min_ns(), result.read.max_ns()), (400_000, 400_000));
+    assert_eq!(result.write.count(), 0);
+    assert_eq!((result.measured, result.missed), (Duration::from_millis(100), 0));
+    assert!(device.issued.len() >= 1100, "the ramp runs too");
+    assert_eq!((result.verified, result.error), (0, None));
+}
+
+#[test]
+fn sequential_goes_on_and_wraps() {
+    let (_, device) = run(workload(RwMode::Read), 2, 100);
+    let mut expected = (0..100u64).cycle().map(|unit| 16 + unit * 8);
+    assert!(device.issued.len() > 200);
+    assert!(device.issued.iter().all(|(_, issue)| Some(issue.slba) == expected.next()));
+}
+
+#[test]
+fn random_stays_in_range_and_depends_on_the_seed_only() {
+    let addresses = |seed| {
+        let (_, device) = run(Workload { seed, ..workload(RwMode::RandRead) }, 2, 100);
+        device.issued.iter().map(|(_, issue)| issue.slba).collect::<Vec<u64>>()
+    };
+    let one = addresses(1);
+    assert!(one.iter().all(|slba| (16..816).contains(slba) && slba % 8 == 0));
+    assert!(one.iter().collect::<BTreeSet<_>>().len() > 90);
+    assert_eq!(one, addresses(1));
+    assert_ne!(one, addresses(2));
+}
+
+#[test]
+fn mixed_workloads_mix() {
+    let mixed = Workload { mixed_read_percent: 70, ..workload(RwMode::RandReadWrite) };
+    let (result, _) = run(mixed, 2, 10);
+    let (read, write) = (result.read.count(), result.write.count());
+    assert!((68..=72).contains(&(read * 100 / (read + write))), "{read} of {}", read + write);
+}
+
+#[test]
+fn open_loop_below_capacity_issues_on_time() {
+    let paced = Workload { rate_iops: Some(1000), ..workload(RwMode::RandRead) };
+    let (result, device) = run(paced, 4, 100);
+    assert_eq!((result.read.count(), result.missed), (100, 0));
+    assert_eq!((result.read.min_ns(), result.read.max_ns()), (100_000, 100_000));
+    let gaps: BTreeSet<Duration> =
+        device.issued.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+    assert_eq!(gaps, BTreeSet::from([Duration::from_millis(1)]));
+}
+
+#[test]
+fn open_loop_above_capacity_counts_the_wait() {
+    // 20,000 are due per second and 10,000 are served: half of the time since the start is wait.
+    let paced = Workload { rate_iops: Some(20_000), ..workload(RwMode::RandRead) };
+    let (result, _) = run(paced, 1, 100);
+    assert!(result.read.max_ns() > 50_000_000, "{}", result.read.max_ns());
+    assert!(result.missed > 1000, "{}", result.missed);
+    // A closed loop on the same device sees nothing of it.
+    let (closed, _) = run(workload(RwMode::RandRead), 1, 100);
+    assert_eq!(closed.read.max_ns(), 100_000);
+}
+
+#[test]
+fn a_stall_is_in_the_latencies_of_an_open_loop() {
+    let start = Instant::now();
+    let paced = Workload { rate_iops: Some(1000), ..workload(RwMode::RandRead) };
+    let mut job = QueueJob::new(config(paced, start, 1)).unwrap();
+    let mut device = Device::new(start, Duration::from_micros(10));
+    device.busy_until = start + Duration::from_millis(60); // the stall
+    device.run(&mut job);
+    let result = job.into_result();
+    // Those due in the first 50 ms of the window waited for the stall to end, 1 ms less each.
+    assert_eq!(result.read.count(), 100);
+    assert!(result.read.percentile_ns(60.0) > 8_000_000, "{}", result.read.percentile_ns(60.0));
+    assert!(result.read.max_ns() > 49_000_000);
+}
+
+#[test]
+fn written_blocks_are_read_back() {
+    for mode in [RwMode::Write, RwMode::RandWrite, RwMode::RandReadWrite] {
+        let (result, device) = run(Workload { verify: true, ..workload(mode) }, 8, 50);
+        assert_eq!(result.error, None);
+        let written: BTreeSet<u64> = device
+            .issued
+            .iter()
+            .filter(|(_, issue)| issue.write)
+            .map(|(_, issue)| issue.slba)
+            .collect();
+        assert!(result.verified >= u64::try_from(written.len()).unwrap());
+        let last: Vec<u64> = device.issued[device.issued.len() - written.len()..]
+            .iter()
+            .map(|(_, issue)| issue.slba)
+            .collect();
+        assert_eq!(last, written.into_iter().collect::<Vec<_>>(), "each once, in order");
+        // Reading back is not measured.
+        assert!(result.read.count() + result.write.count() < 2100);
+    }
+}
+
+#[test]
+fn no_two_commands_share_blocks_while_verifying() {
+    let small = Workload { block_count: 8 * 8, verify: true, ..workload(RwMode::RandReadWrite) };
+    let start = Instant::now();
+    let mut job = QueueJob::new(config(small, start, 8)).unwrap();
+    let mut taken = BTreeSet::new();
+    while let Some(issue) = job.poll_issue(start) {
+        assert!(taken.insert(issue.slba));
+    }
+    assert_eq!(taken.len(), 8);
+}
+
+#[test]
+fn a_lost_write_is_found_with_its_address() {
+    let start = Instant::now();
+    let verify = Workload { verify: true, ..workload(RwMode::RandWrite) };
+    let mut job = QueueJob::new(config(verify, start, 4)).unwrap();
+    let mut device = Device::new(start, Duration::from_micros(50));
+    device.loses_rewrites_of = Some(16 + 33 * 8);
+    device.run(&mut job);
+    let Some(JobError::Mismatch(mismatch)) = job.into_result().error else {
+        panic!("not found");
+    };
+    assert_eq!(mismatch.lba, 16 + 33 * 8);
+    assert!(matches!(mismatch.found, Found::Generation { found: 1, .. }));
+}
+
+#[test]
+fn a_reading_run_checks_what_an_earlier_run_wrote() {
+    let start = Instant::now();
+    let verify = |mode| Workload { verify: true, ..workload(mode) };
+    let mut device = Device::new(start, Duration::from_micros(50));
+    let mut job = QueueJob::new(config(verify(RwMode::Write), start, 4)).unwrap();
+    device.run(&mut job);
+    let mut job = QueueJob::new(config(verify(RwMode::RandRead), device.now, 4)).unwrap();
+    device.run(&mut job);
+    let result = job.into_result();
+    assert_eq!(result.error, None);
+    assert!(result.verified > 1000);
+
+    device.data[(16 + 5 * 8) * 512 + 100] ^= 1;
+    let mut job = QueueJob::new(config(verify(RwMode::Read), device.now, 4)).unwrap();
+    device.run(&mut job);
+    let expected = Mismatch { lba: 16 + 5 * 8, found: Found::Damaged };
+    assert_eq!(job.into_result().error, Some(JobError::Mismatch(expected)));
+}
+
+#[test]
+fn the_first_failure_ends_the_run_and_is_kept() {
+    let start = Instant::now();
+    let mut job = QueueJob::new(config(workload(RwMode::RandRead), start, 2)).unwrap();
+    let (one, two) = (job.poll_issue(start).unwrap(), job.poll_issue(start).unwrap());
+    job.handle_failed(start, one.slot, "first".to_owned());
+    assert_eq!(job.poll_issue(start), None);
+    assert!(!job.is_finished(), "one is still in flight");
+    job.handle_failed(start, two.slot, "second".to_owned());
+    assert!(job.is_finished());
+    assert_eq!(job.into_result().error, Some(JobError::Io("first".to_owned())));
+}
+
+#[test]
+fn stopping_early_measures_the_time_until_then() {
+    let start = Instant::now();
+    let mut job = QueueJob::new(config(workload(RwMode::RandRead), start, 1)).unwrap();
+    let issue = job.poll_issue(start).unwrap();
+    job.stop(start + Duration::from_millis(60));
+    job.handle_read(start + Duration::from_millis(61), issue.slot, &[0; 4096]);
+    assert!(job.is_finished());
+    assert_eq!(job.into_result().measured, Duration::from_millis(50));
+}
+
+#[test]
+fn workloads_that_do_not_fit_are_refused() {
+    let start = Instant::now();
+    let refused = |workload, depth, queues| {
+        QueueJob::new(JobConfig { queues, ..config(workload, start, depth) })
+            .map(|_| ())
+            .unwrap_err()
+    };
+    let small = Workload { block_count: 8 * 3, ..workload(RwMode::Read) };
+    let error = JobConfigError::RangeTooSmall { units: 3, queues: 4 };
+    assert_eq!(refused(small.clone(), 1, 4), error);
+    let verify = Workload { verify: true, ..small };
+    assert_eq!(
+        refused(verify.clone(), 4, 1),
+        JobConfigError::RangeBelowDepth { units: 3, depth: 4 }
+    );
+    let large = Workload { block_count: u64::MAX, ..verify.clone() };
+    let units = u64::MAX / 8;
+    assert_eq!(refused(large, 4, 1), JobConfigError::RangeTooLarge { units });
+    let tiny = Workload { block_size: 16, ..verify };
+    assert_eq!(refused(tiny.clone(), 1, 1), JobConfigError::BlockTooSmall(16));
+    assert_eq!(refused(Workload { blocks_per_io: 0, ..tiny }, 1, 1), JobConfigError::Nothing);
+}
