@@ -3,12 +3,21 @@
 
 pub mod command;
 pub mod completion;
+pub mod discovery;
+pub mod event;
+pub mod fabrics;
+pub mod feature;
 pub mod id;
+pub mod identify;
+pub mod log;
 pub mod opcode;
+pub mod property;
+pub mod rw;
 pub mod status;
 pub mod transfer;
+mod wire;
 
-pub use command::{SglDescriptor, Sqe};
+pub use command::{Fuse, SglDescriptor, Sqe};
 pub use completion::Cqe;
 pub use id::{CommandId, ControllerId, HostId, NamespaceId, Nqn, NqnError, QueueId};
 pub use status::Status;

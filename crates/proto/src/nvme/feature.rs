@@ -1,0 +1,118 @@
+//! Get and Set Features: identifiers and command words (Base 2.0, 5.15 and 5.27).
+
+use super::command::Sqe;
+
+/// FID: feature identifiers (Base 2.0, figure 317).
+pub mod fid {
+    /// Arbitration.
+    pub const ARBITRATION: u8 = 0x01;
+    /// Power Management.
+    pub const POWER_MANAGEMENT: u8 = 0x02;
+    /// Temperature Threshold.
+    pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+    /// Error Recovery.
+    pub const ERROR_RECOVERY: u8 = 0x05;
+    /// Volatile Write Cache.
+    pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
+    /// Number of Queues.
+    pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    /// Write Atomicity Normal.
+    pub const WRITE_ATOMICITY: u8 = 0x0a;
+    /// Asynchronous Event Configuration.
+    pub const ASYNC_EVENT_CONFIG: u8 = 0x0b;
+    /// Keep Alive Timer.
+    pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+    /// Host Identifier.
+    pub const HOST_IDENTIFIER: u8 = 0x81;
+}
+
+/// SEL: which value Get Features returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Select {
+    /// The current value.
+    Current,
+    /// The value after a reset.
+    Default,
+    /// The saved value.
+    Saved,
+    /// What can be done with the feature.
+    Capabilities,
+}
+
+impl Select {
+    /// From CDW10 bits 10:8; `None` for the reserved values.
+    #[must_use]
+    pub fn parse(sqe: &Sqe) -> Option<Self> {
+        match sqe.cdw10.get() >> 8 & 0b111 {
+            0 => Some(Self::Current),
+            1 => Some(Self::Default),
+            2 => Some(Self::Saved),
+            3 => Some(Self::Capabilities),
+            _ => None,
+        }
+    }
+}
+
+/// Capabilities in DW0 when SEL is 011b: bit 1, the feature is namespace specific.
+pub const CAPABILITY_NAMESPACE_SPECIFIC: u32 = 1 << 1;
+/// Capabilities in DW0 when SEL is 011b: bit 2, the feature is changeable.
+pub const CAPABILITY_CHANGEABLE: u32 = 1 << 2;
+
+/// FID of Get or Set Features: CDW10 bits 7:0.
+#[must_use]
+pub fn feature_id(sqe: &Sqe) -> u8 {
+    sqe.cdw10.get().to_le_bytes()[0]
+}
+
+/// SV of Set Features: CDW10 bit 31.
+#[must_use]
+pub fn save(sqe: &Sqe) -> bool {
+    sqe.cdw10.get() & 1 << 31 != 0
+}
+
+/// Number of Queues as asked or granted, both 0's based on the wire: CDW11 and DW0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueCounts {
+    /// NSQR, NSQA: I/O submission queues, 1..=65535.
+    pub submission: u32,
+    /// NCQR, NCQA: I/O completion queues, 1..=65535.
+    pub completion: u32,
+}
+
+impl QueueCounts {
+    /// From CDW11 or DW0.
+    #[must_use]
+    pub fn from_dword(dword: u32) -> Self {
+        Self { submission: (dword & 0xffff) + 1, completion: (dword >> 16) + 1 }
+    }
+
+    /// As CDW11 or DW0; a count of 0 cannot be said and becomes 1.
+    #[must_use]
+    pub fn to_dword(self) -> u32 {
+        let wire = |count: u32| count.clamp(1, 0x1_0000) - 1;
+        wire(self.completion) << 16 | wire(self.submission)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn feature_words() {
+        let sqe = Sqe { cdw10: 0x8000_030b.into(), ..Sqe::default() };
+        assert_eq!(feature_id(&sqe), fid::ASYNC_EVENT_CONFIG);
+        assert_eq!(Select::parse(&sqe), Some(Select::Capabilities));
+        assert!(save(&sqe));
+        let sqe = Sqe { cdw10: 0x400.into(), ..Sqe::default() };
+        assert_eq!(Select::parse(&sqe), None);
+    }
+
+    #[test]
+    fn queue_counts() {
+        let counts = QueueCounts { submission: 4, completion: 8 };
+        assert_eq!(counts.to_dword(), 0x0007_0003);
+        assert_eq!(QueueCounts::from_dword(0x0007_0003), counts);
+        assert_eq!(QueueCounts { submission: 0, completion: 70_000 }.to_dword(), 0xffff_0000);
+    }
+}
