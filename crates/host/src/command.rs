@@ -1,0 +1,235 @@
+//! What a program asks a queue to do, and what becomes of it.
+
+use std::fmt;
+
+use raceline_proto::host::command::{self, BlockRange};
+use raceline_proto::nvme::opcode::{admin, fabrics, io};
+use raceline_proto::nvme::{Cqe, Direction, NamespaceId, Sqe};
+use raceline_reactor::{IoBuf, SharedBuf};
+
+use crate::error::CommandError;
+
+/// The data of a command. The buffer comes back with [`CommandDone`].
+#[derive(Debug, Default)]
+pub enum Data {
+    /// No data.
+    #[default]
+    None,
+    /// The controller sends `len()` bytes into this buffer.
+    Read(IoBuf),
+    /// The host sends all of this buffer.
+    Write(SharedBuf),
+}
+
+impl Data {
+    /// Bytes to be transferred.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Read(buf) => buf.len(),
+            Self::Write(buf) => buf.len(),
+        }
+    }
+
+    /// Whether there are no bytes to be transferred.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Which way the bytes go.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        match self {
+            Self::None => Direction::None,
+            Self::Read(_) => Direction::ControllerToHost,
+            Self::Write(_) => Direction::HostToController,
+        }
+    }
+
+    /// The buffer of a read.
+    #[must_use]
+    pub fn into_read(self) -> Option<IoBuf> {
+        if let Self::Read(buf) = self { Some(buf) } else { None }
+    }
+
+    /// The buffer of a write.
+    #[must_use]
+    pub fn into_write(self) -> Option<SharedBuf> {
+        if let Self::Write(buf) = self { Some(buf) } else { None }
+    }
+}
+
+/// A command to be submitted: the queue fills in CID, PSDT and SGL.
+#[derive(Debug)]
+pub struct Command {
+    /// The submission queue entry.
+    pub sqe: Sqe,
+    /// Its data.
+    pub data: Data,
+}
+
+impl Command {
+    /// Reads blocks into `buf`, whose length is that of the blocks.
+    #[must_use]
+    pub fn read(nsid: NamespaceId, range: BlockRange, buf: IoBuf) -> Self {
+        Self { sqe: command::read(nsid, range), data: Data::Read(buf) }
+    }
+
+    /// Writes blocks from `buf`, whose length is that of the blocks; with `fua`, they are on
+    /// stable media when the command completes.
+    #[must_use]
+    pub fn write(nsid: NamespaceId, range: BlockRange, buf: SharedBuf, fua: bool) -> Self {
+        Self { sqe: command::write(nsid, range, fua), data: Data::Write(buf) }
+    }
+
+    /// Compares blocks with `buf`.
+    #[must_use]
+    pub fn compare(nsid: NamespaceId, range: BlockRange, buf: SharedBuf) -> Self {
+        Self { sqe: command::compare(nsid, range), data: Data::Write(buf) }
+    }
+
+    /// Zeroes blocks; with `deallocate`, the controller may free them instead.
+    #[must_use]
+    pub fn write_zeroes(nsid: NamespaceId, range: BlockRange, deallocate: bool, fua: bool) -> Self {
+        Self { sqe: command::write_zeroes(nsid, range, deallocate, fua), data: Data::None }
+    }
+
+    /// Everything that completed before is on stable media when this completes.
+    #[must_use]
+    pub fn flush(nsid: NamespaceId) -> Self {
+        Self { sqe: command::flush(nsid), data: Data::None }
+    }
+
+    /// Frees up to 256 ranges, of [`command::DEALLOCATE_RANGE_LEN`] bytes each in `ranges`, made
+    /// by [`command::deallocate_range`]. `None` when `ranges` is empty, too long or ragged.
+    #[must_use]
+    pub fn deallocate(nsid: NamespaceId, ranges: SharedBuf) -> Option<Self> {
+        if !ranges.len().is_multiple_of(command::DEALLOCATE_RANGE_LEN) {
+            return None;
+        }
+        let last_range = (ranges.len() / command::DEALLOCATE_RANGE_LEN).checked_sub(1)?;
+        let sqe = command::deallocate(nsid, u8::try_from(last_range).ok()?);
+        Some(Self { sqe, data: Data::Write(ranges) })
+    }
+
+    /// Any command without data or with data from the controller (an admin command).
+    #[must_use]
+    pub fn new(sqe: Sqe, data: Data) -> Self {
+        Self { sqe, data }
+    }
+}
+
+/// What a command was about: enough to name the culprit in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommandSummary {
+    /// OPC.
+    pub opcode: u8,
+    /// Whether it was on the admin queue.
+    pub admin: bool,
+    /// NSID, or FCTYPE of a Fabrics command.
+    pub nsid: NamespaceId,
+    /// The blocks of a Read, Write, Compare or Write Zeroes.
+    pub blocks: Option<BlockRange>,
+}
+
+impl CommandSummary {
+    /// Of a command on the admin queue or on an I/O queue.
+    #[must_use]
+    pub fn new(sqe: &Sqe, admin: bool) -> Self {
+        let ranged = !admin && matches!(sqe.opc, io::READ | io::WRITE | io::COMPARE | io::WRITE_ZEROES);
+        let blocks = ranged.then(|| BlockRange::of(sqe));
+        Self { opcode: sqe.opc, admin, nsid: sqe.namespace_id(), blocks }
+    }
+
+    /// The command's name in the specification.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match (self.opcode, self.admin) {
+            (fabrics::OPCODE, _) => match self.nsid.0.to_le_bytes()[0] {
+                fabrics::PROPERTY_SET => "Property Set",
+                fabrics::CONNECT => "Connect",
+                fabrics::PROPERTY_GET => "Property Get",
+                _ => "Fabrics command",
+            },
+            (admin::GET_LOG_PAGE, true) => "Get Log Page",
+            (admin::IDENTIFY, true) => "Identify",
+            (admin::ABORT, true) => "Abort",
+            (admin::SET_FEATURES, true) => "Set Features",
+            (admin::GET_FEATURES, true) => "Get Features",
+            (admin::ASYNC_EVENT_REQUEST, true) => "Asynchronous Event Request",
+            (admin::KEEP_ALIVE, true) => "Keep Alive",
+            (io::FLUSH, false) => "Flush",
+            (io::WRITE, false) => "Write",
+            (io::READ, false) => "Read",
+            (io::COMPARE, false) => "Compare",
+            (io::WRITE_ZEROES, false) => "Write Zeroes",
+            (io::DATASET_MANAGEMENT, false) => "Dataset Management",
+            _ => "command",
+        }
+    }
+}
+
+impl fmt::Display for CommandSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        if self.opcode == fabrics::OPCODE {
+            return Ok(());
+        }
+        if self.nsid.0 != 0 {
+            write!(f, " of namespace {}", self.nsid)?;
+        }
+        if let Some(blocks) = self.blocks {
+            write!(f, ", LBA {} ({} blocks)", blocks.slba(), blocks.block_count())?;
+        }
+        Ok(())
+    }
+}
+
+/// A finished command.
+#[derive(Debug)]
+pub struct CommandDone {
+    /// The name that the program gave it.
+    pub user: u64,
+    /// What it was about.
+    pub summary: CommandSummary,
+    /// Its completion, always with success as status, or why there is none.
+    pub result: Result<Cqe, CommandError>,
+    /// Its data come back: filled, for a successful read.
+    pub data: Data,
+}
+
+impl CommandDone {
+    /// The error together with what it happened to.
+    #[must_use]
+    pub fn failure(&self) -> Option<crate::error::CommandFailure> {
+        let error = self.result.err()?;
+        Some(crate::error::CommandFailure { summary: self.summary, error })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_names_the_blocks() {
+        let range = BlockRange::new(16, 8).unwrap();
+        let sqe = command::read(NamespaceId(2), range);
+        let text = CommandSummary::new(&sqe, false).to_string();
+        assert_eq!(text, "Read of namespace 2, LBA 16 (8 blocks)");
+        let keep_alive = CommandSummary::new(&command::keep_alive(), true).to_string();
+        assert_eq!(keep_alive, "Keep Alive");
+    }
+
+    #[test]
+    fn deallocate_takes_whole_ranges() {
+        let ns = NamespaceId(1);
+        assert!(Command::deallocate(ns, IoBuf::heap(0).share()).is_none());
+        assert!(Command::deallocate(ns, IoBuf::heap(17).share()).is_none());
+        assert!(Command::deallocate(ns, IoBuf::heap(257 * 16).share()).is_none());
+        let full = Command::deallocate(ns, IoBuf::heap(256 * 16).share()).unwrap();
+        assert_eq!(full.sqe.cdw10.get(), 255);
+    }
+}

@@ -1,0 +1,161 @@
+//! What a host needs to know to connect.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
+use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
+
+/// Keep alive timeout unless asked otherwise, as other hosts have it.
+pub const DEFAULT_KATO_MS: u32 = 5000;
+/// Entries of an I/O queue unless asked otherwise: 127 commands outstanding.
+pub const DEFAULT_IO_ENTRIES: u16 = 128;
+/// Entries of the admin queue: 31 commands outstanding.
+pub const DEFAULT_ADMIN_ENTRIES: u16 = 32;
+/// Most entries of a queue that this host asks for (slots of its command table).
+pub const MAX_ENTRIES: u16 = 4096;
+/// In-capsule data that every controller takes on the admin queue and in Fabrics commands
+/// (NVMe/TCP Transport 1.0, 3.3.2.1).
+pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
+/// How long the TCP connection, ICResp, and the answer to Connect may take, each.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A controller and how to talk to it.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Where the controller listens.
+    pub address: SocketAddr,
+    /// The subsystem.
+    pub subnqn: Nqn,
+    /// Who we are.
+    pub hostnqn: Nqn,
+    /// Which of our machines.
+    pub hostid: HostId,
+    /// Keep alive timeout; 0 turns it off.
+    pub kato_ms: u32,
+    /// Protect PDU headers by CRC32C.
+    pub header_digest: bool,
+    /// Protect data by CRC32C.
+    pub data_digest: bool,
+    /// I/O queues to ask for, over all cores.
+    pub io_queues: u16,
+    /// Entries of each I/O queue, at most [`MAX_ENTRIES`]; one less commands may be outstanding.
+    pub io_entries: u16,
+    /// Entries of the admin queue, at least 32 (Fabrics 1.1, 5.1).
+    pub admin_entries: u16,
+    /// Ask for queues without submission queue flow control: successful reads then need no
+    /// CapsuleResp.
+    pub disable_sq_flow: bool,
+    /// Give the connection up when a command takes longer.
+    pub command_timeout: Option<Duration>,
+    /// What to do when the controller is lost.
+    pub backoff: BackoffConfig,
+    /// Connect, ICResp and Connect command may take this long each.
+    pub connect_timeout: Duration,
+}
+
+impl HostConfig {
+    /// A controller with the usual settings and one I/O queue.
+    #[must_use]
+    pub fn new(address: SocketAddr, subnqn: Nqn, hostnqn: Nqn, hostid: HostId) -> Self {
+        Self {
+            address,
+            subnqn,
+            hostnqn,
+            hostid,
+            kato_ms: DEFAULT_KATO_MS,
+            header_digest: false,
+            data_digest: false,
+            io_queues: 1,
+            io_entries: DEFAULT_IO_ENTRIES,
+            admin_entries: DEFAULT_ADMIN_ENTRIES,
+            disable_sq_flow: true,
+            command_timeout: Some(Duration::from_secs(30)),
+            backoff: BackoffConfig::default(),
+            connect_timeout: CONNECT_TIMEOUT,
+        }
+    }
+
+    /// The admin queue of a new association.
+    #[must_use]
+    pub fn admin_queue(&self) -> QueuePairConfig {
+        QueuePairConfig {
+            address: self.address,
+            subnqn: self.subnqn.clone(),
+            hostnqn: self.hostnqn.clone(),
+            hostid: self.hostid,
+            cntlid: ControllerId::DYNAMIC,
+            qid: QueueId::ADMIN,
+            entries: self.admin_entries,
+            kato_ms: self.kato_ms,
+            header_digest: self.header_digest,
+            data_digest: self.data_digest,
+            disable_sq_flow: self.disable_sq_flow,
+            in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
+            command_timeout: self.command_timeout,
+            connect_timeout: self.connect_timeout,
+        }
+    }
+
+    /// An I/O queue of an association.
+    #[must_use]
+    pub fn io_queue(&self, association: &Association, qid: QueueId) -> QueuePairConfig {
+        QueuePairConfig {
+            cntlid: association.cntlid,
+            qid,
+            entries: self.io_entries.min(association.max_entries),
+            in_capsule_bytes: association.controller.in_capsule_bytes,
+            ..self.admin_queue()
+        }
+    }
+}
+
+/// What all I/O queues of an association have in common. Sent from the core of the admin queue
+/// to the others each time the controller has been brought up.
+#[derive(Clone, Debug)]
+pub struct Association {
+    /// CNTLID, new with each association.
+    pub cntlid: ControllerId,
+    /// Most entries per queue that the controller takes (CAP.MQES).
+    pub max_entries: u16,
+    /// I/O queues granted.
+    pub io_queues: u16,
+    /// The controller.
+    pub controller: Arc<ControllerInfo>,
+    /// Its active namespaces.
+    pub namespaces: Arc<[NamespaceInfo]>,
+}
+
+/// One queue and its connection.
+#[derive(Clone, Debug)]
+pub struct QueuePairConfig {
+    /// Where the controller listens.
+    pub address: SocketAddr,
+    /// SUBNQN.
+    pub subnqn: Nqn,
+    /// HOSTNQN.
+    pub hostnqn: Nqn,
+    /// HOSTID.
+    pub hostid: HostId,
+    /// CNTLID: the association of an I/O queue; [`ControllerId::DYNAMIC`] for an admin queue.
+    pub cntlid: ControllerId,
+    /// QID.
+    pub qid: QueueId,
+    /// Entries: SQSIZE + 1.
+    pub entries: u16,
+    /// KATO, for the admin queue.
+    pub kato_ms: u32,
+    /// Ask for header digests.
+    pub header_digest: bool,
+    /// Ask for data digests.
+    pub data_digest: bool,
+    /// Ask for no submission queue flow control.
+    pub disable_sq_flow: bool,
+    /// Writes up to this many bytes go in the capsule.
+    pub in_capsule_bytes: u32,
+    /// Give the connection up when a command takes longer.
+    pub command_timeout: Option<Duration>,
+    /// TCP connection, ICResp and the answer to Connect may take this long each.
+    pub connect_timeout: Duration,
+}

@@ -1,0 +1,202 @@
+//! What can go wrong for a host, naming the culprit.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use raceline_proto::host::{BringUpError, DiscoveryError, ScanError};
+use raceline_proto::nvme::Status;
+
+use crate::command::{Command, CommandSummary};
+
+/// Why a command failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// The controller completed it with an error.
+    #[error("{0}")]
+    Status(Status),
+    /// The connection was lost after the command may have been sent: it may or may not have had
+    /// its effect, now or later. It is not sent again; the program decides.
+    #[error("the connection was lost; whether the command was executed is unknown")]
+    UnknownFate,
+    /// The connection was lost for good before any byte of the command was sent.
+    #[error("the connection was lost before the command was sent")]
+    NotSent,
+    /// The connection was lost for good; the command had no effect on the media.
+    #[error("the connection was lost")]
+    Disconnected,
+    /// The data digest of data from the controller was wrong; the connection survives.
+    #[error("wrong data digest ({})", Status::TRANSIENT_TRANSPORT_ERROR)]
+    Digest,
+    /// The command was not completed in time; the connection was given up.
+    #[error("no completion in time")]
+    Timeout,
+    /// The controller reported success but sent fewer bytes than asked for.
+    #[error("success reported after {received} of {expected} bytes")]
+    ShortRead {
+        /// Bytes that came.
+        received: u32,
+        /// Bytes asked for.
+        expected: u32,
+    },
+}
+
+impl CommandError {
+    /// The NVMe status that says the same.
+    #[must_use]
+    pub fn status(self) -> Status {
+        match self {
+            Self::Status(status) => status,
+            Self::UnknownFate | Self::NotSent | Self::Disconnected => Status::HOST_PATH_ERROR,
+            Self::Digest => Status::TRANSIENT_TRANSPORT_ERROR,
+            Self::Timeout => Status::HOST_ABORTED,
+            Self::ShortRead { .. } => Status::DATA_TRANSFER_ERROR,
+        }
+    }
+}
+
+/// A failed command: what it was, and why it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{summary}: {error}")]
+pub struct CommandFailure {
+    /// What it was about.
+    pub summary: CommandSummary,
+    /// Why it failed.
+    pub error: CommandError,
+}
+
+/// Why a queue does not take a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RejectedReason {
+    /// As many commands as the queue has room for are outstanding.
+    #[error("the queue is full")]
+    Full,
+    /// The queue is closed, or its controller was given up.
+    #[error("the queue is closed")]
+    Closed,
+    /// The data do not match what the command needs: direction, or a length over 4 GiB, or not
+    /// whole double words.
+    #[error("the buffer does not suit the command")]
+    BadData,
+}
+
+/// A command that was not taken, given back with its buffer.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct Rejected {
+    /// Why.
+    pub reason: RejectedReason,
+    /// The command.
+    pub command: Command,
+}
+
+/// Which answer of the peer is awaited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The TCP connection.
+    Tcp,
+    /// ICResp.
+    IcResp,
+    /// The completion of Connect.
+    Connect,
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP connection",
+            Self::IcResp => "initialize connection response",
+            Self::Connect => "answer to Connect",
+        })
+    }
+}
+
+/// Why a queue or a controller is lost.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum HostError {
+    /// The TCP connection could not be made.
+    #[error("cannot connect to {0}: {1}")]
+    Tcp(SocketAddr, Arc<io::Error>),
+    /// The connection broke.
+    #[error("the connection to {0} broke: {1}")]
+    Broken(SocketAddr, Arc<io::Error>),
+    /// The peer closed the connection.
+    #[error("{0} closed the connection")]
+    ClosedByPeer(SocketAddr),
+    /// The peer did not answer in time.
+    #[error("no {1} from {0} in time")]
+    NoAnswer(SocketAddr, Phase),
+    /// The controller refused Connect.
+    #[error("{address} refused Connect: {status}{}", parameter(*.offset, *.in_data))]
+    ConnectRefused {
+        /// Who.
+        address: SocketAddr,
+        /// Why.
+        status: Status,
+        /// IPO: byte offset of the parameter that it did not like.
+        offset: u16,
+        /// IATTR: the offset is into the data, not the command.
+        in_data: bool,
+    },
+    /// The peer broke the protocol.
+    #[error("{0} broke the protocol: {1}")]
+    Protocol(SocketAddr, String),
+    /// The peer terminated the connection with C2HTermReq.
+    #[error("{0} terminated the connection: {1}")]
+    Terminated(SocketAddr, String),
+    /// A command was not completed in time.
+    #[error("{0} did not complete in time: {1}")]
+    CommandTimeout(SocketAddr, CommandSummary),
+    /// Keep Alive was not answered for a whole KATO.
+    #[error("{0} did not answer Keep Alive")]
+    KeepAliveExpired(SocketAddr),
+    /// The controller could not be brought up.
+    #[error("cannot bring up the controller at {0}: {1}")]
+    BringUp(SocketAddr, BringUpError),
+    /// The namespaces could not be read.
+    #[error("cannot read the namespaces: {0}")]
+    Scan(#[from] ScanError),
+    /// The discovery log could not be read.
+    #[error("cannot read the discovery log: {0}")]
+    Discovery(#[from] DiscoveryError),
+    /// A command failed.
+    #[error("{0}")]
+    Command(#[from] CommandFailure),
+    /// The queue was closed by this program.
+    #[error("closed")]
+    Closed,
+    /// What the program asked for makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// The reactor could not be started.
+    #[error("cannot start a reactor: {0}")]
+    Reactor(Arc<io::Error>),
+}
+
+impl HostError {
+    /// Whether trying again is pointless: the controller said so (DNR), or it is not one that
+    /// this host can use.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::ConnectRefused { status, .. } => status.is_dnr(),
+            Self::BringUp(_, error) => error.is_permanent(),
+            Self::Closed | Self::Invalid(_) | Self::Reactor(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// The names of the parameters that controllers do not like in Connect (Fabrics 1.1, 3.3).
+fn parameter(offset: u16, in_data: bool) -> &'static str {
+    match (in_data, offset) {
+        (true, 0) => " (host identifier)",
+        (true, 16) => " (controller identifier)",
+        (true, 256) => " (subsystem NQN)",
+        (true, 512) => " (host NQN)",
+        (false, 42) => " (queue identifier)",
+        (false, 44) => " (queue size)",
+        (false, 46) => " (connect attributes)",
+        _ => "",
+    }
+}

@@ -1,0 +1,89 @@
+//! When a host tries to connect again: delays that double, until the controller is given up.
+
+use std::time::{Duration, Instant};
+
+/// How patient a host is with a controller that it has lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackoffConfig {
+    /// Delay before the first new attempt.
+    pub first: Duration,
+    /// The delay doubles up to this.
+    pub longest: Duration,
+    /// Give up this long after the loss; `None` tries for ever, zero not at all.
+    pub give_up_after: Option<Duration>,
+}
+
+impl Default for BackoffConfig {
+    fn default() -> Self {
+        Self {
+            first: Duration::from_millis(100),
+            longest: Duration::from_secs(10),
+            give_up_after: Some(Duration::from_secs(600)),
+        }
+    }
+}
+
+impl BackoffConfig {
+    /// Does not try again.
+    pub const NEVER: Self =
+        Self { first: Duration::ZERO, longest: Duration::ZERO, give_up_after: Some(Duration::ZERO) };
+}
+
+/// The attempts since one loss.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    config: BackoffConfig,
+    lost_at: Instant,
+    delay: Duration,
+}
+
+impl Backoff {
+    /// The controller was lost just now.
+    #[must_use]
+    pub fn new(config: BackoffConfig, now: Instant) -> Self {
+        Self { config, lost_at: now, delay: config.first }
+    }
+
+    /// When to try next, after the loss or a failed attempt; `None` to give up.
+    pub fn next_attempt(&mut self, now: Instant) -> Option<Instant> {
+        let at = now + self.delay;
+        let in_time = |limit| at.saturating_duration_since(self.lost_at) < limit;
+        if !self.config.give_up_after.is_none_or(in_time) {
+            return None;
+        }
+        self.delay = self.delay.saturating_mul(2).min(self.config.longest);
+        Some(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubles_and_gives_up() {
+        let start = Instant::now();
+        let config = BackoffConfig {
+            first: Duration::from_secs(1),
+            longest: Duration::from_secs(4),
+            give_up_after: Some(Duration::from_secs(12)),
+        };
+        let mut backoff = Backoff::new(config, start);
+        let mut now = start;
+        let mut delays = Vec::new();
+        while let Some(at) = backoff.next_attempt(now) {
+            delays.push((at - now).as_secs());
+            now = at;
+        }
+        assert_eq!(delays, [1, 2, 4, 4]);
+    }
+
+    #[test]
+    fn never_and_for_ever() {
+        let now = Instant::now();
+        assert_eq!(Backoff::new(BackoffConfig::NEVER, now).next_attempt(now), None);
+        let config = BackoffConfig { give_up_after: None, ..BackoffConfig::default() };
+        let late = now + Duration::from_secs(1_000_000);
+        assert!(Backoff::new(config, now).next_attempt(late).is_some());
+    }
+}

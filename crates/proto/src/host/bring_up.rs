@@ -1,0 +1,490 @@
+//! Bringing a controller up after Connect: enable, wait until ready, identify, set features.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::command::{self, PropertySize};
+use super::info::{ControllerInfo, InfoError, NamespaceInfo};
+use super::scan::{NamespaceScan, ScanError};
+use super::{AdminRequest, info};
+use crate::nvme::{ControllerId, Cqe, NamespaceId, Status};
+
+/// Property offsets (Fabrics 1.1, 3.6; Base 2.0, figure 35).
+pub mod property {
+    /// CAP: controller capabilities, 8 bytes.
+    pub const CAP: u32 = 0x00;
+    /// VS: version.
+    pub const VS: u32 = 0x08;
+    /// CC: controller configuration.
+    pub const CC: u32 = 0x14;
+    /// CSTS: controller status.
+    pub const CSTS: u32 = 0x1c;
+}
+
+/// CC with EN, IOSQES 6 (64 bytes), IOCQES 4 (16 bytes), 4 KiB pages, NVM command set.
+const CC_ENABLE: u32 = 1 | 6 << 16 | 4 << 20;
+/// CC.CSS 110b: all supported I/O command sets.
+const CC_CSS_ALL: u32 = 0b110 << 4;
+/// CC.SHN 01b: normal shutdown notification, with the rest as enabled.
+pub const CC_SHUTDOWN: u32 = CC_ENABLE | 1 << 14;
+/// CSTS.RDY.
+pub const CSTS_READY: u32 = 1;
+/// CSTS.CFS.
+pub const CSTS_FATAL: u32 = 1 << 1;
+/// CSTS.SHST in bits 3:2 is 10b: shutdown complete.
+#[must_use]
+pub fn is_shut_down(csts: u32) -> bool {
+    csts >> 2 & 0b11 == 0b10
+}
+
+/// CNS of Identify Controller.
+const CNS_CONTROLLER: u8 = 0x01;
+/// Feature identifiers (Base 2.0, figure 317).
+const FEATURE_NUMBER_OF_QUEUES: u8 = 0x07;
+const FEATURE_ASYNC_EVENTS: u8 = 0x0b;
+/// Events that we act on: namespace attributes (8), discovery log (31).
+const WANTED_EVENTS: u32 = 1 << 8 | 1 << 31;
+/// How often CSTS is read while waiting for RDY.
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// CAP.TO counts these.
+const TIMEOUT_UNIT: Duration = Duration::from_millis(500);
+
+/// What the queue that did Connect knows.
+#[derive(Clone, Copy, Debug)]
+pub struct BringUpConfig {
+    /// CNTLID from Connect.
+    pub cntlid: ControllerId,
+    /// The subsystem is a discovery subsystem.
+    pub discovery: bool,
+    /// KATO was not 0.
+    pub keep_alive: bool,
+    /// I/O queues to ask for.
+    pub io_queues: u16,
+}
+
+/// A controller that is ready for I/O.
+#[derive(Clone, Debug)]
+pub struct BroughtUp {
+    /// What it is.
+    pub controller: ControllerInfo,
+    /// Most entries of a queue (CAP.MQES + 1).
+    pub max_entries: u16,
+    /// I/O queues granted, at most those asked for.
+    pub io_queues: u16,
+    /// Asynchronous events are enabled: keep a request outstanding.
+    pub events: bool,
+    /// Its active namespaces.
+    pub namespaces: Vec<NamespaceInfo>,
+}
+
+/// Why a controller could not be brought up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BringUpError {
+    /// A command failed.
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// The answer.
+        status: Status,
+    },
+    /// CAP.MPSMIN is more than 4 KiB.
+    PageSize(u64),
+    /// CSTS.CFS became 1.
+    Fatal,
+    /// CSTS.RDY did not become 1 within CAP.TO.
+    NotReady(Duration),
+    /// Identify Controller says something that we cannot work with.
+    Info(InfoError),
+    /// The namespaces could not be read.
+    Scan(ScanError),
+}
+
+impl fmt::Display for BringUpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { what, status } => write!(f, "{what} failed: {status}"),
+            Self::PageSize(mpsmin) => write!(f, "memory pages of 2^{} bytes are needed", mpsmin + 12),
+            Self::Fatal => write!(f, "the controller failed (CSTS.CFS)"),
+            Self::NotReady(limit) => write!(f, "the controller did not become ready in {limit:?}"),
+            Self::Info(error) => write!(f, "{error}"),
+            Self::Scan(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for BringUpError {}
+
+impl BringUpError {
+    /// Whether another attempt would find the same.
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Refused { status, .. } => status.is_dnr(),
+            Self::PageSize(_) | Self::Info(_) => true,
+            Self::Fatal | Self::NotReady(_) | Self::Scan(_) => false,
+        }
+    }
+}
+
+/// What the next completion answers.
+#[derive(Debug)]
+enum Step {
+    Cap,
+    Version,
+    Enable,
+    Status { give_up: Instant },
+    Identify,
+    Queues,
+    Events,
+    Scan(NamespaceScan),
+    Done,
+}
+
+/// The way from Connect to a controller that is ready for I/O.
+#[derive(Debug)]
+pub struct BringUp {
+    config: BringUpConfig,
+    step: Step,
+    requested: bool,
+    /// Nothing is asked for before this.
+    not_before: Option<Instant>,
+    cap: u64,
+    version: u32,
+    controller: Option<ControllerInfo>,
+    io_queues: u16,
+    events: bool,
+    namespaces: Vec<NamespaceInfo>,
+}
+
+impl BringUp {
+    /// Starts where Connect of the admin queue has ended.
+    #[must_use]
+    pub fn new(config: BringUpConfig) -> Self {
+        Self {
+            config,
+            step: Step::Cap,
+            requested: false,
+            not_before: None,
+            cap: 0,
+            version: 0,
+            controller: None,
+            io_queues: config.io_queues,
+            events: false,
+            namespaces: Vec::new(),
+        }
+    }
+
+    /// The next command, one at a time.
+    pub fn poll_request(&mut self, now: Instant) -> Option<AdminRequest> {
+        if self.requested || self.not_before.is_some_and(|at| now < at) {
+            return None;
+        }
+        let no_data = |sqe| Some(AdminRequest { sqe, receive_len: 0 });
+        let request = match &mut self.step {
+            Step::Cap => no_data(command::property_get(property::CAP, PropertySize::Qword)),
+            Step::Version => no_data(command::property_get(property::VS, PropertySize::Dword)),
+            Step::Enable => no_data(command::property_set(property::CC, enable_value(self.cap))),
+            Step::Status { .. } => no_data(command::property_get(property::CSTS, PropertySize::Dword)),
+            Step::Identify => {
+                let sqe = command::identify(CNS_CONTROLLER, NamespaceId(0));
+                Some(AdminRequest { sqe, receive_len: 4096 })
+            }
+            Step::Queues => {
+                let last = u32::from(self.config.io_queues.saturating_sub(1));
+                no_data(command::set_features(FEATURE_NUMBER_OF_QUEUES, last << 16 | last))
+            }
+            Step::Events => {
+                let oaes = self.controller.as_ref().map_or(0, |info| info.oaes);
+                no_data(command::set_features(FEATURE_ASYNC_EVENTS, oaes & WANTED_EVENTS))
+            }
+            Step::Scan(scan) => scan.poll_request(),
+            Step::Done => None,
+        };
+        self.requested = request.is_some();
+        request
+    }
+
+    /// When [`Self::poll_request`] has something again, if it is waiting.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.not_before
+    }
+
+    /// Takes the completion of the command that was asked for.
+    ///
+    /// # Errors
+    /// When the controller cannot be brought up.
+    pub fn handle_completion(&mut self, now: Instant, cqe: &Cqe, data: &[u8]) -> Result<(), BringUpError> {
+        self.requested = false;
+        let must = |what| {
+            let status = cqe.status;
+            if status.is_success() { Ok(()) } else { Err(BringUpError::Refused { what, status }) }
+        };
+        match &mut self.step {
+            Step::Cap => {
+                must("reading CAP")?;
+                self.cap = u64::from(cqe.dw1) << 32 | u64::from(cqe.dw0);
+                let mpsmin = self.cap >> 48 & 0xf;
+                if mpsmin > 0 {
+                    return Err(BringUpError::PageSize(mpsmin));
+                }
+                self.step = Step::Version;
+            }
+            Step::Version => {
+                must("reading VS")?;
+                self.version = cqe.dw0;
+                self.step = Step::Enable;
+            }
+            Step::Enable => {
+                must("enabling the controller")?;
+                self.step = Step::Status { give_up: now + ready_limit(self.cap) };
+            }
+            Step::Status { give_up } => {
+                must("reading CSTS")?;
+                let give_up = *give_up;
+                self.handle_status(now, cqe.dw0, give_up)?;
+            }
+            Step::Identify => {
+                must("Identify Controller")?;
+                self.handle_identify(data)?;
+            }
+            Step::Queues => {
+                // Old targets have no such feature; they are asked for the queues all the same.
+                if cqe.status.is_success() {
+                    self.io_queues = granted_queues(cqe.dw0).min(self.config.io_queues);
+                }
+                self.step = self.step_after_queues();
+            }
+            Step::Events => {
+                self.events = cqe.status.is_success();
+                self.step = self.scan_step();
+            }
+            Step::Scan(scan) => {
+                scan.handle_completion(cqe, data).map_err(BringUpError::Scan)?;
+                if let Some(namespaces) = scan.poll_done() {
+                    self.namespaces = namespaces;
+                    self.step = Step::Done;
+                }
+            }
+            Step::Done => {}
+        }
+        Ok(())
+    }
+
+    /// The result, once, when everything has been done.
+    pub fn poll_done(&mut self) -> Option<BroughtUp> {
+        if !matches!(self.step, Step::Done) {
+            return None;
+        }
+        let [entries_low, entries_high, ..] = self.cap.to_le_bytes();
+        let mqes = u16::from_le_bytes([entries_low, entries_high]);
+        Some(BroughtUp {
+            controller: self.controller.take()?,
+            max_entries: mqes.saturating_add(1),
+            io_queues: self.io_queues,
+            events: self.events,
+            namespaces: std::mem::take(&mut self.namespaces),
+        })
+    }
+
+    fn handle_status(&mut self, now: Instant, csts: u32, give_up: Instant) -> Result<(), BringUpError> {
+        if csts & CSTS_FATAL != 0 {
+            return Err(BringUpError::Fatal);
+        }
+        if csts & CSTS_READY != 0 {
+            self.not_before = None;
+            self.step = Step::Identify;
+            return Ok(());
+        }
+        if now >= give_up {
+            return Err(BringUpError::NotReady(ready_limit(self.cap)));
+        }
+        self.not_before = Some(now + READY_POLL_INTERVAL);
+        Ok(())
+    }
+
+    fn handle_identify(&mut self, data: &[u8]) -> Result<(), BringUpError> {
+        let controller = info::ControllerInfo::parse(data).map_err(BringUpError::Info)?;
+        let config = self.config;
+        controller.check(config.cntlid, config.discovery, config.keep_alive).map_err(BringUpError::Info)?;
+        self.controller = Some(controller);
+        self.step = if config.discovery || config.io_queues == 0 {
+            self.step_after_queues()
+        } else {
+            Step::Queues
+        };
+        Ok(())
+    }
+
+    fn step_after_queues(&self) -> Step {
+        match &self.controller {
+            Some(info) if info.oaes & WANTED_EVENTS != 0 => Step::Events,
+            _ => self.scan_step(),
+        }
+    }
+
+    fn scan_step(&self) -> Step {
+        match &self.controller {
+            Some(info) if !self.config.discovery => {
+                Step::Scan(NamespaceScan::new(info.namespace_count, self.version))
+            }
+            _ => Step::Done,
+        }
+    }
+}
+
+/// CAP.CSS bit 6 without bit 0: only by selecting all I/O command sets (Base 2.0, figure 36).
+fn enable_value(cap: u64) -> u32 {
+    let css = cap >> 37;
+    if css & 1 == 0 && css & 1 << 6 != 0 { CC_ENABLE | CC_CSS_ALL } else { CC_ENABLE }
+}
+
+/// CAP.TO, at least one unit.
+fn ready_limit(cap: u64) -> Duration {
+    let [.., units, _, _, _, _] = cap.to_le_bytes();
+    TIMEOUT_UNIT * u32::from(units.max(1))
+}
+
+/// The smaller of submission and completion queues granted, both 0's based.
+fn granted_queues(dw0: u32) -> u16 {
+    let [s0, s1, c0, c1] = dw0.to_le_bytes();
+    u16::from_le_bytes([s0, s1]).min(u16::from_le_bytes([c0, c1])).saturating_add(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::info::IDENTIFY_LEN;
+    use super::super::info::tests::{controller_page, namespace_page};
+    use super::*;
+    use crate::nvme::opcode::{admin, fabrics};
+
+    const CONFIG: BringUpConfig =
+        BringUpConfig { cntlid: ControllerId(7), discovery: false, keep_alive: true, io_queues: 4 };
+
+    /// A controller: properties, identify pages, and what was asked of it.
+    struct Scripted {
+        cap: u64,
+        csts: Vec<u32>,
+        controller: [u8; IDENTIFY_LEN],
+        queues: Result<u32, Status>,
+        events: Status,
+        log: Vec<(u8, u32)>,
+    }
+
+    impl Scripted {
+        fn new() -> Self {
+            Self {
+                cap: 127 | 1 << 16 | 15 << 24 | 1 << 37,
+                csts: vec![0, 0, CSTS_READY],
+                controller: controller_page(7),
+                queues: Ok(1 << 16 | 1),
+                events: Status::SUCCESS,
+                log: Vec::new(),
+            }
+        }
+
+        fn answer(&mut self, request: &AdminRequest) -> (Cqe, Vec<u8>) {
+            let sqe = request.sqe;
+            let ok = |dw0, dw1| (Cqe { dw0, dw1, ..Cqe::default() }, Vec::new());
+            let failed = |status| (Cqe { status, ..Cqe::default() }, Vec::new());
+            self.log.push((sqe.opc, sqe.cdw10.get()));
+            match (sqe.opc, sqe.fctype(), sqe.cdw10.get()) {
+                (fabrics::OPCODE, fabrics::PROPERTY_GET, _) => match sqe.cdw11.get() {
+                    property::CAP => {
+                        ok(u32::try_from(self.cap & 0xffff_ffff).unwrap(), u32::try_from(self.cap >> 32).unwrap())
+                    }
+                    property::VS => ok(0x0001_0400, 0),
+                    property::CSTS if self.csts.len() > 1 => ok(self.csts.remove(0), 0),
+                    property::CSTS => ok(self.csts[0], 0),
+                    other => panic!("property {other:x}h"),
+                },
+                (fabrics::OPCODE, fabrics::PROPERTY_SET, _) => {
+                    assert_eq!((sqe.cdw11.get(), sqe.cdw12.get()), (property::CC, 0x0046_0001));
+                    ok(0, 0)
+                }
+                (admin::IDENTIFY, _, 1) => (Cqe::default(), self.controller.to_vec()),
+                (admin::IDENTIFY, _, 2) => {
+                    let mut page = vec![0; IDENTIFY_LEN];
+                    page[0] = 1;
+                    (Cqe::default(), page)
+                }
+                (admin::IDENTIFY, _, 0) => (Cqe::default(), namespace_page(64).to_vec()),
+                (admin::IDENTIFY, _, 3) => failed(Status::INVALID_FIELD),
+                (admin::SET_FEATURES, _, 0x07) => {
+                    assert_eq!(sqe.cdw11.get(), 3 << 16 | 3);
+                    self.queues.map_or_else(failed, |dw0| ok(dw0, 0))
+                }
+                (admin::SET_FEATURES, _, 0x0b) => {
+                    assert_eq!(sqe.cdw11.get(), 1 << 8);
+                    failed(self.events)
+                }
+                other => panic!("unexpected command {other:?}"),
+            }
+        }
+
+        fn run(&mut self, config: BringUpConfig) -> Result<BroughtUp, BringUpError> {
+            let mut bring_up = BringUp::new(config);
+            let mut now = Instant::now();
+            loop {
+                if let Some(done) = bring_up.poll_done() {
+                    return Ok(done);
+                }
+                if let Some(request) = bring_up.poll_request(now) {
+                    let (cqe, data) = self.answer(&request);
+                    bring_up.handle_completion(now, &cqe, &data)?;
+                } else {
+                    now = bring_up.poll_timeout().expect("waits for a command or for the time");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_controller_comes_up() {
+        let up = Scripted::new().run(CONFIG).unwrap();
+        assert_eq!((up.max_entries, up.io_queues, up.events), (128, 2, true));
+        assert_eq!(up.namespaces.len(), 1);
+        assert_eq!(up.namespaces[0].block_count, 64);
+    }
+
+    #[test]
+    fn features_may_be_refused() {
+        let mut controller = Scripted::new();
+        controller.queues = Err(Status::INVALID_FIELD.dnr());
+        controller.events = Status::INVALID_FIELD.dnr();
+        let up = controller.run(CONFIG).unwrap();
+        assert_eq!((up.io_queues, up.events), (4, false));
+    }
+
+    #[test]
+    fn a_discovery_controller_has_no_queues_and_no_namespaces() {
+        let mut controller = Scripted::new();
+        controller.controller[92..96].fill(0);
+        let up = controller.run(BringUpConfig { discovery: true, ..CONFIG }).unwrap();
+        assert!(up.namespaces.is_empty() && !up.events);
+        assert!(controller.log.iter().all(|&(opcode, _)| opcode != admin::SET_FEATURES));
+    }
+
+    #[test]
+    fn a_controller_that_never_gets_ready() {
+        let mut controller = Scripted::new();
+        controller.csts = vec![0];
+        let limit = Duration::from_millis(7500);
+        assert_eq!(controller.run(CONFIG).unwrap_err(), BringUpError::NotReady(limit));
+    }
+
+    #[test]
+    fn failures() {
+        let mut controller = Scripted::new();
+        controller.csts = vec![0, CSTS_FATAL];
+        assert_eq!(controller.run(CONFIG).unwrap_err(), BringUpError::Fatal);
+        let mut controller = Scripted::new();
+        controller.cap |= 1 << 48;
+        assert_eq!(controller.run(CONFIG).unwrap_err(), BringUpError::PageSize(1));
+        let mut controller = Scripted::new();
+        controller.controller[78] = 8;
+        let error = controller.run(CONFIG).unwrap_err();
+        assert!(matches!(error, BringUpError::Info(InfoError::ControllerId { .. })));
+        assert!(error.is_permanent());
+    }
+}

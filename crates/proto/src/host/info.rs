@@ -1,0 +1,425 @@
+//! What Identify says about a controller and its namespaces, checked as hard as Linux checks it.
+
+use std::fmt;
+
+use crate::nvme::{ControllerId, NamespaceId, Nqn};
+
+/// Bytes of an Identify data structure.
+pub const IDENTIFY_LEN: usize = 4096;
+/// Smallest IOCCSZ: room for a submission queue entry, in units of 16 bytes.
+const MIN_IOCCSZ: u32 = 4;
+/// Smallest IORCSZ: room for a completion queue entry, in units of 16 bytes.
+const MIN_IORCSZ: u32 = 1;
+/// Bytes of a submission queue entry in a capsule.
+const SQE_LEN: u32 = 64;
+/// More in-capsule data than this is never used, whatever the controller offers.
+const MAX_IN_CAPSULE_BYTES: u32 = 1 << 20;
+/// Logical block sizes that we can use: 512 bytes to 64 KiB, as powers of two.
+const LBADS_RANGE: std::ops::RangeInclusive<u8> = 9..=16;
+
+/// What a controller is and can do (Identify CNS 01h; Base 2.0, figure 276).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerInfo {
+    /// CNTLID.
+    pub cntlid: ControllerId,
+    /// VER: the NVMe version, e.g. 0001_0400h.
+    pub version: u32,
+    /// SN: serial number.
+    pub serial: String,
+    /// MN: model number.
+    pub model: String,
+    /// FR: firmware revision.
+    pub firmware: String,
+    /// SUBNQN, if the field holds an NQN.
+    pub subnqn: Option<Nqn>,
+    /// CNTRLTYPE: 1 I/O, 2 discovery, 0 not reported.
+    pub controller_type: u8,
+    /// MDTS in bytes; `None` when the controller sets no limit.
+    pub max_transfer_bytes: Option<u64>,
+    /// In-capsule data that a command on an I/O queue may carry (from IOCCSZ).
+    pub in_capsule_bytes: u32,
+    /// KAS: keep alive granularity in 100 ms; 0 for no keep alive.
+    pub kas: u16,
+    /// NN: number of namespaces, the highest NSID.
+    pub namespace_count: u32,
+    /// OAES: asynchronous events that it can send.
+    pub oaes: u32,
+    /// ONCS: optional I/O commands that it has.
+    pub oncs: u16,
+    /// AERL: asynchronous event requests it takes, 0's based.
+    pub aerl: u8,
+    /// VWC bit 0: there is a volatile write cache.
+    pub volatile_write_cache: bool,
+    /// The whole structure.
+    pub raw: Box<[u8; IDENTIFY_LEN]>,
+}
+
+/// ONCS bits (Base 2.0, figure 276).
+pub mod oncs {
+    /// Compare.
+    pub const COMPARE: u16 = 1 << 0;
+    /// Dataset Management.
+    pub const DATASET_MANAGEMENT: u16 = 1 << 2;
+    /// Write Zeroes.
+    pub const WRITE_ZEROES: u16 = 1 << 3;
+}
+
+/// Why a controller or namespace cannot be used by this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InfoError {
+    /// Fewer bytes than the structure has.
+    Short,
+    /// CNTLID is not the one of the answer to Connect.
+    ControllerId {
+        /// From Connect.
+        expected: ControllerId,
+        /// From Identify.
+        found: ControllerId,
+    },
+    /// KAS is 0, though we asked for keep alive.
+    NoKeepAlive,
+    /// IOCCSZ has no room for a command.
+    CommandCapsule(u32),
+    /// IORCSZ has no room for a response.
+    ResponseCapsule(u32),
+    /// ICDOFF is not 0.
+    InCapsuleOffset(u16),
+    /// SGLS says that there are no SGLs.
+    NoSgls,
+    /// LBADS names a block size that we cannot use.
+    BlockSize(u8),
+    /// The blocks carry metadata.
+    Metadata(u16),
+    /// The capacity does not fit 64 bits.
+    Capacity(u64),
+}
+
+impl fmt::Display for InfoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short => write!(f, "the identify structure is incomplete"),
+            Self::ControllerId { expected, found } => {
+                write!(f, "Connect gave controller {expected}, Identify is of {found}")
+            }
+            Self::NoKeepAlive => write!(f, "the controller does not support keep alive (KAS is 0)"),
+            Self::CommandCapsule(size) => write!(f, "command capsules are too small (IOCCSZ is {size})"),
+            Self::ResponseCapsule(size) => write!(f, "response capsules are too small (IORCSZ is {size})"),
+            Self::InCapsuleOffset(offset) => write!(f, "in-capsule data have an offset (ICDOFF is {offset})"),
+            Self::NoSgls => write!(f, "the controller does not support SGLs"),
+            Self::BlockSize(lbads) => write!(f, "blocks of 2^{lbads} bytes cannot be used"),
+            Self::Metadata(bytes) => write!(f, "blocks with {bytes} bytes of metadata cannot be used"),
+            Self::Capacity(blocks) => write!(f, "{blocks} blocks are more than 2^64 bytes"),
+        }
+    }
+}
+
+impl std::error::Error for InfoError {}
+
+/// Little-endian numbers at constant offsets of an Identify structure.
+struct Fields<'a>(&'a [u8; IDENTIFY_LEN]);
+
+impl Fields<'_> {
+    fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let mut out = [0; N];
+        out.copy_from_slice(&self.0[offset..offset + N]);
+        out
+    }
+
+    fn u8(&self, offset: usize) -> u8 {
+        self.0[offset]
+    }
+
+    fn u16(&self, offset: usize) -> u16 {
+        u16::from_le_bytes(self.bytes(offset))
+    }
+
+    fn u32(&self, offset: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(offset))
+    }
+
+    fn u64(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(offset))
+    }
+
+    /// ASCII, space padded; anything else in it is shown as a replacement.
+    fn text<const N: usize>(&self, offset: usize) -> String {
+        String::from_utf8_lossy(&self.bytes::<N>(offset)).trim_matches(['\0', ' ']).to_owned()
+    }
+}
+
+fn whole(data: &[u8]) -> Result<&[u8; IDENTIFY_LEN], InfoError> {
+    data.first_chunk().ok_or(InfoError::Short)
+}
+
+impl ControllerInfo {
+    /// Reads the structure.
+    ///
+    /// # Errors
+    /// When it is short.
+    pub fn parse(data: &[u8]) -> Result<Self, InfoError> {
+        let raw = whole(data)?;
+        let fields = Fields(raw);
+        let mdts = u32::from(fields.u8(77));
+        let capsule_bytes = fields.u32(1792).saturating_mul(16);
+        Ok(Self {
+            cntlid: ControllerId(fields.u16(78)),
+            version: fields.u32(80),
+            serial: fields.text::<20>(4),
+            model: fields.text::<40>(24),
+            firmware: fields.text::<8>(64),
+            subnqn: Nqn::from_field(&fields.bytes(768)).ok(),
+            controller_type: fields.u8(111),
+            // In units of CAP.MPSMIN; bring-up accepts 4 KiB only. 0 is no limit.
+            max_transfer_bytes: (mdts > 0).then(|| 4096u64.checked_shl(mdts)).flatten(),
+            in_capsule_bytes: capsule_bytes.saturating_sub(SQE_LEN).min(MAX_IN_CAPSULE_BYTES),
+            kas: fields.u16(320),
+            namespace_count: fields.u32(516),
+            oaes: fields.u32(92),
+            oncs: fields.u16(520),
+            aerl: fields.u8(259),
+            volatile_write_cache: fields.u8(525) & 1 != 0,
+            raw: Box::new(*raw),
+        })
+    }
+
+    /// Whether an I/O controller is one that we can use, as hard as Linux checks it.
+    ///
+    /// # Errors
+    /// The first reason why not.
+    pub fn check(&self, cntlid: ControllerId, discovery: bool, keep_alive: bool) -> Result<(), InfoError> {
+        let fields = Fields(&self.raw);
+        if self.cntlid != cntlid {
+            return Err(InfoError::ControllerId { expected: cntlid, found: self.cntlid });
+        }
+        // SGLS bits 1:0: 1 without, 2 with dword alignment (Base 2.0, figure 276).
+        if !matches!(fields.u32(536) & 0b11, 1 | 2) {
+            return Err(InfoError::NoSgls);
+        }
+        if discovery {
+            return Ok(());
+        }
+        if keep_alive && self.kas == 0 {
+            return Err(InfoError::NoKeepAlive);
+        }
+        let (ioccsz, iorcsz, icdoff) = (fields.u32(1792), fields.u32(1796), fields.u16(1800));
+        if ioccsz < MIN_IOCCSZ {
+            return Err(InfoError::CommandCapsule(ioccsz));
+        }
+        if iorcsz < MIN_IORCSZ {
+            return Err(InfoError::ResponseCapsule(iorcsz));
+        }
+        if icdoff != 0 {
+            return Err(InfoError::InCapsuleOffset(icdoff));
+        }
+        Ok(())
+    }
+
+    /// Whether it reads Compare, Dataset Management, Write Zeroes ([`oncs`]).
+    #[must_use]
+    pub fn supports(&self, oncs_bit: u16) -> bool {
+        self.oncs & oncs_bit != 0
+    }
+}
+
+/// What a namespace is and can do (Identify CNS 00h, NVM Command Set 1.0, figure 97; CNS 03h).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// NSID.
+    pub nsid: NamespaceId,
+    /// NSZE: size in blocks.
+    pub block_count: u64,
+    /// NCAP: blocks that may be allocated at one time.
+    pub capacity_blocks: u64,
+    /// NUSE: blocks allocated.
+    pub used_blocks: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Preferred write granularity in bytes (NPWG), else the block size.
+    pub physical_block_size: u32,
+    /// NSATTR bit 0: write protected.
+    pub read_only: bool,
+    /// DLFEAT bits 2:0 are 1: deallocated blocks read zeroes.
+    pub deallocate_zeroes: bool,
+    /// NGUID, zeroes for none.
+    pub nguid: [u8; 16],
+    /// EUI64, zeroes for none.
+    pub eui64: [u8; 8],
+    /// UUID, zeroes for none.
+    pub uuid: [u8; 16],
+}
+
+impl NamespaceInfo {
+    /// Reads the structure; `None` for an inactive namespace (NCAP is 0).
+    ///
+    /// # Errors
+    /// When the namespace is not one that we can use.
+    pub fn parse(nsid: NamespaceId, data: &[u8]) -> Result<Option<Self>, InfoError> {
+        let fields = Fields(whole(data)?);
+        let capacity_blocks = fields.u64(8);
+        if capacity_blocks == 0 {
+            return Ok(None);
+        }
+        // FLBAS bits 3:0, and 6:5 above them when there are more than 16 formats.
+        let flbas = fields.u8(26);
+        let high = if fields.u8(25) >= 16 { (flbas >> 5 & 0b11) << 4 } else { 0 };
+        let format = 128 + 4 * usize::from(high | flbas & 0xf);
+        let (metadata, lbads) = (fields.u16(format), fields.u8(format + 2));
+        if !LBADS_RANGE.contains(&lbads) {
+            return Err(InfoError::BlockSize(lbads));
+        }
+        if metadata != 0 {
+            return Err(InfoError::Metadata(metadata));
+        }
+        let (block_size, block_count) = (1u32 << lbads, fields.u64(0));
+        block_count.checked_mul(u64::from(block_size)).ok_or(InfoError::Capacity(block_count))?;
+        // NSFEAT bit 4: NPWG is valid, in blocks, 0's based.
+        let granules = if fields.u8(24) & 1 << 4 != 0 { u32::from(fields.u16(64)) + 1 } else { 1 };
+        Ok(Some(Self {
+            nsid,
+            block_count,
+            capacity_blocks,
+            used_blocks: fields.u64(16),
+            block_size,
+            physical_block_size: granules.checked_mul(block_size).unwrap_or(block_size),
+            read_only: fields.u8(99) & 1 != 0,
+            deallocate_zeroes: fields.u8(33) & 0b111 == 1,
+            nguid: fields.bytes(104),
+            eui64: fields.bytes(120),
+            uuid: [0; 16],
+        }))
+    }
+
+    /// Adds the identifiers of a Namespace Identification Descriptor list (Base 2.0, figure 277).
+    /// A malformed list adds what is before the mistake.
+    pub fn add_descriptors(&mut self, mut list: &[u8]) {
+        while let Some(([kind, len, _, _], rest)) = list.split_first_chunk() {
+            let Some((value, after)) = rest.split_at_checked(usize::from(*len)) else { return };
+            match (kind, value.len()) {
+                (_, 0) => return,
+                (1, 8) => self.eui64.copy_from_slice(value),
+                (2, 16) => self.nguid.copy_from_slice(value),
+                (3, 16) => self.uuid.copy_from_slice(value),
+                _ => {}
+            }
+            list = after;
+        }
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.block_count * u64::from(self.block_size) // checked in `parse`
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An Identify Controller structure that Linux would accept.
+    pub(crate) fn controller_page(cntlid: u16) -> [u8; IDENTIFY_LEN] {
+        let mut page = [0; IDENTIFY_LEN];
+        page[4..24].fill(b' ');
+        page[4..8].copy_from_slice(b"SN01");
+        page[24..64].fill(b' ');
+        page[24..29].copy_from_slice(b"Model");
+        page[77] = 5;
+        page[78..80].copy_from_slice(&cntlid.to_le_bytes());
+        page[80..84].copy_from_slice(&0x0001_0400u32.to_le_bytes());
+        page[92..96].copy_from_slice(&(1u32 << 8).to_le_bytes());
+        page[320..322].copy_from_slice(&10u16.to_le_bytes());
+        page[516..520].copy_from_slice(&4u32.to_le_bytes());
+        page[536..540].copy_from_slice(&1u32.to_le_bytes());
+        page[1792..1796].copy_from_slice(&516u32.to_le_bytes());
+        page[1796..1800].copy_from_slice(&1u32.to_le_bytes());
+        page
+    }
+
+    /// An Identify Namespace structure: `blocks` of 4096 bytes.
+    pub(crate) fn namespace_page(blocks: u64) -> [u8; IDENTIFY_LEN] {
+        let mut page = [0; IDENTIFY_LEN];
+        page[0..8].copy_from_slice(&blocks.to_le_bytes());
+        page[8..16].copy_from_slice(&blocks.to_le_bytes());
+        page[130] = 12;
+        page
+    }
+
+    #[test]
+    fn controller_fields() {
+        let info = ControllerInfo::parse(&controller_page(7)).unwrap();
+        assert_eq!((info.serial.as_str(), info.model.as_str()), ("SN01", "Model"));
+        assert_eq!(info.max_transfer_bytes, Some(131_072));
+        assert_eq!(info.in_capsule_bytes, 8192);
+        assert_eq!(info.check(ControllerId(7), false, true), Ok(()));
+    }
+
+    #[test]
+    fn controllers_that_linux_refuses() {
+        let check = |offset: usize, value: u8, expected| {
+            let mut page = controller_page(7);
+            page[offset] = value;
+            let info = ControllerInfo::parse(&page).unwrap();
+            assert_eq!(info.check(ControllerId(7), false, true), Err(expected));
+        };
+        check(78, 8, InfoError::ControllerId { expected: ControllerId(7), found: ControllerId(8) });
+        check(320, 0, InfoError::NoKeepAlive);
+        check(1796, 0, InfoError::ResponseCapsule(0));
+        check(1800, 1, InfoError::InCapsuleOffset(1));
+        check(536, 0, InfoError::NoSgls);
+        let mut page = controller_page(7);
+        page[1792..1796].copy_from_slice(&3u32.to_le_bytes());
+        let info = ControllerInfo::parse(&page).unwrap();
+        assert_eq!(info.check(ControllerId(7), false, true), Err(InfoError::CommandCapsule(3)));
+        assert_eq!(ControllerInfo::parse(&[0; 4095]), Err(InfoError::Short));
+    }
+
+    #[test]
+    fn a_discovery_controller_needs_less() {
+        let mut page = controller_page(7);
+        page[320] = 0;
+        page[1792..1800].fill(0);
+        let info = ControllerInfo::parse(&page).unwrap();
+        assert_eq!(info.check(ControllerId(7), true, true), Ok(()));
+    }
+
+    #[test]
+    fn namespace_fields() {
+        let info = NamespaceInfo::parse(NamespaceId(1), &namespace_page(100)).unwrap().unwrap();
+        assert_eq!((info.block_size, info.size_bytes()), (4096, 409_600));
+        assert_eq!(NamespaceInfo::parse(NamespaceId(1), &namespace_page(0)), Ok(None));
+        let mut page = namespace_page(1);
+        page[130] = 8;
+        assert_eq!(NamespaceInfo::parse(NamespaceId(1), &page), Err(InfoError::BlockSize(8)));
+        let huge = NamespaceInfo::parse(NamespaceId(1), &namespace_page(1 << 60));
+        assert_eq!(huge, Err(InfoError::Capacity(1 << 60)));
+    }
+
+    #[test]
+    fn descriptors() {
+        let mut info = NamespaceInfo::parse(NamespaceId(1), &namespace_page(1)).unwrap().unwrap();
+        let mut list = vec![2, 16, 0, 0];
+        list.extend([2; 16]);
+        list.extend([4, 1, 0, 0, 0]);
+        list.extend([3, 16, 0, 0]);
+        list.extend([3; 16]);
+        list.extend([0; 8]);
+        info.add_descriptors(&list);
+        assert_eq!((info.nguid, info.uuid, info.eui64), ([2; 16], [3; 16], [0; 8]));
+        info.add_descriptors(&[1, 8, 0, 0, 1]);
+        assert_eq!(info.eui64, [0; 8], "a truncated descriptor is not read");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_panic(data in prop::collection::vec(any::<u8>(), 4096)) {
+            let info = ControllerInfo::parse(&data).unwrap();
+            let _ = info.check(ControllerId(0), false, true);
+            if let Ok(Some(mut info)) = NamespaceInfo::parse(NamespaceId(1), &data) {
+                info.add_descriptors(&data);
+                let _ = info.size_bytes();
+            }
+        }
+    }
+}

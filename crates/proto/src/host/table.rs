@@ -1,0 +1,188 @@
+//! Commands in flight: identifiers with generations, so that a stale completion finds nobody.
+
+use crate::nvme::CommandId;
+
+/// Most commands that a table can hold. CIDs have 16 bits; at least 4 are left for generations.
+pub const MAX_SLOTS: u16 = 1 << 12;
+
+/// The commands of one queue that have not completed.
+///
+/// A command's CID is its slot in the low bits and the slot's generation above: an identifier
+/// that was used before does not match the slot's next command. Completing a command moves its
+/// entry out of the table, so it cannot complete twice. Nothing is allocated after [`Self::new`].
+#[derive(Debug)]
+pub struct CommandTable<T> {
+    slots: Box<[Slot<T>]>,
+    /// Unused slots; the one used last goes out first, while it is in the cache.
+    free: Vec<u16>,
+    /// log2 of the number of slots: where the generation begins in a CID.
+    slot_bits: u32,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    /// Changes when the command leaves; truncated to the bits that a CID has for it.
+    generation: u16,
+    entry: Option<T>,
+}
+
+impl<T> CommandTable<T> {
+    /// A table for at least `commands` commands: the next power of two of slots.
+    ///
+    /// # Panics
+    /// When `commands` is 0 or more than [`MAX_SLOTS`].
+    #[must_use]
+    pub fn new(commands: u16) -> Self {
+        assert!((1..=MAX_SLOTS).contains(&commands), "{commands} commands in a table");
+        let count = commands.next_power_of_two();
+        let slots = (0..count).map(|_| Slot { generation: 0, entry: None }).collect();
+        Self { slots, free: (0..count).rev().collect(), slot_bits: count.trailing_zeros() }
+    }
+
+    /// Number of slots, a power of two.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Commands in the table.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether there is no command.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts a command in and names it.
+    ///
+    /// # Errors
+    /// Gives the entry back when the table is full.
+    pub fn insert(&mut self, entry: T) -> Result<CommandId, T> {
+        let Some(slot) = self.free.pop() else { return Err(entry) };
+        let place = &mut self.slots[usize::from(slot)];
+        debug_assert!(place.entry.is_none());
+        place.entry = Some(entry);
+        Ok(self.id_of(slot))
+    }
+
+    /// The command of this name, if it is still in flight.
+    #[must_use]
+    pub fn get(&self, cid: CommandId) -> Option<&T> {
+        let slot = self.slot_of(cid)?;
+        self.slots[slot].entry.as_ref()
+    }
+
+    /// As [`Self::get`], to change it.
+    #[must_use]
+    pub fn get_mut(&mut self, cid: CommandId) -> Option<&mut T> {
+        let slot = self.slot_of(cid)?;
+        self.slots[slot].entry.as_mut()
+    }
+
+    /// Takes the command out, once; its name is stale from now on.
+    #[must_use]
+    pub fn remove(&mut self, cid: CommandId) -> Option<T> {
+        let index = self.slot_of(cid)?;
+        let slot = &mut self.slots[index];
+        let entry = slot.entry.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(cid.0 & self.slot_mask());
+        Some(entry)
+    }
+
+    /// The names of all commands in flight, by slot.
+    pub fn ids(&self) -> impl Iterator<Item = CommandId> {
+        (0u16..).zip(&self.slots).filter(|(_, slot)| slot.entry.is_some()).map(|(index, _)| self.id_of(index))
+    }
+
+    fn slot_mask(&self) -> u16 {
+        (1 << self.slot_bits) - 1
+    }
+
+    fn id_of(&self, slot: u16) -> CommandId {
+        let generation = self.slots[usize::from(slot)].generation;
+        CommandId(generation.wrapping_shl(self.slot_bits) | slot)
+    }
+
+    /// The slot that `cid` names if its generation is the slot's own.
+    fn slot_of(&self, cid: CommandId) -> Option<usize> {
+        let slot = cid.0 & self.slot_mask();
+        (self.id_of(slot) == cid).then_some(usize::from(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_name_is_used_once() {
+        let mut table = CommandTable::new(4);
+        let first = table.insert('a').unwrap();
+        assert_eq!(table.remove(first), Some('a'));
+        assert_eq!(table.remove(first), None);
+        let second = table.insert('b').unwrap();
+        assert_eq!(second.0 & 3, first.0 & 3, "the hot slot is used again");
+        assert_ne!(second, first);
+        assert_eq!((table.get(first), table.get(second)), (None, Some(&'b')));
+    }
+
+    #[test]
+    fn a_full_table_gives_the_entry_back() {
+        let mut table = CommandTable::new(3);
+        assert_eq!(table.capacity(), 4);
+        for entry in 0..4 {
+            table.insert(entry).unwrap();
+        }
+        assert_eq!(table.insert(9), Err(9));
+        assert_eq!(table.ids().count(), 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "commands in a table")]
+    fn the_size_is_checked() {
+        let _ = CommandTable::<()>::new(MAX_SLOTS + 1);
+    }
+
+    proptest! {
+        /// Against a plain map: every live name finds its own entry, every other name nothing.
+        #[test]
+        fn matches_a_map(
+            commands in 1u16..=64,
+            steps in prop::collection::vec((any::<bool>(), any::<u16>()), 1..400),
+        ) {
+            let mut table = CommandTable::new(commands);
+            let mut model: HashMap<u16, u32> = HashMap::new();
+            let mut live: Vec<u16> = Vec::new();
+            let mut retired: Vec<u16> = Vec::new();
+            for (number, (insert, pick)) in (0u32..).zip(steps) {
+                if insert {
+                    match table.insert(number) {
+                        Ok(cid) => {
+                            prop_assert!(model.insert(cid.0, number).is_none());
+                            live.push(cid.0);
+                        }
+                        Err(_) => prop_assert_eq!(model.len(), table.capacity()),
+                    }
+                } else if let Some(index) = usize::from(pick).checked_rem(live.len()) {
+                    let cid = live.swap_remove(index);
+                    prop_assert_eq!(table.remove(CommandId(cid)), model.remove(&cid));
+                    retired.push(cid);
+                }
+                prop_assert_eq!(table.len(), model.len());
+                prop_assert_eq!(table.get(CommandId(pick)).copied(), model.get(&pick).copied());
+                for &cid in retired.iter().filter(|cid| !model.contains_key(cid)) {
+                    prop_assert_eq!(table.get_mut(CommandId(cid)), None);
+                }
+            }
+        }
+    }
+}
