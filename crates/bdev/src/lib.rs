@@ -2,11 +2,52 @@
 //!
 //! A [`Bdev`] describes a device and is shared by all cores; a [`Channel`] is one core's way to
 //! it. Requests complete in any order, at once or later, into a list of [`Done`].
+//!
+//! [`open`] makes a device from a [`DeviceSpec`], the device grammar of the command line:
+//!
+//! ```
+//! let identity = raceline_bdev::Identity::of_this_machine();
+//! let device = raceline_bdev::open(&"ram:1M,bs=4096".parse()?, &identity)?;
+//! assert_eq!(device.info().block_count, 256);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod block;
+mod claim;
+mod delay;
+mod disk;
+mod disk_channel;
+mod error;
+mod file;
+mod identity;
+mod limits;
+mod null;
+mod op_kind;
+mod open;
+mod probe;
+mod ram;
+mod size;
+mod slots;
+mod spec;
 
 use std::sync::Arc;
 
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, IoBuf, SharedBuf};
+
+pub use delay::{DelayBdev, DelayError, Delays};
+pub use error::{ErrorBdev, ErrorControl, ErrorRule, RuleError};
+pub use identity::Identity;
+pub use null::NullBdev;
+pub use op_kind::OpKind;
+pub use open::{OpenError, open};
+pub use ram::RamBdev;
+pub use size::{ByteSize, SizeError};
+pub use spec::{Backing, BlockSize, DeviceSpec, SpecError, SpecProblem};
+
+/// The bit of [`raceline_reactor::Token::index`] that belongs to wrappers such as [`DelayBdev`]:
+/// a channel that may be wrapped leaves it clear in the tokens of its own operations.
+pub const WRAPPER_INDEX: u32 = 1 << 31;
 
 /// What a device is and can do. Constant while it is open; a change is a new description.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +173,15 @@ pub trait Bdev: Send + Sync {
     /// # Errors
     /// When the device cannot be used from this core.
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>>;
+
+    /// True since a flush or durable write failed: acknowledged data may be lost, and every
+    /// flush and durable write fails until [`Bdev::reset_write_fault`].
+    fn write_fault(&self) -> bool {
+        false
+    }
+
+    /// An operator has made good what was lost: flushes are tried again.
+    fn reset_write_fault(&self) {}
 }
 
 /// One core's way to a device.
@@ -140,7 +190,12 @@ pub trait Channel {
     fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>);
 
     /// Takes a completion of an operation that this channel started.
-    fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion, done: &mut Vec<Done>);
+    fn handle_completion(
+        &mut self,
+        cx: &mut Context<'_>,
+        completion: Completion,
+        done: &mut Vec<Done>,
+    );
 
     /// Called once per turn of the loop, after `submit`s: send what is ready to go.
     fn flush(&mut self, _cx: &mut Context<'_>, _done: &mut Vec<Done>) {}

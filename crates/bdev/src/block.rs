@@ -1,0 +1,81 @@
+//! Block devices: opened exclusively, described by what the kernel says of their queue.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use crate::claim::{Claim, Object, block_holder, object_of};
+use crate::disk::DiskBdev;
+use crate::open::{choose_block_size, new_info, open_failed};
+use crate::probe::BlockQueue;
+use crate::{BdevInfo, DeviceSpec, Identity, OpenError};
+
+/// Opens a block device that nothing else uses: the kernel refuses O_EXCL for one that is
+/// mounted, part of another device, swapped to, or opened so by another program.
+pub(crate) fn open(
+    spec: &DeviceSpec,
+    path: &Path,
+    identity: &Identity,
+) -> Result<DiskBdev, OpenError> {
+    let failed = |action| move |source| OpenError::Io { path: path.into(), action, source };
+    let not_found = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => OpenError::WrongKind {
+            path: path.into(),
+            found: "not there",
+            advice: "lsblk lists the block devices of this machine",
+        },
+        _ => open_failed(path, spec.read_only, error),
+    };
+    let canonical = fs::canonicalize(path).map_err(not_found)?;
+    let metadata = fs::metadata(&canonical).map_err(not_found)?;
+    let Some(object @ Object::Block { device }) = object_of(&metadata) else {
+        return Err(OpenError::WrongKind {
+            path: path.into(),
+            found: "not a block device",
+            advice: "write file: before the path if it is a file",
+        });
+    };
+    let claim = Claim::new(object, &canonical).map_err(|other| OpenError::InUse {
+        path: path.into(),
+        holder: format!("this process has it open already as `{}`", other.display()),
+    })?;
+    let queue = BlockQueue::of(device).map_err(failed("read its properties in /sys"))?;
+    if queue.bytes == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    if queue.read_only && !spec.read_only {
+        return Err(OpenError::ReadOnly(path.into()));
+    }
+
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!spec.read_only)
+        .custom_flags(libc::O_DIRECT | libc::O_EXCL)
+        .open(&canonical)
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => {
+                OpenError::InUse { path: path.into(), holder: block_holder(device) }
+            }
+            _ => open_failed(path, spec.read_only, error),
+        })?;
+    let still_it = file.metadata().is_ok_and(|metadata| object_of(&metadata) == Some(object));
+    if !still_it {
+        return Err(failed("open it")(io::Error::other("it was replaced meanwhile; try again")));
+    }
+    let logical = rustix::fs::ioctl_blksszget(&file).unwrap_or(queue.logical_block_size);
+    let block_size = choose_block_size(spec, path, logical, queue.bytes)?;
+
+    let uuid = identity.of_block(&canonical, queue.wwid.as_deref());
+    let name = canonical.display().to_string();
+    let releases = queue.zeroing_discard && !spec.read_only;
+    let info = BdevInfo {
+        physical_block_size: queue.physical_block_size.max(block_size),
+        // Direct I/O passes the page cache, so a write-through queue holds nothing back.
+        volatile_write_cache: queue.write_back,
+        deallocate: releases,
+        deallocate_zeroes: releases,
+        ..new_info(spec, name, block_size, queue.bytes / u64::from(block_size), uuid)
+    };
+    Ok(DiskBdev::new(file, false, info, claim))
+}

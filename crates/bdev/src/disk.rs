@@ -1,0 +1,214 @@
+//! The engine under files and block devices: reads, writes, flushes and zeroes on an open file.
+//!
+//! What it promises (and a power cut does not break): a completed durable (FUA) write, and every
+//! write that was completed before a flush was submitted, on any core, once that flush completes.
+//!
+//! * A flush is fdatasync(2). One runs per channel; those that come meanwhile wait together for
+//!   the next, because the one that runs may have passed over what they must cover.
+//! * After a failed fdatasync the kernel may forget the pages it could not write, and the next
+//!   call may succeed without them. So the first failure fails every later flush and durable
+//!   write of the device, on all cores, until an operator has acted
+//!   ([`crate::Bdev::reset_write_fault`]).
+//! * The kernel reports a write-back error once to each open file description. Each channel has
+//!   a description of its own, or one core's success could hide another's failure.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use raceline_reactor::Context;
+
+use crate::claim::Claim;
+use crate::disk_channel::DiskChannel;
+use crate::{Bdev, BdevError, BdevInfo, Channel};
+
+/// A file or block device.
+pub(crate) struct DiskBdev {
+    /// Holds the lock on a file, and the exclusive use of a block device.
+    file: File,
+    shared: Arc<Shared>,
+    _claim: Claim,
+}
+
+/// What the channels of one device have in common.
+pub(crate) struct Shared {
+    pub(crate) info: BdevInfo,
+    /// Through the page cache.
+    buffered: bool,
+    /// A flush or durable write has failed; nobody may be told that data is safe.
+    write_failed: AtomicBool,
+    /// FALLOC_FL_PUNCH_HOLE works, as far as is known.
+    pub(crate) punch_hole: AtomicBool,
+    /// FALLOC_FL_ZERO_RANGE works, as far as is known.
+    pub(crate) zero_range: AtomicBool,
+    /// Said that the file has become shorter.
+    reported_end: AtomicBool,
+    /// Said that the device is gone.
+    reported_gone: AtomicBool,
+}
+
+impl DiskBdev {
+    pub(crate) fn new(file: File, buffered: bool, info: BdevInfo, claim: Claim) -> Self {
+        Self { file, shared: Arc::new(Shared::new(info, buffered)), _claim: claim }
+    }
+
+    /// Opens what `file` is once more, with a write-back error cursor of its own.
+    fn reopen(&self) -> io::Result<File> {
+        OpenOptions::new()
+            .read(true)
+            .write(!self.shared.info.read_only)
+            .custom_flags(if self.shared.buffered { 0 } else { libc::O_DIRECT })
+            .open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+}
+
+impl Bdev for DiskBdev {
+    fn info(&self) -> BdevInfo {
+        self.shared.info.clone()
+    }
+
+    fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {
+        let file = cx.io.register_file(Arc::new(self.reopen()?));
+        Ok(Box::new(DiskChannel::new(Arc::clone(&self.shared), file, owner)))
+    }
+
+    fn write_fault(&self) -> bool {
+        self.shared.write_failed()
+    }
+
+    fn reset_write_fault(&self) {
+        if self.shared.write_failed.swap(false, Ordering::AcqRel) {
+            tracing::warn!("{}: the operator has reset its write fault", self.shared.info.name);
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(info: BdevInfo, buffered: bool) -> Self {
+        Self {
+            buffered,
+            punch_hole: AtomicBool::new(info.deallocate),
+            zero_range: AtomicBool::new(true),
+            write_failed: AtomicBool::new(false),
+            reported_end: AtomicBool::new(false),
+            reported_gone: AtomicBool::new(false),
+            info,
+        }
+    }
+
+    pub(crate) fn write_failed(&self) -> bool {
+        self.write_failed.load(Ordering::Acquire)
+    }
+
+    /// Turns the result of a flush or durable write into what may be told: nothing is safe once
+    /// one of them has failed.
+    ///
+    /// A durable write that found no space is the exception: nothing that was acknowledged
+    /// before depends on it, unless that is still in the page cache.
+    pub(crate) fn durable_result(
+        &self,
+        result: Result<(), BdevError>,
+        is_sync: bool,
+    ) -> Result<(), BdevError> {
+        match result {
+            Ok(()) if self.write_failed() => Err(BdevError::WriteFault),
+            Ok(()) => Ok(()),
+            Err(error @ (BdevError::NoSpace | BdevError::Transient))
+                if !is_sync && !self.buffered =>
+            {
+                Err(error)
+            }
+            Err(error) => {
+                if !self.write_failed.swap(true, Ordering::AcqRel) {
+                    tracing::error!(
+                        "{}: a flush or durable write failed ({error:?}); acknowledged data may be lost. \
+                         Every flush and durable write fails from now on: check the medium, restore what \
+                         is lost, then reset the write fault or restart",
+                        self.info.name
+                    );
+                }
+                Err(if error == BdevError::Gone { error } else { BdevError::WriteFault })
+            }
+        }
+    }
+
+    /// The error of an operation in terms of the device; what needs an operator is logged once.
+    pub(crate) fn device_error(&self, error: &io::Error, fault: BdevError) -> BdevError {
+        let mapped = map_error(error, fault);
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            if !self.reported_end.swap(true, Ordering::Relaxed) {
+                tracing::error!(
+                    "{}: shorter than when it was opened; reads beyond its end fail. Stop the \
+                     export, restore the file (truncate -s {} makes the lost part read zeroes), \
+                     and start again",
+                    self.info.name,
+                    self.info.block_count * u64::from(self.info.block_size)
+                );
+            }
+        } else if mapped == BdevError::Gone {
+            if !self.reported_gone.swap(true, Ordering::Relaxed) {
+                tracing::error!("{}: the device is gone: {error}", self.info.name);
+            }
+        } else {
+            tracing::debug!("{}: {fault:?}: {error}", self.info.name);
+        }
+        mapped
+    }
+}
+
+/// Maps an errno; `fault` is what a failure of the medium is called.
+fn map_error(error: &io::Error, fault: BdevError) -> BdevError {
+    let Some(errno) = error.raw_os_error() else {
+        return match error.kind() {
+            io::ErrorKind::WriteZero | io::ErrorKind::StorageFull => BdevError::NoSpace,
+            io::ErrorKind::Unsupported => BdevError::NotSupported,
+            _ => fault, // UnexpectedEof: the data is not there
+        };
+    };
+    match errno {
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => BdevError::NoSpace,
+        libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESTALE | libc::ESHUTDOWN => {
+            BdevError::Gone
+        }
+        libc::EROFS | libc::EPERM | libc::EACCES => BdevError::ReadOnly,
+        libc::EOPNOTSUPP | libc::ENOSYS => BdevError::NotSupported,
+        libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => BdevError::Transient,
+        libc::ECANCELED if fault == BdevError::ReadFault => BdevError::Transient,
+        libc::ECANCELED => BdevError::Unknown,
+        libc::EINVAL | libc::EBADF | libc::EFAULT => BdevError::Internal,
+        // EIO, and what the block layer reports for media, integrity and transport errors
+        _ => fault,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_their_meaning() {
+        for (errno, read, write) in [
+            (libc::EIO, BdevError::ReadFault, BdevError::WriteFault),
+            (libc::ENODATA, BdevError::ReadFault, BdevError::WriteFault),
+            (libc::ENOSPC, BdevError::NoSpace, BdevError::NoSpace),
+            (libc::EDQUOT, BdevError::NoSpace, BdevError::NoSpace),
+            (libc::EFBIG, BdevError::NoSpace, BdevError::NoSpace),
+            (libc::ENODEV, BdevError::Gone, BdevError::Gone),
+            (libc::ENXIO, BdevError::Gone, BdevError::Gone),
+            (libc::EROFS, BdevError::ReadOnly, BdevError::ReadOnly),
+            (libc::EOPNOTSUPP, BdevError::NotSupported, BdevError::NotSupported),
+            (libc::EAGAIN, BdevError::Transient, BdevError::Transient),
+            (libc::ECANCELED, BdevError::Transient, BdevError::Unknown),
+            (libc::EINVAL, BdevError::Internal, BdevError::Internal),
+        ] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert_eq!(map_error(&error, BdevError::ReadFault), read, "{error}");
+            assert_eq!(map_error(&error, BdevError::WriteFault), write, "{error}");
+        }
+        let end = io::Error::from(io::ErrorKind::UnexpectedEof);
+        assert_eq!(map_error(&end, BdevError::ReadFault), BdevError::ReadFault);
+    }
+}

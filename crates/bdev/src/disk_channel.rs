@@ -1,0 +1,360 @@
+//! One core's way to a file or block device: requests become operations, completions answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use raceline_reactor::io::{AllocateMode, FileId};
+use raceline_reactor::send::Payload;
+use raceline_reactor::{Completion, Context, IoBuf, Outcome, SharedBuf, Token};
+
+use crate::disk::Shared;
+use crate::slots::{Key, Slots};
+use crate::{BdevError, Channel, Done, Op, Request};
+
+/// How many operations a channel can have in flight before it allocates.
+const EXPECTED_DEPTH: usize = 1024;
+
+/// How many flushes can wait before a channel allocates.
+const EXPECTED_FLUSHES: usize = 64;
+
+/// How often an operation is started again when the kernel was short of something for a moment.
+const RETRY_LIMIT: u8 = 4;
+
+/// The largest range given to one fallocate(2): a longer one is a chain, so that no system call
+/// takes minutes on a device that must write zeroes itself.
+const ALLOCATE_PIECE_BYTES: u64 = 1 << 30;
+
+/// The largest piece of zeroes written where fallocate(2) cannot zero.
+const ZERO_PIECE_BYTES: usize = 128 << 10;
+
+/// One core's operations on one open file.
+pub(crate) struct DiskChannel {
+    shared: Arc<Shared>,
+    file: FileId,
+    owner: u16,
+    operations: Slots<Operation>,
+    syncs: Syncs,
+    /// Written where zeroes must be written; made when first needed.
+    zeroes: Option<SharedBuf>,
+}
+
+/// An operation in flight, and what to do when it completes.
+#[derive(Debug)]
+enum Operation {
+    Read { tag: u64, offset: u64, retries: u8 },
+    Write { tag: u64, offset: u64, durable: bool, retries: u8 },
+    Sync,
+    Zero(Zeroing),
+}
+
+/// A range being zeroed or released, piece by piece.
+#[derive(Debug)]
+struct Zeroing {
+    tag: u64,
+    /// The part not yet done, with the piece in flight at its front.
+    offset: u64,
+    len: u64,
+    /// Length of the piece in flight.
+    piece: u64,
+    method: Method,
+    goal: Goal,
+}
+
+/// How a range is zeroed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    Allocate(AllocateMode),
+    WriteZeroes,
+}
+
+/// What the request asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goal {
+    Zero { durable: bool },
+    Release,
+}
+
+/// Requests that wait for fdatasync: those the running one covers, and those it may not.
+#[derive(Debug)]
+struct Syncs {
+    running: Vec<u64>,
+    waiting: Vec<u64>,
+}
+
+impl DiskChannel {
+    pub(crate) fn new(shared: Arc<Shared>, file: FileId, owner: u16) -> Self {
+        Self {
+            shared,
+            file,
+            owner,
+            operations: Slots::with_capacity(EXPECTED_DEPTH),
+            syncs: Syncs {
+                running: Vec::with_capacity(EXPECTED_FLUSHES),
+                waiting: Vec::with_capacity(EXPECTED_FLUSHES),
+            },
+            zeroes: None,
+        }
+    }
+
+    fn token(&mut self, operation: Operation) -> Token {
+        let Key { index, generation } = self.operations.insert(operation);
+        Token { owner: self.owner, generation, index }
+    }
+
+    fn start_read(&mut self, cx: &mut Context<'_>, tag: u64, offset: u64, buf: IoBuf, retries: u8) {
+        let token = self.token(Operation::Read { tag, offset, retries });
+        cx.io.read(self.file, buf, offset, token);
+    }
+
+    fn start_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        data: SharedBuf,
+        (tag, offset, durable, retries): (u64, u64, bool, u8),
+    ) {
+        let token = self.token(Operation::Write { tag, offset, durable, retries });
+        cx.io.write(self.file, data, offset, durable, token);
+    }
+
+    /// Completes `tag` after an fdatasync that starts from now on.
+    fn join_sync(&mut self, cx: &mut Context<'_>, tag: u64, done: &mut Vec<Done>) {
+        if self.shared.write_failed() {
+            return done.push(finished(tag, Err(BdevError::WriteFault)));
+        }
+        if self.syncs.running.is_empty() {
+            self.syncs.running.push(tag);
+            let token = self.token(Operation::Sync);
+            cx.io.sync(self.file, token);
+        } else {
+            self.syncs.waiting.push(tag);
+        }
+    }
+
+    fn handle_synced(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: Result<(), BdevError>,
+        done: &mut Vec<Done>,
+    ) {
+        let result = self.shared.durable_result(result, true);
+        done.extend(self.syncs.running.drain(..).map(|tag| finished(tag, result)));
+        if result.is_err() {
+            done.extend(self.syncs.waiting.drain(..).map(|tag| finished(tag, result)));
+        } else if !self.syncs.waiting.is_empty() {
+            std::mem::swap(&mut self.syncs.running, &mut self.syncs.waiting);
+            let token = self.token(Operation::Sync);
+            cx.io.sync(self.file, token);
+        }
+    }
+
+    /// The best way to zero or release that is not known to fail; `None` to leave a range that
+    /// is only to be released as it is.
+    fn method(&self, goal: Goal, may_release: bool) -> Option<Method> {
+        let works = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        if (may_release || goal == Goal::Release) && works(&self.shared.punch_hole) {
+            Some(Method::Allocate(AllocateMode::PunchHole))
+        } else if goal == Goal::Release {
+            None
+        } else if works(&self.shared.zero_range) {
+            Some(Method::Allocate(AllocateMode::ZeroRange))
+        } else {
+            Some(Method::WriteZeroes)
+        }
+    }
+
+    /// Starts the next piece, or finishes.
+    fn continue_zeroing(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut zeroing: Zeroing,
+        done: &mut Vec<Done>,
+    ) {
+        if zeroing.len == 0 {
+            return match zeroing.goal {
+                Goal::Zero { durable: true } => self.join_sync(cx, zeroing.tag, done),
+                _ => done.push(finished(zeroing.tag, Ok(()))),
+            };
+        }
+        let offset = zeroing.offset;
+        match zeroing.method {
+            Method::Allocate(mode) => {
+                let piece = zeroing.len.min(ALLOCATE_PIECE_BYTES);
+                zeroing.piece = piece;
+                let token = self.token(Operation::Zero(zeroing));
+                cx.io.allocate(self.file, mode, offset, piece, token);
+            }
+            Method::WriteZeroes => {
+                let data = self.zeroes(zeroing.len);
+                zeroing.piece = data.len() as u64;
+                let token = self.token(Operation::Zero(zeroing));
+                cx.io.write(self.file, data, offset, false, token);
+            }
+        }
+    }
+
+    /// Zeroes for at most one piece. They are outside the pool, whose buffers commands wait for.
+    fn zeroes(&mut self, len: u64) -> SharedBuf {
+        match usize::try_from(len) {
+            Ok(len) if len < ZERO_PIECE_BYTES => IoBuf::heap(len).share(),
+            _ => self.zeroes.get_or_insert_with(|| IoBuf::heap(ZERO_PIECE_BYTES).share()).clone(),
+        }
+    }
+
+    fn handle_zeroed(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut zeroing: Zeroing,
+        result: std::io::Result<()>,
+        done: &mut Vec<Done>,
+    ) {
+        let error = match result {
+            Ok(()) => {
+                zeroing.offset += zeroing.piece;
+                zeroing.len -= zeroing.piece;
+                return self.continue_zeroing(cx, zeroing, done);
+            }
+            Err(error) => self.shared.device_error(&error, BdevError::WriteFault),
+        };
+        // A file system or device says only when asked what it cannot do.
+        if let (Method::Allocate(mode), BdevError::NotSupported) = (zeroing.method, error) {
+            match mode {
+                AllocateMode::PunchHole => self.shared.punch_hole.store(false, Ordering::Relaxed),
+                AllocateMode::ZeroRange => self.shared.zero_range.store(false, Ordering::Relaxed),
+            }
+            match self.method(zeroing.goal, false) {
+                Some(method) => zeroing.method = method,
+                // Releasing is advice: what cannot be released keeps its data.
+                None => zeroing.len = 0,
+            }
+            return self.continue_zeroing(cx, zeroing, done);
+        }
+        done.push(finished(zeroing.tag, Err(error)));
+    }
+
+    fn handle_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        (tag, offset, retries): (u64, u64, u8),
+        result: std::io::Result<()>,
+        buf: IoBuf,
+        done: &mut Vec<Done>,
+    ) {
+        let result = result.map_err(|error| self.shared.device_error(&error, BdevError::ReadFault));
+        if result == Err(BdevError::Transient) && retries < RETRY_LIMIT {
+            return self.start_read(cx, tag, offset, buf, retries + 1);
+        }
+        let len = buf.len();
+        done.push(Done { tag, result, payload: Some(Payload::Buf(buf, 0..len)) });
+    }
+
+    fn handle_written(
+        &mut self,
+        cx: &mut Context<'_>,
+        (tag, offset, durable, retries): (u64, u64, bool, u8),
+        result: std::io::Result<()>,
+        data: SharedBuf,
+        done: &mut Vec<Done>,
+    ) {
+        let result =
+            result.map_err(|error| self.shared.device_error(&error, BdevError::WriteFault));
+        if result == Err(BdevError::Transient) && retries < RETRY_LIMIT {
+            return self.start_write(cx, data, (tag, offset, durable, retries + 1));
+        }
+        let result = if durable { self.shared.durable_result(result, false) } else { result };
+        done.push(returned(tag, result, data));
+    }
+}
+
+impl Channel for DiskChannel {
+    fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
+        let Request { tag, op } = request;
+        let read_only = self.shared.info.read_only;
+        match op {
+            Op::Read { offset, len, buf: Some(mut buf) } => {
+                buf.set_len(len);
+                self.start_read(cx, tag, offset, buf, 0);
+            }
+            Op::Read { buf: None, .. } => {
+                done.push(finished(tag, Err(BdevError::Internal))); // not `reads_in_place`
+            }
+            Op::Write { data, .. } if read_only => {
+                done.push(returned(tag, Err(BdevError::ReadOnly), data));
+            }
+            Op::Write { data, fua: true, .. } if self.shared.write_failed() => {
+                done.push(returned(tag, Err(BdevError::WriteFault), data));
+            }
+            Op::Write { offset, data, fua } => self.start_write(cx, data, (tag, offset, fua, 0)),
+            Op::Flush if read_only => done.push(finished(tag, Ok(()))),
+            Op::Flush => self.join_sync(cx, tag, done),
+            Op::WriteZeroes { .. } | Op::Deallocate { .. } if read_only => {
+                done.push(finished(tag, Err(BdevError::ReadOnly)));
+            }
+            Op::WriteZeroes { fua: true, .. } if self.shared.write_failed() => {
+                done.push(finished(tag, Err(BdevError::WriteFault)));
+            }
+            Op::WriteZeroes { offset, len, deallocate, fua } => {
+                let goal = Goal::Zero { durable: fua };
+                let method = self.method(goal, deallocate).unwrap_or(Method::WriteZeroes);
+                let zeroing = Zeroing { tag, offset, len, piece: 0, method, goal };
+                self.continue_zeroing(cx, zeroing, done);
+            }
+            Op::Deallocate { offset, len } => match self.method(Goal::Release, true) {
+                None => done.push(finished(tag, Err(BdevError::NotSupported))),
+                Some(method) => {
+                    let goal = Goal::Release;
+                    let zeroing = Zeroing { tag, offset, len, piece: 0, method, goal };
+                    self.continue_zeroing(cx, zeroing, done);
+                }
+            },
+        }
+    }
+
+    fn handle_completion(
+        &mut self,
+        cx: &mut Context<'_>,
+        completion: Completion,
+        done: &mut Vec<Done>,
+    ) {
+        let Token { index, generation, .. } = completion.token;
+        let Some(operation) = self.operations.remove(Key { index, generation }) else {
+            debug_assert!(false, "a completion for no operation: {completion:?}");
+            return;
+        };
+        match (operation, completion.outcome) {
+            (Operation::Read { tag, offset, retries }, Outcome::Read(result, buf)) => {
+                self.handle_read(cx, (tag, offset, retries), result, buf, done);
+            }
+            (
+                Operation::Write { tag, offset, durable, retries },
+                Outcome::Written(result, data),
+            ) => {
+                self.handle_written(cx, (tag, offset, durable, retries), result, data, done);
+            }
+            (Operation::Sync, Outcome::Synced(result)) => {
+                let shared = &self.shared;
+                let result = result.map_err(|e| shared.device_error(&e, BdevError::WriteFault));
+                self.handle_synced(cx, result, done);
+            }
+            (Operation::Zero(zeroing), Outcome::Synced(result) | Outcome::Written(result, _)) => {
+                self.handle_zeroed(cx, zeroing, result, done);
+            }
+            (operation, outcome) => unreachable!("{operation:?} completed as {outcome:?}"),
+        }
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        debug_assert!(self.operations.is_empty(), "closed with operations in flight");
+        cx.io.close_file(self.file);
+    }
+}
+
+/// The end of a request without data.
+const fn finished(tag: u64, result: Result<(), BdevError>) -> Done {
+    Done { tag, result, payload: None }
+}
+
+/// The end of a write, whose buffer goes back.
+fn returned(tag: u64, result: Result<(), BdevError>, data: SharedBuf) -> Done {
+    let len = data.len();
+    Done { tag, result, payload: Some(Payload::Shared(data, 0..len)) }
+}

@@ -1,0 +1,75 @@
+//! A device that is nowhere: reads give zeroes, writes vanish. It measures everything but storage.
+
+use raceline_reactor::send::Payload;
+use raceline_reactor::{Completion, Context};
+
+use crate::ram::PAGE_BYTES;
+use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
+
+/// A device without storage.
+pub struct NullBdev {
+    info: BdevInfo,
+}
+
+impl NullBdev {
+    /// A device of the size in `info`, whose properties are filled in here.
+    pub(crate) fn new(info: BdevInfo) -> Self {
+        let info = BdevInfo {
+            physical_block_size: PAGE_BYTES,
+            volatile_write_cache: false,
+            deallocate: !info.read_only,
+            deallocate_zeroes: !info.read_only,
+            reads_in_place: true,
+            ..info
+        };
+        Self { info }
+    }
+}
+
+impl Bdev for NullBdev {
+    fn info(&self) -> BdevInfo {
+        self.info.clone()
+    }
+
+    fn open_channel(
+        &self,
+        _cx: &mut Context<'_>,
+        _owner: u16,
+    ) -> std::io::Result<Box<dyn Channel>> {
+        Ok(Box::new(NullChannel { read_only: self.info.read_only }))
+    }
+}
+
+struct NullChannel {
+    read_only: bool,
+}
+
+impl Channel for NullChannel {
+    fn submit(&mut self, _cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
+        let written = if self.read_only { Err(BdevError::ReadOnly) } else { Ok(()) };
+        let (result, payload) = match request.op {
+            Op::Read { len, buf: None, .. } => (Ok(()), Some(Payload::Zeroes(len))),
+            Op::Read { len, buf: Some(mut buf), .. } => {
+                buf[..len].fill(0);
+                (Ok(()), Some(Payload::Buf(buf, 0..len)))
+            }
+            Op::Write { data, .. } => {
+                let len = data.len();
+                (written, Some(Payload::Shared(data, 0..len)))
+            }
+            Op::Flush => (Ok(()), None),
+            Op::WriteZeroes { .. } | Op::Deallocate { .. } => (written, None),
+        };
+        done.push(Done { tag: request.tag, result, payload });
+    }
+
+    fn handle_completion(
+        &mut self,
+        _cx: &mut Context<'_>,
+        _completion: Completion,
+        _done: &mut Vec<Done>,
+    ) {
+    }
+
+    fn close(&mut self, _cx: &mut Context<'_>) {}
+}

@@ -1,0 +1,289 @@
+//! Opens devices from their specifications, or says why not and what to do.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use raceline_reactor::buffer::HugePages;
+use uuid::Uuid;
+
+use crate::limits::Promise;
+use crate::{
+    Backing, BdevInfo, BlockSize, ByteSize, DelayBdev, DeviceSpec, ErrorBdev, Identity, NullBdev,
+    RamBdev, SharedBdev, block, file,
+};
+
+/// Why a device could not be opened; one line with what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No such path, and no size to create a file with.
+    #[error("`{0}` does not exist; to create it, give it a size: file:{0},size=1G")]
+    Missing(PathBuf),
+    /// The path leads to something else.
+    #[error("`{path}` is {found}: {advice}")]
+    WrongKind {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+        /// What to write instead.
+        advice: &'static str,
+    },
+    /// Exclusive use was refused.
+    #[error("`{path}` is in use: {holder}")]
+    InUse {
+        /// The path.
+        path: PathBuf,
+        /// By what.
+        holder: String,
+    },
+    /// The file exists with another size than was asked for.
+    #[error("`{path}` exists with {actual}, not {wanted}: leave out size= to use it as it is, or run truncate -s {} first", wanted.0)]
+    OtherSize {
+        /// The path.
+        path: PathBuf,
+        /// What it has.
+        actual: ByteSize,
+        /// What was asked for.
+        wanted: ByteSize,
+    },
+    /// Nothing to export.
+    #[error("`{0}` has no blocks: give the file a size (truncate -s 1G), or insert the medium")]
+    Empty(PathBuf),
+    /// The size is not a multiple of the block size.
+    #[error("`{path}` has {} bytes, which is not a multiple of its block size {block_size}: use {advice}", size.0)]
+    PartialBlock {
+        /// The path.
+        path: PathBuf,
+        /// Its size.
+        size: ByteSize,
+        /// The block size chosen.
+        block_size: u32,
+        /// A smaller block size or another size.
+        advice: String,
+    },
+    /// The file system cannot do what durability without a page cache needs.
+    #[error(
+        "`{path}`: {file_system} cannot do direct I/O here; add `,buffered` to go through the page cache, or move the file"
+    )]
+    NoDirectIo {
+        /// The path.
+        path: PathBuf,
+        /// The name of the file system.
+        file_system: String,
+    },
+    /// The block size asked for is below what direct I/O can address.
+    #[error(
+        "`{path}` cannot do direct I/O in units of {wanted} bytes: the smallest possible block size is bs={smallest}"
+    )]
+    BlockSize {
+        /// The path.
+        path: PathBuf,
+        /// What was asked for.
+        wanted: u32,
+        /// What is possible.
+        smallest: u32,
+    },
+    /// Direct I/O needs larger blocks than NVMe hosts use.
+    #[error(
+        "`{path}` needs direct I/O in units of {alignment} bytes, more than the largest block size 4096; add `,buffered` if it is a file"
+    )]
+    Alignment {
+        /// The path.
+        path: PathBuf,
+        /// What it needs.
+        alignment: u32,
+    },
+    /// It can be read but not written.
+    #[error("`{0}` is read-only: make it writable, or add `,readonly`")]
+    ReadOnly(PathBuf),
+    /// It cannot be opened by this user.
+    #[error(
+        "`{0}` may not be opened: give this user access (owner, group or ACL of the file and its directories)"
+    )]
+    Permission(PathBuf),
+    /// A RAM device that would not fit.
+    #[error(
+        "{wanted} of memory is more than the {available} that {limit} leaves: make it smaller, or use a file"
+    )]
+    Memory {
+        /// What was asked for.
+        wanted: ByteSize,
+        /// What there is.
+        available: ByteSize,
+        /// Who sets the limit.
+        limit: &'static str,
+    },
+    /// Reserved huge pages are missing.
+    #[error(
+        "{wanted} of huge pages cannot be had ({source}): reserve them with sysctl vm.nr_hugepages={pages}, or leave out `hugepages`"
+    )]
+    HugePages {
+        /// What was asked for.
+        wanted: ByteSize,
+        /// The same in pages of 2 MiB.
+        pages: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Anything else that the system refused.
+    #[error("`{path}`: cannot {action}: {source}")]
+    Io {
+        /// The path (or the specification of a device without one).
+        path: PathBuf,
+        /// What failed.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Opens a device for exclusive use.
+///
+/// The block size, if not given, is the smallest that the backing can do: 512 in memory and in
+/// files, 4096 where direct I/O needs more than 512 bytes.
+///
+/// Blocks while it works: not for a reactor's thread.
+///
+/// # Errors
+/// When the device is missing, in use, too large, or cannot be used as asked.
+pub fn open(spec: &DeviceSpec, identity: &Identity) -> Result<SharedBdev, OpenError> {
+    let mut device = match &spec.backing {
+        Backing::Ram { size, huge_pages } => open_ram(spec, *size, *huge_pages, identity)?,
+        Backing::Null { size } => {
+            let uuid = identity.of_memory("null", size.0);
+            Arc::new(NullBdev::new(memory_info(spec, *size, uuid)))
+        }
+        Backing::File { path, size, buffered } => {
+            Arc::new(file::open(spec, path, *size, *buffered, identity)?)
+        }
+        Backing::Block { path } => Arc::new(block::open(spec, path, identity)?),
+        Backing::Path { path } => {
+            use std::os::unix::fs::FileTypeExt as _;
+            if fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device()) {
+                Arc::new(block::open(spec, path, identity)?)
+            } else {
+                Arc::new(file::open(spec, path, None, false, identity)?)
+            }
+        }
+    };
+    if !spec.errors.is_empty() {
+        let (wrapped, _) = ErrorBdev::new(device, spec.errors.clone());
+        device = Arc::new(wrapped);
+    }
+    if let Some(delays) = spec.delay {
+        device = Arc::new(DelayBdev::new(device, delays));
+    }
+    Ok(device)
+}
+
+fn open_ram(
+    spec: &DeviceSpec,
+    size: ByteSize,
+    huge_pages: bool,
+    identity: &Identity,
+) -> Result<SharedBdev, OpenError> {
+    /// The usual size of reserved huge pages.
+    const HUGE_PAGE_BYTES: u64 = 2 << 20;
+    let info = memory_info(spec, size, identity.of_memory("ram", size.0));
+    let device = if huge_pages {
+        RamBdev::new(info, HugePages::Explicit, None).map_err(|source| OpenError::HugePages {
+            wanted: size,
+            pages: size.0.div_ceil(HUGE_PAGE_BYTES),
+            source,
+        })?
+    } else {
+        let promise = Promise::new(size.0).map_err(|refused| OpenError::Memory {
+            wanted: size,
+            available: refused.available,
+            limit: refused.limit,
+        })?;
+        RamBdev::new(info, HugePages::Transparent, Some(promise)).map_err(|source| {
+            OpenError::Io { path: spec.to_string().into(), action: "map its memory", source }
+        })?
+    };
+    Ok(Arc::new(device))
+}
+
+/// What is common to devices without a path. The specification guarantees whole blocks; a
+/// program that builds one by hand gets the blocks that fit.
+fn memory_info(spec: &DeviceSpec, size: ByteSize, derived: Uuid) -> BdevInfo {
+    let block_size = spec.block_size.unwrap_or(BlockSize::B512).bytes();
+    let name = spec.backing.to_string();
+    new_info(spec, name, block_size, size.0 / u64::from(block_size), derived)
+}
+
+/// A description with everything that the kind of device does not decide.
+pub(crate) fn new_info(
+    spec: &DeviceSpec,
+    name: String,
+    block_size: u32,
+    block_count: u64,
+    derived: Uuid,
+) -> BdevInfo {
+    BdevInfo {
+        name,
+        block_size,
+        block_count,
+        physical_block_size: block_size,
+        volatile_write_cache: true,
+        read_only: spec.read_only,
+        deallocate: false,
+        deallocate_zeroes: false,
+        reads_in_place: false,
+        uuid: spec.uuid.unwrap_or(derived).into_bytes(),
+    }
+}
+
+/// Chooses the block size for something whose direct I/O has this alignment (1 if buffered),
+/// and checks that the size is whole blocks.
+pub(crate) fn choose_block_size(
+    spec: &DeviceSpec,
+    path: &std::path::Path,
+    alignment: u32,
+    size: u64,
+) -> Result<u32, OpenError> {
+    let possible = [BlockSize::B512, BlockSize::B4096].map(BlockSize::bytes);
+    let smallest = possible
+        .into_iter()
+        .find(|bytes| bytes.is_multiple_of(alignment))
+        .ok_or_else(|| OpenError::Alignment { path: path.into(), alignment })?;
+    let block_size = spec.block_size.map_or(smallest, BlockSize::bytes);
+    if block_size < smallest {
+        return Err(OpenError::BlockSize { path: path.into(), wanted: block_size, smallest });
+    }
+    if size == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    if !size.is_multiple_of(block_size.into()) {
+        let advice = if size.is_multiple_of(smallest.into()) {
+            format!("bs={smallest}")
+        } else {
+            format!("truncate -s {}", size.next_multiple_of(block_size.into()))
+        };
+        return Err(OpenError::PartialBlock {
+            path: path.into(),
+            size: ByteSize(size),
+            block_size,
+            advice,
+        });
+    }
+    Ok(block_size)
+}
+
+/// Names the reason why an open(2) for reading, and unless `read_only` for writing, failed.
+pub(crate) fn open_failed(path: &std::path::Path, read_only: bool, source: io::Error) -> OpenError {
+    match source.raw_os_error() {
+        Some(libc::EROFS) if !read_only => OpenError::ReadOnly(path.into()),
+        Some(libc::EACCES | libc::EPERM) if !read_only && fs::File::open(path).is_ok() => {
+            OpenError::ReadOnly(path.into())
+        }
+        Some(libc::EACCES | libc::EPERM) => OpenError::Permission(path.into()),
+        Some(libc::ETXTBSY) => OpenError::InUse {
+            path: path.into(),
+            holder: "it is in use as swap, or is a program that runs".to_owned(),
+        },
+        _ => OpenError::Io { path: path.into(), action: "open it", source },
+    }
+}

@@ -1,0 +1,174 @@
+//! A device in memory: fast, and gone with the process.
+//!
+//! Nothing is ever durable here, so a flush has nothing to do and no write cache is advertised:
+//! a completed write is as safe as it will ever be.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use raceline_reactor::buffer::HugePages;
+use raceline_reactor::send::Payload;
+use raceline_reactor::{Completion, Context, Region, RegionHandle, Token};
+
+use crate::limits::Promise;
+use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
+
+/// How much is zeroed or given back in one turn of the loop; the rest waits for the next turn,
+/// so that a command over the whole device does not hold up the other connections. Clearing
+/// this much takes about half a millisecond.
+const ZERO_BYTES_PER_TURN: u64 = 4 << 20;
+
+/// The hint for alignment: the size of a page.
+pub(crate) const PAGE_BYTES: u32 = 4096;
+
+/// A device in memory.
+pub struct RamBdev {
+    region: Arc<Region>,
+    info: BdevInfo,
+    /// Given back after the memory; none for huge pages, which the kernel itself reserves.
+    _promise: Option<Promise>,
+}
+
+impl RamBdev {
+    /// A zeroed device of the size in `info`, whose properties are filled in here.
+    ///
+    /// # Errors
+    /// When the memory cannot be mapped.
+    pub(crate) fn new(
+        info: BdevInfo,
+        pages: HugePages,
+        promise: Option<Promise>,
+    ) -> std::io::Result<Self> {
+        let bytes = info.block_count * u64::from(info.block_size);
+        let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        let region = Arc::new(Region::new(len, pages)?);
+        let info = BdevInfo {
+            physical_block_size: PAGE_BYTES,
+            volatile_write_cache: false,
+            deallocate: !info.read_only,
+            deallocate_zeroes: !info.read_only,
+            reads_in_place: true,
+            ..info
+        };
+        Ok(Self { region, info, _promise: promise })
+    }
+}
+
+impl Bdev for RamBdev {
+    fn info(&self) -> BdevInfo {
+        self.info.clone()
+    }
+
+    fn open_channel(&self, _cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>> {
+        Ok(Box::new(RamChannel {
+            region: RegionHandle::new(Arc::clone(&self.region)),
+            read_only: self.info.read_only,
+            owner,
+            zeroing: VecDeque::new(),
+        }))
+    }
+}
+
+struct RamChannel {
+    region: RegionHandle,
+    read_only: bool,
+    owner: u16,
+    /// Long ranges in progress, one step per turn, in order.
+    zeroing: VecDeque<Zeroing>,
+}
+
+/// The rest of a range to be zeroed or given back.
+struct Zeroing {
+    tag: u64,
+    offset: u64,
+    len: u64,
+    discard: bool,
+}
+
+impl RamChannel {
+    fn read(&self, offset: u64, len: usize, buf: Option<raceline_reactor::IoBuf>) -> Payload {
+        match buf {
+            Some(mut buf) => {
+                self.region.copy_out(offset, &mut buf[..len]);
+                Payload::Buf(buf, 0..len)
+            }
+            None => Payload::Region(self.region.clone(), offset..offset + len as u64),
+        }
+    }
+
+    /// Zeroes now what fits one turn; gives true when all of it is done.
+    fn step(&self, job: &mut Zeroing) -> bool {
+        let len = job.len.min(ZERO_BYTES_PER_TURN);
+        if job.discard {
+            self.region.discard(job.offset, len);
+        } else {
+            self.region.fill_zero(job.offset, len);
+        }
+        job.offset += len;
+        job.len -= len;
+        job.len == 0
+    }
+
+    fn zero(&mut self, cx: &mut Context<'_>, mut job: Zeroing, done: &mut Vec<Done>) {
+        if self.zeroing.is_empty() && self.step(&mut job) {
+            return done.push(Done { tag: job.tag, result: Ok(()), payload: None });
+        }
+        if self.zeroing.is_empty() {
+            self.next_turn(cx);
+        }
+        self.zeroing.push_back(job);
+    }
+
+    fn next_turn(&self, cx: &mut Context<'_>) {
+        cx.io.timer(cx.now, Token { owner: self.owner, generation: 0, index: 0 });
+    }
+}
+
+impl Channel for RamChannel {
+    fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
+        let Request { tag, op } = request;
+        let (result, payload) = match op {
+            Op::Read { offset, len, buf } => (Ok(()), Some(self.read(offset, len, buf))),
+            Op::Write { offset, data, .. } => {
+                let result = if self.read_only {
+                    Err(BdevError::ReadOnly)
+                } else {
+                    self.region.copy_in(offset, &data);
+                    Ok(())
+                };
+                let len = data.len();
+                (result, Some(Payload::Shared(data, 0..len)))
+            }
+            Op::Flush => (Ok(()), None),
+            Op::WriteZeroes { .. } | Op::Deallocate { .. } if self.read_only => {
+                (Err(BdevError::ReadOnly), None)
+            }
+            Op::WriteZeroes { offset, len, deallocate, .. } => {
+                return self.zero(cx, Zeroing { tag, offset, len, discard: deallocate }, done);
+            }
+            Op::Deallocate { offset, len } => {
+                return self.zero(cx, Zeroing { tag, offset, len, discard: true }, done);
+            }
+        };
+        done.push(Done { tag, result, payload });
+    }
+
+    fn handle_completion(
+        &mut self,
+        cx: &mut Context<'_>,
+        _completion: Completion,
+        done: &mut Vec<Done>,
+    ) {
+        let Some(mut job) = self.zeroing.pop_front() else { return };
+        if self.step(&mut job) {
+            done.push(Done { tag: job.tag, result: Ok(()), payload: None });
+        } else {
+            self.zeroing.push_front(job);
+        }
+        if !self.zeroing.is_empty() {
+            self.next_turn(cx);
+        }
+    }
+
+    fn close(&mut self, _cx: &mut Context<'_>) {}
+}
