@@ -1,0 +1,222 @@
+//! Fatal errors: what a peer did wrong, and the status that a TermReq says it with (NVMe/TCP 1.0,
+//! section 3.5 and figures 33 and 34).
+
+use std::fmt;
+
+use super::pdu::{DIGEST_LEN, MAX_TERM_DATA, offset};
+
+/// FES: fatal error status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Fes {
+    /// Invalid PDU Header Field; FEI is the byte offset of the field.
+    InvalidHeaderField = 1,
+    /// PDU Sequence Error.
+    SequenceError = 2,
+    /// Header Digest Error; FEI is the digest that was received.
+    HeaderDigestError = 3,
+    /// Data Transfer Out of Range.
+    DataOutOfRange = 4,
+    /// Data Transfer Limit Exceeded from a controller, R2T Limit Exceeded from a host.
+    LimitExceeded = 5,
+    /// Unsupported Parameter; FEI is the byte offset of the field.
+    UnsupportedParameter = 6,
+}
+
+impl Fes {
+    /// From the wire; reserved values are none.
+    #[must_use]
+    pub const fn from_wire(word: u16) -> Option<Self> {
+        Some(match word {
+            1 => Self::InvalidHeaderField,
+            2 => Self::SequenceError,
+            3 => Self::HeaderDigestError,
+            4 => Self::DataOutOfRange,
+            5 => Self::LimitExceeded,
+            6 => Self::UnsupportedParameter,
+            _ => return None,
+        })
+    }
+
+    /// As on the wire.
+    #[must_use]
+    pub const fn to_wire(self) -> u16 {
+        self as u16
+    }
+}
+
+/// The table of all violations: name, FES, FEI, text.
+macro_rules! violations {
+    ($( $name:ident = $fes:ident, $fei:expr, $text:literal; )*) => {
+        /// What a peer did that ends the connection.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Violation {
+            $(
+                #[doc = concat!("A peer's fault: ", $text, ".")]
+                $name,
+            )*
+        }
+
+        impl Violation {
+            /// All of them.
+            pub const ALL: &[Self] = &[$( Self::$name, )*];
+
+            /// FES of the TermReq.
+            #[must_use]
+            pub const fn fes(self) -> Fes {
+                match self { $( Self::$name => Fes::$fes, )* }
+            }
+
+            /// FEI of the TermReq, where it is not a header digest.
+            #[must_use]
+            pub const fn fei(self) -> u32 {
+                match self { $( Self::$name => $fei, )* }
+            }
+
+            /// In words.
+            #[must_use]
+            pub const fn text(self) -> &'static str {
+                match self { $( Self::$name => $text, )* }
+            }
+        }
+    };
+}
+
+violations! {
+    // Any PDU: type and state, then the common header.
+    NotInitialized = SequenceError, 0, "the first PDU does not initialize the connection";
+    AlreadyInitialized = SequenceError, 0, "the connection is initialized a second time";
+    TypeInvalid = InvalidHeaderField, offset::PDU_TYPE, "PDU-Type is unknown or of the other direction";
+    HlenInvalid = InvalidHeaderField, offset::HLEN, "HLEN is not that of the PDU type";
+    // No status is made for a digest flag that contradicts the negotiation; the flag is a header
+    // field, so it is named as one.
+    HdgstfInvalid = InvalidHeaderField, offset::FLAGS, "HDGSTF differs from what was negotiated";
+    DdgstfInvalid = InvalidHeaderField, offset::FLAGS, "DDGSTF differs from what was negotiated";
+    PdoInvalid = InvalidHeaderField, offset::PDO, "PDO is misaligned, within the header, or above 128";
+    PlenInvalid = InvalidHeaderField, offset::PLEN, "PLEN contradicts the PDU type, PDO or data length";
+    HdgstMismatch = HeaderDigestError, 0, "the header digest is wrong";
+
+    // ICReq and ICResp.
+    PfvInvalid = InvalidHeaderField, offset::PFV, "PFV is not 0";
+    PdaInvalid = InvalidHeaderField, offset::PDA, "HPDA or CPDA is above 31";
+    DgstUnexpected = UnsupportedParameter, offset::DGST, "DGST is not what the host asked for";
+    Maxh2cdataInvalid = InvalidHeaderField, offset::MAXH2CDATA, "MAXH2CDATA is below 4096 or no multiple of 4";
+
+    // H2CTermReq and C2HTermReq.
+    FesInvalid = InvalidHeaderField, offset::FES, "FES is unknown";
+
+    // CapsuleCmd.
+    SglNotInCapsule = UnsupportedParameter, offset::SGL_TYPE, "data follow a command whose SGL is not in-capsule";
+    SglOffsetInvalid = UnsupportedParameter, offset::SGL_ADDRESS, "the in-capsule offset is not 0";
+    SglLengthMismatch = InvalidHeaderField, offset::PLEN, "the in-capsule SGL length differs from the data in the capsule";
+    InCapsuleTooLong = LimitExceeded, 0, "in-capsule data exceed the capsule size";
+    // The host overran the submission queue. No status is made for this; the capsule is out of
+    // sequence, for it had to wait for a completion. Raised by the driver, who counts commands.
+    QueueOverrun = SequenceError, 0, "more commands are outstanding than the queue holds";
+
+    // H2CData and C2HData.
+    DatalZero = InvalidHeaderField, offset::DATAL, "DATAL is 0";
+    DatalUnaligned = InvalidHeaderField, offset::DATAL, "DATAL is no multiple of 4 although data digests are on";
+
+    // H2CData.
+    TtagUnknown = SequenceError, offset::TTAG, "TTAG was not given out";
+    TtagNotWaiting = InvalidHeaderField, offset::TTAG, "TTAG names a command that awaits no data";
+    CccidMismatch = SequenceError, offset::CCCID, "CCCID is not that of the R2T";
+    H2cDataoNotNext = DataOutOfRange, 0, "DATAO of H2CData is not the next offset";
+    H2cDataOutOfRange = DataOutOfRange, 0, "H2CData goes beyond the R2T";
+    H2cDataTooLong = LimitExceeded, 0, "DATAL exceeds MAXH2CDATA";
+    // LAST_PDU is a header field that lies about the transfer.
+    H2cLastInvalid = InvalidHeaderField, offset::FLAGS, "LAST_PDU is not exactly on the last H2CData of the R2T";
+
+    // CapsuleResp.
+    ResponseCidUnknown = InvalidHeaderField, offset::RESPONSE_CID, "the response names no outstanding command";
+
+    // C2HData and R2T. A command that takes no such PDU is an invalid CCCID, too.
+    CccidUnknown = InvalidHeaderField, offset::CCCID, "CCCID names no outstanding command";
+    C2hDataUnexpected = InvalidHeaderField, offset::CCCID, "C2HData for a command that reads nothing";
+    C2hDataAfterLast = SequenceError, 0, "C2HData after the one with LAST_PDU";
+    C2hDataoNotNext = InvalidHeaderField, offset::DATAO, "DATAO of C2HData is not the next offset";
+    C2hDataOutOfRange = DataOutOfRange, 0, "C2HData goes beyond the command's data";
+    SuccessWithoutLast = InvalidHeaderField, offset::FLAGS, "SUCCESS without LAST_PDU";
+    SuccessShort = InvalidHeaderField, offset::FLAGS, "SUCCESS although data are missing";
+    R2tUnexpected = InvalidHeaderField, offset::CCCID, "R2T for a command that has nothing to send";
+    R2toNotNext = InvalidHeaderField, offset::DATAO, "R2TO is not the next offset";
+    R2tlZero = InvalidHeaderField, offset::DATAL, "R2TL is 0";
+    R2tOutOfRange = DataOutOfRange, 0, "R2T goes beyond the command's data";
+    TooManyR2ts = LimitExceeded, 0, "more R2Ts are outstanding than MAXR2T allows";
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// A violation with what a TermReq says about it. The queue takes no more input after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FatalError {
+    violation: Violation,
+    fei: u32,
+    /// Allocated once in a connection's life; keeps `Result`s of the I/O path small.
+    header: Box<[u8]>,
+}
+
+impl FatalError {
+    /// An error that no received header is to blame for, or that a driver found.
+    #[must_use]
+    pub fn new(violation: Violation) -> Self {
+        Self { violation, fei: violation.fei(), header: Box::default() }
+    }
+
+    /// An error in `header`, which is as much of it as was received.
+    pub(super) fn in_header(violation: Violation, header: &[u8]) -> Self {
+        let header = &header[..header.len().min(MAX_TERM_DATA)];
+        Self { violation, fei: violation.fei(), header: header.into() }
+    }
+
+    /// A header whose digest, the 4 bytes at its end, is wrong.
+    pub(super) fn in_digest(header_and_digest: &[u8]) -> Self {
+        let (header, digest) = match header_and_digest.split_last_chunk() {
+            Some((header, digest)) => (header, u32::from_le_bytes(*digest)),
+            None => unreachable!("a header with digest has more than {DIGEST_LEN} bytes"),
+        };
+        Self { fei: digest, ..Self::in_header(Violation::HdgstMismatch, header) }
+    }
+
+    /// What the peer did.
+    #[must_use]
+    pub fn violation(&self) -> Violation {
+        self.violation
+    }
+
+    /// FES of the TermReq.
+    #[must_use]
+    pub fn fes(&self) -> Fes {
+        self.violation.fes()
+    }
+
+    /// FEI of the TermReq: the offset of the bad field, or the header digest received, or 0.
+    #[must_use]
+    pub fn fei(&self) -> u32 {
+        self.fei
+    }
+
+    /// Copy of the offending header, at most 128 bytes: as much as was received when the error
+    /// was found. Empty when no header is to blame.
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        &self.header
+    }
+}
+
+impl fmt::Display for FatalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (FES {:02x}h, FEI {:x}h", self.violation, self.fes().to_wire(), self.fei)?;
+        if let Some((pdu_type, _)) = self.header.split_first() {
+            write!(f, ", PDU type {pdu_type:02x}h")?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl std::error::Error for FatalError {}

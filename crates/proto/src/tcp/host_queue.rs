@@ -1,0 +1,561 @@
+//! The host's end of one queue's connection.
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32};
+
+use crate::nvme::{CommandId, Cqe, Direction, SglDescriptor, Sqe, Status, opcode::fabrics};
+
+use super::PayloadWanted;
+use super::error::{FatalError, Violation};
+use super::pdu::{
+    self, C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, H2cDataPdu, IcReqPdu, IcResp, IcRespPdu,
+    MAX_PDA, MIN_MAXH2CDATA, PduType, R2tPdu, TermReq, flags,
+};
+use super::receive::{self, Body, Receiver, Role, Shape, Stage};
+use super::send::{self, Framing};
+
+/// What a host asks for on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostQueueConfig {
+    /// HPDA, 0..=31: alignment of the data in C2HData, 0's based dwords.
+    pub hpda: u8,
+    /// Use header digests; a controller that does not is refused.
+    pub hdgst: bool,
+    /// Use data digests; a controller that does not is refused.
+    pub ddgst: bool,
+    /// MAXR2T as on the wire: R2Ts outstanding per command, 0's based.
+    pub maxr2t: u32,
+    /// Command slots, a power of two. A command's slot is its CID modulo this; the CID's other
+    /// bits are the caller's, for generations.
+    pub slots: u16,
+}
+
+/// Leave to send a piece of a command's data, with H2CData PDUs of at most
+/// [`HostQueue::max_h2c_data`] bytes, in order, the last of them marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct R2tGrant {
+    /// The command.
+    pub cid: CommandId,
+    /// The controller's name for the R2T.
+    pub ttag: u16,
+    /// First byte, as an offset in the command's data.
+    pub offset: u32,
+    /// Bytes; at least 1.
+    pub len: u32,
+}
+
+/// What the controller has sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostEvent<'a> {
+    /// A valid ICResp: commands may be sent.
+    Connected(IcResp),
+    /// The end of a command. Success of a read whose data have not all come is turned into Data
+    /// Transfer Error; except with Fabrics commands, whose data may be shorter than their buffer,
+    /// see [`HostQueue::bytes_received`].
+    Response(Cqe),
+    /// Data of a command.
+    Data {
+        /// The command.
+        cid: CommandId,
+        /// Offset in the command's data.
+        offset: u32,
+        /// The data.
+        bytes: &'a [u8],
+    },
+    /// All data of one PDU have come: `[offset, offset + len)` of the command's data.
+    DataEnd {
+        /// The command.
+        cid: CommandId,
+        /// Offset in the command's data of the first byte of the PDU.
+        offset: u32,
+        /// Bytes in the PDU.
+        len: u32,
+        /// The data digest received, if data digests are on.
+        ddgst: Option<u32>,
+        /// No more data come.
+        last: bool,
+        /// The command has succeeded, all of its data are there, and no response comes.
+        success: bool,
+    },
+    /// The controller wants data of a command.
+    SendData(R2tGrant),
+    /// The controller's C2HTermReq: close at once.
+    Terminated(TermReq),
+}
+
+/// The host's end of one queue's connection. See the [module](super) for how it is driven.
+#[derive(Debug)]
+pub struct HostQueue {
+    receiver: Receiver,
+    commands: Commands,
+    framing: Framing,
+    max_h2c_data: u32,
+    /// The ICReq is out.
+    requested: bool,
+    /// A TermReq may still be sent.
+    may_terminate: bool,
+}
+
+/// What is needed to judge what the controller sends; apart from the receiver, which lends the
+/// header.
+#[derive(Debug)]
+struct Commands {
+    config: HostQueueConfig,
+    slots: Vec<Slot>,
+    current: Option<Incoming>,
+}
+
+/// One command.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    live: bool,
+    cid: CommandId,
+    direction: Direction,
+    /// Bytes to transfer.
+    len: u32,
+    /// All of them were in the capsule.
+    in_capsule: bool,
+    /// Success needs all bytes of a read.
+    exact: bool,
+    /// Bytes received, or granted by R2Ts.
+    done: u32,
+    /// R2Ts whose last H2CData has not been sent.
+    open_r2ts: u32,
+    /// C2HData with LAST_PDU has come.
+    last_seen: bool,
+}
+
+/// The C2HData whose data are coming.
+#[derive(Clone, Copy, Debug)]
+struct Incoming {
+    cid: CommandId,
+    offset: u32,
+    len: u32,
+    last: bool,
+    success: bool,
+}
+
+impl HostQueue {
+    /// For a connection just made.
+    ///
+    /// # Panics
+    /// When HPDA is above 31 or `slots` is no power of two.
+    #[must_use]
+    pub fn new(config: HostQueueConfig) -> Self {
+        assert!(config.hpda <= MAX_PDA, "HPDA is at most 31");
+        assert!(config.slots.is_power_of_two(), "slots are a power of two");
+        Self {
+            receiver: Receiver::new(Role::Host, config.hpda),
+            commands: Commands {
+                config,
+                slots: vec![Slot::default(); usize::from(config.slots)],
+                current: None,
+            },
+            framing: Framing::INITIAL,
+            max_h2c_data: MIN_MAXH2CDATA,
+            requested: false,
+            may_terminate: true,
+        }
+    }
+
+    /// Takes input up to the next event; `None` when it needs more.
+    ///
+    /// # Errors
+    /// When the controller has violated the protocol: send [`HostQueue::term_req`] and close.
+    #[inline]
+    pub fn receive<'a>(
+        &mut self,
+        input: &mut &'a [u8],
+    ) -> Result<Option<HostEvent<'a>>, FatalError> {
+        loop {
+            if self.is_closing() {
+                *input = &[];
+                return Ok(None);
+            }
+            if self.receiver.awaits_header() {
+                return self.receive_header(input);
+            }
+            let event = match (self.receiver.body(input), self.commands.current) {
+                (None, _) => return Ok(None),
+                (Some(_), None) => continue, // of a forgotten command
+                (Some(Body::Bytes { offset, bytes }), Some(incoming)) => {
+                    HostEvent::Data { cid: incoming.cid, offset: incoming.offset + offset, bytes }
+                }
+                (Some(Body::End { ddgst }), Some(incoming)) => {
+                    self.commands.current = None;
+                    let Incoming { cid, offset, len, last, success } = incoming;
+                    if success {
+                        self.forget(cid);
+                    }
+                    HostEvent::DataEnd { cid, offset, len, ddgst, last, success }
+                }
+            };
+            return Ok(Some(event));
+        }
+    }
+
+    fn receive_header<'a>(
+        &mut self,
+        input: &mut &'a [u8],
+    ) -> Result<Option<HostEvent<'a>>, FatalError> {
+        let received = match self.receiver.header(input) {
+            Ok(None) => return Ok(None),
+            Ok(Some((shape, header))) => match self.commands.handle_header(shape, header) {
+                Ok(event) => Ok((shape, event)),
+                Err(violation) => Err(FatalError::in_header(violation, header)),
+            },
+            Err(error) => Err(error),
+        };
+        let (shape, event) = received.inspect_err(|_| self.receiver.advance(Stage::Closed))?;
+        self.receiver.begin_body(shape);
+        match &event {
+            Some(HostEvent::Connected(response)) => {
+                let IcResp { cpda, header_digest, data_digest, max_h2c_data } = *response;
+                self.framing = Framing { header_digest, data_digest, pda: cpda };
+                self.max_h2c_data = max_h2c_data;
+                self.receiver.set_digests(header_digest, data_digest);
+                self.receiver.advance(Stage::Ready);
+            }
+            Some(HostEvent::Terminated(_)) => {
+                self.receiver.advance(Stage::Closed);
+                self.may_terminate = false;
+            }
+            Some(_) => {}
+            None => return self.receive(input), // C2HData: its data are the event
+        }
+        Ok(event)
+    }
+
+    /// Which data come next on the wire, when the input has ended amid data.
+    #[must_use]
+    pub fn payload_wanted(&self) -> Option<PayloadWanted<CommandId>> {
+        let (offset, len) = self.receiver.data_wanted()?;
+        let incoming = self.commands.current?;
+        Some(PayloadWanted { dest: incoming.cid, offset: incoming.offset + offset, len })
+    }
+
+    /// Says that the first `len` of the wanted bytes went to their place without `receive`, which
+    /// is to be called after it.
+    ///
+    /// # Panics
+    /// When fewer were wanted.
+    pub fn payload_received(&mut self, len: usize) {
+        self.receiver.data_received(len);
+    }
+
+    /// Whether the connection is about to end: nothing is received or sent any more.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.receiver.stage() == Stage::Closed
+    }
+
+    /// Whether PDUs carry header digests.
+    #[must_use]
+    pub fn header_digest(&self) -> bool {
+        self.framing.header_digest
+    }
+
+    /// Whether data are followed by a data digest.
+    #[must_use]
+    pub fn data_digest(&self) -> bool {
+        self.framing.data_digest
+    }
+
+    /// MAXH2CDATA: most data bytes per H2CData.
+    #[must_use]
+    pub fn max_h2c_data(&self) -> u32 {
+        self.max_h2c_data
+    }
+
+    /// Bytes of a CapsuleCmd with in-capsule data that are not data: header, digests, padding.
+    #[must_use]
+    pub fn capsule_overhead(&self) -> usize {
+        self.framing.overhead(PduType::CapsuleCmd) as usize
+    }
+
+    /// Bytes of an H2CData that are not data: header, digests, padding.
+    #[must_use]
+    pub fn h2c_overhead(&self) -> usize {
+        self.framing.overhead(PduType::H2cData) as usize
+    }
+
+    /// Appends the ICReq, the first thing on a connection.
+    ///
+    /// # Panics
+    /// When it was sent before.
+    pub fn ic_req(&mut self, out: &mut Vec<u8>) {
+        if self.is_closing() {
+            return;
+        }
+        assert!(!self.requested, "one ICReq per connection");
+        self.requested = true;
+        let config = self.commands.config;
+        let pdu = IcReqPdu {
+            common: send::ic_common(PduType::IcReq),
+            pfv: U16::ZERO,
+            hpda: config.hpda,
+            dgst: pdu::dgst(config.hdgst, config.ddgst),
+            maxr2t: config.maxr2t.into(),
+            reserved: [0; 112],
+        };
+        out.extend_from_slice(pdu.as_bytes());
+    }
+
+    /// Registers a command in the slot of its CID and appends its capsule. PSDT and SGL are filled
+    /// in for `len` bytes in the given direction. With `in_capsule` the driver appends the data
+    /// and, if [`HostQueue::data_digest`], their digest.
+    ///
+    /// # Panics
+    /// Before the ICResp; when the slot is taken; when in-capsule data are none or do not go to
+    /// the controller; when `len` contradicts the direction, or is no multiple of 4 although data
+    /// digests are on.
+    pub fn command(
+        &mut self,
+        sqe: &Sqe,
+        direction: Direction,
+        len: u32,
+        in_capsule: bool,
+        out: &mut Vec<u8>,
+    ) {
+        if self.is_closing() {
+            return;
+        }
+        assert_eq!(self.receiver.stage(), Stage::Ready, "a command follows the ICResp");
+        assert_eq!(len == 0, direction == Direction::None, "a direction has data");
+        assert!(
+            !in_capsule || direction == Direction::HostToController,
+            "in-capsule data go to the controller"
+        );
+        assert!(!self.data_digest() || len.is_multiple_of(4), "digests cover whole dwords");
+        let cid = sqe.command_id();
+        let slot = self.commands.slot_of(cid);
+        assert!(!slot.live, "command slot of {cid} is taken");
+        *slot = Slot {
+            live: true,
+            cid,
+            direction,
+            len,
+            in_capsule,
+            exact: sqe.opc != fabrics::OPCODE,
+            ..Slot::default()
+        };
+        let mut sqe = *sqe;
+        sqe.flags = sqe.flags & 0b11 | Sqe::PSDT_SGL;
+        sqe.sgl1 =
+            if in_capsule { SglDescriptor::in_capsule(len) } else { SglDescriptor::transport(len) };
+        let common = self.framing.common(PduType::CapsuleCmd, 0, if in_capsule { len } else { 0 });
+        self.framing.put(CapsuleCmdPdu { common, sqe }.as_bytes(), &common, out);
+    }
+
+    /// Appends header, digest and padding of an H2CData with `len` bytes from `offset` of the
+    /// command's data; the driver appends the bytes, then, if [`HostQueue::data_digest`], their
+    /// digest. `last`: the grant's data end here, and the R2T with them.
+    ///
+    /// # Panics
+    /// When `len` is 0, above [`HostQueue::max_h2c_data`], with data digests no multiple of 4, or
+    /// goes beyond the grant; when `last` is not exactly at its end.
+    pub fn h2c_data(
+        &mut self,
+        grant: &R2tGrant,
+        offset: u32,
+        len: u32,
+        last: bool,
+        out: &mut Vec<u8>,
+    ) {
+        if self.is_closing() {
+            return;
+        }
+        assert!(len > 0 && len <= self.max_h2c_data, "H2CData of {len} bytes");
+        assert!(!self.data_digest() || len.is_multiple_of(4), "digests cover whole dwords");
+        assert!(offset >= grant.offset, "H2CData before its grant");
+        // Widened: the sums fit, for a grant was checked against the command's length.
+        let left = u64::from(grant.offset) + u64::from(grant.len) - u64::from(offset);
+        assert!(u64::from(len) <= left, "H2CData beyond its grant");
+        assert_eq!(last, u64::from(len) == left, "LAST_PDU is at the end of a grant");
+        if last {
+            let slot = self.commands.slot_of(grant.cid);
+            if slot.live && slot.cid == grant.cid {
+                slot.open_r2ts = slot.open_r2ts.saturating_sub(1);
+            }
+        }
+        let common =
+            self.framing.common(PduType::H2cData, if last { flags::LAST_PDU } else { 0 }, len);
+        let pdu = H2cDataPdu {
+            common,
+            cccid: grant.cid.0.into(),
+            ttag: grant.ttag.into(),
+            datao: offset.into(),
+            datal: U32::new(len),
+            reserved: [0; 4],
+        };
+        self.framing.put(pdu.as_bytes(), &common, out);
+    }
+
+    /// Frees a command's slot. A command that has ended is forgotten by itself; this is for one
+    /// that is given up. What still comes for it is a violation, so the connection is to be given
+    /// up with it.
+    pub fn forget(&mut self, cid: CommandId) {
+        let slot = self.commands.slot_of(cid);
+        if slot.cid == cid {
+            slot.live = false;
+        }
+        if self.commands.current.is_some_and(|incoming| incoming.cid == cid) {
+            self.commands.current = None;
+        }
+    }
+
+    /// Bytes of data received for a command, also after its end until its slot is used again.
+    #[must_use]
+    pub fn bytes_received(&self, cid: CommandId) -> u32 {
+        self.commands
+            .slots
+            .get(self.commands.index(cid))
+            .filter(|slot| slot.cid == cid && slot.direction == Direction::ControllerToHost)
+            .map_or(0, |slot| slot.done)
+    }
+
+    /// Appends the H2CTermReq for an error and closes the queue: nothing is received or sent after
+    /// it. Appends nothing when a TermReq was sent or received before.
+    pub fn term_req(&mut self, error: &FatalError, out: &mut Vec<u8>) {
+        if self.may_terminate {
+            send::put_term_req(PduType::H2cTermReq, error, out);
+        }
+        self.may_terminate = false;
+        self.receiver.advance(Stage::Closed);
+    }
+}
+
+impl Commands {
+    fn index(&self, cid: CommandId) -> usize {
+        usize::from(cid.0 & (self.config.slots - 1))
+    }
+
+    fn slot_of(&mut self, cid: CommandId) -> &mut Slot {
+        let index = self.index(cid);
+        &mut self.slots[index]
+    }
+
+    /// The outstanding command of this CID, generation included.
+    fn live(&mut self, cid: CommandId) -> Option<&mut Slot> {
+        Some(self.slot_of(cid)).filter(|slot| slot.live && slot.cid == cid)
+    }
+
+    /// Checks what lies behind the common header. No event: data of a read begin.
+    fn handle_header<'a>(
+        &mut self,
+        shape: Shape,
+        header: &[u8],
+    ) -> Result<Option<HostEvent<'a>>, Violation> {
+        match shape.pdu_type {
+            PduType::C2hData => self.handle_data(shape, header).map(|()| None),
+            PduType::CapsuleResp => self.handle_response(header).map(Some),
+            PduType::R2t => self.handle_r2t(header).map(Some),
+            PduType::IcResp => self.handle_ic_resp(header).map(Some),
+            PduType::C2hTermReq => {
+                receive::parse_term_req(header).map(|reason| Some(HostEvent::Terminated(reason)))
+            }
+            PduType::IcReq | PduType::H2cTermReq | PduType::CapsuleCmd | PduType::H2cData => {
+                unreachable!("the receiver refuses PDUs of the other direction")
+            }
+        }
+    }
+
+    fn handle_ic_resp<'a>(&self, header: &[u8]) -> Result<HostEvent<'a>, Violation> {
+        let pdu: IcRespPdu = receive::parse(header);
+        if pdu.pfv.get() != 0 {
+            return Err(Violation::PfvInvalid);
+        }
+        if pdu.cpda > MAX_PDA {
+            return Err(Violation::PdaInvalid);
+        }
+        let header_digest = pdu.dgst & pdu::DGST_HEADER != 0;
+        let data_digest = pdu.dgst & pdu::DGST_DATA != 0;
+        // A controller may not switch on what was not asked for; one that declines a digest would
+        // leave data unprotected that the user wanted protected.
+        if (header_digest, data_digest) != (self.config.hdgst, self.config.ddgst) {
+            return Err(Violation::DgstUnexpected);
+        }
+        let max_h2c_data = pdu.maxh2cdata.get();
+        if max_h2c_data < MIN_MAXH2CDATA || !max_h2c_data.is_multiple_of(4) {
+            return Err(Violation::Maxh2cdataInvalid);
+        }
+        Ok(HostEvent::Connected(IcResp {
+            cpda: pdu.cpda,
+            header_digest,
+            data_digest,
+            max_h2c_data,
+        }))
+    }
+
+    fn handle_response<'a>(&mut self, header: &[u8]) -> Result<HostEvent<'a>, Violation> {
+        let mut cqe = Cqe::from_bytes(&receive::parse::<CapsuleRespPdu>(header).cqe);
+        let slot = self.live(cqe.cid).ok_or(Violation::ResponseCidUnknown)?;
+        slot.live = false;
+        let short = slot.direction == Direction::ControllerToHost && slot.done < slot.len;
+        if short && slot.exact && cqe.status.is_success() {
+            cqe.status = Status::DATA_TRANSFER_ERROR;
+        }
+        Ok(HostEvent::Response(cqe))
+    }
+
+    /// C2HData is taken for a read only, in order, within its length.
+    fn handle_data(&mut self, shape: Shape, header: &[u8]) -> Result<(), Violation> {
+        let pdu: C2hDataPdu = receive::parse(header);
+        let cid = CommandId(pdu.cccid.get());
+        let slot = self.live(cid).ok_or(Violation::CccidUnknown)?;
+        if slot.direction != Direction::ControllerToHost {
+            return Err(Violation::C2hDataUnexpected);
+        }
+        if slot.last_seen {
+            return Err(Violation::C2hDataAfterLast);
+        }
+        let (offset, len) = (pdu.datao.get(), shape.data_len);
+        if offset != slot.done {
+            return Err(Violation::C2hDataoNotNext);
+        }
+        let end = offset
+            .checked_add(len)
+            .filter(|&end| end <= slot.len)
+            .ok_or(Violation::C2hDataOutOfRange)?;
+        let last = shape.flags & flags::LAST_PDU != 0;
+        let success = shape.flags & flags::SUCCESS != 0;
+        if success && !last {
+            return Err(Violation::SuccessWithoutLast);
+        }
+        if success && slot.exact && end < slot.len {
+            return Err(Violation::SuccessShort);
+        }
+        slot.done = end;
+        slot.last_seen = last;
+        self.current = Some(Incoming { cid, offset, len, last, success });
+        Ok(())
+    }
+
+    /// An R2T is taken for a write without in-capsule data only, in order, within its length.
+    fn handle_r2t<'a>(&mut self, header: &[u8]) -> Result<HostEvent<'a>, Violation> {
+        let pdu: R2tPdu = receive::parse(header);
+        let maxr2t = self.config.maxr2t;
+        let cid = CommandId(pdu.cccid.get());
+        let slot = self.live(cid).ok_or(Violation::CccidUnknown)?;
+        if slot.direction != Direction::HostToController || slot.in_capsule {
+            return Err(Violation::R2tUnexpected);
+        }
+        let (offset, len) = (pdu.r2to.get(), pdu.r2tl.get());
+        if offset != slot.done {
+            return Err(Violation::R2toNotNext);
+        }
+        if len == 0 {
+            return Err(Violation::R2tlZero);
+        }
+        let end = offset
+            .checked_add(len)
+            .filter(|&end| end <= slot.len)
+            .ok_or(Violation::R2tOutOfRange)?;
+        if slot.open_r2ts > maxr2t {
+            return Err(Violation::TooManyR2ts);
+        }
+        slot.open_r2ts += 1;
+        slot.done = end;
+        Ok(HostEvent::SendData(R2tGrant { cid, ttag: pdu.ttag.get(), offset, len }))
+    }
+}
