@@ -10,17 +10,19 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::affinity::pin_to_core;
 use crate::buffer::{BufferPool, PoolConfig};
+use crate::epoll::EpollIo;
 use crate::io::{Completion, Io, Wait};
 use crate::mailbox::{Mailbox, Sender, mailbox};
 use crate::service::{Context, Service};
 use crate::stats::LoopStats;
+use crate::uring::UringIo;
 
 /// How long an adaptive core spins after its last work, unless told otherwise.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
@@ -194,8 +196,28 @@ impl std::error::Error for ReactorError {
 /// # Errors
 /// When the back end asked for cannot be used; [`Backend::Auto`] fails only if neither can.
 pub fn open_io(backend: Backend) -> io::Result<(Box<dyn Io>, Backend)> {
-    let _ = backend;
-    Err(io::ErrorKind::Unsupported.into())
+    static REASON_LOGGED: Once = Once::new();
+    if backend != Backend::Epoll {
+        match UringIo::new() {
+            Ok(io) => return Ok((Box::new(io), Backend::Uring)),
+            Err(error) if backend == Backend::Auto && is_forbidden(&error) => {
+                REASON_LOGGED
+                    .call_once(|| tracing::info!("io_uring cannot be used ({error}): using epoll"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((Box::new(EpollIo::new()?), Backend::Epoll))
+}
+
+/// True if io_uring is missing, too old, or kept from this process by a system-call filter, a
+/// sysctl or a memory limit; not if, say, descriptors have run out.
+fn is_forbidden(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+        || matches!(
+            error.raw_os_error(),
+            Some(libc::EPERM | libc::EACCES | libc::ENOSYS | libc::ENOMEM)
+        )
 }
 
 /// What lives on the core's thread. The order of the fields is the order of dropping: the

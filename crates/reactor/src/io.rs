@@ -50,6 +50,41 @@ pub struct RecvBuffers {
     pub staging_range: std::ops::Range<usize>,
 }
 
+impl RecvBuffers {
+    /// Free bytes: what one receive takes at most.
+    pub fn room(&self) -> usize {
+        self.payload.as_ref().map_or(0, |(_, range)| range.len()) + self.staging_range.len()
+    }
+
+    /// The free parts as system calls want them, and how many there are.
+    ///
+    /// # Panics
+    /// If a range is not inside its buffer.
+    pub(crate) fn iovecs(&mut self) -> ([libc::iovec; 2], usize) {
+        fn iovec(buf: &mut IoBuf, range: &std::ops::Range<usize>) -> libc::iovec {
+            let bytes = &mut buf[range.clone()];
+            libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+        }
+        let staging = iovec(&mut self.staging, &self.staging_range);
+        match &mut self.payload {
+            Some((buf, range)) => ([iovec(buf, range), staging], 2),
+            None => ([staging, staging], 1),
+        }
+    }
+
+    /// Puts bytes where a receive would; gives how many fit.
+    pub(crate) fn copy_in(&mut self, bytes: &[u8]) -> usize {
+        let mut rest = bytes;
+        let payload = self.payload.as_mut().map(|(buf, range)| &mut buf[range.clone()]);
+        for room in payload.into_iter().chain([&mut self.staging[self.staging_range.clone()]]) {
+            let (now, later) = rest.split_at(rest.len().min(room.len()));
+            room[..now.len()].copy_from_slice(now);
+            rest = later;
+        }
+        bytes.len() - rest.len()
+    }
+}
+
 /// How the blocks of a range are to be released or zeroed (fallocate(2) modes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocateMode {
@@ -57,6 +92,17 @@ pub enum AllocateMode {
     PunchHole,
     /// Zero the range, kept allocated (FALLOC_FL_ZERO_RANGE).
     ZeroRange,
+}
+
+impl AllocateMode {
+    /// The mode argument of fallocate(2). The size of the file never changes.
+    pub(crate) fn flags(self) -> libc::c_int {
+        libc::FALLOC_FL_KEEP_SIZE
+            | match self {
+                AllocateMode::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
+                AllocateMode::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
+            }
+    }
 }
 
 /// How long [`Io::poll`] may wait for the first completion.

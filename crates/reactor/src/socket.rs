@@ -4,13 +4,19 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Type};
 
+use crate::io::Outcome;
 use crate::sim::SimSocket;
 
 /// Connections that may wait to be accepted (the kernel caps it at net.core.somaxconn).
 pub const LISTEN_BACKLOG: i32 = 1024;
+
+/// How long accepting pauses when descriptors or memory have run out: trying again at once
+/// would spin.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Kernel buffer sizes of a socket; `None` leaves them to the kernel's autotuning, which is
 /// right unless a test wants small ones.
@@ -128,7 +134,7 @@ pub(crate) fn for_connect(address: SocketAddr) -> io::Result<OwnedFd> {
 /// Makes the coming close(2) discard pending output and reset the connection.
 pub(crate) fn reset_on_close(fd: &OwnedFd) {
     // Fails only for what is no socket.
-    if let Err(error) = SockRef::from(fd).set_linger(Some(std::time::Duration::ZERO)) {
+    if let Err(error) = SockRef::from(fd).set_linger(Some(Duration::ZERO)) {
         tracing::debug!("SO_LINGER: {error}");
     }
 }
@@ -137,6 +143,32 @@ pub(crate) fn reset_on_close(fd: &OwnedFd) {
 pub(crate) fn stop_listening(fd: &impl AsFd) {
     if let Err(error) = SockRef::from(fd).shutdown(std::net::Shutdown::Both) {
         tracing::debug!("shutdown of a listener: {error}");
+    }
+}
+
+/// What an owner gets that uses a socket it has closed, or twice at once.
+pub(crate) fn not_usable() -> io::Error {
+    io::Error::from_raw_os_error(libc::EBADF)
+}
+
+/// Errors of accept(2) that concern one connection only, and not the listener.
+pub(crate) fn is_transient_accept_error(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ECONNABORTED | libc::EINTR | libc::EAGAIN | libc::EPROTO | libc::EPERM)
+    )
+}
+
+/// What a listener's owner gets; nothing for a connection that was gone before it was seen.
+pub(crate) fn accept_outcome(accepted: io::Result<OwnedFd>) -> Option<Outcome> {
+    match accepted {
+        Ok(fd) => {
+            let socket = Socket::from_fd(fd).ok()?;
+            let peer = socket.peer_address();
+            Some(Outcome::Accepted(Ok((socket, peer))))
+        }
+        Err(error) if is_transient_accept_error(&error) => None,
+        Err(error) => Some(Outcome::Accepted(Err(error))),
     }
 }
 

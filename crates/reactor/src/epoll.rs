@@ -1,0 +1,540 @@
+//! [`Io`] on epoll(7), for systems where io_uring is not permitted.
+//!
+//! Sockets are watched edge-triggered, once, when they are adopted; what they are ready for is
+//! remembered. [`Io::poll`] makes the system calls: starting an operation only notes it. Files
+//! have no readiness, so a few threads do their (blocking) calls.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
+
+use crate::buffer::{IoBuf, SharedBuf};
+use crate::io::{
+    AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
+};
+use crate::send::SendBatch;
+use crate::slab::Slab;
+use crate::socket::{
+    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
+};
+use crate::timer::{TIMER_CAPACITY, TimerQueue};
+use crate::waker::Waker;
+
+mod files;
+
+use files::{FileOp, FileWorkers};
+
+/// Events taken from the kernel per poll.
+const EVENTS: usize = 256;
+
+/// Connections accepted per listener and poll, so that a storm does not delay others.
+const ACCEPTS_PER_POLL: usize = 64;
+
+/// What an event is about: this in the upper half of its data, an id in the lower.
+const SOCKET: u64 = 0;
+const LISTENER: u64 = 1;
+const CONNECT: u64 = 2;
+const WAKER: u64 = 3;
+
+const READABLE: u32 = libc::EPOLLIN.cast_unsigned();
+const WRITABLE: u32 = libc::EPOLLOUT.cast_unsigned();
+const HUNG_UP: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR).cast_unsigned();
+const EDGE: u32 = libc::EPOLLET.cast_unsigned();
+
+/// Sockets, files, clock and timers of one core, on one epoll instance. Timers have the
+/// resolution of epoll_wait(2), a millisecond.
+pub struct EpollIo {
+    epoll: OwnedFd,
+    events: Vec<libc::epoll_event>,
+    sockets: Slab<SocketSlot>,
+    /// Sockets whose operations may be able to go on, each at most once.
+    attempts: Vec<u32>,
+    listeners: Slab<ListenerSlot>,
+    connects: Slab<ConnectSlot>,
+    files: Slab<Arc<File>>,
+    /// Started with the first file.
+    workers: Option<FileWorkers>,
+    /// Completions that are known without a further system call.
+    ready: VecDeque<Completion>,
+    timers: TimerQueue<Timer>,
+    waker: Waker,
+    woken: bool,
+    now: Instant,
+}
+
+struct SocketSlot {
+    fd: OwnedFd,
+    recv: Option<(Token, RecvBuffers)>,
+    send: Option<(Token, Box<SendBatch>)>,
+    readable: bool,
+    writable: bool,
+    /// The peer has finished or the connection is broken: no further edge will come.
+    hung_up: bool,
+    /// It is in `attempts`.
+    attempting: bool,
+}
+
+struct ListenerSlot {
+    fd: OwnedFd,
+    token: Token,
+}
+
+struct ConnectSlot {
+    fd: OwnedFd,
+    token: Token,
+}
+
+enum Timer {
+    Token(Token),
+    /// Time to accept again.
+    Accept(u32),
+}
+
+impl EpollIo {
+    /// An epoll instance for the calling thread.
+    ///
+    /// # Errors
+    /// When descriptors have run out.
+    pub fn new() -> io::Result<EpollIo> {
+        // SAFETY: takes no pointers.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, and owned by nobody else.
+        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+        let waker = Waker::new()?;
+        let io = EpollIo {
+            epoll,
+            events: Vec::with_capacity(EVENTS),
+            sockets: Slab::new(),
+            attempts: Vec::new(),
+            listeners: Slab::new(),
+            connects: Slab::new(),
+            files: Slab::new(),
+            workers: None,
+            ready: VecDeque::new(),
+            timers: TimerQueue::with_capacity(TIMER_CAPACITY),
+            waker,
+            woken: false,
+            now: Instant::now(),
+        };
+        io.control(libc::EPOLL_CTL_ADD, io.waker.fd(), READABLE, WAKER << 32)?;
+        Ok(io)
+    }
+
+    fn control(&self, operation: libc::c_int, fd: RawFd, events: u32, data: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events, u64: data };
+        // SAFETY: the event lives across the call.
+        let result =
+            unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd, &raw mut event) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn finish(&mut self, token: Token, outcome: Outcome) {
+        self.ready.push_back(Completion { token, outcome });
+    }
+
+    /// Lets the next poll try the operations of a socket.
+    fn attempt(&mut self, socket: u32) {
+        if let Some(slot) = self.sockets.get_mut(socket)
+            && !slot.attempting
+        {
+            slot.attempting = true;
+            self.attempts.push(socket);
+        }
+    }
+
+    fn run_attempts(&mut self, done: &mut Vec<Completion>) {
+        for socket in self.attempts.drain(..) {
+            if let Some(slot) = self.sockets.get_mut(socket) {
+                slot.attempting = false;
+                slot.try_recv(done);
+                slot.try_send(done);
+            }
+        }
+    }
+
+    /// Fetches events, waiting up to `timeout_ms` (-1: for ever) for the first.
+    fn fetch_events(&mut self, timeout_ms: i32) -> io::Result<()> {
+        let capacity = i32::try_from(self.events.capacity()).unwrap_or(i32::MAX);
+        let events = self.events.as_mut_ptr();
+        // SAFETY: the vector has room for `capacity` events.
+        let count =
+            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events, capacity, timeout_ms) };
+        match usize::try_from(count) {
+            Ok(count) => {
+                // SAFETY: the kernel has written `count` <= capacity events.
+                unsafe { self.events.set_len(count) };
+                Ok(())
+            }
+            Err(_) => {
+                self.events.clear();
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
+            }
+        }
+    }
+
+    fn handle_events(&mut self, done: &mut Vec<Completion>) {
+        for index in 0..self.events.len() {
+            let libc::epoll_event { events, u64: data } = self.events[index];
+            let Ok(id) = u32::try_from(data % (1 << 32)) else { continue };
+            match data >> 32 {
+                SOCKET => {
+                    if let Some(slot) = self.sockets.get_mut(id) {
+                        slot.hung_up |= events & HUNG_UP != 0;
+                        slot.readable |= events & READABLE != 0 || slot.hung_up;
+                        slot.writable |= events & WRITABLE != 0 || slot.hung_up;
+                        self.attempt(id);
+                    }
+                }
+                LISTENER => self.accept(id, done),
+                CONNECT => self.finish_connect(id, done),
+                _ => {
+                    self.waker.drain();
+                    self.woken = true;
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, listener: u32, done: &mut Vec<Completion>) {
+        for _ in 0..ACCEPTS_PER_POLL {
+            let Some(slot) = self.listeners.get(listener) else { return };
+            let token = slot.token;
+            let accepted =
+                SockRef::from(&slot.fd).accept().map(|(socket, _)| OwnedFd::from(socket));
+            match &accepted {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if !is_transient_accept_error(error) => {
+                    // It would be reported again at once: look away for a while.
+                    let data = LISTENER << 32 | u64::from(listener);
+                    let _ = self.control(libc::EPOLL_CTL_MOD, slot.fd.as_raw_fd(), 0, data);
+                    self.timers.push(self.now + ACCEPT_PAUSE, Timer::Accept(listener));
+                }
+                _ => {}
+            }
+            let failed = accepted.is_err();
+            if let Some(outcome) = accept_outcome(accepted) {
+                done.push(Completion { token, outcome });
+                if failed {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn resume_accept(&mut self, listener: u32) {
+        if let Some(slot) = self.listeners.get(listener) {
+            let data = LISTENER << 32 | u64::from(listener);
+            if let Err(error) =
+                self.control(libc::EPOLL_CTL_MOD, slot.fd.as_raw_fd(), READABLE, data)
+            {
+                tracing::error!("a listener cannot be watched any more: {error}");
+            }
+        }
+    }
+
+    /// Starts a connect; `None` if it goes on in the background.
+    fn try_connect(&mut self, address: SocketAddr, token: Token) -> Option<io::Result<Socket>> {
+        let fd = match socket::for_connect(address) {
+            Ok(fd) => fd,
+            Err(error) => return Some(Err(error)),
+        };
+        match SockRef::from(&fd).connect(&address.into()) {
+            Ok(()) => return Some(Socket::from_fd(fd)),
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => return Some(Err(error)),
+        }
+        let raw = fd.as_raw_fd();
+        let Ok(id) = self.connects.insert(ConnectSlot { fd, token }) else {
+            return Some(Err(io::ErrorKind::QuotaExceeded.into()));
+        };
+        let data = CONNECT << 32 | u64::from(id);
+        if let Err(error) = self.control(libc::EPOLL_CTL_ADD, raw, WRITABLE | EDGE, data) {
+            self.connects.remove(id);
+            return Some(Err(error));
+        }
+        None
+    }
+
+    fn finish_connect(&mut self, connect: u32, done: &mut Vec<Completion>) {
+        let Some(ConnectSlot { fd, token }) = self.connects.remove(connect) else { return };
+        // Whoever adopts the socket watches it; if that fails, so does this, harmlessly.
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd.as_raw_fd(), 0, 0);
+        let result = match SockRef::from(&fd).take_error() {
+            Ok(None) => Socket::from_fd(fd),
+            Ok(Some(error)) | Err(error) => Err(error),
+        };
+        done.push(Completion { token, outcome: Outcome::Connected(result) });
+    }
+
+    /// Gives a file operation to the helper threads, or back if there is no such file.
+    fn start_file_op(&mut self, file: FileId, token: Token, op: FileOp) {
+        match (self.files.get(file.0), &mut self.workers) {
+            (Some(file), Some(workers)) => workers.start(file.clone(), token, op),
+            _ => self.finish(token, op.outcome(Err(not_usable()))),
+        }
+    }
+
+    fn expire_timers(&mut self, done: &mut Vec<Completion>) {
+        while let Some(timer) = self.timers.pop_due(self.now) {
+            match timer {
+                Timer::Token(token) => done.push(Completion { token, outcome: Outcome::Timer }),
+                Timer::Accept(listener) => self.resume_accept(listener),
+            }
+        }
+    }
+
+    /// Milliseconds until the next timer, rounded up so as not to wake too early.
+    fn timeout_ms(&self) -> i32 {
+        let Some(at) = self.timers.next_at() else { return -1 };
+        let left = at.saturating_duration_since(Instant::now());
+        let ms = left.as_millis() + u128::from(left > Duration::from_millis(0));
+        i32::try_from(ms).unwrap_or(i32::MAX)
+    }
+}
+
+impl SocketSlot {
+    /// One receive, if there is one to do and the socket is readable.
+    fn try_recv(&mut self, done: &mut Vec<Completion>) {
+        if !self.readable {
+            return;
+        }
+        let Some((token, mut buffers)) = self.recv.take() else { return };
+        let result = loop {
+            match receive(&self.fd, &mut buffers) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => break result,
+            }
+        };
+        match &result {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.readable = false;
+                self.recv = Some((token, buffers));
+                return;
+            }
+            // A short receive has emptied the socket; more bytes will be a new edge. The end
+            // of the stream may have come with the same edge, though.
+            Ok(count) if *count < buffers.room() && !self.hung_up => self.readable = false,
+            _ => {}
+        }
+        done.push(Completion { token, outcome: Outcome::Received(result, buffers) });
+    }
+
+    /// Sends until the batch is gone or the socket is full.
+    fn try_send(&mut self, done: &mut Vec<Completion>) {
+        if !self.writable {
+            return;
+        }
+        let Some((token, mut batch)) = self.send.take() else { return };
+        let result = loop {
+            if batch.is_empty() {
+                break Ok(());
+            }
+            match transmit(&self.fd, &mut batch) {
+                Ok(sent) => batch.advance(sent),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.writable = false;
+                    self.send = Some((token, batch));
+                    return;
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        done.push(Completion { token, outcome: Outcome::Sent(result, batch) });
+    }
+}
+
+impl Io for EpollIo {
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let (fd, address) = socket::listen(address)?;
+        let raw = fd.as_raw_fd();
+        let slot = ListenerSlot { fd, token };
+        let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        // Level-triggered: what one poll leaves unaccepted, the next one sees.
+        let added =
+            self.control(libc::EPOLL_CTL_ADD, raw, READABLE, LISTENER << 32 | u64::from(id));
+        if let Err(error) = added {
+            self.listeners.remove(id);
+            return Err(error);
+        }
+        Ok((ListenerId(id), address))
+    }
+
+    fn close_listener(&mut self, listener: ListenerId) {
+        self.listeners.remove(listener.0);
+    }
+
+    fn connect(&mut self, address: SocketAddr, token: Token) {
+        if let Some(result) = self.try_connect(address, token) {
+            self.finish(token, Outcome::Connected(result));
+        }
+    }
+
+    fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
+        let fd = socket.into_fd()?;
+        let raw = fd.as_raw_fd();
+        let slot = SocketSlot {
+            fd,
+            recv: None,
+            send: None,
+            readable: true,
+            writable: true,
+            hung_up: false,
+            attempting: false,
+        };
+        let id = self.sockets.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        let events = READABLE | WRITABLE | HUNG_UP | EDGE;
+        if let Err(error) =
+            self.control(libc::EPOLL_CTL_ADD, raw, events, SOCKET << 32 | u64::from(id))
+        {
+            self.sockets.remove(id);
+            return Err(error);
+        }
+        Ok(SocketId(id))
+    }
+
+    fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
+        // Panics for a wrong range here, where it was made.
+        buffers.iovecs();
+        let room = buffers.room() > 0;
+        match self.sockets.get_mut(socket.0) {
+            Some(slot) if slot.recv.is_none() && room => {
+                slot.recv = Some((token, buffers));
+                self.attempt(socket.0);
+            }
+            _ => self.finish(token, Outcome::Received(Err(not_usable()), buffers)),
+        }
+    }
+
+    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+        match self.sockets.get_mut(socket.0) {
+            Some(slot) if slot.send.is_none() => {
+                slot.send = Some((token, batch));
+                self.attempt(socket.0);
+            }
+            _ => self.finish(token, Outcome::Sent(Err(not_usable()), batch)),
+        }
+    }
+
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        let Some(slot) = self.sockets.remove(socket.0) else { return };
+        let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED);
+        if let Some((token, buffers)) = slot.recv {
+            self.finish(token, Outcome::Received(Err(cancelled()), buffers));
+        }
+        if let Some((token, batch)) = slot.send {
+            self.finish(token, Outcome::Sent(Err(cancelled()), batch));
+        }
+        if reset {
+            socket::reset_on_close(&slot.fd);
+        }
+        // Between polls nothing is in the kernel, so the descriptor can go at once.
+    }
+
+    fn register_file(&mut self, file: Arc<File>) -> FileId {
+        if self.workers.is_none() {
+            match FileWorkers::new(self.waker.clone()) {
+                Ok(workers) => self.workers = Some(workers),
+                Err(error) => tracing::error!("no threads for files: {error}"),
+            }
+        }
+        // An id that names nothing makes every operation fail, as for a closed file.
+        FileId(self.files.insert(file).unwrap_or(u32::MAX))
+    }
+
+    fn close_file(&mut self, file: FileId) {
+        // Operations in flight hold the file themselves.
+        self.files.remove(file.0);
+    }
+
+    fn read(&mut self, file: FileId, buf: IoBuf, offset: u64, token: Token) {
+        self.start_file_op(file, token, FileOp::Read { buf, offset });
+    }
+
+    fn write(&mut self, file: FileId, buf: SharedBuf, offset: u64, durable: bool, token: Token) {
+        self.start_file_op(file, token, FileOp::Write { buf, offset, durable });
+    }
+
+    fn sync(&mut self, file: FileId, token: Token) {
+        self.start_file_op(file, token, FileOp::Sync);
+    }
+
+    fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
+        self.start_file_op(file, token, FileOp::Allocate { mode, offset, len });
+    }
+
+    fn timer(&mut self, at: Instant, token: Token) {
+        self.timers.push(at, Timer::Token(token));
+    }
+
+    fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
+        let before = done.len();
+        loop {
+            self.run_attempts(done);
+            done.extend(self.ready.drain(..));
+            let idle = wait == Wait::Yes && done.len() == before;
+            if idle && self.waker.start_wait() {
+                let timeout_ms = self.timeout_ms();
+                let fetched = self.fetch_events(timeout_ms);
+                self.waker.end_wait();
+                fetched?;
+            } else {
+                self.woken |= idle;
+                self.fetch_events(0)?;
+            }
+            self.handle_events(done);
+            self.run_attempts(done);
+            if let Some(workers) = &mut self.workers {
+                workers.collect(done);
+            }
+            self.now = Instant::now();
+            self.expire_timers(done);
+            let woken = std::mem::take(&mut self.woken);
+            if wait == Wait::No || woken || done.len() > before {
+                return Ok(());
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+}
+
+fn receive(fd: &OwnedFd, buffers: &mut RecvBuffers) -> io::Result<usize> {
+    let (mut iovecs, count) = buffers.iovecs();
+    // SAFETY: msghdr is plain data for which zeroes are valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iovecs.as_mut_ptr();
+    message.msg_iovlen = count;
+    // SAFETY: the vectors name memory that `buffers` owns, and live across the call.
+    let result = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn transmit(fd: &OwnedFd, batch: &mut SendBatch) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the vectors name memory that the batch owns.
+    let result = unsafe { libc::sendmsg(fd.as_raw_fd(), batch.prepare(), flags) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}

@@ -1,0 +1,686 @@
+//! [`Io`] on io_uring.
+//!
+//! Every operation has a slot that owns its memory and has a fixed address; `user_data` names
+//! the slot. Starting an operation only writes a submission entry; [`Io::poll`] enters the
+//! kernel once for all of them, and not at all when there is neither a submission nor a
+//! completion to fetch.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+
+use crate::buffer::{IoBuf, SharedBuf};
+use crate::io::{
+    AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
+};
+use crate::send::SendBatch;
+use crate::slab::Slab;
+use crate::socket::{
+    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
+};
+use crate::timer::{TIMER_CAPACITY, TimerQueue};
+use crate::waker::Waker;
+
+mod ops;
+
+use ops::{Kind, OpSlab};
+
+/// Submissions between two polls that need no extra system call; more wait in a backlog.
+const SUBMISSION_ENTRIES: u32 = 1024;
+
+/// Completions the kernel can post before it has to keep them aside.
+const COMPLETION_ENTRIES: u32 = 4 * SUBMISSION_ENTRIES;
+
+/// Completions taken from the ring at once.
+const HARVEST: usize = 64;
+
+/// Most bytes of one read or write: its length field has 32 bits.
+const FILE_IO_MAX: u32 = 1 << 30;
+
+/// `user_data` of the poll on the waker's eventfd.
+const WAKER_DATA: u64 = u64::MAX;
+
+/// `user_data` of cancellations, whose results nobody needs.
+const CANCEL_DATA: u64 = u64::MAX - 1;
+
+/// `IORING_ENTER_GETEVENTS` and `IORING_ENTER_EXT_ARG` of the io_uring ABI.
+const ENTER_GETEVENTS: u32 = 1 << 0;
+const ENTER_EXT_ARG: u32 = 1 << 3;
+
+/// Sockets, files, clock and timers of one core, on one ring.
+pub struct UringIo {
+    ring: IoUring,
+    ops: OpSlab,
+    /// Submissions that found the ring full.
+    backlog: VecDeque<squeue::Entry>,
+    /// Completions that needed no kernel.
+    ready: VecDeque<Completion>,
+    sockets: Slab<SocketSlot>,
+    listeners: Slab<ListenerSlot>,
+    files: Slab<FileSlot>,
+    timers: TimerQueue<Timer>,
+    waker: Waker,
+    woken: bool,
+    now: Instant,
+}
+
+struct SocketSlot {
+    fd: OwnedFd,
+    /// The `user_data` of the operations in flight.
+    recv: Option<u64>,
+    send: Option<u64>,
+    /// Closed by the owner; the descriptor waits for the operations.
+    closing: bool,
+}
+
+struct ListenerSlot {
+    fd: OwnedFd,
+    token: Token,
+    accept: Option<u64>,
+    closing: bool,
+}
+
+struct FileSlot {
+    file: Arc<File>,
+    in_flight: u32,
+    closing: bool,
+}
+
+enum Timer {
+    Token(Token),
+    /// Time to accept again.
+    Accept(u32),
+}
+
+impl UringIo {
+    /// A ring for the calling thread, which alone may use it.
+    ///
+    /// # Errors
+    /// `Unsupported` if the kernel lacks something (Linux 5.19 has all), else the error of
+    /// io_uring_setup(2): EPERM, ENOSYS or ENOMEM where it is not permitted.
+    pub fn new() -> io::Result<UringIo> {
+        let ring = open_ring()?;
+        let params = ring.params();
+        if !(params.is_feature_ext_arg()
+            && params.is_feature_nodrop()
+            && params.is_feature_fast_poll())
+        {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut io = UringIo {
+            ring,
+            ops: OpSlab::new(),
+            backlog: VecDeque::new(),
+            ready: VecDeque::new(),
+            sockets: Slab::new(),
+            listeners: Slab::new(),
+            files: Slab::new(),
+            timers: TimerQueue::with_capacity(TIMER_CAPACITY),
+            waker: Waker::new()?,
+            woken: false,
+            now: Instant::now(),
+        };
+        io.watch_waker();
+        Ok(io)
+    }
+
+    fn watch_waker(&mut self) {
+        let poll = opcode::PollAdd::new(Fd(self.waker.fd()), POLL_IN).multi(true);
+        self.push(poll.build().user_data(WAKER_DATA));
+    }
+
+    /// Queues a submission; [`Io::poll`] takes it to the kernel.
+    fn push(&mut self, entry: squeue::Entry) {
+        // SAFETY: what the entry points at belongs to an operation slot, which stays where it
+        // is until the operation's completion; or the entry points at nothing.
+        let pushed =
+            self.backlog.is_empty() && unsafe { self.ring.submission().push(&entry).is_ok() };
+        if !pushed {
+            self.backlog.push_back(entry);
+        }
+    }
+
+    /// Moves what waits in the backlog to the ring; true if nothing is left.
+    fn refill(&mut self) -> bool {
+        let mut submission = self.ring.submission();
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: as in `push`.
+            if unsafe { submission.push(entry).is_err() } {
+                return false;
+            }
+            self.backlog.pop_front();
+        }
+        true
+    }
+
+    /// Puts an operation in its slot and submits it.
+    fn start(&mut self, token: Token, kind: Kind) -> u64 {
+        let user_data = self.ops.insert(token, kind);
+        self.submit_op(user_data);
+        user_data
+    }
+
+    /// Submits the next system call of an operation that is in its slot.
+    fn submit_op(&mut self, user_data: u64) {
+        let Some(slot) = self.ops.get_mut(user_data) else { return };
+        let fd = match slot.kind() {
+            Kind::Connect { fd, .. } => Some(fd.as_raw_fd()),
+            Kind::Accept { listener } => {
+                self.listeners.get(*listener).map(|slot| slot.fd.as_raw_fd())
+            }
+            Kind::Recv { socket, .. } | Kind::Send { socket, .. } => {
+                self.sockets.get(*socket).map(|slot| slot.fd.as_raw_fd())
+            }
+            Kind::Read { file, .. }
+            | Kind::Write { file, .. }
+            | Kind::Sync { file }
+            | Kind::Allocate { file, .. } => {
+                self.files.get(*file).map(|slot| slot.file.as_raw_fd())
+            }
+        };
+        // An operation in flight keeps its descriptor's slot, so there always is one.
+        let fd = fd.expect("an operation's descriptor outlives it");
+        let entry = slot.prepare(Fd(fd)).user_data(user_data);
+        self.push(entry);
+    }
+
+    fn cancel(&mut self, user_data: u64) {
+        let entry = opcode::AsyncCancel::new(user_data).build().user_data(CANCEL_DATA);
+        self.push(entry);
+    }
+
+    fn finish(&mut self, token: Token, outcome: Outcome) {
+        self.ready.push_back(Completion { token, outcome });
+    }
+
+    /// Enters the kernel if there is a reason to; waits for a completion if told to.
+    fn enter(&mut self, wait: bool) -> io::Result<()> {
+        let submission = self.ring.submission();
+        let to_submit = submission.len();
+        let fetch = submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        if to_submit == 0 && !fetch && !wait {
+            return Ok(());
+        }
+        // With deferred task work, completions are only posted by a call that asks for them.
+        let flags = ENTER_GETEVENTS | if wait { ENTER_EXT_ARG } else { 0 };
+        let timeout = self.timers.next_at().map(|at| at.saturating_duration_since(Instant::now()));
+        let timespec = timeout.map(Timespec::from).unwrap_or_default();
+        let args = SubmitArgs::new();
+        let args = if timeout.is_some() { args.timespec(&timespec) } else { args };
+        let to_submit = u32::try_from(to_submit).unwrap_or(u32::MAX);
+        let submitter = self.ring.submitter();
+        // SAFETY: the arguments live across the call, and the submissions' memory is in slots.
+        let result = unsafe {
+            if wait {
+                submitter.enter(to_submit, 1, flags, Some(&args))
+            } else {
+                submitter.enter::<libc::sigset_t>(to_submit, 0, flags, None)
+            }
+        };
+        match result {
+            Ok(_) => Ok(()),
+            // A timer is due; a signal came; the kernel wants its completions fetched first, or
+            // is short of memory: what was not submitted is submitted the next time.
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Takes all completions from the ring.
+    fn harvest(&mut self, done: &mut Vec<Completion>) {
+        loop {
+            let mut entries = [const { MaybeUninit::<cqueue::Entry>::uninit() }; HARVEST];
+            let count = self.ring.completion().fill(&mut entries).len();
+            for entry in &entries[..count] {
+                // SAFETY: `fill` initialised the first `count`.
+                let entry = unsafe { entry.assume_init_ref() };
+                self.handle(entry.user_data(), entry.result(), cqueue::more(entry.flags()), done);
+            }
+            if count < HARVEST {
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, user_data: u64, result: i32, more: bool, done: &mut Vec<Completion>) {
+        match user_data {
+            CANCEL_DATA => return,
+            WAKER_DATA => {
+                self.waker.drain();
+                self.woken = true;
+                if !more {
+                    self.watch_waker();
+                }
+                return;
+            }
+            _ => {}
+        }
+        let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+        let Some(slot) = self.ops.get_mut(user_data) else {
+            debug_assert!(false, "a completion for no operation");
+            return;
+        };
+        let token = slot.token();
+        if let Kind::Accept { listener } = slot.kind() {
+            let listener = *listener;
+            self.handle_accept(user_data, listener, result, more, done);
+            return;
+        }
+        if self.continues(user_data, &result) {
+            self.submit_op(user_data);
+            return;
+        }
+        if let Some(kind) = self.ops.remove(user_data) {
+            let outcome = self.complete(kind, result);
+            done.push(Completion { token, outcome });
+        }
+    }
+
+    /// Takes note of progress; true if the operation needs another system call.
+    fn continues(&mut self, user_data: u64, result: &io::Result<usize>) -> bool {
+        let Some(slot) = self.ops.get_mut(user_data) else { return false };
+        let closing = |sockets: &Slab<SocketSlot>, socket: &u32| {
+            sockets.get(*socket).is_none_or(|slot| slot.closing)
+        };
+        let again = matches!(
+            result.as_ref().map_err(io::Error::raw_os_error),
+            Err(Some(libc::EAGAIN | libc::EINTR))
+        );
+        match (slot.kind_mut(), result) {
+            (Kind::Recv { socket, .. }, _) => again && !closing(&self.sockets, socket),
+            (Kind::Send { socket, batch }, result) => {
+                if let Ok(sent) = result {
+                    batch.advance(*sent);
+                }
+                (again || result.is_ok()) && !batch.is_empty() && !closing(&self.sockets, socket)
+            }
+            (Kind::Read { buf, progress, .. }, Ok(count)) => {
+                *progress += count;
+                *count > 0 && *progress < buf.len()
+            }
+            (Kind::Write { buf, progress, .. }, Ok(count)) => {
+                *progress += count;
+                *count > 0 && *progress < buf.len()
+            }
+            (
+                Kind::Read { .. } | Kind::Write { .. } | Kind::Sync { .. } | Kind::Allocate { .. },
+                Err(_),
+            ) => again,
+            (Kind::Connect { .. } | Kind::Accept { .. }, _) => false,
+            (Kind::Sync { .. } | Kind::Allocate { .. }, Ok(_)) => false,
+        }
+    }
+
+    /// Turns a finished operation into what its owner gets.
+    fn complete(&mut self, kind: Kind, result: io::Result<usize>) -> Outcome {
+        match kind {
+            Kind::Accept { .. } => unreachable!("accepts are handled apart"),
+            Kind::Connect { fd, .. } => {
+                Outcome::Connected(result.and_then(|_| Socket::from_fd(fd)))
+            }
+            Kind::Recv { socket, buffers } => {
+                if let Some(slot) = self.sockets.get_mut(socket) {
+                    slot.recv = None;
+                }
+                self.close_if_idle(socket);
+                Outcome::Received(result, buffers)
+            }
+            Kind::Send { socket, batch } => {
+                if let Some(slot) = self.sockets.get_mut(socket) {
+                    slot.send = None;
+                }
+                self.close_if_idle(socket);
+                // Cut short by a close: the kernel reports what it had taken until then.
+                let cut = || io::Error::from_raw_os_error(libc::ECANCELED);
+                let result =
+                    result.and_then(|_| if batch.is_empty() { Ok(()) } else { Err(cut()) });
+                Outcome::Sent(result, batch)
+            }
+            Kind::Read { file, buf, progress, .. } => {
+                self.file_idle(file);
+                Outcome::Read(whole(result, progress, buf.len(), io::ErrorKind::UnexpectedEof), buf)
+            }
+            Kind::Write { file, buf, progress, .. } => {
+                self.file_idle(file);
+                Outcome::Written(whole(result, progress, buf.len(), io::ErrorKind::WriteZero), buf)
+            }
+            Kind::Sync { file } | Kind::Allocate { file, .. } => {
+                self.file_idle(file);
+                Outcome::Synced(result.map(|_| ()))
+            }
+        }
+    }
+
+    fn handle_accept(
+        &mut self,
+        user_data: u64,
+        listener: u32,
+        result: io::Result<usize>,
+        more: bool,
+        done: &mut Vec<Completion>,
+    ) {
+        let accepted = result.map(|fd| {
+            let fd = RawFd::try_from(fd).expect("descriptors are 31-bit");
+            // SAFETY: the kernel has just made it for this completion.
+            unsafe { OwnedFd::from_raw_fd(fd) }
+        });
+        let pause = matches!(&accepted, Err(error) if !is_transient_accept_error(error));
+        if !more {
+            self.ops.remove(user_data);
+        }
+        let Some(slot) = self.listeners.get_mut(listener) else { return };
+        if slot.closing {
+            // A connection that came while the listener was being closed is closed unseen.
+            if !more {
+                self.listeners.remove(listener);
+            }
+            return;
+        }
+        let token = slot.token;
+        if !more {
+            slot.accept = None;
+            if pause {
+                self.timers.push(self.now + ACCEPT_PAUSE, Timer::Accept(listener));
+            } else {
+                self.start_accept(listener);
+            }
+        }
+        if let Some(outcome) = accept_outcome(accepted) {
+            done.push(Completion { token, outcome });
+        }
+    }
+
+    fn start_accept(&mut self, listener: u32) {
+        let Some(slot) = self.listeners.get(listener).filter(|slot| slot.accept.is_none()) else {
+            return;
+        };
+        let user_data = self.start(slot.token, Kind::Accept { listener });
+        if let Some(slot) = self.listeners.get_mut(listener) {
+            slot.accept = Some(user_data);
+        }
+    }
+
+    /// Closes the descriptor of a closed socket once nothing is in flight.
+    fn close_if_idle(&mut self, socket: u32) {
+        let idle = |slot: &&SocketSlot| slot.closing && slot.recv.is_none() && slot.send.is_none();
+        if self.sockets.get(socket).filter(idle).is_some() {
+            self.sockets.remove(socket);
+        }
+    }
+
+    /// One operation of a file has finished.
+    fn file_idle(&mut self, file: u32) {
+        let Some(slot) = self.files.get_mut(file) else { return };
+        slot.in_flight -= 1;
+        if slot.closing && slot.in_flight == 0 {
+            self.files.remove(file);
+        }
+    }
+
+    /// Starts a file operation, or gives it back if there is no such file.
+    fn start_file_op(&mut self, file: FileId, token: Token, kind: Kind) {
+        match self.files.get_mut(file.0).filter(|slot| !slot.closing) {
+            Some(slot) => {
+                slot.in_flight += 1;
+                self.start(token, kind);
+            }
+            None => {
+                let error = not_usable();
+                let outcome = match kind {
+                    Kind::Read { buf, .. } => Outcome::Read(Err(error), buf),
+                    Kind::Write { buf, .. } => Outcome::Written(Err(error), buf),
+                    _ => Outcome::Synced(Err(error)),
+                };
+                self.finish(token, outcome);
+            }
+        }
+    }
+
+    fn expire_timers(&mut self, done: &mut Vec<Completion>) {
+        while let Some(timer) = self.timers.pop_due(self.now) {
+            match timer {
+                Timer::Token(token) => done.push(Completion { token, outcome: Outcome::Timer }),
+                Timer::Accept(listener) => self.start_accept(listener),
+            }
+        }
+    }
+}
+
+impl Io for UringIo {
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let (fd, address) = socket::listen(address)?;
+        let slot = ListenerSlot { fd, token, accept: None, closing: false };
+        let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        self.start_accept(id);
+        Ok((ListenerId(id), address))
+    }
+
+    fn close_listener(&mut self, listener: ListenerId) {
+        let Some(slot) = self.listeners.get_mut(listener.0) else { return };
+        slot.closing = true;
+        socket::stop_listening(&slot.fd);
+        match slot.accept {
+            Some(accept) => self.cancel(accept),
+            None => drop(self.listeners.remove(listener.0)),
+        }
+    }
+
+    fn connect(&mut self, address: SocketAddr, token: Token) {
+        match socket::for_connect(address) {
+            Ok(fd) => {
+                let address = Box::new(address.into());
+                self.start(token, Kind::Connect { fd, address });
+            }
+            Err(error) => self.finish(token, Outcome::Connected(Err(error))),
+        }
+    }
+
+    fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
+        let slot = SocketSlot { fd: socket.into_fd()?, recv: None, send: None, closing: false };
+        let id = self.sockets.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        Ok(SocketId(id))
+    }
+
+    fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
+        let usable = |slot: &&SocketSlot| !slot.closing && slot.recv.is_none();
+        if self.sockets.get(socket.0).filter(usable).is_none() || buffers.room() == 0 {
+            self.finish(token, Outcome::Received(Err(not_usable()), buffers));
+            return;
+        }
+        let user_data = self.start(token, Kind::Recv { socket: socket.0, buffers });
+        if let Some(slot) = self.sockets.get_mut(socket.0) {
+            slot.recv = Some(user_data);
+        }
+    }
+
+    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+        let usable = |slot: &&SocketSlot| !slot.closing && slot.send.is_none();
+        if self.sockets.get(socket.0).filter(usable).is_none() {
+            self.finish(token, Outcome::Sent(Err(not_usable()), batch));
+            return;
+        }
+        if batch.is_empty() {
+            self.finish(token, Outcome::Sent(Ok(()), batch));
+            return;
+        }
+        let user_data = self.start(token, Kind::Send { socket: socket.0, batch });
+        if let Some(slot) = self.sockets.get_mut(socket.0) {
+            slot.send = Some(user_data);
+        }
+    }
+
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        let Some(slot) = self.sockets.get_mut(socket.0).filter(|slot| !slot.closing) else {
+            return;
+        };
+        slot.closing = true;
+        if reset {
+            socket::reset_on_close(&slot.fd);
+        }
+        let in_flight = [slot.recv, slot.send];
+        in_flight.into_iter().flatten().for_each(|user_data| self.cancel(user_data));
+        self.close_if_idle(socket.0);
+    }
+
+    fn register_file(&mut self, file: Arc<File>) -> FileId {
+        let slot = FileSlot { file, in_flight: 0, closing: false };
+        // An id that names nothing makes every operation fail, as for a closed file.
+        FileId(self.files.insert(slot).unwrap_or(u32::MAX))
+    }
+
+    fn close_file(&mut self, file: FileId) {
+        let Some(slot) = self.files.get_mut(file.0) else { return };
+        slot.closing = true;
+        if slot.in_flight == 0 {
+            self.files.remove(file.0);
+        }
+    }
+
+    fn read(&mut self, file: FileId, buf: IoBuf, offset: u64, token: Token) {
+        self.start_file_op(file, token, Kind::Read { file: file.0, buf, offset, progress: 0 });
+    }
+
+    fn write(&mut self, file: FileId, buf: SharedBuf, offset: u64, durable: bool, token: Token) {
+        let kind = Kind::Write { file: file.0, buf, offset, durable, progress: 0 };
+        self.start_file_op(file, token, kind);
+    }
+
+    fn sync(&mut self, file: FileId, token: Token) {
+        self.start_file_op(file, token, Kind::Sync { file: file.0 });
+    }
+
+    fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
+        self.start_file_op(file, token, Kind::Allocate { file: file.0, mode, offset, len });
+    }
+
+    fn timer(&mut self, at: Instant, token: Token) {
+        self.timers.push(at, Timer::Token(token));
+    }
+
+    fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
+        let before = done.len();
+        loop {
+            while !self.refill() {
+                self.enter(false)?;
+                self.harvest(done);
+            }
+            let idle = wait == Wait::Yes
+                && done.len() == before
+                && self.ready.is_empty()
+                && self.ring.completion().is_empty();
+            if idle && self.waker.start_wait() {
+                let entered = self.enter(true);
+                self.waker.end_wait();
+                entered?;
+            } else {
+                self.woken |= idle;
+                self.enter(false)?;
+            }
+            self.harvest(done);
+            done.extend(self.ready.drain(..));
+            self.now = Instant::now();
+            self.expire_timers(done);
+            let woken = std::mem::take(&mut self.woken);
+            if wait == Wait::No || woken || done.len() > before {
+                return Ok(());
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+}
+
+impl Drop for UringIo {
+    /// The kernel may write to the memory of operations in flight, so they are cancelled and
+    /// waited for.
+    fn drop(&mut self) {
+        self.timers = TimerQueue::with_capacity(0);
+        let cancel = opcode::AsyncCancel2::new(CancelBuilder::any().all()).build();
+        self.push(cancel.user_data(CANCEL_DATA));
+        let mut done = Vec::new();
+        for listener in self.listeners.ids().collect::<Vec<_>>() {
+            self.close_listener(ListenerId(listener));
+        }
+        for socket in self.sockets.ids().collect::<Vec<_>>() {
+            self.close(SocketId(socket), false);
+        }
+        while self.ops.live() > 0 {
+            let refilled = self.refill();
+            if let Err(error) = self.enter(refilled) {
+                tracing::error!(
+                    "io_uring broke with operations in flight, their memory is kept: {error}"
+                );
+                self.ops.leak();
+                return;
+            }
+            self.harvest(&mut done);
+        }
+    }
+}
+
+/// POLLIN, as the ring takes it.
+const POLL_IN: u32 = 1;
+
+/// The result of a read or write that moved `progress` of `len` bytes.
+fn whole(
+    result: io::Result<usize>,
+    progress: usize,
+    len: usize,
+    short: io::ErrorKind,
+) -> io::Result<()> {
+    result.and_then(|_| if progress == len { Ok(()) } else { Err(short.into()) })
+}
+
+/// Opens the ring with what this kernel has to make completions cheap.
+fn open_ring() -> io::Result<IoUring> {
+    // Linux 6.1: completions are processed when this thread asks for them, in batches.
+    let deferred = IoUring::builder()
+        .setup_clamp()
+        .setup_submit_all()
+        .setup_cqsize(COMPLETION_ENTRIES)
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .build(SUBMISSION_ENTRIES);
+    match deferred {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        result => return result,
+    }
+    // Linux 5.19: at its next system call.
+    let cooperative = IoUring::builder()
+        .setup_clamp()
+        .setup_submit_all()
+        .setup_cqsize(COMPLETION_ENTRIES)
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .build(SUBMISSION_ENTRIES);
+    match cooperative {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring of this kernel is too old"))
+        }
+        result => result,
+    }
+}

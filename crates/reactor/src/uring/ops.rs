@@ -1,0 +1,210 @@
+//! The operations in flight of a ring: slots that own memory and never move.
+
+use std::os::fd::OwnedFd;
+
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
+use socket2::SockAddr;
+
+use super::FILE_IO_MAX;
+use crate::buffer::{IoBuf, SharedBuf};
+use crate::io::{AllocateMode, RecvBuffers, Token};
+use crate::send::SendBatch;
+
+/// Slots allocated at a time. A core starts with one chunk and gets more as connections come;
+/// they are kept, so a core that has seen its peak allocates no more.
+const CHUNK: usize = 256;
+
+/// What an operation does, with everything it owns.
+pub(super) enum Kind {
+    Accept { listener: u32 },
+    Connect { fd: OwnedFd, address: Box<SockAddr> },
+    Recv { socket: u32, buffers: RecvBuffers },
+    Send { socket: u32, batch: Box<SendBatch> },
+    Read { file: u32, buf: IoBuf, offset: u64, progress: usize },
+    Write { file: u32, buf: SharedBuf, offset: u64, durable: bool, progress: usize },
+    Sync { file: u32 },
+    Allocate { file: u32, mode: AllocateMode, offset: u64, len: u64 },
+}
+
+/// One operation in flight, or a free slot.
+pub(super) struct OpSlot {
+    /// Which use of the slot this is, so that a completion can be checked against it.
+    generation: u32,
+    token: Token,
+    kind: Option<Kind>,
+    /// What recvmsg reads while the operation is in flight.
+    iovecs: [libc::iovec; 2],
+    message: libc::msghdr,
+}
+
+impl OpSlot {
+    fn empty() -> OpSlot {
+        let iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        OpSlot {
+            generation: 0,
+            token: Token { owner: 0, generation: 0, index: 0 },
+            kind: None,
+            iovecs: [iovec; 2],
+            // SAFETY: msghdr is plain data for which zeroes are valid.
+            message: unsafe { std::mem::zeroed() },
+        }
+    }
+
+    pub(super) fn token(&self) -> Token {
+        self.token
+    }
+
+    pub(super) fn kind(&self) -> &Kind {
+        self.kind.as_ref().expect("the slot is in use")
+    }
+
+    pub(super) fn kind_mut(&mut self) -> &mut Kind {
+        self.kind.as_mut().expect("the slot is in use")
+    }
+
+    /// The submission for what is left to do. It points into the slot and the memory it owns.
+    pub(super) fn prepare(&mut self, fd: Fd) -> squeue::Entry {
+        let kind = self.kind.as_mut().expect("the slot is in use");
+        match kind {
+            Kind::Accept { .. } => {
+                opcode::AcceptMulti::new(fd).flags(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).build()
+            }
+            Kind::Connect { address, .. } => {
+                opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build()
+            }
+            Kind::Recv { buffers, .. } => {
+                let (iovecs, count) = buffers.iovecs();
+                if count == 1 {
+                    let [iovec, _] = iovecs;
+                    let len = io_len(iovec.iov_len, u32::MAX);
+                    return opcode::Recv::new(fd, iovec.iov_base.cast(), len).build();
+                }
+                self.iovecs = iovecs;
+                self.message.msg_iov = self.iovecs.as_mut_ptr();
+                self.message.msg_iovlen = count;
+                opcode::RecvMsg::new(fd, &raw mut self.message).build()
+            }
+            Kind::Send { batch, .. } => {
+                // MSG_WAITALL: the kernel itself goes on after a partial send.
+                let flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+                let message = batch.prepare();
+                opcode::SendMsg::new(fd, message).flags(flags.cast_unsigned()).build()
+            }
+            Kind::Read { buf, offset, progress, .. } => {
+                let offset = *offset + *progress as u64;
+                let rest = &mut buf[*progress..];
+                let len = io_len(rest.len(), FILE_IO_MAX);
+                opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
+            }
+            Kind::Write { buf, offset, durable, progress, .. } => {
+                let offset = *offset + *progress as u64;
+                let rest = &buf[*progress..];
+                let len = io_len(rest.len(), FILE_IO_MAX);
+                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Write::new(fd, rest.as_ptr(), len).offset(offset).rw_flags(flags).build()
+            }
+            Kind::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Kind::Allocate { mode, offset, len, .. } => {
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode.flags()).build()
+            }
+        }
+    }
+}
+
+/// All operations in flight. Grows by whole chunks; what is in a chunk never moves.
+pub(super) struct OpSlab {
+    chunks: Vec<Box<[OpSlot]>>,
+    free: Vec<u32>,
+    live: usize,
+}
+
+impl OpSlab {
+    pub(super) fn new() -> OpSlab {
+        let mut slab = OpSlab { chunks: Vec::new(), free: Vec::new(), live: 0 };
+        slab.grow();
+        slab
+    }
+
+    /// Number of operations in flight.
+    pub(super) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Takes an operation; gives the `user_data` that names it.
+    pub(super) fn insert(&mut self, token: Token, kind: Kind) -> u64 {
+        if self.free.is_empty() {
+            self.grow();
+        }
+        let index = self.free.pop().expect("just grown");
+        let slot = &mut self.chunks[index as usize / CHUNK][index as usize % CHUNK];
+        slot.token = token;
+        slot.kind = Some(kind);
+        self.live += 1;
+        u64::from(slot.generation) << 32 | u64::from(index)
+    }
+
+    /// The operation of this name, if it is still in flight.
+    pub(super) fn get_mut(&mut self, user_data: u64) -> Option<&mut OpSlot> {
+        let (generation, index) = parts(user_data)?;
+        let slot = self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)?;
+        (slot.generation == generation && slot.kind.is_some()).then_some(slot)
+    }
+
+    /// Ends an operation: its slot is free, what it owned is the caller's.
+    pub(super) fn remove(&mut self, user_data: u64) -> Option<Kind> {
+        let slot = self.get_mut(user_data)?;
+        let kind = slot.kind.take();
+        // Stays below 2^31: the highest values of `user_data` have other meanings.
+        slot.generation = (slot.generation + 1) % (1 << 31);
+        self.live -= 1;
+        self.free.push(u32::try_from(user_data % (1 << 32)).ok()?);
+        kind
+    }
+
+    /// Gives up all memory for good, as the kernel may still write to it.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.chunks));
+        self.live = 0;
+    }
+
+    fn grow(&mut self) {
+        let first = self.chunks.len() * CHUNK;
+        self.chunks.push((0..CHUNK).map(|_| OpSlot::empty()).collect());
+        let indices = first..first + CHUNK;
+        self.free.extend(indices.rev().map(|index| u32::try_from(index).expect("fewer than 2^32")));
+    }
+}
+
+fn parts(user_data: u64) -> Option<(u32, usize)> {
+    let generation = u32::try_from(user_data >> 32).ok()?;
+    Some((generation, usize::try_from(user_data % (1 << 32)).ok()?))
+}
+
+fn io_len(len: usize, max: u32) -> u32 {
+    u32::try_from(len).unwrap_or(max).min(max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_do_not_move_and_names_are_not_reused() {
+        let token = Token { owner: 1, generation: 2, index: 3 };
+        let mut slab = OpSlab::new();
+        let first = slab.insert(token, Kind::Sync { file: 1 });
+        let address: *const OpSlot = slab.get_mut(first).unwrap();
+        let more: Vec<u64> =
+            (0..1000).map(|file| slab.insert(token, Kind::Sync { file })).collect();
+        assert_eq!(slab.live(), 1001);
+        assert!(std::ptr::eq(address, slab.get_mut(first).unwrap()));
+        assert!(slab.remove(first).is_some());
+        assert!(slab.remove(first).is_none());
+        let again = slab.insert(token, Kind::Sync { file: 9 });
+        assert_ne!(first, again);
+        assert!(slab.get_mut(first).is_none());
+        assert!(more.iter().all(|&name| slab.remove(name).is_some()));
+        assert_eq!(slab.live(), 1);
+    }
+}

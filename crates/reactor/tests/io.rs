@@ -1,0 +1,779 @@
+//! What every back end of [`Io`] must do: one suite, run against each.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::socket::BufferSizes;
+use raceline_reactor::{
+    BufferPool, Completion, EpollIo, HugePages, Io, IoBuf, Outcome, Payload, PoolConfig, Region,
+    RegionHandle, SendBatch, Socket, Token, UringIo, Wait,
+};
+
+/// Longer than any test needs; a test that takes so long has lost a completion.
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+macro_rules! conformance {
+    ($($test:ident),* $(,)?) => {
+        mod uring {
+            $(#[test] fn $test() { if let Some(bed) = super::uring_bed() { super::$test(bed) } })*
+        }
+        mod epoll {
+            $(#[test] fn $test() { super::$test(super::Bed::new(Box::new(super::EpollIo::new().unwrap()))) })*
+        }
+    };
+}
+
+conformance!(
+    echo_in_every_chunking,
+    large_batches_through_small_buffers,
+    receive_fills_payload_then_staging,
+    end_of_stream_and_reset,
+    close_returns_all_buffers,
+    close_while_sending_returns_the_batch,
+    misuse_completes_with_an_error,
+    connect_refused,
+    connect_timing_out_is_cut_off_by_dropping,
+    accept_many,
+    closed_listeners_refuse,
+    ipv6,
+    sockets_move_between_cores,
+    timers_in_order,
+    file_reads_and_writes,
+    file_ranges_are_released_and_zeroed,
+    file_errors,
+    files_close_after_their_operations,
+    woken_from_another_thread,
+    waiting_costs_no_processor_time,
+    churn_leaks_no_descriptors,
+    more_operations_than_the_ring_holds,
+    dropped_with_operations_in_flight,
+);
+
+fn uring_bed() -> Option<Bed> {
+    match UringIo::new() {
+        Ok(io) => Some(Bed::new(Box::new(io))),
+        Err(error) => {
+            eprintln!("SKIPPED: io_uring cannot be used here: {error}");
+            None
+        }
+    }
+}
+
+/// An [`Io`] under test, with a pool and what has completed so far.
+struct Bed {
+    io: Box<dyn Io>,
+    pool: BufferPool,
+    done: Vec<Completion>,
+    /// Tokens given out.
+    tokens: u32,
+}
+
+impl Bed {
+    fn new(io: Box<dyn Io>) -> Bed {
+        let pool = BufferPool::new(&PoolConfig::new(&[(4096, 64), (65536, 16)])).unwrap();
+        let mut bed = Bed { io, pool, done: Vec::new(), tokens: 0 };
+        bed.io.timer(Instant::now() + WATCHDOG, WATCHDOG_TOKEN);
+        bed
+    }
+
+    fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token { owner: 7, generation: 9, index: self.tokens }
+    }
+
+    fn poll(&mut self, wait: Wait) {
+        self.io.poll(wait, &mut self.done).unwrap();
+        assert!(self.done.iter().all(|done| done.token != WATCHDOG_TOKEN), "a completion was lost");
+    }
+
+    fn take(&mut self, token: Token) -> Option<Outcome> {
+        let at = self.done.iter().position(|done| done.token == token)?;
+        Some(self.done.remove(at).outcome)
+    }
+
+    fn wait_for(&mut self, token: Token) -> Outcome {
+        loop {
+            if let Some(outcome) = self.take(token) {
+                return outcome;
+            }
+            self.poll(Wait::Yes);
+        }
+    }
+
+    fn listen(&mut self, address: &str) -> (ListenerId, SocketAddr, Token) {
+        let token = self.token();
+        let (listener, address) = self.io.listen(address.parse().unwrap(), token).unwrap();
+        (listener, address, token)
+    }
+
+    fn connect(&mut self, address: SocketAddr) -> io::Result<Socket> {
+        let token = self.token();
+        self.io.connect(address, token);
+        match self.wait_for(token) {
+            Outcome::Connected(result) => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn accepted(&mut self, token: Token) -> Socket {
+        match self.wait_for(token) {
+            Outcome::Accepted(Ok((socket, peer))) => {
+                assert_eq!(socket.peer_address(), peer);
+                socket
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Two connected sockets that are not adopted yet.
+    fn raw_pair(&mut self) -> (Socket, Socket) {
+        let (listener, address, token) = self.listen("127.0.0.1:0");
+        let one = self.connect(address).unwrap();
+        let two = self.accepted(token);
+        assert_eq!(one.local_address(), two.peer_address());
+        assert_eq!(one.peer_address(), two.local_address());
+        self.io.close_listener(listener);
+        (one, two)
+    }
+
+    fn pair(&mut self) -> (SocketId, SocketId) {
+        let (one, two) = self.raw_pair();
+        (self.io.adopt(one).unwrap(), self.io.adopt(two).unwrap())
+    }
+
+    /// Starts a receive into `payload` bytes of one buffer and then `staging` of another.
+    fn start_recv(&mut self, socket: SocketId, payload: usize, staging: usize) -> Token {
+        let payload = (payload > 0).then(|| (self.pool.take(payload + 5).unwrap(), 5..payload + 5));
+        let staging_buf = self.pool.take(staging + 3).unwrap();
+        let buffers = RecvBuffers { payload, staging: staging_buf, staging_range: 3..staging + 3 };
+        let token = self.token();
+        self.io.recv(socket, buffers, token);
+        token
+    }
+
+    fn recv_result(&mut self, token: Token) -> (io::Result<usize>, RecvBuffers) {
+        match self.wait_for(token) {
+            Outcome::Received(result, buffers) => (result, buffers),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn recv(&mut self, socket: SocketId, payload: usize, staging: usize) -> io::Result<Vec<u8>> {
+        let token = self.start_recv(socket, payload, staging);
+        let (result, buffers) = self.recv_result(token);
+        result.map(|count| received(&buffers, count))
+    }
+
+    fn recv_exactly(&mut self, socket: SocketId, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while bytes.len() < count {
+            let more = self.recv(socket, 0, (count - bytes.len()).min(60_000)).unwrap();
+            assert!(!more.is_empty(), "the stream ended after {} of {count}", bytes.len());
+            bytes.extend(more);
+        }
+        bytes
+    }
+
+    fn start_send(&mut self, socket: SocketId, batch: Box<SendBatch>) -> Token {
+        let token = self.token();
+        self.io.send(socket, batch, token);
+        token
+    }
+
+    fn sent(&mut self, token: Token) -> (io::Result<()>, Box<SendBatch>) {
+        match self.wait_for(token) {
+            Outcome::Sent(result, batch) => (result, batch),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn send_bytes(&mut self, socket: SocketId, bytes: &[u8]) {
+        let mut batch = SendBatch::new(bytes.len(), 4);
+        batch.push_bytes(bytes);
+        let token = self.start_send(socket, batch);
+        self.sent(token).0.unwrap();
+    }
+
+    fn synced(&mut self, token: Token) -> io::Result<()> {
+        match self.wait_for(token) {
+            Outcome::Synced(result) => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read_file(&mut self, file: FileId, len: usize, offset: u64) -> io::Result<IoBuf> {
+        let token = self.token();
+        let buf = self.pool.take(len).unwrap();
+        self.io.read(file, buf, offset, token);
+        match self.wait_for(token) {
+            Outcome::Read(result, buf) => result.map(|()| buf),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn write_file(
+        &mut self,
+        file: FileId,
+        bytes: &[u8],
+        offset: u64,
+        durable: bool,
+    ) -> io::Result<()> {
+        let token = self.token();
+        let mut buf = self.pool.take(bytes.len()).unwrap();
+        buf.copy_from_slice(bytes);
+        self.io.write(file, buf.share(), offset, durable, token);
+        match self.wait_for(token) {
+            Outcome::Written(result, buf) => {
+                assert_eq!(&buf[..], bytes);
+                result
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+const WATCHDOG_TOKEN: Token = Token { owner: 0, generation: 0, index: u32::MAX };
+
+/// The bytes that a receive has put into its buffers, in stream order.
+fn received(buffers: &RecvBuffers, count: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some((buf, range)) = &buffers.payload {
+        bytes.extend_from_slice(&buf[range.clone()]);
+    }
+    bytes.extend_from_slice(&buffers.staging[buffers.staging_range.clone()]);
+    bytes.truncate(count);
+    bytes
+}
+
+/// Bytes that differ from their neighbours at every distance that matters.
+fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let next = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.to_be_bytes()[0]
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn errno(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(0)
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn temporary_file() -> Arc<File> {
+    let path = std::env::temp_dir();
+    let name = format!("raceline-io-{}-{:?}", std::process::id(), std::thread::current().id());
+    let path = path.join(name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+    let mut options = File::options();
+    let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    Arc::new(file)
+}
+
+fn echo_in_every_chunking(mut bed: Bed) {
+    let (one, two) = bed.pair();
+    let message = pattern(300, 1);
+    for payload in [0, 1, 7, 100, 299, 300] {
+        for staging in [1, 50, 300] {
+            bed.send_bytes(one, &message);
+            let mut bytes = Vec::new();
+            while bytes.len() < message.len() {
+                bytes.extend(bed.recv(two, payload, staging).unwrap());
+            }
+            assert_eq!(bytes, message, "payload {payload} staging {staging}");
+            bed.send_bytes(two, &bytes);
+            assert_eq!(bed.recv_exactly(one, message.len()), message);
+        }
+    }
+}
+
+fn large_batches_through_small_buffers(mut bed: Bed) {
+    const TOTAL: usize = 8 << 20;
+    let (one, two) = bed.raw_pair();
+    let small = BufferSizes { send: Some(16 << 10), receive: Some(16 << 10) };
+    one.set_buffer_sizes(small).unwrap();
+    two.set_buffer_sizes(small).unwrap();
+    let (one, two) = (bed.io.adopt(one).unwrap(), bed.io.adopt(two).unwrap());
+
+    let region = Arc::new(Region::new(TOTAL, HugePages::Transparent).unwrap());
+    region.copy_in(0, &pattern(TOTAL, 2));
+    let handle = RegionHandle::new(region);
+    let shared = IoBuf::from_slice(&pattern(50_000, 3)).share();
+    let available = bed.pool.available_total();
+    let mut batch = SendBatch::new(64 << 10, 4096);
+    let mut expected = Vec::new();
+    let mut offset = 0;
+    let mut number = 0u32;
+    // Thousands of segments of all kinds, more than one system call takes.
+    while expected.len() < TOTAL - (128 << 10) {
+        let header = number.to_be_bytes();
+        expected.extend(header);
+        batch.push_bytes(&header);
+        let len = 1 + usize::try_from(number).unwrap() * 37 % 9000;
+        let payload = match number % 8 {
+            0 if bed.pool.available(0) > 10 => {
+                let mut buf = bed.pool.take(100).unwrap();
+                buf.copy_from_slice(&pattern(100, number));
+                Payload::Buf(buf, 10..100)
+            }
+            1 => Payload::Shared(shared.clone(), len..2 * len),
+            2 => Payload::Zeroes(len * 20),
+            _ => {
+                let start = offset;
+                offset += len as u64;
+                Payload::Region(handle.clone(), start..offset)
+            }
+        };
+        let mut copy = vec![0; payload.len()];
+        payload.copy_to(&mut copy);
+        expected.extend(copy);
+        assert!(batch.has_room(0, 1));
+        batch.push_payload(payload);
+        number += 1;
+    }
+    assert!(number > 1024);
+    assert_eq!(batch.len(), expected.len());
+    let send = bed.start_send(one, batch);
+    let bytes = bed.recv_exactly(two, expected.len());
+    assert!(bytes == expected, "content differs");
+    let (result, mut batch) = bed.sent(send);
+    result.unwrap();
+    assert!(batch.is_empty());
+    batch.clear();
+    assert_eq!(bed.pool.available_total(), available);
+}
+
+fn receive_fills_payload_then_staging(mut bed: Bed) {
+    let (one, two) = bed.pair();
+    let message = pattern(150, 4);
+    bed.send_bytes(one, &message);
+    let token = bed.start_recv(two, 100, 200);
+    let (result, buffers) = bed.recv_result(token);
+    assert_eq!(result.unwrap(), 150);
+    let (payload, range) = buffers.payload.unwrap();
+    assert_eq!((&payload[..5], &payload[range]), (&[0; 5][..], &message[..100]));
+    assert_eq!(buffers.staging_range, 3..203);
+    assert_eq!((&buffers.staging[..3], &buffers.staging[3..53]), (&[0; 3][..], &message[100..]));
+    assert!(buffers.staging[53..].iter().all(|&byte| byte == 0));
+}
+
+fn end_of_stream_and_reset(mut bed: Bed) {
+    let (one, two) = bed.pair();
+    bed.send_bytes(one, b"last words");
+    bed.io.close(one, false);
+    assert_eq!(bed.recv(two, 0, 4).unwrap(), b"last");
+    assert_eq!(bed.recv(two, 3, 100).unwrap(), b" words");
+    assert_eq!(bed.recv(two, 3, 100).unwrap(), b"");
+    assert_eq!(bed.recv(two, 0, 100).unwrap(), b"");
+    bed.io.close(two, false);
+
+    let (one, two) = bed.pair();
+    let waiting = bed.start_recv(two, 0, 10);
+    bed.poll(Wait::No);
+    bed.io.close(one, true);
+    assert_eq!(errno(&bed.recv_result(waiting).0.unwrap_err()), libc::ECONNRESET);
+    let mut batch = SendBatch::new(10, 1);
+    batch.push_bytes(b"to nobody");
+    let send = bed.start_send(two, batch);
+    assert_eq!(errno(&bed.sent(send).0.unwrap_err()), libc::EPIPE);
+    bed.io.close(two, false);
+}
+
+fn close_returns_all_buffers(mut bed: Bed) {
+    let available = bed.pool.available_total();
+    for polls in 0..3 {
+        let (one, two) = bed.pair();
+        let recv = bed.start_recv(one, 100, 100);
+        for _ in 0..polls {
+            bed.poll(Wait::No);
+        }
+        bed.io.close(one, false);
+        let (result, _) = bed.recv_result(recv);
+        assert_eq!(errno(&result.unwrap_err()), libc::ECANCELED);
+        assert_eq!(bed.recv(two, 0, 1).unwrap(), b"");
+        bed.io.close(two, false);
+        bed.done.clear();
+        assert_eq!(bed.pool.available_total(), available);
+    }
+    // Bytes that have come before the close are not lost, whichever wins.
+    for _ in 0..50 {
+        let (one, two) = bed.pair();
+        let recv = bed.start_recv(one, 0, 100);
+        bed.poll(Wait::No);
+        bed.send_bytes(two, b"x");
+        bed.io.close(one, false);
+        match bed.recv_result(recv) {
+            (Ok(count), buffers) => assert_eq!(received(&buffers, count), b"x"),
+            (Err(error), _) => assert_eq!(errno(&error), libc::ECANCELED),
+        }
+        bed.io.close(two, false);
+    }
+    assert_eq!(bed.pool.available_total(), available);
+}
+
+fn close_while_sending_returns_the_batch(mut bed: Bed) {
+    let available = bed.pool.available_total();
+    let (one, two) = bed.pair();
+    let mut batch = SendBatch::new(0, 64);
+    let buf = bed.pool.take(65536).unwrap().share();
+    batch.push_payload(Payload::Zeroes(64 << 20));
+    batch.push_payload(Payload::Shared(buf, 0..65536));
+    let send = bed.start_send(one, batch);
+    for _ in 0..5 {
+        bed.poll(Wait::No);
+    }
+    bed.io.close(one, true);
+    let (result, batch) = bed.sent(send);
+    assert!(result.is_err());
+    drop(batch);
+    assert_eq!(bed.pool.available_total(), available);
+    // Reset: the peer must not take the rest for a whole stream.
+    let end = loop {
+        match bed.recv(two, 0, 60_000) {
+            Ok(bytes) if !bytes.is_empty() => {}
+            end => break end,
+        }
+    };
+    assert_eq!(errno(&end.unwrap_err()), libc::ECONNRESET);
+}
+
+fn misuse_completes_with_an_error(mut bed: Bed) {
+    let (one, _two) = bed.pair();
+    let first = bed.start_recv(one, 0, 10);
+    let second = bed.start_recv(one, 0, 10);
+    assert!(bed.done.is_empty(), "never delivered from inside the call");
+    assert!(bed.recv_result(second).0.is_err());
+    bed.io.close(one, false);
+    assert!(bed.recv_result(first).0.is_err());
+    let late = bed.start_recv(one, 0, 10);
+    assert!(bed.recv_result(late).0.is_err());
+    let late = bed.start_send(one, SendBatch::new(1, 1));
+    assert!(bed.sent(late).0.is_err());
+    bed.io.close(one, false);
+    assert!(bed.read_file(FileId(77), 10, 0).is_err());
+    assert!(bed.write_file(FileId(77), b"x", 0, false).is_err());
+}
+
+fn connect_refused(mut bed: Bed) {
+    let (listener, address, _) = bed.listen("127.0.0.1:0");
+    bed.io.close_listener(listener);
+    bed.poll(Wait::No);
+    assert_eq!(errno(&bed.connect(address).unwrap_err()), libc::ECONNREFUSED);
+}
+
+fn connect_timing_out_is_cut_off_by_dropping(mut bed: Bed) {
+    // Addresses for documentation (RFC 5737): no answer, or refused by the system at once.
+    let token = bed.token();
+    bed.io.connect("192.0.2.1:9".parse().unwrap(), token);
+    bed.poll(Wait::No);
+    let start = Instant::now();
+    drop(bed);
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+fn accept_many(mut bed: Bed) {
+    let (listener, address, accept) = bed.listen("127.0.0.1:0");
+    let mut pairs = Vec::new();
+    let tokens: Vec<Token> = (0..200)
+        .map(|_| {
+            let token = bed.token();
+            bed.io.connect(address, token);
+            token
+        })
+        .collect();
+    for token in tokens {
+        let Outcome::Connected(Ok(socket)) = bed.wait_for(token) else { panic!("connect") };
+        pairs.push((socket.local_address(), socket));
+    }
+    let mut peers: Vec<SocketAddr> =
+        (0..200).map(|_| bed.accepted(accept).peer_address()).collect();
+    let mut expected: Vec<SocketAddr> = pairs.iter().map(|(address, _)| *address).collect();
+    peers.sort();
+    expected.sort();
+    assert_eq!(peers, expected);
+    bed.io.close_listener(listener);
+}
+
+fn closed_listeners_refuse(mut bed: Bed) {
+    let (listener, address, accept) = bed.listen("127.0.0.1:0");
+    bed.poll(Wait::No);
+    drop(std::net::TcpStream::connect(address).unwrap());
+    bed.accepted(accept);
+    bed.io.close_listener(listener);
+    assert!(std::net::TcpStream::connect(address).is_err());
+    // The same address can be listened on again at once.
+    let token = bed.token();
+    for _ in 0..10 {
+        bed.poll(Wait::No);
+    }
+    let (listener, again) = bed.io.listen(address, token).unwrap();
+    assert_eq!(again, address);
+    drop(bed.connect(address).unwrap());
+    bed.accepted(token);
+    assert!(bed.io.listen(address, accept).is_err(), "in use");
+    bed.io.close_listener(listener);
+    assert!(bed.take(accept).is_none());
+}
+
+fn ipv6(mut bed: Bed) {
+    let (_, address, accept) = bed.listen("[::1]:0");
+    let one = bed.connect(address).unwrap();
+    let two = bed.accepted(accept);
+    assert!(one.local_address().is_ipv6() && two.peer_address() == one.local_address());
+    let (one, two) = (bed.io.adopt(one).unwrap(), bed.io.adopt(two).unwrap());
+    bed.send_bytes(one, b"six");
+    assert_eq!(bed.recv_exactly(two, 3), b"six");
+}
+
+fn sockets_move_between_cores(mut bed: Bed) {
+    let (one, two) = bed.raw_pair();
+    let thread = std::thread::spawn(move || {
+        let mut bed = Bed::new(Box::new(EpollIo::new().unwrap()));
+        let two = bed.io.adopt(two).unwrap();
+        let bytes = bed.recv_exactly(two, 5);
+        bed.send_bytes(two, &bytes);
+    });
+    let one = bed.io.adopt(one).unwrap();
+    bed.send_bytes(one, b"there");
+    assert_eq!(bed.recv_exactly(one, 5), b"there");
+    assert_eq!(bed.recv(one, 0, 1).unwrap(), b"");
+    thread.join().unwrap();
+}
+
+fn timers_in_order(mut bed: Bed) {
+    let start = Instant::now();
+    let tokens: Vec<Token> = (0..4).map(|_| bed.token()).collect();
+    for (index, ms) in [(2, 20), (0, 0), (3, 20), (1, 5)] {
+        bed.io.timer(start + Duration::from_millis(ms), tokens[index]);
+    }
+    let mut order = Vec::new();
+    while order.len() < 4 {
+        bed.poll(Wait::Yes);
+        for done in bed.done.drain(..) {
+            assert!(matches!(done.outcome, Outcome::Timer));
+            order.push(done.token);
+        }
+        assert!(order.len() < 3 || start.elapsed() >= Duration::from_millis(20), "early");
+        assert!(bed.io.now() <= Instant::now());
+    }
+    assert_eq!(order, tokens);
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+fn file_reads_and_writes(mut bed: Bed) {
+    let file = bed.io.register_file(temporary_file());
+    let bytes = pattern(60_000, 5);
+    bed.write_file(file, &bytes, 4096, true).unwrap();
+    bed.write_file(file, b"start", 1, false).unwrap();
+    let token = bed.token();
+    bed.io.sync(file, token);
+    bed.synced(token).unwrap();
+    assert_eq!(&bed.read_file(file, 60_000, 4096).unwrap()[..], &bytes);
+    assert_eq!(&bed.read_file(file, 7, 0).unwrap()[..], b"\0start\0");
+    let end = bed.read_file(file, 100, 64_050).unwrap_err();
+    assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+    assert!(bed.read_file(file, 100, 1 << 40).is_err());
+
+    // Many at once, completing in any order.
+    let mut tokens = Vec::new();
+    for block in 0..16u32 {
+        let token = bed.token();
+        let mut buf = bed.pool.take(4096).unwrap();
+        buf.copy_from_slice(&pattern(4096, block));
+        bed.io.write(file, buf.share(), u64::from(block) * 4096, block % 2 == 0, token);
+        tokens.push(token);
+    }
+    for token in tokens {
+        let Outcome::Written(Ok(()), _) = bed.wait_for(token) else { panic!("write") };
+    }
+    for block in 0..16u32 {
+        let buf = bed.read_file(file, 4096, u64::from(block) * 4096).unwrap();
+        assert_eq!(&buf[..], pattern(4096, block));
+    }
+    bed.io.close_file(file);
+}
+
+fn file_ranges_are_released_and_zeroed(mut bed: Bed) {
+    use std::os::unix::fs::MetadataExt;
+    let inner = temporary_file();
+    let file = bed.io.register_file(inner.clone());
+    bed.write_file(file, &[0xff; 65536], 0, false).unwrap();
+    for mode in [AllocateMode::PunchHole, AllocateMode::ZeroRange] {
+        let start = if mode == AllocateMode::PunchHole { 4096 } else { 32768 };
+        let token = bed.token();
+        bed.io.allocate(file, mode, start, 8192, token);
+        match bed.synced(token) {
+            Ok(()) => {}
+            // Not every file system can do both.
+            Err(error) if errno(&error) == libc::EOPNOTSUPP => {
+                eprintln!("SKIPPED: {mode:?}: {error}");
+                continue;
+            }
+            Err(error) => panic!("{mode:?}: {error}"),
+        }
+        let contents = bed.read_file(file, 65536, 0).unwrap();
+        let start = usize::try_from(start).unwrap();
+        assert!(contents[start..start + 8192].iter().all(|&byte| byte == 0), "{mode:?}");
+        assert_eq!((contents[start - 1], contents[start + 8192]), (0xff, 0xff));
+        assert_eq!(inner.metadata().unwrap().len(), 65536);
+        if mode == AllocateMode::PunchHole {
+            assert!(inner.metadata().unwrap().blocks() <= (65536 - 8192) / 512);
+        }
+    }
+}
+
+fn file_errors(mut bed: Bed) {
+    let read_only = Arc::new(File::open("/dev/null").unwrap());
+    let file = bed.io.register_file(read_only);
+    assert_eq!(errno(&bed.write_file(file, b"x", 0, false).unwrap_err()), libc::EBADF);
+    assert_eq!(errno(&bed.write_file(file, b"x", 0, true).unwrap_err()), libc::EBADF);
+    assert_eq!(bed.read_file(file, 1, 0).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    let token = bed.token();
+    bed.io.allocate(file, AllocateMode::ZeroRange, 0, 4096, token);
+    assert!(bed.synced(token).is_err());
+    let full = Arc::new(File::options().write(true).open("/dev/full").unwrap());
+    let full = bed.io.register_file(full);
+    assert_eq!(errno(&bed.write_file(full, b"x", 0, false).unwrap_err()), libc::ENOSPC);
+}
+
+fn files_close_after_their_operations(mut bed: Bed) {
+    let available = bed.pool.available_total();
+    let inner = temporary_file();
+    let file = bed.io.register_file(inner.clone());
+    let tokens: Vec<Token> = (0..10u8)
+        .map(|number| {
+            let token = bed.token();
+            let mut buf = bed.pool.take(4096).unwrap();
+            buf.fill(number);
+            bed.io.write(file, buf.share(), u64::from(number) * 4096, true, token);
+            token
+        })
+        .collect();
+    bed.io.close_file(file);
+    for token in tokens {
+        let Outcome::Written(Ok(()), _) = bed.wait_for(token) else { panic!("write") };
+    }
+    assert!(bed.read_file(file, 1, 0).is_err(), "closed");
+    assert_eq!(inner.metadata().unwrap().len(), 40960);
+    assert_eq!(bed.pool.available_total(), available);
+    assert_eq!(Arc::strong_count(&inner), 1);
+}
+
+fn woken_from_another_thread(mut bed: Bed) {
+    for round in 0..200u64 {
+        let waker = bed.io.waker();
+        let thread = std::thread::spawn(move || {
+            if round % 4 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            waker.wake();
+        });
+        // Without a wake-up this waits for the watchdog.
+        bed.poll(Wait::Yes);
+        thread.join().unwrap();
+        assert!(bed.done.is_empty());
+    }
+}
+
+fn waiting_costs_no_processor_time(mut bed: Bed) {
+    let (one, _two) = bed.pair();
+    bed.start_recv(one, 0, 100);
+    let token = bed.token();
+    let start = cpu_time();
+    bed.io.timer(Instant::now() + Duration::from_millis(300), token);
+    let mut polls = 0;
+    while bed.take(token).is_none() {
+        bed.poll(Wait::Yes);
+        polls += 1;
+    }
+    let used = cpu_time() - start;
+    assert!(used < Duration::from_millis(30), "{used:?} of processor time");
+    assert!(polls < 10);
+}
+
+fn cpu_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+fn churn_leaks_no_descriptors(mut bed: Bed) {
+    let (listener, address, accept) = bed.listen("127.0.0.1:0");
+    let available = bed.pool.available_total();
+    let mut base = 0;
+    for round in 0..1000 {
+        let one = bed.connect(address).unwrap();
+        let two = bed.accepted(accept);
+        let (one, two) = (bed.io.adopt(one).unwrap(), bed.io.adopt(two).unwrap());
+        let recv = bed.start_recv(two, 10, 10);
+        bed.send_bytes(one, b"hi");
+        assert_eq!(bed.recv_result(recv).0.unwrap(), 2);
+        let waiting = bed.start_recv(two, 10, 10);
+        bed.io.close(two, round % 2 == 0);
+        bed.io.close(one, round % 3 == 0);
+        assert!(bed.recv_result(waiting).0.is_err());
+        if round == 100 {
+            base = open_descriptors();
+        }
+    }
+    bed.poll(Wait::No);
+    assert!(bed.done.is_empty());
+    assert_eq!(bed.pool.available_total(), available);
+    // Other tests of this process come and go with a few descriptors each.
+    let now = open_descriptors();
+    assert!(now < base + 500, "{base} descriptors became {now}");
+    bed.io.close_listener(listener);
+}
+
+fn more_operations_than_the_ring_holds(mut bed: Bed) {
+    let file = bed.io.register_file(temporary_file());
+    bed.write_file(file, &pattern(65536, 6), 0, false).unwrap();
+    let shared = IoBuf::from_slice(&pattern(512, 7)).share();
+    let count = 10_000;
+    let tokens: Vec<Token> = (0..count)
+        .map(|_| {
+            let token = bed.token();
+            bed.io.write(file, shared.clone(), 65536, false, token);
+            token
+        })
+        .collect();
+    let mut finished = std::collections::HashSet::new();
+    while finished.len() < count {
+        bed.poll(Wait::Yes);
+        for done in bed.done.drain(..) {
+            assert!(matches!(done.outcome, Outcome::Written(Ok(()), _)), "{:?}", done.outcome);
+            assert!(finished.insert(done.token), "completed twice");
+        }
+    }
+    assert!(tokens.iter().all(|token| finished.contains(token)));
+    assert!(shared.try_unique().is_ok());
+}
+
+fn dropped_with_operations_in_flight(mut bed: Bed) {
+    let pool = bed.pool.clone();
+    let available = pool.available_total();
+    let (one, two) = bed.pair();
+    bed.listen("127.0.0.1:0");
+    let file = bed.io.register_file(temporary_file());
+    bed.start_recv(one, 100, 100);
+    bed.start_recv(two, 0, 100);
+    let token = bed.token();
+    bed.io.write(file, pool.take(4096).unwrap().share(), 0, true, token);
+    let mut batch = SendBatch::new(0, 4);
+    batch.push_payload(Payload::Zeroes(256 << 20));
+    batch.push_payload(Payload::Buf(pool.take(4096).unwrap(), 0..4096));
+    bed.start_send(one, batch);
+    bed.poll(Wait::No);
+    let token = bed.token();
+    bed.io.sync(file, token);
+    drop(bed);
+    assert_eq!(pool.available_total(), available);
+}
