@@ -111,7 +111,10 @@ fn a_failed_durable_write_is_a_failed_flush() {
         script.submit(1, durable(0));
         script.complete(Some(libc::EIO));
         script.submit(2, Op::Flush);
-        assert_eq!(script.results(), [(1, Err(BdevError::WriteFault)), (2, Err(BdevError::WriteFault))]);
+        assert_eq!(
+            script.results(),
+            [(1, Err(BdevError::WriteFault)), (2, Err(BdevError::WriteFault))]
+        );
         assert!(device.write_fault());
         script.close();
     });
@@ -126,8 +129,7 @@ fn a_failed_plain_write_concerns_only_itself() {
         script.complete(Some(libc::ENOSPC));
         script.submit(3, Op::Flush);
         script.complete(None);
-        let expected =
-            [(1, Err(BdevError::WriteFault)), (2, Err(BdevError::NoSpace)), (3, Ok(()))];
+        let expected = [(1, Err(BdevError::WriteFault)), (2, Err(BdevError::NoSpace)), (3, Ok(()))];
         assert_eq!(script.results(), expected);
         assert!(!device.write_fault());
         script.close();
@@ -149,7 +151,8 @@ fn a_flush_without_space_is_a_write_fault() {
 #[test]
 fn zeroing_takes_what_the_file_system_has() {
     with_script(|_, mut script| {
-        let zero = |deallocate, fua| Op::WriteZeroes { offset: BLOCK, len: 2 * BLOCK, deallocate, fua };
+        let zero =
+            |deallocate, fua| Op::WriteZeroes { offset: BLOCK, len: 2 * BLOCK, deallocate, fua };
         script.submit(1, zero(true, false));
         assert_eq!(script.complete(None), "PunchHole 4096+8192");
         script.submit(2, zero(false, true));

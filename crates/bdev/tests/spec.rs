@@ -112,10 +112,12 @@ fn any_spec() -> impl Strategy<Value = DeviceSpec> {
         path.prop_map(|path| Backing::Path { path: path.into() }),
     ];
     let micros = any::<[u32; 5]>().prop_map(|micros| {
-        OpKind::ALL.into_iter().zip(micros).fold(
-            Delays::all(Duration::ZERO),
-            |delays, (kind, us)| delays.with(kind, Duration::from_micros(us.into())),
-        )
+        OpKind::ALL
+            .into_iter()
+            .zip(micros)
+            .fold(Delays::all(Duration::ZERO), |delays, (kind, us)| {
+                delays.with(kind, Duration::from_micros(us.into()))
+            })
     });
     let delays = prop_oneof![
         any::<u32>().prop_map(|us| Delays::all(Duration::from_micros(us.into()))),

@@ -62,8 +62,11 @@ fn errors_follow_the_rules() {
         script.submit(tag, write(0, &[1; 512]));
     }
     assert!(script.done.iter().all(|done| done.payload.is_some()), "buffers come back");
-    let failed: Vec<_> =
-        script.results().into_iter().filter_map(|(tag, result)| Some((tag, result.err()?))).collect();
+    let failed: Vec<_> = script
+        .results()
+        .into_iter()
+        .filter_map(|(tag, result)| Some((tag, result.err()?)))
+        .collect();
     assert_eq!(failed, [(3, BdevError::WriteFault), (6, BdevError::WriteFault)]);
 
     // Blocks 4 to 7 are bytes 2048 to 4095.
@@ -72,10 +75,7 @@ fn errors_follow_the_rules() {
     }
     script.submit(5, Op::Flush);
     let fault = Err(BdevError::ReadFault);
-    assert_eq!(
-        script.results(),
-        [(1, Ok(())), (2, fault), (3, fault), (4, Ok(())), (5, Ok(()))]
-    );
+    assert_eq!(script.results(), [(1, Ok(())), (2, fault), (3, fault), (4, Ok(())), (5, Ok(()))]);
     assert_eq!(control.failed(), 4);
 
     // Switched while it runs, seen by other channels too.

@@ -1,0 +1,345 @@
+//! Real devices over the real back ends: contents, zeroes, holes, space, and what goes wrong.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use common::{Loop, Mount, Rig, bytes_of, each_backend, open, read, write};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use raceline_bdev::{BdevError, Op};
+use raceline_reactor::core::Backend;
+use raceline_reactor::{IoBuf, Payload};
+
+const MIB: u64 = 1 << 20;
+
+/// A pattern in which every 8 bytes differ.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64 / 8).flat_map(|i| (seed.wrapping_mul(0x9E37_79B9) ^ i).to_le_bytes()).collect()
+}
+
+/// A directory on a file system with direct I/O.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn file_spec(directory: &Path, options: &str) -> String {
+    format!("file:{}/disk{options}", directory.display())
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Read,
+    Write { seed: u64, fua: bool },
+    Zero { deallocate: bool, fua: bool },
+    Deallocate,
+    Flush,
+}
+
+fn any_steps(blocks: u64) -> impl Strategy<Value = Vec<(Step, u64, u64)>> {
+    let step = prop_oneof![
+        3 => Just(Step::Read),
+        4 => (any::<u64>(), any::<bool>()).prop_map(|(seed, fua)| Step::Write { seed, fua }),
+        2 => (any::<bool>(), any::<bool>())
+            .prop_map(|(deallocate, fua)| Step::Zero { deallocate, fua }),
+        1 => Just(Step::Deallocate),
+        1 => Just(Step::Flush),
+    ];
+    let range = (0..blocks, 1..=32_u64).prop_map(move |(at, count)| (at, count.min(blocks - at)));
+    let steps = (step, range).prop_map(|(step, (at, count))| (step, at, count));
+    proptest::collection::vec(steps, 1..40)
+}
+
+/// Applies steps to a device and to a vector of bytes, which must agree throughout.
+fn run_model(
+    rig: &mut Rig,
+    model: &mut [u8],
+    block: usize,
+    in_place: bool,
+    steps: &[(Step, u64, u64)],
+) -> Result<(), TestCaseError> {
+    for (index, (step, at, count)) in steps.iter().enumerate() {
+        let (offset, len) = (*at * block as u64, usize::try_from(*count).unwrap() * block);
+        let start = usize::try_from(offset).unwrap();
+        let range = &mut model[start..start + len];
+        match *step {
+            Step::Read if in_place && index % 2 == 0 => {
+                let done = rig.ok(Op::Read { offset, len, buf: None });
+                prop_assert!(bytes_of(&done) == range, "step {}", index);
+            }
+            Step::Read => prop_assert!(rig.read(offset, len) == range, "step {}", index),
+            Step::Write { seed, fua } => {
+                range.copy_from_slice(&pattern(seed, len));
+                rig.ok(Op::Write { offset, data: common::shared(range), fua });
+            }
+            Step::Zero { deallocate, fua } => {
+                range.fill(0);
+                rig.ok(Op::WriteZeroes { offset, len: len as u64, deallocate, fua });
+            }
+            Step::Deallocate => {
+                range.fill(0);
+                rig.ok(Op::Deallocate { offset, len: len as u64 });
+            }
+            Step::Flush => drop(rig.ok(Op::Flush)),
+        }
+    }
+    let mut whole = Vec::with_capacity(model.len());
+    for piece in model.chunks(64 * block) {
+        whole.extend(rig.read(whole.len() as u64, piece.len()));
+    }
+    prop_assert!(whole == model, "the contents at the end");
+    Ok(())
+}
+
+/// Random requests against a vector of bytes; the device lives on from case to case.
+fn check_against_model(spec: &str, backend: Backend, cases: u32) {
+    let device = open(spec).unwrap();
+    let info = device.info();
+    assert!(info.deallocate && info.deallocate_zeroes, "{spec}");
+    let block = info.block_size as usize;
+    let bytes = usize::try_from(info.block_count).unwrap() * block;
+    let state = std::cell::RefCell::new((Rig::new(&*device, backend), vec![0; bytes]));
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) };
+    let result = TestRunner::new(config).run(&any_steps(info.block_count), |steps| {
+        let (rig, model) = &mut *state.borrow_mut();
+        run_model(rig, model, block, info.reads_in_place, &steps)
+    });
+    result.unwrap_or_else(|error| panic!("{spec} over {backend:?}: {error}"));
+}
+
+#[test]
+fn ram_behaves_like_memory() {
+    each_backend(|backend| check_against_model("ram:256k", backend, 100));
+    check_against_model("ram:4M,bs=4096", Backend::Epoll, 50);
+}
+
+#[test]
+fn files_behave_like_memory() {
+    each_backend(|backend| {
+        for options in [",size=1M", ",size=1M,bs=4096", ",size=1M,buffered"] {
+            let directory = directory();
+            check_against_model(&file_spec(directory.path(), options), backend, 12);
+        }
+    });
+}
+
+#[test]
+fn block_devices_behave_like_memory() {
+    let directory = directory();
+    let image = directory.path().join("image");
+    fs::File::create(&image).unwrap().set_len(MIB).unwrap();
+    each_backend(|backend| {
+        for options in [&["--direct-io=on"][..], &["--sector-size=4096"]] {
+            let Some(disk) = Loop::new(&image, options) else { return };
+            common::command("blkdiscard", &["-z", disk.path()]).unwrap();
+            let device = open(disk.path()).unwrap();
+            let info = device.info();
+            drop(device);
+            assert_eq!(u64::from(info.block_size) * info.block_count, MIB);
+            assert!(info.volatile_write_cache, "a loop device holds data back");
+            if options == ["--sector-size=4096"] {
+                assert_eq!(info.block_size, 4096);
+                let message = common::refused(&format!("{},bs=512", disk.path()));
+                assert!(
+                    message.contains("the smallest possible block size is bs=4096"),
+                    "{message}"
+                );
+            }
+            check_against_model(disk.path(), backend, 10);
+        }
+    });
+}
+
+#[test]
+fn null_gives_zeroes_and_takes_everything() {
+    each_backend(|backend| {
+        let device = open("null:1T").unwrap();
+        assert_eq!(device.info().block_count, 1 << 31);
+        let mut rig = Rig::new(&*device, backend);
+        rig.write((1 << 40) - 512, &[1; 512]);
+        assert_eq!(rig.read((1 << 40) - 512, 512), [0; 512]);
+        let done = rig.ok(Op::Read { offset: 0, len: 4096, buf: None });
+        assert!(matches!(done.payload, Some(Payload::Zeroes(4096))));
+        rig.ok(Op::Flush);
+        rig.ok(Op::Deallocate { offset: 0, len: 1 << 40 });
+    });
+}
+
+#[test]
+fn ram_is_read_in_place() {
+    let device = open("ram:1M").unwrap();
+    assert!(device.info().reads_in_place && !device.info().volatile_write_cache);
+    let mut rig = Rig::new(&*device, Backend::Epoll);
+    rig.write(4096, &pattern(1, 4096));
+    let done = rig.ok(Op::Read { offset: 4096, len: 4096, buf: None });
+    assert!(matches!(done.payload, Some(Payload::Region(_, ref range)) if *range == (4096..8192)));
+    assert_eq!(bytes_of(&done), pattern(1, 4096));
+}
+
+/// A command over a large range is done in steps, between which other commands get their turn.
+#[test]
+fn releasing_a_large_range_of_ram_does_not_hold_up_others() {
+    each_backend(|backend| {
+        let device = open("ram:64M").unwrap();
+        let mut rig = Rig::new(&*device, backend);
+        rig.write(63 * MIB, &[1; 4096]);
+        let ops = vec![
+            Op::WriteZeroes { offset: 0, len: 64 * MIB, deallocate: false, fua: true },
+            Op::Deallocate { offset: 32 * MIB, len: 32 * MIB },
+            Op::Read { offset: 63 * MIB, len: 4096, buf: None },
+        ];
+        let done = rig.run_all(ops);
+        assert!(done.iter().all(|done| done.result.is_ok()));
+        assert_eq!(rig.read(63 * MIB, 4096), [0; 4096]);
+    });
+}
+
+#[test]
+fn many_requests_at_once() {
+    each_backend(|backend| {
+        let directory = directory();
+        let device = open(&file_spec(directory.path(), ",size=4M")).unwrap();
+        let mut rig = Rig::new(&*device, backend);
+        let blocks = 0..256_u64;
+        let done = rig.run_all(
+            blocks
+                .clone()
+                .map(|i| write(i * 16384, &pattern(i, 16384)))
+                .chain([Op::Flush])
+                .collect(),
+        );
+        assert!(done.iter().all(|done| done.result.is_ok()));
+        let done = rig.run_all(blocks.clone().map(|i| read(i * 16384, 16384)).collect());
+        for (i, done) in blocks.zip(&done) {
+            assert_eq!(bytes_of(done), pattern(i, 16384), "block {i}");
+        }
+    });
+}
+
+#[test]
+fn holes_give_space_back() {
+    each_backend(|backend| {
+        let directory = directory();
+        let device = open(&file_spec(directory.path(), ",size=4M,bs=4096")).unwrap();
+        let blocks = || fs::metadata(directory.path().join("disk")).unwrap().blocks();
+        let mut rig = Rig::new(&*device, backend);
+        assert!(blocks() < 64, "a new file is sparse");
+        rig.write(0, &pattern(1, 1 << 20));
+        rig.ok(Op::Flush);
+        let full = blocks();
+        assert!(full >= 2048, "1 MiB is at least 2048 units of 512 bytes, not {full}");
+        rig.ok(Op::Deallocate { offset: 0, len: MIB / 2 });
+        rig.ok(Op::Flush);
+        assert!(blocks() <= full - 1024, "half is free again");
+        rig.ok(Op::WriteZeroes { offset: MIB / 2, len: MIB / 4, deallocate: true, fua: false });
+        rig.ok(Op::Flush);
+        let quarter = blocks();
+        assert!(quarter <= full - 1536, "zeroes that may deallocate do");
+        rig.ok(Op::WriteZeroes { offset: 3 * MIB / 4, len: MIB / 4, deallocate: false, fua: true });
+        assert_eq!(blocks(), quarter, "zeroes that may not deallocate stay allocated");
+        assert_eq!(rig.read(0, 1 << 20), vec![0; 1 << 20]);
+        assert_eq!(fs::metadata(directory.path().join("disk")).unwrap().len(), 4 * MIB);
+    });
+}
+
+#[test]
+fn new_files_are_private_and_sized() {
+    let directory = directory();
+    let device = open(&file_spec(directory.path(), ",size=3M")).unwrap();
+    let metadata = fs::metadata(directory.path().join("disk")).unwrap();
+    assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (3 * MIB, 0o600));
+    assert_eq!(device.info().block_count, 3 * MIB / u64::from(device.info().block_size));
+    assert!(device.info().volatile_write_cache);
+    let uuid = device.info().uuid;
+    drop(device);
+    // Used as it is the next time, with the same identity and contents.
+    let again = open(&format!("{}/./disk", directory.path().display())).unwrap();
+    assert_eq!(again.info().uuid, uuid);
+    drop(again);
+    let given = "6ba7b810-9dad-41d1-80b4-00c04fd430c8";
+    let other = open(&file_spec(directory.path(), &format!(",uuid={given}"))).unwrap();
+    assert_eq!(uuid::Uuid::from_bytes(other.info().uuid).to_string(), given);
+}
+
+#[test]
+fn a_file_that_shrinks_under_us_fails_its_reads_only() {
+    each_backend(|backend| {
+        let directory = directory();
+        let device = open(&file_spec(directory.path(), ",size=1M,bs=4096")).unwrap();
+        let mut rig = Rig::new(&*device, backend);
+        rig.write(0, &[3; 8192]);
+        let path = directory.path().join("disk");
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert_eq!(rig.read(0, 4096), [3; 4096]);
+        let done = rig.run(read(4096, 4096));
+        assert_eq!(done.result, Err(BdevError::ReadFault));
+        assert!(matches!(done.payload, Some(Payload::Buf(..))), "the buffer comes back");
+        assert_eq!(rig.run(read(0, 8192)).result, Err(BdevError::ReadFault), "across the end");
+        rig.ok(Op::Flush);
+
+        // A name that vanishes takes nothing away.
+        fs::remove_file(&path).unwrap();
+        rig.write(0, &[4; 4096]);
+        rig.ok(Op::Flush);
+        assert_eq!(rig.read(0, 4096), [4; 4096]);
+        drop(Rig::new(&*device, backend));
+    });
+}
+
+#[test]
+fn a_full_file_system_says_so() {
+    let directory = directory();
+    let Some(_mount) = Mount::new("tmpfs", "size=256k", "none", directory.path()) else { return };
+    each_backend(|backend| {
+        let _ = fs::remove_file(directory.path().join("disk"));
+        // tmpfs has neither ZERO_RANGE nor, before Linux 6.6, direct I/O.
+        let device = open(&file_spec(directory.path(), ",size=1M,buffered")).unwrap();
+        let mut rig = Rig::new(&*device, backend);
+        let written = |done: &raceline_bdev::Done| done.result;
+        rig.write(0, &pattern(1, 128 << 10));
+        let full = rig.run(write(128 << 10, &pattern(2, 256 << 10)));
+        assert_eq!(written(&full), Err(BdevError::NoSpace));
+        let zero = Op::WriteZeroes { offset: 0, len: MIB, deallocate: false, fua: false };
+        assert_eq!(rig.run(zero).result, Err(BdevError::NoSpace));
+        // Space comes back, and with it the writes.
+        rig.ok(Op::Deallocate { offset: 0, len: MIB });
+        rig.write(128 << 10, &pattern(3, 128 << 10));
+        assert_eq!(rig.read(128 << 10, 128 << 10), pattern(3, 128 << 10));
+        let zero =
+            |deallocate| Op::WriteZeroes { offset: 128 << 10, len: 4096, deallocate, fua: true };
+        rig.ok(zero(false));
+        rig.ok(zero(true));
+        assert_eq!(rig.read(128 << 10, 4096), [0; 4096]);
+    });
+}
+
+/// The kernel's own failure of fdatasync: a buffered file whose disk has no room for it.
+#[test]
+fn data_that_cannot_be_written_back_fails_the_flush_on_every_channel() {
+    let directory = directory();
+    let (thin, mounted) = (directory.path().join("thin"), directory.path().join("mounted"));
+    fs::create_dir(&thin).unwrap();
+    fs::create_dir(&mounted).unwrap();
+    let Some(_space) = Mount::new("tmpfs", "size=1M", "none", &thin) else { return };
+    let image = thin.join("image");
+    fs::File::create(&image).unwrap().set_len(16 * MIB).unwrap();
+    let Some(disk) = Loop::new(&image, &[]) else { return };
+    common::command("mkfs.ext4", &["-q", "-O", "^has_journal", "-E", "nodiscard", disk.path()])
+        .unwrap();
+    let Some(_mount) = Mount::new("ext4", "rw", disk.path(), &mounted) else { return };
+    let device = open(&file_spec(&mounted, ",size=8M,buffered")).unwrap();
+    let mut one = Rig::new(&*device, Backend::Epoll);
+    let mut two = Rig::new(&*device, Backend::Epoll);
+    for i in 0..6 {
+        one.write(i * MIB, &pattern(i, 1 << 20)); // into the page cache, acknowledged
+    }
+    let fault = Err(BdevError::WriteFault);
+    assert_eq!(one.run(Op::Flush).result, fault);
+    assert!(device.write_fault());
+    assert_eq!(one.run(Op::Flush).result, fault, "not retried to success");
+    assert_eq!(two.run(Op::Flush).result, fault, "on every core");
+    let durable = Op::Write { offset: 0, data: IoBuf::heap(512).share(), fua: true };
+    assert_eq!(two.run(durable).result, fault);
+}

@@ -1,0 +1,238 @@
+//! Who may open what: each refusal names the reason and what to do.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Loop, Mount, open, refused};
+
+const MIB: u64 = 1 << 20;
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A file of 1 MiB.
+fn image(directory: &Path, name: &str) -> String {
+    let path = directory.join(name);
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[track_caller]
+fn assert_says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "no `{part}` in: {message}");
+    }
+    assert!(!message.contains('\n'), "{message}");
+}
+
+#[test]
+fn a_file_is_opened_once() {
+    let directory = directory();
+    let path = image(directory.path(), "disk");
+    let link = directory.path().join("link");
+    symlink(&path, &link).unwrap();
+    let hard = directory.path().join("hard");
+    fs::hard_link(&path, &hard).unwrap();
+    let device = open(&format!("file:{path}")).unwrap();
+    for same in [path.as_str(), link.to_str().unwrap(), hard.to_str().unwrap()] {
+        for options in ["", ",readonly"] {
+            let message = refused(&format!("{same}{options}"));
+            assert_says(&message, &["is in use: this process has it open already as", "/disk`"]);
+        }
+    }
+    drop(device);
+    drop(open(&path).unwrap());
+    drop(open(&format!("{path},readonly")).unwrap());
+}
+
+/// A process that holds an flock(2) until its input ends, started and ready.
+struct Locker(std::process::Child);
+
+impl Locker {
+    fn new(kind: &str, path: &str) -> Option<Self> {
+        let child = Command::new("flock")
+            .args([kind, path, "sh", "-c", "echo locked; read _"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = child.map_err(|error| eprintln!("SKIPPED: no flock(1): {error}")).ok()?;
+        let mut ready = [0; 7];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        Some(Self(child))
+    }
+}
+
+impl Drop for Locker {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_file_locked_by_another_process_is_refused_with_its_name() {
+    let directory = directory();
+    let path = image(directory.path(), "disk");
+    let Some(locker) = Locker::new("--exclusive", &path) else { return };
+    assert_says(&refused(&path), &["is in use: process ", "(flock", "has locked it"]);
+    assert_says(&refused(&format!("{path},readonly")), &["is in use: process "]);
+    drop(locker);
+    drop(open(&path).unwrap());
+
+    // Readers share, as far as other processes go.
+    let Some(_locker) = Locker::new("--shared", &path) else { return };
+    assert_says(&refused(&path), &["is in use: process "]);
+    drop(open(&format!("{path},readonly")).unwrap());
+}
+
+/// Virtual machines lock byte ranges, which an flock does not see.
+#[test]
+fn a_file_with_another_kind_of_lock_is_refused() {
+    let directory = directory();
+    let path = image(directory.path(), "disk");
+    let script = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 100); print('locked', flush=True); sys.stdin.read()";
+    let child = Command::new("python3")
+        .args(["-c", script, &path])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
+    let mut ready = [0; 7];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    assert_says(&refused(&path), &["is in use: process ", "(python3", "has locked it"]);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    drop(open(&path).unwrap());
+}
+
+#[test]
+fn a_file_behind_a_loop_device_is_refused() {
+    let directory = directory();
+    let path = image(directory.path(), "disk image");
+    let Some(disk) = Loop::new(Path::new(&path), &[]) else { return };
+    assert_says(&refused(&path), &["is in use: it backs ", disk.path(), "losetup -d"]);
+    drop(disk);
+    drop(open(&path).unwrap());
+}
+
+#[test]
+fn a_block_device_is_opened_once() {
+    let directory = directory();
+    let path = image(directory.path(), "disk");
+    let Some(disk) = Loop::new(Path::new(&path), &[]) else { return };
+    let device = open(&format!("block:{}", disk.path())).unwrap();
+    assert_says(&refused(disk.path()), &["this process has it open already"]);
+    // Another process that wants it exclusively is refused by the kernel, as mount(8) is.
+    let other = common::command("mkfs.ext4", &["-q", disk.path()]).unwrap_err();
+    assert!(other.contains("in use"), "{other}");
+    drop(device);
+    common::command("mkfs.ext4", &["-q", "-F", disk.path()]).unwrap();
+}
+
+#[test]
+fn a_mounted_block_device_is_refused_with_its_mount_point() {
+    let directory = directory();
+    let path = image(directory.path(), "disk");
+    let at = directory.path().join("mount point");
+    fs::create_dir(&at).unwrap();
+    let Some(disk) = Loop::new(Path::new(&path), &[]) else { return };
+    common::command("mkfs.ext4", &["-q", disk.path()]).unwrap();
+    let Some(mount) = Mount::new("ext4", "rw", disk.path(), &at) else { return };
+    for options in ["", ",readonly"] {
+        let message = refused(&format!("block:{}{options}", disk.path()));
+        assert_says(&message, &["is in use: it is mounted on ", "/mount point"]);
+    }
+    drop(mount);
+    drop(open(disk.path()).unwrap());
+}
+
+#[test]
+fn what_may_only_be_read_needs_readonly() {
+    let directory = directory();
+    let path = image(directory.path(), "disk");
+    let Some(disk) = Loop::new(Path::new(&path), &["--read-only"]) else { return };
+    assert_says(&refused(disk.path()), &["is read-only: make it writable, or add `,readonly`"]);
+    assert!(open(&format!("{},readonly", disk.path())).unwrap().info().read_only);
+    drop(disk);
+
+    let at = directory.path().join("mounted");
+    fs::create_dir(&at).unwrap();
+    let Some(_mount) = Mount::new("tmpfs", "size=2M", "none", &at) else { return };
+    let path = image(&at, "disk");
+    common::command("mount", &["-o", "remount,ro", at.to_str().unwrap()]).unwrap();
+    let message = refused(&format!("file:{path},buffered"));
+    assert_says(&message, &["is read-only: make it writable, or add `,readonly`"]);
+    drop(open(&format!("file:{path},buffered,readonly")).unwrap());
+}
+
+#[test]
+fn sizes_are_checked() {
+    let directory = directory();
+    let path = image(directory.path(), "disk");
+    let message = refused(&format!("file:{path},size=2M"));
+    assert_says(&message, &["exists with 1M, not 2M: leave out size=", "truncate -s 2097152"]);
+    assert_eq!(fs::metadata(&path).unwrap().len(), MIB, "untouched");
+    drop(open(&format!("file:{path},size=1M")).unwrap());
+
+    File::options().write(true).open(&path).unwrap().set_len(MIB + 100).unwrap();
+    assert_says(&refused(&path), &["has 1048676 bytes", "not a multiple", "truncate -s 1049088"]);
+    File::options().write(true).open(&path).unwrap().set_len(MIB + 512).unwrap();
+    assert_says(&refused(&format!("{path},bs=4096")), &["1049088 bytes", "4096", "use bs=512"]);
+    File::create(&path).unwrap();
+    assert_says(&refused(&path), &["has no blocks"]);
+}
+
+#[test]
+fn what_is_not_there_or_something_else_is_refused() {
+    let directory = directory();
+    let missing = directory.path().join("missing");
+    let text = missing.to_str().unwrap();
+    assert_says(&refused(text), &["does not exist; to create it", "size=1G"]);
+    assert_says(&refused(&format!("block:{text}")), &["is not there", "lsblk"]);
+    assert_says(&refused(&format!("file:{text}/x,size=1M")), &["cannot create it"]);
+    assert!(!missing.exists());
+    let at = directory.path().to_str().unwrap();
+    assert_says(&refused(at), &["is a directory: name a file in it"]);
+    assert_says(&refused("/dev/null"), &["neither a regular file nor a block device"]);
+    assert_says(&refused("block:/dev/null"), &["is not a block device"]);
+    let fifo = directory.path().join("fifo");
+    common::command("mkfifo", &[fifo.to_str().unwrap()]).unwrap();
+    assert_says(&refused(fifo.to_str().unwrap()), &["neither a regular file nor"]); // and no hang
+    let file = image(directory.path(), "disk");
+    assert_says(&refused(&format!("block:{file}")), &["is not a block device", "file: before"]);
+    if let Some(disk) = Loop::new(Path::new(&file), &[]) {
+        assert_says(&refused(&format!("file:{}", disk.path())), &["is a block device", "block:"]);
+    }
+}
+
+/// /proc has regular files without direct I/O; a file made for nothing is removed again.
+#[test]
+fn no_direct_io_is_an_error_unless_buffered() {
+    let message = refused("/proc/self/status,readonly");
+    assert_says(&message, &["proc cannot do direct I/O here; add `,buffered`"]);
+}
+
+#[test]
+fn more_ram_than_there_is_is_refused_with_figures() {
+    let message = refused("ram:16000T");
+    assert_says(&message, &["16000T of memory is more than the ", " leaves: make it smaller"]);
+    let message = refused("ram:4000T,hugepages");
+    assert_says(&message, &["huge pages cannot be had", "vm.nr_hugepages=2097152000"]);
+}
+
+#[test]
+fn memory_devices_have_stable_identities_by_order() {
+    let identity = || raceline_bdev::Identity::from_seed(b"machine");
+    let uuids = |identity: &raceline_bdev::Identity| {
+        ["ram:1M", "ram:1M", "null:1M"]
+            .map(|spec| raceline_bdev::open(&spec.parse().unwrap(), identity).unwrap().info().uuid)
+    };
+    let first = uuids(&identity());
+    assert_eq!(first, uuids(&identity()));
+    assert!(first[0] != first[1] && first[1] != first[2]);
+}
