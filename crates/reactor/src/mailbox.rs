@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, TrySendError};
+use std::sync::mpsc;
 
 use crate::waker::Waker;
 
-/// Messages that may wait for one core. Mailboxes carry control, not I/O, so a full one means
+/// Messages that may wait for one core. Mailboxes carry control, not I/O: a few messages per
+/// connection, so even a storm of tens of thousands of disconnects loses none. A full one means
 /// that the core is stuck or the sender mad; it is reported, not waited for.
-pub const MAILBOX_CAPACITY: usize = 1024;
+pub const MAILBOX_CAPACITY: usize = 1 << 18;
 
 /// The reading end, owned by a core.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub struct Mailbox<M> {
 
 /// A sending end, for any thread.
 pub struct Sender<M> {
-    sender: mpsc::SyncSender<M>,
+    sender: mpsc::Sender<M>,
     waiting: Arc<AtomicUsize>,
     waker: Waker,
 }
@@ -37,7 +38,7 @@ pub enum SendError<M> {
 
 /// A mailbox whose reader is woken by `waker`.
 pub fn mailbox<M>(waker: Waker) -> (Sender<M>, Mailbox<M>) {
-    let (sender, receiver) = mpsc::sync_channel(MAILBOX_CAPACITY);
+    let (sender, receiver) = mpsc::channel();
     let waiting = Arc::new(AtomicUsize::new(0));
     (Sender { sender, waiting: waiting.clone(), waker }, Mailbox { receiver, waiting })
 }
@@ -62,10 +63,11 @@ impl<M> Sender<M> {
     /// # Errors
     /// Gives the message back when the mailbox is full or the core has ended.
     pub fn send(&self, message: M) -> Result<(), SendError<M>> {
-        self.sender.try_send(message).map_err(|error| match error {
-            TrySendError::Full(message) => SendError::Full(message),
-            TrySendError::Disconnected(message) => SendError::Closed(message),
-        })?;
+        // Several senders may pass this check at once: the bound is not exact, but it holds.
+        if self.waiting.load(Ordering::Relaxed) >= MAILBOX_CAPACITY {
+            return Err(SendError::Full(message));
+        }
+        self.sender.send(message).map_err(|error| SendError::Closed(error.0))?;
         self.waiting.fetch_add(1, Ordering::Release);
         self.waker.wake();
         Ok(())
