@@ -25,8 +25,11 @@ impl Default for BackoffConfig {
 
 impl BackoffConfig {
     /// Does not try again.
-    pub const NEVER: Self =
-        Self { first: Duration::ZERO, longest: Duration::ZERO, give_up_after: Some(Duration::ZERO) };
+    pub const NEVER: Self = Self {
+        first: Duration::ZERO,
+        longest: Duration::ZERO,
+        give_up_after: Some(Duration::ZERO),
+    };
 }
 
 /// The attempts since one loss.

@@ -3,47 +3,19 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::command::{self, PropertySize};
 use super::info::{ControllerInfo, InfoError, NamespaceInfo};
 use super::scan::{NamespaceScan, ScanError};
-use super::{AdminRequest, info};
+use super::{AdminRequest, command};
+use crate::nvme::event::{CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE};
+use crate::nvme::feature::{QueueCounts, fid};
+use crate::nvme::identify::cns;
+use crate::nvme::property::{
+    CAP, CC, CSTS, Capabilities, Configuration, ControllerStatus, PropertyAccess, PropertySize, VS,
+};
 use crate::nvme::{ControllerId, Cqe, NamespaceId, Status};
 
-/// Property offsets (Fabrics 1.1, 3.6; Base 2.0, figure 35).
-pub mod property {
-    /// CAP: controller capabilities, 8 bytes.
-    pub const CAP: u32 = 0x00;
-    /// VS: version.
-    pub const VS: u32 = 0x08;
-    /// CC: controller configuration.
-    pub const CC: u32 = 0x14;
-    /// CSTS: controller status.
-    pub const CSTS: u32 = 0x1c;
-}
-
-/// CC with EN, IOSQES 6 (64 bytes), IOCQES 4 (16 bytes), 4 KiB pages, NVM command set.
-const CC_ENABLE: u32 = 1 | 6 << 16 | 4 << 20;
-/// CC.CSS 110b: all supported I/O command sets.
-const CC_CSS_ALL: u32 = 0b110 << 4;
-/// CC.SHN 01b: normal shutdown notification, with the rest as enabled.
-pub const CC_SHUTDOWN: u32 = CC_ENABLE | 1 << 14;
-/// CSTS.RDY.
-pub const CSTS_READY: u32 = 1;
-/// CSTS.CFS.
-pub const CSTS_FATAL: u32 = 1 << 1;
-/// CSTS.SHST in bits 3:2 is 10b: shutdown complete.
-#[must_use]
-pub fn is_shut_down(csts: u32) -> bool {
-    csts >> 2 & 0b11 == 0b10
-}
-
-/// CNS of Identify Controller.
-const CNS_CONTROLLER: u8 = 0x01;
-/// Feature identifiers (Base 2.0, figure 317).
-const FEATURE_NUMBER_OF_QUEUES: u8 = 0x07;
-const FEATURE_ASYNC_EVENTS: u8 = 0x0b;
 /// Events that we act on: namespace attributes (8), discovery log (31).
-const WANTED_EVENTS: u32 = 1 << 8 | 1 << 31;
+const WANTED_EVENTS: u32 = CONFIG_NAMESPACE_ATTRIBUTE | CONFIG_DISCOVERY_CHANGE;
 /// How often CSTS is read while waiting for RDY.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// CAP.TO counts these.
@@ -88,7 +60,7 @@ pub enum BringUpError {
         status: Status,
     },
     /// CAP.MPSMIN is more than 4 KiB.
-    PageSize(u64),
+    PageSize(u8),
     /// CSTS.CFS became 1.
     Fatal,
     /// CSTS.RDY did not become 1 within CAP.TO.
@@ -103,7 +75,9 @@ impl fmt::Display for BringUpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused { what, status } => write!(f, "{what} failed: {status}"),
-            Self::PageSize(mpsmin) => write!(f, "memory pages of 2^{} bytes are needed", mpsmin + 12),
+            Self::PageSize(mpsmin) => {
+                write!(f, "memory pages of 2^{} bytes are needed", mpsmin + 12)
+            }
             Self::Fatal => write!(f, "the controller failed (CSTS.CFS)"),
             Self::NotReady(limit) => write!(f, "the controller did not become ready in {limit:?}"),
             Self::Info(error) => write!(f, "{error}"),
@@ -148,7 +122,7 @@ pub struct BringUp {
     requested: bool,
     /// Nothing is asked for before this.
     not_before: Option<Instant>,
-    cap: u64,
+    cap: Capabilities,
     version: u32,
     controller: Option<ControllerInfo>,
     io_queues: u16,
@@ -165,7 +139,7 @@ impl BringUp {
             step: Step::Cap,
             requested: false,
             not_before: None,
-            cap: 0,
+            cap: Capabilities(0),
             version: 0,
             controller: None,
             io_queues: config.io_queues,
@@ -181,21 +155,22 @@ impl BringUp {
         }
         let no_data = |sqe| Some(AdminRequest { sqe, receive_len: 0 });
         let request = match &mut self.step {
-            Step::Cap => no_data(command::property_get(property::CAP, PropertySize::Qword)),
-            Step::Version => no_data(command::property_get(property::VS, PropertySize::Dword)),
-            Step::Enable => no_data(command::property_set(property::CC, enable_value(self.cap))),
-            Step::Status { .. } => no_data(command::property_get(property::CSTS, PropertySize::Dword)),
+            Step::Cap => no_data(PropertyAccess::get(CAP, PropertySize::Eight)),
+            Step::Version => no_data(PropertyAccess::get(VS, PropertySize::Four)),
+            Step::Enable => no_data(PropertyAccess::set(CC, enable_value(self.cap))),
+            Step::Status { .. } => no_data(PropertyAccess::get(CSTS, PropertySize::Four)),
             Step::Identify => {
-                let sqe = command::identify(CNS_CONTROLLER, NamespaceId(0));
+                let sqe = command::identify(cns::CONTROLLER, NamespaceId(0));
                 Some(AdminRequest { sqe, receive_len: 4096 })
             }
             Step::Queues => {
-                let last = u32::from(self.config.io_queues.saturating_sub(1));
-                no_data(command::set_features(FEATURE_NUMBER_OF_QUEUES, last << 16 | last))
+                let count = u32::from(self.config.io_queues);
+                let counts = QueueCounts { submission: count, completion: count };
+                no_data(command::set_features(fid::NUMBER_OF_QUEUES, counts.to_dword()))
             }
             Step::Events => {
                 let oaes = self.controller.as_ref().map_or(0, |info| info.oaes);
-                no_data(command::set_features(FEATURE_ASYNC_EVENTS, oaes & WANTED_EVENTS))
+                no_data(command::set_features(fid::ASYNC_EVENT_CONFIG, oaes & WANTED_EVENTS))
             }
             Step::Scan(scan) => scan.poll_request(),
             Step::Done => None,
@@ -214,7 +189,12 @@ impl BringUp {
     ///
     /// # Errors
     /// When the controller cannot be brought up.
-    pub fn handle_completion(&mut self, now: Instant, cqe: &Cqe, data: &[u8]) -> Result<(), BringUpError> {
+    pub fn handle_completion(
+        &mut self,
+        now: Instant,
+        cqe: &Cqe,
+        data: &[u8],
+    ) -> Result<(), BringUpError> {
         self.requested = false;
         let must = |what| {
             let status = cqe.status;
@@ -223,10 +203,9 @@ impl BringUp {
         match &mut self.step {
             Step::Cap => {
                 must("reading CAP")?;
-                self.cap = u64::from(cqe.dw1) << 32 | u64::from(cqe.dw0);
-                let mpsmin = self.cap >> 48 & 0xf;
-                if mpsmin > 0 {
-                    return Err(BringUpError::PageSize(mpsmin));
+                self.cap = Capabilities(u64::from(cqe.dw1) << 32 | u64::from(cqe.dw0));
+                if self.cap.mpsmin() > 0 {
+                    return Err(BringUpError::PageSize(self.cap.mpsmin()));
                 }
                 self.step = Step::Version;
             }
@@ -242,7 +221,7 @@ impl BringUp {
             Step::Status { give_up } => {
                 must("reading CSTS")?;
                 let give_up = *give_up;
-                self.handle_status(now, cqe.dw0, give_up)?;
+                self.handle_status(now, ControllerStatus(cqe.dw0), give_up)?;
             }
             Step::Identify => {
                 must("Identify Controller")?;
@@ -276,22 +255,25 @@ impl BringUp {
         if !matches!(self.step, Step::Done) {
             return None;
         }
-        let [entries_low, entries_high, ..] = self.cap.to_le_bytes();
-        let mqes = u16::from_le_bytes([entries_low, entries_high]);
         Some(BroughtUp {
             controller: self.controller.take()?,
-            max_entries: mqes.saturating_add(1),
+            max_entries: self.cap.mqes().saturating_add(1),
             io_queues: self.io_queues,
             events: self.events,
             namespaces: std::mem::take(&mut self.namespaces),
         })
     }
 
-    fn handle_status(&mut self, now: Instant, csts: u32, give_up: Instant) -> Result<(), BringUpError> {
-        if csts & CSTS_FATAL != 0 {
+    fn handle_status(
+        &mut self,
+        now: Instant,
+        csts: ControllerStatus,
+        give_up: Instant,
+    ) -> Result<(), BringUpError> {
+        if csts.cfs() {
             return Err(BringUpError::Fatal);
         }
-        if csts & CSTS_READY != 0 {
+        if csts.rdy() {
             self.not_before = None;
             self.step = Step::Identify;
             return Ok(());
@@ -304,9 +286,11 @@ impl BringUp {
     }
 
     fn handle_identify(&mut self, data: &[u8]) -> Result<(), BringUpError> {
-        let controller = info::ControllerInfo::parse(data).map_err(BringUpError::Info)?;
+        let controller = ControllerInfo::parse(data).map_err(BringUpError::Info)?;
         let config = self.config;
-        controller.check(config.cntlid, config.discovery, config.keep_alive).map_err(BringUpError::Info)?;
+        controller
+            .check(config.cntlid, config.discovery, config.keep_alive)
+            .map_err(BringUpError::Info)?;
         self.controller = Some(controller);
         self.step = if config.discovery || config.io_queues == 0 {
             self.step_after_queues()
@@ -333,37 +317,41 @@ impl BringUp {
     }
 }
 
-/// CAP.CSS bit 6 without bit 0: only by selecting all I/O command sets (Base 2.0, figure 36).
-fn enable_value(cap: u64) -> u32 {
-    let css = cap >> 37;
-    if css & 1 == 0 && css & 1 << 6 != 0 { CC_ENABLE | CC_CSS_ALL } else { CC_ENABLE }
+/// CC to enable: CSS selects the NVM command set, or all I/O command sets when CAP.CSS has only
+/// its bit 6 (Base 2.0, figure 36).
+fn enable_value(cap: Capabilities) -> u32 {
+    const CAP_CSS_ALL: u64 = 1 << 43;
+    const CC_CSS_ALL: u32 = 0b110 << 4;
+    let all = !cap.supports_nvm() && cap.0 & CAP_CSS_ALL != 0;
+    Configuration::ENABLED.0 | if all { CC_CSS_ALL } else { 0 }
 }
 
 /// CAP.TO, at least one unit.
-fn ready_limit(cap: u64) -> Duration {
-    let [.., units, _, _, _, _] = cap.to_le_bytes();
-    TIMEOUT_UNIT * u32::from(units.max(1))
+fn ready_limit(cap: Capabilities) -> Duration {
+    TIMEOUT_UNIT * u32::from(cap.to().max(1))
 }
 
-/// The smaller of submission and completion queues granted, both 0's based.
+/// The smaller of the submission and completion queues granted.
 fn granted_queues(dw0: u32) -> u16 {
-    let [s0, s1, c0, c1] = dw0.to_le_bytes();
-    u16::from_le_bytes([s0, s1]).min(u16::from_le_bytes([c0, c1])).saturating_add(1)
+    let QueueCounts { submission, completion } = QueueCounts::from_dword(dw0);
+    u16::try_from(submission.min(completion)).unwrap_or(u16::MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::info::IDENTIFY_LEN;
     use super::super::info::tests::{controller_page, namespace_page};
     use super::*;
+    use crate::nvme::identify::IDENTIFY_LEN;
     use crate::nvme::opcode::{admin, fabrics};
 
+    const READY: u32 = 1;
+    const FATAL: u32 = 2;
     const CONFIG: BringUpConfig =
         BringUpConfig { cntlid: ControllerId(7), discovery: false, keep_alive: true, io_queues: 4 };
 
     /// A controller: properties, identify pages, and what was asked of it.
     struct Scripted {
-        cap: u64,
+        cap: Capabilities,
         csts: Vec<u32>,
         controller: [u8; IDENTIFY_LEN],
         queues: Result<u32, Status>,
@@ -374,8 +362,8 @@ mod tests {
     impl Scripted {
         fn new() -> Self {
             Self {
-                cap: 127 | 1 << 16 | 15 << 24 | 1 << 37,
-                csts: vec![0, 0, CSTS_READY],
+                cap: Capabilities::fabrics(127, 15),
+                csts: vec![0, 0, READY],
                 controller: controller_page(7),
                 queues: Ok(1 << 16 | 1),
                 events: Status::SUCCESS,
@@ -390,16 +378,17 @@ mod tests {
             self.log.push((sqe.opc, sqe.cdw10.get()));
             match (sqe.opc, sqe.fctype(), sqe.cdw10.get()) {
                 (fabrics::OPCODE, fabrics::PROPERTY_GET, _) => match sqe.cdw11.get() {
-                    property::CAP => {
-                        ok(u32::try_from(self.cap & 0xffff_ffff).unwrap(), u32::try_from(self.cap >> 32).unwrap())
-                    }
-                    property::VS => ok(0x0001_0400, 0),
-                    property::CSTS if self.csts.len() > 1 => ok(self.csts.remove(0), 0),
-                    property::CSTS => ok(self.csts[0], 0),
+                    CAP => ok(
+                        u32::try_from(self.cap.0 & 0xffff_ffff).unwrap(),
+                        u32::try_from(self.cap.0 >> 32).unwrap(),
+                    ),
+                    VS => ok(0x0001_0400, 0),
+                    CSTS if self.csts.len() > 1 => ok(self.csts.remove(0), 0),
+                    CSTS => ok(self.csts[0], 0),
                     other => panic!("property {other:x}h"),
                 },
                 (fabrics::OPCODE, fabrics::PROPERTY_SET, _) => {
-                    assert_eq!((sqe.cdw11.get(), sqe.cdw12.get()), (property::CC, 0x0046_0001));
+                    assert_eq!((sqe.cdw11.get(), sqe.cdw12.get()), (CC, 0x0046_0001));
                     ok(0, 0)
                 }
                 (admin::IDENTIFY, _, 1) => (Cqe::default(), self.controller.to_vec()),
@@ -476,10 +465,10 @@ mod tests {
     #[test]
     fn failures() {
         let mut controller = Scripted::new();
-        controller.csts = vec![0, CSTS_FATAL];
+        controller.csts = vec![0, FATAL];
         assert_eq!(controller.run(CONFIG).unwrap_err(), BringUpError::Fatal);
         let mut controller = Scripted::new();
-        controller.cap |= 1 << 48;
+        controller.cap.0 |= 1 << 48;
         assert_eq!(controller.run(CONFIG).unwrap_err(), BringUpError::PageSize(1));
         let mut controller = Scripted::new();
         controller.controller[78] = 8;

@@ -1,22 +1,14 @@
 //! Submission queue entries as a host makes them; CID, PSDT and SGL are the queue's business.
 
 use crate::nvme::opcode::{admin, fabrics, io};
-use crate::nvme::{Direction, NamespaceId, QueueId, Sqe};
+use crate::nvme::{Direction, NamespaceId, Sqe, rw};
 
-/// FUA: bit 30 of CDW12 (NVM Command Set 1.0, figure 71).
-const FUA: u32 = 1 << 30;
-/// DEAC: bit 25 of CDW12 of Write Zeroes (NVM Command Set 1.0, figure 84).
-const DEAC: u32 = 1 << 25;
-/// AD: bit 2 of CDW11 of Dataset Management (NVM Command Set 1.0, figure 42).
-const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
 /// RAE: bit 15 of CDW10 of Get Log Page (Base 2.0, figure 197).
 const RETAIN_ASYNCHRONOUS_EVENT: u32 = 1 << 15;
-/// Bit 2 of CATTR of Connect: disable SQ flow control (Fabrics 1.1, figure 19).
-const DISABLE_SQ_FLOW_CONTROL: u32 = 1 << 2;
 /// Bytes of one range of Dataset Management (NVM Command Set 1.0, figure 44).
 pub const DEALLOCATE_RANGE_LEN: usize = 16;
 /// Most ranges in one Dataset Management command.
-pub const MAX_DEALLOCATE_RANGES: usize = 256;
+pub const MAX_DEALLOCATE_RANGES: usize = rw::DATASET_RANGES_MAX as usize;
 
 /// A run of logical blocks that fits one command: 1 to 65536 of them, not past 2^64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +91,7 @@ pub fn read(nsid: NamespaceId, range: BlockRange) -> Sqe {
 pub fn write(nsid: NamespaceId, range: BlockRange, fua: bool) -> Sqe {
     let mut sqe = with_range(io::WRITE, nsid, range);
     if fua {
-        sqe.cdw12 |= FUA;
+        sqe.cdw12 |= rw::FORCE_UNIT_ACCESS;
     }
     sqe
 }
@@ -115,10 +107,10 @@ pub fn compare(nsid: NamespaceId, range: BlockRange) -> Sqe {
 pub fn write_zeroes(nsid: NamespaceId, range: BlockRange, deallocate: bool, fua: bool) -> Sqe {
     let mut sqe = with_range(io::WRITE_ZEROES, nsid, range);
     if deallocate {
-        sqe.cdw12 |= DEAC;
+        sqe.cdw12 |= rw::WRITE_ZEROES_DEALLOCATE;
     }
     if fua {
-        sqe.cdw12 |= FUA;
+        sqe.cdw12 |= rw::FORCE_UNIT_ACCESS;
     }
     sqe
 }
@@ -137,7 +129,7 @@ pub fn deallocate(nsid: NamespaceId, last_range: u8) -> Sqe {
         opc: io::DATASET_MANAGEMENT,
         nsid: nsid.0.into(),
         cdw10: u32::from(last_range).into(),
-        cdw11: ATTRIBUTE_DEALLOCATE.into(),
+        cdw11: rw::DATASET_DEALLOCATE.into(),
         ..Sqe::default()
     }
 }
@@ -154,7 +146,12 @@ pub fn deallocate_range(slba: u64, block_count: u32) -> [u8; DEALLOCATE_RANGE_LE
 /// Identify with a Controller or Namespace Structure value and a namespace.
 #[must_use]
 pub fn identify(cns: u8, nsid: NamespaceId) -> Sqe {
-    Sqe { opc: admin::IDENTIFY, nsid: nsid.0.into(), cdw10: u32::from(cns).into(), ..Sqe::default() }
+    Sqe {
+        opc: admin::IDENTIFY,
+        nsid: nsid.0.into(),
+        cdw10: u32::from(cns).into(),
+        ..Sqe::default()
+    }
 }
 
 /// Get Log Page: `len` bytes (a multiple of 4, not 0) from `offset`. With `retain` the
@@ -179,7 +176,12 @@ pub fn get_log_page(lid: u8, nsid: NamespaceId, offset: u64, len: u32, retain: b
 /// Set Features without data.
 #[must_use]
 pub fn set_features(fid: u8, value: u32) -> Sqe {
-    Sqe { opc: admin::SET_FEATURES, cdw10: u32::from(fid).into(), cdw11: value.into(), ..Sqe::default() }
+    Sqe {
+        opc: admin::SET_FEATURES,
+        cdw10: u32::from(fid).into(),
+        cdw11: value.into(),
+        ..Sqe::default()
+    }
 }
 
 /// Get Features, the current value.
@@ -200,49 +202,13 @@ pub fn async_event_request() -> Sqe {
     Sqe { opc: admin::ASYNC_EVENT_REQUEST, ..Sqe::default() }
 }
 
-fn fabrics(fctype: u8) -> Sqe {
-    Sqe { opc: fabrics::OPCODE, nsid: u32::from(fctype).into(), ..Sqe::default() }
-}
-
-/// Connect of a queue with `sqsize` (0's based) entries; the 1024 bytes of data go in-capsule.
-#[must_use]
-pub fn connect(qid: QueueId, sqsize: u16, kato_ms: u32, disable_sq_flow: bool) -> Sqe {
-    let cattr = if disable_sq_flow { DISABLE_SQ_FLOW_CONTROL << 16 } else { 0 };
-    Sqe {
-        cdw10: (u32::from(qid.0) << 16).into(),
-        cdw11: (u32::from(sqsize) | cattr).into(),
-        cdw12: kato_ms.into(),
-        ..fabrics(fabrics::CONNECT)
-    }
-}
-
-/// Size of a property (ATTRIB bits 2:0).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PropertySize {
-    /// 4 bytes.
-    Dword,
-    /// 8 bytes.
-    Qword,
-}
-
-/// Property Get; the value comes in DW0 and DW1.
-#[must_use]
-pub fn property_get(offset: u32, size: PropertySize) -> Sqe {
-    let attrib: u32 = if size == PropertySize::Qword { 1 } else { 0 };
-    Sqe { cdw10: attrib.into(), cdw11: offset.into(), ..fabrics(fabrics::PROPERTY_GET) }
-}
-
-/// Property Set of a 4-byte property.
-#[must_use]
-pub fn property_set(offset: u32, value: u32) -> Sqe {
-    Sqe { cdw11: offset.into(), cdw12: value.into(), ..fabrics(fabrics::PROPERTY_SET) }
-}
-
 #[cfg(test)]
 mod tests {
     use zerocopy::IntoBytes;
 
     use super::*;
+    use crate::nvme::fabrics::ConnectWords;
+    use crate::nvme::property::{PropertyAccess, PropertySize};
 
     #[test]
     fn ranges_that_no_command_can_carry() {
@@ -266,30 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn connect_on_the_wire() {
-        let sqe = connect(QueueId(3), 127, 5000, true);
-        let bytes = sqe.as_bytes();
-        assert_eq!((bytes[0], bytes[4]), (0x7f, 0x01));
-        assert_eq!(bytes[40..46], [0, 0, 3, 0, 127, 0]);
-        assert_eq!(bytes[46], 4, "CATTR");
-        assert_eq!(bytes[48..52], 5000u32.to_le_bytes());
-    }
-
-    #[test]
     fn log_page_on_the_wire() {
         let sqe = get_log_page(0x70, NamespaceId(0), 1 << 33, 1024, true);
         let bytes = sqe.as_bytes();
         assert_eq!(bytes[40..44], [0x70, 0x80, 255, 0]);
         assert_eq!(bytes[48..56], (1u64 << 33).to_le_bytes());
-    }
-
-    #[test]
-    fn properties_on_the_wire() {
-        let get = property_get(0, PropertySize::Qword);
-        assert_eq!((get.as_bytes()[4], get.as_bytes()[40]), (0x04, 1));
-        let set = property_set(0x14, 0x0046_0001);
-        assert_eq!((set.as_bytes()[4], set.as_bytes()[44]), (0x00, 0x14));
-        assert_eq!(set.as_bytes()[48..52], [0x01, 0, 0x46, 0]);
     }
 
     #[test]
@@ -304,9 +251,9 @@ mod tests {
             (flush(ns), Direction::None),
             (deallocate(ns, 0), Direction::HostToController),
             (identify(1, ns), Direction::ControllerToHost),
-            (connect(QueueId(0), 31, 0, false), Direction::HostToController),
-            (property_get(0, PropertySize::Dword), Direction::None),
-            (property_set(0, 0), Direction::None),
+            (ConnectWords::default().to_sqe(), Direction::HostToController),
+            (PropertyAccess::get(0, PropertySize::Four), Direction::None),
+            (PropertyAccess::set(0, 0), Direction::None),
             (keep_alive(), Direction::None),
         ] {
             assert_eq!(direction(&sqe), expected, "{sqe:?}");

@@ -2,13 +2,15 @@
 
 use std::fmt;
 
+use zerocopy::FromBytes;
+
 use super::{AdminRequest, command};
+use crate::nvme::discovery::{DiscoveryEntry, DiscoveryHeader};
+use crate::nvme::log::lid;
 use crate::nvme::{Cqe, NamespaceId, Status};
 
-/// LID of the discovery log page.
-pub const LOG_DISCOVERY: u8 = 0x70;
-/// Bytes of the header and of each record (Fabrics 1.1, figures 36 and 37).
-pub const RECORD_LEN: usize = 1024;
+/// Bytes of the header and of each record.
+const RECORD_LEN: usize = DiscoveryEntry::LEN;
 /// Bytes asked for at a time; every controller takes a transfer of 4 KiB.
 const CHUNK_LEN: u32 = 4096;
 /// Most records that this host reads.
@@ -48,28 +50,30 @@ pub struct DiscoveryRecord {
 impl DiscoveryRecord {
     /// Reads a record.
     #[must_use]
-    pub fn parse(record: &[u8; RECORD_LEN]) -> Self {
-        let word = |offset: usize| u16::from_le_bytes([record[offset], record[offset + 1]]);
+    pub fn parse(record: &DiscoveryEntry) -> Self {
         // ASCII, padded with spaces or zeroes; text from the network is shown, so no controls.
-        let text = |range: std::ops::Range<usize>| -> String {
-            let field = &record[range];
+        let text = |field: &[u8]| -> String {
             let len = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
             let clean = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-            String::from_utf8_lossy(&field[..len]).trim_end_matches(' ').chars().map(clean).collect()
+            String::from_utf8_lossy(&field[..len])
+                .trim_end_matches(' ')
+                .chars()
+                .map(clean)
+                .collect()
         };
         Self {
-            trtype: record[0],
-            adrfam: record[1],
-            subtype: record[2],
-            treq: record[3],
-            portid: word(4),
-            cntlid: word(6),
-            asqsz: word(8),
-            eflags: word(10),
-            trsvcid: text(32..64),
-            subnqn: text(256..512),
-            traddr: text(512..768),
-            sectype: record[768],
+            trtype: record.trtype,
+            adrfam: record.adrfam,
+            subtype: record.subtype,
+            treq: record.treq,
+            portid: record.portid.get(),
+            cntlid: record.cntlid.get(),
+            asqsz: record.asqsz.get(),
+            eflags: record.eflags.get(),
+            trsvcid: text(&record.trsvcid),
+            subnqn: text(&record.subnqn),
+            traddr: text(&record.traddr),
+            sectype: record.tsas[0],
         }
     }
 }
@@ -104,7 +108,9 @@ impl fmt::Display for DiscoveryError {
             Self::Refused(status) => write!(f, "Get Log Page failed: {status}"),
             Self::Unstable => write!(f, "it changed during each of {MAX_ATTEMPTS} attempts"),
             Self::Format(recfmt) => write!(f, "unknown record format {recfmt}"),
-            Self::TooMany(records) => write!(f, "it has {records} records, more than {MAX_RECORDS}"),
+            Self::TooMany(records) => {
+                write!(f, "it has {records} records, more than {MAX_RECORDS}")
+            }
             Self::Short => write!(f, "the page is incomplete"),
         }
     }
@@ -140,17 +146,17 @@ struct Header {
 
 impl Header {
     fn parse(data: &[u8]) -> Result<Self, DiscoveryError> {
-        let (words, _) = data.as_chunks::<8>();
-        let [generation, record_count, third, ..] = words else { return Err(DiscoveryError::Short) };
-        let recfmt = u16::from_le_bytes([third[0], third[1]]);
+        let (header, _) =
+            DiscoveryHeader::ref_from_prefix(data).map_err(|_| DiscoveryError::Short)?;
+        let recfmt = header.recfmt.get();
         if recfmt != 0 {
             return Err(DiscoveryError::Format(recfmt));
         }
-        let record_count = u64::from_le_bytes(*record_count);
+        let record_count = header.numrec.get();
         if record_count > MAX_RECORDS {
             return Err(DiscoveryError::TooMany(record_count));
         }
-        Ok(Self { generation: u64::from_le_bytes(*generation), record_count })
+        Ok(Self { generation: header.genctr.get(), record_count })
     }
 }
 
@@ -190,7 +196,7 @@ impl DiscoveryReader {
             Step::Done => return None,
         };
         self.requested = true;
-        let sqe = command::get_log_page(LOG_DISCOVERY, NamespaceId(0), offset, len, retain);
+        let sqe = command::get_log_page(lid::DISCOVERY, NamespaceId(0), offset, len, retain);
         Some(AdminRequest { sqe, receive_len: len })
     }
 
@@ -211,15 +217,18 @@ impl DiscoveryReader {
             }
             Step::Records(from) => {
                 let (records, _) = data.as_chunks::<RECORD_LEN>();
-                let wanted = self.header.record_count - from;
-                let before = self.records.len();
-                let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-                self.records.extend(records.iter().take(wanted).map(DiscoveryRecord::parse));
-                let read = self.records.len() - before;
-                if read == 0 {
+                let mut next = from;
+                for record in records {
+                    if next == self.header.record_count {
+                        break;
+                    }
+                    self.records.push(DiscoveryRecord::parse(&zerocopy::transmute!(*record)));
+                    next += 1;
+                }
+                if next == from {
                     return Err(DiscoveryError::Short);
                 }
-                self.step = self.step_from(from + u64::try_from(read).unwrap_or(u64::MAX));
+                self.step = self.step_from(next);
             }
             Step::Again if Header::parse(data)? == self.header => self.step = Step::Done,
             Step::Again => {
@@ -295,7 +304,10 @@ mod tests {
             assert_eq!(log.records.len(), usize::try_from(count).unwrap());
             for (number, record) in log.records.iter().enumerate() {
                 assert_eq!(record.subnqn, format!("nqn.2024-01.test:{number}"));
-                assert_eq!((record.trsvcid.as_str(), record.traddr.as_str()), ("4420", "127.0.0.1"));
+                assert_eq!(
+                    (record.trsvcid.as_str(), record.traddr.as_str()),
+                    ("4420", "127.0.0.1")
+                );
             }
         }
     }

@@ -2,10 +2,14 @@
 
 use std::fmt;
 
+use zerocopy::FromBytes;
+
+use crate::nvme::identify::{
+    DLFEAT_READS_ZEROES, IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED,
+    NSFEAT_GRANULARITY, VWC_PRESENT,
+};
 use crate::nvme::{ControllerId, NamespaceId, Nqn};
 
-/// Bytes of an Identify data structure.
-pub const IDENTIFY_LEN: usize = 4096;
 /// Smallest IOCCSZ: room for a submission queue entry, in units of 16 bytes.
 const MIN_IOCCSZ: u32 = 4;
 /// Smallest IORCSZ: room for a completion queue entry, in units of 16 bytes.
@@ -14,6 +18,8 @@ const MIN_IORCSZ: u32 = 1;
 const SQE_LEN: u32 = 64;
 /// More in-capsule data than this is never used, whatever the controller offers.
 const MAX_IN_CAPSULE_BYTES: u32 = 1 << 20;
+/// From this MDTS on, the limit is more than an SGL can say.
+const MDTS_BEYOND_32_BITS: u32 = 20;
 /// Logical block sizes that we can use: 512 bytes to 64 KiB, as powers of two.
 const LBADS_RANGE: std::ops::RangeInclusive<u8> = 9..=16;
 
@@ -35,7 +41,7 @@ pub struct ControllerInfo {
     /// CNTRLTYPE: 1 I/O, 2 discovery, 0 not reported.
     pub controller_type: u8,
     /// MDTS in bytes; `None` when the controller sets no limit.
-    pub max_transfer_bytes: Option<u64>,
+    pub max_transfer_bytes: Option<u32>,
     /// In-capsule data that a command on an I/O queue may carry (from IOCCSZ).
     pub in_capsule_bytes: u32,
     /// KAS: keep alive granularity in 100 ms; 0 for no keep alive.
@@ -51,17 +57,7 @@ pub struct ControllerInfo {
     /// VWC bit 0: there is a volatile write cache.
     pub volatile_write_cache: bool,
     /// The whole structure.
-    pub raw: Box<[u8; IDENTIFY_LEN]>,
-}
-
-/// ONCS bits (Base 2.0, figure 276).
-pub mod oncs {
-    /// Compare.
-    pub const COMPARE: u16 = 1 << 0;
-    /// Dataset Management.
-    pub const DATASET_MANAGEMENT: u16 = 1 << 2;
-    /// Write Zeroes.
-    pub const WRITE_ZEROES: u16 = 1 << 3;
+    pub raw: Box<IdentifyController>,
 }
 
 /// Why a controller or namespace cannot be used by this host.
@@ -102,12 +98,20 @@ impl fmt::Display for InfoError {
                 write!(f, "Connect gave controller {expected}, Identify is of {found}")
             }
             Self::NoKeepAlive => write!(f, "the controller does not support keep alive (KAS is 0)"),
-            Self::CommandCapsule(size) => write!(f, "command capsules are too small (IOCCSZ is {size})"),
-            Self::ResponseCapsule(size) => write!(f, "response capsules are too small (IORCSZ is {size})"),
-            Self::InCapsuleOffset(offset) => write!(f, "in-capsule data have an offset (ICDOFF is {offset})"),
+            Self::CommandCapsule(size) => {
+                write!(f, "command capsules are too small (IOCCSZ is {size})")
+            }
+            Self::ResponseCapsule(size) => {
+                write!(f, "response capsules are too small (IORCSZ is {size})")
+            }
+            Self::InCapsuleOffset(offset) => {
+                write!(f, "in-capsule data have an offset (ICDOFF is {offset})")
+            }
             Self::NoSgls => write!(f, "the controller does not support SGLs"),
             Self::BlockSize(lbads) => write!(f, "blocks of 2^{lbads} bytes cannot be used"),
-            Self::Metadata(bytes) => write!(f, "blocks with {bytes} bytes of metadata cannot be used"),
+            Self::Metadata(bytes) => {
+                write!(f, "blocks with {bytes} bytes of metadata cannot be used")
+            }
             Self::Capacity(blocks) => write!(f, "{blocks} blocks are more than 2^64 bytes"),
         }
     }
@@ -115,40 +119,9 @@ impl fmt::Display for InfoError {
 
 impl std::error::Error for InfoError {}
 
-/// Little-endian numbers at constant offsets of an Identify structure.
-struct Fields<'a>(&'a [u8; IDENTIFY_LEN]);
-
-impl Fields<'_> {
-    fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
-        let mut out = [0; N];
-        out.copy_from_slice(&self.0[offset..offset + N]);
-        out
-    }
-
-    fn u8(&self, offset: usize) -> u8 {
-        self.0[offset]
-    }
-
-    fn u16(&self, offset: usize) -> u16 {
-        u16::from_le_bytes(self.bytes(offset))
-    }
-
-    fn u32(&self, offset: usize) -> u32 {
-        u32::from_le_bytes(self.bytes(offset))
-    }
-
-    fn u64(&self, offset: usize) -> u64 {
-        u64::from_le_bytes(self.bytes(offset))
-    }
-
-    /// ASCII, space padded; anything else in it is shown as a replacement.
-    fn text<const N: usize>(&self, offset: usize) -> String {
-        String::from_utf8_lossy(&self.bytes::<N>(offset)).trim_matches(['\0', ' ']).to_owned()
-    }
-}
-
-fn whole(data: &[u8]) -> Result<&[u8; IDENTIFY_LEN], InfoError> {
-    data.first_chunk().ok_or(InfoError::Short)
+/// ASCII, space padded; anything else in it is shown as a replacement.
+fn text(field: &[u8]) -> String {
+    String::from_utf8_lossy(field).trim_matches(['\0', ' ']).to_owned()
 }
 
 impl ControllerInfo {
@@ -157,27 +130,26 @@ impl ControllerInfo {
     /// # Errors
     /// When it is short.
     pub fn parse(data: &[u8]) -> Result<Self, InfoError> {
-        let raw = whole(data)?;
-        let fields = Fields(raw);
-        let mdts = u32::from(fields.u8(77));
-        let capsule_bytes = fields.u32(1792).saturating_mul(16);
+        let (raw, _) = IdentifyController::ref_from_prefix(data).map_err(|_| InfoError::Short)?;
+        let mdts = u32::from(raw.mdts);
+        let capsule_bytes = raw.ioccsz.get().saturating_mul(16);
         Ok(Self {
-            cntlid: ControllerId(fields.u16(78)),
-            version: fields.u32(80),
-            serial: fields.text::<20>(4),
-            model: fields.text::<40>(24),
-            firmware: fields.text::<8>(64),
-            subnqn: Nqn::from_field(&fields.bytes(768)).ok(),
-            controller_type: fields.u8(111),
+            cntlid: ControllerId(raw.cntlid.get()),
+            version: raw.ver.get(),
+            serial: text(&raw.sn),
+            model: text(&raw.mn),
+            firmware: text(&raw.fr),
+            subnqn: Nqn::from_field(&raw.subnqn).ok(),
+            controller_type: raw.cntrltype,
             // In units of CAP.MPSMIN; bring-up accepts 4 KiB only. 0 is no limit.
-            max_transfer_bytes: (mdts > 0).then(|| 4096u64.checked_shl(mdts)).flatten(),
+            max_transfer_bytes: (mdts > 0 && mdts < MDTS_BEYOND_32_BITS).then(|| 4096 << mdts),
             in_capsule_bytes: capsule_bytes.saturating_sub(SQE_LEN).min(MAX_IN_CAPSULE_BYTES),
-            kas: fields.u16(320),
-            namespace_count: fields.u32(516),
-            oaes: fields.u32(92),
-            oncs: fields.u16(520),
-            aerl: fields.u8(259),
-            volatile_write_cache: fields.u8(525) & 1 != 0,
+            kas: raw.kas.get(),
+            namespace_count: raw.nn.get(),
+            oaes: raw.oaes.get(),
+            oncs: raw.oncs.get(),
+            aerl: raw.aerl,
+            volatile_write_cache: raw.vwc & VWC_PRESENT != 0,
             raw: Box::new(*raw),
         })
     }
@@ -186,13 +158,17 @@ impl ControllerInfo {
     ///
     /// # Errors
     /// The first reason why not.
-    pub fn check(&self, cntlid: ControllerId, discovery: bool, keep_alive: bool) -> Result<(), InfoError> {
-        let fields = Fields(&self.raw);
+    pub fn check(
+        &self,
+        cntlid: ControllerId,
+        discovery: bool,
+        keep_alive: bool,
+    ) -> Result<(), InfoError> {
         if self.cntlid != cntlid {
             return Err(InfoError::ControllerId { expected: cntlid, found: self.cntlid });
         }
         // SGLS bits 1:0: 1 without, 2 with dword alignment (Base 2.0, figure 276).
-        if !matches!(fields.u32(536) & 0b11, 1 | 2) {
+        if !matches!(self.raw.sgls.get() & 0b11, 1 | 2) {
             return Err(InfoError::NoSgls);
         }
         if discovery {
@@ -201,7 +177,8 @@ impl ControllerInfo {
         if keep_alive && self.kas == 0 {
             return Err(InfoError::NoKeepAlive);
         }
-        let (ioccsz, iorcsz, icdoff) = (fields.u32(1792), fields.u32(1796), fields.u16(1800));
+        let IdentifyController { ioccsz, iorcsz, icdoff, .. } = &*self.raw;
+        let (ioccsz, iorcsz, icdoff) = (ioccsz.get(), iorcsz.get(), icdoff.get());
         if ioccsz < MIN_IOCCSZ {
             return Err(InfoError::CommandCapsule(ioccsz));
         }
@@ -212,12 +189,6 @@ impl ControllerInfo {
             return Err(InfoError::InCapsuleOffset(icdoff));
         }
         Ok(())
-    }
-
-    /// Whether it reads Compare, Dataset Management, Write Zeroes ([`oncs`]).
-    #[must_use]
-    pub fn supports(&self, oncs_bit: u16) -> bool {
-        self.oncs & oncs_bit != 0
     }
 }
 
@@ -254,37 +225,34 @@ impl NamespaceInfo {
     /// # Errors
     /// When the namespace is not one that we can use.
     pub fn parse(nsid: NamespaceId, data: &[u8]) -> Result<Option<Self>, InfoError> {
-        let fields = Fields(whole(data)?);
-        let capacity_blocks = fields.u64(8);
+        let (raw, _) = IdentifyNamespace::ref_from_prefix(data).map_err(|_| InfoError::Short)?;
+        let capacity_blocks = raw.ncap.get();
         if capacity_blocks == 0 {
             return Ok(None);
         }
-        // FLBAS bits 3:0, and 6:5 above them when there are more than 16 formats.
-        let flbas = fields.u8(26);
-        let high = if fields.u8(25) >= 16 { (flbas >> 5 & 0b11) << 4 } else { 0 };
-        let format = 128 + 4 * usize::from(high | flbas & 0xf);
-        let (metadata, lbads) = (fields.u16(format), fields.u8(format + 2));
-        if !LBADS_RANGE.contains(&lbads) {
-            return Err(InfoError::BlockSize(lbads));
+        let format = raw.format();
+        if !LBADS_RANGE.contains(&format.lbads) {
+            return Err(InfoError::BlockSize(format.lbads));
         }
-        if metadata != 0 {
-            return Err(InfoError::Metadata(metadata));
+        if format.ms.get() != 0 {
+            return Err(InfoError::Metadata(format.ms.get()));
         }
-        let (block_size, block_count) = (1u32 << lbads, fields.u64(0));
+        let (block_size, block_count) = (1u32 << format.lbads, raw.nsze.get());
         block_count.checked_mul(u64::from(block_size)).ok_or(InfoError::Capacity(block_count))?;
-        // NSFEAT bit 4: NPWG is valid, in blocks, 0's based.
-        let granules = if fields.u8(24) & 1 << 4 != 0 { u32::from(fields.u16(64)) + 1 } else { 1 };
+        // NPWG is in blocks, 0's based.
+        let granular = raw.nsfeat & NSFEAT_GRANULARITY != 0;
+        let granule_blocks = if granular { u32::from(raw.npwg.get()) + 1 } else { 1 };
         Ok(Some(Self {
             nsid,
             block_count,
             capacity_blocks,
-            used_blocks: fields.u64(16),
+            used_blocks: raw.nuse.get(),
             block_size,
-            physical_block_size: granules.checked_mul(block_size).unwrap_or(block_size),
-            read_only: fields.u8(99) & 1 != 0,
-            deallocate_zeroes: fields.u8(33) & 0b111 == 1,
-            nguid: fields.bytes(104),
-            eui64: fields.bytes(120),
+            physical_block_size: granule_blocks.checked_mul(block_size).unwrap_or(block_size),
+            read_only: raw.nsattr & NSATTR_WRITE_PROTECTED != 0,
+            deallocate_zeroes: raw.dlfeat & 0b111 == DLFEAT_READS_ZEROES,
+            nguid: raw.nguid,
+            eui64: raw.eui64,
             uuid: [0; 16],
         }))
     }
@@ -317,6 +285,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::nvme::identify::IDENTIFY_LEN;
 
     /// An Identify Controller structure that Linux would accept.
     pub(crate) fn controller_page(cntlid: u16) -> [u8; IDENTIFY_LEN] {

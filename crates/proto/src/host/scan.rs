@@ -3,19 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::info::{IDENTIFY_LEN, InfoError, NamespaceInfo};
+use super::info::{InfoError, NamespaceInfo};
 use super::{AdminRequest, command};
+use crate::nvme::identify::{IDENTIFY_LEN, cns};
 use crate::nvme::{Cqe, NamespaceId, Status};
 
 /// Most namespaces that this host reads; a controller with more is truncated to these.
 pub const MAX_NAMESPACES: usize = 1024;
-
-/// Identify CNS values (Base 2.0, figure 274).
-mod cns {
-    pub(super) const NAMESPACE: u8 = 0x00;
-    pub(super) const ACTIVE_NAMESPACES: u8 = 0x02;
-    pub(super) const NAMESPACE_DESCRIPTORS: u8 = 0x03;
-}
 
 /// NVMe 1.3, from which on a controller has namespace descriptors.
 const VERSION_1_3: u32 = 0x0001_0300;
@@ -118,7 +112,8 @@ impl NamespaceScan {
             Step::List(after) if ok => self.take_list(after, data)?,
             // Controllers older than the list say so; their namespaces are numbered from 1.
             Step::List(after) if cqe.status.is_dnr() && after.0 == 0 => {
-                self.waiting.extend((1..=self.namespace_count).take(MAX_NAMESPACES).map(NamespaceId));
+                self.waiting
+                    .extend((1..=self.namespace_count).take(MAX_NAMESPACES).map(NamespaceId));
                 self.next_namespace();
             }
             Step::List(nsid) => {
@@ -169,7 +164,12 @@ impl NamespaceScan {
         Ok(())
     }
 
-    fn take_namespace(&mut self, nsid: NamespaceId, status: Status, data: &[u8]) -> Result<(), ScanError> {
+    fn take_namespace(
+        &mut self,
+        nsid: NamespaceId,
+        status: Status,
+        data: &[u8],
+    ) -> Result<(), ScanError> {
         if !status.is_success() {
             // Gone since the list was read, or never there.
             if status.same_code(Status::INVALID_NAMESPACE) {
@@ -248,7 +248,8 @@ mod tests {
             }
         })
         .unwrap();
-        let ids: Vec<_> = found.iter().map(|info| (info.nsid.0, info.block_count, info.uuid[0])).collect();
+        let ids: Vec<_> =
+            found.iter().map(|info| (info.nsid.0, info.block_count, info.uuid[0])).collect();
         assert_eq!(ids, [(2, 2, 2), (9, 9, 9)]);
     }
 

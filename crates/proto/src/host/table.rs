@@ -96,7 +96,10 @@ impl<T> CommandTable<T> {
 
     /// The names of all commands in flight, by slot.
     pub fn ids(&self) -> impl Iterator<Item = CommandId> {
-        (0u16..).zip(&self.slots).filter(|(_, slot)| slot.entry.is_some()).map(|(index, _)| self.id_of(index))
+        (0u16..)
+            .zip(&self.slots)
+            .filter(|(_, slot)| slot.entry.is_some())
+            .map(|(index, _)| self.id_of(index))
     }
 
     fn slot_mask(&self) -> u16 {
