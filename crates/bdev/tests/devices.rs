@@ -1,4 +1,5 @@
 //! Real devices over the real back ends: contents, zeroes, holes, space, and what goes wrong.
+#![allow(clippy::unwrap_used, reason = "a test program")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Flushes, durable writes and their failures, with the kernel's part played by a script.
+#![allow(clippy::unwrap_used, reason = "a test program")]
 
 mod common;
 

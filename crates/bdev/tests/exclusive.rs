@@ -1,4 +1,5 @@
 //! Who may open what: each refusal names the reason and what to do.
+#![allow(clippy::unwrap_used, reason = "a test program")]
 
 mod common;
 

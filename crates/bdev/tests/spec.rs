@@ -1,4 +1,5 @@
 //! The device grammar: what it means, what it refuses and why, and that it round-trips.
+#![allow(clippy::unwrap_used, reason = "a test program")]
 
 use proptest::prelude::*;
 use raceline_bdev::{

@@ -1,4 +1,5 @@
 //! The delay and error wrappers, with a clock that the test moves.
+#![allow(clippy::unwrap_used, reason = "a test program")]
 
 mod common;
 
