@@ -1,0 +1,57 @@
+#!/bin/sh
+# /init on the root disk: set up the machine, run /job/run.sh with its output on the
+# second serial port, write its exit code and whatever it left in /out to the third
+# disk (the code in the first line, from 64 KiB on a tar), then power off.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /tmp
+read -r t_kernel _ </proc/uptime
+
+# Network: QEMU's user network, fixed addresses, so no DHCP client is needed.
+modprobe -qa virtio_net configfs 2>/dev/null
+mount -t configfs configfs /sys/kernel/config 2>/dev/null
+ip link set lo up
+i=0
+while [ ! -e /sys/class/net/eth0 ] && [ $i -lt 50 ]; do sleep 0.1; i=$((i + 1)); done
+if [ -e /sys/class/net/eth0 ]; then
+    ip addr add 10.0.2.15/24 dev eth0
+    ip link set eth0 up
+    ip route add default via 10.0.2.2
+    i=0
+    while [ "$(cat /sys/class/net/eth0/operstate)" != up ] && [ $i -lt 40 ]; do sleep 0.05; i=$((i + 1)); done
+fi
+
+# The first disk is the root, the second a tar with the job, the third takes the results.
+tar -xf /dev/vdb -C /job 2>/dev/null
+mkdir -p /etc/nvme
+[ -e /etc/nvme/hostid ] || cat /proc/sys/kernel/random/uuid >/etc/nvme/hostid
+[ -e /etc/nvme/hostnqn ] ||
+    echo "nqn.2014-08.org.nvmexpress:uuid:$(cat /etc/nvme/hostid)" >/etc/nvme/hostnqn
+set -a
+[ -e /job/.env ] && . /job/.env
+set +a
+read -r t_ready _ </proc/uptime
+echo "guest: kernel $(uname -r) up at ${t_kernel}s, job starts at ${t_ready}s" >/dev/kmsg
+
+if grep -q ' guest.shell' /proc/cmdline; then
+    echo "guest: interactive shell on the console; 'exit' ends the machine"
+    setsid sh -c 'cd /job; exec sh -l </dev/ttyS0 >/dev/ttyS0 2>&1'
+    rc=0
+else
+    stty -F /dev/ttyS1 raw -echo 2>/dev/null
+    (cd /job && exec sh ./run.sh) >/dev/ttyS1 2>&1 </dev/null
+    rc=$?
+    echo "$rc" >/dev/vdc
+    [ -n "$(ls -A /out)" ] && tar -c -C /out . | dd of=/dev/vdc bs=64k seek=1 2>/dev/null
+    sync
+fi
+read -r t_end _ </proc/uptime
+echo "guest: job ended at ${t_end}s, exit code $rc" >/dev/kmsg
+# QEMU runs with -no-reboot, so this ends it; a forced reboot is the quickest way out.
+reboot -f

@@ -1,0 +1,168 @@
+# The kernel's NVMe/TCP host while associations break: reset and disconnect under I/O, a killed target.
+#
+# Environment as in host.sh.  With PEER=raceline this script prints "REQUEST kill" and "REQUEST start";
+# whoever runs it kills the target with SIGKILL, or starts it again on the same port, and does so
+# in that order.  With PEER=kernel nvmet's port is taken away and put back instead.
+. ./lib.sh
+PEER=${PEER:-raceline}
+KILLS=${KILLS:-3}
+RECORDS=/tmp/records
+# What the host says of requests that come while its only path is away.
+WAITS='no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
+
+# fio_background NSID OFFSET SIZE: a verifying job; its exit code ends up in /tmp/fio.rc.
+fio_background() {
+    rm -f /tmp/fio.rc
+    (
+        rc=0
+        fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --offset="$2" --size="$3" \
+            --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 \
+            --do_verify=1 --loops=2 --minimal >/tmp/fio.out 2>&1 || rc=$?
+        echo $rc >/tmp/fio.rc
+    ) &
+}
+# fio_ended SECONDS: wait for that job.
+fio_ended() {
+    local i=0
+    while [ ! -s /tmp/fio.rc ]; do
+        [ $i -lt "$1" ] || fail "fio did not end within $1 s: I/O is stuck"
+        sleep 1
+        i=$((i + 1))
+    done
+}
+fio_succeeded() {
+    fio_ended "$1"
+    [ "$(cat /tmp/fio.rc)" = 0 ] || { cut -c1-200 /tmp/fio.out; fail "fio ended with $(cat /tmp/fio.rc)"; }
+}
+
+reset_under_io() {
+    local i
+    fio_background 2 0 8m
+    for i in 1 2 3; do
+        sleep 1
+        nvme reset "/dev/$(ctrl)"
+        wait_state live 30
+    done
+    fio_succeeded 100
+    verify "$(dev 1)" 2m
+}
+disconnect_under_io() {
+    fio_background 2 0 32m
+    sleep 2
+    disconnect
+    fio_ended 30
+    [ "$(cat /tmp/fio.rc)" != 0 ] || fail "fio had ended before the disconnect"
+}
+storm() {
+    local i
+    for i in 1 2 3 4 5 6; do
+        connect --nr-io-queues=2
+        dd if="$(dev 1)" of=/dev/null bs=64k count=8 iflag=direct 2>/dev/null
+        disconnect
+    done
+}
+
+# ---------------------------------------------------------------- a killed target
+
+# block N: the 4 KiB that record N consists of.
+block() { yes "record $1 of the writer" | head -c 4096; }
+# writer: one record after another; a record's number is noted once it has been flushed.
+writer() {
+    local n=0 d
+    d=$(dev 3)
+    : >$RECORDS
+    while [ ! -e /tmp/writer.stop ]; do
+        block $n >/tmp/writer.block
+        dd if=/tmp/writer.block of="$d" bs=4096 seek=$((4096 + n)) count=1 conv=notrunc,fsync oflag=direct 2>/tmp/writer.err ||
+            { echo "writer: record $n: $(tail -n 1 /tmp/writer.err)" >>/tmp/writer.failed; return; }
+        echo $n >>$RECORDS
+        n=$((n + 1))
+    done
+    echo done >/tmp/writer.done
+}
+recorded() { wc -l <$RECORDS; }
+# records_hold COUNT: what was flushed can be read.
+records_hold() {
+    local n=0 d
+    d=$(dev 3)
+    cold_caches
+    dd if="$d" of=/tmp/readback bs=4096 skip=4096 count="$1" iflag=direct 2>/dev/null
+    while [ $n -lt "$1" ]; do
+        block $n
+        n=$((n + 1))
+    done >/tmp/expected
+    cmp /tmp/expected /tmp/readback || fail "a flushed record is lost"
+}
+target_goes() {
+    if [ "$PEER" = raceline ]; then
+        echo "REQUEST kill" >/dev/ttyS1
+    else
+        rm "$NVMET/ports/1/subsystems/$NQN"
+    fi
+}
+target_returns() {
+    if [ "$PEER" = raceline ]; then
+        echo "REQUEST start" >/dev/ttyS1
+    else
+        ln -s "$NVMET/subsystems/$NQN" "$NVMET/ports/1/subsystems/$NQN"
+    fi
+}
+kill_under_io() {
+    local i count=0 waited
+    fio_background 3 0 12m
+    rm -f /tmp/writer.*
+    writer &
+    for i in $(seq "$KILLS"); do
+        waited=0
+        while [ "$(recorded)" -lt $((count + 12)) ]; do
+            [ $waited -lt 60 ] || fail "the writer makes no progress: $(cat /tmp/writer.failed 2>/dev/null)"
+            sleep 1
+            waited=$((waited + 1))
+        done
+        target_goes
+        waited=0
+        while [ "$(state)" = live ]; do
+            [ $waited -lt 60 ] || fail "the kernel did not notice that the target is gone"
+            sleep 1
+            waited=$((waited + 1))
+        done
+        count=$(recorded)
+        target_returns
+        wait_state live 60
+        records_hold "$count"
+    done
+    : >/tmp/writer.stop
+    waited=0
+    while [ ! -e /tmp/writer.done ]; do
+        [ ! -e /tmp/writer.failed ] || fail "$(cat /tmp/writer.failed)"
+        [ $waited -lt 60 ] || fail "the writer is stuck"
+        sleep 1
+        waited=$((waited + 1))
+    done
+    records_hold "$(recorded)"
+    echo "$(recorded) flushed records over $KILLS kills"
+    fio_succeeded 120
+}
+
+dispatch "$@"
+modprobe nvme-tcp
+[ "$PEER" = raceline ] || { ADDR=127.0.0.1; export ADDR; nvmet_self; }
+log_start
+echo "# kernel $(uname -r), $(nvme version | head -n 1)"
+check connect 30 connect --nr-io-queues=2 --reconnect-delay=1
+check reset-under-io 150 reset_under_io
+check dmesg-reset 10 log_clean "resetting controller|$WAITS"
+check disconnect-under-io 60 disconnect_under_io
+# Requests that the host itself gave up are reported as I/O errors.
+check dmesg-disconnect 10 log_clean "I/O error, dev nvme|Buffer I/O error on dev nvme|$WAITS"
+check connect-storm 90 storm
+check dmesg-storm 10 log_clean
+
+check connect-for-kill 30 connect --nr-io-queues=2 --reconnect-delay=1 --hdr-digest --data-digest
+check kill-under-io 300 kill_under_io
+# A lost connection, attempts to reconnect that find nobody, requests that wait for the path.
+check dmesg-kill 10 log_clean "$WAITS|failed to connect socket|Failed reconnect attempt|failed to (send|receive) |starting error recovery|Reconnecting in|Connect command failed|failed nvme_keep_alive_end_io|queue [0-9]+ connect|receive failed|rescanning namespaces"
+check fio-verify-after 120 verify "$(dev 1)" 2m
+check disconnect 30 disconnect
+check dmesg-end 10 log_clean
+finish

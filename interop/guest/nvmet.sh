@@ -1,0 +1,43 @@
+# The kernel's NVMe/TCP target, for a host outside the guest: prints READY, then obeys requests.
+#
+# Environment: NQN.  Port 4420 serves two namespaces (1: RAM, blocks of 512; 2: RAM, blocks of 4096).
+# A word sent as a line to port 4499 is carried out and answered with "ok" or "failed":
+#   drop-io   end every I/O queue's connection      port-off, port-on   take the port away, put it back
+#   clean     is the kernel's log free of warnings? end                 stop the guest
+. ./lib.sh
+
+# Connections of the admin queue and of I/O queues look alike, but an I/O queue's under load has
+# sent far more than the admin queue's ever will.
+drop_io() {
+    ss -tnHi state established "( sport = :4420 )" >/tmp/connections
+    awk '/^ *[0-9]+ +[0-9]+ /{peer = $4} match($0, /bytes_sent:[0-9]+/) {
+        if (substr($0, RSTART + 11, RLENGTH - 11) > 200000) { sub(/.*:/, "", peer); print peer } }' \
+        /tmp/connections >/tmp/ports
+    [ -s /tmp/ports ] || { cat /tmp/connections; fail "no connection under load"; }
+    while read -r port; do ss -K -tnH "( sport = :4420 and dport = :$port )"; done </tmp/ports
+}
+request() {
+    case $1 in
+        drop-io) drop_io ;;
+        port-off) rm "$NVMET/ports/1/subsystems/$NQN" ;;
+        port-on) ln -s "$NVMET/subsystems/$NQN" "$NVMET/ports/1/subsystems/$NQN" ;;
+        clean) log_clean "${2:-}" ;;
+        *) return 1 ;;
+    esac
+}
+serve_request() {
+    read -r line
+    # shellcheck disable=SC2086  # a word and its argument
+    if (set -eu; request $line) >/tmp/request.out 2>&1; then echo ok; else echo "failed: $(tail -n 1 /tmp/request.out)"; fi
+}
+
+dispatch "$@"
+modprobe -a loop tcp_diag inet_diag
+modprobe brd rd_nr=1 rd_size=$((96 * 1024))
+truncate -s 96M /tmp/ns2
+losetup -b 4096 /dev/loop0 /tmp/ns2 --direct-io=off
+nvmet_subsystem "$NQN" /dev/ram0 /dev/loop0
+nvmet_port 1 4420 "$NQN"
+log_start
+echo READY
+while :; do nc -l -p 4499 -e /bin/dash "./$SELF" call serve_request; done

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# run-vm.sh - boot an image made by build-image.sh, run one shell script in it.
+#
+# The script's standard output and error appear on this program's standard
+# output, and its exit code becomes this program's.  Anything it leaves in /out
+# is unpacked into the folder given with -o.  The guest reaches servers on this
+# machine's loopback address at 10.0.2.2; -p opens a guest port on loopback.
+#
+# usage: run-vm.sh [options] IMAGE_DIR SCRIPT
+#        run-vm.sh [options] -i IMAGE_DIR            (interactive shell)
+#   -t SECONDS       give up after this long (default 120)
+#   -p HOST:GUEST    forward 127.0.0.1:HOST to the guest's TCP port GUEST (repeatable)
+#   -f FILE          put FILE into the guest's /job, its working folder (repeatable)
+#   -e NAME=VALUE    environment of the script (repeatable)
+#   -o DIR           where to put what the script leaves in /out
+#   -l FILE          keep the kernel's console log (default: shown only on failure)
+#   -w FILE          capture the guest's network traffic in pcap format
+#   -m MIB -c CPUS   memory (default 1024) and CPUs (default 2)
+#   -M MACHINE       pc (default) | q35
+#   -T MODE          single (default: emulated CPUs take turns) | multi (a thread each)
+#   -k               use KVM (default: software emulation, works everywhere)
+#   -a WORDS         more words for the kernel command line
+#
+# exit: the script's own code; 124 when time ran out; 125 when the guest did not
+#       report a code (it crashed or QEMU failed) - the console log tells why.
+# environment: QEMU (program, default qemu-system-x86_64), QEMU_CPU (model, default max),
+#       QEMU_ARGS (more arguments)
+#
+# needs: package qemu-system-x86.  No root needed here.
+
+set -euo pipefail
+limit=120 mem=1024 cpus=2 machine=pc threads=single kvm=0 shell=0 outdir="" log="" pcap="" words=""
+fwd=() files=() envs=()
+usage() { sed -n '/^# usage:/,/^# needs/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+while getopts t:p:f:e:o:l:w:m:c:M:T:a:kih opt; do
+    case $opt in
+        t) limit=$OPTARG ;; p) fwd+=("$OPTARG") ;; f) files+=("$OPTARG") ;;
+        e) envs+=("$OPTARG") ;; o) outdir=$OPTARG ;; l) log=$OPTARG ;; w) pcap=$OPTARG ;;
+        m) mem=$OPTARG ;; c) cpus=$OPTARG ;; M) machine=$OPTARG ;; T) threads=$OPTARG ;; a) words=$OPTARG ;;
+        k) kvm=1 ;; i) shell=1 ;; *) usage ;;
+    esac
+done
+shift $((OPTIND - 1))
+image=${1:-} script=${2:-}
+[ -n "$image" ] || usage
+[ "$shell" = 1 ] || [ -n "$script" ] || usage
+die() { echo "run-vm: $*" >&2; exit 125; }
+qemu=${QEMU:-qemu-system-x86_64}
+command -v "$qemu" >/dev/null || die "missing program: $qemu (package qemu-system-x86)"
+[ -e "$image/initrd.img" ] || die "no image in $image"
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/run-vm.XXXXXX")
+child=
+cleanup() {
+    [ -z "$child" ] || kill "$child" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# ------------------------------------------------- the job, as a tar on a disk
+mkdir "$work/job"
+[ -z "$script" ] || cp -- "$script" "$work/job/run.sh"
+for f in "${files[@]}"; do cp -RL -- "$f" "$work/job/"; done
+for e in "${envs[@]}"; do printf "%s='%s'\n" "${e%%=*}" "${e#*=}"; done >"$work/job/.env"
+tar -C "$work/job" --owner=0 --group=0 -cf "$work/job.img" .
+truncate -s %4096 "$work/job.img"
+truncate -s 256M "$work/out.img"            # sparse
+
+# ------------------------------------------------------------------- the machine
+# The unpacked kernel starts quicker; KVM wants the ordinary entry point.
+kernel=$image/vmlinuz
+[ "$kvm" = 1 ] || [ ! -e "$image/vmlinux" ] || kernel=$image/vmlinux
+netdev=user,id=n0
+for p in "${fwd[@]}"; do netdev+=",hostfwd=tcp:127.0.0.1:${p%%:*}-10.0.2.15:${p##*:}"; done
+args=(-no-user-config -nodefaults -display none -no-reboot -M "$machine" -m "$mem" -smp "$cpus")
+if [ "$kvm" = 1 ]; then
+    args+=(-accel kvm -cpu host)
+else
+    # thread=multi risks a rare crash: the kernel patches its own code while another
+    # emulated CPU runs it.  With thread=single they take turns.
+    args+=(-accel "tcg,thread=$threads,tb-size=256" -cpu "${QEMU_CPU:-max}")
+fi
+# panic=-1 with -no-reboot: a guest that panics ends at once instead of hanging.
+# Speculation guards (mitigations) cost much when emulated and guard nothing here.
+cmdline="console=ttyS0 panic=-1 reboot=t mitigations=off nokaslr tsc=reliable no_timer_check"
+cmdline+=" cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 net.ifnames=0"
+[ "$shell" = 1 ] && cmdline+=" quiet guest.shell" || cmdline+=" loglevel=7"
+args+=(-kernel "$kernel" -initrd "$image/initrd.img" -append "$cmdline $words")
+args+=(-netdev "$netdev" -device virtio-net-pci,netdev=n0,romfile=)
+# Disks: the root (written blocks go to a temporary file, so runs can share the
+# image), the job, the results.
+export TMPDIR=$work
+args+=(-drive "if=none,id=d0,format=raw,snapshot=on,cache=unsafe,file=$image/root.img" -device "virtio-blk-pci,drive=d0")
+args+=(-drive "if=none,id=d1,format=raw,readonly=on,file=$work/job.img" -device "virtio-blk-pci,drive=d1")
+args+=(-drive "if=none,id=d2,format=raw,cache=unsafe,file=$work/out.img" -device "virtio-blk-pci,drive=d2")
+[ -z "$pcap" ] || args+=(-object "filter-dump,id=f0,netdev=n0,file=$pcap")
+# shellcheck disable=SC2206  # a list of words
+args+=(${QEMU_ARGS:-})
+
+if [ "$shell" = 1 ]; then
+    exec_args=(-chardev stdio,id=con,mux=on,signal=off -serial chardev:con -mon chardev=con)
+    "$qemu" "${args[@]}" "${exec_args[@]}"
+    exit
+fi
+
+# First serial port: kernel console, to a file.  Second: the job, to our output.
+args+=(-serial "file:$work/console.log" -serial stdio)
+timeout --foreground -k 5 "$limit" "$qemu" "${args[@]}" </dev/null 2>"$work/qemu.err" &
+child=$!
+# It runs in the background so that a signal to this program ends the guest at once.
+status=0
+wait "$child" || status=$?
+child=
+[ -z "$log" ] || cp "$work/console.log" "$log" 2>/dev/null || true
+
+# The results disk: the exit code in its first line, from 64 KiB on a tar of /out.
+rc=$(head -c 16 "$work/out.img" | tr -d '\0' | head -n 1)
+if [ -n "$rc" ]; then
+    if [ -n "$outdir" ]; then
+        mkdir -p "$outdir"
+        dd if="$work/out.img" bs=64K skip=1 status=none 2>/dev/null | tar -C "$outdir" -xf - || true
+    fi
+else
+    rc=125
+    [ "$status" != 124 ] && [ "$status" != 137 ] || rc=124
+    {
+        echo "run-vm: the guest reported no exit code (QEMU ended with $status); console:"
+        tail -n 40 "$work/console.log" 2>/dev/null
+        cat "$work/qemu.err"
+    } >&2
+fi
+exit "$rc"
