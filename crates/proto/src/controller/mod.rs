@@ -1,62 +1,385 @@
-//! What a controller does with commands: Connect checks, properties, admin commands, asynchronous
+//! What a controller does with commands: Connect, properties, admin commands, asynchronous
 //! events, keep alive, discovery, and the parsing of I/O commands.
 //!
-//! API contract (implementation in progress):
+//! A [`Controller`] is one association. It lives on the core of its admin queue and takes that
+//! queue's commands; [`parse_io`] reads the commands of I/O queues on any core, against a
+//! snapshot of the subsystem. Time is an argument, and what should happen besides the answer to
+//! a command comes out of [`Controller::poll_action`].
 //!
-//! ```ignore
-//! // subsystem.rs: what exists; immutable snapshots, replaced as a whole (Arc).
-//! pub struct Namespace { pub nsid: NamespaceId, pub block_size: u32, pub block_count: u64,
-//!     pub physical_block_size: u32, pub uuid: [u8;16], pub nguid: [u8;16],
-//!     pub volatile_write_cache: bool, pub read_only: bool, pub deallocate: bool,
-//!     pub deallocate_zeroes: bool }
-//! pub enum HostAccess { Any, List(Vec<Nqn>) }
-//! pub struct Limits { max_io_bytes: u32 (4096<<n), in_capsule_bytes: u32, max_queue_entries: u16,
-//!     max_admin_entries: u16, max_io_queues: u16 }
-//! pub struct Subsystem { nqn, serial: String, model: String, firmware: String, hosts: HostAccess,
-//!     namespaces: Vec<Namespace> (sorted by nsid), limits, ... }
-//! pub struct ListenerInfo { address: SocketAddr, port_id: u16, subsystems: served by all }
-//! pub struct TargetView { generation: u64, subsystems: Vec<Arc<Subsystem>>, listeners: Vec<ListenerInfo>,
-//!     tls required flags later }           // discovery is computed from it
-//!
-//! // connect.rs
-//! pub struct ConnectRequest { sqe fields + data parsed: qid, sqsize (entries), kato, disable_sq_flow,
-//!     hostid, cntlid, subnqn, hostnqn }
-//! pub fn parse_connect(sqe: &Sqe, data: &[u8]) -> Result<ConnectRequest, ConnectError>;
-//! pub struct ConnectError { status: Status, ipo: u16, in_data: bool }  // dw0() for the CQE
-//! pub fn find_subsystem(view: &TargetView, request: &ConnectRequest, ...) -> Result<Arc<Subsystem>|Discovery, ConnectError>;
-//!
-//! // admin.rs + identify.rs, features.rs, log.rs, discovery.rs, aer.rs, keep_alive.rs, property.rs
-//! pub struct Controller { .. }   // one per association, lives on its admin queue's core
-//! impl Controller {
-//!   pub fn new(association: Association { cntlid, request: ConnectRequest, subsystem or discovery,
-//!       view: Arc<TargetView>, local_address: SocketAddr, now }) -> Result<Self, ConnectError>;
-//!   pub fn cntlid(&self); pub fn hostnqn(&self); pub fn subsystem(&self) -> Option<&Arc<Subsystem>>;
-//!   // The direction and number of data bytes of an admin/fabrics command, checked against its SGL.
-//!   pub fn transfer(&self, sqe: &Sqe) -> Result<Transfer, Status>;
-//!   // Executes; `data` is what the host sent, `reply` is a zeroed buffer of the transfer length.
-//!   pub fn handle_admin(&mut self, now: Instant, sqe: &Sqe, data: &[u8], reply: &mut [u8],
-//!       counters: &IoCounters) -> AdminOutcome;
-//!       // Complete{status, dw0, dw1}: with success and a C2H transfer the reply is sent
-//!       // Held: an AER, completed later by an action; Abort{sqid, cid}: the driver looks for it
-//!       //   and answers with dw0 bit 0
-//!   // An I/O queue of this association connects (all checks); gives the number of entries etc.
-//!   pub fn handle_io_connect(&mut self, request: &ConnectRequest) -> Result<(), ConnectError>;
-//!   pub fn io_queue_closed(&mut self, qid: QueueId);
-//!   pub fn handle_view(&mut self, now, view: Arc<TargetView>);  // namespace/discovery change -> AEN
-//!   pub fn record_error(&mut self, entry: ErrorEntry);          // error log
-//!   pub fn command_seen(&mut self, now);                        // traffic based keep alive (TBKAS)
-//!   pub fn poll_timeout(&self) -> Option<Instant>; pub fn handle_timeout(&mut self, now);
-//!   pub fn poll_action(&mut self) -> Option<Action>;
-//!       // CompleteAer{cid, dw0}, CloseIoQueues (EN 1->0, SHN, reset: driver closes them all, then
-//!       //   calls io_queues_drained()), Abandon{reason} (keep alive expired, fatal)
-//!   pub fn io_queues_drained(&mut self, now);   // CSTS.RDY=0 / SHST=2 only now
-//!   pub fn is_ready(&self) -> bool;             // CSTS.RDY
-//! }
-//! // io.rs: parse an I/O command against a snapshot
-//! pub enum IoCommand { Read{ns, slba, block_count, fua}, Write{..}, Compare{..}, Flush{ns},
-//!     WriteZeroes{.., deallocate, fua}, DatasetManagement{ns, ranges: u16, deallocate: bool} }
-//! pub fn parse_io(sqe: &Sqe, namespaces: &[Namespace], limits: &Limits) -> Result<(IoCommand, Transfer), Status>;
-//! pub fn parse_ranges(data: &[u8], namespace) -> iterator of Result<(slba, count), Status>;
-//! pub enum Direction { None, ToController, ToHost }
-//! pub struct Transfer { direction: Direction, len: u32 }
-//! ```
+//! The driver, for each command of the admin queue: [`Controller::transfer`] says how much data
+//! to take or to send; with that, [`Controller::handle_admin`] gives the outcome; then
+//! [`Controller::poll_action`] until it is empty. The actions go out before the outcome does: an
+//! aborted command completes before the Abort that asked for it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::nvme::{CommandId, ControllerId, HostId, NamespaceId, Nqn, QueueId, Status};
+
+mod admin;
+mod changed;
+mod connect;
+mod discovery;
+mod error_log;
+mod event;
+mod feature;
+mod identify;
+mod io;
+mod keep_alive;
+mod log;
+mod queues;
+mod registers;
+mod subsystem;
+mod transfer;
+
+pub use connect::{
+    ConnectError, ConnectRequest, Role, connect_transfer, find_subsystem, parse_connect,
+};
+pub use discovery::DISCOVERY_LIMITS;
+pub use error_log::{ERROR_LOG_ENTRIES, ErrorEntry};
+pub use event::MAX_EVENT_REQUESTS;
+pub use io::{IoCommand, IoCounters, check_fused, parse_io, parse_ranges};
+pub use keep_alive::{
+    ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, KEEP_ALIVE_GRANULARITY, TRAFFIC_REPORT_INTERVAL,
+};
+pub use subsystem::{
+    HostAccess, Limits, ListenerInfo, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace,
+    Subsystem, SubsystemError, TargetView, find_namespace,
+};
+
+use changed::ChangedNamespaces;
+use discovery::DiscoveryLog;
+use error_log::ErrorLog;
+use event::{EventKind, Events};
+use feature::Features;
+use keep_alive::KeepAlive;
+use queues::IoQueues;
+use registers::{ConfigurationChange, Registers};
+
+/// Concurrent Abort commands (ACL + 1).
+pub const MAX_ABORTS: u8 = 4;
+
+/// What makes a controller: an admin queue that passed [`find_subsystem`].
+#[derive(Clone, Debug)]
+pub struct Association {
+    /// The number it gets, 1..=FFEFh, unique in its subsystem until everything it started is over.
+    pub cntlid: ControllerId,
+    /// The Connect of its admin queue.
+    pub request: ConnectRequest,
+    /// What [`find_subsystem`] found.
+    pub role: Role,
+    /// What the target offers at this moment.
+    pub view: Arc<TargetView>,
+    /// The address that the host connected to.
+    pub local_address: SocketAddr,
+}
+
+/// What became of an admin command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdminOutcome {
+    /// It is done; with success, the reply buffer is the data to send.
+    Complete {
+        /// Status of the completion.
+        status: Status,
+        /// DW0 of the completion.
+        dw0: u32,
+        /// DW1 of the completion.
+        dw1: u32,
+    },
+    /// An Asynchronous Event Request: [`Action::CompleteAer`] completes it, if ever.
+    Held,
+    /// Abort of another command: the driver looks for it and completes the Abort with success
+    /// and DW0 0 if it was aborted, 1 if not.
+    Abort {
+        /// Queue of the command to abort.
+        sqid: QueueId,
+        /// The command to abort.
+        cid: CommandId,
+    },
+}
+
+impl AdminOutcome {
+    /// Done, without a result.
+    #[must_use]
+    pub fn status(status: Status) -> Self {
+        Self::Complete { status, dw0: 0, dw1: 0 }
+    }
+
+    /// Done with a result in DW0.
+    #[must_use]
+    pub fn success(dw0: u32) -> Self {
+        Self::Complete { status: Status::SUCCESS, dw0, dw1: 0 }
+    }
+}
+
+/// What the driver must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Complete an Asynchronous Event Request that was held.
+    CompleteAer {
+        /// The request.
+        cid: CommandId,
+        /// Status of the completion.
+        status: Status,
+        /// DW0 of the completion.
+        dw0: u32,
+    },
+    /// Drop every I/O queue, wait until all they started is over, call
+    /// [`Controller::io_queue_closed`] for each and then [`Controller::io_queues_drained`].
+    CloseIoQueues,
+    /// Drop every connection of the association; the last action there is.
+    Abandon {
+        /// Why.
+        reason: AbandonReason,
+    },
+}
+
+/// Why an association ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AbandonReason {
+    /// No command came within the keep alive timeout.
+    KeepAliveExpired,
+    /// A discovery controller without keep alive was idle.
+    DiscoveryIdle,
+    /// The controller was not enabled in time, or stayed after its shutdown.
+    NotEnabled,
+    /// Its subsystem is gone.
+    SubsystemRemoved,
+    /// The host may not connect to the subsystem any more.
+    HostRemoved,
+}
+
+/// One association: the state behind an admin queue.
+#[derive(Debug)]
+pub struct Controller {
+    cntlid: ControllerId,
+    hostnqn: Nqn,
+    hostid: HostId,
+    role: Role,
+    created: Instant,
+    registers: Registers,
+    keep_alive: KeepAlive,
+    queues: IoQueues,
+    features: Features,
+    events: Events,
+    errors: ErrorLog,
+    changed: ChangedNamespaces,
+    discovery: DiscoveryLog,
+    abandoned: bool,
+    actions: VecDeque<Action>,
+}
+
+impl Controller {
+    /// A controller that is not enabled yet.
+    #[must_use]
+    pub fn new(association: Association, now: Instant) -> Self {
+        let Association { cntlid, request, role, view, local_address } = association;
+        let is_discovery = role.subsystem().is_none();
+        let limits = *role.limits();
+        Self {
+            cntlid,
+            discovery: DiscoveryLog::new(view, &request.hostnqn, local_address.ip()),
+            hostnqn: request.hostnqn,
+            hostid: request.hostid,
+            created: now,
+            registers: Registers::new(limits.max_queue_entries, is_discovery),
+            keep_alive: KeepAlive::new(request.kato_ms, is_discovery, now),
+            queues: IoQueues::new(if is_discovery { 0 } else { limits.max_io_queues }),
+            features: Features::default(),
+            events: Events::new(is_discovery),
+            errors: ErrorLog::default(),
+            changed: ChangedNamespaces::default(),
+            abandoned: false,
+            actions: VecDeque::with_capacity(MAX_EVENT_REQUESTS + 2),
+            role,
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn cntlid(&self) -> ControllerId {
+        self.cntlid
+    }
+
+    /// The host of the association.
+    #[must_use]
+    pub fn hostnqn(&self) -> &Nqn {
+        &self.hostnqn
+    }
+
+    /// The host identifier of the association.
+    #[must_use]
+    pub fn hostid(&self) -> HostId {
+        self.hostid
+    }
+
+    /// Its subsystem as of the latest view; `None` for a discovery controller.
+    #[must_use]
+    pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
+        self.role.subsystem()
+    }
+
+    /// Whether it is enabled and ready (CSTS.RDY).
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.registers.status().rdy()
+    }
+
+    /// Takes the Connect of an I/O queue that passed [`find_subsystem`].
+    ///
+    /// # Errors
+    /// What the first check that fails says.
+    pub fn handle_io_connect(
+        &mut self,
+        now: Instant,
+        request: &ConnectRequest,
+    ) -> Result<(), ConnectError> {
+        use connect::{IPO_CNTLID, IPO_HOSTID, IPO_QID, IPO_SQSIZE, IPO_SUBNQN};
+
+        let Role::Io(subsystem) = &self.role else {
+            return Err(ConnectError::in_sqe(IPO_QID));
+        };
+        if request.subnqn != subsystem.nqn {
+            return Err(ConnectError::in_data(IPO_SUBNQN));
+        }
+        if request.queue_entries > u32::from(subsystem.limits.max_queue_entries) {
+            return Err(ConnectError::in_sqe(IPO_SQSIZE));
+        }
+        if request.cntlid != self.cntlid || request.hostnqn != self.hostnqn {
+            return Err(ConnectError::in_data(IPO_CNTLID));
+        }
+        if request.hostid != self.hostid {
+            return Err(ConnectError::in_data(IPO_HOSTID));
+        }
+        self.queues.check(request.qid)?;
+        if self.abandoned || !self.registers.takes_io_queues() {
+            return Err(ConnectError::in_sqe(IPO_QID).transient());
+        }
+        if !self.registers.entry_sizes_are_right() {
+            return Err(ConnectError::in_sqe(IPO_QID));
+        }
+        self.queues.open(request.qid)?;
+        self.keep_alive.command_seen(now);
+        Ok(())
+    }
+
+    /// An I/O queue is gone and nothing that it started is still going on.
+    pub fn io_queue_closed(&mut self, qid: QueueId) {
+        self.queues.close(qid);
+    }
+
+    /// Every I/O queue is gone, as [`Action::CloseIoQueues`] asked: reset or shutdown completes.
+    pub fn io_queues_drained(&mut self, now: Instant) {
+        self.queues.close_all();
+        self.finish_drain(now);
+    }
+
+    /// What the target offers has changed.
+    pub fn handle_view(&mut self, view: Arc<TargetView>) {
+        if self.abandoned {
+            return;
+        }
+        let Role::Io(old) = &self.role else {
+            if self.discovery.update(view) && self.keep_alive.has_timeout() {
+                self.events.raise(EventKind::DiscoveryChanged, &mut self.actions);
+            }
+            return;
+        };
+        let Some(new) = view.subsystem(&old.nqn) else {
+            return self.abandon(AbandonReason::SubsystemRemoved);
+        };
+        if !new.hosts.admits(&self.hostnqn) {
+            return self.abandon(AbandonReason::HostRemoved);
+        }
+        if self.changed.compare(&old.namespaces, &new.namespaces) {
+            self.events.raise(EventKind::NamespaceChanged, &mut self.actions);
+        }
+        self.role = Role::Io(Arc::clone(new));
+    }
+
+    /// Records a command that failed; failed admin commands are recorded without being told.
+    pub fn record_error(&mut self, entry: ErrorEntry) {
+        self.errors.record(entry);
+    }
+
+    /// An I/O queue received a command at that time, which may be past: keep alive is traffic
+    /// based. Cores need not report more often than every [`TRAFFIC_REPORT_INTERVAL`].
+    pub fn command_seen(&mut self, at: Instant) {
+        self.keep_alive.command_seen(at);
+    }
+
+    /// When [`Controller::handle_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if self.abandoned || self.registers.is_draining() {
+            return None;
+        }
+        self.keep_alive.deadline().map(|(at, _)| at)
+    }
+
+    /// The time has come, or not.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.abandoned || self.registers.is_draining() {
+            return;
+        }
+        if let Some((at, reason)) = self.keep_alive.deadline()
+            && at <= now
+        {
+            self.registers.fail();
+            self.abandon(reason);
+        }
+    }
+
+    /// What to do next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The namespace, when the controller has it.
+    fn namespace(&self, nsid: NamespaceId) -> Option<&Namespace> {
+        self.subsystem().and_then(|subsystem| subsystem.namespace(nsid))
+    }
+
+    /// Nothing is answered or held after this: the connections go.
+    fn abandon(&mut self, reason: AbandonReason) {
+        self.abandoned = true;
+        self.events.forget_requests();
+        self.actions.clear();
+        self.actions.push_back(Action::Abandon { reason });
+    }
+
+    /// CC was written.
+    fn configuration_changed(&mut self, now: Instant, change: ConfigurationChange) {
+        match change {
+            ConfigurationChange::Nothing => {}
+            ConfigurationChange::Enabled => self.keep_alive.enabled(),
+            ConfigurationChange::Drain => {
+                if self.queues.is_empty() {
+                    self.finish_drain(now);
+                } else {
+                    self.actions.push_back(Action::CloseIoQueues);
+                }
+            }
+        }
+    }
+
+    /// A reset puts back everything but the properties and the association itself: keep alive
+    /// stays as the host asked.
+    fn finish_drain(&mut self, now: Instant) {
+        let Some(finished) = self.registers.finish_drain() else {
+            return;
+        };
+        self.keep_alive.disabled(now, finished.shutdown);
+        if finished.reset {
+            self.features = Features::default();
+            self.events.reset(&mut self.actions);
+            self.queues.reset();
+            self.changed = ChangedNamespaces::default();
+        }
+        if self.registers.status().rdy() && finished.reset {
+            self.keep_alive.enabled();
+        }
+    }
+}

@@ -15,7 +15,8 @@ wire! {
         pub numrec: U64,
         /// RECFMT: 0.
         pub recfmt: U16,
-        _reserved_18: [u8; 1006],
+        /// Reserved.
+        pub reserved_18: [u8; 1006],
     }
 }
 
@@ -38,10 +39,12 @@ wire! {
         pub asqsz: U16,
         /// EFLAGS.
         pub eflags: U16,
-        _reserved_12: [u8; 20],
+        /// Reserved.
+        pub reserved_12: [u8; 20],
         /// TRSVCID: the TCP port in decimal, space padded.
         pub trsvcid: [u8; 32],
-        _reserved_64: [u8; 192],
+        /// Reserved.
+        pub reserved_64: [u8; 192],
         /// SUBNQN: zero padded.
         pub subnqn: [u8; 256],
         /// TRADDR: the IP address as text, space padded.

@@ -14,12 +14,14 @@ wire! {
         pub hostid: [u8; 16],
         /// CNTLID: FFFFh asks for any controller.
         pub cntlid: U16,
-        _reserved_18: [u8; 238],
+        /// Reserved.
+        pub reserved_18: [u8; 238],
         /// SUBNQN: zero terminated.
         pub subnqn: [u8; 256],
         /// HOSTNQN: zero terminated.
         pub hostnqn: [u8; 256],
-        _reserved_768: [u8; 256],
+        /// Reserved.
+        pub reserved_768: [u8; 256],
     }
 }
 

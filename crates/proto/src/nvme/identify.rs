@@ -60,14 +60,16 @@ wire! {
         pub ctratt: U32,
         /// RRLS.
         pub rrls: U16,
-        _reserved_102: [u8; 9],
+        /// Reserved.
+        pub reserved_102: [u8; 9],
         /// CNTRLTYPE: 1 I/O, 2 discovery, 3 administrative.
         pub cntrltype: u8,
         /// FGUID.
         pub fguid: [u8; 16],
         /// CRDT1 to 3: command retry delay times.
         pub crdt: [U16; 3],
-        _reserved_134: [u8; 119],
+        /// Reserved.
+        pub reserved_134: [u8; 119],
         /// NVMSR.
         pub nvmsr: u8,
         /// VWCI.
@@ -144,10 +146,12 @@ wire! {
         pub pels: U32,
         /// Domain Identifier.
         pub domain: U16,
-        _reserved_358: [u8; 28],
+        /// Reserved.
+        pub reserved_358: [u8; 28],
         /// CQT: command quiesce time in milliseconds (TP4129); 0 is not reported.
         pub cqt: U16,
-        _reserved_388: [u8; 124],
+        /// Reserved.
+        pub reserved_388: [u8; 124],
         /// SQES: submission queue entry size, log2; required 3:0, maximum 7:4.
         pub sqes: u8,
         /// CQES: completion queue entry size, log2; required 3:0, maximum 7:4.
@@ -184,10 +188,12 @@ wire! {
         pub maxdna: [u8; 16],
         /// MAXCNA.
         pub maxcna: U32,
-        _reserved_564: [u8; 204],
+        /// Reserved.
+        pub reserved_564: [u8; 204],
         /// SUBNQN: zero padded.
         pub subnqn: [u8; 256],
-        _reserved_1024: [u8; 768],
+        /// Reserved.
+        pub reserved_1024: [u8; 768],
         /// IOCCSZ: I/O queue command capsule size in 16 bytes.
         pub ioccsz: U32,
         /// IORCSZ: I/O queue response capsule size in 16 bytes.
@@ -200,7 +206,8 @@ wire! {
         pub msdbd: u8,
         /// OFCS: bit 0 Disconnect supported.
         pub ofcs: U16,
-        _reserved_1806: [u8; 242],
+        /// Reserved.
+        pub reserved_1806: [u8; 242],
         /// PSD0 to 31: power states, 32 bytes each.
         pub psd: [[u8; 32]; 32],
         /// Vendor specific.
@@ -333,10 +340,12 @@ wire! {
         pub mcl: U32,
         /// MSRC.
         pub msrc: u8,
-        _reserved_81: [u8; 11],
+        /// Reserved.
+        pub reserved_81: [u8; 11],
         /// ANAGRPID.
         pub anagrpid: U32,
-        _reserved_96: [u8; 3],
+        /// Reserved.
+        pub reserved_96: [u8; 3],
         /// NSATTR: bit 0 write protected.
         pub nsattr: u8,
         /// NVMSETID.
@@ -396,14 +405,16 @@ wire! {
         pub anagrpid: U32,
         /// NSATTR: bit 0 write protected.
         pub nsattr: u8,
-        _reserved_9: u8,
+        /// Reserved.
+        pub reserved_9: u8,
         /// NVMSETID.
         pub nvmsetid: U16,
         /// ENDGID.
         pub endgid: U16,
         /// NSTAT: bit 0 ready.
         pub nstat: u8,
-        _reserved_15: [u8; 4081],
+        /// Reserved.
+        pub reserved_15: [u8; 4081],
     }
 }
 
@@ -425,7 +436,8 @@ wire! {
         pub dmrsl: U32,
         /// DMSL: blocks per command; 0 is no limit.
         pub dmsl: U64,
-        _reserved_16: [u8; 4080],
+        /// Reserved.
+        pub reserved_16: [u8; 4080],
     }
 }
 
@@ -444,7 +456,8 @@ wire! {
         pub nidt: u8,
         /// NIDL: identifier length in bytes.
         pub nidl: u8,
-        _reserved_2: [u8; 2],
+        /// Reserved.
+        pub reserved_2: [u8; 2],
     }
 }
 
@@ -461,7 +474,7 @@ impl NamespaceDescriptorHeader {
     /// A header for an identifier of that type and length.
     #[must_use]
     pub fn new(nidt: u8, nidl: u8) -> Self {
-        Self { nidt, nidl, _reserved_2: [0; 2] }
+        Self { nidt, nidl, reserved_2: [0; 2] }
     }
 }
 
@@ -470,10 +483,8 @@ impl NamespaceDescriptorHeader {
 pub fn ascii_field<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (place, character) in field.iter_mut().zip(text.chars()) {
-        *place = match u8::try_from(character) {
-            Ok(byte @ 0x20..=0x7e) => byte,
-            _ => b'?',
-        };
+        let byte = u8::try_from(character).ok().filter(|byte| (0x20..=0x7e).contains(byte));
+        *place = byte.unwrap_or(b'?');
     }
     field
 }

@@ -88,12 +88,14 @@ wire! {
         pub vendor: u8,
         /// TRTYPE.
         pub trtype: u8,
-        _reserved_30: [u8; 2],
+        /// Reserved.
+        pub reserved_30: [u8; 2],
         /// Command Specific Information.
         pub command_specific: U64,
         /// Transport Type Specific Information.
         pub transport_specific: U16,
-        _reserved_42: [u8; 22],
+        /// Reserved.
+        pub reserved_42: [u8; 22],
     }
 }
 
@@ -112,7 +114,8 @@ wire! {
         pub percentage_used: u8,
         /// Endurance Group Critical Warning Summary.
         pub endurance_group_warning: u8,
-        _reserved_7: [u8; 25],
+        /// Reserved.
+        pub reserved_7: [u8; 25],
         /// Data Units Read: thousands of 512 bytes, rounded up.
         pub data_units_read: U128,
         /// Data Units Written: thousands of 512 bytes, rounded up.
@@ -139,7 +142,8 @@ wire! {
         pub critical_temperature_time: U32,
         /// Temperature Sensors 1 to 8 in kelvin.
         pub temperature_sensors: [U16; 8],
-        _reserved_216: [u8; 296],
+        /// Reserved.
+        pub reserved_216: [u8; 296],
     }
 }
 
@@ -148,10 +152,12 @@ wire! {
     pub struct FirmwareLog[512] {
         /// AFI: bits 2:0 the active slot.
         pub afi: u8,
-        _reserved_1: [u8; 7],
+        /// Reserved.
+        pub reserved_1: [u8; 7],
         /// FRS1 to 7: the revision in each slot.
         pub frs: [[u8; 8]; 7],
-        _reserved_64: [u8; 448],
+        /// Reserved.
+        pub reserved_64: [u8; 448],
     }
 }
 
@@ -162,7 +168,8 @@ wire! {
         pub acs: [U32; 256],
         /// IOCS: I/O commands, by opcode.
         pub iocs: [U32; 256],
-        _reserved_2048: [u8; 2048],
+        /// Reserved.
+        pub reserved_2048: [u8; 2048],
     }
 }
 

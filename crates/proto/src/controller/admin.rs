@@ -1,0 +1,132 @@
+//! The commands of an admin queue: admin and Fabrics commands, one match each.
+
+use std::time::Instant;
+
+use super::transfer::{direction_of, sgl_transfer};
+use super::{AdminOutcome, Controller, ErrorEntry, IoCounters};
+use crate::nvme::opcode::{admin, fabrics};
+use crate::nvme::property::PropertyAccess;
+use crate::nvme::{CommandId, QueueId, Sqe, Status, Transfer};
+
+/// The admin commands that exist, for the effects log and for telling unknown ones early.
+pub(crate) const ADMIN_COMMANDS: [u8; 7] = [
+    admin::GET_LOG_PAGE,
+    admin::IDENTIFY,
+    admin::ABORT,
+    admin::SET_FEATURES,
+    admin::GET_FEATURES,
+    admin::ASYNC_EVENT_REQUEST,
+    admin::KEEP_ALIVE,
+];
+
+impl Controller {
+    /// How many bytes go which way with a command of the admin queue. A failure is for
+    /// [`Controller::record_error`] too.
+    ///
+    /// # Errors
+    /// The status to complete it with: the command does not exist, or its SGL is wrong, or it
+    /// asks for more than MDTS.
+    pub fn transfer(&self, sqe: &Sqe) -> Result<Transfer, Status> {
+        let code = match sqe.opc {
+            fabrics::OPCODE => match sqe.fctype() {
+                fctype @ (fabrics::PROPERTY_SET | fabrics::PROPERTY_GET) => fctype,
+                // a queue connects once
+                fabrics::CONNECT => return Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),
+                _ => return Err(Status::INVALID_OPCODE.dnr()),
+            },
+            opcode if ADMIN_COMMANDS.contains(&opcode) => opcode,
+            _ => return Err(Status::INVALID_OPCODE.dnr()),
+        };
+        let direction = direction_of(code).ok_or(Status::INVALID_OPCODE.dnr())?;
+        sgl_transfer(sqe, direction, self.role.limits().max_io_bytes)
+    }
+
+    /// Executes a command for which [`Controller::transfer`] gave the length of `data` (what the
+    /// host sent) or of `reply` (zeroed; what the host gets on success). `counters` are those of
+    /// the subsystem, for the SMART log.
+    pub fn handle_admin(
+        &mut self,
+        now: Instant,
+        sqe: &Sqe,
+        _data: &[u8],
+        reply: &mut [u8],
+        counters: &IoCounters,
+    ) -> AdminOutcome {
+        self.keep_alive.command_seen(now);
+        let result = if sqe.opc == fabrics::OPCODE {
+            self.handle_fabrics(now, sqe)
+        } else {
+            self.handle_ready(now, sqe, reply, counters)
+        };
+        result.unwrap_or_else(|status| {
+            self.record_error(ErrorEntry {
+                sqid: QueueId::ADMIN,
+                cid: sqe.command_id(),
+                status,
+                nsid: sqe.namespace_id(),
+                lba: 0,
+            });
+            AdminOutcome::status(status)
+        })
+    }
+
+    /// Fabrics commands work whether or not the controller is ready.
+    fn handle_fabrics(&mut self, now: Instant, sqe: &Sqe) -> Result<AdminOutcome, Status> {
+        self.transfer(sqe)?;
+        let access = PropertyAccess::parse(sqe).ok_or(Status::INVALID_FIELD.dnr())?;
+        if sqe.fctype() == fabrics::PROPERTY_GET {
+            let [d0, d1, d2, d3, d4, d5, d6, d7] = self.registers.get(access)?.to_le_bytes();
+            return Ok(AdminOutcome::Complete {
+                status: Status::SUCCESS,
+                dw0: u32::from_le_bytes([d0, d1, d2, d3]),
+                dw1: u32::from_le_bytes([d4, d5, d6, d7]),
+            });
+        }
+        let change = self.registers.set(access)?;
+        self.configuration_changed(now, change);
+        Ok(AdminOutcome::success(0))
+    }
+
+    /// Admin commands work while CSTS.RDY is 1.
+    fn handle_ready(
+        &mut self,
+        now: Instant,
+        sqe: &Sqe,
+        reply: &mut [u8],
+        counters: &IoCounters,
+    ) -> Result<AdminOutcome, Status> {
+        if self.abandoned {
+            return Err(Status::ABORTED_SQ_DELETION);
+        }
+        if !self.is_ready() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        match sqe.opc {
+            admin::IDENTIFY => self.identify(sqe, reply).map(|()| AdminOutcome::success(0)),
+            admin::GET_LOG_PAGE => {
+                self.get_log_page(now, sqe, reply, counters).map(|()| AdminOutcome::success(0))
+            }
+            admin::GET_FEATURES => self.get_features(sqe, reply).map(AdminOutcome::success),
+            admin::SET_FEATURES => self.set_features(sqe).map(AdminOutcome::success),
+            admin::ASYNC_EVENT_REQUEST => self
+                .events
+                .request(sqe.command_id(), &mut self.actions)
+                .map(|()| AdminOutcome::Held),
+            admin::ABORT => Ok(self.abort(sqe)),
+            // that it came is what counts
+            admin::KEEP_ALIVE => Ok(AdminOutcome::success(0)),
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        }
+    }
+
+    /// Abort (Base 2.0, 5.1): event requests wait here, all other commands with the driver.
+    fn abort(&mut self, sqe: &Sqe) -> AdminOutcome {
+        let [s0, s1, c0, c1] = sqe.cdw10.get().to_le_bytes();
+        let sqid = QueueId(u16::from_le_bytes([s0, s1]));
+        let cid = CommandId(u16::from_le_bytes([c0, c1]));
+        if sqid.is_admin() && self.events.abort(cid, &mut self.actions) {
+            return AdminOutcome::success(0);
+        }
+        AdminOutcome::Abort { sqid, cid }
+    }
+}

@@ -1,0 +1,183 @@
+//! Asynchronous events: the requests held, what is pending, what is masked (Base 2.0, 5.2).
+//!
+//! Each kind of event is reported once and then masked until the host reads its log page with
+//! RAE 0; what happens meanwhile is one more event, unless that reading already showed it.
+
+use std::collections::VecDeque;
+
+use super::Action;
+use crate::nvme::event::{
+    AsyncEvent, CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE, CONFIG_SMART,
+};
+use crate::nvme::{CommandId, Status};
+
+/// Asynchronous Event Requests a host may have outstanding (AERL + 1).
+pub const MAX_EVENT_REQUESTS: usize = 4;
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventKind {
+    /// Namespaces came, went or changed.
+    NamespaceChanged,
+    /// The Discovery log changed.
+    DiscoveryChanged,
+}
+
+impl EventKind {
+    const ALL: [Self; 2] = [Self::NamespaceChanged, Self::DiscoveryChanged];
+
+    fn index(self) -> usize {
+        match self {
+            Self::NamespaceChanged => 0,
+            Self::DiscoveryChanged => 1,
+        }
+    }
+
+    fn config_bit(self) -> u32 {
+        match self {
+            Self::NamespaceChanged => CONFIG_NAMESPACE_ATTRIBUTE,
+            Self::DiscoveryChanged => CONFIG_DISCOVERY_CHANGE,
+        }
+    }
+
+    fn event(self) -> AsyncEvent {
+        match self {
+            Self::NamespaceChanged => AsyncEvent::NAMESPACE_CHANGED,
+            Self::DiscoveryChanged => AsyncEvent::DISCOVERY_CHANGED,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct KindState {
+    pending: bool,
+    masked: bool,
+}
+
+/// The state of one controller's events.
+#[derive(Debug)]
+pub(crate) struct Events {
+    /// OAES: the optional events that this kind of controller has.
+    supported: u32,
+    /// Feature 0Bh.
+    config: u32,
+    kinds: [KindState; EventKind::ALL.len()],
+    requests: VecDeque<CommandId>,
+}
+
+impl Events {
+    pub(crate) fn new(is_discovery: bool) -> Self {
+        let kind =
+            if is_discovery { EventKind::DiscoveryChanged } else { EventKind::NamespaceChanged };
+        Self {
+            supported: kind.config_bit(),
+            config: Self::DEFAULT_CONFIG,
+            kinds: Default::default(),
+            requests: VecDeque::with_capacity(MAX_EVENT_REQUESTS),
+        }
+    }
+
+    /// Feature 0Bh after a reset: hosts ask for the events that they want.
+    pub(crate) const DEFAULT_CONFIG: u32 = 0;
+
+    /// OAES.
+    pub(crate) fn supported(&self) -> u32 {
+        self.supported
+    }
+
+    /// Feature 0Bh.
+    pub(crate) fn config(&self) -> u32 {
+        self.config
+    }
+
+    /// Sets feature 0Bh.
+    pub(crate) fn set_config(&mut self, config: u32) -> Result<(), Status> {
+        if config & !(self.supported | CONFIG_SMART) != 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        self.config = config;
+        for kind in EventKind::ALL {
+            if config & kind.config_bit() == 0 {
+                self.kinds[kind.index()].pending = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds a request, or completes it at once with what is pending.
+    pub(crate) fn request(
+        &mut self,
+        cid: CommandId,
+        actions: &mut VecDeque<Action>,
+    ) -> Result<(), Status> {
+        if self.requests.len() >= MAX_EVENT_REQUESTS {
+            return Err(Status::AER_LIMIT_EXCEEDED.dnr());
+        }
+        self.requests.push_back(cid);
+        self.deliver(actions);
+        Ok(())
+    }
+
+    /// Something happened.
+    pub(crate) fn raise(&mut self, kind: EventKind, actions: &mut VecDeque<Action>) {
+        if self.config & kind.config_bit() != 0 {
+            self.kinds[kind.index()].pending = true;
+            self.deliver(actions);
+        }
+    }
+
+    /// The log page of that kind was read with RAE 0. `complete`: it showed all there is to know.
+    pub(crate) fn log_read(
+        &mut self,
+        kind: EventKind,
+        complete: bool,
+        actions: &mut VecDeque<Action>,
+    ) {
+        let state = &mut self.kinds[kind.index()];
+        state.masked = false;
+        if complete {
+            state.pending = false;
+        }
+        self.deliver(actions);
+    }
+
+    /// Aborts one request, if it is held.
+    pub(crate) fn abort(&mut self, cid: CommandId, actions: &mut VecDeque<Action>) -> bool {
+        let Some(index) = self.requests.iter().position(|&held| held == cid) else {
+            return false;
+        };
+        self.requests.remove(index);
+        actions.push_back(Action::CompleteAer { cid, status: Status::ABORT_REQUESTED, dw0: 0 });
+        true
+    }
+
+    /// Drops the requests: nobody can be answered any more.
+    pub(crate) fn forget_requests(&mut self) {
+        self.requests.clear();
+    }
+
+    /// A controller reset aborts all requests and forgets everything else.
+    pub(crate) fn reset(&mut self, actions: &mut VecDeque<Action>) {
+        let status = Status::ABORTED_SQ_DELETION;
+        for cid in self.requests.drain(..) {
+            actions.push_back(Action::CompleteAer { cid, status, dw0: 0 });
+        }
+        self.config = Self::DEFAULT_CONFIG;
+        self.kinds = Default::default();
+    }
+
+    fn deliver(&mut self, actions: &mut VecDeque<Action>) {
+        for kind in EventKind::ALL {
+            let state = &mut self.kinds[kind.index()];
+            if !state.pending || state.masked {
+                continue;
+            }
+            let Some(cid) = self.requests.pop_front() else {
+                return;
+            };
+            *state = KindState { pending: false, masked: true };
+            let dw0 = kind.event().to_dw0();
+            actions.push_back(Action::CompleteAer { cid, status: Status::SUCCESS, dw0 });
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Get Features and Set Features (Base 2.0, 5.15 and 5.27).
+//!
+//! No feature can be saved; each is that of the whole controller.
+
+use super::Controller;
+use super::event::Events;
+use crate::nvme::feature::{CAPABILITY_CHANGEABLE, QueueCounts, Select, feature_id, fid, save};
+use crate::nvme::{NamespaceId, Sqe, Status};
+
+/// Temperature Threshold THSEL: over temperature.
+const THSEL_OVER: u32 = 0;
+/// Temperature Threshold THSEL: under temperature.
+const THSEL_UNDER: u32 = 1;
+/// Temperature Threshold TMPSEL: the composite temperature, the only one that there is.
+const TMPSEL_COMPOSITE: u32 = 0;
+/// Temperature Threshold TMPSEL of Set Features: every temperature.
+const TMPSEL_ALL: u32 = 0xf;
+/// Error Recovery bit 16, DULBE: only for namespaces that report it in NSFEAT; none does.
+const DULBE: u32 = 1 << 16;
+/// Power Management bits 4:0, PS: power state 0 is the only one.
+const POWER_STATE: u32 = 0x1f;
+/// Power Management bits 7:5, WH.
+const WORKLOAD_HINT: u32 = 0xe0;
+/// Write Atomicity Normal bit 0, DN.
+const DISABLE_NORMAL: u32 = 1;
+/// Host Identifier bit 0, EXHID: the 128-bit form.
+const EXHID: u32 = 1;
+/// Volatile Write Cache bit 0, WCE.
+const WRITE_CACHE_ENABLED: u32 = 1;
+
+/// The values that mean nothing to us but must be kept.
+#[derive(Debug)]
+pub(crate) struct Features {
+    arbitration: u32,
+    power_management: u32,
+    over_temperature: u16,
+    under_temperature: u16,
+    error_recovery: u32,
+    write_atomicity: u32,
+}
+
+impl Default for Features {
+    fn default() -> Self {
+        Self {
+            arbitration: 0,
+            power_management: 0,
+            // never exceeded
+            over_temperature: u16::MAX,
+            under_temperature: 0,
+            error_recovery: 0,
+            write_atomicity: 0,
+        }
+    }
+}
+
+impl Features {
+    /// The threshold that CDW11 of Get Features names.
+    fn temperature(&self, cdw11: u32) -> Result<u16, Status> {
+        match (cdw11 >> 16 & 0xf, cdw11 >> 20 & 0b11) {
+            (TMPSEL_COMPOSITE, THSEL_OVER) => Ok(self.over_temperature),
+            (TMPSEL_COMPOSITE, THSEL_UNDER) => Ok(self.under_temperature),
+            _ => Err(Status::INVALID_FIELD.dnr()),
+        }
+    }
+
+    /// Sets the threshold that CDW11 of Set Features names to its bits 15:0.
+    fn set_temperature(&mut self, cdw11: u32) -> Result<(), Status> {
+        let [t0, t1, ..] = cdw11.to_le_bytes();
+        let threshold = match (cdw11 >> 16 & 0xf, cdw11 >> 20 & 0b11) {
+            (TMPSEL_COMPOSITE | TMPSEL_ALL, THSEL_OVER) => &mut self.over_temperature,
+            (TMPSEL_COMPOSITE | TMPSEL_ALL, THSEL_UNDER) => &mut self.under_temperature,
+            _ => return Err(Status::INVALID_FIELD.dnr()),
+        };
+        *threshold = u16::from_le_bytes([t0, t1]);
+        Ok(())
+    }
+}
+
+impl Controller {
+    /// Whether the feature exists, and Set Features may change it.
+    fn feature_is_changeable(&self, fid: u8) -> Result<bool, Status> {
+        let changeable = match (fid, self.subsystem()) {
+            (fid::ASYNC_EVENT_CONFIG | fid::KEEP_ALIVE_TIMER, _) => true,
+            (
+                fid::ARBITRATION
+                | fid::POWER_MANAGEMENT
+                | fid::TEMPERATURE_THRESHOLD
+                | fid::ERROR_RECOVERY
+                | fid::NUMBER_OF_QUEUES
+                | fid::WRITE_ATOMICITY,
+                Some(_),
+            ) => true,
+            (fid::HOST_IDENTIFIER, Some(_)) => false,
+            (fid::VOLATILE_WRITE_CACHE, Some(subsystem))
+                if subsystem.has_volatile_write_cache() =>
+            {
+                false
+            }
+            _ => return Err(Status::INVALID_FIELD.dnr()),
+        };
+        Ok(changeable)
+    }
+
+    /// Returns DW0.
+    pub(crate) fn get_features(&self, sqe: &Sqe, reply: &mut [u8]) -> Result<u32, Status> {
+        let fid = feature_id(sqe);
+        let changeable = self.feature_is_changeable(fid)?;
+        match Select::parse(sqe).ok_or(Status::INVALID_FIELD.dnr())? {
+            Select::Capabilities if changeable => Ok(CAPABILITY_CHANGEABLE),
+            Select::Capabilities => Ok(0),
+            // nothing is ever saved: the saved value is the default
+            Select::Default | Select::Saved => self.default_feature(fid, sqe.cdw11.get()),
+            Select::Current => self.current_feature(fid, sqe.cdw11.get(), reply),
+        }
+    }
+
+    fn current_feature(&self, fid: u8, cdw11: u32, reply: &mut [u8]) -> Result<u32, Status> {
+        let features = &self.features;
+        Ok(match fid {
+            fid::ARBITRATION => features.arbitration,
+            fid::POWER_MANAGEMENT => features.power_management,
+            fid::TEMPERATURE_THRESHOLD => features.temperature(cdw11)?.into(),
+            fid::ERROR_RECOVERY => features.error_recovery,
+            fid::VOLATILE_WRITE_CACHE => WRITE_CACHE_ENABLED,
+            fid::NUMBER_OF_QUEUES => queue_counts(self.queues.granted()),
+            fid::WRITE_ATOMICITY => features.write_atomicity,
+            fid::ASYNC_EVENT_CONFIG => self.events.config(),
+            fid::KEEP_ALIVE_TIMER => self.keep_alive.kato_ms(),
+            fid::HOST_IDENTIFIER => {
+                if cdw11 & EXHID == 0 {
+                    return Err(Status::HOST_ID_INCONSISTENT.dnr());
+                }
+                let Some((place, _)) = reply.split_first_chunk_mut() else {
+                    return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+                };
+                *place = self.hostid.0;
+                0
+            }
+            _ => return Err(Status::INVALID_FIELD.dnr()),
+        })
+    }
+
+    fn default_feature(&self, fid: u8, cdw11: u32) -> Result<u32, Status> {
+        let features = Features::default();
+        Ok(match fid {
+            fid::ARBITRATION => features.arbitration,
+            fid::POWER_MANAGEMENT => features.power_management,
+            fid::TEMPERATURE_THRESHOLD => features.temperature(cdw11)?.into(),
+            fid::ERROR_RECOVERY => features.error_recovery,
+            fid::VOLATILE_WRITE_CACHE => WRITE_CACHE_ENABLED,
+            fid::NUMBER_OF_QUEUES => queue_counts(self.queues.limit()),
+            fid::WRITE_ATOMICITY => features.write_atomicity,
+            fid::ASYNC_EVENT_CONFIG => Events::DEFAULT_CONFIG,
+            _ => 0,
+        })
+    }
+
+    /// Returns DW0.
+    pub(crate) fn set_features(&mut self, sqe: &Sqe) -> Result<u32, Status> {
+        let fid = feature_id(sqe);
+        self.feature_is_changeable(fid)?;
+        if save(sqe) {
+            return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
+        }
+        let nsid = sqe.namespace_id();
+        if nsid.0 != 0 && nsid != NamespaceId::BROADCAST {
+            return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr());
+        }
+        let value = sqe.cdw11.get();
+        match fid {
+            fid::ARBITRATION => self.features.arbitration = value,
+            fid::POWER_MANAGEMENT if value & POWER_STATE == 0 => {
+                self.features.power_management = value & WORKLOAD_HINT;
+            }
+            fid::TEMPERATURE_THRESHOLD => self.features.set_temperature(value)?,
+            fid::ERROR_RECOVERY if value & DULBE == 0 => {
+                self.features.error_recovery = value & 0xffff;
+            }
+            // it cannot be turned off
+            fid::VOLATILE_WRITE_CACHE if value & WRITE_CACHE_ENABLED == 0 => {
+                return Err(Status::FEATURE_NOT_CHANGEABLE.dnr());
+            }
+            fid::VOLATILE_WRITE_CACHE => {}
+            fid::NUMBER_OF_QUEUES => return self.set_number_of_queues(value),
+            fid::WRITE_ATOMICITY => self.features.write_atomicity = value & DISABLE_NORMAL,
+            fid::ASYNC_EVENT_CONFIG => self.events.set_config(value)?,
+            fid::KEEP_ALIVE_TIMER => self.keep_alive.set_kato_ms(value),
+            // over fabrics, Connect says it
+            fid::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),
+            _ => return Err(Status::INVALID_FIELD.dnr()),
+        }
+        Ok(0)
+    }
+
+    /// Number of Queues: a queue is a pair, so the lesser number counts (Base 2.0, 5.27.1.5).
+    fn set_number_of_queues(&mut self, value: u32) -> Result<u32, Status> {
+        if !self.queues.is_empty() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        let asked = QueueCounts::from_dword(value);
+        match u16::try_from(asked.submission.max(asked.completion)) {
+            // FFFFh on the wire, 65536 queues, is not allowed
+            Err(_) => Err(Status::INVALID_FIELD.dnr()),
+            Ok(_) => {
+                let pairs = asked.submission.min(asked.completion);
+                self.queues.grant(u16::try_from(pairs).unwrap_or(u16::MAX));
+                Ok(queue_counts(self.queues.granted()))
+            }
+        }
+    }
+}
+
+fn queue_counts(pairs: u16) -> u32 {
+    QueueCounts { submission: pairs.into(), completion: pairs.into() }.to_dword()
+}

@@ -1,0 +1,306 @@
+//! I/O commands of the NVM command set, parsed against a snapshot of the namespaces
+//! (NVM Command Set 1.0, 3.2).
+
+use std::time::Duration;
+
+use zerocopy::FromBytes;
+
+use super::subsystem::{Limits, Namespace, find_namespace};
+use super::transfer::sgl_transfer;
+use crate::nvme::opcode::{fabrics, io};
+use crate::nvme::rw::{
+    BlockRange, DATASET_DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, PROTECTION_INFO,
+    WRITE_ZEROES_DEALLOCATE,
+};
+use crate::nvme::{Direction, Fuse, Sqe, Status, Transfer};
+
+/// An I/O command that can be executed: its namespace exists, its blocks are in range, it may
+/// write if it does. `namespace` is an index into the slice it was parsed against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoCommand {
+    /// Reads blocks.
+    Read {
+        /// Index of the namespace.
+        namespace: usize,
+        /// First block.
+        slba: u64,
+        /// How many blocks, 1..=65536.
+        block_count: u32,
+        /// From stable media.
+        fua: bool,
+    },
+    /// Writes blocks.
+    Write {
+        /// Index of the namespace.
+        namespace: usize,
+        /// First block.
+        slba: u64,
+        /// How many blocks, 1..=65536.
+        block_count: u32,
+        /// On stable media before it completes.
+        fua: bool,
+    },
+    /// Compares blocks with the data.
+    Compare {
+        /// Index of the namespace.
+        namespace: usize,
+        /// First block.
+        slba: u64,
+        /// How many blocks, 1..=65536.
+        block_count: u32,
+    },
+    /// Brings everything completed before to stable media.
+    Flush {
+        /// Index of the namespace.
+        namespace: usize,
+    },
+    /// Zeroes blocks.
+    WriteZeroes {
+        /// Index of the namespace.
+        namespace: usize,
+        /// First block.
+        slba: u64,
+        /// How many blocks, 1..=65536.
+        block_count: u32,
+        /// The blocks may be deallocated, if they then read zeroes.
+        deallocate: bool,
+        /// On stable media before it completes.
+        fua: bool,
+    },
+    /// Hints about, or deallocation of, the ranges in the data; see [`parse_ranges`].
+    DatasetManagement {
+        /// Index of the namespace.
+        namespace: usize,
+        /// How many ranges, 1..=256.
+        ranges: u16,
+        /// Deallocate them; otherwise there is nothing to do.
+        deallocate: bool,
+    },
+}
+
+impl IoCommand {
+    /// Index of the namespace it is about.
+    #[must_use]
+    pub fn namespace(&self) -> usize {
+        match *self {
+            Self::Read { namespace, .. }
+            | Self::Write { namespace, .. }
+            | Self::Compare { namespace, .. }
+            | Self::Flush { namespace }
+            | Self::WriteZeroes { namespace, .. }
+            | Self::DatasetManagement { namespace, .. } => namespace,
+        }
+    }
+}
+
+/// Parses a command of an I/O queue. [`Sqe::fuse`] says whether it is half of a fused Compare
+/// and Write; then [`check_fused`] compares the halves.
+///
+/// # Errors
+/// The status to complete it with.
+pub fn parse_io(
+    sqe: &Sqe,
+    namespaces: &[Namespace],
+    limits: &Limits,
+) -> Result<(IoCommand, Transfer), Status> {
+    check_opcode_and_fuse(sqe)?;
+    let index = find_namespace(namespaces, sqe.namespace_id());
+    let Some((namespace, info)) = index.and_then(|i| Some((i, namespaces.get(i)?))) else {
+        return Err(Status::INVALID_NAMESPACE.dnr());
+    };
+    let max = limits.max_io_bytes;
+    match sqe.opc {
+        io::FLUSH => {
+            let transfer = sgl_transfer(sqe, Direction::None, max)?;
+            Ok((IoCommand::Flush { namespace }, transfer))
+        }
+        io::DATASET_MANAGEMENT => parse_dataset_management(sqe, namespace, info, max),
+        io::WRITE_ZEROES => {
+            let transfer = sgl_transfer(sqe, Direction::None, max)?;
+            let BlockRange { slba, block_count } = parse_blocks(sqe, info)?;
+            refuse_read_only(info)?;
+            let fua = sqe.cdw12.get() & FORCE_UNIT_ACCESS != 0;
+            let deallocate = sqe.cdw12.get() & WRITE_ZEROES_DEALLOCATE != 0;
+            let command = IoCommand::WriteZeroes { namespace, slba, block_count, deallocate, fua };
+            Ok((command, transfer))
+        }
+        opcode => {
+            let direction = if opcode == io::READ {
+                Direction::ControllerToHost
+            } else {
+                Direction::HostToController
+            };
+            let transfer = parse_data(sqe, direction, info, max)?;
+            let BlockRange { slba, block_count } = parse_blocks(sqe, info)?;
+            let fua = sqe.cdw12.get() & FORCE_UNIT_ACCESS != 0;
+            let command = match opcode {
+                io::READ => IoCommand::Read { namespace, slba, block_count, fua },
+                io::COMPARE => IoCommand::Compare { namespace, slba, block_count },
+                _ => {
+                    refuse_read_only(info)?;
+                    IoCommand::Write { namespace, slba, block_count, fua }
+                }
+            };
+            Ok((command, transfer))
+        }
+    }
+}
+
+/// Only the commands of this file exist on an I/O queue, and only Compare then Write may be
+/// fused (Base 2.0, 3.4.2).
+fn check_opcode_and_fuse(sqe: &Sqe) -> Result<(), Status> {
+    match sqe.opc {
+        io::FLUSH
+        | io::WRITE
+        | io::READ
+        | io::COMPARE
+        | io::WRITE_ZEROES
+        | io::DATASET_MANAGEMENT => {}
+        fabrics::OPCODE if sqe.fctype() == fabrics::CONNECT => {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        _ => return Err(Status::INVALID_OPCODE.dnr()),
+    }
+    match (sqe.fuse(), sqe.opc) {
+        (Fuse::Normal, _) | (Fuse::First, io::COMPARE) | (Fuse::Second, io::WRITE) => Ok(()),
+        _ => Err(Status::INVALID_FIELD.dnr()),
+    }
+}
+
+/// SLBA and NLB inside the namespace, and nothing asked that needs protection information.
+fn parse_blocks(sqe: &Sqe, namespace: &Namespace) -> Result<BlockRange, Status> {
+    if sqe.cdw12.get() & PROTECTION_INFO != 0 {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    let range = BlockRange::parse(sqe);
+    check_range(range.slba, range.block_count, namespace)?;
+    Ok(range)
+}
+
+fn check_range(slba: u64, block_count: u32, namespace: &Namespace) -> Result<(), Status> {
+    match slba.checked_add(block_count.into()) {
+        Some(end) if end <= namespace.block_count => Ok(()),
+        _ => Err(Status::LBA_OUT_OF_RANGE.dnr()),
+    }
+}
+
+/// The transfer of Read, Write and Compare: exactly the blocks, at most MDTS.
+fn parse_data(
+    sqe: &Sqe,
+    direction: Direction,
+    namespace: &Namespace,
+    max_bytes: u32,
+) -> Result<Transfer, Status> {
+    let block_count = BlockRange::parse(sqe).block_count;
+    let bytes = u64::from(block_count) * u64::from(namespace.block_size);
+    if bytes > u64::from(max_bytes) {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    let transfer = sgl_transfer(sqe, direction, max_bytes)?;
+    if u64::from(transfer.len) != bytes {
+        return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+    }
+    Ok(transfer)
+}
+
+/// Hosts may send more data than the ranges take: Linux always sends a full page.
+fn parse_dataset_management(
+    sqe: &Sqe,
+    namespace: usize,
+    info: &Namespace,
+    max_bytes: u32,
+) -> Result<(IoCommand, Transfer), Status> {
+    let transfer = sgl_transfer(sqe, Direction::HostToController, max_bytes)?;
+    let ranges = u16::from(sqe.cdw10.get().to_le_bytes()[0]) + 1;
+    if u64::from(transfer.len) < u64::from(ranges) * DatasetRange::LEN as u64 {
+        return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+    }
+    let deallocate = sqe.cdw11.get() & DATASET_DEALLOCATE != 0;
+    if deallocate {
+        refuse_read_only(info)?;
+    }
+    Ok((IoCommand::DatasetManagement { namespace, ranges, deallocate }, transfer))
+}
+
+fn refuse_read_only(namespace: &Namespace) -> Result<(), Status> {
+    if namespace.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED.dnr()) } else { Ok(()) }
+}
+
+/// Whether two commands make a fused Compare and Write: the same namespace and blocks.
+///
+/// # Errors
+/// Invalid Field, for both, when they do not.
+pub fn check_fused(first: &Sqe, second: &Sqe) -> Result<(), Status> {
+    let same = first.fuse() == Fuse::First
+        && second.fuse() == Fuse::Second
+        && first.nsid == second.nsid
+        && BlockRange::parse(first) == BlockRange::parse(second);
+    if same { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
+}
+
+/// The ranges of a Dataset Management command that have any blocks, as first block and count.
+/// A range outside of the namespace is an error: run through all of them before acting on one.
+pub fn parse_ranges<'a>(
+    data: &'a [u8],
+    ranges: u16,
+    namespace: &'a Namespace,
+) -> impl Iterator<Item = Result<(u64, u32), Status>> + Clone + 'a {
+    data.chunks_exact(DatasetRange::LEN)
+        .take(ranges.into())
+        .filter_map(|bytes| DatasetRange::read_from_bytes(bytes).ok())
+        .filter(|range| range.length.get() != 0)
+        .map(move |range| {
+            let (slba, count) = (range.slba.get(), range.length.get());
+            check_range(slba, count, namespace).map(|()| (slba, count))
+        })
+}
+
+/// What the SMART log counts. Each core counts its own queues; a log read adds them up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoCounters {
+    /// Read and Compare commands completed.
+    pub read_commands: u64,
+    /// Write commands completed.
+    pub write_commands: u64,
+    /// Bytes of those reads and compares.
+    pub read_bytes: u64,
+    /// Bytes of those writes.
+    pub written_bytes: u64,
+    /// Commands that failed because the medium did.
+    pub media_errors: u64,
+    /// Time with at least one I/O command outstanding.
+    pub busy: Duration,
+}
+
+impl IoCounters {
+    /// Counts a command that completed.
+    pub fn count(&mut self, command: &IoCommand, transfer: Transfer, status: Status) {
+        if status.same_code(Status::WRITE_FAULT) || status.same_code(Status::UNRECOVERED_READ_ERROR)
+        {
+            self.media_errors = self.media_errors.wrapping_add(1);
+        }
+        let moved = status.is_success() || status.same_code(Status::COMPARE_FAILURE);
+        let bytes = if moved { transfer.len.into() } else { 0 };
+        match command {
+            IoCommand::Read { .. } | IoCommand::Compare { .. } => {
+                self.read_commands = self.read_commands.wrapping_add(1);
+                self.read_bytes = self.read_bytes.wrapping_add(bytes);
+            }
+            IoCommand::Write { .. } => {
+                self.write_commands = self.write_commands.wrapping_add(1);
+                self.written_bytes = self.written_bytes.wrapping_add(bytes);
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds another core's counts.
+    pub fn add(&mut self, other: &Self) {
+        self.read_commands = self.read_commands.wrapping_add(other.read_commands);
+        self.write_commands = self.write_commands.wrapping_add(other.write_commands);
+        self.read_bytes = self.read_bytes.wrapping_add(other.read_bytes);
+        self.written_bytes = self.written_bytes.wrapping_add(other.written_bytes);
+        self.media_errors = self.media_errors.wrapping_add(other.media_errors);
+        self.busy = self.busy.saturating_add(other.busy);
+    }
+}

@@ -1,0 +1,120 @@
+//! When an association ends because its host is silent (Base 2.0, 3.9; Fabrics 1.1, 4.5).
+
+use std::time::{Duration, Instant};
+
+use super::AbandonReason;
+
+/// KAS: the keep alive timeout is rounded up to a multiple of this, which is also the least.
+pub const KEEP_ALIVE_GRANULARITY: Duration = Duration::from_secs(1);
+
+/// How often the cores of I/O queues report traffic. Added to the timeout, so that a report
+/// which is still on its way cannot be the difference.
+pub const TRAFFIC_REPORT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a discovery controller without keep alive may be idle.
+pub const DISCOVERY_IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long a controller may exist without being enabled, or after its shutdown.
+pub const ASSOCIATION_TIMEOUT: Duration = Duration::from_secs(120);
+
+const GRANULARITY_MS: u32 = 1000;
+const _: () = assert!(KEEP_ALIVE_GRANULARITY.as_millis() == GRANULARITY_MS as u128);
+
+/// KAS as Identify says it, in 100 ms.
+pub(crate) const KAS: u16 = 10;
+const _: () = assert!(GRANULARITY_MS == KAS as u32 * 100);
+
+/// The timers of one association.
+#[derive(Debug)]
+pub(crate) struct KeepAlive {
+    is_discovery: bool,
+    kato_ms: u32,
+    last_command: Instant,
+    /// Set while the controller is not enabled, or is shut down.
+    disabled_since: Option<Instant>,
+    /// No keep alive after a shutdown, until the next enable.
+    shut_down: bool,
+}
+
+impl KeepAlive {
+    pub(crate) fn new(kato_ms: u32, is_discovery: bool, now: Instant) -> Self {
+        Self {
+            is_discovery,
+            kato_ms: round_up(kato_ms),
+            last_command: now,
+            disabled_since: Some(now),
+            shut_down: false,
+        }
+    }
+
+    /// KATO in milliseconds, 0 for none.
+    pub(crate) fn kato_ms(&self) -> u32 {
+        self.kato_ms
+    }
+
+    /// A new KATO, from now on.
+    pub(crate) fn set_kato_ms(&mut self, kato_ms: u32) {
+        self.kato_ms = round_up(kato_ms);
+    }
+
+    /// Whether the host asked for a timeout: a discovery association is then meant to last, and
+    /// gets events.
+    pub(crate) fn has_timeout(&self) -> bool {
+        self.kato_ms != 0
+    }
+
+    pub(crate) fn command_seen(&mut self, at: Instant) {
+        self.last_command = self.last_command.max(at);
+    }
+
+    pub(crate) fn enabled(&mut self) {
+        self.disabled_since = None;
+        self.shut_down = false;
+    }
+
+    pub(crate) fn disabled(&mut self, now: Instant, shut_down: bool) {
+        self.command_seen(now);
+        self.disabled_since = Some(now);
+        self.shut_down = shut_down;
+    }
+
+    /// The earliest deadline, and what missing it means.
+    pub(crate) fn deadline(&self) -> Option<(Instant, AbandonReason)> {
+        let association = self
+            .disabled_since
+            .map(|since| (since + ASSOCIATION_TIMEOUT, AbandonReason::NotEnabled));
+        let silence = match (self.kato_ms, self.is_discovery) {
+            _ if self.shut_down => None,
+            (0, false) => None,
+            (0, true) => {
+                Some((self.last_command + DISCOVERY_IDLE_TIMEOUT, AbandonReason::DiscoveryIdle))
+            }
+            (kato_ms, _) => {
+                let timeout = Duration::from_millis(kato_ms.into()) + TRAFFIC_REPORT_INTERVAL;
+                Some((self.last_command + timeout, AbandonReason::KeepAliveExpired))
+            }
+        };
+        [association, silence].into_iter().flatten().min_by_key(|(at, _)| *at)
+    }
+}
+
+/// KATO is rounded up to the granularity (Base 2.0, 5.27.1.12); the greatest multiple that 32
+/// bits hold is the limit.
+fn round_up(kato_ms: u32) -> u32 {
+    let most = u32::MAX / GRANULARITY_MS;
+    kato_ms.div_ceil(GRANULARITY_MS).min(most) * GRANULARITY_MS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kato_is_rounded_up_to_kas() {
+        for (asked, granted) in
+            [(0, 0), (1, 1000), (1000, 1000), (1001, 2000), (5000, 5000), (u32::MAX, 4_294_967_000)]
+        {
+            assert_eq!(round_up(asked), granted, "{asked}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Get Log Page (Base 2.0, 5.16).
+
+use std::time::Instant;
+
+use zerocopy::IntoBytes;
+
+use super::admin::ADMIN_COMMANDS;
+use super::event::EventKind;
+use super::{Controller, IoCounters, Subsystem};
+use crate::nvme::identify::ascii_field;
+use crate::nvme::log::{
+    EFFECT_CONTENT_CHANGE, EFFECT_SUPPORTED, EffectsLog, FirmwareLog, GetLogPage, SmartLog, lid,
+};
+use crate::nvme::opcode::io;
+use crate::nvme::{NamespaceId, Sqe, Status};
+
+/// What the SMART log calls a data unit: a thousand times 512 bytes.
+const DATA_UNIT_BYTES: u64 = 512 * 1000;
+
+impl Controller {
+    /// Fills `reply`, which may be longer than the log asked for: the rest stays zero.
+    pub(crate) fn get_log_page(
+        &mut self,
+        now: Instant,
+        sqe: &Sqe,
+        reply: &mut [u8],
+        counters: &IoCounters,
+    ) -> Result<(), Status> {
+        let command = GetLogPage::parse(sqe);
+        if !command.offset.is_multiple_of(4) {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        // what the host asked for must fit where it wants it
+        let reply = usize::try_from(command.len_bytes)
+            .ok()
+            .and_then(|len| reply.get_mut(..len))
+            .ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+        match (command.lid, self.subsystem()) {
+            (lid::DISCOVERY, None) => self.discovery_log_page(&command, reply),
+            (lid::ERROR, Some(_)) => copy_page(&self.errors.page(), command.offset, reply),
+            (lid::SMART, Some(_)) => {
+                let nsid = sqe.namespace_id();
+                if nsid.0 != 0 && nsid != NamespaceId::BROADCAST {
+                    // LPA bit 0 is clear: the log is that of the controller
+                    return Err(Status::INVALID_FIELD.dnr());
+                }
+                let page = self.smart_log(now, counters);
+                copy_page(page.as_bytes(), command.offset, reply)
+            }
+            (lid::FIRMWARE, Some(subsystem)) => {
+                copy_page(firmware_log(subsystem).as_bytes(), command.offset, reply)
+            }
+            (lid::CHANGED_NAMESPACES, Some(_)) => {
+                copy_page(self.changed.page().as_bytes(), command.offset, reply)?;
+                if !command.retain_event {
+                    self.changed.clear();
+                    let kind = EventKind::NamespaceChanged;
+                    self.events.log_read(kind, true, &mut self.actions);
+                }
+                Ok(())
+            }
+            (lid::EFFECTS, Some(_)) => copy_page(effects_log().as_bytes(), command.offset, reply),
+            _ => Err(Status::INVALID_LOG_PAGE.dnr()),
+        }
+    }
+
+    fn discovery_log_page(&mut self, command: &GetLogPage, reply: &mut [u8]) -> Result<(), Status> {
+        let current = self.discovery.read(command.offset, reply)?;
+        if !command.retain_event {
+            self.events.log_read(EventKind::DiscoveryChanged, current, &mut self.actions);
+        }
+        Ok(())
+    }
+
+    /// There is no sensor and no wear: temperature 0 is "not reported", the spare is complete.
+    fn smart_log(&self, now: Instant, counters: &IoCounters) -> SmartLog {
+        let units = |bytes: u64| u128::from(bytes.div_ceil(DATA_UNIT_BYTES));
+        let powered = now.saturating_duration_since(self.created);
+        SmartLog {
+            available_spare: 100,
+            data_units_read: units(counters.read_bytes).into(),
+            data_units_written: units(counters.written_bytes).into(),
+            host_read_commands: u128::from(counters.read_commands).into(),
+            host_write_commands: u128::from(counters.write_commands).into(),
+            controller_busy_time: u128::from(counters.busy.as_secs() / 60).into(),
+            power_on_hours: u128::from(powered.as_secs() / 3600).into(),
+            media_errors: u128::from(counters.media_errors).into(),
+            error_log_entries: u128::from(self.errors.count()).into(),
+            ..SmartLog::default()
+        }
+    }
+}
+
+/// One slot, and the running firmware is in it.
+fn firmware_log(subsystem: &Subsystem) -> FirmwareLog {
+    let mut page = FirmwareLog { afi: 1, ..FirmwareLog::default() };
+    page.frs[0] = ascii_field(&subsystem.firmware);
+    page
+}
+
+/// No command has effects that a host must prepare for: CSE and CCC stay 0, else Linux freezes
+/// its queues around them.
+fn effects_log() -> EffectsLog {
+    let mut page = EffectsLog::default();
+    for opcode in ADMIN_COMMANDS {
+        page.acs[usize::from(opcode)] = EFFECT_SUPPORTED.into();
+    }
+    for opcode in [io::FLUSH, io::READ, io::COMPARE] {
+        page.iocs[usize::from(opcode)] = EFFECT_SUPPORTED.into();
+    }
+    for opcode in [io::WRITE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT] {
+        page.iocs[usize::from(opcode)] = (EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE).into();
+    }
+    page
+}
+
+/// Copies what the page has from an offset on; past its end the reply stays zero. An offset past
+/// the end is an error (Base 2.0, figure 199).
+fn copy_page(page: &[u8], offset: u64, reply: &mut [u8]) -> Result<(), Status> {
+    let rest = usize::try_from(offset)
+        .ok()
+        .and_then(|offset| page.get(offset..))
+        .ok_or(Status::INVALID_FIELD.dnr())?;
+    for (place, byte) in reply.iter_mut().zip(rest) {
+        *place = *byte;
+    }
+    Ok(())
+}

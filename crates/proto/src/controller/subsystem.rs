@@ -1,0 +1,283 @@
+//! What a target offers: namespaces, subsystems, listeners, as immutable snapshots.
+//!
+//! A change is a new snapshot with a greater generation; controllers and I/O queues swap an
+//! [`Arc`] and compare what they had with what they have.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::nvme::{NamespaceId, Nqn};
+
+/// The greatest NSID (NN), and the most namespaces of a subsystem (MNAN). Hosts size tables by it.
+pub const MAX_NSID: u32 = 1024;
+
+/// The smallest and the largest [`Limits::max_io_bytes`]. 4096 is left out because MDTS 0 means
+/// "no limit".
+pub const MAX_IO_BYTES_RANGE: (u32, u32) = (8192, 1 << 25);
+
+/// The fewest entries of the admin queue, which ASQSZ must not go below (Fabrics 1.1, 5.3).
+pub const MIN_ADMIN_ENTRIES: u16 = 32;
+
+/// A namespace as hosts see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// Its number in the subsystem, 1..=[`MAX_NSID`].
+    pub nsid: NamespaceId,
+    /// Logical block size in bytes, a power of two of at least 512.
+    pub block_size: u32,
+    /// Capacity in logical blocks.
+    pub block_count: u64,
+    /// Physical block size in bytes, a power of two of at least `block_size`.
+    pub physical_block_size: u32,
+    /// UUID, the same through every path for ever.
+    pub uuid: [u8; 16],
+    /// NGUID, the same through every path for ever.
+    pub nguid: [u8; 16],
+    /// Completed writes may be lost in a power cut until a Flush.
+    pub volatile_write_cache: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Deallocate does something.
+    pub deallocate: bool,
+    /// Deallocated blocks read zeroes.
+    pub deallocate_zeroes: bool,
+}
+
+/// Who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostAccess {
+    /// Any host.
+    Any,
+    /// These hosts; nobody when empty.
+    List(Vec<Nqn>),
+}
+
+impl HostAccess {
+    /// Whether this host may connect.
+    #[must_use]
+    pub fn admits(&self, host: &Nqn) -> bool {
+        match self {
+            Self::Any => true,
+            Self::List(hosts) => hosts.contains(host),
+        }
+    }
+}
+
+/// What a subsystem grants its controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest transfer of a command in bytes (MDTS): a power of two in [`MAX_IO_BYTES_RANGE`].
+    pub max_io_bytes: u32,
+    /// Data in a capsule of an I/O queue in bytes, a multiple of 16.
+    pub in_capsule_bytes: u32,
+    /// Entries of an I/O queue (MQES + 1), at least 2.
+    pub max_queue_entries: u16,
+    /// Entries of the admin queue, at least [`MIN_ADMIN_ENTRIES`].
+    pub max_admin_entries: u16,
+    /// I/O queues of a controller, at least 1.
+    pub max_io_queues: u16,
+}
+
+impl Limits {
+    /// Largest transfer 128 KiB, 8 KiB in a capsule, 128 entries, 16 queues.
+    pub const DEFAULT: Self = Self {
+        max_io_bytes: 128 * 1024,
+        in_capsule_bytes: 8192,
+        max_queue_entries: 128,
+        max_admin_entries: MIN_ADMIN_ENTRIES,
+        max_io_queues: 16,
+    };
+
+    /// MDTS: log2 of the largest transfer in 4 KiB pages.
+    #[must_use]
+    pub fn mdts(&self) -> u8 {
+        let log2 = (self.max_io_bytes / 4096).max(2).ilog2();
+        u8::try_from(log2).unwrap_or(u8::MAX)
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// An NVM subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subsystem {
+    /// SUBNQN.
+    pub nqn: Nqn,
+    /// Serial number, at most 20 ASCII characters.
+    pub serial: String,
+    /// Model number, at most 40 ASCII characters.
+    pub model: String,
+    /// Firmware revision, at most 8 ASCII characters.
+    pub firmware: String,
+    /// Who may connect.
+    pub hosts: HostAccess,
+    /// Its namespaces, by ascending NSID.
+    pub namespaces: Vec<Namespace>,
+    /// What it grants.
+    pub limits: Limits,
+}
+
+/// Why a subsystem cannot be offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubsystemError {
+    /// The NQN is the one of the discovery service.
+    DiscoveryNqn,
+    /// An NSID is 0 or above [`MAX_NSID`].
+    NamespaceNumber(NamespaceId),
+    /// NSIDs are not strictly ascending.
+    NamespaceOrder(NamespaceId),
+    /// A block size is not a power of two, below 512, or above the physical block size.
+    BlockSize(NamespaceId),
+    /// A namespace has no blocks.
+    Empty(NamespaceId),
+    /// A limit is outside of what its documentation says.
+    Limit(&'static str),
+    /// Serial, model or firmware is longer than its field or not printable ASCII.
+    Text(&'static str),
+}
+
+impl fmt::Display for SubsystemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DiscoveryNqn => f.write_str("the NQN of the discovery service is reserved"),
+            Self::NamespaceNumber(nsid) => {
+                write!(f, "namespace number {nsid} is outside 1..={MAX_NSID}")
+            }
+            Self::NamespaceOrder(nsid) => {
+                write!(f, "namespace {nsid} is there twice or out of order")
+            }
+            Self::BlockSize(nsid) => write!(f, "namespace {nsid} has an impossible block size"),
+            Self::Empty(nsid) => write!(f, "namespace {nsid} has no blocks"),
+            Self::Limit(name) => write!(f, "the limit {name} is out of range"),
+            Self::Text(name) => write!(f, "the {name} is too long or not printable ASCII"),
+        }
+    }
+}
+
+impl std::error::Error for SubsystemError {}
+
+impl Subsystem {
+    /// Checks every rule that the fields' documentation states.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn validated(self) -> Result<Self, SubsystemError> {
+        if self.nqn.is_discovery() {
+            return Err(SubsystemError::DiscoveryNqn);
+        }
+        for (name, text, len) in [
+            ("serial number", &self.serial, 20),
+            ("model number", &self.model, 40),
+            ("firmware revision", &self.firmware, 8),
+        ] {
+            if text.len() > len || !text.bytes().all(|b| (0x20..=0x7e).contains(&b)) {
+                return Err(SubsystemError::Text(name));
+            }
+        }
+        self.check_limits()?;
+        let mut last = 0;
+        for namespace in &self.namespaces {
+            let nsid = namespace.nsid;
+            if nsid.0 == 0 || nsid.0 > MAX_NSID {
+                return Err(SubsystemError::NamespaceNumber(nsid));
+            }
+            if nsid.0 <= last {
+                return Err(SubsystemError::NamespaceOrder(nsid));
+            }
+            last = nsid.0;
+            let (logical, physical) = (namespace.block_size, namespace.physical_block_size);
+            if !logical.is_power_of_two()
+                || !physical.is_power_of_two()
+                || logical < 512
+                || logical > physical
+                || logical > self.limits.max_io_bytes
+            {
+                return Err(SubsystemError::BlockSize(nsid));
+            }
+            if namespace.block_count == 0 {
+                return Err(SubsystemError::Empty(nsid));
+            }
+        }
+        Ok(self)
+    }
+
+    fn check_limits(&self) -> Result<(), SubsystemError> {
+        let limits = &self.limits;
+        let (least, most) = MAX_IO_BYTES_RANGE;
+        if !limits.max_io_bytes.is_power_of_two() || !(least..=most).contains(&limits.max_io_bytes)
+        {
+            return Err(SubsystemError::Limit("max_io_bytes"));
+        }
+        if !limits.in_capsule_bytes.is_multiple_of(16)
+            || limits.in_capsule_bytes > limits.max_io_bytes
+        {
+            return Err(SubsystemError::Limit("in_capsule_bytes"));
+        }
+        if limits.max_queue_entries < 2 {
+            return Err(SubsystemError::Limit("max_queue_entries"));
+        }
+        if limits.max_admin_entries < MIN_ADMIN_ENTRIES {
+            return Err(SubsystemError::Limit("max_admin_entries"));
+        }
+        if limits.max_io_queues == 0 {
+            return Err(SubsystemError::Limit("max_io_queues"));
+        }
+        Ok(())
+    }
+
+    /// The namespace of that number.
+    #[must_use]
+    pub fn namespace(&self, nsid: NamespaceId) -> Option<&Namespace> {
+        find_namespace(&self.namespaces, nsid).and_then(|index| self.namespaces.get(index))
+    }
+
+    /// Whether any namespace may lose completed writes in a power cut.
+    #[must_use]
+    pub fn has_volatile_write_cache(&self) -> bool {
+        self.namespaces.iter().any(|namespace| namespace.volatile_write_cache)
+    }
+}
+
+/// Where a namespace is in a slice sorted by NSID: at NSID - 1 when no number is skipped, which
+/// is the usual case, else by binary search.
+#[must_use]
+pub fn find_namespace(namespaces: &[Namespace], nsid: NamespaceId) -> Option<usize> {
+    let guess = usize::try_from(nsid.0.checked_sub(1)?).ok()?;
+    if namespaces.get(guess).is_some_and(|namespace| namespace.nsid == nsid) {
+        return Some(guess);
+    }
+    namespaces.binary_search_by_key(&nsid, |namespace| namespace.nsid).ok()
+}
+
+/// An address where hosts can connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// The address as bound; an unspecified IP listens on every address.
+    pub address: SocketAddr,
+    /// PORTID in the Discovery log.
+    pub port_id: u16,
+}
+
+/// Everything a target offers at one moment. Every listener serves every subsystem.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetView {
+    /// Greater than the generation of any earlier view.
+    pub generation: u64,
+    /// The subsystems.
+    pub subsystems: Vec<Arc<Subsystem>>,
+    /// The listeners.
+    pub listeners: Vec<ListenerInfo>,
+}
+
+impl TargetView {
+    /// The subsystem of that name.
+    #[must_use]
+    pub fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
+        self.subsystems.iter().find(|subsystem| subsystem.nqn == *nqn)
+    }
+}
