@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use crate::buffer::{IoBuf, SharedBuf};
+use crate::file_op::FileOp;
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
@@ -30,7 +31,7 @@ use crate::waker::Waker;
 
 mod files;
 
-use files::{FileOp, FileWorkers};
+use files::FileWorkers;
 
 /// Events taken from the kernel per poll.
 const EVENTS: usize = 256;

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
+use crate::sim::Random;
 use crate::socket::Socket;
 use crate::waker::Waker;
 
@@ -82,6 +83,14 @@ impl RecvBuffers {
             rest = later;
         }
         bytes.len() - rest.len()
+    }
+
+    /// A hash of the first `count` bytes received, for the fingerprint of a simulation.
+    pub(crate) fn checksum(&self, count: usize) -> u64 {
+        let payload = self.payload.as_ref().map_or(&[][..], |(buf, range)| &buf[range.clone()]);
+        let in_payload = payload.len().min(count);
+        let staging = &self.staging[self.staging_range.clone()][..count - in_payload];
+        Random::hash(&payload[..in_payload]) ^ Random::mix(Random::hash(staging))
     }
 }
 

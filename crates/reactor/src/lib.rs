@@ -4,12 +4,11 @@
 //! for I/O through [`Io`], and never blocks. The same service runs over io_uring, over epoll,
 //! and in simulation.
 
-#![allow(dead_code, reason = "the back ends are being written")]
-
 pub mod affinity;
 pub mod buffer;
 pub mod core;
 mod epoll;
+mod file_op;
 pub mod io;
 pub mod mailbox;
 mod memory;
@@ -31,6 +30,7 @@ pub use io::{Completion, Io, Outcome, Token, Wait};
 pub use mailbox::{Mailbox, SendError, Sender};
 pub use send::{Payload, SendBatch};
 pub use service::{Context, Service};
+pub use sim::{SimConfig, SimIo, SimWorld};
 pub use socket::Socket;
 pub use stats::{LoopSnapshot, LoopStats};
 pub use uring::UringIo;

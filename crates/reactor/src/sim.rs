@@ -1,20 +1,444 @@
-//! Simulated sockets, files and time.
+//! [`Io`] in virtual time: sockets in memory, decided by a seed.
+//!
+//! A [`SimWorld`] holds the network and the clock; [`SimWorld::io`] gives each simulated core
+//! its [`SimIo`]. Nothing happens by itself: the test driver lets cores poll, and calls
+//! [`SimWorld::step`] to move the clock to the next event. Bytes arrive in chunks of random
+//! size after random delays, so operations of different sockets finish in any order;
+//! connections may break at a random byte. The same seed and the same calls give the same run:
+//! [`SimWorld::fingerprint`] tells whether two runs were the same.
+//!
+//! Files are real files, read and written when their event is due.
 
-use std::sync::{Arc, Mutex};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::buffer::{IoBuf, SharedBuf};
+use crate::file_op::FileOp;
+use crate::io::{
+    AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
+};
+use crate::send::SendBatch;
+use crate::socket::{Socket, not_usable};
+use crate::timer::TimerQueue;
+use crate::waker::Waker;
+
+mod network;
+mod random;
+
+pub use random::Random;
+
+use network::{Listener, Network};
+
+/// How the simulated world behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimConfig {
+    /// The shortest delay of anything.
+    pub min_delay: Duration,
+    /// The longest delay.
+    pub max_delay: Duration,
+    /// Bytes that one direction of a connection holds before its sender has to wait.
+    pub socket_buffer: usize,
+    /// Most bytes that arrive at once; 1 is the hardest test of a parser.
+    pub max_chunk: usize,
+    /// How many of a thousand connections break at a random byte.
+    pub broken_per_thousand: u32,
+    /// Breaking connections do so within this many bytes (both directions together).
+    pub break_within: u64,
+}
+
+impl Default for SimConfig {
+    fn default() -> SimConfig {
+        SimConfig {
+            min_delay: Duration::from_micros(1),
+            max_delay: Duration::from_micros(200),
+            socket_buffer: 64 << 10,
+            max_chunk: usize::MAX,
+            broken_per_thousand: 0,
+            break_within: 1 << 20,
+        }
+    }
+}
+
+/// The network, the clock and the chance of one simulation. Cloning gives another handle.
+#[derive(Clone)]
+pub struct SimWorld {
+    inner: Rc<RefCell<World>>,
+}
+
+impl SimWorld {
+    /// A world that is the same for the same seed.
+    pub fn new(seed: u64, config: SimConfig) -> SimWorld {
+        let epoch = Instant::now();
+        let world = World {
+            config,
+            random: Random::new(seed),
+            epoch,
+            now: epoch,
+            events: TimerQueue::with_capacity(1024),
+            cores: Vec::new(),
+            network: Network::default(),
+            dropped: Arc::default(),
+            fingerprint: 0,
+        };
+        SimWorld { inner: Rc::new(RefCell::new(world)) }
+    }
+
+    /// The I/O of one more simulated core.
+    pub fn io(&self) -> SimIo {
+        let mut world = self.inner.borrow_mut();
+        world.cores.push(Core::default());
+        SimIo { world: self.inner.clone(), core: world.cores.len() - 1 }
+    }
+
+    /// Moves the clock to the next event and lets it happen; false if there is none: then
+    /// everything waits for something that will not come, or is finished.
+    pub fn step(&self) -> bool {
+        let mut world = self.inner.borrow_mut();
+        world.close_dropped();
+        world.step()
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Instant {
+        self.inner.borrow().now
+    }
+
+    /// Virtual time since the beginning.
+    pub fn elapsed(&self) -> Duration {
+        let world = self.inner.borrow();
+        world.now.duration_since(world.epoch)
+    }
+
+    /// Breaks all connections with this local or remote address at once, as a reboot would.
+    pub fn reset_connections(&self, address: SocketAddr) {
+        let mut world = self.inner.borrow_mut();
+        world.reset_matching(|end| end.local == address || end.peer_address == address);
+    }
+
+    /// A random number of this world, for test drivers.
+    pub fn random_below(&self, bound: u64) -> u64 {
+        self.inner.borrow_mut().random.below(bound)
+    }
+
+    /// Connections of which at least one end is open.
+    pub fn open_connections(&self) -> usize {
+        let mut world = self.inner.borrow_mut();
+        world.close_dropped();
+        world.network.open_connections()
+    }
+
+    /// A hash over everything that has completed, and when.
+    pub fn fingerprint(&self) -> u64 {
+        self.inner.borrow().fingerprint
+    }
+}
+
+/// Sockets, files, clock and timers of one simulated core. Dropped, it is a core that has
+/// crashed: its connections are reset.
+pub struct SimIo {
+    world: Rc<RefCell<World>>,
+    core: usize,
+}
 
 /// One end of a simulated connection on its way between cores.
 #[derive(Debug)]
 pub(crate) struct SimSocket {
-    /// Names the end in its world.
-    pub(crate) end: u32,
+    /// Names the end in its world, until it is adopted.
+    end: Option<u32>,
     /// Ends that were dropped without being adopted; the world closes them.
-    pub(crate) dropped: Arc<Mutex<Vec<u32>>>,
+    dropped: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Drop for SimSocket {
     fn drop(&mut self) {
-        if let Ok(mut dropped) = self.dropped.lock() {
-            dropped.push(self.end);
+        if let Some(end) = self.end {
+            self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(end);
         }
+    }
+}
+
+struct World {
+    config: SimConfig,
+    random: Random,
+    epoch: Instant,
+    now: Instant,
+    events: TimerQueue<Event>,
+    cores: Vec<Core>,
+    network: Network,
+    dropped: Arc<Mutex<Vec<u32>>>,
+    fingerprint: u64,
+}
+
+#[derive(Default)]
+struct Core {
+    /// Completed, and not yet polled.
+    done: VecDeque<Completion>,
+    files: Vec<Option<Arc<File>>>,
+    /// Nobody polls any more.
+    crashed: bool,
+}
+
+enum Event {
+    /// Bytes or the end of the stream reach an end.
+    Deliver(u32),
+    /// An end tries to receive or send.
+    Progress(u32),
+    Connect {
+        core: usize,
+        token: Token,
+        address: SocketAddr,
+    },
+    /// A connection breaks: the end is told.
+    Reset(u32),
+    File {
+        core: usize,
+        token: Token,
+        file: Arc<File>,
+        op: FileOp,
+    },
+    Complete {
+        core: usize,
+        completion: Completion,
+    },
+}
+
+impl World {
+    fn delay(&mut self) -> Duration {
+        let span = self.config.max_delay.saturating_sub(self.config.min_delay);
+        let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX - 1);
+        self.config.min_delay + Duration::from_nanos(self.random.below(span + 1))
+    }
+
+    fn schedule(&mut self, event: Event) {
+        let at = self.now + self.delay();
+        self.events.push(at, event);
+    }
+
+    fn step(&mut self) -> bool {
+        let Some(at) = self.events.next_at() else { return false };
+        self.now = self.now.max(at);
+        let Some(event) = self.events.pop_due(self.now) else { return false };
+        match event {
+            Event::Deliver(end) => self.deliver(end),
+            Event::Progress(end) => self.progress(end),
+            Event::Connect { core, token, address } => self.connect(core, token, address),
+            Event::Reset(end) => self.break_end(end),
+            Event::File { core, token, file, mut op } => {
+                let result = op.run(&file);
+                self.complete(core, Completion { token, outcome: op.outcome(result) });
+            }
+            Event::Complete { core, completion } => self.complete(core, completion),
+        }
+        true
+    }
+
+    /// Hands a completion to its core, and takes it into the fingerprint.
+    fn complete(&mut self, core: usize, completion: Completion) {
+        let Completion { token, outcome } = &completion;
+        let (kind, value) = summary(outcome);
+        let time = self.now.duration_since(self.epoch);
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let id = u64::from(token.index) << 32
+            | u64::from(token.owner) << 16
+            | u64::from(token.generation);
+        for word in [time, core as u64, id, kind, value] {
+            self.fingerprint = Random::mix(self.fingerprint ^ word);
+        }
+        if let Some(core) = self.cores.get_mut(core).filter(|core| !core.crashed) {
+            core.done.push_back(completion);
+        }
+    }
+
+    fn socket(&self, end: u32) -> Socket {
+        let (local, peer) = self.network.addresses(end);
+        Socket::simulated(SimSocket { end: Some(end), dropped: self.dropped.clone() }, local, peer)
+    }
+
+    fn connect(&mut self, core: usize, token: Token, address: SocketAddr) {
+        let Some(listener) = self.network.listener_at(address) else {
+            let error = io::Error::from_raw_os_error(libc::ECONNREFUSED);
+            self.complete(core, Completion { token, outcome: Outcome::Connected(Err(error)) });
+            return;
+        };
+        let breaks = self.random.below(1000) < u64::from(self.config.broken_per_thousand);
+        let break_after = breaks.then(|| self.random.below(self.config.break_within.max(1)));
+        let (one, two) = self.network.add_connection(address, break_after);
+        let outcome = Outcome::Connected(Ok(self.socket(one)));
+        self.complete(core, Completion { token, outcome });
+        let socket = self.socket(two);
+        let peer = socket.peer_address();
+        let completion =
+            Completion { token: listener.token, outcome: Outcome::Accepted(Ok((socket, peer))) };
+        self.schedule(Event::Complete { core: listener.core, completion });
+    }
+
+    /// Ends that were dropped before anyone adopted them are closed.
+    fn close_dropped(&mut self) {
+        let dropped =
+            std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
+        dropped.into_iter().for_each(|end| self.close_end(end, false));
+    }
+}
+
+impl SimIo {
+    fn start_file_op(&mut self, file: FileId, token: Token, op: FileOp) {
+        let world = &mut *self.world.borrow_mut();
+        let files = &world.cores[self.core].files;
+        let found = files.get(file.0 as usize).cloned().flatten();
+        let event = match found {
+            Some(file) => Event::File { core: self.core, token, file, op },
+            None => {
+                let completion = Completion { token, outcome: op.outcome(Err(not_usable())) };
+                Event::Complete { core: self.core, completion }
+            }
+        };
+        world.schedule(event);
+    }
+
+    fn finish(&mut self, token: Token, outcome: Outcome) {
+        let completion = Completion { token, outcome };
+        self.world.borrow_mut().schedule(Event::Complete { core: self.core, completion });
+    }
+}
+
+impl Io for SimIo {
+    fn now(&self) -> Instant {
+        self.world.borrow().now
+    }
+
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let mut world = self.world.borrow_mut();
+        let (id, address) = world.network.listen(address, Listener { core: self.core, token })?;
+        Ok((ListenerId(id), address))
+    }
+
+    fn close_listener(&mut self, listener: ListenerId) {
+        self.world.borrow_mut().network.close_listener(listener.0);
+    }
+
+    fn connect(&mut self, address: SocketAddr, token: Token) {
+        self.world.borrow_mut().schedule(Event::Connect { core: self.core, token, address });
+    }
+
+    fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
+        let mut socket = socket.into_simulated()?;
+        let end = socket.end.take().ok_or(io::ErrorKind::NotConnected)?;
+        self.world.borrow_mut().network.adopt(end, self.core);
+        Ok(SocketId(end))
+    }
+
+    fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
+        // Panics for a wrong range here, where it was made.
+        buffers.iovecs();
+        let refused = self.world.borrow_mut().start_recv(self.core, socket.0, token, buffers);
+        if let Err(buffers) = refused {
+            self.finish(token, Outcome::Received(Err(not_usable()), buffers));
+        }
+    }
+
+    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+        let refused = self.world.borrow_mut().start_send(self.core, socket.0, token, batch);
+        if let Err(batch) = refused {
+            self.finish(token, Outcome::Sent(Err(not_usable()), batch));
+        }
+    }
+
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        self.world.borrow_mut().close_end(socket.0, reset);
+    }
+
+    fn register_file(&mut self, file: Arc<File>) -> FileId {
+        let files = &mut self.world.borrow_mut().cores[self.core].files;
+        files.push(Some(file));
+        FileId(u32::try_from(files.len() - 1).unwrap_or(u32::MAX))
+    }
+
+    fn close_file(&mut self, file: FileId) {
+        let files = &mut self.world.borrow_mut().cores[self.core].files;
+        if let Some(slot) = files.get_mut(file.0 as usize) {
+            // Operations in flight hold the file themselves.
+            *slot = None;
+        }
+    }
+
+    fn read(&mut self, file: FileId, buf: IoBuf, offset: u64, token: Token) {
+        self.start_file_op(file, token, FileOp::Read { buf, offset });
+    }
+
+    fn write(&mut self, file: FileId, buf: SharedBuf, offset: u64, durable: bool, token: Token) {
+        self.start_file_op(file, token, FileOp::Write { buf, offset, durable });
+    }
+
+    fn sync(&mut self, file: FileId, token: Token) {
+        self.start_file_op(file, token, FileOp::Sync);
+    }
+
+    fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
+        self.start_file_op(file, token, FileOp::Allocate { mode, offset, len });
+    }
+
+    fn timer(&mut self, at: Instant, token: Token) {
+        let completion = Completion { token, outcome: Outcome::Timer };
+        let mut world = self.world.borrow_mut();
+        world.events.push(at, Event::Complete { core: self.core, completion });
+    }
+
+    /// Never waits: the test driver steps the world.
+    fn poll(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
+        let mut world = self.world.borrow_mut();
+        world.close_dropped();
+        done.extend(world.cores[self.core].done.drain(..));
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::none()
+    }
+}
+
+impl Drop for SimIo {
+    fn drop(&mut self) {
+        let core = self.core;
+        // Dropped outside the borrow: sockets among them find their own way back.
+        let done = {
+            let mut world = self.world.borrow_mut();
+            world.network.close_listeners_of(core);
+            world.reset_matching(|end| end.core == Some(core));
+            world.network.forget_core(core);
+            std::mem::replace(&mut world.cores[core], Core { crashed: true, ..Core::default() })
+        };
+        drop(done);
+    }
+}
+
+/// An outcome in two words.
+fn summary(outcome: &Outcome) -> (u64, u64) {
+    fn code<T>(result: &io::Result<T>, value: impl Fn(&T) -> u64) -> u64 {
+        match result {
+            Ok(result) => value(result),
+            Err(error) => u64::MAX - u64::from(error.raw_os_error().unwrap_or(0).unsigned_abs()),
+        }
+    }
+    match outcome {
+        Outcome::Accepted(result) => (1, code(result, |(_, peer)| u64::from(peer.port()))),
+        Outcome::Connected(result) => {
+            (2, code(result, |socket| u64::from(socket.local_address().port())))
+        }
+        Outcome::Received(result, buffers) => (3, code(result, |count| buffers.checksum(*count))),
+        Outcome::Sent(result, _) => (4, code(result, |()| 0)),
+        Outcome::Read(result, buf) => (5, code(result, |()| Random::hash(buf))),
+        Outcome::Written(result, _) => (6, code(result, |()| 0)),
+        Outcome::Synced(result) => (7, code(result, |()| 0)),
+        Outcome::Timer => (8, 0),
     }
 }

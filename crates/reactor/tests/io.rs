@@ -326,7 +326,7 @@ fn large_batches_through_small_buffers(mut bed: Bed) {
                 Payload::Buf(buf, 10..100)
             }
             1 => Payload::Shared(shared.clone(), len..2 * len),
-            2 => Payload::Zeroes(len * 20),
+            2 => Payload::Zeroes(len * 4),
             _ => {
                 let start = offset;
                 offset += len as u64;
@@ -719,7 +719,9 @@ fn churn_leaks_no_descriptors(mut bed: Bed) {
         let waiting = bed.start_recv(two, 10, 10);
         bed.io.close(two, round % 2 == 0);
         bed.io.close(one, round % 3 == 0);
-        assert!(bed.recv_result(waiting).0.is_err());
+        // The end of the stream and the close race.
+        let (result, _) = bed.recv_result(waiting);
+        assert!(matches!(result, Ok(0) | Err(_)), "{result:?}");
         if round == 100 {
             base = open_descriptors();
         }

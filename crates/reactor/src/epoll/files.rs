@@ -1,58 +1,21 @@
 //! A few threads that make blocking file calls for a core.
 
+#![allow(unsafe_code)]
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::buffer::{IoBuf, SharedBuf};
-use crate::io::{AllocateMode, Completion, Outcome, Token};
+use crate::file_op::{Call, FileOp};
+use crate::io::{Completion, Token};
 use crate::slab::Slab;
 use crate::waker::Waker;
 
 /// File calls that can be in progress at once, per core. More wait in line.
 const FILE_THREADS: usize = 4;
-
-/// A file operation with the memory it owns.
-pub(super) enum FileOp {
-    Read { buf: IoBuf, offset: u64 },
-    Write { buf: SharedBuf, offset: u64, durable: bool },
-    Sync,
-    Allocate { mode: AllocateMode, offset: u64, len: u64 },
-}
-
-impl FileOp {
-    pub(super) fn outcome(self, result: io::Result<()>) -> Outcome {
-        match self {
-            FileOp::Read { buf, .. } => Outcome::Read(result, buf),
-            FileOp::Write { buf, .. } => Outcome::Written(result, buf),
-            FileOp::Sync | FileOp::Allocate { .. } => Outcome::Synced(result),
-        }
-    }
-
-    /// What a thread is told: the operation, with its memory by address.
-    fn call(&mut self) -> Call {
-        match self {
-            FileOp::Read { buf, offset } => {
-                Call::Read { to: buf.as_mut_ptr(), len: buf.len(), offset: *offset }
-            }
-            FileOp::Write { buf, offset, durable } => Call::Write {
-                from: buf.as_ptr(),
-                len: buf.len(),
-                offset: *offset,
-                durable: *durable,
-            },
-            FileOp::Sync => Call::Sync,
-            FileOp::Allocate { mode, offset, len } => {
-                Call::Allocate { mode: *mode, offset: *offset, len: *len }
-            }
-        }
-    }
-}
 
 /// The threads of one core, and what they work on.
 pub(super) struct FileWorkers {
@@ -83,17 +46,6 @@ struct Job {
     file: Arc<File>,
     call: Call,
 }
-
-enum Call {
-    Read { to: *mut u8, len: usize, offset: u64 },
-    Write { from: *const u8, len: usize, offset: u64, durable: bool },
-    Sync,
-    Allocate { mode: AllocateMode, offset: u64, len: u64 },
-}
-
-// SAFETY: the pointers name memory of an operation in `FileWorkers::ops`, which nobody else
-// touches until the thread has reported the job as finished, or has ended.
-unsafe impl Send for Call {}
 
 impl FileWorkers {
     pub(super) fn new(waker: Waker) -> io::Result<FileWorkers> {
@@ -165,7 +117,9 @@ impl Drop for FileWorkers {
 impl Shared {
     fn work(&self) {
         while let Some(job) = self.next_job() {
-            let result = job.call.run(&job.file);
+            // SAFETY: the operation stays in `FileWorkers::ops`, untouched, until it is
+            // collected as finished or this thread has ended.
+            let result = unsafe { job.call.run(&job.file) };
             // The core may drop its last reference to the file as soon as it knows.
             drop(job.file);
             {
@@ -189,68 +143,6 @@ impl Shared {
             queue = self.not_empty.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
-}
-
-impl Call {
-    fn run(&self, file: &File) -> io::Result<()> {
-        match *self {
-            Call::Read { to, len, offset } => {
-                // SAFETY: the operation owns this memory and lends it to this thread alone.
-                let buf = unsafe { std::slice::from_raw_parts_mut(to, len) };
-                file.read_exact_at(buf, offset)
-            }
-            Call::Write { from, len, offset, durable } => {
-                // SAFETY: as above; others may read it, too.
-                let buf = unsafe { std::slice::from_raw_parts(from, len) };
-                if durable {
-                    write_durably(file, buf, offset)
-                } else {
-                    file.write_all_at(buf, offset)
-                }
-            }
-            Call::Sync => file.sync_data(),
-            Call::Allocate { mode, offset, len } => allocate(file, mode, offset, len),
-        }
-    }
-}
-
-fn write_durably(file: &File, buf: &[u8], offset: u64) -> io::Result<()> {
-    let mut written = 0;
-    while written < buf.len() {
-        let rest = &buf[written..];
-        let iovec = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-        let at = file_offset(offset + written as u64)?;
-        // SAFETY: the vector names memory that outlives the call, which only reads it.
-        let result =
-            unsafe { libc::pwritev2(file.as_raw_fd(), &raw const iovec, 1, at, libc::RWF_DSYNC) };
-        match usize::try_from(result) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => written += count,
-            Err(_) => retry_if_interrupted()?,
-        }
-    }
-    Ok(())
-}
-
-fn allocate(file: &File, mode: AllocateMode, offset: u64, len: u64) -> io::Result<()> {
-    let (offset, len) = (file_offset(offset)?, file_offset(len)?);
-    loop {
-        // SAFETY: takes no pointers.
-        if unsafe { libc::fallocate(file.as_raw_fd(), mode.flags(), offset, len) } == 0 {
-            return Ok(());
-        }
-        retry_if_interrupted()?;
-    }
-}
-
-/// The error of the last call, unless a signal is to blame.
-fn retry_if_interrupted() -> io::Result<()> {
-    let error = io::Error::last_os_error();
-    if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
-}
-
-fn file_offset(value: u64) -> io::Result<i64> {
-    i64::try_from(value).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
 /// The data behind a lock is whole even if a holder panicked: nothing in here panics midway.
