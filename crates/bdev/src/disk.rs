@@ -10,7 +10,8 @@
 //!   write of the device, on all cores, until an operator has acted
 //!   ([`crate::Bdev::reset_write_fault`]).
 //! * The kernel reports a write-back error once to each open file description. Each channel has
-//!   a description of its own, or one core's success could hide another's failure.
+//!   a description of its own, or one core's success could hide another's failure; and after an
+//!   operator has acted it takes a new one, or it would report the old failure again.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,88 +24,79 @@ use raceline_reactor::Context;
 
 use crate::claim::Claim;
 use crate::disk_channel::DiskChannel;
+use crate::fault::{Era, FaultLatch};
 use crate::{Bdev, BdevError, BdevInfo, Channel};
 
 /// A file or block device.
-pub(crate) struct DiskBdev {
-    /// Holds the lock on a file, and the exclusive use of a block device.
-    file: File,
-    shared: Arc<Shared>,
-    _claim: Claim,
-}
+pub(crate) struct DiskBdev(Arc<Shared>);
 
 /// What the channels of one device have in common.
 pub(crate) struct Shared {
     pub(crate) info: BdevInfo,
-    /// Through the page cache.
-    buffered: bool,
-    /// A flush or durable write has failed; nobody may be told that data is safe.
-    write_failed: AtomicBool,
+    pub(crate) fault: FaultLatch,
     /// FALLOC_FL_PUNCH_HOLE works, as far as is known.
     pub(crate) punch_hole: AtomicBool,
     /// FALLOC_FL_ZERO_RANGE works, as far as is known.
     pub(crate) zero_range: AtomicBool,
+    /// Through the page cache.
+    buffered: bool,
     /// Said that the file has become shorter.
     reported_end: AtomicBool,
     /// Said that the device is gone.
     reported_gone: AtomicBool,
+    /// Holds the lock on a file, and the exclusive use of a block device.
+    file: File,
+    _claim: Claim,
 }
 
 impl DiskBdev {
     pub(crate) fn new(file: File, buffered: bool, info: BdevInfo, claim: Claim) -> Self {
-        Self { file, shared: Arc::new(Shared::new(info, buffered)), _claim: claim }
-    }
-
-    /// Opens what `file` is once more, with a write-back error cursor of its own.
-    fn reopen(&self) -> io::Result<File> {
-        OpenOptions::new()
-            .read(true)
-            .write(!self.shared.info.read_only)
-            .custom_flags(if self.shared.buffered { 0 } else { libc::O_DIRECT })
-            .open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+        Self(Arc::new(Shared {
+            fault: FaultLatch::default(),
+            punch_hole: AtomicBool::new(info.deallocate),
+            zero_range: AtomicBool::new(true),
+            buffered,
+            reported_end: AtomicBool::new(false),
+            reported_gone: AtomicBool::new(false),
+            info,
+            file,
+            _claim: claim,
+        }))
     }
 }
 
 impl Bdev for DiskBdev {
     fn info(&self) -> BdevInfo {
-        self.shared.info.clone()
+        self.0.info.clone()
     }
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {
-        let file = cx.io.register_file(Arc::new(self.reopen()?));
-        Ok(Box::new(DiskChannel::new(Arc::clone(&self.shared), file, owner)))
+        Ok(Box::new(DiskChannel::open(Arc::clone(&self.0), cx, owner)?))
     }
 
     fn write_fault(&self) -> bool {
-        self.shared.write_failed()
+        self.0.fault.is_set()
     }
 
     fn reset_write_fault(&self) {
-        if self.shared.write_failed.swap(false, Ordering::AcqRel) {
-            tracing::warn!("{}: the operator has reset its write fault", self.shared.info.name);
+        if self.0.fault.reset() {
+            tracing::warn!("{}: the operator has reset its write fault", self.0.info.name);
         }
     }
 }
 
 impl Shared {
-    pub(crate) fn new(info: BdevInfo, buffered: bool) -> Self {
-        Self {
-            buffered,
-            punch_hole: AtomicBool::new(info.deallocate),
-            zero_range: AtomicBool::new(true),
-            write_failed: AtomicBool::new(false),
-            reported_end: AtomicBool::new(false),
-            reported_gone: AtomicBool::new(false),
-            info,
-        }
+    /// Opens the device once more, with a write-back error cursor of its own.
+    pub(crate) fn reopen(&self) -> io::Result<File> {
+        OpenOptions::new()
+            .read(true)
+            .write(!self.info.read_only)
+            .custom_flags(if self.buffered { 0 } else { libc::O_DIRECT })
+            .open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
-    pub(crate) fn write_failed(&self) -> bool {
-        self.write_failed.load(Ordering::Acquire)
-    }
-
-    /// Turns the result of a flush or durable write into what may be told: nothing is safe once
-    /// one of them has failed.
+    /// Turns the result of a flush or durable write, started in `era`, into what may be told:
+    /// nothing is safe once one of them has failed.
     ///
     /// A durable write that found no space is the exception: nothing that was acknowledged
     /// before depends on it, unless that is still in the page cache.
@@ -112,9 +104,10 @@ impl Shared {
         &self,
         result: Result<(), BdevError>,
         is_sync: bool,
+        era: Era,
     ) -> Result<(), BdevError> {
         match result {
-            Ok(()) if self.write_failed() => Err(BdevError::WriteFault),
+            Ok(()) if self.fault.era() != era => Err(BdevError::WriteFault),
             Ok(()) => Ok(()),
             Err(error @ (BdevError::NoSpace | BdevError::Transient))
                 if !is_sync && !self.buffered =>
@@ -122,7 +115,7 @@ impl Shared {
                 Err(error)
             }
             Err(error) => {
-                if !self.write_failed.swap(true, Ordering::AcqRel) {
+                if self.fault.set() {
                     tracing::error!(
                         "{}: a flush or durable write failed ({error:?}); acknowledged data may be lost. \
                          Every flush and durable write fails from now on: check the medium, restore what \

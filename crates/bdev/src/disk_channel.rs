@@ -1,5 +1,6 @@
 //! One core's way to a file or block device: requests become operations, completions answers.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,6 +9,7 @@ use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SharedBuf, Token};
 
 use crate::disk::Shared;
+use crate::fault::Era;
 use crate::slots::{Key, Slots};
 use crate::{BdevError, Channel, Done, Op, Request};
 
@@ -31,6 +33,8 @@ const ZERO_PIECE_BYTES: usize = 128 << 10;
 pub(crate) struct DiskChannel {
     shared: Arc<Shared>,
     file: FileId,
+    /// When `file` was opened.
+    era: Era,
     owner: u16,
     operations: Slots<Operation>,
     syncs: Syncs,
@@ -42,9 +46,19 @@ pub(crate) struct DiskChannel {
 #[derive(Debug)]
 enum Operation {
     Read { tag: u64, offset: u64, retries: u8 },
-    Write { tag: u64, offset: u64, durable: bool, retries: u8 },
-    Sync,
+    Write(Writing),
+    Sync(Era),
     Zero(Zeroing),
+}
+
+/// A write in flight.
+#[derive(Clone, Copy, Debug)]
+struct Writing {
+    tag: u64,
+    offset: u64,
+    /// When a durable write was started.
+    durable: Option<Era>,
+    retries: u8,
 }
 
 /// A range being zeroed or released, piece by piece.
@@ -82,10 +96,13 @@ struct Syncs {
 }
 
 impl DiskChannel {
-    pub(crate) fn new(shared: Arc<Shared>, file: FileId, owner: u16) -> Self {
-        Self {
+    pub(crate) fn open(shared: Arc<Shared>, cx: &mut Context<'_>, owner: u16) -> io::Result<Self> {
+        let era = shared.fault.era();
+        let file = cx.io.register_file(Arc::new(shared.reopen()?));
+        Ok(Self {
             shared,
             file,
+            era,
             owner,
             operations: Slots::with_capacity(EXPECTED_DEPTH),
             syncs: Syncs {
@@ -93,7 +110,26 @@ impl DiskChannel {
                 waiting: Vec::with_capacity(EXPECTED_FLUSHES),
             },
             zeroes: None,
+        })
+    }
+
+    /// Makes sure that a success from now on is one: no failure is remembered, and none from
+    /// before the last reset will be reported. Opening takes microseconds, once per reset.
+    fn prepare_durable(&mut self, cx: &mut Context<'_>) -> Result<Era, BdevError> {
+        if self.shared.fault.is_set() {
+            return Err(BdevError::WriteFault);
         }
+        let era = self.shared.fault.era();
+        if era != self.era {
+            let file = self.shared.reopen().map_err(|error| {
+                tracing::error!("{}: cannot be opened again: {error}", self.shared.info.name);
+                BdevError::WriteFault
+            })?;
+            cx.io.close_file(self.file); // once what is in flight has completed
+            self.file = cx.io.register_file(Arc::new(file));
+            self.era = era;
+        }
+        Ok(era)
     }
 
     fn token(&mut self, operation: Operation) -> Token {
@@ -106,44 +142,64 @@ impl DiskChannel {
         cx.io.read(self.file, buf, offset, token);
     }
 
-    fn start_write(
+    fn start_write(&mut self, cx: &mut Context<'_>, data: SharedBuf, writing: Writing) {
+        let token = self.token(Operation::Write(writing));
+        cx.io.write(self.file, data, writing.offset, writing.durable.is_some(), token);
+    }
+
+    fn start_durable_write(
         &mut self,
         cx: &mut Context<'_>,
         data: SharedBuf,
-        (tag, offset, durable, retries): (u64, u64, bool, u8),
+        (tag, offset): (u64, u64),
+        done: &mut Vec<Done>,
     ) {
-        let token = self.token(Operation::Write { tag, offset, durable, retries });
-        cx.io.write(self.file, data, offset, durable, token);
+        match self.prepare_durable(cx) {
+            Ok(era) => {
+                self.start_write(cx, data, Writing { tag, offset, durable: Some(era), retries: 0 });
+            }
+            Err(error) => done.push(returned(tag, Err(error), data)),
+        }
     }
 
     /// Completes `tag` after an fdatasync that starts from now on.
     fn join_sync(&mut self, cx: &mut Context<'_>, tag: u64, done: &mut Vec<Done>) {
-        if self.shared.write_failed() {
-            return done.push(finished(tag, Err(BdevError::WriteFault)));
+        match self.prepare_durable(cx) {
+            Err(error) => done.push(finished(tag, Err(error))),
+            Ok(_) if !self.syncs.running.is_empty() => self.syncs.waiting.push(tag),
+            Ok(_) => {
+                self.syncs.running.push(tag);
+                self.start_sync(cx);
+            }
         }
-        if self.syncs.running.is_empty() {
-            self.syncs.running.push(tag);
-            let token = self.token(Operation::Sync);
-            cx.io.sync(self.file, token);
-        } else {
-            self.syncs.waiting.push(tag);
-        }
+    }
+
+    fn start_sync(&mut self, cx: &mut Context<'_>) {
+        let token = self.token(Operation::Sync(self.era));
+        cx.io.sync(self.file, token);
     }
 
     fn handle_synced(
         &mut self,
         cx: &mut Context<'_>,
-        result: Result<(), BdevError>,
+        era: Era,
+        result: io::Result<()>,
         done: &mut Vec<Done>,
     ) {
-        let result = self.shared.durable_result(result, true);
+        let result = result.map_err(|e| self.shared.device_error(&e, BdevError::WriteFault));
+        let result = self.shared.durable_result(result, true, era);
         done.extend(self.syncs.running.drain(..).map(|tag| finished(tag, result)));
-        if result.is_err() {
-            done.extend(self.syncs.waiting.drain(..).map(|tag| finished(tag, result)));
-        } else if !self.syncs.waiting.is_empty() {
-            std::mem::swap(&mut self.syncs.running, &mut self.syncs.waiting);
-            let token = self.token(Operation::Sync);
-            cx.io.sync(self.file, token);
+        if self.syncs.waiting.is_empty() {
+            return;
+        }
+        match self.prepare_durable(cx) {
+            Ok(_) => {
+                std::mem::swap(&mut self.syncs.running, &mut self.syncs.waiting);
+                self.start_sync(cx);
+            }
+            Err(error) => {
+                done.extend(self.syncs.waiting.drain(..).map(|tag| finished(tag, Err(error))));
+            }
         }
     }
 
@@ -204,7 +260,7 @@ impl DiskChannel {
         &mut self,
         cx: &mut Context<'_>,
         mut zeroing: Zeroing,
-        result: std::io::Result<()>,
+        result: io::Result<()>,
         done: &mut Vec<Done>,
     ) {
         let error = match result {
@@ -235,7 +291,7 @@ impl DiskChannel {
         &mut self,
         cx: &mut Context<'_>,
         (tag, offset, retries): (u64, u64, u8),
-        result: std::io::Result<()>,
+        result: io::Result<()>,
         buf: IoBuf,
         done: &mut Vec<Done>,
     ) {
@@ -250,18 +306,22 @@ impl DiskChannel {
     fn handle_written(
         &mut self,
         cx: &mut Context<'_>,
-        (tag, offset, durable, retries): (u64, u64, bool, u8),
-        result: std::io::Result<()>,
+        writing: Writing,
+        result: io::Result<()>,
         data: SharedBuf,
         done: &mut Vec<Done>,
     ) {
         let result =
             result.map_err(|error| self.shared.device_error(&error, BdevError::WriteFault));
-        if result == Err(BdevError::Transient) && retries < RETRY_LIMIT {
-            return self.start_write(cx, data, (tag, offset, durable, retries + 1));
+        if result == Err(BdevError::Transient) && writing.retries < RETRY_LIMIT {
+            let retries = writing.retries + 1;
+            return self.start_write(cx, data, Writing { retries, ..writing });
         }
-        let result = if durable { self.shared.durable_result(result, false) } else { result };
-        done.push(returned(tag, result, data));
+        let result = match writing.durable {
+            Some(era) => self.shared.durable_result(result, false, era),
+            None => result,
+        };
+        done.push(returned(writing.tag, result, data));
     }
 }
 
@@ -280,16 +340,18 @@ impl Channel for DiskChannel {
             Op::Write { data, .. } if read_only => {
                 done.push(returned(tag, Err(BdevError::ReadOnly), data));
             }
-            Op::Write { data, fua: true, .. } if self.shared.write_failed() => {
-                done.push(returned(tag, Err(BdevError::WriteFault), data));
+            Op::Write { offset, data, fua: true } => {
+                self.start_durable_write(cx, data, (tag, offset), done);
             }
-            Op::Write { offset, data, fua } => self.start_write(cx, data, (tag, offset, fua, 0)),
+            Op::Write { offset, data, fua: false } => {
+                self.start_write(cx, data, Writing { tag, offset, durable: None, retries: 0 });
+            }
             Op::Flush if read_only => done.push(finished(tag, Ok(()))),
             Op::Flush => self.join_sync(cx, tag, done),
             Op::WriteZeroes { .. } | Op::Deallocate { .. } if read_only => {
                 done.push(finished(tag, Err(BdevError::ReadOnly)));
             }
-            Op::WriteZeroes { fua: true, .. } if self.shared.write_failed() => {
+            Op::WriteZeroes { fua: true, .. } if self.shared.fault.is_set() => {
                 done.push(finished(tag, Err(BdevError::WriteFault)));
             }
             Op::WriteZeroes { offset, len, deallocate, fua } => {
@@ -324,16 +386,11 @@ impl Channel for DiskChannel {
             (Operation::Read { tag, offset, retries }, Outcome::Read(result, buf)) => {
                 self.handle_read(cx, (tag, offset, retries), result, buf, done);
             }
-            (
-                Operation::Write { tag, offset, durable, retries },
-                Outcome::Written(result, data),
-            ) => {
-                self.handle_written(cx, (tag, offset, durable, retries), result, data, done);
+            (Operation::Write(writing), Outcome::Written(result, data)) => {
+                self.handle_written(cx, writing, result, data, done);
             }
-            (Operation::Sync, Outcome::Synced(result)) => {
-                let shared = &self.shared;
-                let result = result.map_err(|e| shared.device_error(&e, BdevError::WriteFault));
-                self.handle_synced(cx, result, done);
+            (Operation::Sync(era), Outcome::Synced(result)) => {
+                self.handle_synced(cx, era, result, done);
             }
             (Operation::Zero(zeroing), Outcome::Synced(result) | Outcome::Written(result, _)) => {
                 self.handle_zeroed(cx, zeroing, result, done);

@@ -18,6 +18,7 @@ mod delay;
 mod disk;
 mod disk_channel;
 mod error;
+mod fault;
 mod file;
 mod identity;
 mod limits;
@@ -58,7 +59,8 @@ pub struct BdevInfo {
     pub block_size: u32,
     /// Capacity in blocks.
     pub block_count: u64,
-    /// Physical block size in bytes (for alignment hints), >= `block_size`.
+    /// Physical block size in bytes, >= `block_size`: a hint for alignment and speed, never a
+    /// promise of atomicity.
     pub physical_block_size: u32,
     /// Completed writes may be lost in a power cut until a flush.
     pub volatile_write_cache: bool,
@@ -168,7 +170,8 @@ pub trait Bdev: Send + Sync {
     fn info(&self) -> BdevInfo;
 
     /// Opens one core's way to it. `owner` is the [`raceline_reactor::Token::owner`] under which
-    /// this channel starts its operations: completions with it must be given back to it.
+    /// this channel starts its operations: completions with it must be given back to it. Their
+    /// indexes leave [`WRAPPER_INDEX`] clear.
     ///
     /// # Errors
     /// When the device cannot be used from this core.

@@ -287,3 +287,54 @@ pub(crate) fn open_failed(path: &std::path::Path, read_only: bool, source: io::E
         _ => OpenError::Io { path: path.into(), action: "open it", source },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_named_by_what_helps() {
+        let errno = io::Error::from_raw_os_error;
+        let readable = Path::new("/proc/self/status");
+        for code in [libc::EACCES, libc::EPERM, libc::EROFS] {
+            let error = open_failed(readable, false, errno(code));
+            assert!(matches!(error, OpenError::ReadOnly(_)), "{error}");
+        }
+        let unreadable = Path::new("/nonexistent");
+        for (path, read_only) in [(readable, true), (unreadable, false)] {
+            let error = open_failed(path, read_only, errno(libc::EACCES));
+            assert!(matches!(error, OpenError::Permission(_)), "{error}");
+        }
+        let error = open_failed(readable, false, errno(libc::ETXTBSY));
+        assert!(error.to_string().contains("in use as swap"), "{error}");
+        let error = open_failed(readable, false, errno(libc::EIO));
+        assert!(error.to_string().contains("cannot open it: Input/output error"), "{error}");
+    }
+
+    #[test]
+    fn the_smallest_possible_block_size_is_chosen_or_named() {
+        let spec = |text: &str| text.parse::<DeviceSpec>().unwrap();
+        let choose = |text, alignment, size| {
+            choose_block_size(&spec(text), Path::new("/x"), alignment, size)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(choose("/x", 1, 1024), Ok(512));
+        assert_eq!(choose("/x", 512, 1024), Ok(512));
+        assert_eq!(choose("/x", 1024, 8192), Ok(4096));
+        assert_eq!(choose("/x", 4096, 8192), Ok(4096));
+        assert_eq!(choose("/x,bs=4096", 512, 8192), Ok(4096));
+        for (text, alignment, size, expected) in [
+            ("/x,bs=512", 4096, 8192, "the smallest possible block size is bs=4096"),
+            ("/x", 16384, 1 << 20, "in units of 16384 bytes, more than the largest block size"),
+            ("/x", 512, 0, "has no blocks"),
+            ("/x", 512, 1000, "use truncate -s 1024"),
+            ("/x", 4096, 5120, "use truncate -s 8192"),
+            ("/x,bs=4096", 512, 5120, "use bs=512"),
+        ] {
+            let message = choose(text, alignment, size).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -106,6 +106,26 @@ fn a_failed_flush_fails_every_later_one_on_all_cores_until_reset() {
     });
 }
 
+/// A flush that was under way during the failure proves nothing, though all is well again.
+#[test]
+fn a_reset_does_not_whitewash_a_flush_from_before() {
+    with_script(|device, mut one| {
+        let mut two = Script::new(&**device);
+        two.submit(1, Op::Flush);
+        two.submit(2, Op::Flush);
+        one.submit(3, Op::Flush);
+        one.complete(Some(libc::EIO));
+        device.reset_write_fault();
+        two.complete(None);
+        assert_eq!(two.results(), [(1, Err(BdevError::WriteFault))]);
+        two.complete(None);
+        assert_eq!(two.results(), [(2, Ok(()))], "started after the reset");
+        assert!(!device.write_fault());
+        one.close();
+        two.close();
+    });
+}
+
 #[test]
 fn a_failed_durable_write_is_a_failed_flush() {
     with_script(|device, mut script| {
