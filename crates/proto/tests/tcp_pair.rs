@@ -1,5 +1,6 @@
 //! Host queue against controller queue: reads, in-capsule writes and R2T writes, with every
 //! combination of digests and with every alignment.
+#![allow(clippy::unwrap_used)] // a test
 
 mod tcp_support;
 
