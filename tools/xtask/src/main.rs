@@ -1,3 +1,257 @@
-//! Placeholder.
+//! The developer's one door: `cargo xtask setup|test|lint|fuzz|sim|bench|interop`.
 
-fn main() {}
+mod bench;
+mod child;
+mod cli;
+mod fuzz;
+mod interop;
+mod lint;
+mod raceline;
+mod raw;
+mod setup;
+mod step;
+mod wire;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::child::Task;
+use crate::interop::{Kernel, Part, Peer};
+use crate::raceline::Tree;
+use crate::step::{Outcome, Step};
+
+/// Time for `cargo test` with empty caches on two cores, in seconds.
+const TEST_LIMIT_S: u64 = 1200;
+/// Seeds of `cargo xtask sim` within `cargo xtask test`.
+const SIM_SEEDS: u64 = 200;
+/// Time for one run of the simulator, in seconds.
+const SIM_LIMIT_S: u64 = 1200;
+/// Time that each fuzz target gets within `cargo xtask test`, in seconds.
+const FUZZ_SECONDS: u64 = 30;
+
+/// Raceline's checks and tools.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Install the Debian packages that some steps need, or say how.
+    Setup,
+    /// Run every check, or those asked for, and sum up.
+    Test {
+        /// Leave out the emulated machines and fuzzing.
+        #[arg(long)]
+        quick: bool,
+        /// Run only these steps (a name, or what names begin with: kernel, kernel-6.1).
+        #[arg(long, value_delimiter = ',', value_name = "STEP")]
+        only: Vec<String>,
+        /// List the steps.
+        #[arg(long)]
+        list: bool,
+    },
+    /// Check formatting, clippy, and this repository's own rules.
+    Lint,
+    /// Run the fuzz targets, each for a bounded time.
+    Fuzz {
+        /// One target; all of them unless told.
+        target: Option<String>,
+        /// Seconds for each.
+        #[arg(long, default_value_t = FUZZ_SECONDS)]
+        seconds: u64,
+    },
+    /// Run seeded simulations.
+    Sim {
+        /// How many seeds.
+        #[arg(long, conflicts_with = "seed")]
+        seeds: Option<u64>,
+        /// Just this one, as a failure printed it.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Further arguments of the simulator.
+        #[arg(last = true)]
+        rest: Vec<String>,
+    },
+    /// Measure what docs/PERFORMANCE.md reports, and print its table.
+    Bench(bench::Options),
+    /// Run one emulated machine's checks.
+    Interop {
+        /// Kernel inside the guest.
+        #[arg(long, value_enum, default_value = "6.12")]
+        kernel: Kernel,
+        /// What the guest does.
+        #[arg(long, value_enum, default_value = "host")]
+        part: Part,
+        /// Whom the kernel's host talks to.
+        #[arg(long, value_enum, default_value = "raceline")]
+        peer: Peer,
+    },
+    /// Hold connections that say nothing (a part of the cli step).
+    #[command(hide = true)]
+    HoldIdle {
+        /// Port on 127.0.0.1.
+        port: u16,
+        /// How many.
+        count: usize,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().verb) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// False when a check failed and that has been said.
+fn run(verb: Verb) -> Result<bool> {
+    child::end_children_on_signals()?;
+    let tree = Tree::find()?;
+    let one = |name, action: step::Action<'_>| step::run(vec![step(name, "", true, action)]);
+    Ok(match verb {
+        Verb::Setup => setup::run().map(|outcome| println!("{}", text(&outcome))).is_ok(),
+        Verb::Test { list: true, .. } => {
+            for step in steps(&tree) {
+                println!("{:<22} {}", step.name, step.about);
+            }
+            true
+        }
+        Verb::Test { quick, only, .. } => step::run(step::select(steps(&tree), &only, quick)?),
+        Verb::Lint => {
+            let only = ["format", "clippy", "tidy"].map(str::to_owned);
+            step::run(step::select(steps(&tree), &only, false)?)
+        }
+        Verb::Fuzz { target, seconds } => {
+            one("fuzz", Box::new(|| fuzz::run(&tree, target.as_deref(), seconds)))
+        }
+        Verb::Sim { seeds, seed, rest } => {
+            let mut words = rest;
+            words.extend(seeds.into_iter().flat_map(|n| ["--seeds".to_owned(), n.to_string()]));
+            words.extend(seed.into_iter().flat_map(|n| ["--seed".to_owned(), n.to_string()]));
+            simulate(&tree, &words)?;
+            true
+        }
+        Verb::Bench(options) => {
+            bench::run(&tree, &options)?;
+            true
+        }
+        Verb::Interop { kernel, part, peer } => {
+            one("interop", Box::new(|| interop::run(&tree, kernel, part, peer)))
+        }
+        Verb::HoldIdle { port, count } => {
+            raw::hold_idle(port, count)?;
+            true
+        }
+    })
+}
+
+fn text(outcome: &Outcome) -> &str {
+    match outcome {
+        Outcome::Passed(text) | Outcome::Skipped(text) => text,
+    }
+}
+
+fn step<'a>(
+    name: &'static str,
+    about: &'static str,
+    quick: bool,
+    action: step::Action<'a>,
+) -> Step<'a> {
+    Step { name, about, quick, action }
+}
+
+/// Every step of `cargo xtask test`, in order.
+fn steps(tree: &Tree) -> Vec<Step<'_>> {
+    let root = &tree.root;
+    let mut steps = vec![
+        step("setup", "programs from outside", true, Box::new(setup::run)),
+        step("format", "cargo fmt --check", true, Box::new(|| lint::format(root))),
+        step("tidy", "this repository's own rules", true, Box::new(|| lint::tidy(root))),
+        step("clippy", "cargo clippy, warnings denied", true, Box::new(|| lint::clippy(root))),
+        step("unit", "cargo test --workspace", true, Box::new(|| unit(tree))),
+        step(
+            "sim",
+            "seeded simulations",
+            true,
+            Box::new(|| simulate(tree, &["--seeds".to_owned(), SIM_SEEDS.to_string()])),
+        ),
+        step(
+            "build",
+            "cargo build --release",
+            true,
+            Box::new(|| tree.binary().map(|_| Outcome::Passed(String::new()))),
+        ),
+        step(
+            "cli",
+            "the program, end to end and with bad input",
+            true,
+            Box::new(|| cli::run(tree)),
+        ),
+        step(
+            "tshark",
+            "a capture of every PDU type, dissected",
+            true,
+            Box::new(|| wire::run(tree)),
+        ),
+    ];
+    let parts = [
+        ("kernel-6.1-host", Kernel::V6_1, Part::Host, "Linux 6.1 as the host of our target"),
+        (
+            "kernel-6.1-faults",
+            Kernel::V6_1,
+            Part::Faults,
+            "Linux 6.1: reset, disconnect, killed target",
+        ),
+        ("kernel-6.1-target", Kernel::V6_1, Part::Target, "our host with Linux 6.1 as the target"),
+        ("kernel-6.12-host", Kernel::V6_12, Part::Host, "Linux 6.12 as the host of our target"),
+        (
+            "kernel-6.12-faults",
+            Kernel::V6_12,
+            Part::Faults,
+            "Linux 6.12: reset, disconnect, killed target",
+        ),
+        (
+            "kernel-6.12-target",
+            Kernel::V6_12,
+            Part::Target,
+            "our host with Linux 6.12 as the target",
+        ),
+    ];
+    for (name, kernel, part, about) in parts {
+        let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
+        steps.push(step(name, about, false, action));
+    }
+    let action = Box::new(|| fuzz::run(tree, None, FUZZ_SECONDS));
+    steps.push(step("fuzz", "every fuzz target for a short time", false, action));
+    steps
+}
+
+fn unit(tree: &Tree) -> Result<Outcome> {
+    let args = ["test", "--quiet", "--workspace", "--locked"];
+    let ended = Task::new("cargo").args(args).dir(&tree.root).limit(TEST_LIMIT_S).echo().check()?;
+    let count: usize = ended
+        .stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("test result: ok. "))
+        .filter_map(|rest| {
+            rest.split_once(" passed").and_then(|(count, _)| count.parse::<usize>().ok())
+        })
+        .sum();
+    anyhow::ensure!(count > 0, "no test ran");
+    Ok(Outcome::Passed(format!("{count} tests")))
+}
+
+fn simulate(tree: &Tree, words: &[String]) -> Result<Outcome> {
+    let args = ["run", "--quiet", "--release", "--package", "sim", "--"];
+    Task::new("cargo").args(args).args(words).dir(&tree.root).limit(SIM_LIMIT_S).echo().check()?;
+    Ok(Outcome::Passed(words.join(" ")))
+}

@@ -1,0 +1,333 @@
+//! The emulated machines with real Linux kernels: our target under the kernel's host, and the reverse.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::child::{Running, Task, tail};
+use crate::raceline::{Export, Tree, host, iops, perf_job};
+use crate::setup;
+use crate::step::{Checks, Outcome};
+
+/// NQN of the subsystem in all of these tests.
+const NQN: &str = "nqn.2026-01.io.raceline:interop";
+/// Time to download packages and build an image, in seconds.
+const IMAGE_LIMIT_S: u64 = 600;
+/// Time for one guest, in seconds: about five times what a quiet two-core machine needs.
+const GUEST_LIMIT_S: u64 = 420;
+/// Time for a guest to boot and set up its target, in seconds.
+const BOOT_LIMIT_S: u64 = 90;
+/// Ports of the guest that serves: NVMe/TCP, and the requests that nvmet.sh describes.
+const GUEST_PORTS: [u16; 2] = [4420, 4499];
+
+/// A kernel to test against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kernel {
+    /// Debian 12: kernel 6.1, nvme-cli 2.3.
+    #[value(name = "6.1")]
+    V6_1,
+    /// Debian 13: kernel 6.12, nvme-cli 2.13.
+    #[value(name = "6.12")]
+    V6_12,
+}
+
+impl Kernel {
+    fn suite(self) -> &'static str {
+        match self {
+            Self::V6_1 => "bookworm",
+            Self::V6_12 => "trixie",
+        }
+    }
+}
+
+/// What a guest does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// The kernel's host against our target: commands, file systems, data.
+    Host,
+    /// The kernel's host while associations break.
+    Faults,
+    /// Our host against the kernel's target.
+    Target,
+}
+
+/// Whom the kernel's host talks to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Peer {
+    /// Our target, outside the guest.
+    #[default]
+    Raceline,
+    /// The guest's own nvmet: shows that the checks can pass.
+    Kernel,
+}
+
+/// The folder that keeps images: RACELINE_VM_CACHE, or `interop` among the build results.
+fn cache(tree: &Tree) -> PathBuf {
+    std::env::var_os("RACELINE_VM_CACHE").map_or_else(|| tree.target.join("interop"), PathBuf::from)
+}
+
+/// Why no guest can run here, if so.
+fn unable(tree: &Tree, kernel: Kernel) -> Option<String> {
+    let image = cache(tree).join(format!("{}-amd64", kernel.suite())).join("build-id");
+    setup::missing_for("kernel").or_else(|| {
+        let may_build = setup::is_root() || image.is_file();
+        (!may_build).then(|| "not root, and an image is built in a chroot".to_owned())
+    })
+}
+
+/// Builds the image of a kernel, unless it is there and up to date; returns its folder.
+fn image(tree: &Tree, kernel: Kernel) -> Result<PathBuf> {
+    let cache = cache(tree);
+    let folder = cache.join(format!("{}-amd64", kernel.suite()));
+    if !setup::is_root() && folder.join("build-id").is_file() {
+        return Ok(folder);
+    }
+    let ended = Task::new(tree.root.join("interop/build-image.sh"))
+        .args(["-s", kernel.suite()])
+        .args([&cache])
+        .limit(IMAGE_LIMIT_S)
+        .check()
+        .context("cannot build the guest's image")?;
+    let folder = ended.stdout.lines().last().unwrap_or_default();
+    ensure!(Path::new(folder).join("root.img").is_file(), "no image in {folder}");
+    Ok(PathBuf::from(folder))
+}
+
+/// One of the steps kernel-VERSION-PART.
+pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result<Outcome> {
+    if let Some(why) = unable(tree, kernel) {
+        return setup::cannot(&why);
+    }
+    let image = image(tree, kernel)?;
+    match (part, peer) {
+        (Part::Target, _) => kernel_target(tree, &image),
+        (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, part),
+        (Part::Host | Part::Faults, Peer::Kernel) => {
+            let mut guest = guest(tree, &image, part)
+                .args(["-e", "PEER=kernel", "-e", "PORT=4420", "-e", "FIO_MAX=128k"])
+                // On loopback the kernel lends the sender's pages to the receiver, and 6.1 then
+                // takes a copy that spans two of them for an attack.
+                .args(["-a", "hardened_usercopy=off"])
+                .args([&image, &script(tree, part)])
+                .start()?;
+            watch(&mut guest, |request| bail!("request {request} without a target of ours"))
+        }
+    }
+}
+
+fn script(tree: &Tree, part: Part) -> PathBuf {
+    tree.root.join("interop/guest").join(match part {
+        Part::Host => "host.sh",
+        Part::Faults => "faults.sh",
+        Part::Target => "nvmet.sh",
+    })
+}
+
+/// A guest that will run the script of `part`; image and script are still to be added.
+fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
+    let console = image.join("console.log");
+    Task::new(tree.root.join("interop/run-vm.sh"))
+        .args(["-t", &GUEST_LIMIT_S.to_string()])
+        // The host's default is one I/O queue per CPU, and four is the most that is tested.
+        .args(["-c", if part == Part::Host { "4" } else { "2" }])
+        .args(["-e", &format!("NQN={NQN}")])
+        .args([Path::new("-l"), &console, Path::new("-f"), &tree.root.join("interop/guest/lib.sh")])
+        .limit(GUEST_LIMIT_S + 20)
+}
+
+/// Shows a guest's lines, counts its checks, and passes on what it asks for.
+fn watch(guest: &mut Running, mut request: impl FnMut(&str) -> Result<()>) -> Result<Outcome> {
+    let mut checks = Checks::default();
+    loop {
+        match guest.next_line(Duration::from_millis(500)) {
+            Some((_, line)) => {
+                if let Some(word) = line.strip_prefix("REQUEST ") {
+                    println!("# {word} the target");
+                    request(word)?;
+                } else if !checks.take_line(&line) {
+                    println!("{line}");
+                }
+            }
+            None if guest.alive() => {}
+            None => break,
+        }
+    }
+    // A guest that crashed or ran out of time has not printed its last line.
+    ensure!(
+        guest.output().lines().any(|line| line == "# end of checks"),
+        "the guest stopped early\n{}",
+        tail(guest.output(), 25)
+    );
+    checks.outcome()
+}
+
+/// The kernel's host against our target.
+fn kernel_host(tree: &Tree, image: &Path, part: Part) -> Result<Outcome> {
+    let scratch = tree.scratch("interop")?;
+    let file = format!("file:{},size=384M,bs=4096", scratch.join("ns3.img").display());
+    let devices = ["ram:96M", "ram:96M,bs=4096", &file, "-n", NQN, "--allow-any-host"];
+    let mut target = Export::start(tree, &devices)?;
+    let port = target.port.to_string();
+    let mut guest = guest(tree, image, part)
+        .args(["-e", "PEER=raceline", "-e", &format!("PORT={port}")])
+        .args([image, &script(tree, part)])
+        .start()?;
+    let outcome = watch(&mut guest, |request| match request {
+        "kill" => {
+            target.healthy()?;
+            target.kill();
+            Ok(())
+        }
+        "start" => target.restart(),
+        other => bail!("the guest asks for '{other}'"),
+    });
+    let health = target.stop("TERM");
+    std::fs::remove_dir_all(&scratch)?;
+    let outcome = outcome?;
+    health.context("the target after the guest's checks")?;
+    Ok(outcome)
+}
+
+/// A guest with the kernel's target in it.
+struct Nvmet {
+    guest: Running,
+    control: u16,
+    address: Vec<String>,
+}
+
+impl Nvmet {
+    fn start(tree: &Tree, image: &Path) -> Result<Self> {
+        let ports = [free_port()?, free_port()?];
+        let mut task = guest(tree, image, Part::Target);
+        for (outside, inside) in ports.iter().zip(GUEST_PORTS) {
+            task = task.args(["-p", &format!("{outside}:{inside}")]);
+        }
+        let mut guest = task.args([image, &script(tree, Part::Target)]).start()?;
+        guest.wait_for("READY", BOOT_LIMIT_S).context("the guest with the kernel's target")?;
+        let address = ["-a", "127.0.0.1", "-s", &ports[0].to_string(), "-n", NQN];
+        Ok(Self { guest, control: ports[1], address: address.map(str::to_owned).to_vec() })
+    }
+
+    /// Has the guest carry out a request of nvmet.sh.
+    fn request(&self, line: &str) -> Result<()> {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.control))?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        writeln!(stream, "{line}")?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        ensure!(answer.trim() == "ok", "request '{line}' to the guest: {}", answer.trim());
+        // The guest's next listener needs a moment.
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(())
+    }
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+/// Our host against the kernel's target.
+fn kernel_target(tree: &Tree, image: &Path) -> Result<Outcome> {
+    let nvmet = Nvmet::start(tree, image)?;
+    let scratch = tree.scratch("interop")?;
+    let mut checks = Checks::default();
+    checks.run("discover", || {
+        let ended = host(tree, "discover", &nvmet.address[..4], &[])?;
+        ensure!(ended.stdout.contains(NQN), "{NQN} is not listed\n{}", ended.tail(10));
+        Ok(())
+    });
+    checks.run("identify", || {
+        let ended = host(tree, "identify", &nvmet.address, &[])?;
+        ensure!(ended.stdout.contains(NQN), "no {NQN} in\n{}", ended.tail(10));
+        host(tree, "identify", &nvmet.address, &["--namespace", "2", "-o", "json"])?;
+        Ok(())
+    });
+    checks.run("unknown-subsystem", || {
+        let mut address = nvmet.address.clone();
+        address[5] = "nqn.2014-08.org.example:unknown".to_owned();
+        ensure!(host(tree, "identify", &address, &[]).is_err(), "identify succeeded");
+        Ok(())
+    });
+    checks.run("write-read", || {
+        for (namespace, blocks) in [("1", "1"), ("1", "256"), ("2", "1"), ("2", "64")] {
+            write_read(tree, &nvmet.address, &scratch, namespace, blocks)?;
+        }
+        Ok(())
+    });
+    let digests: [(&str, &[&str]); 4] = [
+        ("verify-plain", &[]),
+        ("verify-header-digest", &["-g"]),
+        ("verify-data-digest", &["-G"]),
+        ("verify-both-digests", &["-g", "-G", "--namespace", "2"]),
+    ];
+    for (name, options) in digests {
+        checks.run(name, || verify(tree, &nvmet, options));
+    }
+    checks.run("log-clean", || nvmet.request("clean"));
+    checks.run("queue-loss", || under_loss(tree, &nvmet, &["drop-io"]));
+    checks.run("port-off-on", || under_loss(tree, &nvmet, &["port-off", "port-on"]));
+    checks.run("identify-after", || host(tree, "identify", &nvmet.address, &[]).map(drop));
+    if !checks.all_passed() {
+        println!("{}", tail(nvmet.guest.output(), 20));
+    }
+    drop(nvmet);
+    std::fs::remove_dir_all(&scratch)?;
+    checks.outcome()
+}
+
+fn verify(tree: &Tree, nvmet: &Nvmet, options: &[&str]) -> Result<()> {
+    for (kind, size) in [("randwrite", "4k"), ("randwrite", "64k"), ("randread", "4k")] {
+        let mut words = vec!["--rw", kind, "--bs", size, "--iodepth", "8", "-i", "2"];
+        words.extend(["--runtime", "2", "--ramp_time", "0", "--verify"]);
+        words.extend(options);
+        let job = perf_job(tree, &nvmet.address, &words)?;
+        ensure!(iops(&job) > 0.0, "{kind} {size}: no I/O");
+    }
+    Ok(())
+}
+
+/// A verifying job during which the guest breaks what it is asked to break.
+fn under_loss(tree: &Tree, nvmet: &Nvmet, requests: &[&str]) -> Result<()> {
+    let mut words: Vec<&str> = vec!["perf"];
+    words.extend(nvmet.address.iter().map(String::as_str));
+    words.extend(["--rw", "randread", "--bs", "4k", "--iodepth", "8", "-i", "2"]);
+    words.extend(["--runtime", "12", "--ramp_time", "0", "--verify", "-o", "json"]);
+    let perf = tree.raceline(words)?.limit(90).start()?;
+    std::thread::sleep(Duration::from_secs(3));
+    for request in requests {
+        nvmet.request(request)?;
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let ended = perf.wait()?;
+    ensure!(ended.success(), "perf: {}\n{}", ended.why(), ended.tail(15));
+    Ok(())
+}
+
+/// Random bytes through `raceline write` and back through `raceline read`.
+pub(crate) fn write_read(
+    tree: &Tree,
+    address: &[String],
+    scratch: &Path,
+    namespace: &str,
+    blocks: &str,
+) -> Result<()> {
+    let block_size = if namespace == "1" { 512 } else { 4096 };
+    let count: usize = blocks.parse()?;
+    let data: Vec<u8> = (0_u32..)
+        .flat_map(|n| n.wrapping_mul(0x9E37_79B1).to_le_bytes())
+        .take(count * block_size)
+        .collect();
+    let (from, to) = (scratch.join("from"), scratch.join("to"));
+    std::fs::write(&from, &data)?;
+    let (from, to) = (from.to_string_lossy(), to.to_string_lossy());
+    let range = ["--namespace", namespace, "--slba", "64", "--blocks", blocks];
+    host(tree, "write", address, &[&range[..], &[&*from]].concat())?;
+    host(tree, "read", address, &[&range[..], &[&*to]].concat())?;
+    let back = std::fs::read(&*to)?;
+    ensure!(back == data, "namespace {namespace}, {blocks} blocks: read differs from written");
+    std::fs::remove_file(&*to)?;
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! `cargo xtask lint`: formatting, clippy, and the rules of this repository that no tool knows.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use crate::child::Task;
+use crate::step::Outcome;
+
+/// Files that may contain `unsafe`; each block in them stands under a `// SAFETY:` comment.
+const UNSAFE_FILES: &[&str] = &[
+    "crates/reactor/src/affinity.rs",
+    "crates/reactor/src/memory.rs",
+    "crates/reactor/src/socket.rs",
+    "crates/reactor/src/region.rs",
+    "crates/reactor/src/buffer.rs",
+];
+
+/// Folders in which every file may contain `unsafe`.
+const UNSAFE_FOLDERS: &[&str] = &["crates/reactor/src/uring/"];
+
+/// The longest a source file may be.
+const MAX_LINES: usize = 800;
+
+/// `cargo fmt --check`.
+pub(crate) fn format(root: &Path) -> Result<Outcome> {
+    Task::new("cargo").args(["fmt", "--all", "--check"]).dir(root).limit(120).check()?;
+    Ok(Outcome::Passed(String::new()))
+}
+
+/// `cargo clippy` over everything.
+pub(crate) fn clippy(root: &Path) -> Result<Outcome> {
+    let args = ["clippy", "--quiet", "--workspace", "--all-targets", "--locked"];
+    Task::new("cargo").args(args).dir(root).limit(900).echo().check()?;
+    Ok(Outcome::Passed(String::new()))
+}
+
+/// The repository's own rules.
+pub(crate) fn tidy(root: &Path) -> Result<Outcome> {
+    let ended = Task::new("git").args(["ls-files"]).dir(root).check()?;
+    let mut complaints = Vec::new();
+    let mut count = 0;
+    for name in ended.stdout.lines() {
+        // Binary files, and files deleted but not yet committed, are nobody's business here.
+        let Ok(text) = fs::read_to_string(root.join(name)) else { continue };
+        complaints.extend(look_at(name, &text));
+        count += 1;
+    }
+    for name in UNSAFE_FILES.iter().chain(UNSAFE_FOLDERS) {
+        if !root.join(name).exists() {
+            complaints.push(format!("{name}: listed as unsafe in tools/xtask, but not there"));
+        }
+    }
+    if !complaints.is_empty() {
+        for complaint in &complaints {
+            println!("{complaint}");
+        }
+        bail!("{} complaints, first: {}", complaints.len(), complaints[0]);
+    }
+    Ok(Outcome::Passed(format!("{count} files")))
+}
+
+/// What is wrong with one file.
+fn look_at(name: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    // Spelled in two parts so that this file passes.
+    for parts in [["../", "shared"], ["/work", "/"], ["../", ".library"]] {
+        let word = parts.concat();
+        if let Some(line) = text.lines().position(|line| line.contains(&word)) {
+            complaints.push(format!("{name}:{}: refers to {word}", line + 1));
+        }
+    }
+    if !name.ends_with(".rs") {
+        return complaints;
+    }
+    let lines = text.lines().count();
+    if lines > MAX_LINES {
+        complaints.push(format!("{name}: {lines} lines, more than {MAX_LINES}"));
+    }
+    if !text.starts_with("//! ") && !text.starts_with("#![no_main]") {
+        complaints.push(format!("{name}: the first line is not a sentence of purpose (//! ...)"));
+    }
+    let allowed = UNSAFE_FILES.contains(&name)
+        || UNSAFE_FOLDERS.iter().any(|folder| name.starts_with(folder));
+    if !allowed && let Some(line) = first_unsafe(text) {
+        complaints.push(format!("{name}:{line}: unsafe outside the files listed in tools/xtask"));
+    }
+    complaints
+}
+
+/// The first line, from 1, with the word `unsafe` outside comments, or a permission for it.
+fn first_unsafe(text: &str) -> Option<usize> {
+    let keyword = ["uns", "afe"].concat();
+    let lint = format!("{keyword}_code");
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    text.lines()
+        .position(|line| {
+            let code = line.split("//").next().unwrap_or("");
+            if code.contains("forbid(") || code.contains("deny(") || code.contains('"') {
+                return false;
+            }
+            code.split(|c| !is_word(c)).any(|word| word == keyword || word == lint)
+        })
+        .map(|at| at + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_is_found_where_it_is_code() {
+        let block = ["//! A.\nfn f() { uns", "afe { g() } }\n"].concat();
+        assert_eq!(first_unsafe(&block), Some(2));
+        let allow = ["#![allow(uns", "afe_code)]"].concat();
+        assert_eq!(first_unsafe(&allow), Some(1));
+        let forbid = ["#![forbid(uns", "afe_code)]\n// uns", "afe is bad\n"].concat();
+        assert_eq!(first_unsafe(&forbid), None);
+    }
+
+    #[test]
+    fn long_files_and_references_are_found() {
+        let text = format!("//! A.\n{}", "\n".repeat(MAX_LINES));
+        assert_eq!(look_at("crates/x/src/a.rs", &text).len(), 1);
+        let text = ["see ../", "shared/x"].concat();
+        assert_eq!(look_at("docs/a.md", &text).len(), 1);
+        assert!(look_at("crates/x/src/a.rs", "//! A.\n").is_empty());
+        assert_eq!(look_at("crates/x/src/a.rs", "fn main() {}\n").len(), 1);
+    }
+}

@@ -1,0 +1,100 @@
+//! `cargo xtask setup`: the programs from outside that some steps need, and how to get them.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::child::{Task, has_program};
+use crate::step::Outcome;
+
+/// A program, the Debian package that has it, and the steps that need it.
+struct Need {
+    program: &'static str,
+    package: &'static str,
+    steps: &'static str,
+}
+
+/// Everything from outside; the first word of `steps` is what `missing_for` looks for.
+const NEEDS: [Need; 7] = [
+    Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
+    Need { program: "cpio", package: "cpio", steps: "kernel" },
+    Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
+    Need { program: "xz", package: "xz-utils", steps: "kernel" },
+    Need { program: "zstd", package: "zstd", steps: "kernel" },
+    Need { program: "dpkg-deb", package: "dpkg", steps: "kernel" },
+    Need { program: "tshark", package: "tshark", steps: "tshark" },
+];
+
+fn missing() -> Vec<&'static Need> {
+    NEEDS.iter().filter(|need| !has_program(need.program)).collect()
+}
+
+/// Why a group of steps ("kernel", "tshark") cannot run on this machine, if so.
+pub(crate) fn missing_for(steps: &str) -> Option<String> {
+    let programs: Vec<&str> =
+        missing().iter().filter(|need| need.steps == steps).map(|need| need.program).collect();
+    if programs.is_empty() {
+        return None;
+    }
+    Some(format!("missing: {} (cargo xtask setup)", programs.join(", ")))
+}
+
+/// Whether this process is root; image building and capturing need it.
+pub(crate) fn is_root() -> bool {
+    let ended = Task::new("id").args(["-u"]).run();
+    ended.is_ok_and(|ended| ended.stdout.trim() == "0")
+}
+
+/// Whether the run is CI's, where what could be installed must not be skipped.
+pub(crate) fn is_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
+}
+
+/// A step that cannot run for want of packages: skipped, but a failure where it could have run.
+pub(crate) fn cannot(why: &str) -> Result<Outcome> {
+    if is_ci() && is_root() && Path::new("/etc/debian_version").exists() {
+        anyhow::bail!("{why} (CI runs as root, so this is no reason to skip)");
+    }
+    Ok(Outcome::Skipped(why.to_owned()))
+}
+
+/// Installs what is missing, or says how to.
+pub(crate) fn run() -> Result<Outcome> {
+    let missing = missing();
+    if missing.is_empty() {
+        return Ok(Outcome::Passed("nothing to install".to_owned()));
+    }
+    let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    let packages = packages.join(" ");
+    let mut steps: Vec<&str> = missing.iter().map(|need| need.steps).collect();
+    steps.sort_unstable();
+    steps.dedup();
+    let steps = steps.join(" and ");
+    if !has_program("apt-get") {
+        let why =
+            format!("no apt-get here: the {steps} steps will be skipped; they need {packages}");
+        println!("{why}");
+        return Ok(Outcome::Skipped(why));
+    }
+    let install = format!("apt-get install -y --no-install-recommends {packages}");
+    if !is_root() {
+        println!(
+            "Run this, or the {steps} steps will be skipped:\n\n    sudo sh -c 'apt-get update && {install}'\n"
+        );
+        return Ok(Outcome::Skipped(format!("not root, so not installed: {packages}")));
+    }
+    println!("installing {packages}");
+    let script = format!("apt-get -q update && {install}");
+    let ended = Task::new("sh")
+        .args(["-c", &script])
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .limit(600)
+        .run()?;
+    if !ended.success() {
+        println!("{}", ended.tail(15));
+        return cannot(&format!("apt-get failed ({}): {packages}", ended.why()));
+    }
+    Ok(Outcome::Passed(format!("installed {packages}")))
+}

@@ -1,0 +1,226 @@
+//! The steps of `cargo xtask test`: how they are chosen, run, and summed up.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+/// How a step ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// All is well; the text says what was looked at.
+    Passed(String),
+    /// Could not run here, and why.
+    Skipped(String),
+}
+
+/// What a step is run with.
+pub(crate) type Action<'a> = Box<dyn FnMut() -> Result<Outcome> + 'a>;
+
+/// One step.
+pub(crate) struct Step<'a> {
+    /// Name, as `--only` takes it.
+    pub(crate) name: &'static str,
+    /// What it checks.
+    pub(crate) about: &'static str,
+    /// Whether `--quick` includes it.
+    pub(crate) quick: bool,
+    /// What to do.
+    pub(crate) action: Action<'a>,
+}
+
+/// Individual checks inside a step, each reported on a line of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    passed: usize,
+    skipped: usize,
+    failed: Vec<String>,
+}
+
+impl Checks {
+    /// Runs one check and prints its line.
+    pub(crate) fn run(&mut self, name: &str, check: impl FnOnce() -> Result<()>) {
+        match check() {
+            Ok(()) => self.ok(name),
+            Err(error) => self.not_ok(name, &format!("{error:#}")),
+        }
+    }
+
+    /// Notes a check that passed.
+    pub(crate) fn ok(&mut self, name: &str) {
+        println!("ok {name}");
+        self.passed += 1;
+    }
+
+    /// Notes a check that failed.
+    pub(crate) fn not_ok(&mut self, name: &str, why: &str) {
+        println!("not ok {name}: {why}");
+        self.failed.push(name.to_owned());
+    }
+
+    /// Notes a check that could not run.
+    pub(crate) fn skip(&mut self, name: &str, why: &str) {
+        println!("skip {name}: {why}");
+        self.skipped += 1;
+    }
+
+    /// Takes a line that a guest printed; false when it reports no check.
+    pub(crate) fn take_line(&mut self, line: &str) -> bool {
+        let (head, why) = line.split_once(": ").unwrap_or((line, ""));
+        if let Some(name) = head.strip_prefix("not ok ") {
+            self.not_ok(name, why);
+        } else if let Some(name) = line.strip_prefix("ok ") {
+            self.ok(name);
+        } else if let Some(name) = head.strip_prefix("skip ") {
+            self.skip(name, why);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Whether no check failed so far.
+    pub(crate) fn all_passed(&self) -> bool {
+        self.failed.is_empty()
+    }
+
+    /// Turns the checks into the step's result.
+    pub(crate) fn outcome(self) -> Result<Outcome> {
+        if !self.failed.is_empty() {
+            let count = self.failed.len();
+            bail!("{count} of {} checks: {}", count + self.passed, self.failed.join(", "));
+        }
+        if self.passed == 0 {
+            bail!("no check ran");
+        }
+        let skipped =
+            if self.skipped > 0 { format!(", {} skipped", self.skipped) } else { String::new() };
+        Ok(Outcome::Passed(format!("{} checks{skipped}", self.passed)))
+    }
+}
+
+enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Passed => "passed",
+            Self::Failed => "FAILED",
+            Self::Skipped => "skipped",
+        })
+    }
+}
+
+struct Row {
+    name: &'static str,
+    verdict: Verdict,
+    note: String,
+    took: Duration,
+}
+
+/// Keeps the steps that `only` names (a name, or what names begin with); an unknown one is an error.
+pub(crate) fn select<'a>(
+    steps: Vec<Step<'a>>,
+    only: &[String],
+    quick: bool,
+) -> Result<Vec<Step<'a>>> {
+    let fits = |step: &Step<'_>, word: &String| {
+        step.name == word
+            || step.name.strip_prefix(word.as_str()).is_some_and(|rest| rest.starts_with('-'))
+    };
+    for word in only {
+        if !steps.iter().any(|step| fits(step, word)) {
+            bail!("there is no step '{word}' (see cargo xtask test --list)");
+        }
+    }
+    let wanted = |step: &Step<'_>| {
+        if only.is_empty() {
+            !quick || step.quick
+        } else {
+            only.iter().any(|word| fits(step, word))
+        }
+    };
+    Ok(steps.into_iter().filter(wanted).collect())
+}
+
+/// Runs the steps one after another and prints the summary; false when one failed.
+pub(crate) fn run(steps: Vec<Step<'_>>) -> bool {
+    let mut rows = Vec::new();
+    for mut step in steps {
+        println!("\n=== {}: {}", step.name, step.about);
+        let started = Instant::now();
+        let (verdict, note) = match (step.action)() {
+            Ok(Outcome::Passed(note)) => (Verdict::Passed, note),
+            Ok(Outcome::Skipped(why)) => (Verdict::Skipped, why),
+            Err(error) => (Verdict::Failed, format!("{error:#}")),
+        };
+        let took = started.elapsed();
+        println!("=== {}: {verdict} in {:.1} s {note}", step.name, took.as_secs_f64());
+        rows.push(Row { name: step.name, verdict, note, took });
+    }
+    summary(&rows)
+}
+
+fn summary(rows: &[Row]) -> bool {
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    println!("\n{:<22} {:<8} {:>7}  note", "step", "result", "seconds");
+    for row in rows {
+        match row.verdict {
+            Verdict::Passed => passed += 1,
+            Verdict::Failed => failed += 1,
+            Verdict::Skipped => skipped += 1,
+        }
+        let note: String = row.note.lines().next().unwrap_or("").chars().take(160).collect();
+        println!("{:<22} {:<8} {:>7.1}  {note}", row.name, row.verdict, row.took.as_secs_f64());
+    }
+    let total: Duration = rows.iter().map(|row| row.took).sum();
+    println!("{:<22} {:<8} {:>7.1}\n", "total", "", total.as_secs_f64());
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    failed == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps() -> Vec<Step<'static>> {
+        ["build", "kernel-6.1-host", "kernel-6.12-host"]
+            .into_iter()
+            .map(|name| Step {
+                name,
+                about: "",
+                quick: name == "build",
+                action: Box::new(|| Ok(Outcome::Passed(String::new()))),
+            })
+            .collect()
+    }
+
+    fn names(only: &[&str], quick: bool) -> Vec<&'static str> {
+        let only: Vec<String> = only.iter().map(|&word| word.to_owned()).collect();
+        select(steps(), &only, quick).unwrap().iter().map(|step| step.name).collect()
+    }
+
+    #[test]
+    fn steps_are_chosen_by_name_or_by_its_beginning() {
+        assert_eq!(names(&[], false).len(), 3);
+        assert_eq!(names(&[], true), ["build"]);
+        assert_eq!(names(&["kernel"], true), ["kernel-6.1-host", "kernel-6.12-host"]);
+        assert_eq!(names(&["kernel-6.1"], false), ["kernel-6.1-host"]);
+        assert!(select(steps(), &["ker".to_owned()], false).is_err());
+    }
+
+    #[test]
+    fn guest_lines_are_counted() {
+        let mut checks = Checks::default();
+        assert!(checks.take_line("ok one"));
+        assert!(checks.take_line("skip two: no reason: none"));
+        assert!(!checks.take_line("# ok comment"));
+        assert!(checks.all_passed());
+        assert!(checks.take_line("not ok three: why: because"));
+        assert_eq!(checks.outcome().unwrap_err().to_string(), "1 of 2 checks: three");
+    }
+}

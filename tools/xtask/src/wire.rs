@@ -1,0 +1,169 @@
+//! The tshark step: a capture of every PDU type on loopback, dissected by a decoder that is not ours.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::child::{Running, Task, has_program, tail};
+use crate::interop::write_read;
+use crate::raceline::{Export, Tree, host, perf_job};
+use crate::raw;
+use crate::setup;
+use crate::step::{Checks, Outcome};
+
+/// Every PDU type that NVMe/TCP has, with its name.
+const PDU_TYPES: [(u8, &str); 9] = [
+    (0, "ICReq"),
+    (1, "ICResp"),
+    (2, "H2CTermReq"),
+    (3, "C2HTermReq"),
+    (4, "CapsuleCmd"),
+    (5, "CapsuleResp"),
+    (6, "H2CData"),
+    (7, "C2HData"),
+    (9, "R2T"),
+];
+
+/// What tshark prints once it captures.
+const CAPTURING: &str = "Capturing on";
+/// Packets still on their way into the capture when the traffic ends.
+const SETTLE: Duration = Duration::from_millis(1500);
+/// tshark's values of a digest's status: it was checked and is wrong, it was checked and is right.
+const DIGEST_BAD: &str = "0";
+const DIGEST_GOOD: &str = "1";
+
+/// Captures, dissects, judges.
+pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
+    if !has_program("tshark") {
+        return setup::cannot("no tshark (cargo xtask setup)");
+    }
+    let scratch = tree.scratch("tshark")?;
+    let file = scratch.join("traffic.pcapng");
+    let mut target = Export::start(tree, &["ram:64M", "ram:64M,bs=4096", "--allow-any-host"])?;
+    let capture = match capture(&file, target.port)? {
+        Ok(capture) => capture,
+        Err(why) => return setup::cannot(&why),
+    };
+    traffic(tree, &target, &scratch)?;
+    target.healthy()?;
+    std::thread::sleep(SETTLE);
+    capture.signal("INT");
+    let ended = capture.wait()?;
+    ensure!(ended.status.is_some(), "tshark did not stop\n{}", ended.tail(10));
+    let port = target.port;
+    target.stop("TERM")?;
+    let mut checks = Checks::default();
+    judge(&mut checks, &file, port);
+    if checks.all_passed() {
+        std::fs::remove_dir_all(&scratch)?;
+    } else {
+        println!("# the capture is kept: {}", file.display());
+    }
+    checks.outcome()
+}
+
+/// Starts tshark; the inner error says why this user or machine may not capture.
+fn capture(file: &Path, port: u16) -> Result<Result<Running, String>> {
+    let mut capture = Task::new("tshark")
+        .args(["-i", "lo", "-B", "64", "-f", &format!("tcp port {port}"), "-w"])
+        .args([file])
+        .limit(180)
+        .start()?;
+    if capture.wait_for(CAPTURING, 15).is_err() {
+        let why = tail(capture.output(), 3).trim().replace('\n', "; ");
+        return Ok(Err(format!("tshark cannot capture on lo: {why}")));
+    }
+    // It says so a little before the first packet can be seen.
+    std::thread::sleep(SETTLE);
+    Ok(Ok(capture))
+}
+
+/// Traffic with every PDU type: in-capsule writes and R2T, with and without digests, and errors.
+fn traffic(tree: &Tree, target: &Export, scratch: &Path) -> Result<()> {
+    let address = target.address();
+    host(tree, "discover", &address[..4], &[])?;
+    host(tree, "identify", &address, &[])?;
+    for namespace in ["1", "2"] {
+        for blocks in ["1", "128"] {
+            write_read(tree, &address, scratch, namespace, blocks)?;
+        }
+    }
+    for digests in [&[][..], &["-g"], &["-G"], &["-g", "-G"]] {
+        for (kind, size) in [("randwrite", "4k"), ("randwrite", "64k"), ("randread", "16k")] {
+            let mut words = vec!["--rw", kind, "--bs", size, "--iodepth", "4", "-i", "2"];
+            words.extend(["--runtime", "1", "--ramp_time", "0", "--rate_iops", "100", "--verify"]);
+            words.extend(digests);
+            perf_job(tree, &address, &words)?;
+        }
+    }
+    // A second ICReq is well-formed and out of sequence: the target answers with a C2HTermReq.
+    let (mut stream, _) = raw::negotiated(target.port)?;
+    stream.write_all(&raw::ic_req())?;
+    let status = raw::expect_term_req(&mut stream)?;
+    ensure!(status == 2, "fatal error status {status} for a second ICReq, not 2 (sequence)");
+    drop(stream);
+    // A host that finds fault with the ICResp.
+    let (mut stream, response) = raw::negotiated(target.port)?;
+    stream.write_all(&raw::h2c_term_req(&response)?)?;
+    raw::time_to_close(&mut stream, Duration::from_secs(5)).context("after H2CTermReq")?;
+    Ok(())
+}
+
+/// Runs tshark over the capture; one line for each packet that fits `filter`.
+fn dissect(file: &Path, port: u16, filter: &str, fields: &[&str]) -> Result<Vec<String>> {
+    let mut words = vec!["-n".to_owned(), "-d".to_owned(), format!("tcp.port=={port},nvme-tcp")];
+    for digest in ["hdgst", "ddgst"] {
+        words.extend(["-o".to_owned(), format!("nvme-tcp.check_{digest}:TRUE")]);
+    }
+    words.extend(["-Y", filter, "-T", "fields"].map(str::to_owned));
+    words.extend(fields.iter().flat_map(|&field| ["-e".to_owned(), field.to_owned()]));
+    let task = Task::new("tshark").args(["-r"]).args([file]).args(words).limit(120);
+    Ok(task.check()?.stdout.lines().map(str::to_owned).collect())
+}
+
+fn judge(checks: &mut Checks, file: &Path, port: u16) {
+    let dissect = |filter: &str, fields: &[&str]| dissect(file, port, filter, fields);
+    // A packet the capture missed would make every later statement worthless.
+    checks.run("capture-complete", || {
+        none(&dissect("tcp.analysis.lost_segment", &["frame.number"])?)
+    });
+    checks.run("every-pdu-type", || {
+        let lines = dissect("nvme-tcp", &["nvme-tcp.type"])?;
+        let seen: BTreeSet<&str> = lines.iter().flat_map(|line| line.split(',')).collect();
+        let missing: Vec<&str> = PDU_TYPES
+            .iter()
+            .filter(|(kind, _)| !seen.contains(kind.to_string().as_str()))
+            .map(|(_, name)| *name)
+            .collect();
+        ensure!(missing.is_empty(), "not seen: {}", missing.join(", "));
+        Ok(())
+    });
+    let columns = ["frame.number", "_ws.col.Info", "_ws.expert.message"];
+    checks.run("no-malformed-packet", || none(&dissect("_ws.malformed", &columns)?));
+    checks.run("no-expert-error", || none(&dissect("_ws.expert.severity == error", &columns)?));
+    checks.run("no-unknown-data", || none(&dissect("nvme-tcp.unknown_data", &columns)?));
+    for digest in ["nvme-tcp.hdgst.status", "nvme-tcp.ddgst.status"] {
+        checks.run(digest, || {
+            let lines = dissect(digest, &["frame.number", digest])?;
+            let states = |line: &String, wanted: &str| {
+                line.split('\t')
+                    .nth(1)
+                    .is_some_and(|states| states.split(',').any(|state| state == wanted))
+            };
+            ensure!(lines.iter().any(|line| states(line, DIGEST_GOOD)), "no digest was checked");
+            let bad: Vec<String> =
+                lines.into_iter().filter(|line| states(line, DIGEST_BAD)).collect();
+            none(&bad)
+        });
+    }
+}
+
+fn none(lines: &[String]) -> Result<()> {
+    if let Some(first) = lines.first() {
+        bail!("{} packets, first: {first}", lines.len());
+    }
+    Ok(())
+}
