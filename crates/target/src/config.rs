@@ -1,0 +1,218 @@
+//! What a target is told: its cores and limits, subsystems, namespaces and listeners.
+
+use std::time::Duration;
+
+use raceline_bdev::SharedBdev;
+use raceline_proto::controller::{HostAccess, Limits, SubsystemError};
+use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::{Backend, Mode};
+
+/// Cores, memory and limits of a target. Constant while it runs.
+#[derive(Clone, Debug)]
+pub struct TargetConfig {
+    /// CPUs to run on, one reactor each; empty: one reactor that is not pinned.
+    pub cores: Vec<usize>,
+    /// What a reactor does when it is idle.
+    pub mode: Mode,
+    /// io_uring, epoll, or whichever works.
+    pub backend: Backend,
+    /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
+    pub max_io_bytes: u32,
+    /// Largest write data inside a command capsule on I/O queues (IOCCSZ), a multiple of 16.
+    pub in_capsule_bytes: u32,
+    /// Entries of an I/O queue (CAP.MQES + 1).
+    pub max_queue_entries: u16,
+    /// I/O queues of one controller.
+    pub max_io_queues: u16,
+    /// I/O buffers of `max_io_bytes` on each core; commands beyond wait for one.
+    pub large_buffers_per_core: usize,
+    /// I/O buffers of 4 KiB on each core.
+    pub small_buffers_per_core: usize,
+    /// Bounds on sockets that have not completed Connect.
+    pub pre_connect: PreConnectLimits,
+    /// Controllers that one host may have at a time.
+    pub max_controllers_per_host: usize,
+}
+
+/// Bounds on sockets that have not completed Connect: an unauthenticated peer can hold no more.
+#[derive(Clone, Debug)]
+pub struct PreConnectLimits {
+    /// In total.
+    pub total: usize,
+    /// From one source address.
+    pub per_source: usize,
+    /// Time from accept to a complete ICReq.
+    pub ic_req: Duration,
+    /// Time from accept to a completed Connect.
+    pub connect: Duration,
+}
+
+impl Default for PreConnectLimits {
+    fn default() -> Self {
+        Self {
+            total: 1024,
+            per_source: 128,
+            ic_req: Duration::from_secs(5),
+            connect: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Default for TargetConfig {
+    fn default() -> Self {
+        Self {
+            cores: Vec::new(),
+            mode: Mode::default(),
+            backend: Backend::default(),
+            max_io_bytes: 128 << 10,
+            in_capsule_bytes: 8 << 10,
+            max_queue_entries: 128,
+            max_io_queues: 128,
+            large_buffers_per_core: 256,
+            small_buffers_per_core: 2048,
+            pre_connect: PreConnectLimits::default(),
+            max_controllers_per_host: 64,
+        }
+    }
+}
+
+impl TargetConfig {
+    /// Admin queue entries that a host may ask for; one page of a host's memory.
+    pub const MAX_ADMIN_ENTRIES: u16 = 128;
+
+    /// The limits that controllers advertise.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            max_io_bytes: self.max_io_bytes,
+            in_capsule_bytes: self.in_capsule_bytes,
+            max_queue_entries: self.max_queue_entries,
+            max_admin_entries: Self::MAX_ADMIN_ENTRIES,
+            max_io_queues: self.max_io_queues,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TargetError> {
+        let bad = |what: &'static str, need: &'static str| Err(TargetError::Config { what, need });
+        if self.large_buffers_per_core < 4 || self.small_buffers_per_core < 4 {
+            return bad("buffers per core", "at least 4 of each size");
+        }
+        Ok(())
+    }
+}
+
+/// A subsystem to create.
+#[derive(Clone, Debug)]
+pub struct SubsystemConfig {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Serial number, at most 20 ASCII characters.
+    pub serial: String,
+    /// Model number, at most 40 ASCII characters.
+    pub model: String,
+    /// Which hosts may connect.
+    pub hosts: HostAccess,
+}
+
+/// A namespace to add to a subsystem.
+#[derive(Clone)]
+pub struct NamespaceConfig {
+    /// Its number; `None`: the lowest free.
+    pub nsid: Option<NamespaceId>,
+    /// The device behind it.
+    pub bdev: SharedBdev,
+    /// Its UUID; `None`: the device's.
+    pub uuid: Option<[u8; 16]>,
+    /// Its NGUID; `None`: derived from the UUID.
+    pub nguid: Option<[u8; 16]>,
+}
+
+/// Why a target cannot do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TargetError {
+    /// A setting is outside its range.
+    #[error("{what} must be {need}")]
+    Config {
+        /// The setting.
+        what: &'static str,
+        /// Its range.
+        need: &'static str,
+    },
+    /// A reactor thread could not start.
+    #[error("cannot start the reactor on core {core}: {error}")]
+    Reactor {
+        /// The CPU, or the ordinal when not pinned.
+        core: usize,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Listening failed.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// There is no such listener.
+    #[error("nothing listens on {0}")]
+    NoListener(std::net::SocketAddr),
+    /// A device could not be opened on a core.
+    #[error("cannot use {device} on a core: {error}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A device cannot be a namespace.
+    #[error("{device} cannot be a namespace: {reason}")]
+    Unsuitable {
+        /// The device's name.
+        device: String,
+        /// Why.
+        reason: String,
+    },
+    /// The subsystem exists already.
+    #[error("subsystem {0} exists already")]
+    SubsystemExists(Nqn),
+    /// There is no such subsystem.
+    #[error("there is no subsystem {0}")]
+    NoSubsystem(Nqn),
+    /// The namespace exists already.
+    #[error("namespace {nsid} of {nqn} exists already")]
+    NamespaceExists {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Namespace.
+        nsid: NamespaceId,
+    },
+    /// There is no such namespace.
+    #[error("there is no namespace {nsid} in {nqn}")]
+    NoNamespace {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Namespace.
+        nsid: NamespaceId,
+    },
+    /// All namespace numbers are in use.
+    #[error("{nqn} is full: at most {max} namespaces")]
+    TooManyNamespaces {
+        /// Subsystem.
+        nqn: Nqn,
+        /// The limit.
+        max: u32,
+    },
+    /// A subsystem or one of its namespaces breaks a rule of the protocol.
+    #[error("{nqn}: {error}")]
+    Subsystem {
+        /// Which.
+        nqn: Nqn,
+        /// The rule.
+        error: SubsystemError,
+    },
+    /// A reactor does not answer.
+    #[error("core {0} does not answer: it is stuck or has stopped")]
+    Unresponsive(usize),
+}

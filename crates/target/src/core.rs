@@ -1,0 +1,283 @@
+//! What all connections of one core share: devices, the picture of the target, wait queues.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use raceline_bdev::{BdevInfo, Channel, Done, Op, Request, SharedBdev};
+use raceline_reactor::{Completion, Context};
+
+use crate::config::TargetError;
+use crate::message::{CommandPlace, ConnKey, Message, Place, Reply};
+use crate::range_lock::{Fences, LockId, Order, Warden};
+use crate::registry::Shared;
+use crate::snapshot::{DeviceId, Snapshot};
+
+/// Names a command of this core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalCommand {
+    pub(crate) key: ConnKey,
+    pub(crate) slot: u16,
+}
+
+impl LocalCommand {
+    /// As the tag of a device request: generation, slot, index.
+    pub(crate) fn tag(self) -> u64 {
+        u64::from(self.key.generation) << 48
+            | u64::from(self.slot) << 32
+            | u64::from(self.key.index)
+    }
+
+    pub(crate) fn from_tag(tag: u64) -> Self {
+        let [i0, i1, i2, i3, s0, s1, g0, g1] = tag.to_le_bytes();
+        Self {
+            key: ConnKey {
+                index: u32::from_le_bytes([i0, i1, i2, i3]),
+                generation: u16::from_le_bytes([g0, g1]),
+            },
+            slot: u16::from_le_bytes([s0, s1]),
+        }
+    }
+}
+
+/// One core's way to one device.
+pub(crate) struct Device {
+    pub(crate) info: BdevInfo,
+    channel: Box<dyn Channel>,
+    /// Requests in flight.
+    in_flight: usize,
+    fences: Fences<LocalCommand>,
+    /// On the device's warden core: orders its range locks.
+    warden: Option<Warden<CommandPlace>>,
+    /// Somebody waits for the device to be quiet and closed.
+    closing: Option<Reply<()>>,
+}
+
+/// What all connections of one core share.
+pub(crate) struct Core {
+    pub(crate) index: usize,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) snapshot: Arc<Snapshot>,
+    /// By [`DeviceId`].
+    devices: Vec<Option<Device>>,
+    /// Finished device requests that nobody has looked at yet.
+    pub(crate) done: Vec<Done>,
+    /// Commands that wait for an I/O buffer, first come first served.
+    pub(crate) buffer_waiters: VecDeque<LocalCommand>,
+    /// Connections with something to send.
+    pub(crate) dirty: Vec<ConnKey>,
+    /// Commands that a lowered fence lets go.
+    pub(crate) released: Vec<LocalCommand>,
+    /// Headers are encoded here before they go into a batch.
+    pub(crate) scratch: Vec<u8>,
+}
+
+impl Core {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>) -> Self {
+        Self {
+            index,
+            shared,
+            snapshot: Arc::default(),
+            devices: Vec::new(),
+            done: Vec::new(),
+            buffer_waiters: VecDeque::new(),
+            dirty: Vec::new(),
+            released: Vec::new(),
+            scratch: Vec::with_capacity(1024),
+        }
+    }
+
+    pub(crate) fn place(&self, key: ConnKey) -> Place {
+        Place { core: self.index, key }
+    }
+
+    pub(crate) fn send(&self, core: usize, message: Message) {
+        self.shared.send(core, message);
+    }
+
+    pub(crate) fn device(&mut self, id: DeviceId) -> Option<&mut Device> {
+        self.devices.get_mut(usize::from(id.0))?.as_mut()
+    }
+
+    pub(crate) fn open_device(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: DeviceId,
+        bdev: &SharedBdev,
+    ) -> Result<(), TargetError> {
+        let info = bdev.info();
+        let channel = bdev
+            .open_channel(cx, id.0)
+            .map_err(|error| TargetError::Device { device: info.name.clone(), error })?;
+        let index = usize::from(id.0);
+        if self.devices.len() <= index {
+            self.devices.resize_with(index + 1, || None);
+        }
+        let cores = self.shared.cores();
+        let warden = (Self::warden_of(id, cores) == self.index).then(|| Warden::new(cores));
+        let fences = Fences::default();
+        self.devices[index] =
+            Some(Device { info, channel, in_flight: 0, fences, warden, closing: None });
+        Ok(())
+    }
+
+    /// Closes a device as soon as nothing is in flight there.
+    pub(crate) fn close_device(&mut self, cx: &mut Context<'_>, id: DeviceId, reply: Reply<()>) {
+        match self.device(id) {
+            Some(device) => device.closing = Some(reply),
+            None => drop(reply.send((self.index, ()))),
+        }
+        self.close_if_quiet(cx, id);
+    }
+
+    /// Closes every device that still is open; the core ends.
+    pub(crate) fn close_devices(&mut self, cx: &mut Context<'_>) {
+        for mut device in self.devices.iter_mut().filter_map(Option::take) {
+            device.channel.close(cx);
+        }
+    }
+
+    fn close_if_quiet(&mut self, cx: &mut Context<'_>, id: DeviceId) {
+        let Some(entry) = self.devices.get_mut(usize::from(id.0)) else { return };
+        let quiet = |device: &mut Device| device.closing.is_some() && device.in_flight == 0;
+        if let Some(mut device) = entry.take_if(quiet) {
+            device.channel.close(cx);
+            self.released.append(&mut device.fences.lower_all());
+            if let Some(reply) = device.closing {
+                // The control thread may have given up waiting.
+                let _ = reply.send((self.index, ()));
+            }
+        }
+    }
+
+    /// Starts a device request; its end appears in `done`, maybe at once.
+    pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: u64, op: Op) {
+        let entry = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
+        let device = entry.expect("views show only devices that are open");
+        let before = self.done.len();
+        device.in_flight += 1;
+        device.channel.submit(cx, Request { tag, op }, &mut self.done);
+        // Whatever the channel finished was in flight there.
+        device.in_flight -= self.done.len() - before;
+    }
+
+    /// A completion of a device's own operation.
+    pub(crate) fn device_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
+        let completion_owner = completion.token.owner;
+        let owner = usize::from(completion_owner);
+        let before = self.done.len();
+        if let Some(Some(device)) = self.devices.get_mut(owner) {
+            device.channel.handle_completion(cx, completion, &mut self.done);
+            device.in_flight -= self.done.len() - before;
+            if device.closing.is_some() {
+                self.close_if_quiet(cx, DeviceId(completion_owner));
+            }
+        }
+    }
+
+    /// Lets channels send what they have gathered.
+    pub(crate) fn flush_devices(&mut self, cx: &mut Context<'_>) {
+        for device in self.devices.iter_mut().flatten() {
+            let before = self.done.len();
+            device.channel.flush(cx, &mut self.done);
+            device.in_flight -= self.done.len() - before;
+        }
+    }
+
+    // ------------------------------------------------------------------ range locks
+
+    /// The core that orders a device's range locks.
+    pub(crate) fn warden_of(id: DeviceId, cores: usize) -> usize {
+        usize::from(id.0) % cores
+    }
+
+    /// Holds a write back if its range is fenced. True: it has to wait.
+    pub(crate) fn hold(&mut self, id: DeviceId, bytes: &Range<u64>, write: LocalCommand) -> bool {
+        match self.device(id) {
+            Some(device) if !device.fences.is_empty() => device.fences.hold(bytes, write).is_none(),
+            _ => false,
+        }
+    }
+
+    /// A write has left the device: fences may be waiting for it.
+    pub(crate) fn write_drained(&mut self, id: DeviceId, bytes: &Range<u64>) {
+        let Some(device) = self.device(id) else { return };
+        if device.fences.is_empty() {
+            return;
+        }
+        let mut quiet = Vec::new();
+        device.fences.drained(bytes, &mut quiet);
+        for lock in quiet {
+            self.tell_fenced(id, lock);
+        }
+    }
+
+    fn tell_fenced(&self, device: DeviceId, lock: LockId) {
+        let warden = Self::warden_of(device, self.shared.cores());
+        self.send(warden, Message::Fenced { device, lock });
+    }
+
+    /// Puts up a fence over a range in which `draining` writes of this core are in flight.
+    pub(crate) fn fence(&mut self, id: DeviceId, lock: LockId, bytes: Range<u64>, draining: usize) {
+        let quiet = match self.device(id) {
+            Some(device) => device.fences.raise(lock, bytes, draining),
+            None => true,
+        };
+        if quiet {
+            self.tell_fenced(id, lock);
+        }
+    }
+
+    /// Takes a fence down; what it held is in `released`.
+    pub(crate) fn unfence(&mut self, id: DeviceId, lock: LockId) {
+        let Some(device) = self.device(id) else { return };
+        let mut held = device.fences.lower(lock);
+        self.released.append(&mut held);
+    }
+
+    /// On the warden core: one event of the device's range locks.
+    pub(crate) fn warden(
+        &mut self,
+        id: DeviceId,
+        event: impl FnOnce(&mut Warden<CommandPlace>, &mut Vec<Order<CommandPlace>>),
+    ) {
+        let mut orders = Vec::new();
+        let Some(warden) = self.device(id).and_then(|device| device.warden.as_mut()) else {
+            return;
+        };
+        event(warden, &mut orders);
+        for order in orders {
+            self.carry_out(id, order);
+        }
+    }
+
+    fn carry_out(&self, device: DeviceId, order: Order<CommandPlace>) {
+        match order {
+            Order::Fence(lock, bytes) => {
+                for core in 0..self.shared.cores() {
+                    self.send(core, Message::Fence { device, lock, bytes: bytes.clone() });
+                }
+            }
+            Order::Unfence(lock) => {
+                for core in 0..self.shared.cores() {
+                    self.send(core, Message::Unfence { device, lock });
+                }
+            }
+            Order::Granted(lock, to) => {
+                self.send(to.conn.core, Message::LockGranted { to, device, lock: Some(lock) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_names_its_command() {
+        let command =
+            LocalCommand { key: ConnKey { index: 0x0102_0304, generation: 0xa5a6 }, slot: 0x7f01 };
+        assert_eq!(LocalCommand::from_tag(command.tag()), command);
+    }
+}

@@ -1,0 +1,310 @@
+//! An I/O queue's commands: from the parsed command to device requests and back to the host.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use raceline_bdev::{BdevError, Done, Op};
+use raceline_proto::controller::{ErrorEntry, IoCommand, parse_io, parse_ranges};
+use raceline_proto::nvme::{Cqe, Direction, QueueId, Status};
+use raceline_reactor::{Context, IoBuf, Payload};
+
+use crate::connection::{Connection, Role, Stage};
+use crate::core::Core;
+use crate::message::{Home, Message};
+use crate::slots::{Phase, Slot};
+use crate::snapshot::SubsystemDevices;
+
+/// What an I/O queue knows of its controller.
+pub(crate) struct IoQueue {
+    pub(crate) qid: QueueId,
+    pub(crate) home: Home,
+    pub(crate) subsystem: SubsystemDevices,
+}
+
+/// The status that tells a host what became of a device request.
+fn status_of(error: BdevError) -> Status {
+    match error {
+        BdevError::ReadFault => Status::UNRECOVERED_READ_ERROR,
+        BdevError::WriteFault => Status::WRITE_FAULT.dnr(),
+        BdevError::NoSpace => Status::CAPACITY_EXCEEDED.dnr(),
+        BdevError::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.dnr(),
+        BdevError::Gone => Status::INTERNAL.dnr(),
+        BdevError::Unknown => Status::INTERNAL_PATH_ERROR,
+        BdevError::Transient => Status::COMMAND_INTERRUPTED,
+        BdevError::NotSupported => Status::INVALID_FIELD.dnr(),
+        BdevError::Internal => Status::INTERNAL,
+    }
+}
+
+impl Slot {
+    /// Whether the command changes its range of the device.
+    fn changes_data(&self) -> bool {
+        matches!(
+            self.command,
+            Some(
+                IoCommand::Write { .. }
+                    | IoCommand::WriteZeroes { .. }
+                    | IoCommand::DatasetManagement { deallocate: true, .. }
+            )
+        )
+    }
+
+    /// Whether the command is at its device now, changing something within `bytes`.
+    pub(crate) fn is_changing(&self, bytes: &Range<u64>) -> bool {
+        self.phase == Phase::Device
+            && self.changes_data()
+            && self.bytes.start < bytes.end
+            && bytes.start < self.bytes.end
+    }
+}
+
+impl Connection {
+    /// An I/O command has come.
+    pub(crate) fn handle_io_command(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) {
+        let Role::Io(io) = &self.role else { return };
+        let sqe = self.slots.get(index).sqe;
+        let subsystem = &io.subsystem.subsystem;
+        let parsed = parse_io(&sqe, &subsystem.namespaces, &subsystem.limits);
+        let (command, transfer) = match parsed {
+            Ok(parsed) => parsed,
+            Err(status) => return self.fused_refuse(core, index, status),
+        };
+        let namespace = command.namespace();
+        let block_size = u64::from(subsystem.namespaces[namespace].block_size);
+        let device = io.subsystem.devices[namespace];
+        let slot = self.slots.get(index);
+        slot.transfer = transfer;
+        slot.device = Some(device);
+        slot.bytes = byte_range(&command, block_size);
+        slot.block_size = block_size;
+        slot.command = Some(command);
+        if !self.pair_fused(core, index) {
+            return;
+        }
+        let buffer = self.needs_buffer(core, index);
+        self.begin_transfer(cx, core, index, buffer);
+    }
+
+    fn needs_buffer(&mut self, core: &mut Core, index: u16) -> bool {
+        let digest = self.queue.data_digest();
+        let slot = self.slots.get(index);
+        match slot.transfer.direction {
+            Direction::None => false,
+            Direction::HostToController => true,
+            // Memory that others may write must not change between digest and send.
+            Direction::ControllerToHost => {
+                digest
+                    || !slot
+                        .device
+                        .and_then(|id| core.device(id))
+                        .is_some_and(|device| device.info.reads_in_place)
+            }
+        }
+    }
+
+    /// The command has its data or its buffer: on to the device.
+    pub(crate) fn execute_io(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) {
+        let command = self.command(index);
+        let slot = self.slots.get(index);
+        if !slot.status.is_success() {
+            let verdict = slot.status;
+            return self.fused_refuse(core, index, verdict);
+        }
+        if slot.fused {
+            return self.fused_half_ready(core, index);
+        }
+        let Some(device) = slot.device.filter(|device| core.device(*device).is_some()) else {
+            return self.refuse(core, index, Status::INVALID_NAMESPACE.dnr());
+        };
+        if slot.changes_data() && core.hold(device, &slot.bytes, command) {
+            slot.phase = Phase::Fence;
+            return;
+        }
+        self.submit_command(cx, core, index);
+    }
+
+    fn submit_command(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) {
+        let slot = self.slots.get(index);
+        let (offset, len) = (slot.bytes.start, slot.bytes.end - slot.bytes.start);
+        let Some(command) = slot.command else { return };
+        let op = match command {
+            IoCommand::Read { .. } => {
+                Op::Read { offset, len: slot.transfer.len as usize, buf: slot.buf.take() }
+            }
+            IoCommand::Write { fua, .. } => match slot.buf.take() {
+                Some(buf) => Op::Write { offset, data: buf.share(), fua },
+                None => unreachable!("a write executes once its data has come"),
+            },
+            IoCommand::Compare { .. } => {
+                slot.expected = slot.buf.take();
+                let len = slot.transfer.len as usize;
+                let buf = cx.pool.take(len).unwrap_or_else(|| IoBuf::heap(len));
+                Op::Read { offset, len, buf: Some(buf) }
+            }
+            IoCommand::Flush { .. } => Op::Flush,
+            IoCommand::WriteZeroes { deallocate, fua, .. } => {
+                Op::WriteZeroes { offset, len, deallocate, fua }
+            }
+            IoCommand::DatasetManagement { ranges, deallocate, .. } => {
+                return self.manage_ranges(cx, core, index, ranges, deallocate);
+            }
+        };
+        self.submit(cx, core, index, op);
+    }
+
+    pub(crate) fn submit(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16, op: Op) {
+        let tag = self.command(index).tag();
+        let slot = self.slots.get(index);
+        slot.phase = Phase::Device;
+        slot.pending += 1;
+        if let Some(device) = slot.device {
+            core.submit(cx, device, tag, op);
+        }
+    }
+
+    /// Dataset Management: one device request per range. Attributes other than Deallocate are
+    /// hints that we do not use (NVM Command Set 1.0, 3.2.3).
+    fn manage_ranges(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        index: u16,
+        ranges: u16,
+        deallocate: bool,
+    ) {
+        let Role::Io(io) = &self.role else { return };
+        let slot = self.slots.get(index);
+        let position = io.subsystem.devices.iter().position(|id| Some(*id) == slot.device);
+        // The view may have changed while the data was under way.
+        let subsystem = Arc::clone(&io.subsystem.subsystem);
+        let Some(namespace) = position.and_then(|i| subsystem.namespaces.get(i)) else {
+            return self.refuse(core, index, Status::INVALID_NAMESPACE.dnr());
+        };
+        let Some(data) = slot.buf.take() else { return };
+        let ranges = parse_ranges(&data, ranges, namespace);
+        if let Some(Err(status)) = ranges.clone().find(Result::is_err) {
+            return self.refuse(core, index, status);
+        }
+        let block_size = slot.block_size;
+        // One more than there are requests, so that the last of them does not end the command
+        // before all are submitted.
+        slot.pending = 1;
+        slot.phase = Phase::Device;
+        if deallocate {
+            for (slba, block_count) in ranges.flatten() {
+                let (offset, len) = (slba * block_size, u64::from(block_count) * block_size);
+                self.submit(cx, core, index, Op::Deallocate { offset, len });
+            }
+        }
+        self.part_done(cx, core, index, Ok(()), None);
+    }
+
+    /// A device request of the command has finished.
+    pub(crate) fn handle_done(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        index: u16,
+        done: Done,
+    ) {
+        self.part_done(cx, core, index, done.result, done.payload);
+    }
+
+    fn part_done(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        index: u16,
+        result: Result<(), BdevError>,
+        payload: Option<Payload>,
+    ) {
+        let slot = self.slots.get(index);
+        slot.pending -= 1;
+        if let Err(error) = result
+            && slot.status.is_success()
+        {
+            slot.status = status_of(error);
+            if matches!(error, BdevError::ReadFault | BdevError::WriteFault) {
+                self.counters.media_errors.add(1);
+            }
+        }
+        if slot.pending > 0 {
+            return;
+        }
+        if let (true, Some(device)) = (slot.changes_data(), slot.device) {
+            let bytes = slot.bytes.clone();
+            core.write_drained(device, &bytes);
+        }
+        if self.slots.get(index).fused {
+            self.fused_done(cx, core, index, payload);
+        } else {
+            self.complete_io(core, index, payload);
+        }
+    }
+
+    /// All of the command is done: tells the host.
+    fn complete_io(&mut self, core: &mut Core, index: u16, payload: Option<Payload>) {
+        let slot = self.slots.get(index);
+        if matches!(slot.command, Some(IoCommand::Compare { .. })) && slot.status.is_success() {
+            slot.status = compare(slot, payload.as_ref());
+        }
+        let (cid, status, len) = (slot.cid, slot.status, u64::from(slot.transfer.len));
+        let cqe = Cqe { cid, status, ..Cqe::default() };
+        if self.stage >= Stage::Terminating || !status.is_success() {
+            return self.finish(core, index, cqe);
+        }
+        match (slot.command, payload) {
+            (Some(IoCommand::Read { .. }), Some(payload)) => {
+                self.counters.reads.add(1);
+                self.counters.read_bytes.add(len);
+                self.slots.release(index);
+                self.push_data(core, cqe, payload);
+            }
+            (Some(IoCommand::Write { .. }), _) => {
+                self.counters.writes.add(1);
+                self.counters.written_bytes.add(len);
+                self.finish(core, index, cqe);
+            }
+            _ => self.finish(core, index, cqe),
+        }
+    }
+
+    /// Puts a failed I/O command into the controller's error log; the controller records failed
+    /// admin commands itself.
+    pub(crate) fn log_failure(&mut self, core: &Core, index: u16, status: Status) {
+        let Role::Io(io) = &self.role else { return };
+        let slot = self.slots.get(index);
+        let entry = ErrorEntry {
+            sqid: io.qid,
+            cid: slot.cid,
+            status,
+            nsid: slot.sqe.namespace_id(),
+            lba: slot.bytes.start.checked_div(slot.block_size).unwrap_or(0),
+        };
+        let home = io.home.place;
+        core.send(home.core, Message::CommandFailed { home: home.key, entry });
+    }
+}
+
+/// Whether the data on the device is what the host expects.
+pub(crate) fn compare(slot: &Slot, payload: Option<&Payload>) -> Status {
+    let equal = match (&slot.expected, payload) {
+        (Some(expected), Some(Payload::Buf(buf, range))) => expected[..] == buf[range.clone()],
+        _ => false,
+    };
+    if equal { Status::SUCCESS } else { Status::COMPARE_FAILURE.dnr() }
+}
+
+fn byte_range(command: &IoCommand, block_size: u64) -> Range<u64> {
+    // parse_io has checked the range against the namespace, whose size in bytes fits u64.
+    let blocks = |slba: u64, count: u32| slba * block_size..(slba + u64::from(count)) * block_size;
+    match *command {
+        IoCommand::Read { slba, block_count, .. }
+        | IoCommand::Write { slba, block_count, .. }
+        | IoCommand::Compare { slba, block_count, .. }
+        | IoCommand::WriteZeroes { slba, block_count, .. } => blocks(slba, block_count),
+        // Ranges are known when the data has come; a fence anywhere holds the command.
+        IoCommand::DatasetManagement { .. } => 0..u64::MAX,
+        IoCommand::Flush { .. } => 0..0,
+    }
+}

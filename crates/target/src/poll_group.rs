@@ -1,0 +1,368 @@
+//! One core's share of the target: its connections and listeners, driven by completions.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use raceline_bdev::Done;
+use raceline_reactor::io::ListenerId;
+use raceline_reactor::{Completion, Context, Outcome, Service, Socket, Token};
+
+use crate::connection::{Connection, Role, Stage};
+use crate::core::{Core, LocalCommand};
+use crate::message::{ConnKey, Message, Reply};
+use crate::registry::Shared;
+use crate::slots::Phase;
+use crate::snapshot::Snapshot;
+
+/// Token index bit that marks a listener.
+const LISTENER_BIT: u32 = 1 << 31;
+
+struct Listener {
+    id: ListenerId,
+    address: SocketAddr,
+    index: u32,
+}
+
+struct Entry {
+    generation: u16,
+    connection: Option<Box<Connection>>,
+}
+
+/// One core's connections and listeners.
+pub(crate) struct PollGroup {
+    core: Core,
+    connections: Vec<Entry>,
+    free: Vec<u32>,
+    listeners: Vec<Listener>,
+    next_listener: u32,
+    stopping: bool,
+    live: usize,
+    batch: Vec<Done>,
+    flushing: Vec<ConnKey>,
+}
+
+impl PollGroup {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>) -> Self {
+        Self {
+            core: Core::new(index, shared),
+            connections: Vec::new(),
+            free: Vec::new(),
+            listeners: Vec::new(),
+            next_listener: 0,
+            stopping: false,
+            live: 0,
+            batch: Vec::new(),
+            flushing: Vec::new(),
+        }
+    }
+
+    /// Runs `f` on a connection, if it still lives, and removes it if that was its end.
+    fn with(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: ConnKey,
+        f: impl FnOnce(&mut Connection, &mut Context<'_>, &mut Core),
+    ) -> bool {
+        let Some(entry) = self.connections.get_mut(key.index as usize) else { return false };
+        if entry.generation != key.generation {
+            return false;
+        }
+        let Some(connection) = &mut entry.connection else { return false };
+        f(connection, cx, &mut self.core);
+        if self.stopping && connection.is_drained() {
+            connection.close(cx, &mut self.core, "the target is shutting down");
+        }
+        if connection.stage == Stage::Closing && connection.is_gone() {
+            connection.leave(&self.core);
+            entry.connection = None;
+            entry.generation = entry.generation.wrapping_add(1);
+            self.free.push(key.index);
+            self.live -= 1;
+            self.core.shared.unplace(self.core.index);
+        }
+        true
+    }
+
+    // --------------------------------------------------------------- coming and going
+
+    fn listen(&mut self, cx: &mut Context<'_>, address: SocketAddr) -> std::io::Result<SocketAddr> {
+        let index = self.next_listener;
+        let token = Token { owner: 0, generation: 0, index: LISTENER_BIT | index };
+        let (id, address) = cx.io.listen(address, token)?;
+        self.next_listener += 1;
+        self.listeners.push(Listener { id, address, index });
+        Ok(address)
+    }
+
+    fn close_listener(&mut self, cx: &mut Context<'_>, address: SocketAddr) {
+        if let Some(i) = self.listeners.iter().position(|l| l.address == address) {
+            cx.io.close_listener(self.listeners.swap_remove(i).id);
+        }
+    }
+
+    /// A connection was accepted: to the core with the fewest, unless there are too many.
+    fn accepted(&mut self, cx: &mut Context<'_>, token: Token, socket: Socket, peer: SocketAddr) {
+        let index = token.index & !LISTENER_BIT;
+        if self.stopping || !self.listeners.iter().any(|l| l.index == index) {
+            return;
+        }
+        let local = socket.local_address();
+        if let Err(crowded) = self.core.shared.enter(peer.ip()) {
+            tracing::debug!(%peer, ?crowded, "refused: too many sockets wait for Connect");
+            return;
+        }
+        let core = self.core.shared.place();
+        if core == self.core.index {
+            self.adopt(cx, socket, peer, local);
+        } else {
+            self.core.send(core, Message::Adopt { socket, peer, local });
+        }
+    }
+
+    fn adopt(&mut self, cx: &mut Context<'_>, socket: Socket, peer: SocketAddr, local: SocketAddr) {
+        let adopted = if self.stopping { None } else { cx.io.adopt(socket).ok() };
+        let Some(socket) = adopted else {
+            self.core.shared.leave(peer.ip());
+            self.core.shared.unplace(self.core.index);
+            return;
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(Entry { generation: 0, connection: None });
+            u32::try_from(self.connections.len() - 1).expect("fewer sockets than descriptors")
+        });
+        let entry = &mut self.connections[index as usize];
+        let key = ConnKey { index, generation: entry.generation };
+        let mut connection =
+            Box::new(Connection::new(key, socket, peer, local, &self.core, cx.now));
+        connection.arm_timer(cx);
+        connection.start_recv(cx);
+        entry.connection = Some(connection);
+        self.live += 1;
+    }
+
+    fn keys(&self) -> Vec<ConnKey> {
+        let indexed = (0u32..).zip(&self.connections);
+        indexed
+            .filter(|(_, entry)| entry.connection.is_some())
+            .map(|(index, entry)| ConnKey { index, generation: entry.generation })
+            .collect()
+    }
+
+    fn shutdown(&mut self, cx: &mut Context<'_>) {
+        self.stopping = true;
+        for listener in std::mem::take(&mut self.listeners) {
+            cx.io.close_listener(listener.id);
+        }
+        for key in self.keys() {
+            self.with(cx, key, |connection, cx, _| connection.drain(cx));
+        }
+    }
+
+    // --------------------------------------------------------------------- changes
+
+    fn view(&mut self, cx: &mut Context<'_>, snapshot: &Arc<Snapshot>, reply: &Reply<()>) {
+        self.core.snapshot = Arc::clone(snapshot);
+        for key in self.keys() {
+            self.with(cx, key, |connection, cx, core| connection.handle_view(cx, core));
+        }
+        // The control thread may have given up waiting.
+        let _ = reply.send((self.core.index, ()));
+    }
+
+    /// Counts this core's writes within the range that are at their device now.
+    fn changing(
+        &mut self,
+        device: crate::snapshot::DeviceId,
+        bytes: &std::ops::Range<u64>,
+    ) -> usize {
+        let connections = self.connections.iter_mut().filter_map(|e| e.connection.as_mut());
+        connections
+            .flat_map(|connection| connection.slots.active())
+            .filter(|(_, slot)| slot.device == Some(device) && slot.is_changing(bytes))
+            .count()
+    }
+
+    // ------------------------------------------------------------------------- work
+
+    /// Hands finished device requests to their commands, which may start new ones.
+    fn run_done(&mut self, cx: &mut Context<'_>) {
+        while !self.core.done.is_empty() {
+            let mut batch = std::mem::replace(&mut self.core.done, std::mem::take(&mut self.batch));
+            for done in batch.drain(..) {
+                let command = LocalCommand::from_tag(done.tag);
+                self.with(cx, command.key, |connection, cx, core| {
+                    connection.handle_done(cx, core, command.slot, done);
+                });
+            }
+            self.batch = batch;
+        }
+    }
+
+    /// Commands that a lowered fence lets go.
+    fn run_released(&mut self, cx: &mut Context<'_>) {
+        while let Some(command) = self.core.released.pop() {
+            self.with(cx, command.key, |connection, cx, core| {
+                connection.fence_lowered(cx, core, command.slot);
+            });
+        }
+    }
+
+    /// Gives I/O buffers to those who wait, in order.
+    fn serve_buffer_waiters(&mut self, cx: &mut Context<'_>) {
+        while let Some(&command) = self.core.buffer_waiters.front() {
+            let mut short = false;
+            let alive = self.with(cx, command.key, |connection, cx, core| {
+                let slot = connection.slots.get(command.slot);
+                if slot.phase != Phase::Buffer {
+                    return;
+                }
+                match cx.pool.take(slot.transfer.len as usize) {
+                    Some(buf) => {
+                        core.buffer_waiters.pop_front();
+                        connection.give_buffer(cx, core, command.slot, buf);
+                    }
+                    None => short = true,
+                }
+            });
+            if short {
+                return;
+            }
+            if !alive || self.core.buffer_waiters.front() == Some(&command) {
+                self.core.buffer_waiters.pop_front();
+            }
+            self.run_done(cx);
+        }
+    }
+}
+
+impl Service for PollGroup {
+    type Message = Message;
+
+    fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
+        match message {
+            Message::Listen { address, reply } => {
+                let result = self
+                    .listen(cx, address)
+                    .map_err(|error| crate::config::TargetError::Listen { address, error });
+                let _ = reply.send((self.core.index, result));
+            }
+            Message::CloseListener { address, reply } => {
+                self.close_listener(cx, address);
+                let _ = reply.send((self.core.index, ()));
+            }
+            Message::OpenDevice { id, bdev, reply } => {
+                let result = self.core.open_device(cx, id, &bdev);
+                let _ = reply.send((self.core.index, result));
+            }
+            Message::CloseDevice { id, reply } => self.core.close_device(cx, id, reply),
+            Message::View { snapshot, reply } => self.view(cx, &snapshot, &reply),
+            Message::Shutdown => self.shutdown(cx),
+            Message::Adopt { socket, peer, local } => self.adopt(cx, socket, peer, local),
+            Message::IoConnect { home, from, request, counters } => {
+                let mut answer = None;
+                self.with(cx, home, |connection, cx, core| {
+                    answer = connection.handle_io_connect(cx, core, from, &request, counters);
+                });
+                let result = answer.unwrap_or_else(|| Err(crate::association::controller_gone()));
+                let reply = Message::IoConnected { to: from.key, result };
+                self.core.send(from.core, reply);
+            }
+            Message::IoConnected { to, result } => {
+                self.with(cx, to, |connection, _, core| connection.io_connected(core, result));
+            }
+            Message::IoClosed { home, qid, from } => {
+                self.with(cx, home, |connection, cx, core| {
+                    connection.io_queue_closed(cx, core, qid, from);
+                });
+            }
+            Message::Close { key } => {
+                self.with(cx, key, |connection, cx, core| {
+                    connection.close(cx, core, "its controller was reset, shut down or lost");
+                });
+            }
+            Message::CommandFailed { home, entry } => {
+                self.with(cx, home, |connection, _, _| {
+                    if let Role::Admin(association) = &mut connection.role {
+                        association.record_failure(entry);
+                    }
+                });
+            }
+            Message::LockRange { device, bytes, who } => {
+                if self.core.device(device).is_some() {
+                    self.core.warden(device, |w, orders| w.request(bytes, who, orders));
+                } else {
+                    let granted = Message::LockGranted { to: who, device, lock: None };
+                    self.core.send(who.conn.core, granted);
+                }
+            }
+            Message::Fence { device, lock, bytes } => {
+                let draining = self.changing(device, &bytes);
+                self.core.fence(device, lock, bytes, draining);
+            }
+            Message::Fenced { device, lock } => {
+                self.core.warden(device, |w, orders| w.fenced(lock, orders));
+            }
+            Message::LockGranted { to, device, lock } => {
+                self.with(cx, to.conn.key, |connection, cx, core| {
+                    connection.lock_granted(cx, core, to.slot, device, lock);
+                });
+            }
+            Message::UnlockRange { device, lock } => {
+                self.core.warden(device, |w, orders| w.release(lock, orders));
+            }
+            Message::Unfence { device, lock } => self.core.unfence(device, lock),
+        }
+    }
+
+    fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
+        let token = completion.token;
+        if token.owner != 0 {
+            return self.core.device_completion(cx, completion);
+        }
+        let key = ConnKey { index: token.index, generation: token.generation };
+        match completion.outcome {
+            Outcome::Accepted(Ok((socket, peer))) => self.accepted(cx, token, socket, peer),
+            Outcome::Accepted(Err(error)) => tracing::warn!(%error, "cannot accept a connection"),
+            Outcome::Received(result, buffers) => {
+                self.with(cx, key, |connection, cx, core| {
+                    connection.handle_received(cx, core, result, buffers);
+                });
+            }
+            Outcome::Sent(result, batch) => {
+                self.with(cx, key, |connection, cx, core| {
+                    connection.handle_sent(cx, core, result, batch);
+                });
+            }
+            Outcome::Timer => {
+                self.with(cx, key, |connection, cx, core| connection.handle_timer(cx, core));
+            }
+            Outcome::Connected(_)
+            | Outcome::Read(..)
+            | Outcome::Written(..)
+            | Outcome::Synced(_) => {
+                debug_assert!(false, "connections start no such operation");
+            }
+        }
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) {
+        self.run_done(cx);
+        self.run_released(cx);
+        self.core.flush_devices(cx);
+        self.run_done(cx);
+        let mut dirty = std::mem::replace(&mut self.core.dirty, std::mem::take(&mut self.flushing));
+        for key in dirty.drain(..) {
+            self.with(cx, key, |connection, cx, _| connection.flush(cx));
+        }
+        self.flushing = dirty;
+        // Batches that were sent have given their buffers back.
+        self.serve_buffer_waiters(cx);
+        if self.stopping && self.live == 0 {
+            self.core.close_devices(cx);
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.stopping && self.live == 0
+    }
+}

@@ -1,0 +1,201 @@
+//! Locks on LBA ranges of a device across all cores, for fused Compare and Write.
+//!
+//! One core per device (its *warden*) orders the requests: overlapping ranges are granted one
+//! after another. To grant, it fences the range on every core: a core holds back new writes to
+//! the range, waits for its writes in flight there, and says so. Only fused commands pay for
+//! this; other writes pay for one comparison with an empty list.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Names one lock of a warden.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LockId(pub(crate) u64);
+
+/// One request at its warden.
+#[derive(Debug)]
+struct Lock<W> {
+    id: LockId,
+    bytes: Range<u64>,
+    who: W,
+    /// Cores that have not fenced the range yet; `None`: waits for an earlier lock.
+    unfenced: Option<usize>,
+}
+
+/// Orders the locks of one device. `W` says who asked.
+#[derive(Debug)]
+pub(crate) struct Warden<W> {
+    locks: VecDeque<Lock<W>>,
+    next: u64,
+    cores: usize,
+}
+
+/// What the warden's core must tell others.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Order<W> {
+    /// All cores: hold back writes to the range.
+    Fence(LockId, Range<u64>),
+    /// All cores: let them go.
+    Unfence(LockId),
+    /// The one who asked: the range is yours.
+    Granted(LockId, W),
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl<W: Clone> Warden<W> {
+    pub(crate) fn new(cores: usize) -> Self {
+        Self { locks: VecDeque::new(), next: 0, cores }
+    }
+
+    /// Someone wants a range.
+    pub(crate) fn request(&mut self, bytes: Range<u64>, who: W, orders: &mut Vec<Order<W>>) {
+        let id = LockId(self.next);
+        self.next += 1;
+        self.locks.push_back(Lock { id, bytes, who, unfenced: None });
+        self.advance(orders);
+    }
+
+    /// A core has fenced a lock's range.
+    pub(crate) fn fenced(&mut self, id: LockId, orders: &mut Vec<Order<W>>) {
+        let Some(lock) = self.locks.iter_mut().find(|lock| lock.id == id) else { return };
+        let left = lock.unfenced.as_mut().expect("only a fencing lock is acknowledged");
+        *left -= 1;
+        if *left == 0 {
+            orders.push(Order::Granted(id, lock.who.clone()));
+        }
+    }
+
+    /// The holder is done.
+    pub(crate) fn release(&mut self, id: LockId, orders: &mut Vec<Order<W>>) {
+        self.locks.retain(|lock| lock.id != id);
+        orders.push(Order::Unfence(id));
+        self.advance(orders);
+    }
+
+    /// Starts every lock that overlaps no earlier one.
+    fn advance(&mut self, orders: &mut Vec<Order<W>>) {
+        for i in 0..self.locks.len() {
+            let blocked =
+                self.locks.iter().take(i).any(|l| overlap(&l.bytes, &self.locks[i].bytes));
+            let cores = self.cores;
+            let lock = &mut self.locks[i];
+            if !blocked && lock.unfenced.is_none() {
+                lock.unfenced = Some(cores);
+                orders.push(Order::Fence(lock.id, lock.bytes.clone()));
+            }
+        }
+    }
+}
+
+/// The fences of one device on one core. `T` names a write held back.
+#[derive(Debug)]
+pub(crate) struct Fences<T> {
+    fences: Vec<Fence<T>>,
+}
+
+#[derive(Debug)]
+struct Fence<T> {
+    id: LockId,
+    bytes: Range<u64>,
+    /// Writes in flight there when the fence came.
+    draining: usize,
+    held: Vec<T>,
+}
+
+impl<T> Default for Fences<T> {
+    fn default() -> Self {
+        Self { fences: Vec::new() }
+    }
+}
+
+impl<T> Fences<T> {
+    /// Puts up a fence over a range in which `draining` writes are in flight. True: none, the
+    /// warden may be told at once.
+    pub(crate) fn raise(&mut self, id: LockId, bytes: Range<u64>, draining: usize) -> bool {
+        self.fences.push(Fence { id, bytes, draining, held: Vec::new() });
+        draining == 0
+    }
+
+    /// Takes a fence down and gives back the writes that it held.
+    pub(crate) fn lower(&mut self, id: LockId) -> Vec<T> {
+        match self.fences.iter().position(|fence| fence.id == id) {
+            Some(i) => self.fences.swap_remove(i).held,
+            None => Vec::new(),
+        }
+    }
+
+    /// Takes all fences down and gives back the writes that they held.
+    pub(crate) fn lower_all(&mut self) -> Vec<T> {
+        self.fences.drain(..).flat_map(|fence| fence.held).collect()
+    }
+
+    /// Whether there is any fence: the only question that ordinary writes ask.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fences.is_empty()
+    }
+
+    /// Holds a write back if its range is fenced; else gives it back.
+    pub(crate) fn hold(&mut self, bytes: &Range<u64>, write: T) -> Option<T> {
+        match self.fences.iter_mut().find(|fence| overlap(&fence.bytes, bytes)) {
+            Some(fence) => {
+                fence.held.push(write);
+                None
+            }
+            None => Some(write),
+        }
+    }
+
+    /// A write that was in flight when a fence came has finished; gives the locks whose range
+    /// is quiet now.
+    pub(crate) fn drained(&mut self, bytes: &Range<u64>, quiet: &mut Vec<LockId>) {
+        for fence in self.fences.iter_mut().filter(|f| overlap(&f.bytes, bytes)) {
+            if fence.draining > 0 {
+                fence.draining -= 1;
+                if fence.draining == 0 {
+                    quiet.push(fence.id);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_locks_are_granted_in_order() {
+        let mut warden = Warden::new(2);
+        let mut orders = Vec::new();
+        warden.request(0..10, 'a', &mut orders);
+        warden.request(5..15, 'b', &mut orders);
+        warden.request(20..30, 'c', &mut orders);
+        assert_eq!(orders, [Order::Fence(LockId(0), 0..10), Order::Fence(LockId(2), 20..30)]);
+        orders.clear();
+        warden.fenced(LockId(0), &mut orders);
+        assert!(orders.is_empty());
+        warden.fenced(LockId(0), &mut orders);
+        assert_eq!(orders, [Order::Granted(LockId(0), 'a')]);
+        orders.clear();
+        warden.release(LockId(0), &mut orders);
+        assert_eq!(orders, [Order::Unfence(LockId(0)), Order::Fence(LockId(1), 5..15)]);
+    }
+
+    #[test]
+    fn a_fence_waits_for_writes_in_flight_and_holds_new_ones() {
+        let mut fences = Fences::default();
+        assert!(!fences.raise(LockId(1), 0..100, 2));
+        assert_eq!(fences.hold(&(50..60), 'w'), None);
+        assert_eq!(fences.hold(&(100..110), 'x'), Some('x'));
+        let mut quiet = Vec::new();
+        fences.drained(&(0..10), &mut quiet);
+        assert!(quiet.is_empty());
+        fences.drained(&(90..120), &mut quiet);
+        assert_eq!(quiet, [LockId(1)]);
+        assert_eq!(fences.lower(LockId(1)), ['w']);
+        assert!(fences.is_empty());
+    }
+}

@@ -1,0 +1,66 @@
+//! What exists, as all cores see it: an immutable picture, replaced as a whole.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use raceline_proto::controller::{Subsystem, TargetView};
+
+use crate::counters::{QueueCounters, QueueTotals};
+
+/// Names a device of the target; also the owner of its operations on every core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct DeviceId(pub(crate) u16);
+
+/// The view that controllers show to hosts, and which device is behind each namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) view: Arc<TargetView>,
+    pub(crate) subsystems: Vec<SubsystemDevices>,
+}
+
+/// The devices of one subsystem, in the order of its namespaces.
+#[derive(Clone, Debug)]
+pub(crate) struct SubsystemDevices {
+    pub(crate) subsystem: Arc<Subsystem>,
+    pub(crate) devices: Arc<[DeviceId]>,
+    pub(crate) stats: Arc<SubsystemStats>,
+}
+
+/// Counts of all queues that a subsystem ever had. Locked when queues come and go and when
+/// somebody reads the counts, never per command.
+#[derive(Debug, Default)]
+pub(crate) struct SubsystemStats {
+    inner: Mutex<Queues>,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    live: Vec<Arc<QueueCounters>>,
+    closed: QueueTotals,
+}
+
+impl SubsystemStats {
+    pub(crate) fn attach(&self, counters: Arc<QueueCounters>) {
+        self.lock().live.push(counters);
+    }
+
+    pub(crate) fn detach(&self, counters: &Arc<QueueCounters>) {
+        let mut queues = self.lock();
+        if let Some(i) = queues.live.iter().position(|live| Arc::ptr_eq(live, counters)) {
+            queues.live.swap_remove(i);
+            queues.closed.add(&counters.totals());
+        }
+    }
+
+    pub(crate) fn totals(&self) -> QueueTotals {
+        let queues = self.lock();
+        let mut totals = queues.closed;
+        for counters in &queues.live {
+            totals.add(&counters.totals());
+        }
+        totals
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Queues> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

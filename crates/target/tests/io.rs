@@ -1,0 +1,250 @@
+//! I/O through the whole target, by a host that is not ours to trust: data, digests, fused
+//! commands, many connections and cores.
+
+mod common;
+
+use common::{RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::{Direction, Sqe, Status};
+use raceline_reactor::Backend;
+
+const BS: u32 = 512;
+
+fn all_wants() -> Vec<Wants> {
+    [(false, false), (true, false), (false, true), (true, true)]
+        .iter()
+        .flat_map(|&(hdgst, ddgst)| [0, 3, 31].map(|hpda| Wants { hdgst, ddgst, hpda }))
+        .collect()
+}
+
+#[test]
+fn what_is_written_is_read_back_whatever_the_digests_and_sizes() {
+    for backend in [Backend::Uring, Backend::Epoll] {
+        let config = raceline_target::TargetConfig { backend, ..config(2) };
+        let (target, address) = start(config, vec![ram("4M")]);
+        let baseline = target.stats();
+        assert_eq!(baseline.controllers, 0);
+        for wants in all_wants() {
+            let (admin, cntlid) = RawHost::admin(address, wants);
+            let mut queue = RawHost::io(address, cntlid, 1, wants);
+            for (i, blocks) in [1u32, 2, 8, 16, 17, 100, 256].into_iter().enumerate() {
+                let data = pattern(u64::from(blocks) + i as u64, (blocks * BS) as usize);
+                let slba = u64::from(blocks) * 3;
+                assert!(status(&queue.write(1, slba, &data, BS)).is_success());
+                let answer = queue.read(1, slba, blocks, BS);
+                assert!(status(&answer).is_success());
+                assert_eq!(answer.data, data, "{blocks} blocks");
+            }
+            drop((admin, queue));
+        }
+        eventually("all associations are gone", || {
+            let stats = target.stats();
+            stats.controllers == 0 && stats.connections.iter().all(|n| *n == 0)
+        });
+        target.shutdown().unwrap();
+    }
+}
+
+#[test]
+fn a_bad_data_digest_fails_the_command_and_spares_device_and_connection() {
+    let (target, address) = start(config(1), vec![ram("1M")]);
+    let wants = Wants { ddgst: true, ..Wants::default() };
+    let (_admin, cntlid) = RawHost::admin(address, wants);
+    let mut queue = RawHost::io(address, cntlid, 1, wants);
+    let good = pattern(1, 4096);
+    assert!(status(&queue.write(1, 0, &good, BS)).is_success());
+
+    // In the capsule: the digest of other data.
+    let sqe = Sqe { cid: 77.into(), ..block_sqe(io::WRITE, 1, 0, 8) };
+    let mut out = Vec::new();
+    queue.queue.command(&sqe, Direction::HostToController, 4096, true, &mut out);
+    out.extend_from_slice(&pattern(2, 4096));
+    out.extend_from_slice(&raceline_accel::crc32c(&good).to_le_bytes());
+    std::io::Write::write_all(&mut queue.stream, &out).unwrap();
+    let answer = queue.wait(sqe.command_id(), &[]);
+    assert!(status(&answer).same_code(Status::TRANSIENT_TRANSPORT_ERROR));
+    assert!(!status(&answer).is_dnr());
+
+    assert_eq!(queue.read(1, 0, 8, BS).data, good, "the write did not reach the device");
+    let stats = target.stats();
+    assert_eq!(stats.subsystems[0].1.digest_errors, 1);
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn the_commands_of_the_nvm_command_set() {
+    let (target, address) = start(config(2), vec![ram("1M")]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let data = pattern(3, 64 << 10);
+    assert!(status(&queue.write(1, 0, &data, BS)).is_success());
+
+    let compare = block_sqe(io::COMPARE, 1, 0, 8);
+    assert!(status(&queue.write_command(compare, &data[..4096], true)).is_success());
+    let answer = queue.write_command(compare, &data[1..4097], true);
+    assert!(status(&answer).same_code(Status::COMPARE_FAILURE));
+
+    assert!(status(&queue.plain_command(block_sqe(io::WRITE_ZEROES, 1, 8, 8))).is_success());
+    assert_eq!(queue.read(1, 8, 8, BS).data, vec![0; 4096]);
+
+    // Dataset Management: two ranges, deallocate.
+    let mut ranges = vec![0u8; 4096];
+    for (i, (slba, count)) in [(16u64, 4u32), (32, 8)].into_iter().enumerate() {
+        ranges[i * 16 + 4..i * 16 + 8].copy_from_slice(&count.to_le_bytes());
+        ranges[i * 16 + 8..i * 16 + 16].copy_from_slice(&slba.to_le_bytes());
+    }
+    let sqe = Sqe {
+        opc: io::DATASET_MANAGEMENT,
+        nsid: 1.into(),
+        cdw10: 1.into(),
+        cdw11: 4.into(),
+        ..Sqe::default()
+    };
+    assert!(status(&queue.write_command(sqe, &ranges, true)).is_success());
+    assert_eq!(queue.read(1, 16, 4, BS).data, vec![0; 2048]);
+    assert_eq!(queue.read(1, 20, 12, BS).data, data[20 * 512..32 * 512]);
+    assert_eq!(queue.read(1, 32, 8, BS).data, vec![0; 4096]);
+
+    let flush = Sqe { opc: io::FLUSH, nsid: 1.into(), ..Sqe::default() };
+    assert!(status(&queue.plain_command(flush)).is_success());
+
+    let answer = queue.read(1, 2047, 2, BS);
+    assert!(status(&answer).same_code(Status::LBA_OUT_OF_RANGE));
+    let answer = queue.read(2, 0, 1, BS);
+    assert!(status(&answer).same_code(Status::INVALID_NAMESPACE));
+    let answer = queue.plain_command(Sqe { opc: 0x7d, nsid: 1.into(), ..Sqe::default() });
+    assert!(status(&answer).same_code(Status::INVALID_OPCODE));
+    target.shutdown().unwrap();
+}
+
+fn fused(opc: u8, fuse: u8, slba: u64, blocks: u32) -> Sqe {
+    Sqe { flags: fuse, ..block_sqe(opc, 1, slba, blocks) }
+}
+
+#[test]
+fn fused_compare_and_write_swaps_or_does_nothing() {
+    for blocks in [1u32, 8, 64] {
+        let (target, address) = start(config(2), vec![ram("1M")]);
+        let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+        let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+        let [old, new] = [1, 2].map(|seed| pattern(seed, (blocks * BS) as usize));
+        assert!(status(&queue.write(1, 4, &old, BS)).is_success());
+
+        let mut swap = |expect: &[u8], write: &[u8]| {
+            let len = blocks * BS;
+            let first = fused(io::COMPARE, 1, 4, blocks);
+            let second = fused(io::WRITE, 2, 4, blocks);
+            if len <= 8192 {
+                let one = queue.submit_in_capsule(first, expect);
+                let two = queue.submit_in_capsule(second, write);
+                (queue.wait(one, &[]).cqe.status, queue.wait(two, &[]).cqe.status)
+            } else {
+                let one = queue.submit(first, Direction::HostToController, len);
+                let two = queue.submit(second, Direction::HostToController, len);
+                // Both ask for their data before either completes.
+                for _ in 0..2 {
+                    match queue.listen() {
+                        common::Heard::SendData(grant) => {
+                            let data = if grant.cid == one { expect } else { write };
+                            queue.send_data(&grant, data);
+                        }
+                        other => panic!("expected R2T, got {other:?}"),
+                    }
+                }
+                (queue.wait(one, &[]).cqe.status, queue.wait(two, &[]).cqe.status)
+            }
+        };
+        let (compare, write) = swap(&new, &old);
+        assert!(compare.same_code(Status::COMPARE_FAILURE), "{compare}");
+        assert!(write.same_code(Status::ABORTED_FAILED_FUSED), "{write}");
+        let (compare, write) = swap(&old, &new);
+        assert!(compare.is_success() && write.is_success(), "{compare} {write}");
+        assert_eq!(queue.read(1, 4, blocks, BS).data, new);
+
+        // A first without a second, a second without a first.
+        let one = queue.submit_in_capsule(fused(io::COMPARE, 1, 4, 1), &new[..512]);
+        let read = queue.submit(block_sqe(io::READ, 1, 4, 1), Direction::ControllerToHost, BS);
+        assert!(queue.wait(one, &[]).cqe.status.same_code(Status::ABORTED_MISSING_FUSED));
+        assert!(queue.wait(read, &[]).cqe.status.is_success());
+        let answer = queue.write_command(fused(io::WRITE, 2, 4, 1), &old[..512], true);
+        assert!(status(&answer).same_code(Status::ABORTED_MISSING_FUSED));
+        assert_eq!(queue.read(1, 4, blocks, BS).data, new);
+        target.shutdown().unwrap();
+    }
+}
+
+#[test]
+fn counters_kept_by_fused_compare_and_write_lose_no_increment() {
+    const HOSTS: u64 = 4;
+    const ROUNDS: u64 = 50;
+    let (target, address) = start(config(2), vec![ram("1M")]);
+    let threads: Vec<_> = (0..HOSTS)
+        .map(|_| {
+            std::thread::spawn(move || {
+                let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+                let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+                let mut done = 0;
+                while done < ROUNDS {
+                    let old = queue.read(1, 9, 1, BS).data;
+                    let count = u64::from_le_bytes(old[..8].try_into().unwrap());
+                    let mut new = old.clone();
+                    new[..8].copy_from_slice(&(count + 1).to_le_bytes());
+                    let one = queue.submit_in_capsule(fused(io::COMPARE, 1, 9, 1), &old);
+                    let two = queue.submit_in_capsule(fused(io::WRITE, 2, 9, 1), &new);
+                    let compare = queue.wait(one, &[]).cqe.status;
+                    let write = queue.wait(two, &[]).cqe.status;
+                    assert_eq!(compare.is_success(), write.is_success());
+                    done += u64::from(write.is_success());
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let count = u64::from_le_bytes(queue.read(1, 9, 1, BS).data[..8].try_into().unwrap());
+    assert_eq!(count, HOSTS * ROUNDS);
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn commands_wait_for_buffers_in_order_and_none_is_lost() {
+    // 4 + 4 buffers for 64 writes and reads at a time.
+    let config = raceline_target::TargetConfig {
+        large_buffers_per_core: 4,
+        small_buffers_per_core: 4,
+        ..config(1)
+    };
+    let (target, address) = start(config, vec![ram("16M")]);
+    let wants = Wants { ddgst: true, ..Wants::default() };
+    let (_admin, cntlid) = RawHost::admin(address, wants);
+    let mut queue = RawHost::io(address, cntlid, 1, wants);
+    let data: Vec<Vec<u8>> = (0..64).map(|i| pattern(i, 64 << 10)).collect();
+    let cids: Vec<_> = (0..64u64)
+        .map(|i| {
+            let sqe = block_sqe(io::WRITE, 1, i * 128, 128);
+            queue.submit(sqe, Direction::HostToController, 64 << 10)
+        })
+        .collect();
+    let mut done = 0;
+    while done < 64 {
+        match queue.listen() {
+            common::Heard::SendData(grant) => {
+                let i = cids.iter().position(|cid| *cid == grant.cid).unwrap();
+                queue.send_data(&grant, &data[i]);
+            }
+            common::Heard::Response(cqe) => {
+                assert!(cqe.status.is_success());
+                done += 1;
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    for (i, expected) in data.iter().enumerate() {
+        assert_eq!(queue.read(1, i as u64 * 128, 128, BS).data, *expected);
+    }
+    assert!(target.stats().subsystems[0].1.buffer_waits > 0);
+    target.shutdown().unwrap();
+}
