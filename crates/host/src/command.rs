@@ -138,7 +138,8 @@ impl CommandSummary {
     /// Of a command on the admin queue or on an I/O queue.
     #[must_use]
     pub fn new(sqe: &Sqe, admin: bool) -> Self {
-        let ranged = !admin && matches!(sqe.opc, io::READ | io::WRITE | io::COMPARE | io::WRITE_ZEROES);
+        let ranged =
+            !admin && matches!(sqe.opc, io::READ | io::WRITE | io::COMPARE | io::WRITE_ZEROES);
         let blocks = ranged.then(|| BlockRange::of(sqe));
         Self { opcode: sqe.opc, admin, nsid: sqe.namespace_id(), blocks }
     }

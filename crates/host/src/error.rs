@@ -31,14 +31,6 @@ pub enum CommandError {
     /// The command was not completed in time; the connection was given up.
     #[error("no completion in time")]
     Timeout,
-    /// The controller reported success but sent fewer bytes than asked for.
-    #[error("success reported after {received} of {expected} bytes")]
-    ShortRead {
-        /// Bytes that came.
-        received: u32,
-        /// Bytes asked for.
-        expected: u32,
-    },
 }
 
 impl CommandError {
@@ -50,7 +42,6 @@ impl CommandError {
             Self::UnknownFate | Self::NotSent | Self::Disconnected => Status::HOST_PATH_ERROR,
             Self::Digest => Status::TRANSIENT_TRANSPORT_ERROR,
             Self::Timeout => Status::HOST_ABORTED,
-            Self::ShortRead { .. } => Status::DATA_TRANSFER_ERROR,
         }
     }
 }
@@ -138,6 +129,9 @@ pub enum HostError {
         /// IATTR: the offset is into the data, not the command.
         in_data: bool,
     },
+    /// The controller asks for authentication or a secure channel.
+    #[error("{0} asks for authentication, which this host does not have")]
+    AuthenticationRequired(SocketAddr),
     /// The peer broke the protocol.
     #[error("{0} broke the protocol: {1}")]
     Protocol(SocketAddr, String),
@@ -181,7 +175,10 @@ impl HostError {
         match self {
             Self::ConnectRefused { status, .. } => status.is_dnr(),
             Self::BringUp(_, error) => error.is_permanent(),
-            Self::Closed | Self::Invalid(_) | Self::Reactor(_) => true,
+            Self::AuthenticationRequired(_)
+            | Self::Closed
+            | Self::Invalid(_)
+            | Self::Reactor(_) => true,
             _ => false,
         }
     }

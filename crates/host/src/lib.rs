@@ -60,8 +60,10 @@
 pub mod command;
 pub mod config;
 pub mod error;
+pub mod queue;
 
 pub use command::{Command, CommandDone, CommandSummary, Data};
 pub use config::{Association, HostConfig, QueuePairConfig};
 pub use error::{CommandError, HostError, Rejected, RejectedReason};
+pub use queue::{QueueEvent, QueuePair};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};

@@ -1,0 +1,584 @@
+//! One queue: its connection, and the commands on it.
+//!
+//! A queue outlives its connections. When one is lost, the operations in flight come back first
+//! (they own buffers), then every command is judged: one of which no byte was sent, or that only
+//! reads, waits for the next connection; one that may have changed the media ends with
+//! [`CommandError::UnknownFate`]. Whoever owns the queue says when the next connection is made.
+
+mod receive;
+mod send;
+mod teardown;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_proto::host::{CommandTable, command};
+use raceline_proto::nvme::fabrics::{
+    CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectResponse, ConnectWords,
+};
+use raceline_proto::nvme::opcode::{admin, fabrics, io};
+use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, Sqe, Status};
+use raceline_proto::tcp::{HostQueue, HostQueueConfig};
+use raceline_reactor::io::SocketId;
+use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
+
+use crate::command::{Command, CommandDone, CommandSummary, Data};
+use crate::config::{MAX_ENTRIES, QueuePairConfig};
+use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
+use send::Grant;
+
+/// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
+const STAGING_BYTES: usize = 68 << 10;
+/// PDUs in one send; what does not fit goes with the next.
+const BATCH_PDUS: usize = 128;
+/// Header bytes of one PDU at most: header, digests, 128-byte alignment, rounded up.
+const BATCH_PDU_BYTES: usize = 256;
+/// How much of the command timeout may pass before it is looked at again.
+const TIMEOUT_CHECKS: u32 = 4;
+/// How long a TermReq may take to leave before the connection is reset.
+const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(1);
+/// IPO of CATTR in a refused Connect.
+const CATTR_OFFSET: u16 = 46;
+
+/// What happened to a queue as a whole.
+#[derive(Clone, Debug)]
+pub enum QueueEvent {
+    /// Connect succeeded: commands are being sent.
+    Ready {
+        /// CNTLID: for an admin queue, the new association.
+        cntlid: ControllerId,
+    },
+    /// The connection is gone, or could not be made.
+    Lost(HostError),
+    /// The queue is closed for good; nothing is outstanding any more.
+    Closed,
+}
+
+/// How far the connection has come.
+#[derive(Debug)]
+enum State {
+    /// None; commands wait for [`QueuePair::reconnect`].
+    Lost,
+    /// TCP connect is under way.
+    Tcp,
+    /// ICReq is sent.
+    IcResp,
+    /// Connect is sent.
+    Connect(CommandId),
+    /// Commands flow.
+    Ready,
+    /// Waits for the operations in flight.
+    Draining(Ending),
+    /// For good.
+    Closed,
+}
+
+/// Why a connection ends, and what comes after.
+#[derive(Debug)]
+enum Ending {
+    Lost(HostError),
+    /// The controller wants SQ flow control: connect again with it.
+    RetryWithFlow,
+    Closed,
+}
+
+/// A connection: what exists while there is a socket.
+#[derive(Debug)]
+struct Link {
+    socket: SocketId,
+    queue: HostQueue,
+    staging: Option<IoBuf>,
+    /// A receive is in flight, maybe into the buffer of a command.
+    receiving: bool,
+    payload_of: Option<CommandId>,
+    /// A send is in flight.
+    sending: bool,
+    /// The socket is closed; what is in flight comes back.
+    closed: bool,
+    /// Batches started and finished.
+    batches_started: u64,
+    batches_done: u64,
+    flow: SqFlow,
+}
+
+/// Submission queue flow control (Fabrics 1.1, 2.4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SqFlow {
+    Off,
+    /// Entries put in and taken out, modulo the queue's size.
+    On {
+        tail: u16,
+        head: u16,
+    },
+}
+
+/// One command of the program.
+#[derive(Debug)]
+struct Entry {
+    user: u64,
+    sqe: Sqe,
+    data: Data,
+    /// Bytes of data; the buffer may be lent to a receive.
+    len: u32,
+    direction: Direction,
+    /// When it has taken too long.
+    deadline: Option<Instant>,
+    /// Its capsule was given to the socket of this connection.
+    sent: bool,
+    /// The same of an earlier connection.
+    tried: bool,
+    /// Number of the batch that has its last bytes: the buffer is in use until it has left.
+    batch: u64,
+    digest_failed: bool,
+    timed_out: bool,
+}
+
+/// One queue of a controller, driven by the completions of [`raceline_reactor::Io`].
+#[derive(Debug)]
+pub struct QueuePair {
+    config: QueuePairConfig,
+    token: Token,
+    state: State,
+    link: Option<Link>,
+    commands: CommandTable<Entry>,
+    /// Accepted and not yet sent, in order.
+    pending: VecDeque<CommandId>,
+    /// R2Ts to be answered, in order.
+    grants: VecDeque<Grant>,
+    done: VecDeque<CommandDone>,
+    /// Completed, but the last send still has their buffers.
+    held: Vec<CommandDone>,
+    events: VecDeque<QueueEvent>,
+    batch: Option<Box<SendBatch>>,
+    /// Outstanding reads of more than half the staging buffer.
+    large_reads: u32,
+    /// Asks for queues without SQ flow control; turned off when a controller refuses.
+    disable_sq_flow: bool,
+    phase_deadline: Option<Instant>,
+    /// The next timer that will expire.
+    alarm: Option<Instant>,
+}
+
+impl QueuePair {
+    /// Makes a queue and starts connecting. Its operations are started with `token`, except that
+    /// the generation is counted by the queue: completions for the token's owner and index are
+    /// to be given to [`Self::handle_completion`].
+    #[must_use]
+    pub fn connect(cx: &mut Context<'_>, config: QueuePairConfig, token: Token) -> Self {
+        let mut queue = Self::new(config, token);
+        queue.start(cx);
+        queue
+    }
+
+    /// Makes a queue that accepts commands and waits for [`Self::reconnect`].
+    ///
+    /// # Panics
+    /// When the number of entries is not 2..=[`MAX_ENTRIES`].
+    #[must_use]
+    pub fn new(config: QueuePairConfig, token: Token) -> Self {
+        assert!((2..=MAX_ENTRIES).contains(&config.entries), "{} queue entries", config.entries);
+        let commands = CommandTable::new(config.entries);
+        let capacity = commands.capacity();
+        Self {
+            disable_sq_flow: config.disable_sq_flow,
+            config,
+            token,
+            state: State::Lost,
+            link: None,
+            commands,
+            pending: VecDeque::with_capacity(capacity),
+            grants: VecDeque::with_capacity(capacity),
+            done: VecDeque::with_capacity(capacity),
+            held: Vec::with_capacity(capacity),
+            events: VecDeque::with_capacity(4),
+            batch: Some(SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4)),
+            large_reads: 0,
+            phase_deadline: None,
+            alarm: None,
+        }
+    }
+
+    /// Connects again after [`QueueEvent::Lost`]; `cntlid` and limits are those of the new
+    /// association. Does nothing unless the queue is lost.
+    pub fn reconnect(&mut self, cx: &mut Context<'_>, cntlid: ControllerId, in_capsule_bytes: u32) {
+        if matches!(self.state, State::Lost) {
+            self.config.cntlid = cntlid;
+            self.config.in_capsule_bytes = in_capsule_bytes;
+            self.disable_sq_flow = self.config.disable_sq_flow;
+            self.start(cx);
+        }
+    }
+
+    /// Accepts a command; it leaves with the next [`Self::flush`]. While there is no connection,
+    /// it waits for one.
+    ///
+    /// # Errors
+    /// Gives the command back when the queue is full or closed, or its data do not suit it.
+    pub fn submit(
+        &mut self,
+        cx: &mut Context<'_>,
+        command: Command,
+        user: u64,
+    ) -> Result<(), Rejected> {
+        let reason = match self.check(&command) {
+            Ok(len) => {
+                let deadline = self.deadline_of(&command, cx.now);
+                let entry = Entry::new(command, user, len, deadline);
+                self.insert(entry);
+                return Ok(());
+            }
+            Err(reason) => reason,
+        };
+        Err(Rejected { reason, command })
+    }
+
+    /// How many more commands [`Self::submit`] takes.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        if self.is_ending() { 0 } else { self.limit() - self.outstanding() }
+    }
+
+    /// Commands accepted whose end has not been given by [`Self::poll_done`].
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        let connect = usize::from(matches!(self.state, State::Connect(_)));
+        self.commands.len() - connect + self.held.len()
+    }
+
+    /// Whether commands flow.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(self.state, State::Ready)
+    }
+
+    /// Whether there is no connection and none is being made or ended.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self.state, State::Lost)
+    }
+
+    /// Whether it is closed and nothing is in flight.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed)
+    }
+
+    /// The next finished command.
+    pub fn poll_done(&mut self) -> Option<CommandDone> {
+        self.done.pop_front()
+    }
+
+    /// What happened to the queue.
+    pub fn poll_event(&mut self) -> Option<QueueEvent> {
+        self.events.pop_front()
+    }
+
+    /// Takes a completion of an operation of this queue.
+    pub fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
+        let current = completion.token.generation == self.token.generation;
+        match completion.outcome {
+            // A connection that is not wanted any more is closed by being dropped.
+            Outcome::Connected(result) if current => self.handle_connected(cx, result),
+            Outcome::Received(result, buffers) => self.handle_received(cx, result, buffers),
+            Outcome::Sent(result, batch) => self.handle_sent(cx, result, batch),
+            Outcome::Timer if current => self.handle_timer(cx),
+            _ => {}
+        }
+    }
+
+    fn limit(&self) -> usize {
+        usize::from(self.config.entries) - 1
+    }
+
+    fn is_ending(&self) -> bool {
+        matches!(self.state, State::Closed | State::Draining(Ending::Closed))
+    }
+
+    fn check(&self, command: &Command) -> Result<u32, RejectedReason> {
+        if self.is_ending() {
+            return Err(RejectedReason::Closed);
+        }
+        if self.outstanding() >= self.limit() {
+            return Err(RejectedReason::Full);
+        }
+        let len = u32::try_from(command.data.len()).map_err(|_| RejectedReason::BadData)?;
+        // Data Digests and hosts before us cover whole double words only.
+        let suits = match command.data.direction() {
+            Direction::None => true,
+            direction => {
+                len > 0 && len.is_multiple_of(4) && direction == command::direction(&command.sqe)
+            }
+        };
+        if suits { Ok(len) } else { Err(RejectedReason::BadData) }
+    }
+
+    /// An event request waits for as long as nothing happens; all else has the usual limit.
+    fn deadline_of(&self, command: &Command, now: Instant) -> Option<Instant> {
+        let waits = self.config.qid.is_admin() && command.sqe.opc == admin::ASYNC_EVENT_REQUEST;
+        self.config.command_timeout.filter(|_| !waits).map(|limit| now + limit)
+    }
+
+    fn insert(&mut self, entry: Entry) -> CommandId {
+        if entry.is_large_read() {
+            self.large_reads += 1;
+        }
+        let Ok(cid) = self.commands.insert(entry) else {
+            unreachable!("the table has more slots than the queue takes commands");
+        };
+        self.pending.push_back(cid);
+        cid
+    }
+
+    /// Begins a connection's life.
+    fn start(&mut self, cx: &mut Context<'_>) {
+        self.token.generation = self.token.generation.wrapping_add(1);
+        self.alarm = None;
+        self.state = State::Tcp;
+        cx.io.connect(self.config.address, self.token);
+        self.expect(cx, self.config.connect_timeout);
+    }
+
+    fn handle_connected(&mut self, cx: &mut Context<'_>, result: std::io::Result<Socket>) {
+        if !matches!(self.state, State::Tcp) {
+            return;
+        }
+        let socket = match result.and_then(|socket| cx.io.adopt(socket)) {
+            Ok(socket) => socket,
+            Err(error) => {
+                let error = HostError::Tcp(self.config.address, Arc::new(error));
+                self.lose(cx, Ending::Lost(error), None);
+                return;
+            }
+        };
+        let slots = u16::try_from(self.commands.capacity()).unwrap_or(MAX_ENTRIES);
+        let queue = HostQueue::new(HostQueueConfig {
+            hpda: 0,
+            hdgst: self.config.header_digest,
+            ddgst: self.config.data_digest,
+            maxr2t: 0, // one R2T per command
+            slots,
+        });
+        let staging = cx.pool.take(STAGING_BYTES).unwrap_or_else(|| IoBuf::heap(STAGING_BYTES));
+        self.link = Some(Link {
+            socket,
+            queue,
+            staging: Some(staging),
+            receiving: false,
+            payload_of: None,
+            sending: false,
+            closed: false,
+            batches_started: 0,
+            batches_done: 0,
+            flow: SqFlow::Off,
+        });
+        self.state = State::IcResp;
+        self.expect(cx, self.config.connect_timeout);
+        self.send_with(cx, |queue, batch| queue.ic_req(&mut batch.bytes_mut()));
+        self.post_receive(cx);
+    }
+
+    /// ICResp has come: Connect is the first command (Fabrics 1.1, 3.3).
+    fn send_connect(&mut self, cx: &mut Context<'_>) {
+        let config = &self.config;
+        let words = ConnectWords {
+            recfmt: 0,
+            qid: config.qid,
+            sqsize: config.entries - 1,
+            cattr: if self.disable_sq_flow { CATTR_DISABLE_SQ_FLOW } else { 0 },
+            kato: if config.qid.is_admin() { config.kato_ms } else { 0 },
+        };
+        let data = ConnectData::new(config.hostid, config.cntlid, &config.subnqn, &config.hostnqn);
+        let buf = IoBuf::from_slice(zerocopy::IntoBytes::as_bytes(&data));
+        let len = u32::try_from(ConnectData::LEN).unwrap_or(u32::MAX);
+        let command = Command::new(words.to_sqe(), Data::Write(buf.share()));
+        let cid = self.insert(Entry::new(command, 0, len, None));
+        // Before all that wait already.
+        self.pending.rotate_right(1);
+        self.state = State::Connect(cid);
+        self.expect(cx, self.config.connect_timeout);
+    }
+
+    fn handle_connect_response(&mut self, cx: &mut Context<'_>, cqe: &Cqe) {
+        let address = self.config.address;
+        if !cqe.status.is_success() {
+            let [o0, o1, attributes, _] = cqe.dw0.to_le_bytes();
+            let offset = u16::from_le_bytes([o0, o1]);
+            let in_data = attributes & 1 != 0;
+            let about_flow = cqe.status.same_code(Status::CONNECT_INVALID_PARAMETERS)
+                && !in_data
+                && offset == CATTR_OFFSET;
+            let ending = if about_flow && self.disable_sq_flow {
+                Ending::RetryWithFlow
+            } else {
+                Ending::Lost(HostError::ConnectRefused {
+                    address,
+                    status: cqe.status,
+                    offset,
+                    in_data,
+                })
+            };
+            self.lose(cx, ending, None);
+            return;
+        }
+        let response = ConnectResponse::from_dw0(cqe.dw0);
+        if response.authentication_required || response.secure_channel_required {
+            self.lose(cx, Ending::Lost(HostError::AuthenticationRequired(address)), None);
+            return;
+        }
+        if !self.config.qid.is_admin() && response.cntlid != self.config.cntlid {
+            let text =
+                format!("Connect of controller {} gave {}", self.config.cntlid, response.cntlid);
+            self.lose(cx, Ending::Lost(HostError::Protocol(address, text)), None);
+            return;
+        }
+        // A controller grants what was asked by FFFFh; else both counters start at what it says.
+        if let Some(link) = &mut self.link {
+            link.flow = if self.disable_sq_flow && cqe.sqhd == u16::MAX {
+                SqFlow::Off
+            } else {
+                let head = cqe.sqhd % self.config.entries;
+                SqFlow::On { tail: head, head }
+            };
+        }
+        self.state = State::Ready;
+        self.phase_deadline = None;
+        self.events.push_back(QueueEvent::Ready { cntlid: response.cntlid });
+    }
+
+    /// The peer must answer within `limit`.
+    fn expect(&mut self, cx: &mut Context<'_>, limit: Duration) {
+        let at = cx.now + limit;
+        self.phase_deadline = Some(at);
+        self.arm(cx, at);
+    }
+
+    /// Asks for a timer unless an earlier one is on its way.
+    fn arm(&mut self, cx: &mut Context<'_>, at: Instant) {
+        if self.alarm.is_none_or(|alarm| at < alarm) {
+            self.alarm = Some(at);
+            cx.io.timer(at, self.token);
+        }
+    }
+
+    fn handle_timer(&mut self, cx: &mut Context<'_>) {
+        if self.alarm.is_none_or(|alarm| cx.now < alarm) {
+            return; // an earlier, longer one
+        }
+        self.alarm = None;
+        let address = self.config.address;
+        if let Some(deadline) = self.phase_deadline {
+            if cx.now < deadline {
+                self.arm(cx, deadline);
+                return;
+            }
+            self.phase_deadline = None;
+            let phase = match self.state {
+                State::Tcp => Phase::Tcp,
+                State::IcResp => Phase::IcResp,
+                State::Connect(_) => Phase::Connect,
+                State::Draining(_) => return self.close_socket(cx, true),
+                State::Lost | State::Ready | State::Closed => return,
+            };
+            self.lose(cx, Ending::Lost(HostError::NoAnswer(address, phase)), None);
+            return;
+        }
+        if self.is_ready() {
+            self.check_deadlines(cx);
+        }
+    }
+
+    /// A command that has taken too long costs the connection: were only the command given up,
+    /// its data could still arrive in a buffer that has a new owner.
+    fn check_deadlines(&mut self, cx: &mut Context<'_>) {
+        let mut late: Option<CommandSummary> = None;
+        let admin = self.config.qid.is_admin();
+        let ids: Vec<CommandId> = self.commands.ids().collect(); // a few times per timeout
+        for cid in ids {
+            let Some(entry) = self.commands.get_mut(cid) else { continue };
+            if entry.deadline.is_some_and(|deadline| deadline <= cx.now) {
+                entry.timed_out = true;
+                late = late.or(Some(CommandSummary::new(&entry.sqe, admin)));
+            }
+        }
+        match late {
+            Some(late) => {
+                let error = HostError::CommandTimeout(self.config.address, late);
+                self.lose(cx, Ending::Lost(error), None);
+            }
+            None => self.watch_deadlines(cx),
+        }
+    }
+
+    /// Sees to it that deadlines are looked at while commands are outstanding.
+    fn watch_deadlines(&mut self, cx: &mut Context<'_>) {
+        if self.alarm.is_none()
+            && !self.commands.is_empty()
+            && let Some(limit) = self.config.command_timeout
+        {
+            self.arm(cx, cx.now + limit / TIMEOUT_CHECKS);
+        }
+    }
+
+    /// Takes a command out and reports its end.
+    fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
+        let Some(entry) = self.commands.remove(cid) else { return };
+        if entry.is_large_read() {
+            self.large_reads -= 1;
+        }
+        let in_use = self.link.as_ref().is_some_and(|link| entry.batch > link.batches_done);
+        let done = CommandDone {
+            user: entry.user,
+            summary: CommandSummary::new(&entry.sqe, self.config.qid.is_admin()),
+            result,
+            data: entry.data,
+        };
+        if in_use && done.data.direction() == Direction::HostToController {
+            self.held.push(done);
+        } else {
+            self.done.push_back(done);
+        }
+    }
+}
+
+impl Entry {
+    fn new(command: Command, user: u64, len: u32, deadline: Option<Instant>) -> Self {
+        let Command { sqe, data } = command;
+        let direction = data.direction();
+        Self {
+            user,
+            sqe,
+            data,
+            len,
+            direction,
+            deadline,
+            sent: false,
+            tried: false,
+            batch: 0,
+            digest_failed: false,
+            timed_out: false,
+        }
+    }
+
+    fn is_large_read(&self) -> bool {
+        self.direction == Direction::ControllerToHost
+            && usize::try_from(self.len).is_ok_and(|len| len > STAGING_BYTES / 2)
+    }
+
+    fn is_connect(&self) -> bool {
+        self.sqe.opc == fabrics::OPCODE && self.sqe.fctype() == fabrics::CONNECT
+    }
+
+    /// Whether doing it twice, or late, does no harm: it only reads.
+    fn only_reads(&self, admin_queue: bool) -> bool {
+        let opcode = self.sqe.opc;
+        if opcode == fabrics::OPCODE {
+            return false;
+        }
+        if admin_queue {
+            matches!(opcode, admin::IDENTIFY | admin::GET_LOG_PAGE | admin::GET_FEATURES)
+        } else {
+            matches!(opcode, io::READ | io::COMPARE)
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Receiving: payload lands in its buffer, everything else in the staging buffer.
+
+use std::io;
+use std::sync::Arc;
+
+use raceline_proto::nvme::{CommandId, Cqe, Status};
+use raceline_proto::tcp::HostEvent;
+use raceline_reactor::Context;
+use raceline_reactor::io::RecvBuffers;
+
+use super::send::{Grant, to_usize};
+use super::{Ending, QueuePair, SqFlow, State};
+use crate::command::Data;
+use crate::error::{CommandError, HostError};
+
+/// Staging offered while large reads are outstanding: little beyond headers, so that their
+/// payload is not copied.
+const SMALL_STAGING_BYTES: usize = 4096;
+
+impl QueuePair {
+    /// Keeps one receive in flight.
+    pub(super) fn post_receive(&mut self, cx: &mut Context<'_>) {
+        let Some(link) = &mut self.link else { return };
+        if link.receiving || link.closed {
+            return;
+        }
+        let Some(staging) = link.staging.take() else { return };
+        let mut payload = None;
+        if let Some(wanted) = link.queue.payload_wanted()
+            && let Some(entry) = self.commands.get_mut(wanted.dest)
+            && matches!(entry.data, Data::Read(_))
+            && let Data::Read(buf) = std::mem::take(&mut entry.data)
+        {
+            let start = to_usize(wanted.offset);
+            link.payload_of = Some(wanted.dest);
+            payload = Some((buf, start..start + to_usize(wanted.len)));
+        }
+        let len = if self.large_reads > 0 { SMALL_STAGING_BYTES } else { staging.len() };
+        let buffers = RecvBuffers { payload, staging, staging_range: 0..len };
+        link.receiving = true;
+        cx.io.recv(link.socket, buffers, self.token);
+    }
+
+    pub(super) fn handle_received(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: io::Result<usize>,
+        buffers: RecvBuffers,
+    ) {
+        let Some(link) = &mut self.link else { return };
+        link.receiving = false;
+        let RecvBuffers { payload, staging, .. } = buffers;
+        let direct = payload.as_ref().map_or(0, |(_, range)| range.len());
+        // The buffer goes back to its command, whatever happened.
+        if let (Some((buf, _)), Some(cid)) = (payload, link.payload_of.take())
+            && let Some(entry) = self.commands.get_mut(cid)
+        {
+            entry.data = Data::Read(buf);
+        }
+        if matches!(self.state, State::Draining(_)) {
+            self.check_drained(cx);
+            return;
+        }
+        let address = self.config.address;
+        let count = match result {
+            Ok(0) => {
+                self.lose(cx, Ending::Lost(HostError::ClosedByPeer(address)), None);
+                return;
+            }
+            Ok(count) => count,
+            Err(error) => {
+                let error = HostError::Broken(address, Arc::new(error));
+                self.lose(cx, Ending::Lost(error), None);
+                return;
+            }
+        };
+        let direct = direct.min(count);
+        if direct > 0 {
+            link.queue.payload_received(direct);
+        }
+        self.handle_input(cx, &staging[..count - direct]);
+        if let Some(link) = &mut self.link {
+            link.staging = Some(staging);
+        }
+        self.post_receive(cx);
+    }
+
+    /// Takes all events of what has come.
+    fn handle_input(&mut self, cx: &mut Context<'_>, mut input: &[u8]) {
+        while let Some(link) = &mut self.link
+            && !link.closed
+            && !matches!(self.state, State::Draining(_))
+        {
+            match link.queue.receive(&mut input) {
+                Ok(Some(event)) => self.handle_event(cx, event),
+                Ok(None) => return,
+                Err(error) => {
+                    let lost = HostError::Protocol(self.config.address, error.to_string());
+                    self.lose(cx, Ending::Lost(lost), Some(error));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn handle_event(&mut self, cx: &mut Context<'_>, event: HostEvent<'_>) {
+        match event {
+            HostEvent::Connected(_) => self.send_connect(cx),
+            HostEvent::Response(cqe) => self.handle_response(cx, &cqe),
+            HostEvent::Data { cid, offset, bytes } => {
+                if let Some(entry) = self.commands.get_mut(cid)
+                    && let Data::Read(buf) = &mut entry.data
+                {
+                    let start = to_usize(offset);
+                    buf[start..start + bytes.len()].copy_from_slice(bytes);
+                }
+            }
+            HostEvent::DataEnd { cid, offset, len, ddgst, success, .. } => {
+                self.handle_data_end(cx, cid, (offset, len), ddgst, success);
+            }
+            HostEvent::SendData(r2t) => self.grants.push_back(Grant { r2t, sent: 0 }),
+            HostEvent::Terminated(request) => {
+                let lost = HostError::Terminated(self.config.address, format!("{request:?}"));
+                self.lose(cx, Ending::Lost(lost), None);
+            }
+        }
+    }
+
+    fn handle_response(&mut self, cx: &mut Context<'_>, cqe: &Cqe) {
+        if let Some(link) = &mut self.link {
+            link.flow.handle_head(cqe.sqhd, self.config.entries);
+        }
+        if let State::Connect(cid) = self.state
+            && cid == cqe.cid
+        {
+            drop(self.commands.remove(cid));
+            self.handle_connect_response(cx, cqe);
+            return;
+        }
+        let digest_failed = self.commands.get(cqe.cid).is_some_and(|entry| entry.digest_failed);
+        let result = match cqe.status {
+            status if !status.is_success() => Err(CommandError::Status(status)),
+            _ if digest_failed => Err(CommandError::Digest),
+            _ => Ok(*cqe),
+        };
+        self.finish(cqe.cid, result);
+    }
+
+    /// A C2HData has come whole; with SUCCESS it is also the end of its command.
+    fn handle_data_end(
+        &mut self,
+        cx: &mut Context<'_>,
+        cid: CommandId,
+        (offset, len): (u32, u32),
+        ddgst: Option<u32>,
+        success: bool,
+    ) {
+        let Some(entry) = self.commands.get_mut(cid) else { return };
+        if let (Some(expected), Data::Read(buf)) = (ddgst, &entry.data) {
+            let start = to_usize(offset);
+            let found = raceline_accel::crc32c(&buf[start..start + to_usize(len)]);
+            entry.digest_failed |= found != expected;
+        }
+        if !success {
+            return;
+        }
+        let digest_failed = entry.digest_failed;
+        // Without a response there is no SQHD, so the controller may do so only without flow
+        // control (NVMe/TCP Transport 1.0, 3.3.2.2).
+        if self.link.as_ref().is_some_and(|link| link.flow != SqFlow::Off) {
+            let text = "C2HData with SUCCESS while SQ flow control is on".to_owned();
+            let lost = HostError::Protocol(self.config.address, text);
+            self.lose(cx, Ending::Lost(lost), None);
+            return;
+        }
+        let cqe = Cqe { cid, status: Status::SUCCESS, ..Cqe::default() };
+        self.finish(cid, if digest_failed { Err(CommandError::Digest) } else { Ok(cqe) });
+    }
+}

@@ -1,0 +1,220 @@
+//! Sending: everything that is ready to go leaves in one batch.
+
+use raceline_proto::nvme::opcode::fabrics;
+use raceline_proto::nvme::{CommandId, Direction};
+use raceline_proto::tcp::{HostQueue, R2tGrant};
+use raceline_reactor::{Context, Payload, SendBatch, SharedBuf};
+
+use super::{Entry, Link, QueuePair, SqFlow, State};
+use crate::command::Data;
+use crate::config::ADMIN_IN_CAPSULE_BYTES;
+
+/// Bytes of a digest.
+const DIGEST_LEN: usize = 4;
+
+/// An R2T and how much of it has been answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    pub(super) r2t: R2tGrant,
+    pub(super) sent: u32,
+}
+
+impl QueuePair {
+    /// Sends what is ready, unless a send is in flight: then it leaves with the next. To be called
+    /// once per turn of the loop.
+    pub fn flush(&mut self, cx: &mut Context<'_>) {
+        if matches!(self.state, State::Ready | State::Connect(_))
+            && (!self.pending.is_empty() || !self.grants.is_empty())
+        {
+            self.flush_ready(cx);
+        }
+        self.post_receive(cx);
+    }
+
+    fn flush_ready(&mut self, cx: &mut Context<'_>) {
+        let Some(link) = &mut self.link else { return };
+        if link.sending || link.closed {
+            return;
+        }
+        let Some(mut batch) = self.batch.take() else { return };
+        let number = link.batches_started + 1;
+        self.put_data(&mut batch, number);
+        self.put_commands(&mut batch, number);
+        if batch.is_empty() {
+            self.batch = Some(batch);
+            return;
+        }
+        self.start_send(cx, batch);
+        self.watch_deadlines(cx);
+    }
+
+    /// Sends what `fill` puts into an empty batch, if none is in flight.
+    pub(super) fn send_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        fill: impl FnOnce(&mut HostQueue, &mut SendBatch),
+    ) {
+        let Some(link) = &mut self.link else { return };
+        let Some(mut batch) = self.batch.take() else { return };
+        fill(&mut link.queue, &mut batch);
+        if batch.is_empty() {
+            self.batch = Some(batch);
+        } else {
+            self.start_send(cx, batch);
+        }
+    }
+
+    fn start_send(&mut self, cx: &mut Context<'_>, batch: Box<SendBatch>) {
+        let Some(link) = &mut self.link else { return };
+        link.sending = true;
+        link.batches_started += 1;
+        cx.io.send(link.socket, batch, self.token);
+    }
+
+    /// Answers R2Ts, in the order in which they came.
+    fn put_data(&mut self, batch: &mut SendBatch, number: u64) {
+        let Some(link) = &mut self.link else { return };
+        while let Some(grant) = self.grants.front_mut() {
+            let Some(entry) = self.commands.get_mut(grant.r2t.cid) else {
+                self.grants.pop_front();
+                continue;
+            };
+            let Data::Write(buf) = &entry.data else {
+                unreachable!("an R2T of a command that does not write is refused");
+            };
+            entry.batch = number;
+            if !put_grant(link, batch, grant, buf) {
+                return; // the batch is full
+            }
+            self.grants.pop_front();
+        }
+    }
+
+    /// Sends commands, as many as the submission queue takes.
+    fn put_commands(&mut self, batch: &mut SendBatch, number: u64) {
+        let Some(link) = &mut self.link else { return };
+        let admin = self.config.qid.is_admin();
+        let room = link.queue.capsule_overhead() + DIGEST_LEN;
+        let only_connect = if let State::Connect(cid) = self.state { Some(cid) } else { None };
+        while let Some(&cid) = self.pending.front() {
+            if only_connect.is_some_and(|connect| connect != cid) || !batch.has_room(room, 1) {
+                return;
+            }
+            let sent = self.commands.len() - self.pending.len();
+            if !link.flow.take_entry(self.config.entries, sent) {
+                return;
+            }
+            self.pending.pop_front();
+            let Some(entry) = self.commands.get_mut(cid) else { continue };
+            entry.sent = true;
+            entry.batch = number;
+            let limit = if admin || entry.sqe.opc == fabrics::OPCODE {
+                ADMIN_IN_CAPSULE_BYTES
+            } else {
+                self.config.in_capsule_bytes
+            };
+            put_command(link, batch, cid, entry, limit);
+        }
+    }
+}
+
+fn put_command(
+    link: &mut Link,
+    batch: &mut SendBatch,
+    cid: CommandId,
+    entry: &mut Entry,
+    limit: u32,
+) {
+    entry.sqe.cid = cid.0.into();
+    let in_capsule = entry.direction == Direction::HostToController && entry.len <= limit;
+    let Entry { sqe, direction, len, .. } = *entry;
+    link.queue.command(&sqe, direction, len, in_capsule, &mut batch.bytes_mut());
+    if in_capsule && let Data::Write(buf) = &entry.data {
+        put_payload(&link.queue, batch, buf, 0, buf.len());
+    }
+}
+
+/// Puts H2CData PDUs for the rest of a grant; false when the batch is full before its end.
+fn put_grant(link: &mut Link, batch: &mut SendBatch, grant: &mut Grant, buf: &SharedBuf) -> bool {
+    let room = link.queue.h2c_overhead() + DIGEST_LEN;
+    let most = link.queue.max_h2c_data();
+    while grant.sent < grant.r2t.len {
+        if !batch.has_room(room, 1) {
+            return false;
+        }
+        let left = grant.r2t.len - grant.sent;
+        let len = left.min(most);
+        // Both were checked against the command's length when the R2T came.
+        let offset = grant.r2t.offset + grant.sent;
+        link.queue.h2c_data(&grant.r2t, offset, len, len == left, &mut batch.bytes_mut());
+        grant.sent += len;
+        let (start, len) = (to_usize(offset), to_usize(len));
+        put_payload(&link.queue, batch, buf, start, len);
+    }
+    true
+}
+
+/// Puts payload and, if negotiated, its digest.
+fn put_payload(
+    queue: &HostQueue,
+    batch: &mut SendBatch,
+    buf: &SharedBuf,
+    start: usize,
+    len: usize,
+) {
+    let range = start..start + len;
+    let digest = queue.data_digest().then(|| raceline_accel::crc32c(&buf[range.clone()]));
+    batch.push_payload(Payload::Shared(buf.clone(), range));
+    if let Some(digest) = digest {
+        batch.push_bytes(&digest.to_le_bytes());
+    }
+}
+
+/// A length that is a buffer's, so it fits.
+pub(super) fn to_usize(len: u32) -> usize {
+    usize::try_from(len).expect("32 bits fit a usize")
+}
+
+impl SqFlow {
+    /// Whether another entry fits; takes it. With nothing outstanding there is always room: a
+    /// controller that reports heads wrongly must not stop us for ever.
+    fn take_entry(&mut self, entries: u16, outstanding: usize) -> bool {
+        let Self::On { tail, head } = self else { return true };
+        if outstanding == 0 {
+            *head = *tail;
+        }
+        let next = (*tail + 1) % entries;
+        if next == *head {
+            return false;
+        }
+        *tail = next;
+        true
+    }
+
+    /// A completion says how far the controller is.
+    pub(super) fn handle_head(&mut self, sqhd: u16, entries: u16) {
+        if let Self::On { head, .. } = self {
+            *head = sqhd % entries;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_entry_stays_free() {
+        let mut flow = SqFlow::On { tail: 3, head: 3 };
+        assert!(flow.take_entry(4, 0));
+        assert!(flow.take_entry(4, 1));
+        assert!(flow.take_entry(4, 2));
+        assert!(!flow.take_entry(4, 3));
+        flow.handle_head(0, 4);
+        assert!(flow.take_entry(4, 2));
+        assert!(!flow.take_entry(4, 3));
+        assert!(flow.take_entry(4, 0), "an idle queue is never stuck");
+        let mut off = SqFlow::Off;
+        assert!((0..100).all(|outstanding| off.take_entry(4, outstanding)));
+    }
+}

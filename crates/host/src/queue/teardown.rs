@@ -1,0 +1,145 @@
+//! The end of a connection: what is in flight comes back first, then commands are judged.
+
+use std::io;
+use std::sync::Arc;
+
+use raceline_proto::nvme::CommandId;
+use raceline_proto::tcp::FatalError;
+use raceline_reactor::{Context, SendBatch};
+
+use super::{Ending, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
+use crate::error::{CommandError, HostError};
+
+impl QueuePair {
+    /// Closes the queue for good. Everything outstanding ends with an error; then
+    /// [`QueueEvent::Closed`] comes.
+    pub fn close(&mut self, cx: &mut Context<'_>) {
+        match &mut self.state {
+            State::Closed => {}
+            State::Lost => self.end_all(),
+            State::Draining(ending) => *ending = Ending::Closed,
+            State::Tcp | State::IcResp | State::Connect(_) | State::Ready => {
+                self.lose(cx, Ending::Closed, None);
+            }
+        }
+    }
+
+    /// Gives the connection up, as if it had broken: the controller was lost elsewhere.
+    pub fn disconnect(&mut self, cx: &mut Context<'_>, error: HostError) {
+        if matches!(self.state, State::Tcp | State::IcResp | State::Connect(_) | State::Ready) {
+            self.lose(cx, Ending::Lost(error), None);
+        }
+    }
+
+    /// Ends the connection; with `fatal`, tells the peer why, if it can be done at once.
+    pub(super) fn lose(&mut self, cx: &mut Context<'_>, ending: Ending, fatal: Option<FatalError>) {
+        self.state = State::Draining(ending);
+        self.phase_deadline = None;
+        let idle = self.link.as_ref().is_some_and(|link| !link.sending);
+        if let (Some(fatal), true) = (fatal, idle) {
+            self.send_with(cx, |queue, batch| queue.term_req(&fatal, &mut batch.bytes_mut()));
+        }
+        if self.link.as_ref().is_some_and(|link| link.sending && idle) {
+            self.expect(cx, TERM_REQ_TIMEOUT); // closed when it has left
+        } else {
+            let orderly = matches!(self.state, State::Draining(Ending::Closed));
+            self.close_socket(cx, !orderly);
+        }
+        self.check_drained(cx);
+    }
+
+    pub(super) fn close_socket(&mut self, cx: &mut Context<'_>, reset: bool) {
+        if let Some(link) = &mut self.link
+            && !link.closed
+        {
+            link.closed = true;
+            cx.io.close(link.socket, reset);
+        }
+    }
+
+    pub(super) fn handle_sent(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: io::Result<()>,
+        mut batch: Box<SendBatch>,
+    ) {
+        batch.clear();
+        self.batch = Some(batch);
+        let Some(link) = &mut self.link else { return };
+        link.sending = false;
+        link.batches_done = link.batches_started;
+        self.done.extend(self.held.drain(..));
+        if matches!(self.state, State::Draining(_)) {
+            self.close_socket(cx, false);
+            self.check_drained(cx);
+        } else if let Err(error) = result {
+            let error = HostError::Broken(self.config.address, Arc::new(error));
+            self.lose(cx, Ending::Lost(error), None);
+        }
+    }
+
+    /// When nothing is in flight any more, the connection is over.
+    pub(super) fn check_drained(&mut self, cx: &mut Context<'_>) {
+        if !matches!(self.state, State::Draining(_)) {
+            return;
+        }
+        if self.link.as_ref().is_some_and(|link| !link.closed || link.receiving || link.sending) {
+            return;
+        }
+        self.link = None;
+        self.grants.clear();
+        let State::Draining(ending) = std::mem::replace(&mut self.state, State::Lost) else {
+            return;
+        };
+        self.judge();
+        match ending {
+            Ending::Lost(error) => self.events.push_back(QueueEvent::Lost(error)),
+            Ending::RetryWithFlow => {
+                self.disable_sq_flow = false;
+                self.start(cx);
+            }
+            Ending::Closed => self.end_all(),
+        }
+    }
+
+    /// Decides about each command after a connection: send it again, or end it.
+    fn judge(&mut self) {
+        let admin = self.config.qid.is_admin();
+        let ids: Vec<CommandId> = self.commands.ids().collect(); // once per connection
+        self.pending.retain(|&cid| self.commands.get(cid).is_some());
+        for cid in ids {
+            let Some(entry) = self.commands.get_mut(cid) else { continue };
+            let again = !entry.sent || entry.only_reads(admin);
+            if entry.is_connect() {
+                self.pending.retain(|&pending| pending != cid);
+                drop(self.commands.remove(cid));
+            } else if entry.timed_out {
+                let error = if again { CommandError::Timeout } else { CommandError::UnknownFate };
+                self.pending.retain(|&pending| pending != cid);
+                self.finish(cid, Err(error));
+            } else if !again {
+                self.finish(cid, Err(CommandError::UnknownFate));
+            } else if entry.sent {
+                entry.sent = false;
+                entry.tried = true;
+                entry.batch = 0;
+                entry.digest_failed = false;
+                self.pending.push_back(cid);
+            }
+        }
+        self.done.extend(self.held.drain(..));
+    }
+
+    /// Ends everything that waits for a connection, for there will be none.
+    fn end_all(&mut self) {
+        self.state = State::Closed;
+        self.pending.clear();
+        let ids: Vec<CommandId> = self.commands.ids().collect(); // once
+        for cid in ids {
+            let tried = self.commands.get(cid).is_some_and(|entry| entry.tried);
+            let error = if tried { CommandError::Disconnected } else { CommandError::NotSent };
+            self.finish(cid, Err(error));
+        }
+        self.events.push_back(QueueEvent::Closed);
+    }
+}
