@@ -408,6 +408,7 @@ fn hosts_violations() {
         V::R2tUnexpected,
         V::R2toNotNext,
         V::R2tlZero,
+        V::R2tlUnaligned,
         V::R2tOutOfRange,
         V::TooManyR2ts,
         V::QueueOverrun, // the driver's
@@ -490,6 +491,7 @@ fn host_cases() -> Vec<Case> {
         case("R2TO 4", Plain, r2t(WRITE_CID, 4, 512), 1, 12),
         case("R2TO max", Plain, r2t(WRITE_CID, u32::MAX, 512), 1, 12),
         case("R2TL 0", Plain, r2t(WRITE_CID, 0, 0), 1, 16),
+        case("R2TL 6 with DDGST", Ddgst, r2t(WRITE_CID, 0, 6), 1, 16),
         case("R2T beyond the write", Plain, r2t(WRITE_CID, 0, 8196), 4, 0),
         case("R2T far beyond", Plain, r2t(WRITE_CID, 0, u32::MAX), 4, 0),
         case(

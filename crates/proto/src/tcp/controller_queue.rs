@@ -1,5 +1,7 @@
 //! The controller's end of one queue's connection.
 
+use std::ops::ControlFlow;
+
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
@@ -178,7 +180,10 @@ impl ControllerQueue {
                 return Ok(None);
             }
             if self.receiver.awaits_header() {
-                return self.receive_header(input);
+                match self.receive_header(input)? {
+                    ControlFlow::Break(event) => return Ok(event),
+                    ControlFlow::Continue(()) => {}
+                }
             }
             let event = match (self.receiver.body(input), self.commands.current) {
                 (None, _) => return Ok(None),
@@ -196,12 +201,13 @@ impl ControllerQueue {
         }
     }
 
+    /// Goes on with data when these are what the header announces.
     fn receive_header<'a>(
         &mut self,
         input: &mut &'a [u8],
-    ) -> Result<Option<Event<'a>>, FatalError> {
+    ) -> Result<ControlFlow<Option<Event<'a>>>, FatalError> {
         let received = match self.receiver.header(input) {
-            Ok(None) => return Ok(None),
+            Ok(None) => return Ok(ControlFlow::Break(None)),
             Ok(Some((shape, header))) => match self.commands.handle_header(shape, header) {
                 Ok(event) => Ok((shape, event)),
                 Err(violation) => Err(FatalError::in_header(violation, header)),
@@ -220,9 +226,9 @@ impl ControllerQueue {
                 self.may_terminate = false;
             }
             Some(_) => {}
-            None => return self.receive(input), // H2CData: its data are the event
+            None => return Ok(ControlFlow::Continue(())),
         }
-        Ok(event)
+        Ok(ControlFlow::Break(event))
     }
 
     /// Which data come next on the wire, when the input has ended amid data.
@@ -302,7 +308,8 @@ impl ControllerQueue {
     /// its [`Event::DataEnd`] says `transfer_done`.
     ///
     /// The host must have room for it, see [`ControllerQueue::r2t_limit`], and the R2Ts of one
-    /// command go through its data in order.
+    /// command go through its data in order. With data digests `len` must be a multiple of 4:
+    /// nothing else would be taken from the host in answer.
     ///
     /// # Panics
     /// When the slot is taken, or the range is empty or exceeds 4 GiB.
@@ -359,8 +366,11 @@ impl ControllerQueue {
     /// A driver does not send on a queue that [is closing](ControllerQueue::is_closing): nothing
     /// would be appended for its data to follow.
     ///
+    /// With data digests `len` should be a multiple of 4: implementations differ in the digest of
+    /// other data. Commands that ask for such a length are best refused.
+    ///
     /// # Panics
-    /// When `success` is without `last`, or `len` is 0, or with data digests no multiple of 4.
+    /// When `success` is without `last`, or `len` is 0.
     #[inline]
     pub fn c2h_data(
         &mut self,
@@ -376,7 +386,6 @@ impl ControllerQueue {
         }
         assert!(last || !success, "SUCCESS goes with LAST_PDU");
         assert!(len > 0, "C2HData carries data");
-        assert!(!self.data_digest() || len.is_multiple_of(4), "digests cover whole dwords");
         let mut flags = 0;
         if last {
             flags |= flags::LAST_PDU;
@@ -437,8 +446,6 @@ impl Commands {
                 return Err(Violation::SglOffsetInvalid);
             }
             let length = sqe.sgl1.length.get();
-            // The limit before the equality: a host that knows no better than to send too much is
-            // told so, although its PLEN is consistent or not.
             if length > self.in_capsule_limit(&sqe) {
                 return Err(Violation::InCapsuleTooLong);
             }

@@ -142,6 +142,7 @@ violations! {
     R2tUnexpected = InvalidHeaderField, offset::CCCID, "R2T for a command that has nothing to send";
     R2toNotNext = InvalidHeaderField, offset::DATAO, "R2TO is not the next offset";
     R2tlZero = InvalidHeaderField, offset::DATAL, "R2TL is 0";
+    R2tlUnaligned = InvalidHeaderField, offset::DATAL, "R2TL is no multiple of 4 although data digests are on";
     R2tOutOfRange = DataOutOfRange, 0, "R2T goes beyond the command's data";
     TooManyR2ts = LimitExceeded, 0, "more R2Ts are outstanding than MAXR2T allows";
 }

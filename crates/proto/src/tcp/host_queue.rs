@@ -1,5 +1,7 @@
 //! The host's end of one queue's connection.
 
+use std::ops::ControlFlow;
+
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
@@ -77,7 +79,7 @@ pub enum HostEvent<'a> {
         /// The command has succeeded, all of its data are there, and no response comes.
         success: bool,
     },
-    /// The controller wants data of a command.
+    /// The controller wants data of a command. Void once the command has ended.
     SendData(R2tGrant),
     /// The controller's C2HTermReq: close at once.
     Terminated(TermReq),
@@ -173,7 +175,10 @@ impl HostQueue {
                 return Ok(None);
             }
             if self.receiver.awaits_header() {
-                return self.receive_header(input);
+                match self.receive_header(input)? {
+                    ControlFlow::Break(event) => return Ok(event),
+                    ControlFlow::Continue(()) => {}
+                }
             }
             let event = match (self.receiver.body(input), self.commands.current) {
                 (None, _) => return Ok(None),
@@ -194,12 +199,13 @@ impl HostQueue {
         }
     }
 
+    /// Goes on with data when these are what the header announces.
     fn receive_header<'a>(
         &mut self,
         input: &mut &'a [u8],
-    ) -> Result<Option<HostEvent<'a>>, FatalError> {
+    ) -> Result<ControlFlow<Option<HostEvent<'a>>>, FatalError> {
         let received = match self.receiver.header(input) {
-            Ok(None) => return Ok(None),
+            Ok(None) => return Ok(ControlFlow::Break(None)),
             Ok(Some((shape, header))) => match self.commands.handle_header(shape, header) {
                 Ok(event) => Ok((shape, event)),
                 Err(violation) => Err(FatalError::in_header(violation, header)),
@@ -221,9 +227,9 @@ impl HostQueue {
                 self.may_terminate = false;
             }
             Some(_) => {}
-            None => return self.receive(input), // C2HData: its data are the event
+            None => return Ok(ControlFlow::Continue(())),
         }
-        Ok(event)
+        Ok(ControlFlow::Break(event))
     }
 
     /// Which data come next on the wire, when the input has ended amid data.
@@ -534,7 +540,7 @@ impl Commands {
     /// An R2T is taken for a write without in-capsule data only, in order, within its length.
     fn handle_r2t<'a>(&mut self, header: &[u8]) -> Result<HostEvent<'a>, Violation> {
         let pdu: R2tPdu = receive::parse(header);
-        let maxr2t = self.config.maxr2t;
+        let HostQueueConfig { maxr2t, ddgst, .. } = self.config;
         let cid = CommandId(pdu.cccid.get());
         let slot = self.live(cid).ok_or(Violation::CccidUnknown)?;
         if slot.direction != Direction::HostToController || slot.in_capsule {
@@ -546,6 +552,9 @@ impl Commands {
         }
         if len == 0 {
             return Err(Violation::R2tlZero);
+        }
+        if ddgst && !len.is_multiple_of(4) {
+            return Err(Violation::R2tlUnaligned);
         }
         let end = offset
             .checked_add(len)
