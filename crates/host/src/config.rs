@@ -13,6 +13,8 @@ pub const DEFAULT_KATO_MS: u32 = 5000;
 pub const DEFAULT_IO_ENTRIES: u16 = 128;
 /// Entries of the admin queue: 31 commands outstanding.
 pub const DEFAULT_ADMIN_ENTRIES: u16 = 32;
+/// Least entries of a queue: one of them is always empty.
+pub const MIN_ENTRIES: u16 = 2;
 /// Most entries of a queue that this host asks for (slots of its command table).
 pub const MAX_ENTRIES: u16 = 4096;
 /// In-capsule data that every controller takes on the admin queue and in Fabrics commands
@@ -87,7 +89,7 @@ impl HostConfig {
             hostid: self.hostid,
             cntlid: ControllerId::DYNAMIC,
             qid: QueueId::ADMIN,
-            entries: self.admin_entries,
+            entries: self.admin_entries.clamp(MIN_ENTRIES, MAX_ENTRIES),
             kato_ms: self.kato_ms,
             header_digest: self.header_digest,
             data_digest: self.data_digest,
@@ -104,7 +106,7 @@ impl HostConfig {
         QueuePairConfig {
             cntlid: association.cntlid,
             qid,
-            entries: self.io_entries.min(association.max_entries),
+            entries: self.io_entries.min(association.max_entries).clamp(MIN_ENTRIES, MAX_ENTRIES),
             in_capsule_bytes: association.controller.in_capsule_bytes,
             ..self.admin_queue()
         }

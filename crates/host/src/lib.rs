@@ -46,8 +46,7 @@
 //!   // the queues with these QIDs (1..=io_queues, spread by the program over its cores); tokens:
 //!   // owner as given, index = token.index + position in the set
 //!   pub fn new(config: &HostConfig, qids: impl IntoIterator<Item = u16>, token: Token) -> IoQueueSet;
-//!   pub fn handle_up(&mut self, cx, &Association); pub fn handle_down(&mut self, cx);
-//!   pub fn handle_failed(&mut self, cx);              // everything outstanding ends: Disconnected
+//!   pub fn handle_up(&mut self, cx, &Association); pub fn handle_down(&mut self, cx, &HostError);
 //!   pub fn handle_completion(..); pub fn flush(..);
 //!   pub fn len(&self) -> usize;
 //!   pub fn submit(&mut self, cx, queue: usize, command: Command, user: u64) -> Result<(), Rejected>;
@@ -59,11 +58,15 @@
 
 pub mod command;
 pub mod config;
+pub mod controller;
 pub mod error;
 pub mod queue;
+pub mod queue_set;
 
 pub use command::{Command, CommandDone, CommandSummary, Data};
 pub use config::{Association, HostConfig, QueuePairConfig};
+pub use controller::{Controller, ControllerEvent};
 pub use error::{CommandError, HostError, Rejected, RejectedReason};
 pub use queue::{QueueEvent, QueuePair};
+pub use queue_set::{IoQueueEvent, IoQueueSet};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};

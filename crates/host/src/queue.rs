@@ -24,7 +24,7 @@ use raceline_reactor::io::SocketId;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
 
 use crate::command::{Command, CommandDone, CommandSummary, Data};
-use crate::config::{MAX_ENTRIES, QueuePairConfig};
+use crate::config::{MAX_ENTRIES, MIN_ENTRIES, QueuePairConfig};
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
 use send::Grant;
 
@@ -174,10 +174,10 @@ impl QueuePair {
     /// Makes a queue that accepts commands and waits for [`Self::reconnect`].
     ///
     /// # Panics
-    /// When the number of entries is not 2..=[`MAX_ENTRIES`].
+    /// When the number of entries is not [`MIN_ENTRIES`]..=[`MAX_ENTRIES`].
     #[must_use]
     pub fn new(config: QueuePairConfig, token: Token) -> Self {
-        assert!((2..=MAX_ENTRIES).contains(&config.entries), "{} queue entries", config.entries);
+        assert!((MIN_ENTRIES..=MAX_ENTRIES).contains(&config.entries), "{} queue entries", config.entries);
         let commands = CommandTable::new(config.entries);
         let capacity = commands.capacity();
         Self {

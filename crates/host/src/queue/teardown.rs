@@ -102,23 +102,23 @@ impl QueuePair {
         }
     }
 
-    /// Decides about each command after a connection: send it again, or end it.
+    /// Decides about each command after a connection: send it again, or end it. Admin commands
+    /// always end: the next association must be brought up before it takes any.
     fn judge(&mut self) {
         let admin = self.config.qid.is_admin();
         let ids: Vec<CommandId> = self.commands.ids().collect(); // once per connection
-        self.pending.retain(|&cid| self.commands.get(cid).is_some());
         for cid in ids {
             let Some(entry) = self.commands.get_mut(cid) else { continue };
-            let again = !entry.sent || entry.only_reads(admin);
+            let harmless = !entry.sent || entry.only_reads(admin);
             if entry.is_connect() {
-                self.pending.retain(|&pending| pending != cid);
                 drop(self.commands.remove(cid));
-            } else if entry.timed_out {
-                let error = if again { CommandError::Timeout } else { CommandError::UnknownFate };
-                self.pending.retain(|&pending| pending != cid);
-                self.finish(cid, Err(error));
-            } else if !again {
+            } else if !harmless {
                 self.finish(cid, Err(CommandError::UnknownFate));
+            } else if entry.timed_out {
+                self.finish(cid, Err(CommandError::Timeout));
+            } else if admin {
+                let error = if entry.sent { CommandError::Disconnected } else { CommandError::NotSent };
+                self.finish(cid, Err(error));
             } else if entry.sent {
                 entry.sent = false;
                 entry.tried = true;
@@ -127,6 +127,7 @@ impl QueuePair {
                 self.pending.push_back(cid);
             }
         }
+        self.pending.retain(|&cid| self.commands.get(cid).is_some());
         self.done.extend(self.held.drain(..));
     }
 

@@ -1,0 +1,535 @@
+//! The admin queue of an association: bring-up, keep alive, events, reconnecting, shutdown.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_proto::host::{
+    AdminRequest, Backoff, BringUp, BringUpConfig, BroughtUp, KeepAlive, KeepAliveAction, NamespaceInfo,
+    NamespaceScan, command,
+};
+use raceline_proto::nvme::event::AsyncEvent;
+use raceline_proto::nvme::log::lid;
+use raceline_proto::nvme::property::{
+    CC, CSTS, Configuration, ControllerStatus, PropertyAccess, PropertySize,
+};
+use raceline_proto::nvme::{ControllerId, Cqe, NamespaceId};
+use raceline_reactor::{Completion, Context, IoBuf, Outcome, Token};
+
+use crate::command::{Command, CommandDone, Data};
+use crate::config::{ADMIN_IN_CAPSULE_BYTES, Association, HostConfig};
+use crate::error::{CommandError, HostError, Rejected, RejectedReason};
+use crate::queue::{QueueEvent, QueuePair};
+
+/// Names at and above this are the controller's own commands; programs use those below.
+pub const FIRST_INTERNAL_USER: u64 = 1 << 63;
+/// The running state machine: bring-up, scan or shutdown.
+const USER_JOB: u64 = FIRST_INTERNAL_USER;
+const USER_KEEP_ALIVE: u64 = FIRST_INTERNAL_USER + 1;
+const USER_EVENT: u64 = FIRST_INTERNAL_USER + 2;
+/// The log whose reading unmasks the next namespace event.
+const USER_CHANGED_LIST: u64 = FIRST_INTERNAL_USER + 3;
+/// Commands kept free on the admin queue for the controller itself: one of each kind above.
+const INTERNAL_COMMANDS: usize = 4;
+/// How long an orderly shutdown may take before the connection is closed regardless.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often CSTS is read while waiting for the end of a shutdown.
+const SHUTDOWN_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// SHN: normal shutdown. SHST: complete.
+const SHN_NORMAL: u32 = 0b01;
+const SHST_COMPLETE: u32 = 0b10;
+/// Bytes of the Changed Namespace List log.
+const CHANGED_LIST_LEN: u32 = 4096;
+
+/// What happened to a controller.
+#[derive(Clone, Debug)]
+pub enum ControllerEvent {
+    /// Brought up: I/O queues may connect. Comes again, with a new association, after a loss.
+    Up(Association),
+    /// Lost; I/O queues must give their connections up. It is being reconnected.
+    Down(HostError),
+    /// Namespaces have come, gone or changed.
+    Namespaces(Arc<[NamespaceInfo]>),
+    /// The discovery log has changed.
+    DiscoveryChanged,
+    /// Given up: nothing happens any more.
+    Failed(HostError),
+    /// Disconnected as asked.
+    Closed,
+}
+
+/// What the admin queue is busy with.
+#[derive(Debug)]
+enum Job {
+    None,
+    BringUp(Box<BringUp>),
+    Scan(NamespaceScan),
+    /// Sets CC.SHN, then reads CSTS until SHST says that it is done.
+    Shutdown { asked: bool, set: bool, give_up: Instant, poll_at: Option<Instant> },
+}
+
+#[derive(Debug)]
+enum State {
+    /// The admin queue is connecting, or bring-up is going on.
+    Connecting,
+    Up,
+    /// Until the next attempt.
+    Waiting { until: Instant },
+    Closing,
+    Finished,
+}
+
+/// One association with a controller, driven like a [`QueuePair`].
+#[derive(Debug)]
+pub struct Controller {
+    config: HostConfig,
+    token: Token,
+    admin: QueuePair,
+    state: State,
+    job: Job,
+    /// The state machine's command is outstanding.
+    job_busy: bool,
+    cntlid: ControllerId,
+    association: Option<Association>,
+    keep_alive: Option<KeepAlive>,
+    events_enabled: bool,
+    event_outstanding: bool,
+    /// A namespace event came during a scan.
+    scan_again: bool,
+    backoff: Option<Backoff>,
+    /// It has been up at least once: a loss is worth reconnecting.
+    was_up: bool,
+    alarm: Option<Instant>,
+    done: VecDeque<CommandDone>,
+    events: VecDeque<ControllerEvent>,
+}
+
+impl Controller {
+    /// Starts connecting. Uses the token's owner with two indices: `token.index` for the admin
+    /// queue and `token.index + 1` for its own timers.
+    #[must_use]
+    pub fn connect(cx: &mut Context<'_>, config: HostConfig, token: Token) -> Self {
+        let admin = QueuePair::connect(cx, config.admin_queue(), token);
+        Self {
+            config,
+            token: Token { index: token.index + 1, ..token },
+            admin,
+            state: State::Connecting,
+            job: Job::None,
+            job_busy: false,
+            cntlid: ControllerId::DYNAMIC,
+            association: None,
+            keep_alive: None,
+            events_enabled: false,
+            event_outstanding: false,
+            scan_again: false,
+            backoff: None,
+            was_up: false,
+            alarm: None,
+            done: VecDeque::with_capacity(32),
+            events: VecDeque::with_capacity(8),
+        }
+    }
+
+    /// The association, while the controller is up.
+    #[must_use]
+    pub fn association(&self) -> Option<&Association> {
+        self.association.as_ref()
+    }
+
+    /// How it was configured.
+    #[must_use]
+    pub fn config(&self) -> &HostConfig {
+        &self.config
+    }
+
+    /// Whether it was closed or given up, and nothing is in flight.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        matches!(self.state, State::Finished)
+    }
+
+    /// Accepts an admin command; `user` is below [`FIRST_INTERNAL_USER`].
+    ///
+    /// # Errors
+    /// Gives the command back when the queue is full or closed, or its data do not suit it.
+    pub fn submit(&mut self, cx: &mut Context<'_>, command: Command, user: u64) -> Result<(), Rejected> {
+        debug_assert!(user < FIRST_INTERNAL_USER, "user names from 2^63 on are reserved");
+        let reason = match self.state {
+            State::Up if self.admin.room() > INTERNAL_COMMANDS => {
+                return self.admin.submit(cx, command, user);
+            }
+            State::Up => RejectedReason::Full,
+            _ => RejectedReason::Closed,
+        };
+        Err(Rejected { reason, command })
+    }
+
+    /// The next finished admin command of the program.
+    pub fn poll_done(&mut self) -> Option<CommandDone> {
+        self.done.pop_front()
+    }
+
+    /// What happened.
+    pub fn poll_event(&mut self) -> Option<ControllerEvent> {
+        self.events.pop_front()
+    }
+
+    /// An I/O queue of the association `cntlid` was lost: with it, that association is over
+    /// (Fabrics 1.1, 2.3). News of an association before the current one change nothing.
+    pub fn queue_lost(&mut self, cx: &mut Context<'_>, cntlid: ControllerId, error: HostError) {
+        if matches!(self.state, State::Up) && cntlid == self.cntlid {
+            self.admin.disconnect(cx, error);
+            self.run(cx);
+        }
+    }
+
+    /// Shuts the controller down in order and closes the connection; the end is
+    /// [`ControllerEvent::Closed`]. I/O queues are to be closed before.
+    pub fn disconnect(&mut self, cx: &mut Context<'_>) {
+        match self.state {
+            State::Closing | State::Finished => return,
+            State::Up => {
+                let give_up = cx.now + SHUTDOWN_TIMEOUT;
+                self.keep_alive = None;
+                self.job = Job::Shutdown { asked: false, set: false, give_up, poll_at: None };
+                self.arm(cx, give_up);
+            }
+            _ => self.admin.close(cx),
+        }
+        self.state = State::Closing;
+        self.run(cx);
+    }
+
+    /// Takes a completion of an operation of this controller (both of its indices).
+    pub fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
+        if completion.token.index == self.token.index {
+            if matches!(completion.outcome, Outcome::Timer) {
+                self.handle_timer(cx);
+            }
+        } else {
+            self.admin.handle_completion(cx, completion);
+        }
+        self.run(cx);
+    }
+
+    /// Sends what is ready; once per turn.
+    pub fn flush(&mut self, cx: &mut Context<'_>) {
+        self.admin.flush(cx);
+    }
+
+    /// Everything that follows from what the admin queue has reported.
+    fn run(&mut self, cx: &mut Context<'_>) {
+        while let Some(event) = self.admin.poll_event() {
+            match event {
+                QueueEvent::Ready { cntlid } => self.handle_ready(cntlid),
+                QueueEvent::Lost(error) => self.handle_lost(cx, error),
+                QueueEvent::Closed => self.handle_closed(),
+            }
+        }
+        // After the events: what a lost connection has ended starts nothing new.
+        while let Some(done) = self.admin.poll_done() {
+            self.handle_done(cx, done);
+        }
+        self.advance_job(cx);
+    }
+
+    fn handle_ready(&mut self, cntlid: ControllerId) {
+        self.cntlid = cntlid;
+        self.job_busy = false;
+        self.job = Job::BringUp(Box::new(BringUp::new(BringUpConfig {
+            cntlid,
+            discovery: self.config.subnqn.is_discovery(),
+            keep_alive: self.config.kato_ms > 0,
+            io_queues: self.config.io_queues,
+        })));
+    }
+
+    fn handle_closed(&mut self) {
+        if matches!(self.state, State::Finished) {
+            return;
+        }
+        self.association = None;
+        self.keep_alive = None;
+        if matches!(self.state, State::Closing) {
+            self.events.push_back(ControllerEvent::Closed);
+        }
+        self.state = State::Finished;
+    }
+
+    /// The admin queue is lost: try again, or give up.
+    fn handle_lost(&mut self, cx: &mut Context<'_>, error: HostError) {
+        self.association = None;
+        self.keep_alive = None;
+        self.event_outstanding = false;
+        self.job = Job::None;
+        self.job_busy = false;
+        if matches!(self.state, State::Closing) {
+            self.admin.close(cx);
+            return;
+        }
+        let config = self.config.backoff;
+        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(config, cx.now));
+        // The first attempt tells at once: a wrong address is not worth waiting for.
+        let next = if self.was_up && !error.is_permanent() { backoff.next_attempt(cx.now) } else { None };
+        match next {
+            Some(until) => {
+                if !matches!(self.state, State::Connecting) {
+                    self.events.push_back(ControllerEvent::Down(error));
+                }
+                self.state = State::Waiting { until };
+                self.arm(cx, until);
+            }
+            None => {
+                self.events.push_back(ControllerEvent::Failed(error));
+                self.state = State::Finished;
+                self.admin.close(cx);
+            }
+        }
+    }
+
+    fn handle_done(&mut self, cx: &mut Context<'_>, done: CommandDone) {
+        match done.user {
+            USER_JOB => {
+                self.job_busy = false;
+                self.handle_job_done(cx, &done);
+            }
+            USER_KEEP_ALIVE => {
+                if let (Some(keep_alive), Ok(_)) = (&mut self.keep_alive, &done.result) {
+                    keep_alive.handle_response(cx.now);
+                }
+                self.arm_keep_alive(cx);
+            }
+            USER_EVENT => {
+                self.event_outstanding = false;
+                match done.result {
+                    Ok(cqe) => self.handle_event(cx, AsyncEvent::from_dw0(cqe.dw0)),
+                    Err(CommandError::Status(_)) => self.events_enabled = false,
+                    Err(_) => {}
+                }
+                self.request_event(cx);
+            }
+            USER_CHANGED_LIST => {}
+            _ => self.done.push_back(done),
+        }
+    }
+
+    fn handle_event(&mut self, cx: &mut Context<'_>, event: AsyncEvent) {
+        if event == AsyncEvent::NAMESPACE_CHANGED {
+            // Reading the log unmasks the event; the scan finds out what has changed.
+            let nsid = NamespaceId(0);
+            let sqe = command::get_log_page(lid::CHANGED_NAMESPACES, nsid, 0, CHANGED_LIST_LEN, false);
+            self.submit_internal(cx, AdminRequest { sqe, receive_len: CHANGED_LIST_LEN }, USER_CHANGED_LIST);
+            self.start_scan();
+        } else if event == AsyncEvent::DISCOVERY_CHANGED {
+            self.events.push_back(ControllerEvent::DiscoveryChanged);
+        }
+    }
+
+    fn start_scan(&mut self) {
+        match (&self.job, &self.association) {
+            (Job::None, Some(association)) => {
+                let controller = &association.controller;
+                self.job = Job::Scan(NamespaceScan::new(controller.namespace_count, controller.version));
+            }
+            (Job::Scan(_), _) => self.scan_again = true,
+            _ => {}
+        }
+    }
+
+    /// Lets the running state machine ask for its next command.
+    fn advance_job(&mut self, cx: &mut Context<'_>) {
+        if self.job_busy {
+            return;
+        }
+        let request = match &mut self.job {
+            Job::None => None,
+            Job::BringUp(bring_up) => {
+                let request = bring_up.poll_request(cx.now);
+                let at = bring_up.poll_timeout();
+                if let (None, Some(at)) = (&request, at) {
+                    self.arm(cx, at);
+                }
+                request
+            }
+            Job::Scan(scan) => scan.poll_request(),
+            Job::Shutdown { poll_at: Some(at), .. } if cx.now < *at => {
+                let at = *at;
+                self.arm(cx, at);
+                None
+            }
+            Job::Shutdown { asked, .. } => {
+                let first = !std::mem::replace(asked, true);
+                let cc = Configuration::ENABLED.with_shn(SHN_NORMAL);
+                let sqe = if first {
+                    PropertyAccess::set(CC, cc.0)
+                } else {
+                    PropertyAccess::get(CSTS, PropertySize::Four)
+                };
+                Some(AdminRequest { sqe, receive_len: 0 })
+            }
+        };
+        if let Some(request) = request {
+            self.job_busy = self.submit_internal(cx, request, USER_JOB);
+        }
+    }
+
+    fn handle_job_done(&mut self, cx: &mut Context<'_>, done: &CommandDone) {
+        let data: &[u8] = if let Data::Read(buf) = &done.data { buf } else { &[] };
+        let cqe = match done.result {
+            Ok(cqe) => cqe,
+            Err(CommandError::Status(status)) => Cqe { status, ..Cqe::default() },
+            // The connection is lost, which is reported by itself; or a digest was wrong: the
+            // state machine takes it for a refusal.
+            Err(error) => Cqe { status: error.status(), ..Cqe::default() },
+        };
+        match &mut self.job {
+            Job::None => {}
+            Job::BringUp(bring_up) => match bring_up.handle_completion(cx.now, &cqe, data) {
+                Ok(()) => {
+                    if let Some(up) = bring_up.poll_done() {
+                        self.handle_up(cx, up);
+                    }
+                }
+                Err(error) => {
+                    self.job = Job::None;
+                    self.admin.disconnect(cx, HostError::BringUp(self.config.address, error));
+                }
+            },
+            Job::Scan(scan) => match scan.handle_completion(&cqe, data) {
+                Ok(()) => {
+                    if let Some(namespaces) = scan.poll_done() {
+                        self.handle_scanned(namespaces);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read the namespaces");
+                    self.job = Job::None;
+                }
+            },
+            Job::Shutdown { set, give_up, poll_at, .. } => {
+                let first = !std::mem::replace(set, true);
+                let complete = !first && ControllerStatus(cqe.dw0).shst() == SHST_COMPLETE;
+                if !cqe.status.is_success() || complete || cx.now >= *give_up {
+                    self.job = Job::None;
+                    self.admin.close(cx);
+                } else if !first {
+                    *poll_at = Some(cx.now + SHUTDOWN_POLL_INTERVAL);
+                }
+            }
+        }
+    }
+
+    fn handle_up(&mut self, cx: &mut Context<'_>, up: BroughtUp) {
+        self.job = Job::None;
+        self.backoff = None;
+        self.was_up = true;
+        self.state = State::Up;
+        self.events_enabled = up.events;
+        let association = Association {
+            cntlid: self.cntlid,
+            max_entries: up.max_entries,
+            io_queues: up.io_queues,
+            controller: Arc::new(up.controller),
+            namespaces: up.namespaces.into(),
+        };
+        self.association = Some(association.clone());
+        self.events.push_back(ControllerEvent::Up(association));
+        self.keep_alive = KeepAlive::new(self.config.kato_ms, cx.now);
+        self.arm_keep_alive(cx);
+        self.request_event(cx);
+    }
+
+    fn handle_scanned(&mut self, namespaces: Vec<NamespaceInfo>) {
+        self.job = Job::None;
+        if let Some(association) = &mut self.association {
+            let namespaces: Arc<[NamespaceInfo]> = namespaces.into();
+            if association.namespaces != namespaces {
+                association.namespaces = namespaces.clone();
+                self.events.push_back(ControllerEvent::Namespaces(namespaces));
+            }
+        }
+        if std::mem::take(&mut self.scan_again) {
+            self.start_scan();
+        }
+    }
+
+    fn handle_timer(&mut self, cx: &mut Context<'_>) {
+        if self.alarm.is_none_or(|alarm| cx.now < alarm) {
+            return; // an earlier, longer one
+        }
+        self.alarm = None;
+        match &self.state {
+            State::Waiting { until } if *until <= cx.now => {
+                self.state = State::Connecting;
+                self.admin.reconnect(cx, ControllerId::DYNAMIC, ADMIN_IN_CAPSULE_BYTES);
+            }
+            State::Waiting { until } => {
+                let until = *until;
+                self.arm(cx, until);
+            }
+            State::Up => self.check_keep_alive(cx),
+            State::Closing => {
+                if let Job::Shutdown { give_up, .. } = self.job {
+                    if cx.now >= give_up {
+                        self.admin.close(cx);
+                    } else {
+                        self.arm(cx, give_up);
+                    }
+                }
+            }
+            State::Connecting | State::Finished => {}
+        }
+    }
+
+    fn check_keep_alive(&mut self, cx: &mut Context<'_>) {
+        let Some(keep_alive) = &mut self.keep_alive else { return };
+        match keep_alive.handle_timeout(cx.now) {
+            Some(KeepAliveAction::Send) => {
+                let request = AdminRequest { sqe: command::keep_alive(), receive_len: 0 };
+                self.submit_internal(cx, request, USER_KEEP_ALIVE);
+                self.arm_keep_alive(cx);
+            }
+            Some(KeepAliveAction::Expired) => {
+                let error = HostError::KeepAliveExpired(self.config.address);
+                self.admin.disconnect(cx, error);
+            }
+            None => self.arm_keep_alive(cx),
+        }
+    }
+
+    fn arm_keep_alive(&mut self, cx: &mut Context<'_>) {
+        if let Some(keep_alive) = &self.keep_alive {
+            let at = keep_alive.poll_timeout();
+            self.arm(cx, at);
+        }
+    }
+
+    fn request_event(&mut self, cx: &mut Context<'_>) {
+        if self.events_enabled && !self.event_outstanding && matches!(self.state, State::Up) {
+            let request = AdminRequest { sqe: command::async_event_request(), receive_len: 0 };
+            self.event_outstanding = self.submit_internal(cx, request, USER_EVENT);
+        }
+    }
+
+    /// Submits a command of the controller itself; true when it is on its way.
+    fn submit_internal(&mut self, cx: &mut Context<'_>, request: AdminRequest, user: u64) -> bool {
+        let data = match usize::try_from(request.receive_len) {
+            Ok(0) | Err(_) => Data::None,
+            Ok(len) => Data::Read(cx.pool.take(len).unwrap_or_else(|| IoBuf::heap(len))),
+        };
+        let command = Command::new(request.sqe, data);
+        let result = self.admin.submit(cx, command, user);
+        if let Err(rejected) = &result {
+            tracing::debug!(reason = %rejected.reason, "the admin queue takes no command");
+        }
+        result.is_ok()
+    }
+
+    fn arm(&mut self, cx: &mut Context<'_>, at: Instant) {
+        if self.alarm.is_none_or(|alarm| at < alarm) {
+            self.alarm = Some(at);
+            cx.io.timer(at, self.token);
+        }
+    }
+}
