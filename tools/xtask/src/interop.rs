@@ -279,9 +279,9 @@ fn kernel_target(tree: &Tree, image: &Path) -> Result<Outcome> {
 }
 
 fn verify(tree: &Tree, nvmet: &Nvmet, options: &[&str]) -> Result<()> {
-    for (kind, size) in [("randwrite", "4k"), ("randwrite", "64k"), ("randread", "4k")] {
-        let mut words = vec!["--rw", kind, "--bs", size, "--iodepth", "8", "-i", "2"];
-        words.extend(["--runtime", "2", "--ramp_time", "0", "--verify"]);
+    for (kind, size) in [("randwrite", "4k"), ("randwrite", "64k"), ("randrw", "4k")] {
+        let mut words = vec!["--rw", kind, "--bs", size, "--size", "16m", "--iodepth", "8"];
+        words.extend(["-i", "2", "--runtime", "2", "--ramp_time", "0", "--verify"]);
         words.extend(options);
         let job = perf_job(tree, &nvmet.address, &words)?;
         ensure!(iops(&job) > 0.0, "{kind} {size}: no I/O");
@@ -290,12 +290,19 @@ fn verify(tree: &Tree, nvmet: &Nvmet, options: &[&str]) -> Result<()> {
 }
 
 /// A verifying job during which the guest breaks what it is asked to break.
+///
+/// The job only reads: the host resubmits reads, but must not replay a write of unknown fate.
 fn under_loss(tree: &Tree, nvmet: &Nvmet, requests: &[&str]) -> Result<()> {
-    let mut words: Vec<&str> = vec!["perf"];
-    words.extend(nvmet.address.iter().map(String::as_str));
-    words.extend(["--rw", "randread", "--bs", "4k", "--iodepth", "8", "-i", "2"]);
-    words.extend(["--runtime", "12", "--ramp_time", "0", "--verify", "-o", "json"]);
-    let perf = tree.raceline(words)?.limit(90).start()?;
+    let job = "--bs 4k --size 4m --iodepth 8 -i 2 --ramp_time 0 --verify -o json";
+    let words = |rest: &str| -> Vec<String> {
+        let address = nvmet.address.iter().cloned();
+        let rest = job.split(' ').chain(rest.split(' ')).map(str::to_owned);
+        std::iter::once("perf".to_owned()).chain(address).chain(rest).collect()
+    };
+    let fill = words("--rw write --runtime 3");
+    tree.raceline(fill.iter().map(String::as_str))?.check().context("filling")?;
+    let read = words("--rw randread --runtime 12");
+    let perf = tree.raceline(read.iter().map(String::as_str))?.limit(90).start()?;
     std::thread::sleep(Duration::from_secs(3));
     for request in requests {
         nvmet.request(request)?;

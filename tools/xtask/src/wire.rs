@@ -92,7 +92,7 @@ fn traffic(tree: &Tree, target: &Export, scratch: &Path) -> Result<()> {
         }
     }
     for digests in [&[][..], &["-g"], &["-G"], &["-g", "-G"]] {
-        for (kind, size) in [("randwrite", "4k"), ("randwrite", "64k"), ("randread", "16k")] {
+        for (kind, size) in [("randwrite", "4k"), ("randwrite", "64k"), ("randrw", "16k")] {
             let mut words = vec!["--rw", kind, "--bs", size, "--iodepth", "4", "-i", "2"];
             words.extend(["--runtime", "1", "--ramp_time", "0", "--rate_iops", "100", "--verify"]);
             words.extend(digests);
