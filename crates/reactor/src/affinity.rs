@@ -10,7 +10,7 @@ use std::io;
 /// # Errors
 /// The error of sched_getaffinity(2).
 pub fn allowed_cores() -> io::Result<Vec<usize>> {
-    let set = affinity()?;
+    let set = affinity(CALLING_THREAD)?;
     // SAFETY: every index is below the set's size.
     Ok((0..MAX_CORES).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect())
 }
@@ -33,22 +33,36 @@ pub fn pin_to_core(core: usize) -> io::Result<()> {
         libc::CPU_SET(core, &mut set);
         set
     };
-    // SAFETY: the set lives across the call.
-    let result =
-        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_affinity(&set)
+}
+
+/// Lets the calling thread run wherever the process's first thread may. A thread that a pinned
+/// one starts would otherwise have to share its core, and get no turn while that one spins.
+pub(crate) fn unpin() -> io::Result<()> {
+    let process = libc::pid_t::try_from(std::process::id()).map_err(io::Error::other)?;
+    set_affinity(&affinity(process)?)
 }
 
 /// Cores that a `cpu_set_t` can name.
 const MAX_CORES: usize = 1024;
 
-fn affinity() -> io::Result<libc::cpu_set_t> {
+const CALLING_THREAD: libc::pid_t = 0;
+
+fn affinity(thread: libc::pid_t) -> io::Result<libc::cpu_set_t> {
     // SAFETY: all zeroes is the empty set; the kernel writes at most the size given.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let result = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
+        let result = libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &raw mut set);
         if result == 0 { Ok(set) } else { Err(io::Error::last_os_error()) }
     }
+}
+
+fn set_affinity(set: &libc::cpu_set_t) -> io::Result<()> {
+    // SAFETY: the set lives across the call.
+    let result = unsafe {
+        libc::sched_setaffinity(CALLING_THREAD, size_of::<libc::cpu_set_t>(), &raw const *set)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Writes cores as `0-3,8`.
@@ -73,13 +87,22 @@ mod tests {
 
     #[test]
     fn a_thread_stays_on_its_core() {
-        let core = *allowed_cores().unwrap().last().unwrap();
-        std::thread::spawn(move || {
+        let all = allowed_cores().unwrap();
+        let core = *all.last().unwrap();
+        let unpinned = std::thread::spawn(move || {
             pin_to_core(core).unwrap();
             assert_eq!(allowed_cores().unwrap(), [core]);
+            std::thread::spawn(|| {
+                assert_eq!(allowed_cores().unwrap().len(), 1, "inherited");
+                unpin().unwrap();
+                allowed_cores().unwrap()
+            })
+            .join()
+            .unwrap()
         })
         .join()
         .unwrap();
+        assert_eq!(unpinned, all);
     }
 
     #[test]

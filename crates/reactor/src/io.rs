@@ -184,13 +184,17 @@ pub trait Io {
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId>;
 
     /// Starts one receive. At most one is in flight per socket.
+    ///
+    /// # Panics
+    /// If a range is not inside its buffer.
     fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token);
 
     /// Starts sending a batch, as few system calls as possible. At most one per socket.
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token);
 
-    /// Closes: operations in flight complete (with an error) before the descriptor goes away.
-    /// With `reset`, pending output is discarded (SO_LINGER 0).
+    /// Closes: operations in flight complete before the descriptor goes away, with an error
+    /// unless they had already succeeded. A send in flight is cut off, so who wants its batch
+    /// to arrive waits for it first. With `reset`, pending output is discarded (SO_LINGER 0).
     fn close(&mut self, socket: SocketId, reset: bool);
 
     /// Makes an open file usable for operations.
@@ -216,7 +220,8 @@ pub trait Io {
     /// the owner checks the token.
     fn timer(&mut self, at: Instant, token: Token);
 
-    /// Submits what was started, collects what has finished into `done`.
+    /// Submits what was started, collects what has finished into `done` (which grows: the
+    /// caller empties it). A waiting poll that was woken may have nothing to give.
     ///
     /// # Errors
     /// Only when the ring itself is broken; the core cannot go on.

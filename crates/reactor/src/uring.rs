@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use io_uring::register::Restriction;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
@@ -214,7 +215,8 @@ impl UringIo {
         }
         // With deferred task work, completions are only posted by a call that asks for them.
         let flags = ENTER_GETEVENTS | if wait { ENTER_EXT_ARG } else { 0 };
-        let timeout = self.timers.next_at().map(|at| at.saturating_duration_since(Instant::now()));
+        let next_timer = self.timers.next_at().filter(|_| wait);
+        let timeout = next_timer.map(|at| at.saturating_duration_since(Instant::now()));
         let timespec = timeout.map(Timespec::from).unwrap_or_default();
         let args = SubmitArgs::new();
         let args = if timeout.is_some() { args.timespec(&timespec) } else { args };
@@ -502,7 +504,9 @@ impl Io for UringIo {
         Ok(SocketId(id))
     }
 
-    fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
+    fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
+        // Panics for a wrong range here, where it was made and nothing is in flight yet.
+        buffers.iovecs();
         let usable = |slot: &&SocketSlot| !slot.closing && slot.recv.is_none();
         if self.sockets.get(socket.0).filter(usable).is_none() || buffers.room() == 0 {
             self.finish(token, Outcome::Received(Err(not_usable()), buffers));
@@ -656,31 +660,28 @@ fn whole(
 
 /// Opens the ring with what this kernel has to make completions cheap.
 fn open_ring() -> io::Result<IoUring> {
+    let mut common = IoUring::builder();
+    common.setup_clamp().setup_submit_all().setup_taskrun_flag().setup_r_disabled();
+    common.setup_cqsize(COMPLETION_ENTRIES);
     // Linux 6.1: completions are processed when this thread asks for them, in batches.
-    let deferred = IoUring::builder()
-        .setup_clamp()
-        .setup_submit_all()
-        .setup_cqsize(COMPLETION_ENTRIES)
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .build(SUBMISSION_ENTRIES);
-    match deferred {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-        result => return result,
-    }
+    let mut deferred = common.clone();
+    deferred.setup_single_issuer().setup_defer_taskrun();
     // Linux 5.19: at its next system call.
-    let cooperative = IoUring::builder()
-        .setup_clamp()
-        .setup_submit_all()
-        .setup_cqsize(COMPLETION_ENTRIES)
-        .setup_coop_taskrun()
-        .setup_taskrun_flag()
-        .build(SUBMISSION_ENTRIES);
-    match cooperative {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring of this kernel is too old"))
-        }
-        result => result,
-    }
+    let mut cooperative = common;
+    cooperative.setup_coop_taskrun();
+    let too_old = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
+    let ring = match deferred.build(SUBMISSION_ENTRIES) {
+        Err(error) if too_old(&error) => match cooperative.build(SUBMISSION_ENTRIES) {
+            Err(error) if too_old(&error) => {
+                let message = "the kernel's io_uring is too old";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+            }
+            result => result?,
+        },
+        result => result?,
+    };
+    // System-call filters do not see what a ring does: it gets a list of its own.
+    ring.submitter().register_restrictions(&mut ops::OPCODES.map(Restriction::sqe_op))?;
+    ring.submitter().register_enable_rings()?;
+    Ok(ring)
 }

@@ -54,11 +54,13 @@ fn the_service_runs_in_every_mode_on_every_back_end() {
                 stream.read_exact(&mut bytes).unwrap();
                 assert!(bytes.iter().all(|&byte| byte == number));
             }
-            let stats = reactor.stats().snapshot();
+            let stats = reactor.stats().clone();
+            stop(reactor);
+            let stats = stats.snapshot();
             assert!(stats.busy_turns > 0 && stats.turns >= stats.busy_turns);
             assert_eq!(stats.buckets.iter().sum::<u64>(), stats.busy_turns);
-            assert_eq!(stats.waits == 0, mode == Mode::Poll, "{mode:?}");
-            stop(reactor);
+            assert!(stats.waits == 0 || mode != Mode::Poll);
+            assert!(stats.waits > 0 || mode != Mode::Interrupt);
             assert_eq!((&streams[0]).read(&mut [0]).unwrap(), 0, "closed when the core ended");
         }
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::affinity::unpin;
 use crate::file_op::{Call, FileOp};
 use crate::io::{Completion, Token};
 use crate::slab::Slab;
@@ -116,6 +117,9 @@ impl Drop for FileWorkers {
 
 impl Shared {
     fn work(&self) {
+        if let Err(error) = unpin() {
+            tracing::debug!("a file thread stays on its core: {error}");
+        }
         while let Some(job) = self.next_job() {
             // SAFETY: the operation stays in `FileWorkers::ops`, untouched, until it is
             // collected as finished or this thread has ended.

@@ -15,6 +15,21 @@ use crate::send::SendBatch;
 /// they are kept, so a core that has seen its peak allocates no more.
 const CHUNK: usize = 256;
 
+/// All that a ring may do.
+pub(super) const OPCODES: [u8; 11] = [
+    opcode::Accept::CODE,
+    opcode::AsyncCancel::CODE,
+    opcode::Connect::CODE,
+    opcode::Fallocate::CODE,
+    opcode::Fsync::CODE,
+    opcode::PollAdd::CODE,
+    opcode::Read::CODE,
+    opcode::Recv::CODE,
+    opcode::RecvMsg::CODE,
+    opcode::SendMsg::CODE,
+    opcode::Write::CODE,
+];
+
 /// What an operation does, with everything it owns.
 pub(super) enum Kind {
     Accept { listener: u32 },
