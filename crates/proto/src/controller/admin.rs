@@ -82,6 +82,9 @@ impl Controller {
                 dw1: u32::from_le_bytes([d4, d5, d6, d7]),
             });
         }
+        if self.abandoned {
+            return Err(Status::ABORTED_SQ_DELETION);
+        }
         let change = self.registers.set(access)?;
         self.configuration_changed(now, change);
         Ok(AdminOutcome::success(0))

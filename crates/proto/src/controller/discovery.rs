@@ -78,7 +78,9 @@ impl DiscoveryLog {
             if page.reply.is_empty() {
                 break;
             }
-            page.copy(record.entry().as_bytes());
+            if !page.skips(RECORD_LEN) {
+                page.copy(record.entry().as_bytes());
+            }
         }
         Ok(self.reading.genctr == self.current.genctr)
     }
@@ -147,12 +149,20 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
+    /// Passes over a piece of that length, if all of it is before the offset.
+    fn skips(&mut self, len: usize) -> bool {
+        let before = self.skip >= len;
+        if before {
+            self.skip -= len;
+        }
+        before
+    }
+
     fn copy(&mut self, piece: &[u8]) {
-        let Some(rest) = piece.get(self.skip..) else {
-            self.skip -= piece.len();
+        if self.skips(piece.len()) {
             return;
-        };
-        self.skip = 0;
+        }
+        let rest = &piece[std::mem::take(&mut self.skip)..];
         let len = rest.len().min(self.reply.len());
         let (place, after) = std::mem::take(&mut self.reply).split_at_mut(len);
         place.copy_from_slice(&rest[..len]);

@@ -17,28 +17,34 @@ impl IoQueues {
         Self { connected: vec![false; limit.into()], granted: limit }
     }
 
-    /// Whether that queue may exist and does not.
-    pub(crate) fn check(&self, qid: QueueId) -> Result<usize, ConnectError> {
-        let index = qid.0.checked_sub(1).filter(|_| qid.0 <= self.granted).map(usize::from);
-        match index.and_then(|index| Some((index, self.connected.get(index)?))) {
-            None => Err(ConnectError::in_sqe(IPO_QID)),
-            // not DNR: the old queue may be on its way out
-            Some((_, true)) => Err(ConnectError::status(Status::COMMAND_SEQUENCE_ERROR)),
-            Some((index, false)) => Ok(index),
-        }
-    }
-
-    pub(crate) fn open(&mut self, qid: QueueId) -> Result<(), ConnectError> {
-        let index = self.check(qid)?;
-        if let Some(connected) = self.connected.get_mut(index) {
-            *connected = true;
+    /// Whether the host may have a queue of that number.
+    pub(crate) fn check(&self, qid: QueueId) -> Result<(), ConnectError> {
+        if qid.is_admin() || qid.0 > self.granted {
+            return Err(ConnectError::in_sqe(IPO_QID));
         }
         Ok(())
     }
 
+    /// Connects a queue whose number was checked.
+    pub(crate) fn open(&mut self, qid: QueueId) -> Result<(), ConnectError> {
+        self.check(qid)?;
+        match self.place(qid) {
+            Some(connected) if !*connected => {
+                *connected = true;
+                Ok(())
+            }
+            // not DNR: the old queue may be on its way out
+            _ => Err(ConnectError::status(Status::COMMAND_SEQUENCE_ERROR)),
+        }
+    }
+
+    fn place(&mut self, qid: QueueId) -> Option<&mut bool> {
+        let index = usize::from(qid.0.checked_sub(1)?);
+        self.connected.get_mut(index)
+    }
+
     pub(crate) fn close(&mut self, qid: QueueId) {
-        let index = qid.0.checked_sub(1).map(usize::from);
-        if let Some(connected) = index.and_then(|index| self.connected.get_mut(index)) {
+        if let Some(connected) = self.place(qid) {
             *connected = false;
         }
     }

@@ -201,12 +201,14 @@ mod tests {
 
     #[test]
     fn get_log_page_words() {
-        let mut sqe = Sqe::default();
         // LID 70h, LSP 5, RAE, NUMD 0001_0002h, LPO 3_0000_0004h
-        sqe.cdw10 = 0x0002_8570.into();
-        sqe.cdw11 = 0x0000_0001.into();
-        sqe.cdw12 = 4.into();
-        sqe.cdw13 = 3.into();
+        let sqe = Sqe {
+            cdw10: 0x0002_8570.into(),
+            cdw11: 1.into(),
+            cdw12: 4.into(),
+            cdw13: 3.into(),
+            ..Sqe::default()
+        };
         let command = GetLogPage::parse(&sqe);
         assert_eq!(
             command,

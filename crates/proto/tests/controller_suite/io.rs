@@ -1,0 +1,277 @@
+//! I/O commands: parsing and every check.
+
+use raceline_proto::controller::{
+    IoCommand, Limits, Namespace, check_fused, find_namespace, parse_io, parse_ranges,
+};
+use raceline_proto::nvme::opcode::{admin, fabrics, io};
+use raceline_proto::nvme::rw::{BlockRange, DatasetRange};
+use raceline_proto::nvme::{Direction, NamespaceId, SglDescriptor, Sqe, Status, Transfer};
+use zerocopy::IntoBytes;
+
+use super::support::namespace;
+
+const FUA: u32 = 1 << 30;
+
+fn parse(sqe: &Sqe) -> Result<(IoCommand, Transfer), Status> {
+    let mut protected = namespace(2);
+    protected.read_only = true;
+    parse_io(sqe, &[namespace(1), protected], &Limits::DEFAULT)
+}
+
+/// A command on namespace 1 with blocks and, where it moves data, their length in the SGL.
+fn command(opcode: u8, slba: u64, block_count: u32) -> Sqe {
+    let len = match opcode {
+        io::READ | io::WRITE | io::COMPARE => block_count * 512,
+        _ => 0,
+    };
+    let mut sqe = Sqe {
+        opc: opcode,
+        flags: Sqe::PSDT_SGL,
+        nsid: 1.into(),
+        sgl1: SglDescriptor::transport(len),
+        ..Sqe::default()
+    };
+    BlockRange { slba, block_count }.write(&mut sqe);
+    sqe
+}
+
+fn dataset_management(ranges: u32, len: u32) -> Sqe {
+    Sqe {
+        cdw10: (ranges - 1).into(),
+        cdw11: 4.into(),
+        cdw12: 0.into(),
+        sgl1: SglDescriptor::transport(len),
+        ..command(io::DATASET_MANAGEMENT, 0, 1)
+    }
+}
+
+#[test]
+fn read_write_and_compare() {
+    let to_host = Transfer { direction: Direction::ControllerToHost, len: 4096 };
+    let from_host = Transfer { direction: Direction::HostToController, len: 4096 };
+    let (slba, block_count) = (2040, 8);
+    assert_eq!(
+        parse(&command(io::READ, slba, block_count)),
+        Ok((IoCommand::Read { namespace: 0, slba, block_count, fua: false }, to_host))
+    );
+    let write = IoCommand::Write { namespace: 0, slba, block_count, fua: true };
+    let sqe = Sqe { cdw12: (FUA | 7).into(), ..command(io::WRITE, slba, block_count) };
+    assert_eq!(parse(&sqe), Ok((write, from_host)));
+    let in_capsule = Sqe { sgl1: SglDescriptor::in_capsule(4096), ..sqe };
+    assert_eq!(parse(&in_capsule), Ok((write, from_host)));
+    assert_eq!(
+        parse(&command(io::COMPARE, slba, block_count)),
+        Ok((IoCommand::Compare { namespace: 0, slba, block_count }, from_host))
+    );
+}
+
+#[test]
+fn flush_names_one_namespace() {
+    let flush = Ok((IoCommand::Flush { namespace: 0 }, Transfer::default()));
+    assert_eq!(parse(&command(io::FLUSH, 0, 1)), flush);
+    let broadcast = Sqe { nsid: u32::MAX.into(), ..command(io::FLUSH, 0, 1) };
+    assert_eq!(parse(&broadcast), Err(Status::INVALID_NAMESPACE.dnr()), "as VWC says");
+}
+
+#[test]
+fn write_zeroes_has_no_data_and_no_mdts() {
+    let sqe = Sqe { cdw12: (FUA | 1 << 25 | 2047).into(), ..command(io::WRITE_ZEROES, 0, 2048) };
+    let zeroes = IoCommand::WriteZeroes {
+        namespace: 0,
+        slba: 0,
+        block_count: 2048,
+        deallocate: true,
+        fua: true,
+    };
+    assert_eq!(parse(&sqe), Ok((zeroes, Transfer::default())));
+    let beyond = command(io::WRITE_ZEROES, 1, 2048);
+    assert_eq!(parse(&beyond), Err(Status::LBA_OUT_OF_RANGE.dnr()));
+}
+
+#[test]
+fn dataset_management_needs_its_ranges() {
+    for (ranges, len) in [(1, 16), (1, 4096), (256, 4096)] {
+        let command = IoCommand::DatasetManagement {
+            namespace: 0,
+            ranges: u16::try_from(ranges).unwrap(),
+            deallocate: true,
+        };
+        let transfer = Transfer { direction: Direction::HostToController, len };
+        assert_eq!(parse(&dataset_management(ranges, len)), Ok((command, transfer)));
+    }
+    for (ranges, len) in [(1, 0), (1, 15), (2, 16), (256, 4080)] {
+        let error = parse(&dataset_management(ranges, len));
+        assert_eq!(error, Err(Status::DATA_SGL_LENGTH_INVALID.dnr()), "{ranges} {len}");
+    }
+    let error = parse(&dataset_management(1, 128 * 1024 + 16));
+    assert_eq!(error, Err(Status::INVALID_FIELD.dnr()));
+}
+
+#[test]
+fn ranges_are_checked_and_empty_ones_skipped() {
+    let range = |slba: u64, length: u32| DatasetRange {
+        attributes: 0.into(),
+        length: length.into(),
+        slba: slba.into(),
+    };
+    let data = [range(0, 8), range(5000, 0), range(2040, 8), range(2041, 8), range(u64::MAX, 1)];
+    let info = namespace(1);
+    let out = Err(Status::LBA_OUT_OF_RANGE.dnr());
+    let parsed: Vec<_> = parse_ranges(data.as_bytes(), 5, &info).collect();
+    assert_eq!(parsed, [Ok((0, 8)), Ok((2040, 8)), out, out]);
+    assert_eq!(parse_ranges(data.as_bytes(), 2, &info).count(), 1);
+    assert_eq!(parse_ranges(&data.as_bytes()[..31], 5, &info).count(), 1);
+}
+
+#[test]
+fn blocks_must_be_inside_the_namespace() {
+    for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES] {
+        assert!(parse(&command(opcode, 2047, 1)).is_ok());
+        for (slba, count) in [(2048, 1), (2047, 2), (u64::MAX, 1), (u64::MAX - 1, 2), (1 << 63, 1)]
+        {
+            let error = parse(&command(opcode, slba, count));
+            assert_eq!(error, Err(Status::LBA_OUT_OF_RANGE.dnr()), "{opcode:#x} {slba}");
+        }
+    }
+}
+
+#[test]
+fn sgl_length_must_be_that_of_the_blocks() {
+    for opcode in [io::READ, io::WRITE, io::COMPARE] {
+        for len in [0, 511, 513, 4095, 4097, 8192, 128 * 1024] {
+            let sqe = Sqe { sgl1: SglDescriptor::transport(len), ..command(opcode, 0, 8) };
+            assert_eq!(parse(&sqe), Err(Status::DATA_SGL_LENGTH_INVALID.dnr()), "{len}");
+        }
+    }
+}
+
+#[test]
+fn transfers_are_bounded_by_mdts() {
+    for opcode in [io::READ, io::WRITE, io::COMPARE] {
+        assert!(parse(&command(opcode, 0, 256)).is_ok(), "128 KiB");
+        assert_eq!(parse(&command(opcode, 0, 257)), Err(Status::INVALID_FIELD.dnr()));
+        let whole = Sqe { sgl1: SglDescriptor::transport(u32::MAX), ..command(opcode, 0, 65_536) };
+        assert_eq!(parse(&whole), Err(Status::INVALID_FIELD.dnr()));
+        let sgl = Sqe { sgl1: SglDescriptor::transport(u32::MAX), ..command(opcode, 0, 1) };
+        assert_eq!(parse(&sgl), Err(Status::INVALID_FIELD.dnr()));
+    }
+}
+
+#[test]
+fn sgl_types_are_checked() {
+    let write = command(io::WRITE, 0, 8);
+    for kind in [0x00, 0x02, 0x10, 0x20, 0x30, 0x40, 0x50, 0x51, 0x5f, 0xff] {
+        let sqe = Sqe { sgl1: SglDescriptor { kind, ..write.sgl1 }, ..write };
+        assert_eq!(parse(&sqe), Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()), "{kind:#x}");
+    }
+    let read = Sqe { sgl1: SglDescriptor::in_capsule(4096), ..command(io::READ, 0, 8) };
+    assert_eq!(parse(&read), Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()));
+    let mut offset = Sqe { sgl1: SglDescriptor::in_capsule(4096), ..write };
+    offset.sgl1.address = 16.into();
+    assert_eq!(parse(&offset), Err(Status::INVALID_SGL_OFFSET.dnr()));
+}
+
+#[test]
+fn psdt_must_be_sgl() {
+    for opcode in [io::FLUSH, io::READ, io::WRITE_ZEROES, io::DATASET_MANAGEMENT] {
+        for flags in [0, 0x80, 0xc0] {
+            let sqe = Sqe { flags, ..command(opcode, 0, 1) };
+            assert_eq!(parse(&sqe), Err(Status::INVALID_FIELD.dnr()));
+        }
+    }
+}
+
+#[test]
+fn protection_information_is_not_supported() {
+    for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES] {
+        for bit in 26..30 {
+            let mut sqe = command(opcode, 0, 1);
+            sqe.cdw12 = (1 << bit).into();
+            assert_eq!(parse(&sqe), Err(Status::INVALID_FIELD.dnr()));
+        }
+    }
+}
+
+#[test]
+fn namespaces_must_exist() {
+    for opcode in [io::FLUSH, io::READ, io::WRITE, io::DATASET_MANAGEMENT] {
+        for nsid in [0, 3, 1024, 1025, 0xffff_fffe, u32::MAX] {
+            let sqe = Sqe { nsid: nsid.into(), ..command(opcode, 0, 1) };
+            assert_eq!(parse(&sqe), Err(Status::INVALID_NAMESPACE.dnr()), "{nsid}");
+        }
+    }
+}
+
+#[test]
+fn read_only_namespaces_refuse_changes() {
+    let on_protected = |sqe: Sqe| parse(&Sqe { nsid: 2.into(), ..sqe });
+    for sqe in
+        [command(io::WRITE, 0, 1), command(io::WRITE_ZEROES, 0, 1), dataset_management(1, 16)]
+    {
+        assert_eq!(on_protected(sqe), Err(Status::NAMESPACE_WRITE_PROTECTED.dnr()));
+    }
+    let hint = Sqe { cdw11: 1.into(), ..dataset_management(1, 16) };
+    for sqe in [command(io::READ, 0, 1), command(io::COMPARE, 0, 1), command(io::FLUSH, 0, 1), hint]
+    {
+        assert_eq!(on_protected(sqe).unwrap().0.namespace(), 1);
+    }
+}
+
+#[test]
+fn other_opcodes_are_invalid() {
+    // Write Uncorrectable, Verify, reservations, Copy, vendor specific, admin
+    for opcode in [0x04, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19, 0x80, 0xff, admin::IDENTIFY] {
+        assert_eq!(parse(&command(opcode, 0, 1)), Err(Status::INVALID_OPCODE.dnr()));
+    }
+    for fctype in 0..=255 {
+        let sqe = Sqe { nsid: fctype.into(), ..command(fabrics::OPCODE, 0, 1) };
+        let expected = if fctype == u32::from(fabrics::CONNECT) {
+            Status::COMMAND_SEQUENCE_ERROR
+        } else {
+            Status::INVALID_OPCODE
+        };
+        assert_eq!(parse(&sqe), Err(expected.dnr()), "{fctype:#x}");
+    }
+}
+
+#[test]
+fn only_compare_and_write_can_be_fused() {
+    let fused = |opcode, fuse: u8| {
+        let sqe = command(opcode, 0, 1);
+        Sqe { flags: sqe.flags | fuse, ..sqe }
+    };
+    let (compare, write) = (fused(io::COMPARE, 1), fused(io::WRITE, 2));
+    assert!(parse(&compare).is_ok() && parse(&write).is_ok());
+    for (opcode, fuse) in [
+        (io::COMPARE, 2),
+        (io::WRITE, 1),
+        (io::READ, 1),
+        (io::READ, 2),
+        (io::FLUSH, 1),
+        (io::WRITE_ZEROES, 2),
+        (io::WRITE, 3),
+        (io::READ, 3),
+    ] {
+        assert_eq!(parse(&fused(opcode, fuse)), Err(Status::INVALID_FIELD.dnr()));
+    }
+    assert_eq!(check_fused(&compare, &write), Ok(()));
+    let invalid = Err(Status::INVALID_FIELD.dnr());
+    assert_eq!(check_fused(&write, &compare), invalid);
+    assert_eq!(check_fused(&compare, &Sqe { nsid: 2.into(), ..write }), invalid);
+    assert_eq!(check_fused(&compare, &Sqe { cdw10: 1.into(), ..write }), invalid);
+    assert_eq!(check_fused(&compare, &Sqe { cdw12: 1.into(), ..write }), invalid);
+    let durable = Sqe { cdw12: FUA.into(), ..write };
+    assert_eq!(check_fused(&compare, &durable), Ok(()), "FUA is not part of the range");
+}
+
+#[test]
+fn namespaces_are_found_with_and_without_gaps() {
+    let dense: Vec<Namespace> = (1..=10).map(namespace).collect();
+    let sparse: Vec<Namespace> = [2, 3, 5, 700, 1024].map(namespace).to_vec();
+    for list in [dense, sparse] {
+        for nsid in (0..1030).chain([u32::MAX]) {
+            let expected = list.iter().position(|namespace| namespace.nsid.0 == nsid);
+            assert_eq!(find_namespace(&list, NamespaceId(nsid)), expected, "{nsid}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The controller, driven the way a target drives it, in virtual time.
+#![allow(clippy::unwrap_used)] // a test
+
+mod connect;
+mod discovery;
+mod events;
+mod features;
+mod identify;
+mod io;
+mod keep_alive;
+mod logs;
+mod properties;
+mod random;
+mod support;
