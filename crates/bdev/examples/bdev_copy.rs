@@ -109,9 +109,8 @@ impl Copy {
             finished: false,
             done: Vec::with_capacity(DEPTH),
         };
-        while copy.in_flight < DEPTH
-            && let Some(buf) = cx.pool.take(PIECE_BYTES)
-        {
+        for _ in 0..DEPTH {
+            let buf = cx.pool.take(PIECE_BYTES).ok_or(std::io::ErrorKind::OutOfMemory)?;
             copy.in_flight += 1;
             copy.read_next(cx, buf);
         }

@@ -53,12 +53,7 @@ pub(crate) fn open(
         .write(!spec.read_only)
         .custom_flags(libc::O_DIRECT | libc::O_EXCL)
         .open(&canonical)
-        .map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => {
-                OpenError::InUse { path: path.into(), holder: block_holder(device) }
-            }
-            _ => open_failed(path, spec.read_only, error),
-        })?;
+        .map_err(|error| open_refused(path, spec.read_only, device, error))?;
     let still_it = file.metadata().is_ok_and(|metadata| object_of(&metadata) == Some(object));
     if !still_it {
         return Err(failed("open it")(io::Error::other("it was replaced meanwhile; try again")));
@@ -78,4 +73,20 @@ pub(crate) fn open(
         ..new_info(spec, name, block_size, queue.bytes / u64::from(block_size), uuid)
     };
     Ok(DiskBdev::new(file, false, info, claim))
+}
+
+/// Names who has the device, if somebody has; a mounted one is sometimes refused as forbidden.
+fn open_refused(path: &Path, read_only: bool, device: u64, error: io::Error) -> OpenError {
+    let holder = match error.raw_os_error() {
+        Some(libc::EBUSY) => Some(block_holder(device).unwrap_or_else(|| {
+            "another program (or another part of the disk) has it exclusively; lsof shows which"
+                .to_owned()
+        })),
+        Some(libc::EACCES | libc::EPERM) => block_holder(device),
+        _ => None,
+    };
+    match holder {
+        Some(holder) => OpenError::InUse { path: path.into(), holder },
+        None => open_failed(path, read_only, error),
+    }
 }

@@ -125,12 +125,11 @@ fn is_swap(is_it: impl Fn(&str) -> bool) -> bool {
         .any(|line| line.split_ascii_whitespace().next().is_some_and(|path| is_it(&unescape(path))))
 }
 
-/// Who holds a block device that could not be opened exclusively, as a phrase that completes
-/// "is in use: ...".
-pub(crate) fn block_holder(device: u64) -> String {
+/// Who holds a block device, as a phrase that completes "is in use: ...", if it can be seen.
+pub(crate) fn block_holder(device: u64) -> Option<String> {
     let sys = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
     if let Some(holder) = mounted_or_held(&sys, device) {
-        return format!("it is {holder}");
+        return Some(format!("it is {holder}"));
     }
     let partitions = directory(&sys).filter(|name| sys.join(name).join("partition").exists());
     for name in partitions {
@@ -140,13 +139,10 @@ pub(crate) fn block_holder(device: u64) -> String {
         });
         let holder = parts.and_then(|device| mounted_or_held(&sys.join(&name), device));
         if let Some(holder) = holder {
-            return format!("its partition {name} is {holder}");
+            return Some(format!("its partition {name} is {holder}"));
         }
     }
-    if sys.join("partition").exists() {
-        return "its disk or another program has it exclusively (lsof shows which)".to_owned();
-    }
-    "another program has it exclusively (lsof shows which)".to_owned()
+    None
 }
 
 /// `mounted on /srv`, `part of dm-0` or `in use as swap`.

@@ -36,7 +36,7 @@ impl Promise {
         if let Some((available, limit)) = available(root) {
             let left = available.saturating_add(own).saturating_sub(*promised);
             if bytes > left {
-                return Err(NotEnough { available: ByteSize(left), limit });
+                return Err(NotEnough { available: ByteSize(whole_mebibytes(left)), limit });
             }
         }
         *promised += bytes;
@@ -48,6 +48,11 @@ impl Drop for Promise {
     fn drop(&mut self) {
         *PROMISED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) -= self.0;
     }
+}
+
+/// Rounded down, for people.
+const fn whole_mebibytes(bytes: u64) -> u64 {
+    bytes >> 20 << 20
 }
 
 /// The tightest limit and who sets it; `None` where the system tells nothing.
