@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::host::{
-    AdminRequest, Backoff, BringUp, BringUpConfig, BroughtUp, KeepAlive, KeepAliveAction, NamespaceInfo,
-    NamespaceScan, command,
+    AdminRequest, Backoff, BringUp, BringUpConfig, BroughtUp, KeepAlive, KeepAliveAction,
+    NamespaceInfo, NamespaceScan, command,
 };
 use raceline_proto::nvme::event::AsyncEvent;
 use raceline_proto::nvme::log::lid;
@@ -65,7 +65,12 @@ enum Job {
     BringUp(Box<BringUp>),
     Scan(NamespaceScan),
     /// Sets CC.SHN, then reads CSTS until SHST says that it is done.
-    Shutdown { asked: bool, set: bool, give_up: Instant, poll_at: Option<Instant> },
+    Shutdown {
+        asked: bool,
+        set: bool,
+        give_up: Instant,
+        poll_at: Option<Instant>,
+    },
 }
 
 #[derive(Debug)]
@@ -74,7 +79,9 @@ enum State {
     Connecting,
     Up,
     /// Until the next attempt.
-    Waiting { until: Instant },
+    Waiting {
+        until: Instant,
+    },
     Closing,
     Finished,
 }
@@ -149,11 +156,25 @@ impl Controller {
         matches!(self.state, State::Finished)
     }
 
+    /// How many more commands [`Self::submit`] takes.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        match self.state {
+            State::Up => self.admin.room().saturating_sub(INTERNAL_COMMANDS),
+            _ => 0,
+        }
+    }
+
     /// Accepts an admin command; `user` is below [`FIRST_INTERNAL_USER`].
     ///
     /// # Errors
     /// Gives the command back when the queue is full or closed, or its data do not suit it.
-    pub fn submit(&mut self, cx: &mut Context<'_>, command: Command, user: u64) -> Result<(), Rejected> {
+    pub fn submit(
+        &mut self,
+        cx: &mut Context<'_>,
+        command: Command,
+        user: u64,
+    ) -> Result<(), Rejected> {
         debug_assert!(user < FIRST_INTERNAL_USER, "user names from 2^63 on are reserved");
         let reason = match self.state {
             State::Up if self.admin.room() > INTERNAL_COMMANDS => {
@@ -271,7 +292,8 @@ impl Controller {
         let config = self.config.backoff;
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(config, cx.now));
         // The first attempt tells at once: a wrong address is not worth waiting for.
-        let next = if self.was_up && !error.is_permanent() { backoff.next_attempt(cx.now) } else { None };
+        let next =
+            if self.was_up && !error.is_permanent() { backoff.next_attempt(cx.now) } else { None };
         match next {
             Some(until) => {
                 if !matches!(self.state, State::Connecting) {
@@ -318,8 +340,13 @@ impl Controller {
         if event == AsyncEvent::NAMESPACE_CHANGED {
             // Reading the log unmasks the event; the scan finds out what has changed.
             let nsid = NamespaceId(0);
-            let sqe = command::get_log_page(lid::CHANGED_NAMESPACES, nsid, 0, CHANGED_LIST_LEN, false);
-            self.submit_internal(cx, AdminRequest { sqe, receive_len: CHANGED_LIST_LEN }, USER_CHANGED_LIST);
+            let sqe =
+                command::get_log_page(lid::CHANGED_NAMESPACES, nsid, 0, CHANGED_LIST_LEN, false);
+            self.submit_internal(
+                cx,
+                AdminRequest { sqe, receive_len: CHANGED_LIST_LEN },
+                USER_CHANGED_LIST,
+            );
             self.start_scan();
         } else if event == AsyncEvent::DISCOVERY_CHANGED {
             self.events.push_back(ControllerEvent::DiscoveryChanged);
@@ -330,7 +357,8 @@ impl Controller {
         match (&self.job, &self.association) {
             (Job::None, Some(association)) => {
                 let controller = &association.controller;
-                self.job = Job::Scan(NamespaceScan::new(controller.namespace_count, controller.version));
+                self.job =
+                    Job::Scan(NamespaceScan::new(controller.namespace_count, controller.version));
             }
             (Job::Scan(_), _) => self.scan_again = true,
             _ => {}

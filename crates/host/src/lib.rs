@@ -56,12 +56,15 @@
 //! }
 //! ```
 
+pub mod blocking;
 pub mod command;
 pub mod config;
 pub mod controller;
 pub mod error;
 pub mod queue;
 pub mod queue_set;
+pub mod remote;
+mod service;
 
 pub use command::{Command, CommandDone, CommandSummary, Data};
 pub use config::{Association, HostConfig, QueuePairConfig};
@@ -70,3 +73,4 @@ pub use error::{CommandError, HostError, Rejected, RejectedReason};
 pub use queue::{QueueEvent, QueuePair};
 pub use queue_set::{IoQueueEvent, IoQueueSet};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};
+pub use remote::RemoteNamespace;

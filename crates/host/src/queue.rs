@@ -177,7 +177,11 @@ impl QueuePair {
     /// When the number of entries is not [`MIN_ENTRIES`]..=[`MAX_ENTRIES`].
     #[must_use]
     pub fn new(config: QueuePairConfig, token: Token) -> Self {
-        assert!((MIN_ENTRIES..=MAX_ENTRIES).contains(&config.entries), "{} queue entries", config.entries);
+        assert!(
+            (MIN_ENTRIES..=MAX_ENTRIES).contains(&config.entries),
+            "{} queue entries",
+            config.entries
+        );
         let commands = CommandTable::new(config.entries);
         let capacity = commands.capacity();
         Self {

@@ -79,7 +79,16 @@ impl IoQueueSet {
         let qids: Vec<u16> = qids.into_iter().collect();
         let queues = Vec::with_capacity(qids.len());
         let events = VecDeque::with_capacity(2 * qids.len());
-        Self { config: config.clone(), token, qids, queues, association: None, next: 0, closed: false, events }
+        Self {
+            config: config.clone(),
+            token,
+            qids,
+            queues,
+            association: None,
+            next: 0,
+            closed: false,
+            events,
+        }
     }
 
     /// An association is up: queues connect. Those that the controller did not grant do not.
@@ -189,7 +198,9 @@ impl IoQueueSet {
         queue.pair.handle_completion(cx, completion);
         while let Some(event) = queue.pair.poll_event() {
             match (event, &self.association) {
-                (QueueEvent::Ready { .. }, _) => self.events.push_back(IoQueueEvent::Ready { queue: index }),
+                (QueueEvent::Ready { .. }, _) => {
+                    self.events.push_back(IoQueueEvent::Ready { queue: index })
+                }
                 (QueueEvent::Lost(error), Some(association)) => {
                     let cntlid = association.cntlid;
                     if queue.cntlid == cntlid {

@@ -117,7 +117,8 @@ impl QueuePair {
             } else if entry.timed_out {
                 self.finish(cid, Err(CommandError::Timeout));
             } else if admin {
-                let error = if entry.sent { CommandError::Disconnected } else { CommandError::NotSent };
+                let error =
+                    if entry.sent { CommandError::Disconnected } else { CommandError::NotSent };
                 self.finish(cid, Err(error));
             } else if entry.sent {
                 entry.sent = false;

@@ -1,0 +1,339 @@
+//! The reactor thread behind the blocking API and behind remote namespaces.
+
+use std::collections::VecDeque;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use raceline_proto::nvme::{ControllerId, Cqe, Direction, Sqe};
+use raceline_reactor::{
+    Completion, Context, IoBuf, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle,
+};
+use raceline_reactor::{Service, Token};
+
+use crate::command::{Command, CommandDone, CommandSummary, Data};
+use crate::config::{Association, HostConfig};
+use crate::controller::{Controller, ControllerEvent};
+use crate::error::{CommandError, CommandFailure, HostError, RejectedReason};
+use crate::queue_set::{IoQueueEvent, IoQueueSet};
+
+/// Commands that callers may have submitted at a time; more wait their turn.
+pub(crate) const MAX_TICKETS: usize = 1024;
+/// Index of the first I/O queue in tokens; the controller has two below.
+const FIRST_QUEUE_INDEX: u32 = 2;
+/// Staging buffers: one per queue of a usual host, the rest comes from the heap.
+const POOL: &[(usize, usize)] = &[(128 << 10, 4)];
+
+/// What a thread asks of the reactor.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Executes a command.
+    Submit(Submission),
+    /// An I/O queue of that association, on another core, is lost.
+    QueueLost(ControllerId, HostError),
+    /// Shuts down in order and ends.
+    Stop,
+}
+
+/// A command on its way to the reactor; buffers of a reactor do not leave it.
+#[derive(Debug)]
+pub(crate) struct Submission {
+    pub(crate) sqe: Sqe,
+    /// Data to be sent, or room for data to be received.
+    pub(crate) data: Vec<u8>,
+    pub(crate) direction: Direction,
+    pub(crate) admin: bool,
+    /// The caller's name for it.
+    pub(crate) tag: usize,
+    pub(crate) reply: mpsc::Sender<Reply>,
+}
+
+/// The end of a [`Submission`], with its data.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) tag: usize,
+    pub(crate) result: Result<Cqe, CommandFailure>,
+    pub(crate) data: Vec<u8>,
+}
+
+/// What threads may look at: how the controller is.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    state: Mutex<SharedState>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedState {
+    /// While it is up.
+    pub(crate) association: Option<Association>,
+    /// It was given up or closed.
+    pub(crate) failed: Option<HostError>,
+}
+
+impl Shared {
+    pub(crate) fn get(&self) -> SharedState {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn update(&self, change: impl FnOnce(&mut SharedState)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Starts the thread and waits until the controller is up and its queues are ready.
+pub(crate) fn start(
+    config: HostConfig,
+    own_queues: u16,
+) -> Result<(ReactorHandle<Message>, Arc<Shared>), HostError> {
+    let shared = Arc::new(Shared::default());
+    let (started, start) = mpsc::channel();
+    let reactor = ReactorConfig {
+        mode: Mode::Interrupt,
+        pool: PoolConfig::new(POOL),
+        name: "raceline-host".to_owned(),
+        ..ReactorConfig::default()
+    };
+    let service_shared = shared.clone();
+    let handle = Reactor::spawn(reactor, move |cx| {
+        let token = Token { owner: 0, generation: 0, index: 0 };
+        let queues =
+            IoQueueSet::new(&config, 1..=own_queues, Token { index: FIRST_QUEUE_INDEX, ..token });
+        let controller = Controller::connect(cx, config, token);
+        Ok(HostService::new(controller, queues, service_shared, started, own_queues > 0))
+    })
+    .map_err(|error| HostError::Reactor(Arc::new(error)))?;
+    match start.recv() {
+        Ok(Ok(())) => Ok((handle, shared)),
+        Ok(Err(error)) => {
+            // It ends by itself; its own error would say less.
+            drop(handle.join());
+            Err(error)
+        }
+        Err(_) => Err(match handle.join() {
+            Err(error) => HostError::Reactor(Arc::new(std::io::Error::other(error))),
+            Ok(()) => HostError::Closed,
+        }),
+    }
+}
+
+/// The work of the thread.
+struct HostService {
+    controller: Controller,
+    queues: IoQueueSet,
+    has_queues: bool,
+    shared: Arc<Shared>,
+    /// Told once: whether it came up.
+    started: Option<mpsc::Sender<Result<(), HostError>>>,
+    tickets: Vec<Option<Ticket>>,
+    free: Vec<usize>,
+    waiting: VecDeque<Submission>,
+    next_queue: usize,
+    failed: bool,
+}
+
+/// Who waits for a command.
+struct Ticket {
+    tag: usize,
+    reply: mpsc::Sender<Reply>,
+}
+
+impl HostService {
+    fn new(
+        controller: Controller,
+        queues: IoQueueSet,
+        shared: Arc<Shared>,
+        started: mpsc::Sender<Result<(), HostError>>,
+        has_queues: bool,
+    ) -> Self {
+        Self {
+            controller,
+            queues,
+            has_queues,
+            shared,
+            started: Some(started),
+            tickets: std::iter::repeat_with(|| None).take(MAX_TICKETS).collect(),
+            free: (0..MAX_TICKETS).rev().collect(),
+            waiting: VecDeque::new(),
+            next_queue: 0,
+            failed: false,
+        }
+    }
+
+    fn tell_started(&mut self, result: Result<(), HostError>) {
+        if let Some(started) = self.started.take() {
+            // The caller may be gone; then nobody wants to know.
+            drop(started.send(result));
+        }
+    }
+
+    fn handle_events(&mut self, cx: &mut Context<'_>) {
+        while let Some(event) = self.controller.poll_event() {
+            match event {
+                ControllerEvent::Up(association) => {
+                    self.queues.handle_up(cx, &association);
+                    self.shared.update(|state| state.association = Some(association));
+                    if !self.has_queues {
+                        self.tell_started(Ok(()));
+                    } else if self.queues.is_empty() {
+                        let text = "the controller grants no I/O queue".to_owned();
+                        self.tell_started(Err(HostError::Invalid(text)));
+                        self.controller.disconnect(cx);
+                    }
+                }
+                ControllerEvent::Down(error) => {
+                    tracing::warn!(%error, "controller lost");
+                    self.queues.handle_down(cx, &error);
+                    self.shared.update(|state| state.association = None);
+                }
+                ControllerEvent::Namespaces(namespaces) => self.shared.update(|state| {
+                    if let Some(association) = &mut state.association {
+                        association.namespaces = namespaces;
+                    }
+                }),
+                ControllerEvent::DiscoveryChanged => {}
+                ControllerEvent::Failed(error) => self.end(cx, error),
+                ControllerEvent::Closed => self.end(cx, HostError::Closed),
+            }
+        }
+        while let Some(event) = self.queues.poll_event() {
+            match event {
+                IoQueueEvent::Ready { .. } if self.queues.is_ready() => self.tell_started(Ok(())),
+                IoQueueEvent::Ready { .. } => {}
+                IoQueueEvent::Lost { cntlid, error, .. } => {
+                    if self.started.is_some() {
+                        // Refused on the first attempt: told at once, as for the admin queue.
+                        self.tell_started(Err(error));
+                        self.controller.disconnect(cx);
+                    } else {
+                        self.controller.queue_lost(cx, cntlid, error);
+                    }
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, cx: &mut Context<'_>, error: HostError) {
+        self.failed = true;
+        self.queues.close(cx);
+        self.tell_started(Err(error.clone()));
+        self.shared.update(|state| {
+            state.association = None;
+            state.failed = Some(error);
+        });
+    }
+
+    fn handle_finished(&mut self) {
+        while let Some(done) = self.controller.poll_done() {
+            self.answer(done);
+        }
+        while let Some((_, done)) = self.queues.poll_done() {
+            self.answer(done);
+        }
+    }
+
+    fn answer(&mut self, done: CommandDone) {
+        let Ok(index) = usize::try_from(done.user) else { return };
+        let Some(ticket) = self.tickets.get_mut(index).and_then(Option::take) else { return };
+        self.free.push(index);
+        let result = match done.result {
+            Ok(cqe) => Ok(cqe),
+            Err(error) => Err(CommandFailure { summary: done.summary, error }),
+        };
+        let data = if let Data::Read(buf) = done.data { buf.to_vec() } else { Vec::new() };
+        // A caller that does not wait any more does not want to know.
+        drop(ticket.reply.send(Reply { tag: ticket.tag, result, data }));
+    }
+
+    /// Submits what waits, as far as there is room.
+    fn submit_waiting(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..self.waiting.len() {
+            let Some(submission) = self.waiting.pop_front() else { return };
+            if self.failed {
+                refuse(submission, CommandError::NotSent);
+            } else if let Some(submission) = self.submit(cx, submission) {
+                self.waiting.push_back(submission);
+            }
+        }
+    }
+
+    /// Submits one; gives it back when it has to wait.
+    fn submit(&mut self, cx: &mut Context<'_>, submission: Submission) -> Option<Submission> {
+        let queue = self.next_queue.checked_rem(self.queues.len()).unwrap_or(0);
+        let room = if submission.admin { self.controller.room() } else { self.queues.room(queue) };
+        if room == 0 {
+            return Some(submission);
+        }
+        let Some(index) = self.free.pop() else { return Some(submission) };
+        let Submission { sqe, data, direction, admin, tag, reply } = submission;
+        let data = match direction {
+            _ if data.is_empty() => Data::None,
+            Direction::HostToController => Data::Write(IoBuf::from_slice(&data).share()),
+            Direction::ControllerToHost => Data::Read(IoBuf::heap(data.len())),
+            Direction::None => Data::None,
+        };
+        self.tickets[index] = Some(Ticket { tag, reply });
+        let user = u64::try_from(index).unwrap_or(u64::MAX);
+        let command = Command::new(sqe, data);
+        let result = if admin {
+            self.controller.submit(cx, command, user)
+        } else {
+            self.next_queue = queue + 1;
+            self.queues.submit(cx, queue, command, user)
+        };
+        if let Err(rejected) = result {
+            debug_assert_ne!(rejected.reason, RejectedReason::Full, "room was looked at");
+            let summary = CommandSummary::new(&rejected.command.sqe, admin);
+            self.answer(CommandDone {
+                user,
+                summary,
+                result: Err(CommandError::NotSent),
+                data: rejected.command.data,
+            });
+        }
+        None
+    }
+}
+
+/// Answers a submission that cannot be executed any more.
+fn refuse(submission: Submission, error: CommandError) {
+    let summary = CommandSummary::new(&submission.sqe, submission.admin);
+    let result = Err(CommandFailure { summary, error });
+    drop(submission.reply.send(Reply { tag: submission.tag, result, data: Vec::new() }));
+}
+
+impl Service for HostService {
+    type Message = Message;
+
+    fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
+        match message {
+            Message::Submit(submission) => self.waiting.push_back(submission),
+            Message::QueueLost(cntlid, error) => self.controller.queue_lost(cx, cntlid, error),
+            Message::Stop => {
+                self.queues.close(cx);
+                self.controller.disconnect(cx);
+            }
+        }
+    }
+
+    fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
+        if completion.token.index < FIRST_QUEUE_INDEX {
+            self.controller.handle_completion(cx, completion);
+        } else {
+            self.queues.handle_completion(cx, completion);
+        }
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) {
+        self.handle_events(cx);
+        self.handle_finished();
+        self.submit_waiting(cx);
+        self.controller.flush(cx);
+        self.queues.flush(cx);
+    }
+
+    fn is_finished(&self) -> bool {
+        self.failed
+            && self.controller.is_finished()
+            && self.queues.is_closed()
+            && self.waiting.is_empty()
+    }
+}

@@ -1,0 +1,637 @@
+//! A small scripted target in a simulated world, and a host core to drive against it.
+
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    reason = "a test fails by panicking; not every test uses all"
+)]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use raceline_host::{
+    Command, CommandDone, Controller, ControllerEvent, HostConfig, IoQueueEvent, IoQueueSet,
+};
+use raceline_proto::nvme::fabrics::ConnectWords;
+use raceline_proto::nvme::opcode::{admin, fabrics, io};
+use raceline_proto::nvme::property::{CAP, CC, CSTS, Capabilities, VS};
+use raceline_proto::nvme::rw::BlockRange;
+use raceline_proto::nvme::{CommandId, Cqe, HostId, Nqn, QueueId, Sqe, Status};
+use raceline_proto::tcp::{ControllerQueue, ControllerQueueConfig, DataDest, Event};
+use raceline_reactor::io::{RecvBuffers, SocketId};
+use raceline_reactor::{
+    BufferPool, Context, Io, IoBuf, Outcome, PoolConfig, SendBatch, SimConfig, SimIo, SimWorld,
+    Token, Wait,
+};
+
+pub const ADDRESS: &str = "10.0.0.1:4420";
+pub const BLOCK: usize = 512;
+pub const BLOCKS: usize = 4096;
+const IN_CAPSULE: u32 = 4096;
+const SLOTS: u16 = 128;
+
+pub fn address() -> SocketAddr {
+    ADDRESS.parse().unwrap()
+}
+
+pub fn config() -> HostConfig {
+    let subnqn = Nqn::new("nqn.2024-01.test:subsystem").unwrap();
+    let hostnqn = Nqn::new("nqn.2024-01.test:host").unwrap();
+    HostConfig::new(address(), subnqn, hostnqn, HostId([7; 16]))
+}
+
+/// How the next I/O command is answered wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    R2tForRead,
+    DataForWrite,
+    UnknownResponse,
+    ResponseTwice,
+    ShortSuccess,
+    DataBeyondEnd,
+    Garbage,
+    BadDigest,
+    SuccessWithFlowControl,
+}
+
+/// What the target does other than its best.
+#[derive(Debug, Default)]
+pub struct Script {
+    pub wrong: Option<Wrong>,
+    /// I/O commands are read, never answered.
+    pub hold_io: bool,
+    pub ignore_keep_alive: bool,
+    /// Connects are accepted, ICReq is not answered.
+    pub silent: bool,
+    /// Refuses to turn flow control off: by status, or by not granting it.
+    pub refuse_cattr: bool,
+    pub ignore_cattr: bool,
+    /// Every connection is closed after this many bytes from us.
+    pub close_after: Option<usize>,
+    /// Connections are closed as soon as they are accepted.
+    pub away: bool,
+    pub namespace_blocks: Option<u64>,
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub connects: u32,
+    pub flow_off_connects: u32,
+    pub keep_alives: u32,
+    pub shutdowns: u32,
+    pub io: Vec<u8>,
+    pub terminated: u32,
+}
+
+struct Connection {
+    socket: SocketId,
+    queue: ControllerQueue,
+    qid: Option<u16>,
+    entries: u16,
+    flow_off: bool,
+    sqhd: u16,
+    out: Vec<u8>,
+    batch: Option<Box<SendBatch>>,
+    closed: bool,
+    sent: usize,
+    capsule: Option<(Sqe, Vec<u8>)>,
+    transfers: Vec<Option<(Sqe, Vec<u8>)>>,
+    events: Vec<CommandId>,
+}
+
+/// The target: one subsystem with one namespace, in memory.
+pub struct Target {
+    io: SimIo,
+    connections: Vec<Connection>,
+    pub storage: Vec<u8>,
+    pub script: Script,
+    pub seen: Seen,
+    cc: u32,
+    next_cntlid: u16,
+}
+
+impl Target {
+    fn new(world: &SimWorld) -> Self {
+        let mut io = world.io();
+        io.listen(address(), Token { owner: 0, generation: 0, index: u32::MAX }).unwrap();
+        Self {
+            io,
+            connections: Vec::new(),
+            storage: vec![0; BLOCK * BLOCKS],
+            script: Script::default(),
+            seen: Seen::default(),
+            cc: 0,
+            next_cntlid: 1,
+        }
+    }
+
+    fn turn(&mut self) {
+        let mut done = Vec::new();
+        self.io.poll(Wait::No, &mut done).unwrap();
+        for completion in done {
+            let index = completion.token.index as usize;
+            match completion.outcome {
+                Outcome::Accepted(Ok((socket, _))) => {
+                    if self.script.away {
+                        continue;
+                    }
+                    let socket = self.io.adopt(socket).unwrap();
+                    let index = self.connections.len();
+                    self.connections.push(Connection::new(socket));
+                    self.receive(index, IoBuf::heap(64 << 10));
+                }
+                Outcome::Received(Ok(count), buffers) if count > 0 => {
+                    let input = buffers.staging[..count].to_vec();
+                    self.input(index, &input);
+                    self.receive(index, buffers.staging);
+                }
+                Outcome::Received(..) => self.close(index),
+                Outcome::Sent(_, mut batch) => {
+                    batch.clear();
+                    self.connections[index].batch = Some(batch);
+                }
+                _ => {}
+            }
+        }
+        for index in 0..self.connections.len() {
+            self.flush(index);
+        }
+    }
+
+    fn token(index: usize) -> Token {
+        Token { owner: 0, generation: 0, index: u32::try_from(index).unwrap() }
+    }
+
+    fn receive(&mut self, index: usize, staging: IoBuf) {
+        if !self.connections[index].closed {
+            let range = 0..staging.len();
+            let buffers = RecvBuffers { payload: None, staging, staging_range: range };
+            self.io.recv(self.connections[index].socket, buffers, Self::token(index));
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if !std::mem::replace(&mut connection.closed, true) {
+            self.io.close(connection.socket, false);
+        }
+    }
+
+    fn flush(&mut self, index: usize) {
+        let limit = self.script.close_after;
+        let connection = &mut self.connections[index];
+        if connection.closed || connection.batch.is_none() {
+            return;
+        }
+        if let Some(limit) = limit {
+            connection.out.truncate(limit.saturating_sub(connection.sent));
+            if connection.sent >= limit {
+                self.close(index);
+                return;
+            }
+        }
+        if connection.out.is_empty() {
+            return;
+        }
+        connection.sent += connection.out.len();
+        let len = connection.out.len();
+        drop(connection.batch.take());
+        let mut batch = SendBatch::new(len, 4);
+        batch.push_bytes(&std::mem::take(&mut connection.out));
+        self.io.send(connection.socket, batch, Self::token(index));
+    }
+
+    fn input(&mut self, index: usize, mut input: &[u8]) {
+        loop {
+            let connection = &mut self.connections[index];
+            let event = match connection.queue.receive(&mut input) {
+                Ok(Some(event)) => event,
+                Ok(None) => return,
+                Err(error) => panic!("the host broke the protocol: {error}"),
+            };
+            match event {
+                Event::Connected(_) if self.script.silent => {}
+                Event::Connected(_) => connection.queue.ic_resp(&mut connection.out),
+                Event::Command { sqe, in_capsule: 0 } => self.command(index, &sqe, Vec::new()),
+                Event::Command { sqe, in_capsule } => {
+                    connection.capsule = Some((sqe, vec![0; in_capsule as usize]));
+                }
+                Event::Data { dest, offset, bytes } => {
+                    let (_, data) = connection.transfer(dest).as_mut().unwrap();
+                    data[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+                }
+                Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
+                    let (_, data) = connection.transfer(dest).as_mut().unwrap();
+                    let part = &data[offset as usize..][..len as usize];
+                    assert!(ddgst.is_none_or(|ddgst| ddgst == raceline_accel::crc32c(part)));
+                    let all = (offset + len) as usize == data.len();
+                    if transfer_done && all {
+                        let (sqe, data) = connection.transfer(dest).take().unwrap();
+                        self.command(index, &sqe, data);
+                    } else if transfer_done && let DataDest::Slot(slot) = dest {
+                        // The second half of a large write has an R2T of its own.
+                        let (start, end) = (offset + len, u32::try_from(data.len()).unwrap());
+                        let cid = connection.transfer(dest).as_ref().unwrap().0.command_id();
+                        connection.queue.r2t(slot, cid, start, end - start, &mut connection.out);
+                    }
+                }
+                Event::Terminated(_) => {
+                    self.seen.terminated += 1;
+                    self.close(index);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn command(&mut self, index: usize, sqe: &Sqe, data: Vec<u8>) {
+        let connection = &mut self.connections[index];
+        if connection.entries > 0 {
+            connection.sqhd = (connection.sqhd + 1) % connection.entries;
+        }
+        let needs = BlockRange::parse(sqe).block_count as usize * BLOCK;
+        let is_write = connection.qid.is_some_and(|qid| qid > 0)
+            && matches!(sqe.opc, io::WRITE | io::COMPARE)
+            && data.is_empty();
+        if is_write {
+            let wrong = self.script.wrong.filter(|_| !self.script.hold_io);
+            if wrong == Some(Wrong::DataForWrite) {
+                self.answer_wrongly(index, sqe, Wrong::DataForWrite);
+                return;
+            }
+            let slot = connection.transfers.iter().position(Option::is_none).unwrap();
+            connection.transfers[slot] = Some((*sqe, vec![0; needs]));
+            let len = u32::try_from(needs).unwrap();
+            let first = if len > 32768 { len / 2 / 4 * 4 } else { len };
+            let slot = u16::try_from(slot).unwrap();
+            connection.queue.r2t(slot, sqe.command_id(), 0, first, &mut connection.out);
+            return;
+        }
+        match connection.qid {
+            None => self.connect(index, sqe),
+            Some(0) => self.admin(index, sqe),
+            Some(_) => self.io(index, sqe, &data),
+        }
+    }
+
+    fn respond(&mut self, index: usize, sqe: &Sqe, status: Status, dw0: u32, dw1: u32) {
+        let connection = &mut self.connections[index];
+        let sqhd = if connection.flow_off { 0 } else { connection.sqhd };
+        let cqe = Cqe { dw0, dw1, sqhd, sqid: QueueId(0), cid: sqe.command_id(), status };
+        connection.queue.response(&cqe, &mut connection.out);
+    }
+
+    fn connect(&mut self, index: usize, sqe: &Sqe) {
+        let words = ConnectWords::parse(sqe);
+        self.seen.connects += 1;
+        let wants_off = words.cattr & 4 != 0;
+        self.seen.flow_off_connects += u32::from(wants_off);
+        if wants_off && self.script.refuse_cattr {
+            self.respond(index, sqe, Status::CONNECT_INVALID_PARAMETERS.dnr(), 46, 0);
+            return;
+        }
+        let connection = &mut self.connections[index];
+        connection.qid = Some(words.qid.0);
+        connection.entries = words.sqsize + 1;
+        connection.flow_off = wants_off && !self.script.ignore_cattr;
+        connection.queue.set_queue_kind(words.qid.is_admin());
+        if words.qid.is_admin() {
+            self.next_cntlid += 1;
+            self.cc = 0;
+        }
+        let sqhd = if connection.flow_off { u16::MAX } else { connection.sqhd };
+        let dw0 = u32::from(self.next_cntlid);
+        let cqe = Cqe { dw0, sqhd, cid: sqe.command_id(), ..Cqe::default() };
+        connection.queue.response(&cqe, &mut connection.out);
+    }
+
+    fn admin(&mut self, index: usize, sqe: &Sqe) {
+        match (sqe.opc, sqe.fctype()) {
+            (fabrics::OPCODE, fabrics::PROPERTY_SET) => {
+                assert_eq!(sqe.cdw11.get(), CC);
+                self.cc = sqe.cdw12.get();
+                self.seen.shutdowns += u32::from(self.cc >> 14 & 3 == 1);
+                self.respond(index, sqe, Status::SUCCESS, 0, 0);
+            }
+            (fabrics::OPCODE, _) => {
+                let value = match sqe.cdw11.get() {
+                    CAP => Capabilities::fabrics(127, 15).0,
+                    VS => 0x0001_0400,
+                    CSTS => {
+                        u64::from(self.cc & 1) | if self.cc >> 14 & 3 != 0 { 2 << 2 } else { 0 }
+                    }
+                    other => panic!("property {other:x}h"),
+                };
+                let (low, high) = (value & 0xffff_ffff, value >> 32);
+                let word = |value| u32::try_from(value).unwrap();
+                self.respond(index, sqe, Status::SUCCESS, word(low), word(high));
+            }
+            (admin::IDENTIFY, _) => self.identify(index, sqe),
+            (admin::SET_FEATURES, _) => self.respond(index, sqe, Status::SUCCESS, 3 << 16 | 3, 0),
+            (admin::KEEP_ALIVE, _) => {
+                self.seen.keep_alives += 1;
+                if !self.script.ignore_keep_alive {
+                    self.respond(index, sqe, Status::SUCCESS, 0, 0);
+                }
+            }
+            (admin::ASYNC_EVENT_REQUEST, _) => {
+                self.connections[index].events.push(sqe.command_id())
+            }
+            (admin::GET_LOG_PAGE, _) => self.send_data(index, sqe, &vec![0; 4096], true),
+            other => panic!("admin command {other:?}"),
+        }
+    }
+
+    /// Completes an event request: a namespace has changed.
+    pub fn announce(&mut self, blocks: u64) {
+        self.script.namespace_blocks = Some(blocks);
+        let with_event = self.connections.iter().position(|c| !c.closed && !c.events.is_empty());
+        let index = with_event.expect("the host keeps an event request outstanding");
+        let cid = self.connections[index].events.remove(0);
+        let sqe = Sqe { cid: cid.0.into(), ..Sqe::default() };
+        self.respond(index, &sqe, Status::SUCCESS, 0x0004_0002, 0);
+    }
+
+    fn identify(&mut self, index: usize, sqe: &Sqe) {
+        let mut page = vec![0; 4096];
+        match sqe.cdw10.get() & 0xff {
+            0 => {
+                let blocks = self.script.namespace_blocks.unwrap_or(BLOCKS as u64).to_le_bytes();
+                page[..8].copy_from_slice(&blocks);
+                page[8..16].copy_from_slice(&blocks);
+                page[130] = 9;
+            }
+            1 => {
+                page[77] = 5;
+                page[78..80].copy_from_slice(&self.next_cntlid.to_le_bytes());
+                page[92..96].copy_from_slice(&(1u32 << 8).to_le_bytes());
+                page[320] = 10;
+                page[516] = 1;
+                page[520] = 0xd;
+                page[536] = 1;
+                page[1792..1796].copy_from_slice(&((IN_CAPSULE + 64) / 16).to_le_bytes());
+                page[1796] = 1;
+            }
+            2 => page[0] = 1,
+            _ => {}
+        }
+        self.send_data(index, sqe, &page, true);
+    }
+
+    fn io(&mut self, index: usize, sqe: &Sqe, data: &[u8]) {
+        self.seen.io.push(sqe.opc);
+        if self.script.hold_io {
+            return;
+        }
+        let range = BlockRange::parse(sqe);
+        let start = usize::try_from(range.slba).unwrap() * BLOCK;
+        let end = start + range.block_count as usize * BLOCK;
+        if let Some(wrong) = self.script.wrong.filter(|_| sqe.opc == io::READ) {
+            self.answer_wrongly(index, sqe, wrong);
+            return;
+        }
+        match sqe.opc {
+            _ if sqe.opc != io::FLUSH && end > self.storage.len() => {
+                self.respond(index, sqe, Status::LBA_OUT_OF_RANGE.dnr(), 0, 0);
+            }
+            io::READ => {
+                let data = self.storage[start..end].to_vec();
+                self.send_data(index, sqe, &data, true);
+            }
+            io::WRITE => {
+                self.storage[start..end].copy_from_slice(data);
+                self.respond(index, sqe, Status::SUCCESS, 0, 0);
+            }
+            io::FLUSH => self.respond(index, sqe, Status::SUCCESS, 0, 0),
+            other => panic!("I/O command {other:x}h"),
+        }
+    }
+
+    /// Sends data in two PDUs, and the completion in the last of them where that is allowed.
+    fn send_data(&mut self, index: usize, sqe: &Sqe, data: &[u8], good_digest: bool) {
+        let connection = &mut self.connections[index];
+        let cid = sqe.command_id();
+        let half = data.len() / 8 * 4;
+        let success = connection.flow_off;
+        for (offset, part, last) in [(0, &data[..half], false), (half, &data[half..], true)] {
+            let (offset, len) =
+                (u32::try_from(offset).unwrap(), u32::try_from(part.len()).unwrap());
+            connection.queue.c2h_data(cid, offset, len, last, last && success, &mut connection.out);
+            connection.out.extend_from_slice(part);
+            if connection.queue.data_digest() {
+                let digest = raceline_accel::crc32c(part) ^ u32::from(!good_digest);
+                connection.out.extend_from_slice(&digest.to_le_bytes());
+            }
+        }
+        if !success {
+            self.respond(index, sqe, Status::SUCCESS, 0, 0);
+        }
+    }
+
+    fn answer_wrongly(&mut self, index: usize, sqe: &Sqe, wrong: Wrong) {
+        self.script.wrong = None;
+        let connection = &mut self.connections[index];
+        let cid = sqe.command_id();
+        let len = BlockRange::parse(sqe).block_count * 512;
+        match wrong {
+            Wrong::R2tForRead => connection.queue.r2t(0, cid, 0, 512, &mut connection.out),
+            Wrong::DataForWrite => {
+                connection.queue.c2h_data(cid, 0, 512, true, false, &mut connection.out);
+                connection.out.extend([0; 512]);
+            }
+            Wrong::UnknownResponse => {
+                let stale = Sqe { cid: (cid.0 ^ 0x8000).into(), ..*sqe };
+                self.respond(index, &stale, Status::SUCCESS, 0, 0);
+            }
+            Wrong::ResponseTwice => {
+                self.respond(index, sqe, Status::INTERNAL, 0, 0);
+                self.respond(index, sqe, Status::INTERNAL, 0, 0);
+            }
+            Wrong::ShortSuccess => {
+                connection.queue.c2h_data(cid, 0, len - 4, true, false, &mut connection.out);
+                connection.out.extend(vec![0; len as usize - 4]);
+                self.respond(index, sqe, Status::SUCCESS, 0, 0);
+            }
+            Wrong::DataBeyondEnd => {
+                connection.queue.c2h_data(cid, 0, len + 4, true, false, &mut connection.out);
+                connection.out.extend(vec![0; len as usize + 4]);
+            }
+            Wrong::Garbage => connection.out.extend([0xee; 64]),
+            Wrong::BadDigest => self.send_data(index, sqe, &vec![1; len as usize], false),
+            Wrong::SuccessWithFlowControl => {
+                connection.queue.c2h_data(cid, 0, len, true, true, &mut connection.out);
+                connection.out.extend(vec![0; len as usize]);
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn new(socket: SocketId) -> Self {
+        Self {
+            socket,
+            queue: ControllerQueue::new(ControllerQueueConfig {
+                max_h2c_data: 8192,
+                in_capsule_bytes: IN_CAPSULE,
+                max_r2t_slots: SLOTS,
+                allow_hdgst: true,
+                allow_ddgst: true,
+            }),
+            qid: None,
+            entries: 0,
+            flow_off: false,
+            sqhd: 0,
+            out: Vec::new(),
+            batch: Some(SendBatch::new(0, 1)),
+            closed: false,
+            sent: 0,
+            capsule: None,
+            transfers: (0..SLOTS).map(|_| None).collect(),
+            events: Vec::new(),
+        }
+    }
+
+    fn transfer(&mut self, dest: DataDest) -> &mut Option<(Sqe, Vec<u8>)> {
+        match dest {
+            DataDest::Capsule => &mut self.capsule,
+            DataDest::Slot(slot) => &mut self.transfers[usize::from(slot)],
+        }
+    }
+}
+
+/// A simulated core with a controller and its I/O queues, and the target it talks to.
+pub struct World {
+    pub world: SimWorld,
+    pub target: Target,
+    io: SimIo,
+    pool: BufferPool,
+    pub controller: Controller,
+    pub queues: IoQueueSet,
+    pub events: Vec<ControllerEvent>,
+    pub queue_events: Vec<IoQueueEvent>,
+    pub done: Vec<CommandDone>,
+}
+
+impl World {
+    pub fn new(seed: u64, sim: SimConfig, config: &HostConfig, script: Script) -> Self {
+        let world = SimWorld::new(seed, sim);
+        let mut target = Target::new(&world);
+        target.script = script;
+        let mut io = world.io();
+        let pool = BufferPool::new(&PoolConfig::new(&[(128 << 10, 4)])).unwrap();
+        let token = Token { owner: 1, generation: 0, index: 0 };
+        let queues = IoQueueSet::new(config, 1..=config.io_queues, Token { index: 2, ..token });
+        let now = io.now();
+        let mut cx = Context { io: &mut io, pool: &pool, now };
+        let controller = Controller::connect(&mut cx, config.clone(), token);
+        Self {
+            world,
+            target,
+            io,
+            pool,
+            controller,
+            queues,
+            events: Vec::new(),
+            queue_events: Vec::new(),
+            done: Vec::new(),
+        }
+    }
+
+    /// Something for the controller or the queues, then everything that follows at once.
+    pub fn with<R>(
+        &mut self,
+        act: impl FnOnce(&mut Controller, &mut IoQueueSet, &mut Context<'_>) -> R,
+    ) -> R {
+        let now = self.io.now();
+        let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
+        let result = act(&mut self.controller, &mut self.queues, &mut cx);
+        self.follow();
+        result
+    }
+
+    fn follow(&mut self) {
+        let now = self.io.now();
+        let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
+        while let Some(event) = self.controller.poll_event() {
+            match &event {
+                ControllerEvent::Up(association) => self.queues.handle_up(&mut cx, association),
+                ControllerEvent::Down(error) => self.queues.handle_down(&mut cx, error),
+                ControllerEvent::Failed(_) => self.queues.close(&mut cx),
+                _ => {}
+            }
+            self.events.push(event);
+        }
+        while let Some(event) = self.queues.poll_event() {
+            if let IoQueueEvent::Lost { cntlid, error, .. } = &event {
+                self.controller.queue_lost(&mut cx, *cntlid, error.clone());
+            }
+            self.queue_events.push(event);
+        }
+        while let Some((_, done)) = self.queues.poll_done() {
+            self.done.push(done);
+        }
+        while let Some(done) = self.controller.poll_done() {
+            self.done.push(done);
+        }
+        self.controller.flush(&mut cx);
+        self.queues.flush(&mut cx);
+    }
+
+    pub fn submit(&mut self, command: Command, user: u64) {
+        self.with(|_, queues, cx| queues.submit(cx, 0, command, user)).unwrap();
+    }
+
+    /// One event of the world; false when nothing will ever happen.
+    pub fn step(&mut self) -> bool {
+        let more = self.world.step();
+        self.target.turn();
+        let mut done = Vec::new();
+        self.io.poll(Wait::No, &mut done).unwrap();
+        let now = self.io.now();
+        for completion in done {
+            let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
+            if completion.token.index < 2 {
+                self.controller.handle_completion(&mut cx, completion);
+            } else {
+                self.queues.handle_completion(&mut cx, completion);
+            }
+        }
+        self.follow();
+        self.target.turn();
+        more
+    }
+
+    /// Lets the world go on until `until`, for at most `limit` of virtual time.
+    #[track_caller]
+    pub fn run(&mut self, limit: Duration, mut until: impl FnMut(&mut Self) -> bool) {
+        let end = self.world.elapsed() + limit;
+        while !until(self) {
+            assert!(
+                self.world.elapsed() < end,
+                "not within {limit:?}: {:?} {:?}",
+                self.events,
+                self.queue_events
+            );
+            assert!(
+                self.step(),
+                "nothing happens any more: {:?} {:?}",
+                self.events,
+                self.queue_events
+            );
+        }
+    }
+
+    #[track_caller]
+    pub fn run_until_ready(&mut self) {
+        self.run(Duration::from_secs(5), |world| world.queues.is_ready());
+    }
+
+    #[track_caller]
+    pub fn take_done(&mut self, user: u64) -> CommandDone {
+        self.run(Duration::from_secs(60), |world| world.done.iter().any(|done| done.user == user));
+        let index = self.done.iter().position(|done| done.user == user).unwrap();
+        self.done.remove(index)
+    }
+}

@@ -1,0 +1,350 @@
+//! A controller and its I/O queues against a scripted target, in virtual time.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{BLOCK, BLOCKS, Script, World, Wrong, config};
+use raceline_host::{
+    BackoffConfig, BlockRange, Command, CommandError, ControllerEvent, Data, HostConfig, HostError,
+    IoQueueEvent, RejectedReason,
+};
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::{NamespaceId, Status};
+use raceline_reactor::sim::Random;
+use raceline_reactor::{IoBuf, SimConfig};
+
+const NS: NamespaceId = NamespaceId(1);
+
+fn read(slba: u64, blocks: u32) -> Command {
+    let buf = IoBuf::heap(blocks as usize * BLOCK);
+    Command::read(NS, BlockRange::new(slba, blocks).unwrap(), buf)
+}
+
+fn write(slba: u64, data: &[u8]) -> Command {
+    let blocks = u32::try_from(data.len() / BLOCK).unwrap();
+    let range = BlockRange::new(slba, blocks).unwrap();
+    Command::write(NS, range, IoBuf::from_slice(data).share(), false)
+}
+
+fn ready(config: &HostConfig, script: Script) -> World {
+    let mut world = World::new(1, SimConfig::default(), config, script);
+    world.run_until_ready();
+    world
+}
+
+fn read_data(data: Data) -> Vec<u8> {
+    data.into_read().expect("a read gives its buffer back").to_vec()
+}
+
+#[test]
+fn data_survive_every_digest_size_and_split() {
+    for seed in 0..32u64 {
+        let mut random = Random::new(seed);
+        let mut config = config();
+        config.header_digest = seed & 1 != 0;
+        config.data_digest = seed & 2 != 0;
+        config.disable_sq_flow = seed & 4 == 0;
+        config.io_entries = if seed & 8 == 0 { 128 } else { 4 };
+        let sim = SimConfig {
+            max_chunk: if seed & 16 == 0 { 100_000 } else { 37 },
+            ..SimConfig::default()
+        };
+        let mut world = World::new(seed, sim, &config, Script::default());
+        world.run_until_ready();
+        let mut model = vec![0u8; BLOCK * BLOCKS];
+        for round in 0..12u64 {
+            let blocks = random.size(200);
+            let slba = random.below(u64::try_from(BLOCKS - blocks).unwrap());
+            let start = usize::try_from(slba).unwrap() * BLOCK;
+            let range = start..start + blocks * BLOCK;
+            let data: Vec<u8> = range.clone().map(|_| random.next_u64().to_le_bytes()[0]).collect();
+            model[range.clone()].copy_from_slice(&data);
+            world.submit(write(slba, &data), round);
+            let done = world.take_done(round);
+            assert!(done.result.is_ok(), "seed {seed}: {:?}", done.failure());
+            assert_eq!(done.data.into_write().unwrap().try_unique().unwrap().len(), data.len());
+            world.submit(read(slba, u32::try_from(blocks).unwrap()), round);
+            let done = world.take_done(round);
+            assert!(done.result.is_ok(), "seed {seed}: {:?}", done.failure());
+            assert_eq!(read_data(done.data), &model[range], "seed {seed} round {round}");
+        }
+        assert_eq!(world.target.storage, model, "seed {seed}");
+        assert_eq!(world.queues.outstanding(), 0);
+    }
+}
+
+#[test]
+fn a_full_queue_works_off_everything_and_refuses_the_rest() {
+    for disable_sq_flow in [true, false] {
+        let config = HostConfig { io_entries: 8, disable_sq_flow, ..config() };
+        let mut world = ready(&config, Script::default());
+        for user in 0..7 {
+            world.submit(read(user, 1), user);
+        }
+        let rejected = world.with(|_, queues, cx| queues.submit(cx, 0, read(0, 1), 9)).unwrap_err();
+        assert_eq!(rejected.reason, RejectedReason::Full);
+        assert_eq!(rejected.command.data.len(), BLOCK);
+        for user in 0..7 {
+            assert!(world.take_done(user).result.is_ok());
+        }
+        assert_eq!(world.queues.room(0), 7);
+    }
+}
+
+#[test]
+fn errors_name_the_culprit() {
+    let mut world = ready(&config(), Script::default());
+    world.submit(read(u64::try_from(BLOCKS).unwrap(), 8), 1);
+    let failure = world.take_done(1).failure().unwrap();
+    assert_eq!(failure.error, CommandError::Status(Status::LBA_OUT_OF_RANGE.dnr()));
+    let text = "Read of namespace 1, LBA 4096 (8 blocks): LBA Out of Range (SCT 0h SC 80h, DNR)";
+    assert_eq!(failure.to_string(), text);
+    let bad = Command::new(raceline_proto::host::command::flush(NS), Data::Read(IoBuf::heap(4)));
+    let rejected = world.with(|_, queues, cx| queues.submit(cx, 0, bad, 2)).unwrap_err();
+    assert_eq!(rejected.reason, RejectedReason::BadData);
+}
+
+#[test]
+fn flow_control_stays_on_where_the_target_wants_it() {
+    let mut world = ready(&config(), Script { refuse_cattr: true, ..Script::default() });
+    assert!(world.target.seen.flow_off_connects >= 2 && world.target.seen.connects >= 4);
+    world.submit(read(0, 8), 1);
+    assert!(world.take_done(1).result.is_ok());
+
+    let mut world = ready(&config(), Script { ignore_cattr: true, ..Script::default() });
+    for user in 0..300 {
+        world.submit(read(0, 8), user);
+        assert!(world.take_done(user).result.is_ok());
+    }
+}
+
+#[test]
+fn a_wrong_data_digest_costs_the_command_only() {
+    let config = HostConfig { data_digest: true, ..config() };
+    let mut world = ready(&config, Script { wrong: Some(Wrong::BadDigest), ..Script::default() });
+    world.submit(read(0, 8), 1);
+    assert_eq!(world.take_done(1).result, Err(CommandError::Digest));
+    world.submit(read(0, 8), 2);
+    assert!(world.take_done(2).result.is_ok());
+    assert_eq!(world.events.len(), 1, "no reconnect: {:?}", world.events);
+}
+
+#[test]
+fn a_short_read_is_no_success() {
+    let mut world =
+        ready(&config(), Script { wrong: Some(Wrong::ShortSuccess), ..Script::default() });
+    world.submit(read(0, 8), 1);
+    let error = world.take_done(1).result.unwrap_err();
+    assert!(error.status().same_code(Status::DATA_TRANSFER_ERROR), "{error}");
+}
+
+#[test]
+fn a_target_that_breaks_the_protocol_loses_its_connection() {
+    for wrong in [
+        Wrong::R2tForRead,
+        Wrong::DataForWrite,
+        Wrong::UnknownResponse,
+        Wrong::ResponseTwice,
+        Wrong::DataBeyondEnd,
+        Wrong::Garbage,
+        Wrong::SuccessWithFlowControl,
+    ] {
+        let flow = wrong == Wrong::SuccessWithFlowControl;
+        let script = Script { wrong: Some(wrong), ignore_cattr: flow, ..Script::default() };
+        let mut world = ready(&config(), script);
+        if wrong == Wrong::DataForWrite {
+            world.submit(write(0, &[5; 16 * BLOCK]), 1);
+            assert_eq!(world.take_done(1).result, Err(CommandError::UnknownFate), "{wrong:?}");
+        } else {
+            // A read is sent again on the next connection.
+            world.submit(read(0, 8), 1);
+            let result = world.take_done(1).result;
+            assert!(result.is_ok() || wrong == Wrong::ResponseTwice, "{wrong:?}: {result:?}");
+        }
+        world.run(Duration::from_secs(60), |world| {
+            world.events.iter().filter(|event| matches!(event, ControllerEvent::Up(_))).count() == 2
+        });
+        let lost = world.queue_events.iter().find_map(|event| match event {
+            IoQueueEvent::Lost { error, .. } => Some(error.clone()),
+            IoQueueEvent::Ready { .. } => None,
+        });
+        assert!(matches!(lost, Some(HostError::Protocol(..))), "{wrong:?}: {lost:?}");
+    }
+}
+
+#[test]
+fn after_a_loss_reads_go_again_and_writes_do_not() {
+    let mut world = ready(&config(), Script { hold_io: true, ..Script::default() });
+    world.target.storage[..BLOCK].fill(9);
+    world.submit(read(0, 1), 1);
+    world.submit(write(1, &[3; BLOCK]), 2);
+    world.submit(write(64, &[3; 32 * BLOCK]), 3);
+    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 3);
+    world.world.reset_connections(common::address());
+    // Submitted while there is no connection: neither lost nor in doubt.
+    world.run(Duration::from_secs(1), |world| !world.queues.is_ready());
+    world.target.script.hold_io = false;
+    world.submit(write(2, &[4; BLOCK]), 4);
+    assert_eq!(world.take_done(2).result, Err(CommandError::UnknownFate));
+    assert_eq!(world.take_done(3).result, Err(CommandError::UnknownFate));
+    let done = world.take_done(1);
+    assert!(done.result.is_ok());
+    assert_eq!(read_data(done.data), [9; BLOCK]);
+    assert!(world.take_done(4).result.is_ok());
+    assert_eq!(world.target.storage[BLOCK..3 * BLOCK], [[0; BLOCK], [4; BLOCK]].concat());
+    let writes = world.target.seen.io.iter().filter(|&&opcode| opcode == io::WRITE).count();
+    assert_eq!(writes, 3, "no write was sent twice");
+}
+
+#[test]
+fn a_command_that_takes_too_long_costs_the_connection() {
+    let config = HostConfig { command_timeout: Some(Duration::from_secs(8)), ..config() };
+    let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
+    world.submit(read(0, 1), 1);
+    world.submit(write(1, &[3; BLOCK]), 2);
+    let before = world.world.elapsed();
+    assert_eq!(world.take_done(1).result, Err(CommandError::Timeout));
+    assert_eq!(world.take_done(2).result, Err(CommandError::UnknownFate));
+    let took = world.world.elapsed() - before;
+    assert!((8..=11).contains(&took.as_secs()), "{took:?}");
+    world.target.script.hold_io = false;
+    world.submit(read(0, 1), 3);
+    assert!(world.take_done(3).result.is_ok());
+}
+
+#[test]
+fn a_silent_peer_is_given_up_after_ten_seconds() {
+    let script = Script { silent: true, ..Script::default() };
+    let mut world = World::new(1, SimConfig::default(), &config(), script);
+    world.run(Duration::from_secs(11), |world| world.controller.is_finished());
+    assert!(world.world.elapsed() >= Duration::from_secs(10));
+    assert!(matches!(world.events[..], [ControllerEvent::Failed(HostError::NoAnswer(..))]));
+}
+
+#[test]
+fn a_target_that_closes_at_any_byte_does_no_harm() {
+    let mut limit = 0;
+    loop {
+        let script = Script { close_after: Some(limit), ..Script::default() };
+        let config = HostConfig { backoff: BackoffConfig::NEVER, ..config() };
+        let mut world = World::new(limit as u64, SimConfig::default(), &config, script);
+        world.run(Duration::from_secs(20), |world| {
+            world.queues.is_ready() || world.controller.is_finished()
+        });
+        if world.queues.is_ready() {
+            world.submit(read(0, 4), 1);
+            let done = world.take_done(1);
+            if done.result.is_ok() {
+                break;
+            }
+            assert_eq!(done.result, Err(CommandError::Disconnected));
+            assert_eq!(read_data(done.data).len(), 4 * BLOCK);
+        }
+        // Large strides through the pages of bring-up, every byte elsewhere.
+        limit += if (600..20_000).contains(&limit) { 97 } else { 1 };
+    }
+    assert!(limit > 2000, "{limit}");
+}
+
+#[test]
+fn keep_alive_is_sent_and_its_absence_noticed() {
+    let mut world = ready(&config(), Script::default());
+    let end = world.world.elapsed() + Duration::from_secs(60);
+    world.run(Duration::from_secs(70), |world| world.world.elapsed() > end);
+    assert!(
+        (23..=25).contains(&world.target.seen.keep_alives),
+        "{}",
+        world.target.seen.keep_alives
+    );
+    assert_eq!(world.events.len(), 1);
+    world.target.script.ignore_keep_alive = true;
+    world.run(Duration::from_secs(9), |world| world.events.len() > 1);
+    assert!(matches!(world.events[1], ControllerEvent::Down(HostError::KeepAliveExpired(_))));
+    world.target.script.ignore_keep_alive = false;
+    world.run_until_ready();
+    world.submit(read(0, 1), 1);
+    assert!(world.take_done(1).result.is_ok());
+}
+
+#[test]
+fn namespace_changes_are_seen() {
+    let mut world = ready(&config(), Script::default());
+    for blocks in [100, 200] {
+        let pause = world.world.elapsed() + Duration::from_millis(500);
+        world.run(Duration::from_secs(9), |world| world.world.elapsed() > pause);
+        world.target.announce(blocks);
+        world.run(Duration::from_secs(9), |world| {
+            matches!(world.events.last(), Some(ControllerEvent::Namespaces(list)) if list[0].block_count == blocks)
+        });
+    }
+}
+
+#[test]
+fn disconnecting_shuts_the_controller_down() {
+    let mut world = ready(&config(), Script::default());
+    world.with(|controller, queues, cx| {
+        queues.close(cx);
+        controller.disconnect(cx);
+    });
+    world.run(Duration::from_secs(5), |world| {
+        world.controller.is_finished() && world.queues.is_closed()
+    });
+    assert_eq!(world.target.seen.shutdowns, 1);
+    assert!(matches!(world.events.last(), Some(ControllerEvent::Closed)));
+}
+
+#[test]
+fn a_controller_that_stays_away_is_given_up() {
+    let backoff =
+        BackoffConfig { give_up_after: Some(Duration::from_secs(30)), ..BackoffConfig::default() };
+    let config = HostConfig { backoff, ..config() };
+    let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
+    world.submit(read(0, 1), 1);
+    world.run(Duration::from_secs(1), |world| !world.target.seen.io.is_empty());
+    world.target.script.away = true;
+    world.world.reset_connections(common::address());
+    world.run(Duration::from_secs(1), |world| !world.queues.is_ready());
+    world.submit(write(0, &[1; BLOCK]), 2);
+    assert_eq!(world.take_done(1).result, Err(CommandError::Disconnected));
+    assert_eq!(world.take_done(2).result, Err(CommandError::NotSent));
+    assert!(world.world.elapsed() < Duration::from_secs(32));
+    assert!(matches!(world.events.last(), Some(ControllerEvent::Failed(_))));
+    let rejected = world.with(|_, queues, cx| queues.submit(cx, 0, read(0, 1), 3)).unwrap_err();
+    assert_eq!(rejected.reason, RejectedReason::Closed);
+}
+
+#[test]
+fn broken_connections_lose_nothing_that_was_acknowledged() {
+    for seed in 0..40 {
+        let sim =
+            SimConfig { broken_per_thousand: 300, break_within: 60_000, ..SimConfig::default() };
+        let mut world =
+            World::new(seed, sim, &HostConfig { io_queues: 2, ..config() }, Script::default());
+        let mut random = Random::new(seed);
+        for round in 0..20u64 {
+            let byte = random.next_u64().to_le_bytes()[0];
+            if world.controller.is_finished() {
+                break; // the first connection broke: told at once
+            }
+            if world.queues.is_empty() {
+                world.run(Duration::from_secs(9), |w| {
+                    !w.queues.is_empty() || w.controller.is_finished()
+                });
+                continue;
+            }
+            world.submit(write(round, &[byte; BLOCK]), 1);
+            let written = world.take_done(1).result;
+            world.submit(read(round, 1), 2);
+            let done = world.take_done(2);
+            assert!(done.result.is_ok(), "seed {seed}: {:?}", done.failure());
+            let data = read_data(done.data);
+            match written {
+                Ok(_) => assert_eq!(data, [byte; BLOCK], "seed {seed}"),
+                Err(error) => assert_eq!(error, CommandError::UnknownFate, "seed {seed}"),
+            }
+        }
+    }
+}
