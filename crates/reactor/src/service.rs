@@ -28,6 +28,9 @@ pub trait Service {
 
     /// Called once per turn after all completions and messages of the turn: everything that is
     /// ready to go leaves now, coalesced.
+    ///
+    /// The core may wait after it. A service that has stopped short of finishing, to give
+    /// others their turn, asks for a timer at `cx.now` to get its next one.
     fn flush(&mut self, cx: &mut Context<'_>);
 
     /// True once the service has drained after it was told to stop; the thread then ends.
