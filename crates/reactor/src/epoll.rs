@@ -281,9 +281,14 @@ impl EpollIo {
 
     /// Gives a file operation to the helper threads, or back if there is no such file.
     fn start_file_op(&mut self, file: FileId, token: Token, op: FileOp) {
-        match (self.files.get(file.0), &mut self.workers) {
-            (Some(file), Some(workers)) => workers.start(file.clone(), token, op),
-            _ => self.finish(token, op.outcome(Err(not_usable()))),
+        let (result, error) = match (self.files.get(file.0), &mut self.workers) {
+            (Some(file), Some(workers)) => {
+                (workers.start(file.clone(), token, op), io::ErrorKind::QuotaExceeded.into())
+            }
+            _ => (Err(op), not_usable()),
+        };
+        if let Err(op) = result {
+            self.finish(token, op.outcome(Err(error)));
         }
     }
 

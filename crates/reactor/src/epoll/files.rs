@@ -71,14 +71,19 @@ impl FileWorkers {
         Ok(workers)
     }
 
-    pub(super) fn start(&mut self, file: Arc<File>, token: Token, op: FileOp) {
-        // The slab holds a million operations: far more than any pool has buffers for.
-        let op =
-            self.ops.insert((token, op)).unwrap_or_else(|_| panic!("too many file operations"));
-        let Some((_, owner)) = self.ops.get_mut(op) else { return };
+    /// Queues an operation; gives it back if there are too many already.
+    pub(super) fn start(
+        &mut self,
+        file: Arc<File>,
+        token: Token,
+        op: FileOp,
+    ) -> Result<(), FileOp> {
+        let op = self.ops.insert((token, op)).map_err(|(_, op)| op)?;
+        let Some((_, owner)) = self.ops.get_mut(op) else { return Ok(()) };
         let call = owner.call();
         lock(&self.shared.queue).jobs.push_back(Job { op, file, call });
         self.shared.not_empty.notify_one();
+        Ok(())
     }
 
     /// Takes what the threads have finished.
