@@ -590,6 +590,9 @@ impl Connection {
 
     /// Makes sure that a timer is running for the next deadline.
     pub(crate) fn arm_timer(&mut self, cx: &mut Context<'_>) {
+        if self.stage == Stage::Closing {
+            return;
+        }
         let Some(at) = self.next_timeout() else { return };
         if self.timer_armed.is_none_or(|armed| at < armed) {
             self.timer_armed = Some(at);
@@ -599,9 +602,7 @@ impl Connection {
 
     /// A timer has expired; maybe one that matters no more.
     pub(crate) fn handle_timer(&mut self, cx: &mut Context<'_>, core: &mut Core) {
-        if self.timer_armed.is_some_and(|armed| armed <= cx.now) {
-            self.timer_armed = None;
-        }
+        self.timer_armed = None;
         if self.deadline.is_some_and(|deadline| deadline <= cx.now) {
             self.deadline = None;
             let why = match self.stage {
@@ -615,6 +616,7 @@ impl Connection {
         if matches!(self.role, Role::Admin(_)) {
             self.handle_controller_timeout(cx, core);
         }
+        self.arm_timer(cx);
     }
 
     /// Connect has completed: the deadline and the caps for strangers end.
@@ -657,6 +659,7 @@ impl Connection {
             && self.stage < Stage::Closing
             && self.out.is_empty()
             && self.spare.is_some()
+            && self.has_no_queues()
             && !self
                 .slots
                 .active()
@@ -712,10 +715,15 @@ impl Connection {
             && self.spare.is_some()
             && self.slots.in_use() == 0
             && self.awaiting == 0
-            && match &self.role {
-                Role::Admin(association) => association.is_quiet(),
-                _ => true,
-            }
+            && self.has_no_queues()
+    }
+
+    /// Whether no I/O queue depends on the connection.
+    fn has_no_queues(&self) -> bool {
+        match &self.role {
+            Role::Admin(association) => association.is_quiet(),
+            _ => true,
+        }
     }
 }
 
