@@ -83,14 +83,16 @@ logs() {
     grep -qi 'afi' /tmp/log || fail "fw-log"
     nvme changed-ns-list-log "$c" || fail "changed-ns-list-log"
 }
+# (its name is in small letters with underscores, or not, with the version of nvme-cli)
+host_writes() { nvme smart-log "$1" | tr ' ' _ | sed -n 's/^host_write_commands[_[:space:]]*:_*//Ip' | tr -d ,; }
 smart_counts() {
     local c d before after
     [ "$PEER" = raceline ] || { echo "the kernel's target counts only block devices' reads"; return 77; }
     c=/dev/$(ctrl)
     d=$(dev 1)
-    before=$(nvme smart-log "$c" | sed -n 's/^host_write_commands *: *//p' | tr -d ,)
+    before=$(host_writes "$c")
     dd if=/dev/zero of="$d" bs=4k count=64 oflag=direct 2>/dev/null
-    after=$(nvme smart-log "$c" | sed -n 's/^host_write_commands *: *//p' | tr -d ,)
+    after=$(host_writes "$c")
     [ "$after" -ge $((before + 64)) ] || fail "64 writes moved host_write_commands from $before to $after"
 }
 features() {
@@ -176,12 +178,12 @@ dataset_management() {
     local d bs
     d=$(dev 3)
     bs=$(block_size "$d")
-    pattern dsm $((64 * bs)) >/tmp/a
-    put "$d" 256 64
-    nvme dsm "$d" --ad --slbs=272 --blocks=16
-    get "$d" 256 64
-    head -c $((16 * bs)) /tmp/a >/tmp/a1; head -c $((16 * bs)) /tmp/b >/tmp/b1
-    tail -c $((32 * bs)) /tmp/a >/tmp/a2; tail -c $((32 * bs)) /tmp/b >/tmp/b2
+    pattern dsm $((32 * bs)) >/tmp/a
+    put "$d" 256 32
+    nvme dsm "$d" --ad --slbs=264 --blocks=8
+    get "$d" 256 32
+    head -c $((8 * bs)) /tmp/a >/tmp/a1; head -c $((8 * bs)) /tmp/b >/tmp/b1
+    tail -c $((16 * bs)) /tmp/a >/tmp/a2; tail -c $((16 * bs)) /tmp/b >/tmp/b2
     cmp /tmp/a1 /tmp/b1 && cmp /tmp/a2 /tmp/b2 || fail "blocks outside the deallocated range changed"
 }
 discard() {
