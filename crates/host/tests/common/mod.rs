@@ -103,7 +103,9 @@ struct Connection {
 
 /// The target: one subsystem with one namespace, in memory.
 pub struct Target {
-    io: SimIo,
+    io: Box<dyn Io>,
+    /// Where it listens.
+    pub address: SocketAddr,
     connections: Vec<Connection>,
     pub storage: Vec<u8>,
     pub script: Script,
@@ -113,11 +115,12 @@ pub struct Target {
 }
 
 impl Target {
-    fn new(world: &SimWorld) -> Self {
-        let mut io = world.io();
-        io.listen(address(), Token { owner: 0, generation: 0, index: u32::MAX }).unwrap();
+    pub fn new(mut io: Box<dyn Io>, address: SocketAddr) -> Self {
+        let listener = Token { owner: 0, generation: 0, index: u32::MAX };
+        let (_, address) = io.listen(address, listener).unwrap();
         Self {
             io,
+            address,
             connections: Vec::new(),
             storage: vec![0; BLOCK * BLOCKS],
             script: Script::default(),
@@ -127,9 +130,9 @@ impl Target {
         }
     }
 
-    fn turn(&mut self) {
+    pub fn turn(&mut self, wait: Wait) {
         let mut done = Vec::new();
-        self.io.poll(Wait::No, &mut done).unwrap();
+        self.io.poll(wait, &mut done).unwrap();
         for completion in done {
             let index = completion.token.index as usize;
             match completion.outcome {
@@ -517,7 +520,7 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, sim: SimConfig, config: &HostConfig, script: Script) -> Self {
         let world = SimWorld::new(seed, sim);
-        let mut target = Target::new(&world);
+        let mut target = Target::new(Box::new(world.io()), address());
         target.script = script;
         let mut io = world.io();
         let pool = BufferPool::new(&PoolConfig::new(&[(128 << 10, 4)])).unwrap();
@@ -586,7 +589,7 @@ impl World {
     /// One event of the world; false when nothing will ever happen.
     pub fn step(&mut self) -> bool {
         let more = self.world.step();
-        self.target.turn();
+        self.target.turn(Wait::No);
         let mut done = Vec::new();
         self.io.poll(Wait::No, &mut done).unwrap();
         let now = self.io.now();
@@ -599,7 +602,7 @@ impl World {
             }
         }
         self.follow();
-        self.target.turn();
+        self.target.turn(Wait::No);
         more
     }
 
