@@ -1,0 +1,187 @@
+//! Any operations of a host on a controller: it answers each once, in bounds, and stays whole.
+//! Input: kind of controller, then steps of a tag and its bytes.
+#![no_main]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libfuzzer_sys::fuzz_target;
+use raceline_proto::controller::{
+    Action, AdminOutcome, Association, ConnectRequest, Controller, HostAccess, IoCounters, Limits,
+    ListenerInfo, MAX_EVENT_REQUESTS, Namespace, Subsystem, TargetView, connect_transfer,
+    find_subsystem, parse_connect, parse_io, parse_ranges,
+};
+use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
+use raceline_proto::nvme::property::{CC, Configuration, PropertyAccess};
+use raceline_proto::nvme::{ControllerId, Direction, HostId, NamespaceId, Nqn, QueueId, Sqe};
+use zerocopy::{FromBytes, IntoBytes};
+
+const CNTLID: ControllerId = ControllerId(1);
+const SUBNQN: &str = "nqn.2026-01.org.raceline:fuzz";
+const HOSTNQN: &str = "nqn.2026-01.org.raceline:host";
+
+fn namespace(nsid: u32, seed: u8) -> Namespace {
+    Namespace {
+        nsid: NamespaceId(nsid),
+        block_size: if seed & 1 == 0 { 512 } else { 4096 },
+        block_count: if seed & 2 == 0 { 1 + u64::from(seed) } else { u64::MAX },
+        physical_block_size: 4096,
+        uuid: [seed; 16],
+        nguid: [seed; 16],
+        volatile_write_cache: seed & 4 != 0,
+        read_only: seed & 8 != 0,
+        deallocate: seed & 16 != 0,
+        deallocate_zeroes: seed & 32 != 0,
+    }
+}
+
+/// A target; the seed says which namespaces it has and how, and rarely that it has nothing.
+fn view(generation: u64, seed: u8) -> Arc<TargetView> {
+    let nsids = [1, 2, 5, 1024].into_iter().filter(|nsid| u64::from(seed) & nsid != 0);
+    let namespaces = nsids.map(|nsid| namespace(u32::try_from(nsid).unwrap(), seed)).collect();
+    let subsystem = Subsystem {
+        nqn: Nqn::new(SUBNQN).unwrap(),
+        serial: "FUZZ".into(),
+        model: "Raceline".into(),
+        firmware: "0".into(),
+        hosts: if seed == 0xfe { HostAccess::List(vec![]) } else { HostAccess::Any },
+        namespaces,
+        limits: Limits::DEFAULT,
+    };
+    let subsystems = if seed == 0xff { vec![] } else { vec![Arc::new(subsystem)] };
+    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4420 + u16::from(seed & 64)));
+    let listeners = vec![ListenerInfo { address, port_id: 1 }];
+    Arc::new(TargetView { generation, subsystems, listeners })
+}
+
+fn connect(
+    words: ConnectWords,
+    cntlid: ControllerId,
+    subnqn: &Nqn,
+    patch: &[u8],
+) -> Option<ConnectRequest> {
+    let hostnqn = Nqn::new(HOSTNQN).unwrap();
+    let mut data = ConnectData::new(HostId([7; 16]), cntlid, subnqn, &hostnqn);
+    for pair in patch.chunks_exact(4) {
+        let place = usize::from(u16::from_le_bytes([pair[0], pair[1]])) % ConnectData::LEN;
+        data.as_mut_bytes()[place] = pair[2];
+    }
+    let sqe = words.to_sqe();
+    assert_eq!(connect_transfer(&sqe).unwrap().len, 1024);
+    parse_connect(&sqe, data.as_bytes()).ok()
+}
+
+struct Driver {
+    controller: Controller,
+    view: Arc<TargetView>,
+    now: Instant,
+    held: usize,
+    abandoned: bool,
+}
+
+impl Driver {
+    fn command(&mut self, sqe: &Sqe) {
+        let Ok(transfer) = self.controller.transfer(sqe) else { return };
+        assert_eq!(transfer.len == 0, transfer.direction == Direction::None);
+        assert!(transfer.len <= Limits::DEFAULT.max_io_bytes);
+        let len = transfer.len as usize;
+        let to_host = transfer.direction == Direction::ControllerToHost;
+        let (data, mut reply) =
+            if to_host { (vec![], vec![0; len]) } else { (vec![0x5a; len], vec![]) };
+        let counters = IoCounters { read_bytes: u64::MAX, ..IoCounters::default() };
+        let outcome = self.controller.handle_admin(self.now, sqe, &data, &mut reply, &counters);
+        if outcome == AdminOutcome::Held {
+            self.held += 1;
+        }
+    }
+
+    fn io(&self, sqe: &Sqe, data: &[u8]) {
+        let Some(subsystem) = self.view.subsystems.first() else { return };
+        let Ok((command, transfer)) = parse_io(sqe, &subsystem.namespaces, &subsystem.limits)
+        else {
+            return;
+        };
+        assert!(transfer.len <= subsystem.limits.max_io_bytes);
+        let namespace = &subsystem.namespaces[command.namespace()];
+        for (slba, count) in parse_ranges(data, 256, namespace).flatten() {
+            assert!(slba + u64::from(count) <= namespace.block_count);
+        }
+    }
+
+    fn actions(&mut self) {
+        while let Some(action) = self.controller.poll_action() {
+            assert!(!self.abandoned, "abandon is the last action");
+            match action {
+                Action::CompleteAer { .. } => self.held = self.held.checked_sub(1).unwrap(),
+                Action::CloseIoQueues => {}
+                Action::Abandon { .. } => self.abandoned = true,
+            }
+        }
+        assert!(self.held <= MAX_EVENT_REQUESTS);
+    }
+
+    fn step(&mut self, tag: u8, bytes: &[u8; 64], rest: &[u8]) {
+        let [a, b, ..] = *bytes;
+        match tag & 7 {
+            0..=3 => {
+                let mut sqe = Sqe::read_from_bytes(bytes).unwrap();
+                // most commands should get further than PSDT
+                if tag & 8 == 0 {
+                    sqe.flags = Sqe::PSDT_SGL | sqe.flags & 3;
+                }
+                self.command(&sqe);
+                self.io(&sqe, rest);
+            }
+            4 => {
+                self.now += Duration::from_millis(u64::from(u16::from_le_bytes([a, b])) * 4);
+                if self.controller.poll_timeout().is_some_and(|at| at <= self.now) {
+                    self.controller.handle_timeout(self.now);
+                }
+            }
+            5 => {
+                self.view = view(self.view.generation + 1, a);
+                self.controller.handle_view(Arc::clone(&self.view));
+            }
+            6 => {
+                let words = ConnectWords {
+                    qid: QueueId(u16::from(a & 31)),
+                    sqsize: u16::from(b),
+                    ..ConnectWords::default()
+                };
+                let patch = if tag & 8 == 0 { &[] } else { &bytes[2..] };
+                if let Some(request) = connect(words, CNTLID, &Nqn::new(SUBNQN).unwrap(), patch) {
+                    let _ = find_subsystem(&self.view, &request);
+                    let _ = self.controller.handle_io_connect(self.now, &request);
+                }
+            }
+            _ if tag & 8 == 0 => self.controller.io_queue_closed(QueueId(u16::from(a & 31))),
+            _ => self.controller.io_queues_drained(self.now),
+        }
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((&kind, mut steps)) = data.split_first() else { return };
+    let view = view(1, 7);
+    let subnqn = if kind & 1 == 0 { Nqn::new(SUBNQN).unwrap() } else { Nqn::discovery() };
+    let kato = u32::from(kind >> 2) * 100;
+    let words = ConnectWords { sqsize: 31, kato, ..ConnectWords::default() };
+    let request = connect(words, ControllerId::DYNAMIC, &subnqn, &[]).unwrap();
+    let role = find_subsystem(&view, &request).unwrap();
+    let local_address = SocketAddr::from((Ipv4Addr::LOCALHOST, 8009));
+    let association =
+        Association { cntlid: CNTLID, request, role, view: Arc::clone(&view), local_address };
+    let now = Instant::now();
+    let controller = Controller::new(association, now);
+    let mut driver = Driver { controller, view, now, held: 0, abandoned: false };
+    if kind & 2 == 0 {
+        driver.command(&PropertyAccess::set(CC, Configuration::ENABLED.0));
+    }
+    while let Some((&tag, rest)) = steps.split_first() {
+        let Some((bytes, rest)) = rest.split_first_chunk::<64>() else { break };
+        driver.step(tag, bytes, rest);
+        driver.actions();
+        steps = rest;
+    }
+});

@@ -1,0 +1,3 @@
+//! Drivers and models for the fuzz targets: each target is a few lines, what it checks is here.
+
+pub mod tcp;
