@@ -12,6 +12,7 @@ mod core;
 mod counters;
 mod fused;
 mod io_queue;
+mod manual;
 mod message;
 mod poll_group;
 mod range_lock;
@@ -22,5 +23,6 @@ mod target;
 
 pub use config::{NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig, TargetError};
 pub use counters::QueueTotals;
+pub use manual::ManualCore;
 pub use raceline_proto::controller::{HostAccess, Limits};
 pub use target::{Target, TargetStats};

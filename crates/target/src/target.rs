@@ -100,7 +100,11 @@ impl Target {
             }
         }
         shared.set_senders(handles.iter().map(|handle| handle.sender().clone()).collect());
-        Ok(Self { shared, cores: handles, state: Mutex::default() })
+        Ok(Self::with_cores(shared, handles))
+    }
+
+    pub(crate) fn with_cores(shared: Arc<Shared>, cores: Vec<ReactorHandle<Message>>) -> Self {
+        Self { shared, cores, state: Mutex::default() }
     }
 
     /// Creates a subsystem without namespaces.
@@ -249,7 +253,7 @@ impl Target {
     /// # Errors
     /// When a core does not end in time, or has ended by a failure.
     pub fn shutdown(self) -> Result<(), TargetError> {
-        for core in 0..self.cores.len() {
+        for core in 0..self.shared.cores() {
             self.shared.send(core, Message::Shutdown);
         }
         let deadline = Instant::now() + DRAIN_TIMEOUT;
@@ -343,12 +347,12 @@ impl Target {
         message: impl Fn(Reply<T>) -> Message,
     ) -> Result<Vec<T>, TargetError> {
         let (reply, answers) = mpsc::channel();
-        for core in 0..self.cores.len() {
+        for core in 0..self.shared.cores() {
             self.shared.send(core, message(reply.clone()));
         }
         drop(reply);
         let deadline = Instant::now() + timeout;
-        let mut pending: Vec<bool> = vec![true; self.cores.len()];
+        let mut pending: Vec<bool> = vec![true; self.shared.cores()];
         let mut results = Vec::new();
         while results.len() < pending.len() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -443,12 +447,17 @@ fn spawn(
         core,
         mode: config.mode,
         backend: config.backend,
-        pool: PoolConfig::new(&[
-            (SMALL_BUFFER_BYTES, config.small_buffers_per_core),
-            (config.max_io_bytes as usize, config.large_buffers_per_core),
-        ]),
+        pool: pool_config(config),
         name: format!("target-{index}"),
     };
     let shared = Arc::clone(shared);
     Reactor::spawn(reactor, move |_| Ok(PollGroup::new(index, shared)))
+}
+
+/// The I/O buffers of one core.
+pub(crate) fn pool_config(config: &TargetConfig) -> PoolConfig {
+    PoolConfig::new(&[
+        (SMALL_BUFFER_BYTES, config.small_buffers_per_core),
+        (config.max_io_bytes as usize, config.large_buffers_per_core),
+    ])
 }
