@@ -321,6 +321,12 @@ impl QueueJob {
         self.phase == Phase::Finished
     }
 
+    /// Most commands in flight.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -1,9 +1,11 @@
 //! Workloads, statistics and reports.
 //!
 //! A [`job::QueueJob`] decides what one queue does next and checks what came back; it does no
-//! I/O and reads no clock. [`report::Report`] says how it went.
+//! I/O and reads no clock. [`engine::run`] drives one job per queue over NVMe/TCP, and
+//! [`report::Report`] says how it went.
 
 pub mod cpu;
+pub mod engine;
 pub mod histogram;
 pub mod job;
 pub mod pacing;

@@ -243,7 +243,7 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
-/// A number of bytes with three digits: `1.50 GiB`.
+/// A number of bytes, exact if that is short, else with three digits: `64 MiB`, `1.50 GiB`.
 #[must_use]
 pub fn binary_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -256,7 +256,9 @@ pub fn binary_bytes(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    format!("{} {}", three_digits(value), UNITS[unit])
+    let exact = value < 1024.0 && value.fract() == 0.0;
+    let number = if exact { format!("{value:.0}") } else { three_digits(value) };
+    format!("{number} {}", UNITS[unit])
 }
 
 /// A time with three digits: `12.3us`.
@@ -440,7 +442,7 @@ mod tests {
     fn numbers_for_people() {
         assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         let bytes = [0, 1023, 1024, 1536, 1 << 20, (1 << 30) - 1, u64::MAX];
-        let texts = ["0 B", "1023 B", "1.00 KiB", "1.50 KiB", "1.00 MiB", "1.00 GiB", "16.0 EiB"];
+        let texts = ["0 B", "1023 B", "1 KiB", "1.50 KiB", "1 MiB", "1.00 GiB", "16 EiB"];
         assert_eq!(bytes.map(binary_bytes), texts);
         let times = [7.0, 999.4, 1000.0, 12_345.0, 999_600.0, 2_500_000.0, 3e9, 1e13];
         let texts = ["7ns", "999ns", "1.00us", "12.3us", "1.00ms", "2.50ms", "3.00s", "10000s"];

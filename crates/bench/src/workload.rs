@@ -87,7 +87,7 @@ impl fmt::Display for RwMode {
 
 /// Not the name of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a workload: one of read, write, randread, randwrite, rw, randrw is")]
+#[error("not a workload: use read, write, randread, randwrite, rw or randrw")]
 pub struct UnknownRwMode;
 
 impl FromStr for RwMode {
