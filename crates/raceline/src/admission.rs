@@ -1,0 +1,191 @@
+//! Who may reach an export: safe unless the command line says otherwise.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use raceline_proto::nvme::Nqn;
+
+use crate::cli::export::ExportArgs;
+use crate::cli::values::DEFAULT_PORT;
+use crate::failure::Failure;
+
+/// Where to listen without `-l`.
+pub(crate) const DEFAULT_LISTEN: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
+
+/// Where an export listens and whom it admits, within the rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Admission {
+    /// Where to listen, at least one address.
+    pub(crate) listen: Vec<SocketAddr>,
+    /// The hosts that may connect; `None` is any.
+    pub(crate) hosts: Option<Vec<Nqn>>,
+    /// All addresses are of this machine only.
+    pub(crate) local_only: bool,
+}
+
+impl Admission {
+    /// Checks the command line.
+    ///
+    /// # Errors
+    /// The options that are missing for the addresses given, and why.
+    pub(crate) fn check(args: &ExportArgs) -> Result<Self, Failure> {
+        let listen =
+            if args.listen.is_empty() { vec![DEFAULT_LISTEN] } else { args.listen.clone() };
+        for (index, address) in listen.iter().enumerate() {
+            if address.port() != 0 && listen[..index].contains(address) {
+                return Err(Failure::usage(format!("-l {address} is there twice")));
+            }
+            check_address(*address, args)?;
+        }
+        let hosts = (!args.hosts.is_empty()).then(|| args.hosts.clone());
+        let local_only = listen.iter().all(|address| is_local(address.ip()));
+        Ok(Self { listen, hosts, local_only })
+    }
+
+    /// Whom it admits, for people.
+    pub(crate) fn describe(&self) -> String {
+        match (&self.hosts, self.local_only) {
+            (Some(hosts), _) => {
+                let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+                format!("only {}", names.join(", "))
+            }
+            (None, true) => "any host of this machine (restrict it with --host NQN)".to_owned(),
+            (None, false) => "ANY host that can reach it, without encryption".to_owned(),
+        }
+    }
+}
+
+fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> {
+    let ip = address.ip().to_canonical();
+    if is_local(ip) {
+        return Ok(());
+    }
+    let mut missing = Vec::new();
+    if ip.is_unspecified() && !args.allow_wildcard {
+        missing.push("--allow-wildcard to listen on every address that this machine has");
+    }
+    if args.hosts.is_empty() && !args.allow_any_host {
+        missing.push("--host NQN (or --allow-any-host) to say who may connect");
+    }
+    if !args.insecure {
+        missing.push("--insecure to accept that nothing is encrypted");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing = missing.join(", ");
+    Err(Failure::usage(format!("-l {address} is open to other machines: add {missing}")))
+}
+
+/// Only processes of this machine can connect to it.
+fn is_local(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    fn check(options: &str) -> Result<Admission, String> {
+        let words = ["raceline", "export", "ram:1M"].into_iter().chain(options.split_whitespace());
+        let Verb::Export(args) = Cli::try_parse_from(words).unwrap().verb else { unreachable!() };
+        Admission::check(&args).map_err(|failure| {
+            assert_eq!(failure.code, crate::failure::code::USAGE);
+            failure.message
+        })
+    }
+
+    const HOST: &str = "--host nqn.2014-08.org.example:h";
+
+    #[test]
+    fn local_addresses_need_nothing() {
+        for options in
+            ["", "-l 127.0.0.1:0", "-l 127.8.9.1", "-l [::1]:4420", "-l [::ffff:127.0.0.1]:1"]
+        {
+            let admission = check(options).unwrap();
+            assert!(admission.local_only && admission.hosts.is_none(), "{options}");
+        }
+        assert_eq!(check("").unwrap().listen, ["127.0.0.1:4420".parse().unwrap()]);
+        assert!(check("").unwrap().describe().starts_with("any host of this machine"));
+    }
+
+    #[test]
+    fn hosts_restrict_local_addresses_too() {
+        let admission = check(HOST).unwrap();
+        assert_eq!(admission.hosts.as_ref().unwrap().len(), 1);
+        assert_eq!(admission.describe(), "only nqn.2014-08.org.example:h");
+    }
+
+    #[test]
+    fn every_combination_for_other_addresses() {
+        let wild = "--allow-wildcard to listen on every address that this machine has";
+        let who = "--host NQN (or --allow-any-host) to say who may connect";
+        let plain = "--insecure to accept that nothing is encrypted";
+        for address in [
+            "192.0.2.1:4420",
+            "[2001:db8::1]:4420",
+            "0.0.0.0:4420",
+            "[::]:4420",
+            "[::ffff:0.0.0.0]:1",
+        ] {
+            let wildcard = address.contains("0.0.0.0") || address.contains("[::]");
+            for bits in 0..16u8 {
+                let mut options = format!("-l {address}");
+                let mut expected = Vec::new();
+                let has = |bit: u8| bits & (1 << bit) != 0;
+                if has(0) && has(3) {
+                    continue; // they exclude each other
+                }
+                for (bit, option) in
+                    ["--allow-any-host", "--insecure", "--allow-wildcard", HOST].iter().enumerate()
+                {
+                    if has(u8::try_from(bit).unwrap()) {
+                        options = format!("{options} {option}");
+                    }
+                }
+                if wildcard && !has(2) {
+                    expected.push(wild);
+                }
+                if !has(0) && !has(3) {
+                    expected.push(who);
+                }
+                if !has(1) {
+                    expected.push(plain);
+                }
+                let result = check(&options);
+                if expected.is_empty() {
+                    assert!(!result.unwrap().local_only, "{options}");
+                } else {
+                    let message = result.unwrap_err();
+                    assert_eq!(
+                        message,
+                        format!(
+                            "-l {address} is open to other machines: add {}",
+                            expected.join(", ")
+                        )
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_open_address_among_local_ones_is_found() {
+        let message = check("-l 127.0.0.1:1 -l 192.0.2.1:2").unwrap_err();
+        assert!(message.starts_with("-l 192.0.2.1:2 is open"), "{message}");
+        let open = "-l 127.0.0.1:1 -l 192.0.2.1:2 --allow-any-host --insecure";
+        assert!(check(open).unwrap().describe().starts_with("ANY host"));
+    }
+
+    #[test]
+    fn the_same_address_twice() {
+        assert_eq!(
+            check("-l 127.0.0.1:1 -l 127.0.0.1:1").unwrap_err(),
+            "-l 127.0.0.1:1 is there twice"
+        );
+        assert!(check("-l 127.0.0.1:0 -l 127.0.0.1:0").is_ok());
+    }
+}

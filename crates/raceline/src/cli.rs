@@ -1,0 +1,93 @@
+//! The command line: verbs and options, in the vocabulary of nvme-cli and fio.
+
+pub(crate) mod export;
+pub(crate) mod host;
+pub(crate) mod perf;
+pub(crate) mod values;
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::demo::DEFAULT_SECONDS;
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 cannot connect or refused, 4 data are not as \
+written, 128+N ended by signal N.
+
+Try it: raceline demo";
+
+/// NVMe over TCP in user space: export storage to the network, and use it.
+#[derive(Debug, Parser)]
+#[command(name = "raceline", version, about, max_term_width = 100, after_help = AFTER_HELP)]
+#[command(propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// How much is said on standard error.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct LogArgs {
+    /// Say more: -v what happens, -vv what is needed to find a fault, -vvv everything
+    #[arg(short = 'v', long, action = ArgAction::Count, global = true, help_heading = "Messages")]
+    pub(crate) verbose: u8,
+    /// Print errors only
+    #[arg(long, global = true, conflicts_with = "verbose", help_heading = "Messages")]
+    pub(crate) quiet: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Export RAM, files and block devices over NVMe/TCP
+    Export(export::ExportArgs),
+    /// List what a target offers
+    Discover(host::DiscoverArgs),
+    /// Show a controller and its namespaces
+    Identify(host::IdentifyArgs),
+    /// Copy blocks of a namespace to a file or to standard output
+    Read(host::ReadArgs),
+    /// Copy a file or standard input to blocks of a namespace
+    Write(host::WriteArgs),
+    /// Measure, and with --verify prove, what a namespace does
+    Perf(perf::PerfArgs),
+    /// Show it all at work in this process: export, connect, verify, measure
+    Demo(DemoArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write the pages of all verbs to a directory
+    Man(ManArgs),
+}
+
+/// Arguments of `demo`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct DemoArgs {
+    /// About how long it may take
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_SECONDS)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=3600))]
+    pub(crate) seconds: u32,
+    /// How to do I/O
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub(crate) io: values::IoChoice,
+}
+
+/// Arguments of `completions`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Arguments of `man`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// Where to write raceline.1, raceline-export.1 and so on
+    pub(crate) dir: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests;

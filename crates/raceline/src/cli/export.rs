@@ -1,0 +1,85 @@
+//! Arguments of `raceline export`.
+
+use std::net::SocketAddr;
+
+use raceline_bdev::DeviceSpec;
+use raceline_proto::nvme::Nqn;
+
+use super::values::{self, CoreList, IoChoice, ModeChoice};
+
+const DEVICE_HELP: &str = "\
+Device to export, becomes the next namespace (1, 2, ...)
+
+  ram:SIZE                 memory, gone at exit
+  null:SIZE                reads give zeroes, writes are forgotten
+  file:PATH[,size=SIZE]    a file, created sparse with a size; ,buffered goes through the page cache
+  block:PATH               a block device
+  PATH                     a block device or a file, found out
+
+each with [,bs=512|4096] [,readonly] [,uuid=UUID]";
+
+/// Arguments of `export`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Without -l it listens on 127.0.0.1:4420 and admits any host of this machine. Any other address \
+needs --host or --allow-any-host to say who may connect, and --insecure because nothing is \
+encrypted; an address that stands for all (0.0.0.0, [::]) needs --allow-wildcard too.
+
+When it is ready it prints one line of JSON to standard output. SIGINT or SIGTERM ends it after \
+what is in flight; a second one ends it at once.
+
+Example: raceline export ram:1G")]
+pub(crate) struct ExportArgs {
+    #[arg(required = true, value_name = "DEVICE", help = "Devices to export, see --help")]
+    #[arg(long_help = DEVICE_HELP)]
+    pub(crate) devices: Vec<DeviceSpec>,
+
+    /// Name of the subsystem [default: derived from this machine and the devices]
+    #[arg(short = 'n', long, value_parser = values::nqn)]
+    pub(crate) nqn: Option<Nqn>,
+
+    /// Where to listen, repeatable [default: 127.0.0.1:4420]; port 0 takes any free port
+    #[arg(short = 'l', long = "listen", value_name = "ADDR:PORT")]
+    #[arg(value_parser = values::listen_address)]
+    pub(crate) listen: Vec<SocketAddr>,
+
+    /// Admit this host, repeatable
+    #[arg(long = "host", value_name = "NQN", value_parser = values::nqn)]
+    pub(crate) hosts: Vec<Nqn>,
+
+    /// Admit every host
+    #[arg(long, conflicts_with = "hosts")]
+    pub(crate) allow_any_host: bool,
+
+    /// Accept that other machines connect without encryption
+    #[arg(long)]
+    pub(crate) insecure: bool,
+
+    /// Accept an address that stands for all addresses of this machine
+    #[arg(long)]
+    pub(crate) allow_wildcard: bool,
+
+    /// Cores to run on, e.g. 0,2-4 [default: one thread that is not bound]
+    #[arg(long, value_name = "LIST", value_parser = values::core_list)]
+    pub(crate) cores: Option<CoreList>,
+
+    /// What a core does when it has nothing to do
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) mode: ModeChoice,
+
+    /// How to do I/O
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub(crate) io: IoChoice,
+
+    /// Serial number, up to 20 characters [default: derived from the NQN]
+    #[arg(long, value_name = "S", value_parser = values::serial)]
+    pub(crate) serial: Option<String>,
+
+    /// Largest transfer of one command
+    #[arg(long, value_name = "SIZE", default_value = "128k", value_parser = values::max_io_size)]
+    pub(crate) max_io_size: u32,
+
+    /// Largest write that travels inside its command
+    #[arg(long, value_name = "SIZE", default_value = "8k", value_parser = values::in_capsule)]
+    pub(crate) in_capsule: u32,
+}

@@ -1,0 +1,131 @@
+//! Arguments that verbs of the host side share, and those of the verbs that move data.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+
+use super::values::{self, OutputFormat};
+
+/// Where the target is, and who we are.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AddressArgs {
+    /// Address or name of the target
+    #[arg(short = 'a', long = "traddr", value_name = "ADDR", help_heading = "Target")]
+    pub(crate) address: String,
+
+    /// Port of the target
+    #[arg(short = 's', long = "trsvcid", value_name = "PORT", help_heading = "Target")]
+    #[arg(default_value_t = values::DEFAULT_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+
+    /// NQN of this host [default: /etc/nvme/hostnqn, or derived from this machine]
+    #[arg(short = 'q', long = "hostnqn", value_name = "HOSTNQN", help_heading = "Host")]
+    #[arg(value_parser = values::nqn)]
+    pub(crate) hostnqn: Option<Nqn>,
+
+    /// Identifier of this host [default: /etc/nvme/hostid, or that of the host NQN]
+    #[arg(short = 'I', long = "hostid", value_name = "HOSTID", help_heading = "Host")]
+    #[arg(value_parser = values::host_id)]
+    pub(crate) hostid: Option<HostId>,
+
+    /// Keep alive timeout in seconds, 0 for none
+    #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]
+    #[arg(default_value = "5", value_parser = values::time)]
+    pub(crate) keep_alive: Duration,
+
+    /// For people or for programs
+    #[arg(short = 'o', long = "output-format", value_enum, value_name = "FORMAT")]
+    #[arg(default_value_t)]
+    pub(crate) output: OutputFormat,
+}
+
+/// One subsystem of a target, and how to talk to it.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ConnectArgs {
+    #[command(flatten)]
+    pub(crate) address: AddressArgs,
+
+    /// NQN of the subsystem
+    #[arg(short = 'n', long = "nqn", value_name = "NQN", help_heading = "Target")]
+    #[arg(value_parser = values::nqn)]
+    pub(crate) nqn: Nqn,
+
+    /// Protect headers by a checksum
+    #[arg(short = 'g', long = "hdr-digest", help_heading = "Connection")]
+    pub(crate) header_digest: bool,
+
+    /// Protect data by a checksum
+    #[arg(short = 'G', long = "data-digest", help_heading = "Connection")]
+    pub(crate) data_digest: bool,
+}
+
+/// Arguments of `discover`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct DiscoverArgs {
+    #[command(flatten)]
+    pub(crate) address: AddressArgs,
+}
+
+/// Arguments of `identify`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct IdentifyArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+
+    /// Only this namespace
+    #[arg(long, value_name = "N", value_parser = namespace)]
+    pub(crate) namespace: Option<NamespaceId>,
+}
+
+/// Arguments of `read`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ReadArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+
+    /// The namespace
+    #[arg(long, value_name = "N", default_value = "1", value_parser = namespace)]
+    pub(crate) namespace: NamespaceId,
+
+    /// First block
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) slba: u64,
+
+    /// Number of blocks
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) blocks: u64,
+
+    /// Where the data go, - is standard output
+    #[arg(value_name = "FILE", default_value = "-")]
+    pub(crate) file: PathBuf,
+}
+
+/// Arguments of `write`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct WriteArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+
+    /// The namespace
+    #[arg(long, value_name = "N", default_value = "1", value_parser = namespace)]
+    pub(crate) namespace: NamespaceId,
+
+    /// First block
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) slba: u64,
+
+    /// Number of blocks [default: as many as there are data]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) blocks: Option<u64>,
+
+    /// Where the data come from, - is standard input
+    #[arg(value_name = "FILE", default_value = "-")]
+    pub(crate) file: PathBuf,
+}
+
+/// A number that can name a namespace.
+pub(crate) fn namespace(text: &str) -> Result<NamespaceId, String> {
+    let nsid = text.parse().ok().map(NamespaceId).filter(|nsid| nsid.is_valid());
+    nsid.ok_or_else(|| "a namespace is a number from 1 to 4294967294".to_owned())
+}

@@ -1,0 +1,181 @@
+//! The command line as users type it: what is accepted, and the exact line when it is not.
+
+use clap::CommandFactory as _;
+
+use super::values::{IoChoice, ModeChoice, OutputFormat};
+use super::*;
+use crate::failure::usage_line;
+
+fn parse(line: &str) -> Result<Verb, String> {
+    let words: Vec<String> =
+        std::iter::once("raceline").chain(line.split_whitespace()).map(str::to_owned).collect();
+    let cli = Cli::try_parse_from(&words);
+    cli.map(|cli| cli.verb).map_err(|error| usage_line(&error, &words))
+}
+
+const TARGET: &str = "-a 192.0.2.1 -s 4420 -n nqn.2014-08.org.example:1";
+
+#[test]
+fn the_definition_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn export_defaults() {
+    let Verb::Export(args) = parse("export ram:64M").unwrap() else { unreachable!() };
+    assert_eq!(args.devices[0].to_string(), "ram:64M");
+    assert_eq!((args.max_io_size, args.in_capsule), (131_072, 8192));
+    assert_eq!((args.mode, args.io), (ModeChoice::Adaptive, IoChoice::Auto));
+    assert!(args.listen.is_empty() && args.hosts.is_empty() && args.cores.is_none());
+    assert!(!(args.allow_any_host || args.insecure || args.allow_wildcard));
+}
+
+#[test]
+fn export_with_everything() {
+    let line = "export ram:64M file:/srv/a,size=1G,buffered null:1T,bs=4096 -n nqn.2014-08.org.example:1 \
+                -l 127.0.0.1:0 -l [::1]:0 --host nqn.2014-08.org.example:a --host nqn.2014-08.org.example:b \
+                --insecure --allow-wildcard --cores 0,2-3 --mode poll --serial S1 --max-io-size 1M \
+                --in-capsule 4k --io epoll -vv";
+    let Verb::Export(args) = parse(line).unwrap() else { unreachable!() };
+    assert_eq!((args.devices.len(), args.listen.len(), args.hosts.len()), (3, 2, 2));
+    assert_eq!(args.cores.unwrap().0, [0, 2, 3]);
+    assert_eq!(
+        (args.mode, args.io, args.max_io_size),
+        (ModeChoice::Poll, IoChoice::Epoll, 1 << 20)
+    );
+    assert_eq!(args.serial.unwrap(), "S1");
+}
+
+#[test]
+fn host_verbs_share_their_options() {
+    let options = format!(
+        "{TARGET} -q nqn.2014-08.org.example:h -I 6ba7b810-9dad-11d1-80b4-00c04fd430c8 -k 30 -o json -g -G"
+    );
+    let Verb::Read(args) = parse(&format!("read {options} --slba 8 --blocks 2 out")).unwrap()
+    else {
+        unreachable!()
+    };
+    assert_eq!((args.slba, args.blocks, args.namespace.0), (8, 2, 1));
+    assert_eq!(args.file.to_str(), Some("out"));
+    let connect = args.connect;
+    assert!(connect.header_digest && connect.data_digest);
+    assert_eq!(connect.address.output, OutputFormat::Json);
+    assert_eq!(connect.address.keep_alive.as_secs(), 30);
+    assert_eq!((connect.address.address.as_str(), connect.address.port), ("192.0.2.1", 4420));
+    for verb in ["identify", "write", "perf"] {
+        parse(&format!("{verb} {options}")).unwrap();
+    }
+    parse("discover -a localhost -s 4420 -o json -k 0").unwrap();
+}
+
+#[test]
+fn perf_speaks_fio() {
+    let line = format!(
+        "perf {TARGET} --namespace 2 -i 4 -Q 64 --rw randrw --rwmixread 70 --bs 8k --iodepth 16 \
+         --runtime 500ms --ramp_time 0 --rate_iops 1000 --cores 0-1 --verify --size 1G --offset 4k --seed 9"
+    );
+    let Verb::Perf(args) = parse(&line).unwrap() else { unreachable!() };
+    assert_eq!((args.queues, args.queue_size, args.iodepth, args.bs), (4, Some(64), 16, 8192));
+    assert_eq!((args.rw.name(), args.rwmixread, args.rate_iops), ("randrw", 70, Some(1000)));
+    assert_eq!((args.runtime.as_millis(), args.ramp_time.as_millis()), (500, 0));
+    let Verb::Perf(args) = parse(&format!("perf {TARGET}")).unwrap() else { unreachable!() };
+    assert_eq!((args.rw.name(), args.bs, args.iodepth), ("randread", 4096, 32));
+    assert_eq!((args.runtime.as_secs(), args.ramp_time.as_secs()), (8, 2));
+}
+
+#[test]
+fn wrong_lines_say_what_would_be_right() {
+    let nqn = "nqn.2014-08.org.example:1";
+    let cases: &[(&str, &str)] = &[
+        ("fly", "unrecognized subcommand 'fly' (see raceline --help)"),
+        (
+            "export",
+            "the following required arguments were not provided: <DEVICE>... (see raceline export --help)",
+        ),
+        (
+            "export rom:1M",
+            "invalid value 'rom:1M' for '<DEVICE>...': device `rom:1M`: unknown kind `rom`: use ram:, \
+             null:, file: or block: (if it is a path, write file:rom:...) (see raceline export --help)",
+        ),
+        (
+            "export ram:1MB",
+            "invalid value 'ram:1MB' for '<DEVICE>...': device `ram:1MB`: the suffix of `1MB` is \
+             ambiguous: write M or MiB (powers of 1024) (see raceline export --help)",
+        ),
+        (
+            "export ram:1M -n disk",
+            "invalid value 'disk' for '--nqn <NQN>': an NQN has at least 11 characters: nqn.yyyy-mm \
+             (see raceline export --help)",
+        ),
+        (
+            "export ram:1M --cores 3-1",
+            "invalid value '3-1' for '--cores <LIST>': 3-1 runs backwards: write 1-3 (see raceline export --help)",
+        ),
+        (
+            "export ram:1M --max-io-size 100k",
+            "invalid value '100k' for '--max-io-size <SIZE>': the largest transfer is a power of two \
+             from 4k to 16M (see raceline export --help)",
+        ),
+        (
+            "export ram:1M --mode fast",
+            "invalid value 'fast' for '--mode <MODE>' [possible values: poll, adaptive, interrupt] \
+             (see raceline export --help)",
+        ),
+        (
+            "export ram:1M --allow-any-host --host nqn.2014-08.org.example:1",
+            "the argument '--allow-any-host' cannot be used with '--host <NQN>' (see raceline export --help)",
+        ),
+        (
+            "discover -a 127.0.0.1 -s 70000",
+            "invalid value '70000' for '--trsvcid <PORT>': 70000 is not in 1..=65535 (see raceline discover --help)",
+        ),
+        (
+            "identify -n nqn.2014-08.org.example:1",
+            "the following required arguments were not provided: --traddr <ADDR> (see raceline identify --help)",
+        ),
+        (
+            "read -a 127.0.0.1 -n nqn.2014-08.org.example:1 --blocks 0",
+            "invalid value '0' for '--blocks <N>': 0 is not in 1..18446744073709551615 (see raceline read --help)",
+        ),
+        (
+            "write -a 127.0.0.1 -n nqn.2014-08.org.example:1 --namespace 0",
+            "invalid value '0' for '--namespace <N>': a namespace is a number from 1 to 4294967294 \
+             (see raceline write --help)",
+        ),
+        (
+            "perf -a 127.0.0.1 -n nqn.2014-08.org.example:1 --rw trim",
+            "invalid value 'trim' for '--rw <MODE>': not a workload: use read, write, randread, \
+             randwrite, rw or randrw (see raceline perf --help)",
+        ),
+        (
+            "perf -a 127.0.0.1 -n nqn.2014-08.org.example:1 --rwmixread 101",
+            "invalid value '101' for '--rwmixread <PERCENT>': 101 is not in 0..=100 (see raceline perf --help)",
+        ),
+        (
+            "perf -a 127.0.0.1 -n nqn.2014-08.org.example:1 --runtime 0",
+            "invalid value '0' for '--runtime <TIME>': must be more than 0 (see raceline perf --help)",
+        ),
+        (
+            "demo --seconds 1",
+            "invalid value '1' for '--seconds <N>': 1 is not in 2..=3600 (see raceline demo --help)",
+        ),
+        (
+            "export ram:1M --quiet -v",
+            "the argument '--quiet' cannot be used with '--verbose...' (see raceline export --help)",
+        ),
+    ];
+    assert!(parse(&format!("identify -a h -n {nqn}")).is_ok());
+    for (line, message) in cases {
+        assert_eq!(&parse(line).unwrap_err(), message, "raceline {line}");
+    }
+}
+
+#[test]
+fn every_verb_has_a_help_text_that_fits() {
+    for verb in Cli::command().get_subcommands_mut() {
+        assert!(verb.get_about().is_some(), "{}", verb.get_name());
+        for argument in verb.get_arguments() {
+            assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Values of options: each parses into a type that cannot be wrong, or says what would be right.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use raceline_bdev::ByteSize;
+use raceline_proto::nvme::{HostId, Nqn};
+use raceline_reactor::{Backend, Mode};
+use uuid::Uuid;
+
+/// The port that is registered for NVMe over TCP.
+pub(crate) const DEFAULT_PORT: u16 = 4420;
+
+/// Longest time that an option takes: a year.
+const LONGEST: f64 = 365.0 * 86_400.0;
+
+/// Most cores in a list; machines have fewer, typing errors more.
+const CORES_MAX: usize = 1024;
+
+/// `--mode`: what a core does when it has nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ModeChoice {
+    /// Look for work without a pause: lowest latency, the core is always busy
+    Poll,
+    /// Look for work for a moment, then sleep
+    #[default]
+    Adaptive,
+    /// Sleep at once
+    Interrupt,
+}
+
+impl From<ModeChoice> for Mode {
+    fn from(choice: ModeChoice) -> Self {
+        match choice {
+            ModeChoice::Poll => Self::Poll,
+            ModeChoice::Adaptive => Self::default(),
+            ModeChoice::Interrupt => Self::Interrupt,
+        }
+    }
+}
+
+/// `--io`: which interface of the kernel does I/O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum IoChoice {
+    /// io_uring, or epoll where io_uring is not permitted
+    #[default]
+    Auto,
+    /// io_uring
+    Uring,
+    /// epoll
+    Epoll,
+}
+
+impl From<IoChoice> for Backend {
+    fn from(choice: IoChoice) -> Self {
+        match choice {
+            IoChoice::Auto => Self::Auto,
+            IoChoice::Uring => Self::Uring,
+            IoChoice::Epoll => Self::Epoll,
+        }
+    }
+}
+
+/// `-o`: for people or for programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum OutputFormat {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+}
+
+/// Cores, in the order given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CoreList(pub(crate) Vec<usize>);
+
+/// An NQN.
+pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
+    Nqn::new(text).map_err(|error| error.to_string())
+}
+
+/// A host identifier: a UUID that is not all zeroes.
+pub(crate) fn host_id(text: &str) -> Result<HostId, String> {
+    let uuid = Uuid::try_parse(text).ok().filter(|uuid| !uuid.is_nil());
+    let uuid = uuid.ok_or("a host identifier is a UUID other than zero")?;
+    Ok(HostId(*uuid.as_bytes()))
+}
+
+/// `0,2-4`.
+pub(crate) fn core_list(text: &str) -> Result<CoreList, String> {
+    let number = |text: &str| {
+        text.parse::<usize>().map_err(|_| "a list of cores is written 0,2-4".to_owned())
+    };
+    let mut cores = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = match part.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(part)?, number(part)?),
+        };
+        if first > last {
+            return Err(format!("{part} runs backwards: write {last}-{first}"));
+        }
+        if last >= CORES_MAX {
+            return Err(format!("there is no core {last}"));
+        }
+        for core in first..=last {
+            if cores.contains(&core) {
+                return Err(format!("core {core} is there twice"));
+            }
+            cores.push(core);
+        }
+    }
+    Ok(CoreList(cores))
+}
+
+impl fmt::Display for CoreList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cores: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&cores.join(","))
+    }
+}
+
+/// `192.0.2.1:4420`, `[2001:db8::1]:4420`, or without a port.
+pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(address);
+    }
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if let Some(address) = bare.and_then(|bare| bare.parse::<Ipv6Addr>().ok()) {
+        return Ok(SocketAddr::new(address.into(), DEFAULT_PORT));
+    }
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, DEFAULT_PORT));
+    }
+    Err("an address of this machine is written 192.0.2.1:4420 or [2001:db8::1]:4420; names are not looked up"
+        .to_owned())
+}
+
+/// A size in bytes: `4096`, `128k`, `1G`.
+pub(crate) fn size(text: &str) -> Result<ByteSize, String> {
+    text.parse::<ByteSize>().map_err(|error| error.to_string())
+}
+
+/// The largest transfer of a command: 4k times a power of two, up to 16M.
+pub(crate) fn max_io_size(text: &str) -> Result<u32, String> {
+    let ByteSize(bytes) = size(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_power_of_two() && (4096..=16 << 20).contains(bytes))
+        .ok_or_else(|| "the largest transfer is a power of two from 4k to 16M".to_owned())
+}
+
+/// The largest write that travels inside its command.
+pub(crate) fn in_capsule(text: &str) -> Result<u32, String> {
+    let ByteSize(bytes) = size(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_multiple_of(16) && *bytes <= 1 << 20)
+        .ok_or_else(|| "in-capsule data is a multiple of 16 bytes, at most 1M".to_owned())
+}
+
+/// The size of a command: at least 512 bytes.
+pub(crate) fn io_size(text: &str) -> Result<u32, String> {
+    let ByteSize(bytes) = size(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_multiple_of(512) && (512..=16 << 20).contains(bytes))
+        .ok_or_else(|| "a command moves a multiple of 512 bytes, at most 16M".to_owned())
+}
+
+/// A time: `8` seconds, `500ms`, `1.5s`, `2m`, `1h`.
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
+    let wrong = || "a time is written 8 (seconds), 500ms, 2m or 1h".to_owned();
+    let digits =
+        text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let seconds = number.parse::<f64>().map_err(|_| wrong())? * factor;
+    if seconds > LONGEST {
+        return Err("at most a year".to_owned());
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+}
+
+/// A time that is not zero.
+pub(crate) fn positive_time(text: &str) -> Result<Duration, String> {
+    time(text).and_then(|time| {
+        if time.is_zero() { Err("must be more than 0".to_owned()) } else { Ok(time) }
+    })
+}
+
+/// A serial number: 1 to 20 printable ASCII characters.
+pub(crate) fn serial(text: &str) -> Result<String, String> {
+    let printable = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if text.trim().is_empty() || text.len() > 20 || !printable {
+        return Err("a serial number has 1 to 20 printable ASCII characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores() {
+        assert_eq!(core_list("0").unwrap().0, [0]);
+        assert_eq!(core_list("4,0-2").unwrap().0, [4, 0, 1, 2]);
+        assert_eq!(core_list("4,0-2").unwrap().to_string(), "4,0,1,2");
+        let form = "a list of cores is written 0,2-4";
+        for (text, message) in [
+            ("", form),
+            ("a", form),
+            ("1-", form),
+            ("1,,2", form),
+            ("-1", form),
+            ("3-1", "3-1 runs backwards: write 1-3"),
+            ("0,0-1", "core 0 is there twice"),
+            ("0-99999999999", "there is no core 99999999999"),
+        ] {
+            assert_eq!(core_list(text).unwrap_err(), message, "{text}");
+        }
+    }
+
+    #[test]
+    fn listen_addresses() {
+        for (text, address) in [
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            ("127.0.0.1", "127.0.0.1:4420"),
+            ("[::1]:1", "[::1]:1"),
+            ("[::1]", "[::1]:4420"),
+            ("::1", "[::1]:4420"),
+            ("0.0.0.0:4420", "0.0.0.0:4420"),
+        ] {
+            assert_eq!(listen_address(text).unwrap().to_string(), address);
+        }
+        for text in ["", "localhost:4420", "127.0.0.1:65536", ":4420", "1.2.3:1", "[::1]x"] {
+            let message = listen_address(text).unwrap_err();
+            assert!(message.starts_with("an address of this machine is written"), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_with_limits() {
+        assert_eq!(max_io_size("128k"), Ok(131_072));
+        assert_eq!(io_size("4k"), Ok(4096));
+        assert_eq!(in_capsule("0"), Ok(0));
+        for text in ["0", "100k", "2k", "32M", "8G"] {
+            assert_eq!(
+                max_io_size(text).unwrap_err(),
+                "the largest transfer is a power of two from 4k to 16M"
+            );
+        }
+        for text in ["0", "100", "17M"] {
+            assert!(io_size(text).unwrap_err().starts_with("a command moves a multiple of 512"));
+        }
+        assert!(in_capsule("15").unwrap_err().starts_with("in-capsule data is a multiple of 16"));
+        assert!(io_size("4q").unwrap_err().starts_with("`4q` is not a size"));
+    }
+
+    #[test]
+    fn times() {
+        for (text, millis) in
+            [("8", 8000), ("1.5", 1500), ("500ms", 500), ("2s", 2000), ("2m", 120_000), ("0", 0)]
+        {
+            assert_eq!(time(text).unwrap().as_millis(), millis);
+        }
+        for text in ["", "s", "1d", "-1", "1.2.3", "NaN", "1e9"] {
+            assert_eq!(time(text).unwrap_err(), "a time is written 8 (seconds), 500ms, 2m or 1h");
+        }
+        assert_eq!(time("9999999h").unwrap_err(), "at most a year");
+        assert_eq!(positive_time("0ms").unwrap_err(), "must be more than 0");
+    }
+
+    #[test]
+    fn serials_and_host_ids() {
+        assert_eq!(serial("RL 1").unwrap(), "RL 1");
+        for text in ["", "  ", "123456789012345678901", "a\tb", "\u{e9}"] {
+            assert!(serial(text).is_err(), "{text:?}");
+        }
+        let id = host_id("6ba7b810-9dad-11d1-80b4-00c04fd430c8").unwrap();
+        assert_eq!(id.0[..2], [0x6b, 0xa7]);
+        assert!(host_id("00000000-0000-0000-0000-000000000000").is_err());
+        assert!(host_id("x").is_err());
+    }
+}

@@ -1,0 +1,257 @@
+//! `raceline demo`: a target and a host in one process, to see it all work in seconds.
+
+use std::io::IsTerminal as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use raceline_bdev::{DeviceSpec, Identity};
+use raceline_bench::engine::{self, EngineConfig, Outcome};
+use raceline_bench::job::JobError;
+use raceline_bench::report::{binary_bytes, grouped, latency_text};
+use raceline_bench::{Latencies, RwMode};
+use raceline_host::HostConfig;
+use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::{Backend, Mode};
+use raceline_target::{HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+
+use crate::cli::DemoArgs;
+use crate::export::MODEL;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{limits, naming, perf, shell};
+
+/// How long the demo takes unless told otherwise.
+pub(crate) const DEFAULT_SECONDS: u32 = 10;
+
+const NQN: &str = "nqn.2026-01.io.raceline:demo";
+const DEVICE: &str = "ram:64M";
+const IO_BYTES: u32 = 4096;
+const SEED: u64 = 1;
+
+/// What is measured, in the order of the output.
+const MEASUREMENTS: [(RwMode, u16); 4] = [
+    (RwMode::RandRead, 1),
+    (RwMode::RandRead, 32),
+    (RwMode::RandWrite, 1),
+    (RwMode::RandWrite, 32),
+];
+
+/// Runs the demo.
+pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
+    limits::raise_file_descriptors();
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let identity = Identity::of_this_machine();
+    let style = Style::detect();
+    let backend: Backend = args.io.into();
+
+    let target = start_target(&identity, backend)?;
+    let address = target
+        .add_listener(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))
+        .map_err(Failure::runtime)?;
+    say(&format!(
+        "{}\n\n",
+        style.bold("Raceline demo: an NVMe/TCP target and host in one process")
+    ))?;
+    say(&step(&style, "target", &format!("{DEVICE} exported at {address}, in user space")))?;
+
+    let result = measure(args, address, &identity, backend, &interrupt, &style);
+    let shutdown = target.shutdown().map_err(Failure::runtime);
+    result.and(shutdown)?;
+    say(&next_steps(&style))
+}
+
+fn start_target(identity: &Identity, backend: Backend) -> Result<Target, Failure> {
+    let spec: DeviceSpec = DEVICE.parse().map_err(Failure::runtime)?;
+    let bdev = raceline_bdev::open(&spec, identity).map_err(Failure::runtime)?;
+    let nqn = demo_nqn();
+    let serial = naming::serial(identity, &nqn);
+    let target = Target::start(TargetConfig { backend, ..TargetConfig::default() })
+        .map_err(Failure::runtime)?;
+    let subsystem = SubsystemConfig {
+        nqn: nqn.clone(),
+        serial,
+        model: MODEL.to_owned(),
+        hosts: HostAccess::Any,
+    };
+    target.add_subsystem(subsystem).map_err(Failure::runtime)?;
+    let namespace = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+    target.add_namespace(&nqn, namespace).map_err(Failure::runtime)?;
+    Ok(target)
+}
+
+/// Verifies first: figures of a target that returns wrong data mean nothing.
+fn measure(
+    args: &DemoArgs,
+    address: SocketAddr,
+    identity: &Identity,
+    backend: Backend,
+    interrupt: &Interrupt,
+    style: &Style,
+) -> Result<(), Failure> {
+    let part = part_time(args.seconds);
+    let config = |mode, depth, verify| {
+        let (hostnqn, hostid) = naming::host(identity, None, None);
+        EngineConfig {
+            host: HostConfig::new(address, demo_nqn(), hostnqn, hostid),
+            nsid: NamespaceId(1),
+            mode,
+            mixed_read_percent: 50,
+            io_bytes: IO_BYTES,
+            depth,
+            offset_bytes: 0,
+            size_bytes: None,
+            seed: SEED,
+            verify,
+            rate_iops: None,
+            ramp: part / 8,
+            runtime: part - part / 8,
+            cores: Vec::new(),
+            reactor_mode: Mode::default(),
+            backend,
+        }
+    };
+    let go = |config: &EngineConfig| {
+        let outcome = engine::run(config, &mut |_| interrupt.requested().is_none());
+        if let Some(signal) = interrupt.requested() {
+            return Err(Failure::signal(signal));
+        }
+        check(outcome.map_err(perf::failure)?)
+    };
+
+    let outcome = go(&config(RwMode::Write, 32, true))?;
+    let size = binary_bytes(outcome.namespace.size_bytes());
+    say(&step(
+        style,
+        "connect",
+        &format!("namespace 1, {size} in blocks of {}", outcome.namespace.block_size),
+    ))?;
+    let verified = binary_bytes(outcome.verified.saturating_mul(u64::from(IO_BYTES)));
+    let text = format!("{verified} written, read back and compared: every block is as written");
+    say(&step(style, "verify", &text))?;
+
+    say(&format!("\n{}\n", style.bold(&heading())))?;
+    for (mode, depth) in MEASUREMENTS {
+        let outcome = go(&config(mode, depth, false))?;
+        say(&row(mode, depth, &outcome))?;
+    }
+    say(&format!(
+        "\n4 KiB commands over one TCP connection on the loopback, target and host sharing {}; CPU is of \
+         both together, in percent of one core. Across a network, expect its latency on top.\n",
+        cores_text()
+    ))
+}
+
+/// The share of each part, verification included, of the time that is to be used.
+fn part_time(seconds: u32) -> Duration {
+    let parts = u32::try_from(MEASUREMENTS.len() + 1).unwrap_or(1);
+    // A tenth of the time is for connecting, reading back, and ending.
+    Duration::from_secs(u64::from(seconds)) * 9 / 10 / parts
+}
+
+fn check(outcome: Outcome) -> Result<Outcome, Failure> {
+    match &outcome.error {
+        None => Ok(outcome),
+        Some(JobError::Io(why)) => Err(Failure::runtime(why)),
+        Some(JobError::Mismatch(mismatch)) => Err(Failure::mismatch(mismatch)),
+    }
+}
+
+fn demo_nqn() -> Nqn {
+    Nqn::new(NQN).expect("a constant NQN")
+}
+
+fn step(style: &Style, name: &str, text: &str) -> String {
+    format!("  {} {name:<9}{text}\n", style.green("ok"))
+}
+
+fn heading() -> String {
+    format!(
+        "  {:<12}{:>6}{:>12}{:>14}{:>10}{:>10}{:>10}{:>8}",
+        "", "depth", "IOPS", "bandwidth", "mean", "p99", "p99.99", "CPU"
+    )
+}
+
+fn row(mode: RwMode, depth: u16, outcome: &Outcome) -> String {
+    let side: &Latencies = if outcome.read.count() > 0 { &outcome.read } else { &outcome.write };
+    let nanos = outcome.measured.as_nanos().max(1);
+    let per_second =
+        |count: u64| u64::try_from(u128::from(count) * 1_000_000_000 / nanos).unwrap_or(u64::MAX);
+    let bytes = side.count().saturating_mul(u64::from(IO_BYTES));
+    let (user, system) = outcome.cpu.percent_of(outcome.measured);
+    format!(
+        "  {:<12}{depth:>6}{:>12}{:>14}{:>10}{:>10}{:>10}{:>7.0}%\n",
+        mode.name(),
+        grouped(per_second(side.count())),
+        format!("{}/s", binary_bytes(per_second(bytes))),
+        latency_text(side.mean_ns()),
+        latency_text(side.percentile_ns(99.0) as f64),
+        latency_text(side.percentile_ns(99.99) as f64),
+        user + system
+    )
+}
+
+fn cores_text() -> String {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 => "1 core".to_owned(),
+        cores => format!("{cores} cores"),
+    }
+}
+
+fn next_steps(style: &Style) -> String {
+    format!(
+        "\n{}\n  raceline export ram:1G           export memory to this machine; prints the line to connect\n  \
+         raceline export /srv/disk.img    the same with a file or a block device\n  \
+         nvme connect -t tcp -a 127.0.0.1 -s 4420 -n NQN\n                                   \
+         use it with the kernel's host (root, module nvme-tcp)\n  \
+         raceline perf -a ADDRESS -n NQN  measure any NVMe/TCP target\n",
+        style.bold("Next")
+    )
+}
+
+fn say(text: &str) -> Result<(), Failure> {
+    shell::print(text.as_bytes())
+}
+
+/// Colours where they are welcome.
+struct Style {
+    colour: bool,
+}
+
+impl Style {
+    /// On a terminal, unless NO_COLOR says otherwise.
+    fn detect() -> Self {
+        let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self { colour: std::io::stdout().is_terminal() && !unwanted }
+    }
+
+    fn bold(&self, text: &str) -> String {
+        self.wrap("1", text)
+    }
+
+    fn green(&self, text: &str) -> String {
+        self.wrap("32", text)
+    }
+
+    fn wrap(&self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_fit_the_time() {
+        assert_eq!(part_time(10), Duration::from_millis(1800));
+        assert!(part_time(2) * 5 < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn no_colour_without_a_terminal() {
+        let plain = Style { colour: false };
+        assert_eq!(plain.bold("x"), "x");
+        assert!(!next_steps(&plain).contains('\x1b'));
+        assert_eq!(Style { colour: true }.green("x"), "\x1b[32mx\x1b[0m");
+    }
+}

@@ -1,0 +1,157 @@
+//! `raceline discover`: what a target offers.
+
+use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
+use serde_json::{Value, json};
+
+use crate::cli::host::DiscoverArgs;
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::table::Table;
+use crate::{remote, shell};
+
+/// Prints the discovery log.
+pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
+    let log = remote::discover(&args.address)?;
+    let text = match args.address.output {
+        OutputFormat::Table => table(&log),
+        OutputFormat::Json => format!("{:#}\n", document(&log)),
+    };
+    shell::print(text.as_bytes())
+}
+
+fn table(log: &DiscoveryLog) -> String {
+    if log.records.is_empty() {
+        return "the target offers nothing to this host\n".to_owned();
+    }
+    let mut table = Table::new(&["type", "transport", "address", "port", "security", "nqn"]);
+    for record in &log.records {
+        table.row([
+            subtype(record).to_owned(),
+            transport(record).to_owned(),
+            record.traddr.clone(),
+            record.trsvcid.clone(),
+            security(record).to_owned(),
+            record.subnqn.clone(),
+        ]);
+    }
+    table.render("")
+}
+
+/// The log with the field names of nvme-cli.
+fn document(log: &DiscoveryLog) -> Value {
+    let records: Vec<Value> = log
+        .records
+        .iter()
+        .map(|record| {
+            json!({
+                "trtype": transport(record),
+                "adrfam": family(record),
+                "subtype": subtype(record),
+                "treq": treq(record),
+                "portid": record.portid,
+                "cntlid": record.cntlid,
+                "trsvcid": record.trsvcid,
+                "subnqn": record.subnqn,
+                "traddr": record.traddr,
+                "asqsz": record.asqsz,
+                "eflags": record.eflags,
+                "sectype": security(record),
+            })
+        })
+        .collect();
+    json!({ "genctr": log.generation, "records": records })
+}
+
+fn transport(record: &DiscoveryRecord) -> &'static str {
+    match record.trtype {
+        1 => "rdma",
+        2 => "fc",
+        3 => "tcp",
+        254 => "loop",
+        _ => "unknown",
+    }
+}
+
+fn family(record: &DiscoveryRecord) -> &'static str {
+    match record.adrfam {
+        1 => "ipv4",
+        2 => "ipv6",
+        3 => "ib",
+        4 => "fc",
+        _ => "unknown",
+    }
+}
+
+fn subtype(record: &DiscoveryRecord) -> &'static str {
+    match record.subtype {
+        1 => "discovery referral",
+        2 => "nvme subsystem",
+        3 => "current discovery subsystem",
+        _ => "unknown",
+    }
+}
+
+fn treq(record: &DiscoveryRecord) -> &'static str {
+    match record.treq & 0b11 {
+        0 => "not specified",
+        1 => "required",
+        2 => "not required",
+        _ => "reserved",
+    }
+}
+
+fn security(record: &DiscoveryRecord) -> &'static str {
+    match (record.trtype, record.sectype) {
+        (3, 0) => "none",
+        (3, 1) => "tls1.2",
+        (3, 2) => "tls1.3",
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log() -> DiscoveryLog {
+        let record = DiscoveryRecord {
+            trtype: 3,
+            adrfam: 1,
+            subtype: 2,
+            treq: 0,
+            portid: 1,
+            cntlid: 0xffff,
+            asqsz: 128,
+            eflags: 0,
+            trsvcid: "4420".to_owned(),
+            subnqn: "nqn.2014-08.org.example:1".to_owned(),
+            traddr: "127.0.0.1".to_owned(),
+            sectype: 0,
+        };
+        DiscoveryLog { generation: 7, records: vec![record] }
+    }
+
+    #[test]
+    fn json_has_the_names_of_nvme_cli() {
+        let document = document(&log());
+        assert_eq!(document["genctr"], 7);
+        let record = &document["records"][0];
+        assert_eq!(record["trtype"], "tcp");
+        assert_eq!(record["adrfam"], "ipv4");
+        assert_eq!(record["subtype"], "nvme subsystem");
+        assert_eq!(record["trsvcid"], "4420");
+        assert_eq!(record["subnqn"], "nqn.2014-08.org.example:1");
+    }
+
+    #[test]
+    fn the_table_has_a_line_per_record() {
+        let text = table(&log());
+        assert_eq!(text.lines().count(), 2);
+        assert!(
+            text.contains("nvme subsystem  tcp        127.0.0.1  4420  none      nqn.2014"),
+            "{text}"
+        );
+        let nothing = DiscoveryLog { generation: 0, records: Vec::new() };
+        assert_eq!(table(&nothing), "the target offers nothing to this host\n");
+    }
+}

@@ -1,0 +1,232 @@
+//! `raceline export`: a target in this process, until a signal.
+
+use std::io::IsTerminal as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use raceline_bdev::{Identity, SharedBdev};
+use raceline_bench::report::binary_bytes;
+
+use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_target::{
+    HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
+};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::admission::Admission;
+use crate::cli::export::ExportArgs;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::table::Table;
+use crate::{limits, naming, shell};
+
+/// Model number that subsystems report.
+pub(crate) const MODEL: &str = "Raceline";
+
+/// How often an export looks whether its cores are well.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The line on standard output that says it is ready.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Ready {
+    ready: bool,
+    nqn: String,
+    listeners: Vec<SocketAddr>,
+    namespaces: Vec<ReadyNamespace>,
+    pid: u32,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct ReadyNamespace {
+    nsid: u32,
+    device: String,
+    block_size: u32,
+    block_count: u64,
+    uuid: Uuid,
+}
+
+/// Exports the devices until SIGINT or SIGTERM.
+pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
+    let admission = Admission::check(args)?;
+    if args.in_capsule > args.max_io_size {
+        return Err(Failure::usage("--in-capsule must not be more than --max-io-size"));
+    }
+    limits::raise_file_descriptors();
+    // Caught before anything is open, so that an early signal is not lost.
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+
+    let identity = Identity::of_this_machine();
+    let mut devices = Vec::with_capacity(args.devices.len());
+    for spec in &args.devices {
+        devices.push(raceline_bdev::open(spec, &identity).map_err(Failure::runtime)?);
+    }
+    let nqn = args.nqn.clone().unwrap_or_else(|| {
+        naming::subsystem_nqn(&identity, &naming::machine_name(), &args.devices, &admission.listen)
+    });
+    let serial = args.serial.clone().unwrap_or_else(|| naming::serial(&identity, &nqn));
+
+    let target = Target::start(TargetConfig {
+        cores: args.cores.clone().unwrap_or_default().0,
+        mode: args.mode.into(),
+        backend: args.io.into(),
+        max_io_bytes: args.max_io_size,
+        in_capsule_bytes: args.in_capsule,
+        ..TargetConfig::default()
+    })
+    .map_err(Failure::runtime)?;
+    let ready = set_up(&target, &nqn, serial, &admission, devices)?;
+
+    eprint!("{}", describe(&ready, &admission));
+    let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
+    shell::print(format!("{line}\n").as_bytes())?;
+
+    let signal = loop {
+        if let Some(signal) = interrupt.wait(HEALTH_INTERVAL) {
+            break signal;
+        }
+        if !target.is_running() {
+            return Err(Failure::runtime(
+                "a core of the target has stopped: see the messages above",
+            ));
+        }
+    };
+    tracing::info!("signal {signal}: draining");
+    if std::io::stderr().is_terminal() {
+        eprintln!("\nending after what is in flight; once more to end at once");
+    }
+    target.shutdown().map_err(Failure::runtime)?;
+    Ok(())
+}
+
+/// Creates the subsystem, its namespaces, and then the listeners: who connects finds all of it.
+fn set_up(
+    target: &Target,
+    nqn: &Nqn,
+    serial: String,
+    admission: &Admission,
+    devices: Vec<SharedBdev>,
+) -> Result<Ready, Failure> {
+    let hosts = admission.hosts.clone().map_or(HostAccess::Any, HostAccess::List);
+    let subsystem = SubsystemConfig { nqn: nqn.clone(), serial, model: MODEL.to_owned(), hosts };
+    target.add_subsystem(subsystem).map_err(Failure::runtime)?;
+    let mut namespaces = Vec::with_capacity(devices.len());
+    for bdev in devices {
+        let info = bdev.info();
+        let config = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+        let NamespaceId(nsid) = target.add_namespace(nqn, config).map_err(Failure::runtime)?;
+        namespaces.push(ReadyNamespace {
+            nsid,
+            device: info.name,
+            block_size: info.block_size,
+            block_count: info.block_count,
+            uuid: Uuid::from_bytes(info.uuid),
+        });
+    }
+    let mut listeners = Vec::with_capacity(admission.listen.len());
+    for &address in &admission.listen {
+        listeners.push(target.add_listener(address).map_err(|error| listen_failure(&error))?);
+    }
+    let pid = std::process::id();
+    Ok(Ready { ready: true, nqn: nqn.as_str().to_owned(), listeners, namespaces, pid })
+}
+
+/// What to do about an address that cannot be had.
+fn listen_failure(error: &TargetError) -> Failure {
+    let TargetError::Listen { address, error: cause } = error else {
+        return Failure::runtime(error);
+    };
+    let advice = match cause.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "another process listens there: choose another port with -l, or 0 for any free one"
+        }
+        std::io::ErrorKind::AddrNotAvailable => "it is not an address of this machine",
+        std::io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
+        _ => return Failure::runtime(error),
+    };
+    Failure::runtime(format!("cannot listen on {address}: {advice}"))
+}
+
+/// What is exported to whom, and how to use it, for people.
+fn describe(ready: &Ready, admission: &Admission) -> String {
+    let mut table = Table::new(&["nsid", "device", "size", "block", "uuid"]);
+    for namespace in &ready.namespaces {
+        let bytes = namespace.block_count.saturating_mul(u64::from(namespace.block_size));
+        table.row([
+            namespace.nsid.to_string(),
+            namespace.device.clone(),
+            binary_bytes(bytes),
+            namespace.block_size.to_string(),
+            namespace.uuid.to_string(),
+        ]);
+    }
+    let mut text = format!("exporting {}\n{}", ready.nqn, table.render("  "));
+    text.push_str(&format!("admits {}\n", admission.describe()));
+    text.push_str("connect with\n");
+    for listener in &ready.listeners {
+        let address = if listener.ip().is_unspecified() {
+            "ADDRESS".to_owned()
+        } else {
+            listener.ip().to_string()
+        };
+        let (port, nqn) = (listener.port(), &ready.nqn);
+        text.push_str(&format!("  nvme connect -t tcp -a {address} -s {port} -n {nqn}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready() -> Ready {
+        Ready {
+            ready: true,
+            nqn: "nqn.2014-08.org.example:1".to_owned(),
+            listeners: vec!["127.0.0.1:4420".parse().unwrap(), "[::]:1".parse().unwrap()],
+            namespaces: vec![ReadyNamespace {
+                nsid: 1,
+                device: "ram:64M".to_owned(),
+                block_size: 512,
+                block_count: 131_072,
+                uuid: Uuid::from_u128(7),
+            }],
+            pid: 123,
+        }
+    }
+
+    #[test]
+    fn the_ready_line_has_the_shape_that_scripts_read() {
+        assert_eq!(
+            serde_json::to_string(&ready()).unwrap(),
+            "{\"ready\":true,\"nqn\":\"nqn.2014-08.org.example:1\",\
+             \"listeners\":[\"127.0.0.1:4420\",\"[::]:1\"],\
+             \"namespaces\":[{\"nsid\":1,\"device\":\"ram:64M\",\"block_size\":512,\
+             \"block_count\":131072,\"uuid\":\"00000000-0000-0000-0000-000000000007\"}],\"pid\":123}"
+        );
+    }
+
+    #[test]
+    fn people_read_what_to_type() {
+        let admission = Admission { listen: Vec::new(), hosts: None, local_only: true };
+        let text = describe(&ready(), &admission);
+        assert!(text.contains("64 MiB"), "{text}");
+        assert!(text.contains("admits any host of this machine"), "{text}");
+        let line = "  nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2014-08.org.example:1\n";
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("-a ADDRESS -s 1 "), "{text}");
+    }
+
+    #[test]
+    fn a_port_in_use_says_what_to_do() {
+        let error = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+        let address = "127.0.0.1:4420".parse().unwrap();
+        let failure = listen_failure(&TargetError::Listen { address, error });
+        assert_eq!(failure.code, 1);
+        assert_eq!(
+            failure.message,
+            "cannot listen on 127.0.0.1:4420: another process listens there: choose another port \
+             with -l, or 0 for any free one"
+        );
+    }
+}

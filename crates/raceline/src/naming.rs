@@ -1,0 +1,193 @@
+//! Names that stay the same from start to start: of exports, and of this machine as a host.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use raceline_bdev::{Backing, DeviceSpec, Identity};
+use raceline_proto::nvme::{HostId, Nqn};
+use uuid::Uuid;
+
+/// What NQNs made here begin with.
+const NQN_PREFIX: &str = "nqn.2026-01.io.raceline";
+
+/// What NQNs made of a UUID begin with (Base 2.0, 4.5).
+const NQN_UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+
+/// Longest part of a host's name in an NQN.
+const HOST_NAME_MAX: usize = 63;
+
+/// Where nvme-cli keeps the names of this machine as a host.
+const NVME_DIR: &str = "/etc/nvme";
+
+/// The NQN of an export: the same devices at the same addresses have the same name.
+///
+/// The addresses count because two exports of one machine may both hold `ram:1G`: with equal
+/// names a host would take them for two paths to one disk.
+pub(crate) fn subsystem_nqn(
+    identity: &Identity,
+    host_name: &str,
+    devices: &[DeviceSpec],
+    listen: &[SocketAddr],
+) -> Nqn {
+    let mut parts: Vec<String> = devices.iter().map(device_name).collect();
+    parts.extend(listen.iter().map(ToString::to_string));
+    let uuid = identity.derive("subsystem", parts.join("\n").as_bytes());
+    let name = format!("{NQN_PREFIX}:{}:{uuid}", name_part(host_name));
+    Nqn::new(&name).expect("a short ASCII name that begins with nqn. is an NQN")
+}
+
+/// The serial number of a subsystem: 20 characters that follow from its NQN.
+pub(crate) fn serial(identity: &Identity, nqn: &Nqn) -> String {
+    let uuid = identity.derive("serial", nqn.as_str().as_bytes());
+    let digits = uuid.simple().to_string().to_ascii_uppercase();
+    format!("RL{}", &digits[..18])
+}
+
+/// This machine as a host: its NQN and the identifier that goes with it.
+pub(crate) fn host(
+    identity: &Identity,
+    nqn: Option<&Nqn>,
+    hostid: Option<HostId>,
+) -> (Nqn, HostId) {
+    host_from(Path::new(NVME_DIR), identity, nqn, hostid)
+}
+
+/// The name of this machine on the network.
+pub(crate) fn machine_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
+}
+
+fn host_from(
+    dir: &Path,
+    identity: &Identity,
+    nqn: Option<&Nqn>,
+    hostid: Option<HostId>,
+) -> (Nqn, HostId) {
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+    let configured = read("hostnqn").and_then(|text| Nqn::new(text.trim()).ok());
+    let nqn = nqn.cloned().or(configured.clone()).unwrap_or_else(|| {
+        let uuid = identity.derive("host", b"");
+        Nqn::new(&format!("{NQN_UUID_PREFIX}{uuid}")).expect("a prefix and a UUID are an NQN")
+    });
+    // A target refuses one host NQN with two identifiers, so the configured identifier goes with
+    // the configured NQN only; any other NQN has its own.
+    let own = || configured.as_ref() == Some(&nqn);
+    let configured_id = || read("hostid").and_then(|text| Uuid::try_parse(text.trim()).ok());
+    let id =
+        hostid.or_else(|| own().then(configured_id).flatten().map(|id| HostId(*id.as_bytes())));
+    let id = id.unwrap_or_else(|| {
+        let uuid = nqn.as_str().strip_prefix(NQN_UUID_PREFIX);
+        let uuid = uuid.and_then(|text| Uuid::try_parse(text).ok()).filter(|uuid| !uuid.is_nil());
+        HostId(
+            *uuid.unwrap_or_else(|| identity.derive("hostid", nqn.as_str().as_bytes())).as_bytes(),
+        )
+    });
+    (nqn, id)
+}
+
+/// The device with its path resolved: `./disk`, `/srv/disk` and a link to it are one device.
+fn device_name(device: &DeviceSpec) -> String {
+    let mut device = device.clone();
+    if let Backing::File { path, .. } | Backing::Block { path } | Backing::Path { path } =
+        &mut device.backing
+    {
+        let resolved = path.canonicalize().or_else(|_| std::path::absolute(&*path));
+        *path = resolved.unwrap_or_else(|_| path.clone());
+        return format!("path:{}", path.display());
+    }
+    device.to_string()
+}
+
+/// The host's name with nothing in it that could disturb an NQN.
+fn name_part(host_name: &str) -> String {
+    let name = host_name.trim().split('.').next().unwrap_or_default();
+    let safe = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let name: String = name.chars().map(safe).take(HOST_NAME_MAX).collect();
+    let name = name.trim_matches('-');
+    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(seed: &[u8], host: &str, devices: &[&str], listen: &[&str]) -> String {
+        let devices: Vec<DeviceSpec> = devices.iter().map(|text| text.parse().unwrap()).collect();
+        let listen: Vec<SocketAddr> = listen.iter().map(|text| text.parse().unwrap()).collect();
+        subsystem_nqn(&Identity::from_seed(seed), host, &devices, &listen).as_str().to_owned()
+    }
+
+    #[test]
+    fn names_are_stable_and_differ_when_the_export_does() {
+        let base = || name(b"m", "box", &["ram:1G"], &["127.0.0.1:4420"]);
+        assert_eq!(base(), base());
+        assert!(base().starts_with("nqn.2026-01.io.raceline:box:"), "{}", base());
+        for other in [
+            name(b"n", "box", &["ram:1G"], &["127.0.0.1:4420"]),
+            name(b"m", "box", &["ram:2G"], &["127.0.0.1:4420"]),
+            name(b"m", "box", &["ram:1G", "ram:1G"], &["127.0.0.1:4420"]),
+            name(b"m", "box", &["ram:1G"], &["127.0.0.1:4421"]),
+        ] {
+            assert_ne!(other, base());
+        }
+    }
+
+    #[test]
+    fn a_file_is_known_by_where_it_is() {
+        let listen = ["127.0.0.1:4420"];
+        let here = std::env::current_dir().unwrap();
+        let absolute = here.join("Cargo.toml");
+        let one = name(b"m", "box", &["file:Cargo.toml"], &listen);
+        assert_eq!(one, name(b"m", "box", &[absolute.to_str().unwrap()], &listen));
+        assert_eq!(one, name(b"m", "box", &["file:./src/../Cargo.toml,readonly"], &listen));
+        assert_ne!(one, name(b"m", "box", &["file:build.rs"], &listen));
+    }
+
+    #[test]
+    fn any_host_name_is_safe() {
+        for (host, part) in [
+            ("Box-1.example.org\n", "box-1"),
+            ("", "localhost"),
+            ("...", "localhost"),
+            ("a:b c\u{e9}", "a-b-c"),
+        ] {
+            assert_eq!(name_part(host), part);
+        }
+        let long = name(b"m", &"x".repeat(300), &["ram:1G"], &[]);
+        assert!(long.len() <= Nqn::MAX_LEN);
+    }
+
+    #[test]
+    fn serials_have_20_characters_and_follow_the_name() {
+        let identity = Identity::from_seed(b"m");
+        let of = |name: &str| serial(&identity, &Nqn::new(name).unwrap());
+        let one = of("nqn.2014-08.org.example:1");
+        assert!(one.len() == 20 && one.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        assert_eq!(one, of("nqn.2014-08.org.example:1"));
+        assert_ne!(one, of("nqn.2014-08.org.example:2"));
+    }
+
+    #[test]
+    fn the_host_is_who_it_is_configured_to_be() {
+        let dir = std::env::temp_dir().join(format!("raceline-naming-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let identity = Identity::from_seed(b"m");
+        let id = Uuid::from_u128(7);
+        // Nothing configured: a UUID name, and the same UUID as identifier.
+        let (nqn, hostid) = host_from(&dir, &identity, None, None);
+        let uuid = Uuid::from_bytes(hostid.0);
+        assert_eq!(nqn.as_str(), format!("{NQN_UUID_PREFIX}{uuid}"));
+        // Configured: both from the files.
+        std::fs::write(dir.join("hostnqn"), "nqn.2014-08.org.example:me\n").unwrap();
+        std::fs::write(dir.join("hostid"), format!("{id}\n")).unwrap();
+        let (configured, hostid) = host_from(&dir, &identity, None, None);
+        assert_eq!((configured.as_str(), hostid.0), ("nqn.2014-08.org.example:me", *id.as_bytes()));
+        // Another name has another identifier, unless it is given.
+        let other = Nqn::new("nqn.2014-08.org.example:other").unwrap();
+        let (_, hostid) = host_from(&dir, &identity, Some(&other), None);
+        assert!(hostid.0 != *id.as_bytes() && hostid.0 != [0; 16]);
+        let (_, hostid) = host_from(&dir, &identity, Some(&other), Some(HostId([1; 16])));
+        assert_eq!(hostid.0, [1; 16]);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

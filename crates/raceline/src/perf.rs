@@ -1,0 +1,242 @@
+//! `raceline perf`: measures, and with `--verify` proves, what a namespace does.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use raceline_bench::engine::{self, EngineConfig, EngineError, Outcome, Progress};
+use raceline_bench::job::JobError;
+use raceline_bench::report::{Report, binary_bytes};
+
+use crate::cli::perf::PerfArgs;
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{limits, remote, shell};
+
+/// Entries of a queue unless it has to be deeper.
+const DEFAULT_ENTRIES: u16 = 128;
+
+/// Runs the workload and prints the report.
+pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
+    let config = engine_config(args)?;
+    limits::raise_file_descriptors();
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let mut bar = Bar::new();
+    let outcome = engine::run(&config, &mut |progress| {
+        bar.show(progress);
+        interrupt.requested().is_none()
+    });
+    bar.clear();
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(EngineError::Stopped) => {
+            return Err(Failure::signal(interrupt.requested().unwrap_or(0)));
+        }
+        Err(error) => return Err(failure(error)),
+    };
+    let error = outcome.error.clone();
+    let report = report(args, &outcome);
+    let text = match args.connect.address.output {
+        OutputFormat::Table => report.to_table(),
+        OutputFormat::Json => report.to_json(),
+    };
+    shell::print(text.as_bytes())?;
+    match (error, interrupt.requested()) {
+        (Some(JobError::Mismatch(mismatch)), _) => {
+            Err(Failure::mismatch(format!("namespace {}, {mismatch}", args.namespace)))
+        }
+        (Some(JobError::Io(why)), _) => Err(Failure::runtime(why)),
+        (None, Some(signal)) => Err(Failure::signal(signal)),
+        (None, None) => Ok(()),
+    }
+}
+
+/// An error of the engine as a failure of the verb.
+pub(crate) fn failure(error: EngineError) -> Failure {
+    match error {
+        EngineError::Host(error) => remote::failure(&error),
+        EngineError::Invalid(message) => Failure::usage(message),
+        EngineError::Workload(error) => Failure::usage(error),
+        other => Failure::runtime(other),
+    }
+}
+
+fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
+    let cores = args.cores.clone().unwrap_or_default().0;
+    if cores.len() > usize::from(args.queues) {
+        return Err(Failure::usage(format!(
+            "--cores names {} cores and -i {} queues cannot use them all: use -i {}",
+            cores.len(),
+            args.queues,
+            cores.len()
+        )));
+    }
+    let entries = match args.queue_size {
+        Some(entries) if args.iodepth >= entries => {
+            return Err(Failure::usage(format!(
+                "--iodepth {} needs -Q {} or more: a queue holds one command less than it has entries",
+                args.iodepth,
+                u32::from(args.iodepth) + 1
+            )));
+        }
+        Some(entries) => entries,
+        None => DEFAULT_ENTRIES.max(args.iodepth.saturating_add(1)),
+    };
+    let mut host = remote::config(&args.connect)?;
+    host.io_queues = args.queues;
+    host.io_entries = entries;
+    Ok(EngineConfig {
+        host,
+        nsid: args.namespace,
+        mode: args.rw,
+        mixed_read_percent: args.rwmixread,
+        io_bytes: args.bs,
+        depth: args.iodepth,
+        offset_bytes: args.offset.0,
+        size_bytes: args.size.map(|size| size.0),
+        seed: args.seed,
+        verify: args.verify,
+        rate_iops: args.rate_iops,
+        ramp: args.ramp_time,
+        runtime: args.runtime,
+        cores,
+        reactor_mode: args.mode.into(),
+        backend: args.io.into(),
+    })
+}
+
+fn report(args: &PerfArgs, outcome: &Outcome) -> Report {
+    let queues =
+        if args.queues == 1 { "1 queue".to_owned() } else { format!("{} queues", args.queues) };
+    let name = format!(
+        "{} {}, {queues} of depth {}",
+        args.rw,
+        binary_bytes(u64::from(args.bs)),
+        args.iodepth
+    );
+    let error = outcome.error.as_ref().map(|error| match error {
+        JobError::Io(why) => why.clone(),
+        JobError::Mismatch(mismatch) => mismatch.to_string(),
+    });
+    Report {
+        name,
+        options: options(args),
+        io_bytes: u64::from(args.bs),
+        measured: outcome.measured,
+        read: outcome.read.clone(),
+        write: outcome.write.clone(),
+        cpu: outcome.cpu,
+        wire: outcome.wire,
+        missed: outcome.missed,
+        verified: (args.verify && error.is_none()).then_some(outcome.verified),
+        error,
+    }
+}
+
+/// What was asked for, under the names of the options.
+fn options(args: &PerfArgs) -> BTreeMap<String, String> {
+    let mut options = BTreeMap::new();
+    let mut set = |name: &str, value: String| options.insert(name.to_owned(), value);
+    set("rw", args.rw.to_string());
+    set("bs", args.bs.to_string());
+    set("iodepth", args.iodepth.to_string());
+    set("nr_io_queues", args.queues.to_string());
+    set("runtime", seconds(args.runtime));
+    set("ramp_time", seconds(args.ramp_time));
+    set("seed", args.seed.to_string());
+    set("offset", args.offset.to_string());
+    set("traddr", args.connect.address.address.clone());
+    set("trsvcid", args.connect.address.port.to_string());
+    set("nqn", args.connect.nqn.to_string());
+    set("namespace", args.namespace.to_string());
+    set("hdr_digest", args.connect.header_digest.to_string());
+    set("data_digest", args.connect.data_digest.to_string());
+    if args.rw.is_mixed() {
+        set("rwmixread", args.rwmixread.to_string());
+    }
+    if let Some(rate) = args.rate_iops {
+        set("rate_iops", rate.to_string());
+    }
+    if let Some(size) = args.size {
+        set("size", size.to_string());
+    }
+    if let Some(cores) = &args.cores {
+        set("cores", cores.to_string());
+    }
+    if args.verify {
+        set("verify", "crc32c".to_owned());
+    }
+    options
+}
+
+fn seconds(time: Duration) -> String {
+    time.as_secs_f64().to_string()
+}
+
+/// A line on standard error that shows how far the run is, if that is a terminal.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{wide_bar} {msg}") {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    fn show(&mut self, progress: Progress) {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        match progress {
+            Progress::Connecting => self.0.set_message("connecting"),
+            Progress::Running(done, total) => {
+                self.0.set_length(millis(total));
+                self.0.set_position(millis(done));
+                self.0.set_message(format!("{} of {} s", done.as_secs(), total.as_secs()));
+            }
+            Progress::Finishing => self.0.set_message("finishing"),
+        }
+        self.0.tick();
+    }
+
+    fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    fn config(options: &str) -> Result<EngineConfig, String> {
+        let line = format!("raceline perf -a 127.0.0.1 -n nqn.2014-08.org.example:1 {options}");
+        let Verb::Perf(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().verb else {
+            unreachable!()
+        };
+        engine_config(&args).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn queues_are_as_deep_as_they_have_to_be() {
+        assert_eq!(config("").unwrap().host.io_entries, 128);
+        assert_eq!(config("--iodepth 128").unwrap().host.io_entries, 129);
+        assert_eq!(config("--iodepth 32 -Q 33").unwrap().host.io_entries, 33);
+        assert_eq!(
+            config("--iodepth 32 -Q 32").unwrap_err(),
+            "--iodepth 32 needs -Q 33 or more: a queue holds one command less than it has entries"
+        );
+    }
+
+    #[test]
+    fn cores_without_a_queue_are_refused() {
+        assert!(config("--cores 0,1 -i 2").is_ok());
+        assert_eq!(
+            config("--cores 0,1").unwrap_err(),
+            "--cores names 2 cores and -i 1 queues cannot use them all: use -i 2"
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! The host's side of the verbs that talk to a target.
+
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use raceline_bdev::Identity;
+use raceline_host::blocking::Host;
+use raceline_host::{ControllerInfo, HostConfig, HostError, NamespaceInfo};
+use raceline_proto::host::discovery::DiscoveryLog;
+use raceline_proto::nvme::{NamespaceId, Nqn};
+
+use crate::cli::host::{AddressArgs, ConnectArgs};
+use crate::failure::Failure;
+use crate::naming;
+
+/// How long one of several addresses of a name may take to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A connected controller.
+pub(crate) struct Remote {
+    host: Host,
+}
+
+impl Remote {
+    /// Connects, and brings the controller up, with one I/O queue.
+    pub(crate) fn connect(args: &ConnectArgs) -> Result<Self, Failure> {
+        let host = Host::connect(config(args)?).map_err(|error| failure(&error))?;
+        Ok(Self { host })
+    }
+
+    /// The same without I/O queues.
+    pub(crate) fn connect_admin(args: &ConnectArgs) -> Result<Self, Failure> {
+        let config = HostConfig { io_queues: 0, ..config(args)? };
+        let host = Host::connect(config).map_err(|error| failure(&error))?;
+        Ok(Self { host })
+    }
+
+    /// What the controller is.
+    pub(crate) fn controller(&self) -> Arc<ControllerInfo> {
+        self.host.controller()
+    }
+
+    /// Its active namespaces.
+    pub(crate) fn namespaces(&self) -> Arc<[NamespaceInfo]> {
+        self.host.namespaces()
+    }
+
+    /// One of them.
+    pub(crate) fn namespace(&self, nsid: NamespaceId) -> Result<NamespaceInfo, Failure> {
+        self.host.namespace(nsid).ok_or_else(|| {
+            let namespaces = self.namespaces();
+            let known: Vec<String> = namespaces.iter().map(|ns| ns.nsid.to_string()).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Failure::usage(format!("there is no namespace {nsid}; the subsystem has {known}"))
+        })
+    }
+
+    /// Reads blocks from `slba` on; `data` is a whole number of them.
+    pub(crate) fn read(
+        &self,
+        nsid: NamespaceId,
+        slba: u64,
+        data: &mut [u8],
+    ) -> Result<(), Failure> {
+        self.host.read(nsid, slba, data).map_err(|error| failure(&error))
+    }
+
+    /// Writes blocks from `slba` on; `data` is a whole number of them.
+    pub(crate) fn write(&self, nsid: NamespaceId, slba: u64, data: &[u8]) -> Result<(), Failure> {
+        self.host.write(nsid, slba, data, false).map_err(|error| failure(&error))
+    }
+
+    /// What was written is on stable media when this returns.
+    pub(crate) fn flush(&self, nsid: NamespaceId) -> Result<(), Failure> {
+        self.host.flush(nsid).map_err(|error| failure(&error))
+    }
+
+    /// Shuts the controller down in order.
+    pub(crate) fn disconnect(self) {
+        self.host.disconnect();
+    }
+}
+
+/// Reads the discovery log.
+pub(crate) fn discover(args: &AddressArgs) -> Result<DiscoveryLog, Failure> {
+    let config = address_config(args, Nqn::discovery())?;
+    let host = Host::connect(config).map_err(|error| failure(&error))?;
+    let log = host.discover().map_err(|error| failure(&error));
+    host.disconnect();
+    log
+}
+
+/// The command line as the host library wants it.
+pub(crate) fn config(args: &ConnectArgs) -> Result<HostConfig, Failure> {
+    let mut config = address_config(&args.address, args.nqn.clone())?;
+    config.header_digest = args.header_digest;
+    config.data_digest = args.data_digest;
+    Ok(config)
+}
+
+/// An error of the host library as a failure of the verb: what ends a connection, or keeps one
+/// from being made, has an exit code of its own.
+pub(crate) fn failure(error: &HostError) -> Failure {
+    match error {
+        HostError::Command(_)
+        | HostError::Scan(_)
+        | HostError::Discovery(_)
+        | HostError::Reactor(_) => Failure::runtime(error),
+        HostError::Invalid(message) => Failure::usage(message),
+        _ => Failure::connect(error),
+    }
+}
+
+fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure> {
+    let address = resolve(&args.address, args.port)?;
+    let identity = Identity::of_this_machine();
+    let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
+    let mut config = HostConfig::new(address, subnqn, hostnqn, hostid);
+    config.kato_ms = u32::try_from(args.keep_alive.as_millis())
+        .map_err(|_| Failure::usage("-k is too long: the most is 49 days"))?;
+    Ok(config)
+}
+
+/// The address of a target. A name with several is asked for the first that answers.
+fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
+    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+    let found = (bare, port).to_socket_addrs();
+    let unknown = |why: &dyn std::fmt::Display| {
+        Failure::connect(format!("cannot find the address of {}: {why}", name.escape_default()))
+    };
+    let addresses: Vec<SocketAddr> = found.map_err(|error| unknown(&error))?.collect();
+    match addresses[..] {
+        [] => Err(unknown(&"the name has none")),
+        [only] => Ok(only),
+        [first, ..] => {
+            let answers =
+                |address: &&SocketAddr| TcpStream::connect_timeout(address, PROBE_TIMEOUT).is_ok();
+            Ok(addresses.iter().find(answers).copied().unwrap_or(first))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use raceline_proto::nvme::Status;
+
+    use super::*;
+
+    #[test]
+    fn addresses_and_names() {
+        assert_eq!(resolve("192.0.2.1", 7).unwrap().to_string(), "192.0.2.1:7");
+        assert_eq!(resolve("[::1]", 7).unwrap().to_string(), "[::1]:7");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(resolve("localhost", port).unwrap().ip().is_loopback());
+        let failure = resolve("no-such-name.invalid", 1).unwrap_err();
+        assert_eq!(failure.code, 3);
+        assert!(failure.message.starts_with("cannot find the address of no-such-name.invalid"));
+    }
+
+    #[test]
+    fn what_keeps_a_connection_from_being_made_is_code_3() {
+        let address = "192.0.2.1:4420".parse().unwrap();
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let host = Status::CONNECT_INVALID_HOST;
+        for (error, code) in [
+            (HostError::Tcp(address, Arc::new(refused)), 3),
+            (HostError::ConnectRefused { address, status: host, offset: 512, in_data: true }, 3),
+            (HostError::ClosedByPeer(address), 3),
+            (HostError::Invalid("x".to_owned()), 2),
+        ] {
+            assert_eq!(failure(&error).code, code, "{error}");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Completion scripts and manual pages, generated from the command line's definition.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use clap::CommandFactory as _;
+
+use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::failure::Failure;
+
+/// `raceline completions SHELL`.
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "raceline", &mut script);
+    print(&script)
+}
+
+/// `raceline man [DIR]`.
+pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
+    match &args.dir {
+        None => {
+            let mut page = Vec::new();
+            let rendered = clap_mangen::Man::new(Cli::command()).render(&mut page);
+            rendered.map_err(Failure::runtime)?;
+            print(&page)
+        }
+        Some(dir) => write_pages(dir).map_err(|error| {
+            Failure::runtime(format!("cannot write manual pages to {}: {error}", dir.display()))
+        }),
+    }
+}
+
+fn write_pages(dir: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    clap_mangen::generate_to(Cli::command(), dir)
+}
+
+/// Prints to standard output; a reader that has seen enough (`| head`) is no failure.
+pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|error| Failure::runtime(format!("cannot write output: {error}"))),
+    }
+}

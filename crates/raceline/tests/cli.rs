@@ -1,0 +1,382 @@
+//! The program as users run it: exports on port 0, used by the other verbs, and every refusal.
+
+mod support;
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{Export, Scratch, run, run_with_input};
+
+fn ok(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert_eq!(output.code, Some(0), "{arguments:?}: {}", output.stderr);
+    output.stdout
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Runs a verb that must fail, and gives the only line that it says.
+fn fails(arguments: &[&str], code: i32) -> String {
+    let output = run(arguments);
+    assert_eq!(output.code, Some(code), "{arguments:?}: {}", output.stderr);
+    assert_eq!(output.stdout, "", "{arguments:?}");
+    let lines: Vec<&str> = output.stderr.lines().collect();
+    assert_eq!(lines.len(), 1, "{arguments:?}: {}", output.stderr);
+    lines[0].to_owned()
+}
+
+#[test]
+fn the_ready_line_says_everything() {
+    let export =
+        Export::start(&["ram:64M", "null:1T,bs=4096", "-l", "127.0.0.1:0", "-l", "[::1]:0"]);
+    let ready = &export.ready;
+    assert_eq!(ready["ready"], true);
+    assert_eq!(ready["pid"], export.pid());
+    assert!(ready["nqn"].as_str().unwrap().starts_with("nqn.2026-01.io.raceline:"));
+    assert_eq!(ready["listeners"].as_array().unwrap().len(), 2);
+    let namespaces = ready["namespaces"].as_array().unwrap();
+    assert_eq!(namespaces[0]["nsid"], 1);
+    assert_eq!(namespaces[0]["device"], "ram:64M");
+    assert_eq!(
+        (&namespaces[0]["block_size"], &namespaces[0]["block_count"]),
+        (&512.into(), &131_072.into())
+    );
+    assert_eq!((&namespaces[1]["nsid"], &namespaces[1]["block_size"]), (&2.into(), &4096.into()));
+    assert_ne!(namespaces[0]["uuid"], namespaces[1]["uuid"]);
+    let people = export.terminate();
+    assert!(people.contains("admits any host of this machine"), "{people}");
+    assert!(people.contains("nvme connect -t tcp -a 127.0.0.1 -s "), "{people}");
+}
+
+#[test]
+fn names_survive_a_restart() {
+    let names = || {
+        let export = Export::start(&["ram:8M"]);
+        let ready = export.ready.clone();
+        let document = json(&ok(&export.host(&["identify", "-o", "json"])));
+        export.terminate();
+        let serial = document["controller"]["serial"].clone();
+        (ready["nqn"].clone(), ready["namespaces"][0]["uuid"].clone(), serial)
+    };
+    assert_eq!(names(), names());
+}
+
+#[test]
+fn discover_and_identify_agree_with_the_ready_line() {
+    let export = Export::start(&["ram:64M"]);
+    let log = json(&ok(&["discover", "-a", "127.0.0.1", "-s", &export.port, "-o", "json"]));
+    let records = log["records"].as_array().unwrap();
+    let record = records.iter().find(|record| record["subnqn"] == export.ready["nqn"]).unwrap();
+    assert_eq!(
+        (&record["trtype"], &record["trsvcid"]),
+        (&"tcp".into(), &export.port.as_str().into())
+    );
+    let document = json(&ok(&export.host(&["identify", "-o", "json"])));
+    assert_eq!(document["controller"]["subnqn"], export.ready["nqn"]);
+    let (found, ready) = (&document["namespaces"][0], &export.ready["namespaces"][0]);
+    for field in ["nsid", "block_size", "block_count", "uuid"] {
+        assert_eq!(found[field], ready[field], "{field}");
+    }
+    let table = ok(&export.host(&["identify"]));
+    assert!(table.contains("64 MiB"), "{table}");
+    assert!(ok(&["discover", "-a", "localhost", "-s", &export.port]).contains(&export.nqn));
+    let missing = fails(&export.host(&["identify", "--namespace", "9"]), 2);
+    assert!(missing.contains("no namespace 9"), "{missing}");
+    export.terminate();
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let scratch = Scratch::new();
+    let export = Export::start(&["ram:64M", "--max-io-size", "64k"]);
+    let data: Vec<u8> =
+        (0..300 * 512u32).map(|index| index.to_le_bytes()[index as usize % 3]).collect();
+    let (input, output) = (scratch.file("in", &data), scratch.path("out"));
+    let text = ok(&export.host(&["write", "--slba", "7", &input]));
+    assert!(text.contains("300 blocks"), "{text}");
+    ok(&export.host(&["read", "--slba", "7", "--blocks", "300", &output, "-G", "-g"]));
+    assert_eq!(std::fs::read(&output).unwrap(), data);
+
+    let piped = run_with_input(&export.host(&["write", "--slba", "1000", "-"]), &data[..1024]);
+    assert_eq!(piped.code, Some(0), "{}", piped.stderr);
+    let back = run(&export.host(&["read", "--slba", "999", "--blocks", "4"]));
+    assert_eq!(back.code, Some(0), "{}", back.stderr);
+    assert_eq!(&back.bytes[512..1536], &data[..1024]);
+    assert_eq!((&back.bytes[..512], &back.bytes[1536..]), (&[0; 512][..], &[0; 512][..]));
+    export.terminate();
+}
+
+#[test]
+fn partial_blocks_are_refused() {
+    let scratch = Scratch::new();
+    let export = Export::start(&["ram:1M"]);
+    let odd = scratch.file("odd", &[1; 1000]);
+    let line = fails(&export.host(&["write", &odd]), 2);
+    assert!(line.contains("1000 bytes, which is not a multiple of the block size 512"), "{line}");
+    let piped = run_with_input(&export.host(&["write", "-"]), &[1; 700]);
+    assert_eq!(piped.code, Some(1));
+    assert!(piped.stderr.contains("end 188 bytes into a block"), "{}", piped.stderr);
+    let beyond = fails(&export.host(&["read", "--slba", "2047", "--blocks", "2", "-"]), 2);
+    assert!(beyond.contains("has 2048 blocks"), "{beyond}");
+    let missing = fails(&export.host(&["write", &scratch.path("missing")]), 1);
+    assert!(missing.contains("cannot open"), "{missing}");
+    export.terminate();
+}
+
+#[test]
+fn perf_reports_as_fio_does() {
+    let export = Export::start(&["ram:64M"]);
+    let quick = ["--runtime", "500ms", "--ramp_time", "100ms"];
+    let mut arguments = vec!["perf", "--rw", "randrw", "--iodepth", "8", "-i", "2", "-o", "json"];
+    arguments.extend(quick);
+    let document = json(&ok(&export.host(&arguments)));
+    let job = &document["jobs"][0];
+    assert_eq!(job["error"], 0);
+    for side in ["read", "write"] {
+        assert!(job[side]["iops"].as_f64().unwrap() > 100.0, "{job}");
+        let total = job[side]["total_ios"].as_u64().unwrap();
+        assert_eq!(job[side]["io_bytes"].as_u64().unwrap(), total * 4096);
+        assert!(job[side]["clat_ns"]["percentile"]["99.990000"].as_u64().unwrap() > 0);
+        assert!(job[side]["lat_ns"]["mean"].as_f64().unwrap() > 0.0);
+    }
+    assert!(job["usr_cpu"].as_f64().unwrap() + job["sys_cpu"].as_f64().unwrap() > 0.0);
+    let mut arguments = vec!["perf", "--rw", "read", "--bs", "128k", "--iodepth", "2"];
+    arguments.extend(quick);
+    let table = ok(&export.host(&arguments));
+    assert!(table.contains("read 128 KiB, 1 queue of depth 2"), "{table}");
+    export.terminate();
+}
+
+#[test]
+fn perf_keeps_a_rate() {
+    let export = Export::start(&["ram:8M"]);
+    let arguments = [
+        "perf",
+        "--rate_iops",
+        "500",
+        "--runtime",
+        "1",
+        "--ramp_time",
+        "0",
+        "--iodepth",
+        "4",
+        "-o",
+        "json",
+    ];
+    let document = json(&ok(&export.host(&arguments)));
+    let total = document["jobs"][0]["read"]["total_ios"].as_u64().unwrap();
+    let missed = document["jobs"][0]["missed_ios"].as_u64().unwrap();
+    assert_eq!(total + missed, 500);
+    export.terminate();
+}
+
+#[test]
+fn perf_proves_what_was_written() {
+    let export = Export::start(&["ram:16M"]);
+    let options =
+        ["--verify", "--runtime", "300ms", "--ramp_time", "0", "--size", "4M", "-o", "json"];
+    for digests in [&[][..], &["-g", "-G"][..]] {
+        for mode in ["write", "randrw"] {
+            let mut arguments = vec!["perf", "--rw", mode, "-i", "2", "--iodepth", "8"];
+            arguments.extend(options);
+            arguments.extend(digests);
+            let document = json(&ok(&export.host(&arguments)));
+            assert!(document["jobs"][0]["verified_ios"].as_u64().unwrap() > 0);
+        }
+    }
+    // Fill the range, check it with a run that only reads, then damage one block.
+    let fill = [
+        "perf",
+        "--rw",
+        "write",
+        "--verify",
+        "--runtime",
+        "1",
+        "--ramp_time",
+        "0",
+        "--size",
+        "64k",
+        "--iodepth",
+        "4",
+    ];
+    ok(&export.host(&fill));
+    let check = [
+        "perf",
+        "--rw",
+        "randread",
+        "--verify",
+        "--runtime",
+        "300ms",
+        "--ramp_time",
+        "0",
+        "--size",
+        "64k",
+        "--iodepth",
+        "4",
+    ];
+    ok(&export.host(&check));
+    let damage = run_with_input(&export.host(&["write", "--slba", "42", "-"]), &[9; 512]);
+    assert_eq!(damage.code, Some(0), "{}", damage.stderr);
+    let output = run(&export.host(&check));
+    assert_eq!(output.code, Some(4), "{}", output.stderr);
+    let line = "raceline: namespace 1, LBA 42: found data that was never written here";
+    assert_eq!(output.stderr.trim_end(), line);
+    export.terminate();
+}
+
+#[test]
+fn perf_says_what_does_not_fit() {
+    let export = Export::start(&["ram:1M,bs=4096", "ram:1M,readonly"]);
+    for (options, text) in [
+        (&["--bs", "512"][..], "--bs 512 is not a multiple of the block size 4096"),
+        (&["--bs", "1M"], "--bs 1048576 is more than the controller's largest transfer 131072"),
+        (&["--namespace", "7"], "there is no namespace 7; the subsystem has 1, 2"),
+        (&["--namespace", "2", "--rw", "write"], "namespace 2 is write protected"),
+        (&["--size", "2M"], "the namespace has 1048576 bytes"),
+        (&["--iodepth", "4000"], "--iodepth 4000 needs a queue of 4001 entries"),
+    ] {
+        let mut arguments = vec!["perf", "--runtime", "1"];
+        arguments.extend(options);
+        let line = fails(&export.host(&arguments), 2);
+        assert!(line.contains(text), "{line}");
+    }
+    export.terminate();
+}
+
+#[test]
+fn files_are_exported_and_kept() {
+    let scratch = Scratch::new();
+    let image = scratch.path("disk.img");
+    let device = format!("file:{image},size=4M,buffered");
+    let export = Export::start(&[&device]);
+    let piped = run_with_input(&export.host(&["write", "--slba", "5", "-"]), &[7; 512]);
+    assert_eq!(piped.code, Some(0), "{}", piped.stderr);
+    let busy = fails(&["export", &device, "-l", "127.0.0.1:0"], 1);
+    assert!(busy.contains("is in use"), "{busy}");
+    export.terminate();
+    assert_eq!(std::fs::read(&image).unwrap()[5 * 512..6 * 512], [7; 512]);
+    let export = Export::start(&[&format!("{device},readonly")]);
+    let refused = run_with_input(&export.host(&["write", "-"]), &[7; 512]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("namespace 1 is write protected"), "{}", refused.stderr);
+    export.terminate();
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused_in_one_line() {
+    let scratch = Scratch::new();
+    let missing = scratch.path("missing.img");
+    let line = fails(&["export", &missing, "-l", "127.0.0.1:0"], 1);
+    assert!(line.contains(&missing), "{line}");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let line = fails(&["export", "ram:1M", "-l", &address], 1);
+    assert!(
+        line.contains(&format!("cannot listen on {address}: another process listens there")),
+        "{line}"
+    );
+    let line = fails(&["export", "ram:1M", "-l", "0.0.0.0:0"], 2);
+    assert!(line.contains("--allow-wildcard"), "{line}");
+    let line = fails(&["export", "ram:1M", "-l", "192.0.2.1:0"], 2);
+    assert!(line.contains("--insecure") && line.contains("--host"), "{line}");
+    let elsewhere = ["export", "ram:1M", "-l", "192.0.2.1:0", "--allow-any-host", "--insecure"];
+    let line = fails(&elsewhere, 1);
+    assert!(line.contains("it is not an address of this machine"), "{line}");
+    let line = fails(&["export", "ram:1P"], 1);
+    assert!(line.contains("memory"), "{line}");
+    let line = fails(&["export", "ram:1M,bs=1024"], 2);
+    assert!(line.contains("use bs=512 or bs=4096"), "{line}");
+    let line = fails(&["export", "ram:1M", "--cores", "1000"], 1);
+    assert!(line.contains("core 1000 cannot be used"), "{line}");
+}
+
+#[test]
+fn who_is_not_admitted_is_refused() {
+    let export = Export::start(&["ram:1M", "--host", "nqn.2014-08.org.example:friend"]);
+    let friend = export.host(&["identify", "-q", "nqn.2014-08.org.example:friend"]);
+    ok(&friend);
+    let line = fails(&export.host(&["identify", "-q", "nqn.2014-08.org.example:other"]), 3);
+    assert!(line.contains("Connect Invalid Host"), "{line}");
+    export.terminate();
+}
+
+#[test]
+fn who_cannot_be_reached_is_code_3() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let begun = Instant::now();
+    for verb in [&["identify"][..], &["read", "--blocks", "1", "-"], &["perf", "--runtime", "1"]] {
+        let mut arguments = verb.to_vec();
+        arguments.extend(["-a", "127.0.0.1", "-s", &free, "-n", "nqn.2014-08.org.example:1"]);
+        let line = fails(&arguments, 3);
+        assert!(line.contains(&format!("cannot connect to 127.0.0.1:{free}")), "{line}");
+    }
+    fails(&["discover", "-a", "127.0.0.1", "-s", &free], 3);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let line = fails(&["discover", "-a", "no-such-name.invalid"], 3);
+    assert!(line.contains("no-such-name.invalid"), "{line}");
+    let export = Export::start(&["ram:1M"]);
+    let wrong =
+        ["identify", "-a", "127.0.0.1", "-s", &export.port, "-n", "nqn.2014-08.org.example:1"];
+    fails(&wrong, 3);
+    export.terminate();
+}
+
+#[test]
+fn a_signal_drains_and_ends_an_export() {
+    let export = Export::start(&["ram:1M"]);
+    let mut perf = export.spawn_host(&["perf", "--runtime", "30", "--ramp_time", "0"]);
+    std::thread::sleep(Duration::from_millis(300)); // until the run is under way
+    let begun = Instant::now();
+    export.terminate(); // asserts exit code 0
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    perf.kill();
+}
+
+#[test]
+fn a_signal_ends_perf_with_a_report() {
+    let export = Export::start(&["ram:1M"]);
+    let perf = export.spawn_host(&["perf", "--runtime", "60", "--ramp_time", "0"]);
+    std::thread::sleep(Duration::from_millis(500)); // until the run is under way
+    let output = perf.interrupt();
+    assert_eq!(output.code, Some(130), "{}", output.stderr);
+    assert!(output.stdout.contains("IOPS"), "{}", output.stdout);
+    export.terminate();
+}
+
+#[test]
+fn the_demo_works() {
+    let begun = Instant::now();
+    let text = ok(&["demo", "--seconds", "3"]);
+    assert!(text.contains("every block is as written"), "{text}");
+    assert_eq!(
+        text.lines().filter(|line| line.trim_start().starts_with("rand")).count(),
+        4,
+        "{text}"
+    );
+    assert!(text.contains("raceline export ram:1G"), "{text}");
+    assert!(!text.contains('\x1b'), "no colours in a pipe");
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn generated_texts() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(ok(&["completions", shell]).contains("raceline"));
+    }
+    assert!(ok(&["man"]).starts_with(".ie") || ok(&["man"]).contains(".TH"));
+    let scratch = Scratch::new();
+    ok(&["man", &scratch.path("man")]);
+    for page in ["raceline.1", "raceline-export.1", "raceline-perf.1"] {
+        assert!(std::fs::metadata(scratch.path("man")).is_ok());
+        assert!(std::path::Path::new(&scratch.path("man")).join(page).exists(), "{page}");
+    }
+    let version = ok(&["--version"]);
+    assert_eq!(version.trim_end(), concat!("raceline ", env!("CARGO_PKG_VERSION")));
+    let mut sink = Vec::new();
+    sink.write_all(ok(&["--help"]).as_bytes()).unwrap();
+    assert!(String::from_utf8(sink).unwrap().contains("Exit codes: 0 done"));
+}

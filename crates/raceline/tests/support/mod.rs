@@ -1,0 +1,228 @@
+//! Runs the built program: exports that end with their test, verbs under a time limit.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// No verb of these tests takes this long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a finished run left behind.
+pub(crate) struct Output {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+/// Runs a verb to its end.
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    run_with_input(arguments, &[])
+}
+
+/// Runs a verb to its end with this on its standard input.
+pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Output {
+    let mut running = Running::start(arguments, Stdio::piped());
+    let mut stdin = running.child.stdin.take().unwrap();
+    // The program may end without reading all of it.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    running.finish()
+}
+
+/// A child that is killed, by its own id, if its test gives it up.
+pub(crate) struct Running {
+    child: Child,
+    stdout: Option<std::thread::JoinHandle<Vec<u8>>>,
+    stderr: Option<std::thread::JoinHandle<Vec<u8>>>,
+}
+
+impl Running {
+    fn start(arguments: &[&str], stdin: Stdio) -> Self {
+        let mut child = command(arguments).stdin(stdin).spawn().unwrap();
+        let stdout = child.stdout.take().map(|mut pipe| drain(move |all| pipe.read_to_end(all)));
+        let stderr = child.stderr.take().map(|mut pipe| drain(move |all| pipe.read_to_end(all)));
+        Self { child, stdout, stderr }
+    }
+
+    fn finish(mut self) -> Output {
+        let code = wait(&mut self.child);
+        let collect =
+            |pipe: Option<std::thread::JoinHandle<Vec<u8>>>| pipe.unwrap().join().unwrap();
+        let (bytes, stderr) = (collect(self.stdout.take()), collect(self.stderr.take()));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Output { code, stdout: text(&bytes), stderr: text(&stderr), bytes }
+    }
+
+    /// Sends SIGINT and waits for the end.
+    pub(crate) fn interrupt(self) -> Output {
+        signal(&self.child, Signal::INT);
+        self.finish()
+    }
+
+    /// Ends it without asking.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A running `raceline export`.
+pub(crate) struct Export {
+    child: Child,
+    people: Option<std::thread::JoinHandle<Vec<u8>>>,
+    /// Its ready line.
+    pub(crate) ready: Value,
+    /// The NQN that it exports.
+    pub(crate) nqn: String,
+    /// The port of its first listener.
+    pub(crate) port: String,
+}
+
+impl Export {
+    /// Starts it on a free port, unless the arguments say where, and waits until it is ready.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut all = vec!["export"];
+        all.extend(arguments);
+        if !arguments.contains(&"-l") {
+            all.extend(["-l", "127.0.0.1:0"]);
+        }
+        let mut child = command(&all).stdin(Stdio::null()).spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let mut stderr = child.stderr.take().unwrap();
+        let people = drain(move |all| stderr.read_to_end(all));
+        let (sender, line) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut first = String::new();
+            let _ = BufReader::new(stdout).read_line(&mut first);
+            let _ = sender.send(first);
+        });
+        let line = line.recv_timeout(LIMIT).unwrap_or_default();
+        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
+            let _ = child.kill();
+            let _ = child.wait();
+            let people = String::from_utf8_lossy(&people.join().unwrap()).into_owned();
+            panic!("{all:?} is not ready: {line:?} {people}");
+        };
+        let nqn = ready["nqn"].as_str().unwrap().to_owned();
+        let listener = ready["listeners"][0].as_str().unwrap();
+        let port = listener.rsplit_once(':').unwrap().1.to_owned();
+        Self { child, people: Some(people), ready, nqn, port }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The arguments of a host verb that uses this export.
+    pub(crate) fn host<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
+        let mut all = arguments.to_vec();
+        all.extend(["-a", "127.0.0.1", "-s", &self.port, "-n", &self.nqn]);
+        all
+    }
+
+    /// Starts a host verb that uses this export.
+    pub(crate) fn spawn_host(&self, arguments: &[&str]) -> Running {
+        Running::start(&self.host(arguments), Stdio::null())
+    }
+
+    /// Ends it as a service manager does, and gives what it told people.
+    pub(crate) fn terminate(mut self) -> String {
+        signal(&self.child, Signal::TERM);
+        let code = wait(&mut self.child);
+        let people = self.people.take().unwrap().join().unwrap();
+        let people = String::from_utf8_lossy(&people).into_owned();
+        assert_eq!(code, Some(0), "{people}");
+        people
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory that goes away with its test.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn file(&self, name: &str, contents: &[u8]) -> String {
+        std::fs::write(self.0.join(name), contents).unwrap();
+        self.path(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raceline"));
+    command
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .env_remove("RACELINE_LOG");
+    command
+}
+
+fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_child(child);
+    kill_process(pid, signal).unwrap();
+}
+
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("took more than {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn drain(
+    read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
+) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        let _ = read(&mut all);
+        all
+    })
+}
