@@ -150,8 +150,11 @@ fn data(tree: &Tree, scratch: &Path, checks: &mut Checks) {
         ensure!(target.ready["pid"].as_u64() == Some(u64::from(target.pid())), "pid");
         ensure!(namespaces[0]["block_size"] == 512 && namespaces[1]["block_size"] == 4096, "sizes");
         ensure!(namespaces[0]["block_count"] == 131_072, "block_count");
+        // The NQN follows from the machine, the devices and the addresses asked for.
+        let once = Export::start(tree, &["ram:1M"])?;
         let again = Export::start(tree, &["ram:1M"])?;
-        ensure!(again.nqn == target.nqn, "the NQN changes from one start to the next");
+        ensure!(again.nqn == once.nqn, "the NQN changes from one start to the next");
+        ensure!(again.nqn != target.nqn, "two exports share an NQN");
         target.stop("TERM")
     });
     checks.run("idle-cpu", || {
