@@ -114,7 +114,7 @@ kill_under_io() {
     writer &
     for i in $(seq "$KILLS"); do
         waited=0
-        while [ "$(recorded)" -lt $((count + 12)) ]; do
+        while [ "$(recorded)" -lt $((count + 40)) ]; do
             [ $waited -lt 60 ] || fail "the writer makes no progress: $(cat /tmp/writer.failed 2>/dev/null)"
             sleep 1
             waited=$((waited + 1))
