@@ -38,7 +38,7 @@ impl Controller {
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         };
         let direction = direction_of(code).ok_or(Status::INVALID_OPCODE.dnr())?;
-        sgl_transfer(sqe, direction, self.role.limits().max_io_bytes)
+        sgl_transfer(sqe, direction, self.kind.limits().max_io_bytes)
     }
 
     /// Executes a command for which [`Controller::transfer`] gave the length of `data` (what the

@@ -2,7 +2,8 @@
 //!
 //! A Connect goes through [`connect_transfer`] (how much data), [`parse_connect`] (form),
 //! [`find_subsystem`] (who and what), and then either [`Controller::new`] for the admin queue or
-//! [`Controller::handle_io_connect`] for an I/O queue.
+//! [`Controller::handle_io_connect`] for an I/O queue. The form of all names is checked before
+//! any of them is looked up.
 //!
 //! Do Not Retry is set only where a retry cannot help: a Linux host never reconnects after it.
 //! A subsystem or controller that is unknown may be one that is not there yet, or any more,
@@ -28,7 +29,7 @@ use crate::nvme::{ControllerId, Direction, HostId, Nqn, QueueId, Sqe, Status, Tr
 pub struct ConnectRequest {
     /// QID: the admin queue or an I/O queue.
     pub qid: QueueId,
-    /// Entries of the queue, 2..=65536.
+    /// Entries of the queue: SQSIZE + 1, of which [`find_subsystem`] refuses 1.
     pub queue_entries: u32,
     /// The host asked that SQHD not be used.
     pub disable_sq_flow: bool,
@@ -142,9 +143,6 @@ pub fn parse_connect(sqe: &Sqe, data: &[u8]) -> Result<ConnectRequest, ConnectEr
     }
     let subnqn = Nqn::from_field(&data.subnqn).map_err(|_| ConnectError::in_data(IPO_SUBNQN))?;
     let hostnqn = Nqn::from_field(&data.hostnqn).map_err(|_| ConnectError::in_data(IPO_HOSTNQN))?;
-    if words.sqsize == 0 {
-        return Err(ConnectError::in_sqe(IPO_SQSIZE));
-    }
     Ok(ConnectRequest {
         qid: words.qid,
         queue_entries: u32::from(words.sqsize) + 1,
@@ -204,13 +202,20 @@ pub fn find_subsystem(view: &TargetView, request: &ConnectRequest) -> Result<Rol
         return Err(ConnectError { status, ipo: IPO_HOSTNQN, in_data: true });
     }
     let limits = role.limits();
-    let max_entries =
+    let most =
         if request.qid.is_admin() { limits.max_admin_entries } else { limits.max_queue_entries };
-    if request.queue_entries > u32::from(max_entries) {
-        return Err(ConnectError::in_sqe(IPO_SQSIZE));
-    }
+    check_entries(request, most)?;
     if request.qid.is_admin() && request.cntlid != ControllerId::DYNAMIC {
         return Err(ConnectError::in_data(IPO_CNTLID));
     }
     Ok(role)
+}
+
+/// SQSIZE: one entry is always empty, so a queue needs two.
+pub(crate) fn check_entries(request: &ConnectRequest, most: u16) -> Result<(), ConnectError> {
+    if (2..=u32::from(most)).contains(&request.queue_entries) {
+        Ok(())
+    } else {
+        Err(ConnectError::in_sqe(IPO_SQSIZE))
+    }
 }

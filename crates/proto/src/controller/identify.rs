@@ -78,7 +78,7 @@ impl Controller {
     }
 
     fn identify_controller(&self) -> IdentifyController {
-        let limits = self.role.limits();
+        let limits = self.kind.limits();
         let common = IdentifyController {
             mdts: limits.mdts(),
             cntlid: self.cntlid.0.into(),

@@ -1,8 +1,6 @@
 //! I/O commands of the NVM command set, parsed against a snapshot of the namespaces
 //! (NVM Command Set 1.0, 3.2).
 
-use std::time::Duration;
-
 use zerocopy::FromBytes;
 
 use super::subsystem::{Limits, Namespace, find_namespace};
@@ -93,8 +91,9 @@ impl IoCommand {
     }
 }
 
-/// Parses a command of an I/O queue. [`Sqe::fuse`] says whether it is half of a fused Compare
-/// and Write; then [`check_fused`] compares the halves.
+/// Parses a command of an I/O queue. [`Sqe::fuse`] says whether it is half of a fused operation,
+/// which only a Compare (first) and a Write (second) can be; that the halves are about the same
+/// blocks is for the driver to check.
 ///
 /// # Errors
 /// The status to complete it with.
@@ -120,7 +119,10 @@ pub fn parse_io(
             let BlockRange { slba, block_count } = parse_blocks(sqe, info)?;
             refuse_read_only(info)?;
             let fua = sqe.cdw12.get() & FORCE_UNIT_ACCESS != 0;
-            let deallocate = sqe.cdw12.get() & WRITE_ZEROES_DEALLOCATE != 0;
+            // as DLFEAT says
+            let deallocate = sqe.cdw12.get() & WRITE_ZEROES_DEALLOCATE != 0
+                && info.deallocate
+                && info.deallocate_zeroes;
             let command = IoCommand::WriteZeroes { namespace, slba, block_count, deallocate, fua };
             Ok((command, transfer))
         }
@@ -215,27 +217,17 @@ fn parse_dataset_management(
     if u64::from(transfer.len) < u64::from(ranges) * DatasetRange::LEN as u64 {
         return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
     }
-    let deallocate = sqe.cdw11.get() & DATASET_DEALLOCATE != 0;
+    let mut deallocate = sqe.cdw11.get() & DATASET_DEALLOCATE != 0;
     if deallocate {
         refuse_read_only(info)?;
+        // it is advice: where it cannot be followed, the command succeeds without effect
+        deallocate = info.deallocate;
     }
     Ok((IoCommand::DatasetManagement { namespace, ranges, deallocate }, transfer))
 }
 
 fn refuse_read_only(namespace: &Namespace) -> Result<(), Status> {
     if namespace.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED.dnr()) } else { Ok(()) }
-}
-
-/// Whether two commands make a fused Compare and Write: the same namespace and blocks.
-///
-/// # Errors
-/// Invalid Field, for both, when they do not.
-pub fn check_fused(first: &Sqe, second: &Sqe) -> Result<(), Status> {
-    let same = first.fuse() == Fuse::First
-        && second.fuse() == Fuse::Second
-        && first.nsid == second.nsid
-        && BlockRange::parse(first) == BlockRange::parse(second);
-    if same { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
 }
 
 /// The ranges of a Dataset Management command that have any blocks, as first block and count.
@@ -253,54 +245,4 @@ pub fn parse_ranges<'a>(
             let (slba, count) = (range.slba.get(), range.length.get());
             check_range(slba, count, namespace).map(|()| (slba, count))
         })
-}
-
-/// What the SMART log counts. Each core counts its own queues; a log read adds them up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoCounters {
-    /// Read and Compare commands completed.
-    pub read_commands: u64,
-    /// Write commands completed.
-    pub write_commands: u64,
-    /// Bytes of those reads and compares.
-    pub read_bytes: u64,
-    /// Bytes of those writes.
-    pub written_bytes: u64,
-    /// Commands that failed because the medium did.
-    pub media_errors: u64,
-    /// Time with at least one I/O command outstanding.
-    pub busy: Duration,
-}
-
-impl IoCounters {
-    /// Counts a command that completed.
-    pub fn count(&mut self, command: &IoCommand, transfer: Transfer, status: Status) {
-        if status.same_code(Status::WRITE_FAULT) || status.same_code(Status::UNRECOVERED_READ_ERROR)
-        {
-            self.media_errors = self.media_errors.wrapping_add(1);
-        }
-        let moved = status.is_success() || status.same_code(Status::COMPARE_FAILURE);
-        let bytes = if moved { transfer.len.into() } else { 0 };
-        match command {
-            IoCommand::Read { .. } | IoCommand::Compare { .. } => {
-                self.read_commands = self.read_commands.wrapping_add(1);
-                self.read_bytes = self.read_bytes.wrapping_add(bytes);
-            }
-            IoCommand::Write { .. } => {
-                self.write_commands = self.write_commands.wrapping_add(1);
-                self.written_bytes = self.written_bytes.wrapping_add(bytes);
-            }
-            _ => {}
-        }
-    }
-
-    /// Adds another core's counts.
-    pub fn add(&mut self, other: &Self) {
-        self.read_commands = self.read_commands.wrapping_add(other.read_commands);
-        self.write_commands = self.write_commands.wrapping_add(other.write_commands);
-        self.read_bytes = self.read_bytes.wrapping_add(other.read_bytes);
-        self.written_bytes = self.written_bytes.wrapping_add(other.written_bytes);
-        self.media_errors = self.media_errors.wrapping_add(other.media_errors);
-        self.busy = self.busy.saturating_add(other.busy);
-    }
 }

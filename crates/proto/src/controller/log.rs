@@ -1,12 +1,12 @@
 //! Get Log Page (Base 2.0, 5.16).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
 use super::admin::ADMIN_COMMANDS;
 use super::event::EventKind;
-use super::{Controller, IoCounters, Subsystem};
+use super::{Controller, Kind, Subsystem};
 use crate::nvme::identify::ascii_field;
 use crate::nvme::log::{
     EFFECT_CONTENT_CHANGE, EFFECT_SUPPORTED, EffectsLog, FirmwareLog, GetLogPage, SmartLog, lid,
@@ -16,6 +16,23 @@ use crate::nvme::{NamespaceId, Sqe, Status};
 
 /// What the SMART log calls a data unit: a thousand times 512 bytes.
 const DATA_UNIT_BYTES: u64 = 512 * 1000;
+
+/// What the driver counts for the SMART log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoCounters {
+    /// Read and Compare commands completed.
+    pub read_commands: u64,
+    /// Write commands completed.
+    pub write_commands: u64,
+    /// Bytes of those reads and compares.
+    pub read_bytes: u64,
+    /// Bytes of those writes.
+    pub written_bytes: u64,
+    /// Commands that failed because the medium did.
+    pub media_errors: u64,
+    /// Time with at least one I/O command outstanding.
+    pub busy: Duration,
+}
 
 impl Controller {
     /// Fills `reply`, which may be longer than the log asked for: the rest stays zero.
@@ -35,10 +52,17 @@ impl Controller {
             .ok()
             .and_then(|len| reply.get_mut(..len))
             .ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
-        match (command.lid, self.subsystem()) {
-            (lid::DISCOVERY, None) => self.discovery_log_page(&command, reply),
-            (lid::ERROR, Some(_)) => copy_page(&self.errors.page(), command.offset, reply),
-            (lid::SMART, Some(_)) => {
+        match (command.lid, &mut self.kind) {
+            (lid::DISCOVERY, Kind::Discovery(log)) => {
+                let current = log.read(command.offset, reply)?;
+                if !command.retain_event {
+                    let kind = EventKind::DiscoveryChanged;
+                    self.events.log_read(kind, current, &mut self.actions);
+                }
+                Ok(())
+            }
+            (lid::ERROR, Kind::Io(_)) => copy_page(&self.errors.page(), command.offset, reply),
+            (lid::SMART, Kind::Io(_)) => {
                 let nsid = sqe.namespace_id();
                 if nsid.0 != 0 && nsid != NamespaceId::BROADCAST {
                     // LPA bit 0 is clear: the log is that of the controller
@@ -47,10 +71,10 @@ impl Controller {
                 let page = self.smart_log(now, counters);
                 copy_page(page.as_bytes(), command.offset, reply)
             }
-            (lid::FIRMWARE, Some(subsystem)) => {
+            (lid::FIRMWARE, Kind::Io(subsystem)) => {
                 copy_page(firmware_log(subsystem).as_bytes(), command.offset, reply)
             }
-            (lid::CHANGED_NAMESPACES, Some(_)) => {
+            (lid::CHANGED_NAMESPACES, Kind::Io(_)) => {
                 copy_page(self.changed.page().as_bytes(), command.offset, reply)?;
                 if !command.retain_event {
                     self.changed.clear();
@@ -59,17 +83,11 @@ impl Controller {
                 }
                 Ok(())
             }
-            (lid::EFFECTS, Some(_)) => copy_page(effects_log().as_bytes(), command.offset, reply),
+            (lid::EFFECTS, Kind::Io(_)) => {
+                copy_page(effects_log().as_bytes(), command.offset, reply)
+            }
             _ => Err(Status::INVALID_LOG_PAGE.dnr()),
         }
-    }
-
-    fn discovery_log_page(&mut self, command: &GetLogPage, reply: &mut [u8]) -> Result<(), Status> {
-        let current = self.discovery.read(command.offset, reply)?;
-        if !command.retain_event {
-            self.events.log_read(EventKind::DiscoveryChanged, current, &mut self.actions);
-        }
-        Ok(())
     }
 
     /// There is no sensor and no wear: temperature 0 is "not reported", the spare is complete.

@@ -40,10 +40,11 @@ pub use connect::{
 pub use discovery::DISCOVERY_LIMITS;
 pub use error_log::{ERROR_LOG_ENTRIES, ErrorEntry};
 pub use event::MAX_EVENT_REQUESTS;
-pub use io::{IoCommand, IoCounters, check_fused, parse_io, parse_ranges};
+pub use io::{IoCommand, parse_io, parse_ranges};
 pub use keep_alive::{
     ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, KEEP_ALIVE_GRANULARITY, TRAFFIC_REPORT_INTERVAL,
 };
+pub use log::IoCounters;
 pub use subsystem::{
     HostAccess, Limits, ListenerInfo, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace,
     Subsystem, SubsystemError, TargetView, find_namespace,
@@ -157,7 +158,7 @@ pub struct Controller {
     cntlid: ControllerId,
     hostnqn: Nqn,
     hostid: HostId,
-    role: Role,
+    kind: Kind,
     created: Instant,
     registers: Registers,
     keep_alive: KeepAlive,
@@ -166,9 +167,26 @@ pub struct Controller {
     events: Events,
     errors: ErrorLog,
     changed: ChangedNamespaces,
-    discovery: DiscoveryLog,
     abandoned: bool,
     actions: VecDeque<Action>,
+}
+
+/// What a controller is a controller of.
+#[derive(Debug)]
+enum Kind {
+    /// An NVM subsystem, as of the latest view.
+    Io(Arc<Subsystem>),
+    /// The discovery service.
+    Discovery(DiscoveryLog),
+}
+
+impl Kind {
+    fn limits(&self) -> &Limits {
+        match self {
+            Self::Io(subsystem) => &subsystem.limits,
+            Self::Discovery(_) => &DISCOVERY_LIMITS,
+        }
+    }
 }
 
 impl Controller {
@@ -176,24 +194,29 @@ impl Controller {
     #[must_use]
     pub fn new(association: Association, now: Instant) -> Self {
         let Association { cntlid, request, role, view, local_address } = association;
-        let is_discovery = role.subsystem().is_none();
-        let limits = *role.limits();
+        let (kind, is_discovery) = match role {
+            Role::Io(subsystem) => (Kind::Io(subsystem), false),
+            Role::Discovery => {
+                let log = DiscoveryLog::new(view, &request.hostnqn, local_address.ip());
+                (Kind::Discovery(log), true)
+            }
+        };
+        let limits = *kind.limits();
         Self {
             cntlid,
-            discovery: DiscoveryLog::new(view, &request.hostnqn, local_address.ip()),
             hostnqn: request.hostnqn,
             hostid: request.hostid,
+            kind,
             created: now,
             registers: Registers::new(limits.max_queue_entries, is_discovery),
             keep_alive: KeepAlive::new(request.kato_ms, is_discovery, now),
-            queues: IoQueues::new(if is_discovery { 0 } else { limits.max_io_queues }),
+            queues: IoQueues::new(limits.max_io_queues),
             features: Features::default(),
             events: Events::new(is_discovery),
             errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
             abandoned: false,
             actions: VecDeque::with_capacity(MAX_EVENT_REQUESTS + 2),
-            role,
         }
     }
 
@@ -218,7 +241,10 @@ impl Controller {
     /// Its subsystem as of the latest view; `None` for a discovery controller.
     #[must_use]
     pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
-        self.role.subsystem()
+        match &self.kind {
+            Kind::Io(subsystem) => Some(subsystem),
+            Kind::Discovery(_) => None,
+        }
     }
 
     /// Whether it is enabled and ready (CSTS.RDY).
@@ -236,17 +262,15 @@ impl Controller {
         now: Instant,
         request: &ConnectRequest,
     ) -> Result<(), ConnectError> {
-        use connect::{IPO_CNTLID, IPO_HOSTID, IPO_QID, IPO_SQSIZE, IPO_SUBNQN};
+        use connect::{IPO_CNTLID, IPO_HOSTID, IPO_QID, IPO_SUBNQN, check_entries};
 
-        let Role::Io(subsystem) = &self.role else {
+        let Kind::Io(subsystem) = &self.kind else {
             return Err(ConnectError::in_sqe(IPO_QID));
         };
         if request.subnqn != subsystem.nqn {
             return Err(ConnectError::in_data(IPO_SUBNQN));
         }
-        if request.queue_entries > u32::from(subsystem.limits.max_queue_entries) {
-            return Err(ConnectError::in_sqe(IPO_SQSIZE));
-        }
+        check_entries(request, subsystem.limits.max_queue_entries)?;
         if request.cntlid != self.cntlid || request.hostnqn != self.hostnqn {
             return Err(ConnectError::in_data(IPO_CNTLID));
         }
@@ -281,11 +305,14 @@ impl Controller {
         if self.abandoned {
             return;
         }
-        let Role::Io(old) = &self.role else {
-            if self.discovery.update(view) && self.keep_alive.has_timeout() {
-                self.events.raise(EventKind::DiscoveryChanged, &mut self.actions);
+        let old = match &mut self.kind {
+            Kind::Io(old) => old,
+            Kind::Discovery(log) => {
+                if log.update(view) && self.keep_alive.has_timeout() {
+                    self.events.raise(EventKind::DiscoveryChanged, &mut self.actions);
+                }
+                return;
             }
-            return;
         };
         let Some(new) = view.subsystem(&old.nqn) else {
             return self.abandon(AbandonReason::SubsystemRemoved);
@@ -296,7 +323,7 @@ impl Controller {
         if self.changed.compare(&old.namespaces, &new.namespaces) {
             self.events.raise(EventKind::NamespaceChanged, &mut self.actions);
         }
-        self.role = Role::Io(Arc::clone(new));
+        *old = Arc::clone(new);
     }
 
     /// Records a command that failed; failed admin commands are recorded without being told.

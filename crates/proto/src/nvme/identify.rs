@@ -422,7 +422,7 @@ wire! {
 pub const NSTAT_READY: u8 = 1 << 0;
 
 wire! {
-    /// Identify Controller of the NVM command set (CNS 06h; NVM Command Set 1.0, figure 102).
+    /// Identify Controller of the NVM command set (CNS 06h; NVM Command Set 1.0, 4.1.5).
     pub struct IdentifyNvmController[4096] {
         /// VSL: Verify limit.
         pub vsl: u8,

@@ -1,7 +1,7 @@
 //! I/O commands: parsing and every check.
 
 use raceline_proto::controller::{
-    IoCommand, Limits, Namespace, check_fused, find_namespace, parse_io, parse_ranges,
+    IoCommand, Limits, Namespace, find_namespace, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
 use raceline_proto::nvme::rw::{BlockRange, DatasetRange};
@@ -105,6 +105,26 @@ fn dataset_management_needs_its_ranges() {
     }
     let error = parse(&dataset_management(1, 128 * 1024 + 16));
     assert_eq!(error, Err(Status::INVALID_FIELD.dnr()));
+}
+
+#[test]
+fn deallocation_is_asked_only_where_it_works() {
+    let mut fixed = namespace(1);
+    fixed.deallocate = false;
+    let mut unsure = namespace(1);
+    unsure.deallocate_zeroes = false;
+    let zeroes = Sqe { cdw12: (1 << 25).into(), ..command(io::WRITE_ZEROES, 0, 1) };
+    for (info, dataset, write_zeroes) in
+        [(namespace(1), true, true), (fixed, false, false), (unsure, true, false)]
+    {
+        let asks = |sqe: &Sqe| match parse_io(sqe, std::slice::from_ref(&info), &Limits::DEFAULT) {
+            Ok((IoCommand::DatasetManagement { deallocate, .. }, _)) => deallocate,
+            Ok((IoCommand::WriteZeroes { deallocate, .. }, _)) => deallocate,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(asks(&dataset_management(1, 16)), dataset);
+        assert_eq!(asks(&zeroes), write_zeroes);
+    }
 }
 
 #[test]
@@ -254,14 +274,6 @@ fn only_compare_and_write_can_be_fused() {
     ] {
         assert_eq!(parse(&fused(opcode, fuse)), Err(Status::INVALID_FIELD.dnr()));
     }
-    assert_eq!(check_fused(&compare, &write), Ok(()));
-    let invalid = Err(Status::INVALID_FIELD.dnr());
-    assert_eq!(check_fused(&write, &compare), invalid);
-    assert_eq!(check_fused(&compare, &Sqe { nsid: 2.into(), ..write }), invalid);
-    assert_eq!(check_fused(&compare, &Sqe { cdw10: 1.into(), ..write }), invalid);
-    assert_eq!(check_fused(&compare, &Sqe { cdw12: 1.into(), ..write }), invalid);
-    let durable = Sqe { cdw12: FUA.into(), ..write };
-    assert_eq!(check_fused(&compare, &durable), Ok(()), "FUA is not part of the range");
 }
 
 #[test]

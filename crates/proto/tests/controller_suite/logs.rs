@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use raceline_proto::controller::{ERROR_LOG_ENTRIES, ErrorEntry, IoCommand};
+use raceline_proto::controller::{ERROR_LOG_ENTRIES, ErrorEntry, IoCounters};
 use raceline_proto::nvme::log::{EffectsLog, ErrorLogEntry, GetLogPage, SmartLog, lid};
 use raceline_proto::nvme::opcode::{admin, io};
-use raceline_proto::nvme::{CommandId, Direction, NamespaceId, QueueId, Sqe, Status, Transfer};
+use raceline_proto::nvme::{CommandId, NamespaceId, QueueId, Sqe, Status};
 use zerocopy::FromBytes;
 
 use super::support::{Host, namespace, subsystem, view};
@@ -75,51 +75,25 @@ fn error_log_keeps_the_latest() {
 #[test]
 fn smart_log_counts() {
     let mut host = Host::ready();
-    let read = IoCommand::Read { namespace: 0, slba: 0, block_count: 8, fua: false };
-    let compare = IoCommand::Compare { namespace: 0, slba: 0, block_count: 8 };
-    let write = IoCommand::Write { namespace: 0, slba: 0, block_count: 8, fua: false };
-    let zeroes = IoCommand::WriteZeroes {
-        namespace: 0,
-        slba: 0,
-        block_count: 8,
-        deallocate: false,
-        fua: false,
+    host.counters = IoCounters {
+        read_commands: 128,
+        write_commands: 2,
+        // 1016 times 512 bytes: a second thousand has begun
+        read_bytes: 127 * 4096,
+        written_bytes: 4096,
+        media_errors: 3,
+        busy: Duration::from_secs(179),
     };
-    let to_host = Transfer { direction: Direction::ControllerToHost, len: 4096 };
-    let from_host = Transfer { direction: Direction::HostToController, len: 4096 };
-    let counters = &mut host.counters;
-    for _ in 0..126 {
-        counters.count(&read, to_host, Status::SUCCESS);
-    }
-    counters.count(&compare, from_host, Status::COMPARE_FAILURE.dnr());
-    counters.count(&read, to_host, Status::UNRECOVERED_READ_ERROR);
-    counters.count(&write, from_host, Status::SUCCESS);
-    counters.count(&write, from_host, Status::WRITE_FAULT.dnr());
-    counters.count(&zeroes, Transfer::default(), Status::WRITE_FAULT.dnr());
-    counters.busy = Duration::from_secs(179);
     host.now += Duration::from_secs(2 * 3600 + 1);
     let smart = smart(&mut host);
     assert_eq!(u128::from(smart.host_read_commands), 128);
     assert_eq!(u128::from(smart.host_write_commands), 2);
-    // 127 * 4096 bytes are 1016 times 512 bytes: a second thousand has begun
     assert_eq!(u128::from(smart.data_units_read), 2);
     assert_eq!(u128::from(smart.data_units_written), 1);
     assert_eq!(u128::from(smart.media_errors), 3);
     assert_eq!(u128::from(smart.controller_busy_time), 2);
     assert_eq!(u128::from(smart.power_on_hours), 2);
     assert_eq!((smart.critical_warning, smart.available_spare, smart.percentage_used), (0, 100, 0));
-}
-
-#[test]
-fn counters_of_cores_add_up() {
-    let mut host = Host::ready();
-    let write = IoCommand::Write { namespace: 0, slba: 0, block_count: 1, fua: true };
-    let transfer = Transfer { direction: Direction::HostToController, len: 512 };
-    let mut core = host.counters;
-    core.count(&write, transfer, Status::SUCCESS);
-    host.counters.add(&core);
-    host.counters.add(&core);
-    assert_eq!((host.counters.write_commands, host.counters.written_bytes), (2, 1024));
 }
 
 #[test]
