@@ -15,7 +15,7 @@ use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, Reacto
 use crate::cpu::CpuTime;
 use crate::histogram::Latencies;
 use crate::job::{JobConfig, JobConfigError, JobError, JobResult, QueueJob};
-use crate::report::WireCounters;
+use crate::report::LoopCounters;
 use crate::workload::{RwMode, Workload};
 
 use self::core::{Core, CoreConfig, Event, Message};
@@ -98,8 +98,8 @@ pub struct Outcome {
     pub measured: Duration,
     /// CPU time of this process while it was recorded.
     pub cpu: CpuTime,
-    /// What the connections did in the whole run.
-    pub wire: WireCounters,
+    /// What the loops of the cores did while it was recorded.
+    pub loops: LoopCounters,
     /// Commands that were due and not issued before the end.
     pub missed: u64,
     /// Commands' worth of blocks read and found right.
@@ -259,28 +259,27 @@ impl Coordinator<'_> {
     ) -> Result<Outcome, EngineError> {
         let (measure_from, end) = (start + config.ramp, start + config.ramp + config.runtime);
         let mut outcome = empty_outcome(namespace);
-        let (mut cpu_start, mut cpu_end, mut stopped) = (CpuTime::now(), None, false);
+        let (mut begun, mut ended, mut stopped) = (self.sample(), None, false);
         let mut sampled_start = false;
         let mut left = self.cores.len();
         while left > 0 {
             let now = Instant::now();
             if !sampled_start && now >= measure_from {
-                (cpu_start, sampled_start) = (CpuTime::now(), true);
+                (begun, sampled_start) = (self.sample(), true);
             }
-            if cpu_end.is_none() && (now >= end || stopped) {
-                cpu_end = Some(CpuTime::now());
+            if ended.is_none() && (now >= end || stopped) {
+                ended = Some(self.sample());
             }
             let next = [measure_from, end].into_iter().find(|&at| at > now);
             let wait = next.map_or(TICK, |at| TICK.min(at - now));
             match self.next_event(wait)? {
-                Some(Event::Finished(results, wire)) => {
+                Some(Event::Finished(results)) => {
                     left -= 1;
                     results.into_iter().for_each(|result| merge(&mut outcome, result));
-                    outcome.wire.add(wire);
                 }
                 Some(event) => self.pass_on(event),
                 None => {
-                    let progress = if cpu_end.is_some() {
+                    let progress = if ended.is_some() {
                         Progress::Finishing
                     } else {
                         Progress::Running(now.saturating_duration_since(start), end - start)
@@ -292,8 +291,20 @@ impl Coordinator<'_> {
                 }
             }
         }
-        outcome.cpu = cpu_end.unwrap_or_else(CpuTime::now).since(cpu_start);
+        let (cpu, loops) = ended.unwrap_or_else(|| self.sample());
+        outcome.cpu = cpu.since(begun.0);
+        outcome.loops = loops.since(begun.1);
         Ok(outcome)
+    }
+
+    /// What has been used and done so far.
+    fn sample(&self) -> (CpuTime, LoopCounters) {
+        let mut loops = LoopCounters::default();
+        for core in &self.cores {
+            let stats = core.stats().snapshot();
+            loops.add(LoopCounters { busy_turns: stats.busy_turns, waits: stats.waits });
+        }
+        (CpuTime::now(), loops)
     }
 
     /// What one core learns about the association, the others have to know.
@@ -311,7 +322,7 @@ impl Coordinator<'_> {
                     let _ = first.sender().send(Message::QueueLost(cntlid, error));
                 }
             }
-            Event::Ready | Event::Finished(..) | Event::Closed => {}
+            Event::Ready | Event::Finished(_) | Event::Closed => {}
         }
     }
 
@@ -446,7 +457,7 @@ fn empty_outcome(namespace: NamespaceInfo) -> Outcome {
         write: Latencies::new(),
         measured: Duration::ZERO,
         cpu: CpuTime::default(),
-        wire: WireCounters::default(),
+        loops: LoopCounters::default(),
         missed: 0,
         verified: 0,
         error: None,

@@ -26,8 +26,8 @@ pub struct Report {
     pub write: Latencies,
     /// CPU time that this process used while it was recorded.
     pub cpu: CpuTime,
-    /// What the queues' connections did in the whole run.
-    pub wire: WireCounters,
+    /// What the loops of the cores did while it was recorded.
+    pub loops: LoopCounters,
     /// Commands that were due (open loop) and were not issued before the end.
     pub missed: u64,
     /// Commands' worth of blocks read and found right; `None` when nothing was verified.
@@ -36,40 +36,28 @@ pub struct Report {
     pub error: Option<String>,
 }
 
-/// What connections did. Zero means not counted.
+/// What the loops of the cores did: how well commands share turns, and how often cores sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct WireCounters {
-    /// Commands completed.
-    pub commands: u64,
-    /// PDUs sent.
-    pub pdus_sent: u64,
-    /// PDUs received.
-    pub pdus_received: u64,
-    /// Send operations.
-    pub sends: u64,
-    /// Receive operations that brought data.
-    pub receives: u64,
+pub struct LoopCounters {
+    /// Turns that found work; one receives and sends at most once per connection.
+    pub busy_turns: u64,
+    /// Turns that were allowed to sleep in the kernel.
+    pub waits: u64,
 }
 
-impl WireCounters {
-    /// Adds another queue's.
+impl LoopCounters {
+    /// Adds another core's.
     pub fn add(&mut self, other: Self) {
-        self.commands += other.commands;
-        self.pdus_sent += other.pdus_sent;
-        self.pdus_received += other.pdus_received;
-        self.sends += other.sends;
-        self.receives += other.receives;
+        self.busy_turns += other.busy_turns;
+        self.waits += other.waits;
     }
 
     /// What happened since `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
-            commands: self.commands.saturating_sub(earlier.commands),
-            pdus_sent: self.pdus_sent.saturating_sub(earlier.pdus_sent),
-            pdus_received: self.pdus_received.saturating_sub(earlier.pdus_received),
-            sends: self.sends.saturating_sub(earlier.sends),
-            receives: self.receives.saturating_sub(earlier.receives),
+            busy_turns: self.busy_turns.saturating_sub(earlier.busy_turns),
+            waits: self.waits.saturating_sub(earlier.waits),
         }
     }
 }
@@ -103,7 +91,7 @@ impl Report {
             sys_cpu,
             missed_ios: self.missed,
             verified_ios: self.verified,
-            wire: self.wire,
+            loops: self.loops,
         };
         let document =
             DocumentJson { version: concat!("raceline-", env!("CARGO_PKG_VERSION")), jobs: [job] };
@@ -140,16 +128,13 @@ impl Report {
     }
 
     fn append_notes(&self, out: &mut String) {
-        let wire = self.wire;
-        if wire.commands > 0 && wire.receives > 0 && wire.sends > 0 {
-            let ratio = |a: u64, b: u64| a as f64 / b as f64;
+        let commands = self.read.count() + self.write.count();
+        if commands > 0 && self.loops.busy_turns > 0 {
             let _ = writeln!(
                 out,
-                "wire   {:.2} PDUs per send, {:.2} PDUs per receive; {:.2} sends and {:.2} receives per command",
-                ratio(wire.pdus_sent, wire.sends),
-                ratio(wire.pdus_received, wire.receives),
-                ratio(wire.sends, wire.commands),
-                ratio(wire.receives, wire.commands)
+                "loop   {:.2} commands per turn, {:.2} sleeps per command",
+                commands as f64 / self.loops.busy_turns as f64,
+                self.loops.waits as f64 / commands as f64
             );
         }
         if self.missed > 0 {
@@ -313,7 +298,8 @@ struct JobJson<'a> {
     missed_ios: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     verified_ios: Option<u64>,
-    wire: WireCounters,
+    #[serde(rename = "loop")]
+    loops: LoopCounters,
 }
 
 #[derive(Serialize)]
@@ -356,7 +342,7 @@ mod tests {
             read,
             write: Latencies::new(),
             cpu: CpuTime { user: Duration::from_secs(1), system: Duration::from_millis(500) },
-            wire: WireCounters::default(),
+            loops: LoopCounters::default(),
             missed: 0,
             verified: None,
             error: None,
@@ -419,19 +405,13 @@ mod tests {
 
     #[test]
     fn the_table_shows_used_sides_only() {
-        let wire = WireCounters {
-            commands: 1000,
-            pdus_sent: 1000,
-            pdus_received: 2000,
-            sends: 500,
-            receives: 250,
-        };
-        let table = Report { wire, missed: 3, verified: Some(1000), ..report() }.to_table();
+        let loops = LoopCounters { busy_turns: 250, waits: 100 };
+        let table = Report { loops, missed: 3, verified: Some(1000), ..report() }.to_table();
         let row = table.lines().find(|line| line.starts_with("read")).unwrap();
         let cells: Vec<&str> = row.split_ascii_whitespace().collect();
         assert_eq!(cells[1..5], ["500", "1.95", "MiB/s", "500us"]);
         assert!(!table.contains("write  "), "{table}");
-        assert!(table.contains("2.00 PDUs per send, 8.00 PDUs per receive"), "{table}");
+        assert!(table.contains("4.00 commands per turn, 0.10 sleeps per command"), "{table}");
         assert!(table.contains("3 commands were due"), "{table}");
         assert!(table.contains("3.91 MiB in 1,000 reads"), "{table}");
         let width = table.lines().nth(2).unwrap().chars().count();

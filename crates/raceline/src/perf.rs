@@ -127,7 +127,7 @@ fn report(args: &PerfArgs, outcome: &Outcome) -> Report {
         read: outcome.read.clone(),
         write: outcome.write.clone(),
         cpu: outcome.cpu,
-        wire: outcome.wire,
+        loops: outcome.loops,
         missed: outcome.missed,
         verified: (args.verify && error.is_none()).then_some(outcome.verified),
         error,

@@ -12,7 +12,6 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, Service, Token};
 
 use crate::job::{Issue, JobResult, QueueJob};
 use crate::random::Random;
-use crate::report::WireCounters;
 
 /// Owners of completions on this core.
 const OWN: u16 = 0;
@@ -61,7 +60,7 @@ pub(super) enum Event {
     /// A queue of this association was lost.
     QueueLost(ControllerId, HostError),
     /// All jobs of this core have ended.
-    Finished(Vec<JobResult>, WireCounters),
+    Finished(Vec<JobResult>),
     /// Everything of this core is closed.
     Closed,
 }
@@ -148,7 +147,7 @@ impl Core {
             let results = std::mem::take(&mut self.jobs).into_iter().map(QueueJob::into_result);
             let results = results.collect();
             self.state = State::Idle;
-            self.report(Event::Finished(results, self.wire_counters()));
+            self.report(Event::Finished(results));
             return;
         }
         self.set_timer(cx);
@@ -257,10 +256,6 @@ impl Core {
             self.state = State::Closed;
             self.report(Event::Closed);
         }
-    }
-
-    fn wire_counters(&self) -> WireCounters {
-        WireCounters::default()
     }
 }
 

@@ -53,7 +53,8 @@ impl Running {
         Self { child, stdout, stderr }
     }
 
-    fn finish(mut self) -> Output {
+    /// Waits for its end.
+    pub(crate) fn finish(mut self) -> Output {
         let code = wait(&mut self.child);
         let collect =
             |pipe: Option<std::thread::JoinHandle<Vec<u8>>>| pipe.unwrap().join().unwrap();
