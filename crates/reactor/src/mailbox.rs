@@ -28,7 +28,7 @@ pub struct Sender<M> {
 }
 
 /// A message that was not delivered.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 pub enum SendError<M> {
     /// [`MAILBOX_CAPACITY`] messages are waiting.
     Full(M),
@@ -99,7 +99,16 @@ impl<M> fmt::Display for SendError<M> {
     }
 }
 
-impl<M: fmt::Debug> std::error::Error for SendError<M> {}
+impl<M> fmt::Debug for SendError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SendError::Full(_) => "Full(..)",
+            SendError::Closed(_) => "Closed(..)",
+        })
+    }
+}
+
+impl<M> std::error::Error for SendError<M> {}
 
 #[cfg(test)]
 mod tests {

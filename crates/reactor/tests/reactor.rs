@@ -97,6 +97,52 @@ fn floods_of_messages_are_all_handled() {
     stop(reactor);
 }
 
+/// Runs what it is sent; ends when told.
+struct Runner {
+    ended: bool,
+}
+
+impl Service for Runner {
+    type Message = Option<Box<dyn FnOnce() + Send>>;
+
+    fn handle_message(&mut self, _: &mut Context<'_>, message: Self::Message) {
+        match message {
+            Some(call) => call(),
+            None => self.ended = true,
+        }
+    }
+
+    fn handle_completion(&mut self, _: &mut Context<'_>, _: Completion) {}
+
+    fn flush(&mut self, _: &mut Context<'_>) {}
+
+    fn is_finished(&self) -> bool {
+        self.ended
+    }
+}
+
+#[test]
+fn messages_beyond_one_turn_are_not_slept_on() {
+    let config = ReactorConfig { mode: Mode::Interrupt, ..ReactorConfig::default() };
+    let reactor = Reactor::spawn(config, |_| Ok(Runner { ended: false })).unwrap();
+    let (unblock, blocked) = mpsc::channel::<()>();
+    // While the core is held up, more messages come than it takes in two turns. They leave one
+    // wake-up behind, not one each.
+    let block = move || blocked.recv().unwrap();
+    reactor.sender().send(Some(Box::new(block))).unwrap();
+    let (reply, replies) = mpsc::channel();
+    for number in 0..300 {
+        let reply = reply.clone();
+        reactor.sender().send(Some(Box::new(move || reply.send(number).unwrap()))).unwrap();
+    }
+    unblock.send(()).unwrap();
+    for number in 0..300 {
+        assert_eq!(replies.recv_timeout(Duration::from_secs(10)), Ok(number));
+    }
+    reactor.sender().send(None).unwrap();
+    reactor.join().unwrap();
+}
+
 #[test]
 fn a_core_is_pinned_or_the_error_says_why_not() {
     let core = *allowed_cores().unwrap().last().unwrap();
