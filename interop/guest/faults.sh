@@ -70,7 +70,6 @@ block() { yes "record $1 of the writer" | head -c 4096; }
 writer() {
     local n=0 d
     d=$(dev 3)
-    : >$RECORDS
     while [ ! -e /tmp/writer.stop ]; do
         block $n >/tmp/writer.block
         dd if=/tmp/writer.block of="$d" bs=4096 seek=$((4096 + n)) count=1 conv=notrunc,fsync oflag=direct 2>/tmp/writer.err ||
@@ -111,6 +110,7 @@ kill_under_io() {
     local i count=0 waited
     fio_background 3 0 12m
     rm -f /tmp/writer.*
+    : >$RECORDS
     writer &
     for i in $(seq "$KILLS"); do
         waited=0
