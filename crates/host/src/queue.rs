@@ -447,6 +447,7 @@ impl QueuePair {
         }
         self.state = State::Ready;
         self.phase_deadline = None;
+        self.restart_deadlines(cx.now);
         self.events.push_back(QueueEvent::Ready { cntlid: response.cntlid });
     }
 
@@ -511,6 +512,19 @@ impl QueuePair {
                 self.lose(cx, Ending::Lost(error), None);
             }
             None => self.watch_deadlines(cx),
+        }
+    }
+
+    /// Commands that have waited for this connection have all their time again.
+    fn restart_deadlines(&mut self, now: Instant) {
+        let Some(limit) = self.config.command_timeout else { return };
+        let ids: Vec<CommandId> = self.commands.ids().collect(); // once per connection
+        for cid in ids {
+            if let Some(deadline) =
+                self.commands.get_mut(cid).and_then(|entry| entry.deadline.as_mut())
+            {
+                *deadline = now + limit;
+            }
         }
     }
 

@@ -200,6 +200,25 @@ fn after_a_loss_reads_go_again_and_writes_do_not() {
 }
 
 #[test]
+fn waiting_for_a_connection_does_not_count_as_taking_long() {
+    let mut world = ready(&config(), Script { hold_io: true, ..Script::default() });
+    world.submit(read(0, 1), 1);
+    world.run(Duration::from_secs(1), |world| !world.target.seen.io.is_empty());
+    world.target.script.away = true;
+    world.world.reset_connections(common::address());
+    let end = world.world.elapsed() + Duration::from_secs(90);
+    world.run(Duration::from_secs(99), |world| world.world.elapsed() > end);
+    world.target.script.away = false;
+    world.run(Duration::from_secs(20), |world| world.queues.is_ready());
+    // Less than the limit after the connection, more after the command.
+    let end = world.world.elapsed() + Duration::from_secs(20);
+    world.run(Duration::from_secs(99), |world| world.world.elapsed() > end);
+    assert!(world.done.is_empty(), "{:?}", world.done);
+    let ups = world.events.iter().filter(|event| matches!(event, ControllerEvent::Up(_))).count();
+    assert_eq!(ups, 2, "{:?}", world.events);
+}
+
+#[test]
 fn a_command_that_takes_too_long_costs_the_connection() {
     let config = HostConfig { command_timeout: Some(Duration::from_secs(8)), ..config() };
     let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
