@@ -421,7 +421,12 @@ impl Connection {
             return self.execute(cx, core, slot);
         }
         let command = self.command(slot);
-        let len = self.slots.get(slot).transfer.len as usize;
+        let transfer = self.slots.get(slot).transfer;
+        if self.queue.data_digest() && !transfer.len.is_multiple_of(4) {
+            // Implementations differ on the digest of a part of a dword; hosts do not need it.
+            return self.refuse(core, slot, Status::DATA_SGL_LENGTH_INVALID.dnr());
+        }
+        let len = transfer.len as usize;
         // First come, first served: a newcomer does not overtake those who wait.
         let buf = if core.buffer_waiters.is_empty() { cx.pool.take(len) } else { None };
         match buf {

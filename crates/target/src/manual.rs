@@ -55,6 +55,9 @@ impl Target {
 impl ManualCore {
     /// One turn of the core's loop, without waiting. True: there was something to do.
     ///
+    /// Takes only the messages that were there when it began, so that a run whose turns begin at
+    /// known [`ManualCore::waiting_messages`] can be repeated.
+    ///
     /// # Errors
     /// When the I/O is broken.
     pub fn turn(&mut self, io: &mut dyn Io) -> io::Result<bool> {
@@ -65,12 +68,19 @@ impl ManualCore {
         for completion in self.completions.drain(..) {
             self.service.handle_completion(&mut cx, completion);
         }
-        while let Some(message) = self.mailbox.receive() {
+        for _ in 0..self.mailbox.waiting() {
+            let Some(message) = self.mailbox.receive() else { break };
             busy = true;
             self.service.handle_message(&mut cx, message);
         }
         self.service.flush(&mut cx);
         Ok(busy)
+    }
+
+    /// Messages of other cores and of the control handle for the next turn.
+    #[must_use]
+    pub fn waiting_messages(&self) -> usize {
+        self.mailbox.waiting()
     }
 
     /// Whether the core has stopped after [`Target::shutdown`].
