@@ -340,8 +340,9 @@ fn a_signal_drains_and_ends_an_export() {
 #[test]
 fn reads_survive_a_target_that_was_killed() {
     let nqn = "nqn.2014-08.org.example:restart";
-    let export = Export::start(&["ram:8M", "-n", nqn]);
-    let listen = format!("127.0.0.1:{}", export.port);
+    // An address that no other test binds: between the two exports its port stays free.
+    let export = Export::start(&["ram:8M", "-n", nqn, "-l", "127.0.0.77:0"]);
+    let listen = format!("{}:{}", export.address, export.port);
     let perf = export.spawn_host(&["perf", "--runtime", "3", "--ramp_time", "0", "-i", "2"]);
     std::thread::sleep(Duration::from_millis(500)); // until the run is under way
     drop(export); // killed

@@ -90,6 +90,8 @@ pub(crate) struct Export {
     pub(crate) ready: Value,
     /// The NQN that it exports.
     pub(crate) nqn: String,
+    /// The address of its first listener.
+    pub(crate) address: String,
     /// The port of its first listener.
     pub(crate) port: String,
 }
@@ -121,8 +123,9 @@ impl Export {
         };
         let nqn = ready["nqn"].as_str().unwrap().to_owned();
         let listener = ready["listeners"][0].as_str().unwrap();
-        let port = listener.rsplit_once(':').unwrap().1.to_owned();
-        Self { child, people: Some(people), ready, nqn, port }
+        let (address, port) = listener.rsplit_once(':').unwrap();
+        let (address, port) = (address.to_owned(), port.to_owned());
+        Self { child, people: Some(people), ready, nqn, address, port }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -132,7 +135,7 @@ impl Export {
     /// The arguments of a host verb that uses this export.
     pub(crate) fn host<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
         let mut all = arguments.to_vec();
-        all.extend(["-a", "127.0.0.1", "-s", &self.port, "-n", &self.nqn]);
+        all.extend(["-a", &self.address, "-s", &self.port, "-n", &self.nqn]);
         all
     }
 
