@@ -44,6 +44,11 @@ pub fn mailbox<M>(waker: Waker) -> (Sender<M>, Mailbox<M>) {
 }
 
 impl<M> Mailbox<M> {
+    /// Messages that wait to be received.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
+    }
+
     /// The next message, if there is one. Costs one load when there is none.
     pub fn receive(&mut self) -> Option<M> {
         // The counter follows the queue: it is raised after a message is in, so one that is

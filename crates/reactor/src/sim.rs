@@ -104,6 +104,17 @@ impl SimWorld {
         world.step()
     }
 
+    /// When the next event is due, if there is one.
+    pub fn next_event_at(&self) -> Option<Instant> {
+        self.inner.borrow().events.next_at()
+    }
+
+    /// Changes how the world behaves from now on. What is under way keeps its time, and a
+    /// connection that is to break still does.
+    pub fn set_config(&self, config: SimConfig) {
+        self.inner.borrow_mut().config = config;
+    }
+
     /// The virtual time.
     pub fn now(&self) -> Instant {
         self.inner.borrow().now
