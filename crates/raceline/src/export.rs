@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use raceline_bdev::{Identity, SharedBdev};
+use raceline_bdev::{Backing, DeviceSpec, Identity};
 use raceline_bench::report::binary_bytes;
 
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -82,7 +82,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         ..TargetConfig::default()
     })
     .map_err(Failure::runtime)?;
-    let ready = set_up(&target, &nqn, serial, &admission, devices)?;
+    let devices = args.devices.iter().zip(devices).enumerate().map(|(ordinal, (spec, bdev))| {
+        let uuid = memory_uuid(&identity, &nqn, ordinal, spec);
+        NamespaceConfig { nsid: None, bdev, uuid, nguid: None }
+    });
+    let ready = set_up(&target, &nqn, serial, &admission, devices.collect())?;
 
     eprint!("{}", describe(&ready, &admission));
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
@@ -106,28 +110,42 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The UUID of memory, unless it was given: memory has no identity of its own, and the same in two
+/// subsystems must not look like one disk.
+fn memory_uuid(
+    identity: &Identity,
+    nqn: &Nqn,
+    ordinal: usize,
+    spec: &DeviceSpec,
+) -> Option<[u8; 16]> {
+    let is_memory = matches!(spec.backing, Backing::Ram { .. } | Backing::Null { .. });
+    let name = format!("{nqn} {ordinal} {spec}");
+    (is_memory && spec.uuid.is_none())
+        .then(|| identity.derive("memory namespace", name.as_bytes()).into_bytes())
+}
+
 /// Creates the subsystem, its namespaces, and then the listeners: who connects finds all of it.
 fn set_up(
     target: &Target,
     nqn: &Nqn,
     serial: String,
     admission: &Admission,
-    devices: Vec<SharedBdev>,
+    devices: Vec<NamespaceConfig>,
 ) -> Result<Ready, Failure> {
     let hosts = admission.hosts.clone().map_or(HostAccess::Any, HostAccess::List);
     let subsystem = SubsystemConfig { nqn: nqn.clone(), serial, model: MODEL.to_owned(), hosts };
     target.add_subsystem(subsystem).map_err(Failure::runtime)?;
     let mut namespaces = Vec::with_capacity(devices.len());
-    for bdev in devices {
-        let info = bdev.info();
-        let config = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+    for config in devices {
+        let info = config.bdev.info();
+        let uuid = config.uuid.unwrap_or(info.uuid);
         let NamespaceId(nsid) = target.add_namespace(nqn, config).map_err(Failure::runtime)?;
         namespaces.push(ReadyNamespace {
             nsid,
             device: info.name,
             block_size: info.block_size,
             block_count: info.block_count,
-            uuid: Uuid::from_bytes(info.uuid),
+            uuid: Uuid::from_bytes(uuid),
         });
     }
     let mut listeners = Vec::with_capacity(admission.listen.len());
