@@ -1,5 +1,7 @@
 //! A remote namespace exported again: host -> target -> host -> target -> RAM.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use raceline_reactor::{Context, IoBuf, Payload};
 
 use crate::connection::{Connection, Role, Stage};
 use crate::core::Core;
-use crate::counters::{QueueCounters, QueueTotals};
+use crate::counters::QueueCounters;
 use crate::io_queue::IoQueue;
 use crate::message::{Home, Message, Place};
 use crate::slots::Phase;
@@ -58,8 +58,17 @@ impl Association {
         self.controller.record_error(entry);
     }
 
-    fn totals(&self) -> QueueTotals {
-        self.subsystem.as_ref().map(|subsystem| subsystem.stats.totals()).unwrap_or_default()
+    fn io_counters(&self) -> IoCounters {
+        let Some(subsystem) = &self.subsystem else { return IoCounters::default() };
+        let totals = subsystem.stats.totals();
+        IoCounters {
+            read_commands: totals.reads,
+            write_commands: totals.writes,
+            read_bytes: totals.read_bytes,
+            written_bytes: totals.written_bytes,
+            media_errors: totals.media_errors,
+            busy: subsystem.stats.busy(),
+        }
     }
 
     /// Traffic on I/O queues keeps the association alive, too (CTRATT.TBKAS).
@@ -279,7 +288,7 @@ impl Connection {
         let slot = self.slots.get(index);
         let (sqe, direction) = (slot.sqe, slot.transfer.direction);
         let counters = if sqe.opc == admin::GET_LOG_PAGE {
-            io_counters(&association.totals())
+            association.io_counters()
         } else {
             IoCounters::default()
         };
@@ -455,16 +464,5 @@ fn queue_entries(request: &ConnectRequest) -> u16 {
 fn close_queues(core: &Core, association: &Association) {
     for queue in &association.queues {
         core.send(queue.place.core, Message::Close { key: queue.place.key });
-    }
-}
-
-fn io_counters(totals: &QueueTotals) -> IoCounters {
-    IoCounters {
-        read_commands: totals.reads,
-        write_commands: totals.writes,
-        read_bytes: totals.read_bytes,
-        written_bytes: totals.written_bytes,
-        media_errors: totals.media_errors,
-        ..IoCounters::default()
     }
 }

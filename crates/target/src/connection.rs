@@ -98,6 +98,8 @@ pub(crate) struct Connection {
     pub(crate) flow_control: bool,
     sqhd: u16,
     pub(crate) counters: Arc<QueueCounters>,
+    /// Since when there are commands outstanding.
+    busy_since: Option<Instant>,
 
     staging: Option<IoBuf>,
     staging_bytes: usize,
@@ -158,6 +160,7 @@ impl Connection {
             flow_control: true,
             sqhd: 0,
             counters: Arc::default(),
+            busy_since: None,
             staging: Some(IoBuf::heap(EARLY_STAGING_BYTES)),
             staging_bytes: EARLY_STAGING_BYTES,
             unparsed: 0..0,
@@ -312,6 +315,7 @@ impl Connection {
             Event::Command { sqe, in_capsule } => {
                 self.counters.commands.add(1);
                 self.advance_head();
+                self.busy_since.get_or_insert(cx.now);
                 match self.slots.take(&sqe) {
                     Ok(slot) => self.handle_command(cx, core, slot, in_capsule),
                     Err(NoSlot::Duplicate) => {
@@ -476,6 +480,12 @@ impl Connection {
     /// Sends what is ready, if no send is in flight: one vectored call.
     pub(crate) fn flush(&mut self, cx: &mut Context<'_>) {
         self.dirty = false;
+        if self.slots.in_use() == 0
+            && let Some(since) = self.busy_since.take()
+        {
+            let busy = cx.now.saturating_duration_since(since).as_micros();
+            self.counters.busy_us.add(u64::try_from(busy).unwrap_or(u64::MAX));
+        }
         if self.out.is_empty() || self.stage == Stage::Closing {
             return;
         }

@@ -57,6 +57,9 @@ counters! {
     sends,
     /// Times a command had to wait for an I/O buffer.
     buffer_waits,
+    /// Time with at least one command outstanding in microseconds, up to the last time there was
+    /// none.
+    busy_us,
 }
 
 /// A count with one writer.

@@ -1,6 +1,7 @@
 //! What exists, as all cores see it: an immutable picture, replaced as a whole.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use raceline_proto::controller::{Subsystem, TargetView};
 
@@ -36,6 +37,8 @@ pub(crate) struct SubsystemStats {
 struct Queues {
     live: Vec<Arc<QueueCounters>>,
     closed: QueueTotals,
+    /// Of the queue that was busy longest.
+    closed_busy_us: u64,
 }
 
 impl SubsystemStats {
@@ -47,7 +50,9 @@ impl SubsystemStats {
         let mut queues = self.lock();
         if let Some(i) = queues.live.iter().position(|live| Arc::ptr_eq(live, counters)) {
             queues.live.swap_remove(i);
-            queues.closed.add(&counters.totals());
+            let totals = counters.totals();
+            queues.closed.add(&totals);
+            queues.closed_busy_us = queues.closed_busy_us.max(totals.busy_us);
         }
     }
 
@@ -58,6 +63,14 @@ impl SubsystemStats {
             totals.add(&counters.totals());
         }
         totals
+    }
+
+    /// How long the subsystem has been busy at least: as long as the queue that was busy longest.
+    /// (Queues are busy at the same time, so the sum would be too much.)
+    pub(crate) fn busy(&self) -> Duration {
+        let queues = self.lock();
+        let live = queues.live.iter().map(|counters| counters.busy_us.get());
+        Duration::from_micros(live.max().unwrap_or(0).max(queues.closed_busy_us))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Queues> {
