@@ -1,0 +1,279 @@
+//! The simulated target: its cores, and changes made from a helper thread in a repeatable way.
+//!
+//! The control calls of a target wait for answers of its cores, so they are made on a thread of
+//! their own while the clock stands still. The cores take a turn only when each of them has the
+//! message of the call's next step: then nothing depends on how fast the thread is.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
+use raceline_proto::nvme::Nqn;
+use raceline_reactor::SimWorld;
+use raceline_target::{
+    HostAccess, ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetError,
+};
+
+use crate::command::nsid_of;
+use crate::device::{Faults, FaultyBdev};
+use crate::link::FaultIo;
+use crate::plan::Plan;
+
+/// How long, in real time, a step of a control call may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Cores that get a message in one step of a control call.
+#[derive(Clone, Copy)]
+enum Step {
+    First,
+    All,
+}
+
+/// The target of a run.
+pub struct SimTarget {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The subsystem.
+    pub nqn: Nqn,
+    /// Its cores and their I/O.
+    pub cores: Vec<(ManualCore, FaultIo)>,
+    target: Arc<Target>,
+    devices: Vec<(SharedBdev, Arc<Faults>)>,
+    baseline: Vec<usize>,
+    /// A removal whose device is not quiet yet, and which.
+    removal: Option<(usize, JoinHandle<Result<(), TargetError>>)>,
+}
+
+impl SimTarget {
+    /// A target that listens, with all namespaces of the plan.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn start(world: &SimWorld, plan: &Plan) -> Result<Self, String> {
+        let ios: Vec<_> = (0..plan.target_cores).map(|_| world.io()).collect();
+        let references: Vec<&dyn raceline_reactor::Io> = ios.iter().map(|io| io as _).collect();
+        let (target, cores) =
+            Target::manual(plan.target.clone(), &references).map_err(|e| e.to_string())?;
+        let baseline = cores.iter().map(ManualCore::free_buffers).collect();
+        let seeds = (0u64..).map(|core| plan.seed ^ core << 40 ^ 0xc0);
+        let ios = ios.into_iter().zip(seeds).map(|(io, seed)| FaultIo::new(io, seed));
+        let mut simulated = Self {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            nqn: Nqn::new("nqn.2025-01.io.raceline:sim").map_err(|error| error.to_string())?,
+            cores: cores.into_iter().zip(ios).collect(),
+            target: Arc::new(target),
+            devices: devices(plan)?,
+            baseline,
+            removal: None,
+        };
+        let nqn = simulated.nqn.clone();
+        simulated.call(&[Step::All], move |target| {
+            target.add_subsystem(SubsystemConfig {
+                nqn,
+                serial: "SIM".into(),
+                model: "Raceline simulation".into(),
+                hosts: HostAccess::Any,
+            })
+        })?;
+        for namespace in 0..simulated.devices.len() {
+            simulated.add_namespace(namespace)?;
+        }
+        let address = simulated.address;
+        let steps = [Step::First, Step::All];
+        simulated.address = simulated.call(&steps, move |target| target.add_listener(address))?;
+        Ok(simulated)
+    }
+
+    /// Adds a namespace of the plan, for the first time or again.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn add_namespace(&mut self, namespace: usize) -> Result<(), String> {
+        let nqn = self.nqn.clone();
+        let bdev = Arc::clone(&self.devices[namespace].0);
+        let config =
+            NamespaceConfig { nsid: Some(nsid_of(namespace)), bdev, uuid: None, nguid: None };
+        let add = move |target: &Target| target.add_namespace(&nqn, config).map(drop);
+        self.call(&[Step::All, Step::All], add)
+    }
+
+    /// Begins to remove a namespace: hosts do not see it any more, commands in flight finish.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn begin_removal(&mut self, namespace: usize) -> Result<(), String> {
+        let nqn = self.nqn.clone();
+        let nsid = nsid_of(namespace);
+        let steps = [Step::All, Step::All];
+        let thread = self.drive(&steps, move |target| target.remove_namespace(&nqn, nsid))?;
+        self.removal = Some((namespace, thread));
+        Ok(())
+    }
+
+    /// The namespace whose removal has begun, once its device is closed on all cores.
+    ///
+    /// # Errors
+    /// When the removal failed.
+    pub fn finish_removal(&mut self) -> Result<Option<usize>, String> {
+        let quiet = |&mut (namespace, _): &mut (usize, _)| {
+            self.devices[namespace].1.open_channels.load(Ordering::Relaxed) == 0
+        };
+        let Some((namespace, thread)) = self.removal.take_if(quiet) else { return Ok(None) };
+        join(thread)?;
+        Ok(Some(namespace))
+    }
+
+    /// Whether a namespace is being removed.
+    #[must_use]
+    pub fn is_removing(&self) -> bool {
+        self.removal.is_some()
+    }
+
+    /// Ends the faults of devices and network.
+    pub fn heal(&mut self) {
+        for (_, faults) in &self.devices {
+            faults.errors_per_thousand.store(0, Ordering::Relaxed);
+        }
+        for (_, io) in &mut self.cores {
+            io.flips_per_million = 0;
+        }
+    }
+
+    /// Requests that devices have failed.
+    #[must_use]
+    pub fn device_errors(&self) -> u64 {
+        self.devices.iter().map(|(_, faults)| faults.failed.load(Ordering::Relaxed)).sum()
+    }
+
+    /// One turn of all cores, beginning with `first`. True: there was something to do.
+    ///
+    /// # Errors
+    /// When the I/O of a core is broken.
+    pub fn turn(&mut self, first: usize) -> Result<bool, String> {
+        let mut busy = false;
+        for index in 0..self.cores.len() {
+            let index = (index + first) % self.cores.len();
+            busy |= self.turn_core(index)?;
+        }
+        Ok(busy)
+    }
+
+    fn turn_core(&mut self, index: usize) -> Result<bool, String> {
+        let (core, io) = &mut self.cores[index];
+        core.turn(io).map_err(|error| format!("target core {index}: {error}"))
+    }
+
+    /// Digest errors found, and times that commands waited for buffers, so far.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        let stats = self.target.stats();
+        let sum = |count: fn(&raceline_target::QueueTotals) -> u64| {
+            stats.subsystems.iter().map(|(_, totals)| count(totals)).sum()
+        };
+        (sum(|totals| totals.digest_errors), sum(|totals| totals.buffer_waits))
+    }
+
+    /// Whether everything that hosts have ever used has been given back; if not, what is left.
+    ///
+    /// # Errors
+    /// What has leaked.
+    pub fn check_empty(&self) -> Result<(), String> {
+        let stats = self.target.stats();
+        let free: Vec<usize> = self.cores.iter().map(|(core, _)| core.free_buffers()).collect();
+        let connections: usize = stats.connections.iter().sum();
+        let left = [connections, stats.controllers, stats.pre_connect];
+        if left == [0; 3] && free == self.baseline {
+            return Ok(());
+        }
+        Err(format!(
+            "the target still has {connections} connections, {} controllers, {} sockets before \
+             Connect, and {free:?} of {:?} buffers free",
+            stats.controllers, stats.pre_connect, self.baseline
+        ))
+    }
+
+    /// Stops the target.
+    ///
+    /// # Errors
+    /// When it is in use or does not stop.
+    pub fn begin_shutdown(&mut self) -> Result<(), String> {
+        // The handle is consumed; a new one without cores takes its place.
+        let (replacement, _) = Target::manual(raceline_target::TargetConfig::default(), &[])
+            .map_err(|e| e.to_string())?;
+        let target = std::mem::replace(&mut self.target, Arc::new(replacement));
+        let target = Arc::try_unwrap(target).map_err(|_| "the target is in use")?;
+        target.shutdown().map_err(|error| error.to_string())
+    }
+
+    /// Whether all cores have stopped, and all devices are closed.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.cores.iter().all(|(core, _)| core.is_finished())
+            && self.devices.iter().all(|(_, f)| f.open_channels.load(Ordering::Relaxed) == 0)
+    }
+
+    fn call<T: Send + 'static>(
+        &mut self,
+        steps: &[Step],
+        call: impl FnOnce(&Target) -> Result<T, TargetError> + Send + 'static,
+    ) -> Result<T, String> {
+        join(self.drive(steps, call)?)
+    }
+
+    /// Makes a call on a helper thread, and lets the cores take its messages step by step.
+    fn drive<T: Send + 'static>(
+        &mut self,
+        steps: &[Step],
+        call: impl FnOnce(&Target) -> Result<T, TargetError> + Send + 'static,
+    ) -> Result<JoinHandle<Result<T, TargetError>>, String> {
+        while self.turn(0)? || self.cores.iter().any(|(core, _)| core.waiting_messages() > 0) {}
+        let target = Arc::clone(&self.target);
+        let thread = std::thread::spawn(move || call(&target));
+        let deadline = Instant::now() + PATIENCE;
+        for step in steps {
+            let count = match step {
+                Step::First => 1,
+                Step::All => self.cores.len(),
+            };
+            let missing = |cores: &[(ManualCore, FaultIo)]| {
+                cores[..count].iter().any(|(core, _)| core.waiting_messages() == 0)
+            };
+            while missing(&self.cores) && !thread.is_finished() {
+                if Instant::now() > deadline {
+                    return Err("a control call does not come to its next step".into());
+                }
+                std::thread::yield_now();
+            }
+            for core in 0..count {
+                self.turn_core(core)?;
+            }
+        }
+        Ok(thread)
+    }
+}
+
+fn join<T>(thread: JoinHandle<Result<T, TargetError>>) -> Result<T, String> {
+    let result = thread.join().map_err(|_| "a control call has panicked".to_owned())?;
+    result.map_err(|error| format!("a control call failed: {error}"))
+}
+
+fn devices(plan: &Plan) -> Result<Vec<(SharedBdev, Arc<Faults>)>, String> {
+    let identity = Identity::of_this_machine();
+    let device = |(index, block_size): (u64, &u32)| {
+        let bytes = plan.block_count * u64::from(*block_size);
+        let spec: DeviceSpec =
+            format!("ram:{bytes},bs={block_size}").parse().map_err(|e| format!("{e}"))?;
+        let ram = raceline_bdev::open(&spec, &identity).map_err(|error| error.to_string())?;
+        let faults = Arc::new(Faults::default());
+        let nanos = u64::try_from(plan.device_delay.as_nanos()).unwrap_or(u64::MAX);
+        faults.max_delay_ns.store(nanos, Ordering::Relaxed);
+        faults.errors_per_thousand.store(plan.faults.device_errors_per_thousand, Ordering::Relaxed);
+        let seed = plan.seed ^ index << 48 ^ 0xde;
+        let faulty = FaultyBdev::new(ram, Arc::clone(&faults), seed, plan.copy_reads, plan.lie);
+        Ok((Arc::new(faulty) as SharedBdev, faults))
+    };
+    (0u64..).zip(&plan.block_sizes).map(device).collect()
+}

@@ -1,0 +1,441 @@
+//! A simulated host: the production host, and a program that keeps it busy.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use raceline_host::{
+    BackoffConfig, CommandDone, Controller, ControllerEvent, HostConfig, IoQueueEvent, IoQueueSet,
+};
+use raceline_proto::nvme::{HostId, Nqn};
+use raceline_reactor::{BufferPool, Completion, Context, Io, PoolConfig, Token, Wait};
+
+use crate::command::{Kind, Operation};
+use crate::content::{Place, WriteId};
+use crate::link::FaultIo;
+use crate::model::Fate;
+use crate::plan::HostPlan;
+use crate::world::{Shared, Stage};
+
+/// Index of the first I/O queue in tokens; the controller has two below.
+const FIRST_QUEUE_INDEX: u32 = 2;
+/// Hosts have two staging buffers; with more queues the rest comes from the heap.
+const POOL: &[(usize, usize)] = &[(128 << 10, 2)];
+/// Blocks of one verifying read.
+const VERIFY_BLOCKS: u64 = 8;
+/// Blocks of a fused operation.
+const FUSED_BLOCKS: u64 = 4;
+/// Most ranges of one Deallocate.
+const DEALLOCATE_RANGES: u64 = 3;
+/// Blocks that get most commands when there is a hot spot.
+const HOT_BLOCKS: u64 = 12;
+
+/// How long a host will be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It works.
+    Working,
+    /// It was asked to disconnect, or has given up.
+    Leaving,
+    /// Its controller and queues are closed.
+    Ended,
+}
+
+/// One host.
+pub struct Host {
+    /// Its number.
+    pub index: usize,
+    /// Its I/O.
+    pub io: FaultIo,
+    /// How long it will be there.
+    pub life: Life,
+    plan: HostPlan,
+    pool: BufferPool,
+    completions: Vec<Completion>,
+    controller: Controller,
+    queues: IoQueueSet,
+    operations: BTreeMap<u64, Operation>,
+    was_up: bool,
+}
+
+impl Host {
+    /// Starts connecting.
+    ///
+    /// # Errors
+    /// When there is no memory, or the plan is impossible.
+    pub fn start(
+        index: usize,
+        mut io: FaultIo,
+        address: SocketAddr,
+        subnqn: &Nqn,
+        plan: &HostPlan,
+    ) -> Result<Self, String> {
+        let pool = BufferPool::new(&PoolConfig::new(POOL)).map_err(|error| error.to_string())?;
+        let name = format!("nqn.2025-01.io.raceline:sim-host-{index}");
+        let hostnqn = Nqn::new(&name).map_err(|error| error.to_string())?;
+        let mut id = [1; 16];
+        id[0] = u8::try_from(index).unwrap_or(u8::MAX);
+        let config = HostConfig {
+            kato_ms: plan.kato_ms,
+            header_digest: plan.header_digest,
+            data_digest: plan.data_digest,
+            io_queues: plan.queues,
+            io_entries: plan.entries,
+            disable_sq_flow: plan.disable_sq_flow,
+            command_timeout: Some(plan.command_timeout),
+            backoff: BackoffConfig {
+                first: std::time::Duration::from_millis(2),
+                longest: std::time::Duration::from_millis(200),
+                give_up_after: None,
+            },
+            ..HostConfig::new(address, subnqn.clone(), hostnqn, HostId(id))
+        };
+        let token = Token { owner: 0, generation: 0, index: 0 };
+        let first_queue = Token { index: FIRST_QUEUE_INDEX, ..token };
+        let queues = IoQueueSet::new(&config, 1..=plan.queues, first_queue);
+        let now = io.now();
+        let mut cx = Context { io: &mut io, pool: &pool, now };
+        let controller = Controller::connect(&mut cx, config, token);
+        Ok(Self {
+            index,
+            io,
+            life: Life::Working,
+            plan: plan.clone(),
+            pool,
+            completions: Vec::new(),
+            controller,
+            queues,
+            operations: BTreeMap::new(),
+            was_up: false,
+        })
+    }
+
+    /// One turn of its loop. True: there was something to do.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn turn(&mut self, shared: &mut Shared) -> Result<bool, String> {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.io.poll(Wait::No, &mut completions).map_err(|error| error.to_string())?;
+        let now = self.io.now();
+        let Self { io, pool, controller, queues, .. } = self;
+        let mut cx = Context { io, pool, now };
+        let busy = !completions.is_empty();
+        for completion in completions.drain(..) {
+            if completion.token.index < FIRST_QUEUE_INDEX {
+                controller.handle_completion(&mut cx, completion);
+            } else {
+                queues.handle_completion(&mut cx, completion);
+            }
+        }
+        self.completions = completions;
+        self.handle_events(shared)?;
+        while let Some((queue, done)) = self.queues.poll_done() {
+            self.end(queue, &done, shared)?;
+        }
+        if self.life == Life::Working && shared.stage != Stage::Rest {
+            self.submit_some(shared)?;
+        }
+        let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
+        self.controller.flush(&mut cx);
+        self.queues.flush(&mut cx);
+        let ended =
+            self.controller.is_finished() && self.queues.is_closed() && self.operations.is_empty();
+        if self.life == Life::Leaving && ended {
+            self.life = Life::Ended;
+        }
+        Ok(busy)
+    }
+
+    /// Disconnects in order.
+    pub fn disconnect(&mut self) {
+        let now = self.io.now();
+        let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
+        self.queues.close(&mut cx);
+        self.controller.disconnect(&mut cx);
+        self.life = Life::Leaving;
+    }
+
+    /// The host is gone without a word: what becomes of its commands, nobody will know.
+    ///
+    /// # Errors
+    /// When the model does not know a command.
+    pub fn crash(self, shared: &mut Shared) -> Result<(), String> {
+        let Self { operations, .. } = self;
+        for operation in operations.into_values() {
+            operation.decide(Fate::Unknown, shared)?;
+            shared.totals.unknown_fates += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether commands flow on all queues.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.controller.association().is_some() && self.queues.is_ready()
+    }
+
+    /// Commands outstanding.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// The beginning of its oldest command.
+    #[must_use]
+    pub fn oldest(&self) -> Option<u64> {
+        self.operations.values().map(|operation| operation.begun).min()
+    }
+
+    /// What it is waiting for, for a message.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let (index, life) = (self.index, self.life);
+        let ready = self.is_ready();
+        let kinds: Vec<String> = self
+            .operations
+            .iter()
+            .take(5)
+            .map(|(user, operation)| format!("{user}: {:?}", operation.kind))
+            .collect();
+        let count = self.operations.len();
+        format!("host {index}: {life:?}, ready: {ready}, {count} outstanding {kinds:?}")
+    }
+
+    fn handle_events(&mut self, shared: &mut Shared) -> Result<(), String> {
+        let now = self.io.now();
+        let index = self.index;
+        let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
+        while let Some(event) = self.controller.poll_event() {
+            match event {
+                ControllerEvent::Up(association) => {
+                    shared.note(format_args!("host {index} is up: {}", association.cntlid));
+                    shared.totals.reconnects +=
+                        u64::from(std::mem::replace(&mut self.was_up, true));
+                    self.queues.handle_up(&mut cx, &association);
+                }
+                ControllerEvent::Down(error) => {
+                    shared.note(format_args!("host {index} is down: {error}"));
+                    lost(shared, &error)?;
+                    self.queues.handle_down(&mut cx, &error);
+                }
+                ControllerEvent::Namespaces(_) => shared.totals.namespace_events += 1,
+                ControllerEvent::DiscoveryChanged => {}
+                ControllerEvent::Failed(error) => {
+                    shared.note(format_args!("host {index} gives up: {error}"));
+                    lost(shared, &error)?;
+                    self.queues.close(&mut cx);
+                    self.life = Life::Leaving;
+                }
+                ControllerEvent::Closed => shared.note(format_args!("host {index} is closed")),
+            }
+        }
+        while let Some(event) = self.queues.poll_event() {
+            if let IoQueueEvent::Lost { queue, cntlid, error } = event {
+                shared.note(format_args!("host {index} has lost queue {queue}: {error}"));
+                lost(shared, &error)?;
+                self.controller.queue_lost(&mut cx, cntlid, error);
+            }
+        }
+        Ok(())
+    }
+
+    /// A command has ended: once, and for a reason.
+    fn end(&mut self, queue: usize, done: &CommandDone, shared: &mut Shared) -> Result<(), String> {
+        let user = done.user;
+        let ended = match &done.result {
+            Ok(_) => "done".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let index = self.index;
+        shared.note(format_args!("host {index} queue {queue} command {user}: {ended}"));
+        let Some(operation) = self.operations.remove(&user) else {
+            return Err(format!("host {index}: command {user} has ended twice, or never began"));
+        };
+        shared.totals.commands += 1;
+        shared.totals.reads += u64::from(operation.kind == Kind::Read);
+        operation
+            .end(done, shared)
+            .map_err(|error| format!("host {index}, {}, command {user}: {error}", done.summary))?;
+        if let Some(partner) = operation.partner.and_then(|user| self.operations.get_mut(&user)) {
+            partner.partner_ok = Some(done.result.is_ok());
+        }
+        Ok(())
+    }
+
+    fn submit_some(&mut self, shared: &mut Shared) -> Result<(), String> {
+        while self.operations.len() < self.plan.depth && !self.queues.is_empty() {
+            let queue = shared.pick(self.queues.len());
+            // Sometimes everything at once, sometimes one by one.
+            if self.queues.room(queue) < 2 || shared.below(3) == 0 {
+                return Ok(());
+            }
+            let operation = match shared.stage {
+                Stage::Rest => None,
+                Stage::Verify => next_verification(shared),
+                Stage::Work if shared.issued >= shared.issue_until => None,
+                Stage::Work => {
+                    shared.issued += 1;
+                    Some(random_operation(shared)?)
+                }
+            };
+            let Some(operation) = operation else { return Ok(()) };
+            if operation.kind == Kind::FusedCompare {
+                self.submit_fused(queue, operation, shared)?;
+            } else {
+                let user = shared.next_user();
+                self.submit(queue, user, operation, shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn submit_fused(
+        &mut self,
+        queue: usize,
+        mut first: Operation,
+        shared: &mut Shared,
+    ) -> Result<(), String> {
+        let (one, two) = (shared.next_user(), shared.next_user());
+        let write = shared.next_write();
+        let second =
+            Operation { kind: Kind::FusedWrite, write, partner: Some(one), ..first.clone() };
+        first.partner = Some(two);
+        shared.totals.fused += 1;
+        self.submit(queue, one, first, shared)?;
+        self.submit(queue, two, second, shared)
+    }
+
+    fn submit(
+        &mut self,
+        queue: usize,
+        user: u64,
+        mut operation: Operation,
+        shared: &mut Shared,
+    ) -> Result<(), String> {
+        operation.begin(shared)?;
+        let block_size = shared.block_size(operation.namespace);
+        let command = operation.command(block_size)?;
+        let (index, len) = (self.index, command.data.len());
+        let Operation { kind, namespace, ranges, write, .. } = &operation;
+        shared.note(format_args!(
+            "host {index} queue {queue} command {user}: {kind:?} of namespace {} at {ranges:?}, {write}",
+            namespace + 1
+        ));
+        if matches!(kind, Kind::Write { .. } | Kind::FusedWrite) {
+            let in_capsule = len as u64 <= u64::from(shared.plan.target.in_capsule_bytes);
+            shared.totals.in_capsule_writes += u64::from(in_capsule);
+            shared.totals.r2t_writes += u64::from(!in_capsule);
+        }
+        let now = self.io.now();
+        let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
+        match self.queues.submit(&mut cx, queue, command, user) {
+            Ok(()) => drop(self.operations.insert(user, operation)),
+            Err(rejected) => {
+                return Err(format!("there was room, but {}", rejected.reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A connection is lost: is there a reason?
+fn lost(shared: &mut Shared, error: &raceline_host::HostError) -> Result<(), String> {
+    shared.losses += 1;
+    if shared.losses_excused {
+        return Ok(());
+    }
+    Err(format!("a connection was lost without reason: {error}"))
+}
+
+fn next_verification(shared: &mut Shared) -> Option<Operation> {
+    let Place { namespace, lba } = *shared.unverified.last()?;
+    let most = shared.plan.max_blocks.min(VERIFY_BLOCKS);
+    let mut count = 0;
+    let next = |count| move |place: &mut Place| *place == Place { namespace, lba: lba + count };
+    while count < most && shared.unverified.pop_if(next(count)).is_some() {
+        count += 1;
+    }
+    let ranges = vec![(lba, count)];
+    Some(operation(Kind::Read, namespace, ranges, WriteId::ZEROES))
+}
+
+fn operation(kind: Kind, namespace: usize, ranges: Vec<(u64, u64)>, write: WriteId) -> Operation {
+    let (expected, partner) = (Vec::new(), None);
+    Operation { kind, namespace, ranges, write, expected, begun: 0, partner, partner_ok: None }
+}
+
+fn random_operation(shared: &mut Shared) -> Result<Operation, String> {
+    let mix = shared.plan.mix;
+    let namespace = shared.pick(shared.plan.block_sizes.len());
+    let fua = shared.below(4) == 0;
+    let weights = [
+        (mix.read, Kind::Read),
+        (mix.write, Kind::Write { fua }),
+        (mix.compare, Kind::Compare),
+        (mix.fused, Kind::FusedCompare),
+        (mix.write_zeroes, Kind::WriteZeroes),
+        (mix.deallocate, Kind::Deallocate),
+        (mix.flush, Kind::Flush),
+    ];
+    let mut dice = shared.below(weights.iter().map(|(weight, _)| weight).sum());
+    let mut chosen = Kind::Read;
+    for (weight, kind) in weights {
+        if dice < weight {
+            chosen = kind;
+            break;
+        }
+        dice -= weight;
+    }
+    let most = if chosen == Kind::FusedCompare { FUSED_BLOCKS } else { u64::MAX };
+    let ranges = match chosen {
+        Kind::Flush => Vec::new(),
+        Kind::Deallocate => random_ranges(shared),
+        _ => vec![random_range(shared, most)],
+    };
+    let write = match chosen {
+        Kind::Write { .. } => shared.next_write(),
+        _ => WriteId::ZEROES,
+    };
+    let mut operation = operation(chosen, namespace, ranges, write);
+    if chosen.compares() {
+        operation.expected = expectation(&operation, shared)?;
+    }
+    Ok(operation)
+}
+
+/// What a comparison expects: mostly something that is there.
+fn expectation(operation: &Operation, shared: &mut Shared) -> Result<Vec<WriteId>, String> {
+    let wrong = shared.below(5) == 0;
+    let mut expected = Vec::new();
+    for place in operation.places() {
+        let now = shared.model.tick();
+        let candidates = shared.model.candidates(place, now)?;
+        let pick = shared.pick(candidates.len());
+        expected.push(candidates.get(pick).copied().unwrap_or(WriteId::ZEROES));
+    }
+    if wrong {
+        let at = shared.pick(expected.len());
+        expected[at] = WriteId(u64::MAX - shared.below(9));
+    }
+    Ok(expected)
+}
+
+fn random_range(shared: &mut Shared, most: u64) -> (u64, u64) {
+    let most = shared.plan.max_blocks.min(most);
+    let hot = shared.plan.hot_spot && shared.below(5) > 0;
+    let blocks = shared.plan.block_count;
+    let space = if hot { blocks.min(HOT_BLOCKS) } else { blocks };
+    let count = shared.random.size(usize::try_from(most.min(space)).unwrap_or(1)) as u64;
+    (shared.below(space - count + 1), count)
+}
+
+/// Ranges that do not overlap.
+fn random_ranges(shared: &mut Shared) -> Vec<(u64, u64)> {
+    let count = 1 + shared.below(DEALLOCATE_RANGES);
+    let share = shared.plan.block_count / count;
+    let range = |index: u64| {
+        let start = shared.below(share);
+        (index * share + start, 1 + shared.below((share - start).min(8)))
+    };
+    (0..count).map(range).collect()
+}

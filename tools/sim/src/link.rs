@@ -1,0 +1,160 @@
+//! The I/O of a simulated core, with a network that flips bits and connections that can be cut.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::sim::Random;
+use raceline_reactor::{
+    Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, SimIo, Socket, Token, Wait, Waker,
+};
+
+/// Bytes at the beginning of a connection that are left alone: ICReq and ICResp have no digest.
+const UNPROTECTED_BYTES: usize = 256;
+
+/// An [`Io`] of the simulated world with faults of its own.
+pub struct FaultIo {
+    inner: SimIo,
+    random: Random,
+    /// How many of a million receives have one bit flipped.
+    pub flips_per_million: u32,
+    /// Bits flipped.
+    pub flips: u64,
+    /// Bytes received so far, by the token of the receive.
+    received: BTreeMap<(u16, u32, u16), usize>,
+    /// Our addresses of the connections adopted here, by socket.
+    connections: BTreeMap<u32, SocketAddr>,
+}
+
+impl FaultIo {
+    /// Faults that are the same for the same seed.
+    #[must_use]
+    pub fn new(inner: SimIo, seed: u64) -> Self {
+        Self {
+            inner,
+            random: Random::new(seed),
+            flips_per_million: 0,
+            flips: 0,
+            received: BTreeMap::new(),
+            connections: BTreeMap::new(),
+        }
+    }
+
+    /// Our addresses of the connections that are open here.
+    #[must_use]
+    pub fn connections(&self) -> Vec<SocketAddr> {
+        self.connections.values().copied().collect()
+    }
+
+    fn spoil(&mut self, token: Token, count: usize, buffers: &mut RecvBuffers) {
+        let received = self.received.entry((token.owner, token.index, token.generation));
+        let before = received.or_default();
+        let start = *before;
+        *before += count;
+        if start < UNPROTECTED_BYTES
+            || self.random.below(1_000_000) >= u64::from(self.flips_per_million)
+        {
+            return;
+        }
+        let bit = 1 << self.random.below(8);
+        let at = usize::try_from(self.random.below(count as u64)).unwrap_or(0);
+        let staging = buffers.staging_range.start;
+        match &mut buffers.payload {
+            Some((buf, range)) if at < range.len() => buf[range.start + at] ^= bit,
+            Some((_, range)) => buffers.staging[staging + at - range.len()] ^= bit,
+            None => buffers.staging[staging + at] ^= bit,
+        }
+        self.flips += 1;
+    }
+}
+
+impl Io for FaultIo {
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        self.inner.listen(address, token)
+    }
+
+    fn close_listener(&mut self, listener: ListenerId) {
+        self.inner.close_listener(listener);
+    }
+
+    fn connect(&mut self, address: SocketAddr, token: Token) {
+        self.inner.connect(address, token);
+    }
+
+    fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
+        let address = socket.local_address();
+        let socket = self.inner.adopt(socket)?;
+        self.connections.insert(socket.0, address);
+        Ok(socket)
+    }
+
+    fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
+        self.inner.recv(socket, buffers, token);
+    }
+
+    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+        self.inner.send(socket, batch, token);
+    }
+
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        self.connections.remove(&socket.0);
+        self.inner.close(socket, reset);
+    }
+
+    fn register_file(&mut self, file: Arc<File>) -> FileId {
+        self.inner.register_file(file)
+    }
+
+    fn close_file(&mut self, file: FileId) {
+        self.inner.close_file(file);
+    }
+
+    fn read(&mut self, file: FileId, buf: IoBuf, offset: u64, token: Token) {
+        self.inner.read(file, buf, offset, token);
+    }
+
+    fn write(&mut self, file: FileId, buf: SharedBuf, offset: u64, durable: bool, token: Token) {
+        self.inner.write(file, buf, offset, durable, token);
+    }
+
+    fn sync(&mut self, file: FileId, token: Token) {
+        self.inner.sync(file, token);
+    }
+
+    fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
+        self.inner.allocate(file, mode, offset, len, token);
+    }
+
+    fn timer(&mut self, at: Instant, token: Token) {
+        self.inner.timer(at, token);
+    }
+
+    fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
+        let before = done.len();
+        self.inner.poll(wait, done)?;
+        if self.flips_per_million > 0 {
+            for Completion { token, outcome } in &mut done[before..] {
+                if let Outcome::Received(Ok(count @ 1..), buffers) = outcome {
+                    self.spoil(*token, *count, buffers);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}

@@ -1,0 +1,351 @@
+//! One run: work with faults, work without, verification, rest, and the end.
+
+use std::time::{Duration, Instant};
+
+use raceline_reactor::SimWorld;
+
+use crate::content::Place;
+use crate::control::SimTarget;
+use crate::host::{Host, Life};
+use crate::link::FaultIo;
+use crate::plan::Plan;
+use crate::world::{Log, Shared, Stage, Totals};
+
+/// How much of the commands the faults have; the rest must come through without.
+const FAULTY_SHARE: (u64, u64) = (3, 4);
+/// Virtual time in which everything must be well again when faults have ended, and in which each
+/// later stage must end. Far more than any timeout.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Virtual time of doing nothing: several keep alive timeouts.
+const REST: Duration = Duration::from_secs(16);
+/// Events after which a run is taken for one that goes round in circles.
+const MAX_EVENTS: u64 = 60_000_000;
+/// Cores may be late by this much.
+const SLACK: Duration = Duration::from_micros(20);
+
+/// A thing that goes wrong.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Cut,
+    Storm,
+    Crash,
+    Disconnect,
+    RemoveNamespace,
+    AddNamespace(usize),
+}
+
+/// Runs a plan to its end.
+///
+/// # Errors
+/// What went wrong.
+pub fn run(plan: Plan, log: &Log) -> Result<Totals, String> {
+    let mut run = Run::start(plan, log)?;
+    run.work_with_faults()?;
+    run.work_without_faults()?;
+    run.verify()?;
+    run.rest()?;
+    run.end()
+}
+
+struct Run {
+    world: SimWorld,
+    epoch: Instant,
+    events: u64,
+    shared: Shared,
+    target: SimTarget,
+    hosts: Vec<Host>,
+    lives: u64,
+    /// Faults and the numbers of ended commands at which they come, latest first.
+    faults: Vec<(u64, Fault)>,
+}
+
+impl Run {
+    fn start(plan: Plan, log: &Log) -> Result<Self, String> {
+        let world = SimWorld::new(plan.seed, plan.network.clone());
+        let epoch = world.now();
+        let mut target = SimTarget::start(&world, &plan)?;
+        for (_, io) in &mut target.cores {
+            io.flips_per_million = plan.faults.flips_per_million;
+        }
+        let shared = Shared::new(plan, log.clone());
+        let mut run = Self {
+            world,
+            epoch,
+            events: 0,
+            shared,
+            target,
+            hosts: Vec::new(),
+            lives: 0,
+            faults: Vec::new(),
+        };
+        run.shared.losses_excused = run.is_faulty();
+        for index in 0..run.shared.plan.hosts.len() {
+            let host = run.new_host(index)?;
+            run.hosts.push(host);
+        }
+        run.schedule_faults();
+        Ok(run)
+    }
+
+    fn is_faulty(&self) -> bool {
+        let faults = self.shared.plan.faults;
+        faults.cuts + faults.storms + faults.crashes + faults.disconnects > 0
+            || faults.flips_per_million > 0
+    }
+
+    fn new_host(&mut self, index: usize) -> Result<Host, String> {
+        self.lives += 1;
+        let mut io = FaultIo::new(self.world.io(), self.shared.plan.seed ^ self.lives << 32);
+        io.flips_per_million = self.flips();
+        let plan = &self.shared.plan.hosts[index];
+        Host::start(index, io, self.target.address, &self.target.nqn, plan)
+    }
+
+    /// Bits flip as long as faults are allowed.
+    fn flips(&self) -> u32 {
+        let faulty = self.target.cores.first().is_some_and(|(_, io)| io.flips_per_million > 0);
+        if faulty { self.shared.plan.faults.flips_per_million } else { 0 }
+    }
+
+    fn schedule_faults(&mut self) {
+        let plan = self.shared.plan.faults;
+        let kinds = [
+            (plan.cuts, Fault::Cut),
+            (plan.storms, Fault::Storm),
+            (plan.crashes, Fault::Crash),
+            (plan.disconnects, Fault::Disconnect),
+            (plan.hot_removals, Fault::RemoveNamespace),
+        ];
+        let span = self.faulty_commands();
+        for (count, fault) in kinds {
+            for _ in 0..count {
+                let at = self.shared.below(span);
+                self.faults.push((at, fault));
+            }
+        }
+        self.faults.sort_by_key(|&(at, _)| std::cmp::Reverse(at));
+    }
+
+    fn faulty_commands(&self) -> u64 {
+        let (part, whole) = FAULTY_SHARE;
+        self.shared.plan.commands * part / whole
+    }
+
+    // ---------------------------------------------------------------------- stages
+
+    fn work_with_faults(&mut self) -> Result<(), String> {
+        let commands = self.faulty_commands();
+        self.shared.issue_until = commands;
+        self.until("the work with faults", |run| {
+            run.shared.issued >= commands && (run.faults.is_empty() || run.outstanding() == 0)
+        })
+    }
+
+    fn work_without_faults(&mut self) -> Result<(), String> {
+        self.shared.note(format_args!("faults end"));
+        self.target.heal();
+        for host in &mut self.hosts {
+            self.shared.totals.flips += std::mem::take(&mut host.io.flips);
+            host.io.flips_per_million = 0;
+        }
+        // What was removed comes back; all else that was still planned does not happen.
+        self.faults.retain(|(_, fault)| matches!(fault, Fault::AddNamespace(_)));
+        self.faults.iter_mut().for_each(|(at, _)| *at = 0);
+        self.until("the recovery", |run| {
+            run.faults.is_empty() && !run.target.is_removing() && run.all_ready()
+        })?;
+        self.shared.losses_excused = false;
+        self.shared.issue_until = self.shared.plan.commands;
+        self.until("the work without faults", |run| {
+            run.shared.issued >= run.shared.issue_until && run.outstanding() == 0
+        })
+    }
+
+    fn verify(&mut self) -> Result<(), String> {
+        self.shared.note(format_args!("verification begins"));
+        let blocks = self.shared.plan.block_count;
+        for namespace in (0..self.shared.plan.block_sizes.len()).rev() {
+            let places = (0..blocks).rev().map(|lba| Place { namespace, lba });
+            self.shared.unverified.extend(places);
+        }
+        self.shared.stage = Stage::Verify;
+        self.until("the verification", |run| {
+            run.shared.unverified.is_empty() && run.outstanding() == 0
+        })
+    }
+
+    /// Nothing happens for a while: controllers are kept alive, nobody loses a connection.
+    fn rest(&mut self) -> Result<(), String> {
+        self.shared.stage = Stage::Rest;
+        let end = self.world.elapsed() + REST;
+        self.until("the rest", |run| run.world.elapsed() >= end)?;
+        if self.all_ready() { Ok(()) } else { Err("a host was lost while nothing happened".into()) }
+    }
+
+    fn end(mut self) -> Result<Totals, String> {
+        self.hosts.iter_mut().for_each(Host::disconnect);
+        self.until("the disconnection", |run| {
+            run.hosts.iter().all(|host| host.life == Life::Ended)
+        })?;
+        let empty = self.until("the target to be empty", |run| run.target.check_empty().is_ok());
+        empty.or_else(|_| self.target.check_empty())?;
+        let (digest_errors, buffer_waits) = self.target.counts();
+        self.target.begin_shutdown()?;
+        self.until("the target to stop", |run| run.target.is_stopped())?;
+        let open = self.world.open_connections();
+        if open > 0 {
+            return Err(format!("{open} connections are open after the end"));
+        }
+        let flips: u64 = self.target.cores.iter().map(|(_, io)| io.flips).sum();
+        let mut totals = self.shared.totals;
+        totals.flips += flips;
+        totals.digest_errors = digest_errors;
+        totals.buffer_waits = buffer_waits;
+        totals.device_errors = self.target.device_errors();
+        totals.simulated = self.world.elapsed();
+        totals.fingerprint = self.world.fingerprint();
+        if totals.device_errors_seen > totals.device_errors {
+            return Err("hosts were told of more device errors than there were".into());
+        }
+        Ok(totals)
+    }
+
+    // ------------------------------------------------------------------------ time
+
+    /// Lets time pass until something is so.
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<(), String> {
+        let deadline = self.world.elapsed() + PATIENCE;
+        loop {
+            let busy = self.turn()?;
+            if done(self) {
+                return Ok(());
+            }
+            let late = self.world.elapsed() > deadline || self.events > MAX_EVENTS;
+            let waiting = self.target.cores.iter().any(|(core, _)| core.waiting_messages() > 0);
+            let stepped = !late && self.step();
+            if !stepped && (late || !(busy || waiting)) {
+                let hosts: Vec<String> = self.hosts.iter().map(Host::describe).collect();
+                let why = if late { "takes too long" } else { "will never end" };
+                return Err(format!("{what} {why}:\n  {}", hosts.join("\n  ")));
+            }
+        }
+    }
+
+    fn step(&mut self) -> bool {
+        self.events += 1;
+        let turned = self.world.now();
+        let mut stepped = self.world.step();
+        // Cores that are a little late find more than one event.
+        while stepped && self.shared.below(3) == 0 {
+            match self.world.next_event_at() {
+                Some(at) if at <= turned + SLACK => {
+                    self.events += 1;
+                    stepped |= self.world.step();
+                }
+                _ => break,
+            }
+        }
+        stepped
+    }
+
+    /// A turn of everybody, in an order that chance decides.
+    fn turn(&mut self) -> Result<bool, String> {
+        self.shared.now = self.world.now().duration_since(self.epoch);
+        self.shared.settle_ghosts()?;
+        self.do_faults()?;
+        let first = self.shared.pick(self.target.cores.len());
+        let mut busy = self.target.turn(first)?;
+        if let Some(namespace) = self.target.finish_removal()? {
+            self.shared.note(format_args!("namespace {} is removed", namespace + 1));
+            let again = self.shared.totals.commands + self.shared.below(20);
+            self.faults.push((again, Fault::AddNamespace(namespace)));
+            self.faults.sort_by_key(|&(at, _)| std::cmp::Reverse(at));
+        }
+        let first = self.shared.pick(self.hosts.len());
+        for index in 0..self.hosts.len() {
+            let index = (index + first) % self.hosts.len();
+            busy |= self.hosts[index].turn(&mut self.shared)?;
+            if self.hosts[index].life == Life::Ended && self.shared.stage != Stage::Rest {
+                self.hosts[index] = self.new_host(index)?;
+                busy = true;
+            }
+        }
+        let oldest = self.hosts.iter().filter_map(Host::oldest).min();
+        self.shared.oldest = oldest.unwrap_or_else(|| self.shared.model.tick());
+        Ok(busy)
+    }
+
+    fn outstanding(&self) -> usize {
+        self.hosts.iter().map(Host::outstanding).sum()
+    }
+
+    fn all_ready(&self) -> bool {
+        self.hosts.iter().all(|host| host.life == Life::Working && host.is_ready())
+    }
+
+    // ---------------------------------------------------------------------- faults
+
+    fn do_faults(&mut self) -> Result<(), String> {
+        let ended = self.shared.totals.commands;
+        // With nothing outstanding and all issued, the numbers do not grow any more.
+        let idle = self.shared.issued >= self.shared.issue_until && self.outstanding() == 0;
+        while let Some((_, fault)) = self.faults.pop_if(|&mut (at, _)| at <= ended || idle) {
+            self.shared.note(format_args!("fault: {fault:?}"));
+            self.do_fault(fault)?;
+        }
+        Ok(())
+    }
+
+    fn do_fault(&mut self, fault: Fault) -> Result<(), String> {
+        match fault {
+            Fault::Cut => {
+                let hosts = self.hosts.iter();
+                let all: Vec<_> = hosts.flat_map(|host| host.io.connections()).collect();
+                if !all.is_empty() {
+                    let address = all[self.shared.pick(all.len())];
+                    self.world.reset_connections(address);
+                    self.shared.losses += 1;
+                }
+            }
+            Fault::Storm => {
+                self.world.reset_connections(self.target.address);
+                self.shared.losses += 1;
+            }
+            Fault::Crash => {
+                let index = self.shared.pick(self.hosts.len());
+                let host = self.new_host(index)?;
+                let crashed = std::mem::replace(&mut self.hosts[index], host);
+                self.shared.totals.flips += crashed.io.flips;
+                self.shared.losses += 1;
+                crashed.crash(&mut self.shared)?;
+            }
+            Fault::Disconnect => {
+                let index = self.shared.pick(self.hosts.len());
+                if self.hosts[index].life == Life::Working {
+                    self.shared.losses += 1;
+                    self.hosts[index].disconnect();
+                }
+            }
+            Fault::RemoveNamespace => return self.remove_namespace(),
+            Fault::AddNamespace(namespace) => {
+                self.target.add_namespace(namespace)?;
+                let now = self.shared.model.tick();
+                let presence = &mut self.shared.namespaces[namespace];
+                (presence.absent, presence.absent_at) = (false, now);
+            }
+        }
+        self.shared.totals.faults += 1;
+        Ok(())
+    }
+
+    /// One removal at a time; the others do not happen.
+    fn remove_namespace(&mut self) -> Result<(), String> {
+        let namespace = self.shared.pick(self.shared.namespaces.len());
+        if self.target.is_removing() || self.shared.namespaces[namespace].absent {
+            return Ok(());
+        }
+        self.shared.namespaces[namespace].absent = true;
+        self.shared.totals.faults += 1;
+        self.target.begin_removal(namespace)
+    }
+}
