@@ -4,7 +4,7 @@
 //! a completed write is as safe as it will ever be.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use raceline_reactor::buffer::HugePages;
 use raceline_reactor::send::Payload;
@@ -17,6 +17,9 @@ use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
 /// so that a command over the whole device does not hold up the other connections. Clearing
 /// this much takes about half a millisecond.
 const ZERO_BYTES_PER_TURN: u64 = 4 << 20;
+
+/// How much is allocated at a time in the background.
+const POPULATE_BYTES_PER_STEP: u64 = 16 << 20;
 
 /// The hint for alignment: the size of a page.
 pub(crate) const PAGE_BYTES: u32 = 4096;
@@ -42,6 +45,7 @@ impl RamBdev {
         let bytes = info.block_count * u64::from(info.block_size);
         let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         let region = Arc::new(Region::new(len, pages)?);
+        populate(&region)?;
         let info = BdevInfo {
             physical_block_size: PAGE_BYTES,
             volatile_write_cache: false,
@@ -52,6 +56,30 @@ impl RamBdev {
         };
         Ok(Self { region, info, _promise: promise })
     }
+}
+
+/// Allocates the memory in the background. A page that is written before its turn is allocated
+/// there and then, by the kernel, which holds up the core that writes: a huge page takes
+/// milliseconds.
+fn populate(region: &Arc<Region>) -> std::io::Result<()> {
+    let len = region.len() as u64;
+    let region: Weak<Region> = Arc::downgrade(region);
+    let work = move || {
+        let mut offset = 0;
+        // The device may be closed meanwhile.
+        while offset < len
+            && let Some(region) = region.upgrade()
+        {
+            let step = POPULATE_BYTES_PER_STEP.min(len - offset);
+            if let Err(error) = region.populate(offset, step) {
+                tracing::debug!("memory is allocated when it is written: {error}");
+                return;
+            }
+            offset += step;
+        }
+    };
+    std::thread::Builder::new().name("ram-populate".into()).spawn(work)?;
+    Ok(())
 }
 
 impl Bdev for RamBdev {

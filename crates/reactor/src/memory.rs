@@ -62,7 +62,8 @@ impl Mapping {
     pub(crate) fn advise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: the range is inside this mapping. The advice given in this crate either
-        // changes no contents or (MADV_DONTNEED) makes them zeroes, which the caller wants.
+        // changes no contents (MADV_HUGEPAGE, MADV_POPULATE_WRITE) or (MADV_DONTNEED) makes them
+        // zeroes, which the caller wants.
         let result = unsafe { libc::madvise(self.base.add(offset).as_ptr().cast(), len, advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

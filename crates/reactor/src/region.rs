@@ -73,6 +73,21 @@ impl Region {
         self.len
     }
 
+    /// Allocates the pages of a range now, so that nobody waits for them later. Contents stay as
+    /// they are. Takes about a millisecond per MiB: not for a reactor.
+    ///
+    /// # Errors
+    /// `InvalidInput` before Linux 5.14, where pages come when they are written.
+    ///
+    /// # Panics
+    /// If the range is outside.
+    pub fn populate(&self, offset: u64, len: u64) -> io::Result<()> {
+        let (start, len) = (usize_of(offset), usize_of(len));
+        self.range(offset, len);
+        let first = start - start % PAGE_SIZE;
+        self.mapping.advise(first, start + len - first, libc::MADV_POPULATE_WRITE)
+    }
+
     /// Copies bytes out of the region.
     ///
     /// # Panics
@@ -212,6 +227,15 @@ mod tests {
         let result = unsafe { libc::mincore(base.cast(), region.mapped_len(), pages.as_mut_ptr()) };
         assert_eq!(result, 0);
         pages.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn populated_pages_are_there_and_hold_what_was_written() {
+        let region = Region::new(64 * PAGE_SIZE, HugePages::None).unwrap();
+        region.copy_in(5, b"abc");
+        region.populate(1, 32 * PAGE_SIZE as u64).unwrap();
+        assert_eq!(resident_pages(&region), 33);
+        assert!(region.equals(4, b"\0abc\0"));
     }
 
     #[test]

@@ -123,6 +123,7 @@ impl Network {
         for end in self.ends.iter_mut().filter(|end| end.core == Some(core)) {
             end.recv = None;
             end.send = None;
+            end.closed = true;
         }
     }
 
