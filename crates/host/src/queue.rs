@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::host::{CommandTable, command};
+use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::fabrics::{
     CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectResponse, ConnectWords,
 };
@@ -240,7 +241,8 @@ impl QueuePair {
     /// How many more commands [`Self::submit`] takes.
     #[must_use]
     pub fn room(&self) -> usize {
-        if self.is_ending() { 0 } else { self.limit() - self.outstanding() }
+        // A Connect that is being given up counts, too.
+        if self.is_ending() { 0 } else { self.limit().saturating_sub(self.outstanding()) }
     }
 
     /// Commands accepted whose end has not been given by [`Self::poll_done`].
@@ -587,10 +589,11 @@ impl Entry {
         self.sqe.opc == fabrics::OPCODE && self.sqe.fctype() == fabrics::CONNECT
     }
 
-    /// Whether doing it twice, or late, does no harm: it only reads.
+    /// Whether doing it twice, or late, does no harm: it only reads. Half of a fused operation
+    /// does not: it must not go without its other half.
     fn only_reads(&self, admin_queue: bool) -> bool {
         let opcode = self.sqe.opc;
-        if opcode == fabrics::OPCODE {
+        if opcode == fabrics::OPCODE || self.sqe.fuse() != Fuse::Normal {
             return false;
         }
         if admin_queue {
