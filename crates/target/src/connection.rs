@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::controller::ConnectRequest;
-use raceline_proto::nvme::{Cqe, Direction, QueueId, Status};
+use raceline_proto::nvme::{Cqe, Direction, Fuse, QueueId, Status};
 use raceline_proto::tcp::{
     ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, Violation,
 };
@@ -394,8 +394,16 @@ impl Connection {
 
     /// All data of a command have come.
     fn data_complete(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: u16) {
-        if self.slots.get(slot).corrupt {
-            return self.refuse(core, slot, Status::TRANSIENT_TRANSPORT_ERROR);
+        let command = self.slots.get(slot);
+        if command.corrupt {
+            let status = Status::TRANSIENT_TRANSPORT_ERROR;
+            let fused = command.sqe.fuse() != Fuse::Normal && command.status.is_success();
+            // The other half of a fused operation goes with it, unless it has gone before.
+            return if fused {
+                self.fused_refuse(core, slot, status)
+            } else {
+                self.refuse(core, slot, status)
+            };
         }
         self.execute(cx, core, slot);
     }

@@ -180,6 +180,11 @@ impl Connection {
         if !status.is_success() {
             return self.end_fused(core, index, status, None);
         }
+        let device = self.slots.get(index).device;
+        if device.is_none_or(|id| core.device(id).is_none()) {
+            // Removed after the comparison, before the write: neither half has happened.
+            return self.end_fused(core, index, Status::INVALID_NAMESPACE.dnr(), None);
+        }
         let write = self.slots.get(partner);
         let offset = write.bytes.start;
         let fua = matches!(write.command, Some(IoCommand::Write { fua: true, .. }));

@@ -107,8 +107,9 @@ impl Connection {
         let command = self.command(index);
         let slot = self.slots.get(index);
         if !slot.status.is_success() {
+            // The other half of a fused operation has been refused meanwhile.
             let verdict = slot.status;
-            return self.fused_refuse(core, index, verdict);
+            return self.refuse(core, index, verdict);
         }
         if slot.fused {
             return self.fused_half_ready(core, index);
