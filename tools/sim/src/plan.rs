@@ -213,7 +213,7 @@ impl Dice {
         let tiny = self.chance(1, 2);
         TargetConfig {
             max_io_bytes: self.of(&[8 << 10, 32 << 10, 128 << 10]),
-            in_capsule_bytes: self.of(&[0, 4 << 10, 8 << 10, 16 << 10]),
+            in_capsule_bytes: self.of(&[0, 512, 4 << 10, 8 << 10]),
             max_queue_entries: self.of(&[16, 32, 128]),
             max_io_queues: self.of(&[2, 4, 128]),
             large_buffers_per_core: if tiny { self.of(&[4, 5, 8]) } else { 64 },

@@ -18,6 +18,8 @@ const FAULTY_SHARE: (u64, u64) = (3, 4);
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Virtual time of doing nothing: several keep alive timeouts.
 const REST: Duration = Duration::from_secs(16);
+/// Virtual time in which a fault on the way makes itself known.
+const AFTERMATH: Duration = Duration::from_secs(1);
 /// Events after which a run is taken for one that goes round in circles.
 const MAX_EVENTS: u64 = 60_000_000;
 /// Cores may be late by this much.
@@ -151,8 +153,13 @@ impl Run {
         // What was removed comes back; all else that was still planned does not happen.
         self.faults.retain(|(_, fault)| matches!(fault, Fault::AddNamespace(_)));
         self.faults.iter_mut().for_each(|(at, _)| *at = 0);
+        // What went wrong last may become known a little later.
+        let aftermath = self.world.elapsed() + AFTERMATH;
         self.until("the recovery", |run| {
-            run.faults.is_empty() && !run.target.is_removing() && run.all_ready()
+            run.world.elapsed() > aftermath
+                && run.faults.is_empty()
+                && !run.target.is_removing()
+                && run.all_ready()
         })?;
         self.shared.losses_excused = false;
         self.shared.issue_until = self.shared.plan.commands;
