@@ -216,7 +216,11 @@ impl Controller {
                 self.job = Job::Shutdown { asked: false, set: false, give_up, poll_at: None };
                 self.arm(cx, give_up);
             }
-            _ => self.admin.close(cx),
+            _ => {
+                // An answer that has come already must not bring it up.
+                self.job = Job::None;
+                self.admin.close(cx);
+            }
         }
         self.state = State::Closing;
         self.run(cx);
