@@ -298,6 +298,11 @@ impl World {
 }
 
 impl SimIo {
+    /// Whether a poll would give something: a core that has nothing sleeps.
+    pub fn has_completions(&self) -> bool {
+        !self.world.borrow().cores[self.core].done.is_empty()
+    }
+
     fn start_file_op(&mut self, file: FileId, token: Token, op: FileOp) {
         let world = &mut *self.world.borrow_mut();
         let files = &world.cores[self.core].files;
