@@ -305,6 +305,10 @@ impl Connection {
             association.controller.handle_admin(cx.now, &sqe, data, reply, &counters)
         };
         let reply = buf.filter(|_| direction == Direction::ControllerToHost);
+        if matches!(outcome, AdminOutcome::Held) {
+            // Before the actions: an event that waits already completes it there.
+            self.slots.get(index).phase = Phase::Event;
+        }
         // An aborted command completes before the Abort that asked for it.
         self.run_actions(cx, core);
         self.end_admin(core, index, &sqe, outcome, reply);
@@ -331,7 +335,7 @@ impl Connection {
                     _ => self.finish(core, index, cqe),
                 }
             }
-            AdminOutcome::Held => self.slots.get(index).phase = Phase::Event,
+            AdminOutcome::Held => {}
             // A command that reached its device cannot be called back, and one that has not will
             // be done soon: bit 0 says "not aborted" (Base 2.0, 5.1).
             AdminOutcome::Abort { .. } => {

@@ -440,12 +440,17 @@ impl Connection {
         }
         let len = transfer.len as usize;
         // First come, first served: a newcomer does not overtake those who wait.
-        let buf = if core.buffer_waiters.is_empty() { cx.pool.take(len) } else { None };
-        match buf {
+        let pooled = if core.buffer_waiters.is_empty() { cx.pool.take(len) } else { None };
+        let in_capsule = self.slots.get(slot).in_capsule;
+        let fused = self.slots.get(slot).partner.is_some();
+        // But who holds a buffer must not wait for another, nor keep its own data from coming.
+        match pooled {
+            None if fused || in_capsule && self.owed_data() => {
+                self.give_buffer(cx, core, slot, IoBuf::heap(len));
+            }
             Some(buf) => self.give_buffer(cx, core, slot, buf),
             None => {
                 self.counters.buffer_waits.add(1);
-                let in_capsule = self.slots.get(slot).in_capsule;
                 self.slots.get(slot).phase = Phase::Buffer;
                 if in_capsule {
                     self.paused = Some(slot);
@@ -477,10 +482,30 @@ impl Connection {
                     core.scratch.clear();
                     self.queue.r2t(index, cid, 0, len, &mut core.scratch);
                     self.push_scratch(core);
+                    self.unpause(cx, core);
                 }
             }
             Direction::ControllerToHost | Direction::None => self.execute(cx, core, index),
         }
+    }
+
+    /// Whether commands hold buffers for data, or for the other half of a fused operation, that
+    /// will come on this socket.
+    fn owed_data(&mut self) -> bool {
+        self.slots.active().any(|(_, slot)| {
+            slot.phase == Phase::Data && !slot.in_capsule
+                || slot.phase == Phase::Fuse && !slot.lock_asked
+        })
+    }
+
+    /// Data that were just asked for are behind the capsule that waits for a buffer: it gets one
+    /// that is not from the pool, for what holds the pool's buffers may be waiting for those data.
+    fn unpause(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        let Some(slot) = self.paused else { return };
+        let command = self.command(slot);
+        core.buffer_waiters.retain(|waiter| *waiter != command);
+        let len = self.slots.get(slot).transfer.len as usize;
+        self.give_buffer(cx, core, slot, IoBuf::heap(len));
     }
 
     // ---------------------------------------------------------------------------- send

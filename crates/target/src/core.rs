@@ -143,6 +143,9 @@ impl Core {
         if let Some(mut device) = entry.take_if(quiet) {
             device.channel.close(cx);
             self.released.append(&mut device.fences.lower_all());
+            for who in device.warden.take().into_iter().flat_map(Warden::abandon) {
+                self.send(who.conn.core, Message::LockGranted { to: who, device: id, lock: None });
+            }
             if let Some(reply) = device.closing {
                 // The control thread may have given up waiting.
                 let _ = reply.send((self.index, ()));

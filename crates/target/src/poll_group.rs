@@ -346,17 +346,22 @@ impl Service for PollGroup {
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
-        self.run_done(cx);
-        self.run_released(cx);
-        self.core.flush_devices(cx);
-        self.run_done(cx);
+        // What one step starts may give the next more to do, and the core may sleep afterwards.
+        // Every round is paid for by commands that have come.
+        loop {
+            self.run_done(cx);
+            self.run_released(cx);
+            self.serve_buffer_waiters(cx);
+            self.core.flush_devices(cx);
+            if self.core.done.is_empty() && self.core.released.is_empty() {
+                break;
+            }
+        }
         let mut dirty = std::mem::replace(&mut self.core.dirty, std::mem::take(&mut self.flushing));
         for key in dirty.drain(..) {
             self.with(cx, key, |connection, cx, _| connection.flush(cx));
         }
         self.flushing = dirty;
-        // Batches that were sent have given their buffers back.
-        self.serve_buffer_waiters(cx);
         if self.stopping && self.live == 0 {
             self.core.close_devices(cx);
         }

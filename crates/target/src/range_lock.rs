@@ -75,6 +75,11 @@ impl<W: Clone> Warden<W> {
         self.advance(orders);
     }
 
+    /// The device is gone: those who still wait for a lock, and will not get it.
+    pub(crate) fn abandon(self) -> impl Iterator<Item = W> {
+        self.locks.into_iter().filter(|lock| lock.unfenced != Some(0)).map(|lock| lock.who)
+    }
+
     /// Starts every lock that overlaps no earlier one.
     fn advance(&mut self, orders: &mut Vec<Order<W>>) {
         for i in 0..self.locks.len() {
@@ -182,6 +187,18 @@ mod tests {
         orders.clear();
         warden.release(LockId(0), &mut orders);
         assert_eq!(orders, [Order::Unfence(LockId(0)), Order::Fence(LockId(1), 5..15)]);
+    }
+
+    #[test]
+    fn a_device_that_goes_tells_those_who_wait() {
+        let mut warden = Warden::new(1);
+        let mut orders = Vec::new();
+        for who in ['a', 'b', 'c'] {
+            warden.request(0..10, who, &mut orders);
+        }
+        warden.request(20..30, 'd', &mut orders);
+        warden.fenced(LockId(0), &mut orders);
+        assert_eq!(warden.abandon().collect::<String>(), "bcd", "one has its lock");
     }
 
     #[test]
