@@ -266,6 +266,9 @@ impl Operation {
             return self.differed(shared);
         } else if same(Status::INVALID_NAMESPACE) {
             !shared.was_absent(self.namespace, self.begun)
+        } else if same(Status::INVALID_FIELD) && self.kind.is_fused() {
+            // The halves came before and after the namespace was replaced.
+            !shared.was_absent(self.namespace, self.begun)
         } else if same(Status::UNRECOVERED_READ_ERROR) {
             self.kind.writes() || self.kind == Kind::Flush || !device_may_fail
         } else if same(Status::COMMAND_INTERRUPTED) || same(Status::INTERNAL) {

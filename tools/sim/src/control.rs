@@ -148,7 +148,7 @@ impl SimTarget {
         self.devices.iter().map(|(_, faults)| faults.failed.load(Ordering::Relaxed)).sum()
     }
 
-    /// One turn of all cores, beginning with `first`. True: there was something to do.
+    /// One turn of all cores that do not sleep, beginning with `first`. True: there was one.
     ///
     /// # Errors
     /// When the I/O of a core is broken.
@@ -156,14 +156,24 @@ impl SimTarget {
         let mut busy = false;
         for index in 0..self.cores.len() {
             let index = (index + first) % self.cores.len();
-            busy |= self.turn_core(index)?;
+            let (core, io) = &self.cores[index];
+            if io.has_completions() || core.waiting_messages() > 0 {
+                busy = true;
+                self.turn_core(index)?;
+            }
         }
         Ok(busy)
     }
 
-    fn turn_core(&mut self, index: usize) -> Result<bool, String> {
+    fn turn_core(&mut self, index: usize) -> Result<(), String> {
         let (core, io) = &mut self.cores[index];
-        core.turn(io).map_err(|error| format!("target core {index}: {error}"))
+        core.turn(io).map(drop).map_err(|error| format!("target core {index}: {error}"))
+    }
+
+    /// Whether a core has a message that it has not taken.
+    #[must_use]
+    pub fn has_messages(&self) -> bool {
+        self.cores.iter().any(|(core, _)| core.waiting_messages() > 0)
     }
 
     /// Digest errors found, and times that commands waited for buffers, so far.
@@ -229,7 +239,7 @@ impl SimTarget {
         steps: &[Step],
         call: impl FnOnce(&Target) -> Result<T, TargetError> + Send + 'static,
     ) -> Result<JoinHandle<Result<T, TargetError>>, String> {
-        while self.turn(0)? || self.cores.iter().any(|(core, _)| core.waiting_messages() > 0) {}
+        while self.turn(0)? {}
         let target = Arc::clone(&self.target);
         let thread = std::thread::spawn(move || call(&target));
         let deadline = Instant::now() + PATIENCE;

@@ -55,6 +55,8 @@ pub struct Host {
     queues: IoQueueSet,
     operations: BTreeMap<u64, Operation>,
     was_up: bool,
+    /// Something was asked of it outside of a turn.
+    awake: bool,
 }
 
 impl Host {
@@ -106,14 +108,20 @@ impl Host {
             queues,
             operations: BTreeMap::new(),
             was_up: false,
+            awake: true,
         })
     }
 
-    /// One turn of its loop. True: there was something to do.
+    /// One turn of its loop, unless it sleeps. True: there was something to do.
     ///
     /// # Errors
     /// What is wrong.
     pub fn turn(&mut self, shared: &mut Shared) -> Result<bool, String> {
+        let may_submit = self.life == Life::Working && self.operations.len() < self.plan.depth;
+        let may_submit = may_submit && shared.has_work();
+        if !self.io.has_completions() && !std::mem::take(&mut self.awake) && !may_submit {
+            return Ok(false);
+        }
         let mut completions = std::mem::take(&mut self.completions);
         self.io.poll(Wait::No, &mut completions).map_err(|error| error.to_string())?;
         let now = self.io.now();
@@ -153,6 +161,7 @@ impl Host {
         self.queues.close(&mut cx);
         self.controller.disconnect(&mut cx);
         self.life = Life::Leaving;
+        self.awake = true;
     }
 
     /// The host is gone without a word: what becomes of its commands, nobody will know.
@@ -198,7 +207,11 @@ impl Host {
             .map(|(user, operation)| format!("{user}: {:?}", operation.kind))
             .collect();
         let count = self.operations.len();
-        format!("host {index}: {life:?}, ready: {ready}, {count} outstanding {kinds:?}")
+        let text = format!("host {index}: {life:?}, ready: {ready}, {count} outstanding {kinds:?}");
+        if ready {
+            return text;
+        }
+        format!("{text}\n{:?}\n{:?}", self.controller, self.queues)
     }
 
     fn handle_events(&mut self, shared: &mut Shared) -> Result<(), String> {

@@ -50,6 +50,12 @@ impl FaultIo {
         self.connections.values().copied().collect()
     }
 
+    /// Whether a poll would give something.
+    #[must_use]
+    pub fn has_completions(&self) -> bool {
+        self.inner.has_completions()
+    }
+
     fn spoil(&mut self, token: Token, count: usize, buffers: &mut RecvBuffers) {
         let received = self.received.entry((token.owner, token.index, token.generation));
         let before = received.or_default();

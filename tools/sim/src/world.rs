@@ -219,6 +219,16 @@ impl Shared {
         WriteId(self.next_write)
     }
 
+    /// Whether there are commands to be submitted at this stage.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        match self.stage {
+            Stage::Work => self.issued < self.issue_until,
+            Stage::Verify => !self.unverified.is_empty(),
+            Stage::Rest => false,
+        }
+    }
+
     /// Bytes of a block.
     #[must_use]
     pub fn block_size(&self, namespace: usize) -> usize {
