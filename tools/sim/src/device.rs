@@ -134,6 +134,18 @@ impl FaultyChannel {
         Some(if fits { errors[pick] } else { fault })
     }
 
+    /// Puts back what was first written there.
+    fn overlay(&self, offset: u64, bytes: &mut [u8]) {
+        for (at, old) in self.snapshots.iter().rev() {
+            for (old, at) in old.iter().zip(*at..) {
+                let index = at.checked_sub(offset).and_then(|index| usize::try_from(index).ok());
+                if let Some(byte) = index.and_then(|index| bytes.get_mut(index)) {
+                    *byte = *old;
+                }
+            }
+        }
+    }
+
     fn execute(&mut self, cx: &mut Context<'_>, held: Held, done: &mut Vec<Done>) {
         let Held { request, error } = held;
         match error {
@@ -165,17 +177,11 @@ impl FaultyChannel {
                 self.inner.submit(cx, Request { tag, op: Op::Write { offset, data, fua } }, done);
             }
             (Op::Read { offset, len, buf }, Some(Lie::StaleRead)) if lies => {
-                let old = |&&(at, ref bytes): &&(u64, Vec<u8>)| at == offset && bytes.len() == len;
-                match (self.snapshots.iter().find(old), buf) {
-                    (Some((_, bytes)), Some(mut buf)) => {
-                        buf[..len].copy_from_slice(bytes);
-                        let payload = Some(Payload::Buf(buf, 0..len));
-                        done.push(Done { tag, result: Ok(()), payload });
-                    }
-                    (_, buf) => {
-                        let op = Op::Read { offset, len, buf };
-                        self.inner.submit(cx, Request { tag, op }, done);
-                    }
+                self.inner.submit(cx, Request { tag, op: Op::Read { offset, len, buf } }, done);
+                if let Some(Payload::Buf(buf, _)) =
+                    done.last_mut().and_then(|done| done.payload.as_mut())
+                {
+                    self.overlay(offset, &mut buf[..len]);
                 }
             }
             (Op::Write { offset, data, fua }, Some(lie)) if lies => {

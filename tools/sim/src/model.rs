@@ -418,8 +418,8 @@ mod tests {
         block.read(ONE).unwrap();
         block.read(TWO).unwrap();
         block.read_from(read, ONE).unwrap();
-        block.read(ONE).unwrap_err();
         block.end(TWO, two, Fate::Done).unwrap();
+        block.read(ONE).unwrap_err();
     }
 
     #[test]
