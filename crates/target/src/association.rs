@@ -205,7 +205,8 @@ impl Connection {
         let Role::Joining(request, home) = std::mem::replace(&mut self.role, Role::New) else {
             return;
         };
-        // Slot 0 is the only one before Connect.
+        // Slot 0 is the only one before Connect; a close has freed it.
+        let closed = self.stage == Stage::Closing;
         let cid = self.slots.get(0).cid;
         match (result, subsystem_devices(core, &request.subnqn)) {
             (Ok(()), Some(subsystem)) => {
@@ -221,14 +222,17 @@ impl Connection {
                         cid,
                         home.cntlid,
                     );
-                } else {
+                } else if !closed {
                     self.slots.release(0);
                 }
             }
             (Ok(()), None) => {
                 self.leave_home(core, &home, request.qid);
-                self.refuse_connect(core, 0, &controller_gone());
+                if !closed {
+                    self.refuse_connect(core, 0, &controller_gone());
+                }
             }
+            (Err(_), _) if closed => {}
             (Err(error), _) => self.refuse_connect(core, 0, &error),
         }
     }
