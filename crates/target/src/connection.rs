@@ -1,9 +1,12 @@
-//! One connection: its socket, the controller's end of its queue, receive and send.
+//! One connection: its socket, the controller's end of its queue, its commands' data.
+
+mod send;
+mod teardown;
 
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use raceline_proto::controller::ConnectRequest;
 use raceline_proto::nvme::{Cqe, Direction, Fuse, QueueId, Status};
@@ -11,7 +14,7 @@ use raceline_proto::tcp::{
     ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, Violation,
 };
 use raceline_reactor::io::{RecvBuffers, SocketId};
-use raceline_reactor::{Context, IoBuf, Payload, SendBatch, Token};
+use raceline_reactor::{Context, IoBuf, SendBatch, Token};
 
 use crate::association::Association;
 use crate::config::TargetConfig;
@@ -36,14 +39,6 @@ const MAX_H2C_DATA_BYTES: u32 = 128 << 10;
 /// Header bytes that one command's answer needs at most: C2HData with header digest and pad, its
 /// data digest, CapsuleResp and R2T with header digest.
 const HEADER_BYTES_PER_COMMAND: usize = 128 + 4 + 28 + 28;
-/// How long a host may take to close after our TermReq (NVMe/TCP 1.0, 3.5), once connected.
-const TERMINATE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same before Connect: half-dead sockets of strangers are to go sooner.
-const EARLY_TERMINATE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long commands in flight may take when the target stops.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// What the connection is to its controller.
 pub(crate) enum Role {
     /// Connect has not come.
@@ -506,292 +501,5 @@ impl Connection {
         core.buffer_waiters.retain(|waiter| *waiter != command);
         let len = self.slots.get(slot).transfer.len as usize;
         self.give_buffer(cx, core, slot, IoBuf::heap(len));
-    }
-
-    // ---------------------------------------------------------------------------- send
-
-    /// Sends what is ready, if no send is in flight: one vectored call.
-    pub(crate) fn flush(&mut self, cx: &mut Context<'_>) {
-        self.dirty = false;
-        if self.slots.in_use() == 0
-            && let Some(since) = self.busy_since.take()
-        {
-            let busy = cx.now.saturating_duration_since(since).as_micros();
-            self.counters.busy_us.add(u64::try_from(busy).unwrap_or(u64::MAX));
-        }
-        if self.out.is_empty() || self.stage == Stage::Closing {
-            return;
-        }
-        if let Some(mut batch) = self.spare.take() {
-            std::mem::swap(&mut self.out, &mut batch);
-            self.counters.sends.add(1);
-            cx.io.send(self.socket, batch, self.token());
-        }
-    }
-
-    /// A send has finished.
-    pub(crate) fn handle_sent(
-        &mut self,
-        cx: &mut Context<'_>,
-        core: &mut Core,
-        result: std::io::Result<()>,
-        mut batch: Box<SendBatch>,
-    ) {
-        batch.clear();
-        self.spare = Some(batch);
-        match result {
-            Ok(()) if !self.out.is_empty() => self.mark_dirty(core),
-            Ok(()) => {}
-            Err(error) => {
-                tracing::debug!(peer = %self.peer, %error, "send failed");
-                self.close(cx, core, "sending failed");
-            }
-        }
-    }
-
-    fn mark_dirty(&mut self, core: &mut Core) {
-        if !self.dirty {
-            self.dirty = true;
-            core.dirty.push(self.key);
-        }
-    }
-
-    /// Adds the PDU in `core.scratch` to what is to be sent.
-    pub(crate) fn push_scratch(&mut self, core: &mut Core) {
-        self.out.push_bytes(&core.scratch);
-        self.mark_dirty(core);
-    }
-
-    /// Adds a response capsule.
-    pub(crate) fn push_response(&mut self, core: &mut Core, cqe: Cqe) {
-        // SQHD is reserved once flow control is off (Fabrics 1.1, 2.4.2).
-        let sqhd = if self.flow_control { self.sqhd } else { 0 };
-        core.scratch.clear();
-        self.queue.response(&Cqe { sqhd, ..cqe }, &mut core.scratch);
-        self.push_scratch(core);
-    }
-
-    /// Adds the answer to a successful Connect: SQHD is FFFFh if flow control is off (Fabrics
-    /// 1.1, 3.3).
-    pub(crate) fn push_connect_response(&mut self, core: &mut Core, cqe: Cqe) {
-        self.advance_head();
-        let sqhd = if self.flow_control { self.sqhd } else { u16::MAX };
-        core.scratch.clear();
-        self.queue.response(&Cqe { sqhd, ..cqe }, &mut core.scratch);
-        self.push_scratch(core);
-    }
-
-    /// Adds the data of a successful command, and its response unless C2HData says it all.
-    pub(crate) fn push_data(&mut self, core: &mut Core, cqe: Cqe, payload: Payload) {
-        let len = u32::try_from(payload.len()).expect("transfers are at most MDTS");
-        let all_said = !self.flow_control && cqe.dw0 == 0 && cqe.dw1 == 0;
-        core.scratch.clear();
-        self.queue.c2h_data(cqe.cid, 0, len, true, all_said, &mut core.scratch);
-        self.out.push_bytes(&core.scratch);
-        if self.queue.data_digest() {
-            let payload = settle(payload);
-            let digest = digest(&payload);
-            self.out.push_payload(payload);
-            self.out.push_bytes(&digest.to_le_bytes());
-        } else {
-            self.out.push_payload(payload);
-        }
-        if all_said {
-            self.mark_dirty(core);
-        } else {
-            self.push_response(core, cqe);
-        }
-    }
-
-    /// Completes a command with a status only.
-    pub(crate) fn refuse(&mut self, core: &mut Core, slot: u16, status: Status) {
-        let cid = self.slots.get(slot).cid;
-        self.finish(core, slot, Cqe { cid, status, ..Cqe::default() });
-    }
-
-    /// Completes a command that sends no data.
-    pub(crate) fn finish(&mut self, core: &mut Core, index: u16, cqe: Cqe) {
-        if !cqe.status.is_success() {
-            self.counters.errors.add(1);
-            self.log_failure(core, index, cqe.status);
-        }
-        if self.capsule == Capsule::Slot(index) {
-            // Its data may still be coming in.
-            self.capsule = Capsule::Discard;
-        }
-        self.slots.release(index);
-        if self.stage < Stage::Terminating {
-            self.push_response(core, cqe);
-        }
-    }
-
-    // ------------------------------------------------------------------------ deadlines
-
-    /// The next time the connection wants to be called, whatever for.
-    fn next_timeout(&self) -> Option<Instant> {
-        let controller = match &self.role {
-            Role::Admin(association) => association.next_timeout(),
-            _ => None,
-        };
-        [self.deadline, controller].into_iter().flatten().min()
-    }
-
-    /// Makes sure that a timer is running for the next deadline.
-    pub(crate) fn arm_timer(&mut self, cx: &mut Context<'_>) {
-        if self.stage == Stage::Closing {
-            return;
-        }
-        let Some(at) = self.next_timeout() else { return };
-        if self.timer_armed.is_none_or(|armed| at < armed) {
-            self.timer_armed = Some(at);
-            cx.io.timer(at, self.token());
-        }
-    }
-
-    /// A timer has expired; maybe one that matters no more.
-    pub(crate) fn handle_timer(&mut self, cx: &mut Context<'_>, core: &mut Core) {
-        self.timer_armed = None;
-        if self.deadline.is_some_and(|deadline| deadline <= cx.now) {
-            self.deadline = None;
-            let why = match self.stage {
-                _ if self.draining => "commands in flight did not finish in time",
-                Stage::Greeting => "no ICReq in time",
-                Stage::Open => "no Connect in time",
-                Stage::Terminating | Stage::Closing => "the host did not close after TermReq",
-            };
-            self.close(cx, core, why);
-        }
-        if matches!(self.role, Role::Admin(_)) {
-            self.handle_controller_timeout(cx, core);
-        }
-        self.arm_timer(cx);
-    }
-
-    /// Connect has completed: the deadline and the caps for strangers end.
-    pub(crate) fn admitted(&mut self, core: &Core) {
-        self.deadline = None;
-        self.leave_early(core);
-    }
-
-    fn leave_early(&mut self, core: &Core) {
-        if std::mem::take(&mut self.early) {
-            core.shared.leave(self.peer.ip());
-        }
-    }
-
-    // ------------------------------------------------------------------------- the end
-
-    /// The host broke the protocol: says so in a TermReq and waits for it to close.
-    pub(crate) fn fatal(&mut self, cx: &mut Context<'_>, core: &mut Core, error: &FatalError) {
-        tracing::warn!(peer = %self.peer, %error, "the host broke the protocol; sending C2HTermReq");
-        core.scratch.clear();
-        self.queue.term_req(error, &mut core.scratch);
-        self.push_scratch(core);
-        self.stage = Stage::Terminating;
-        let wait = if self.early { EARLY_TERMINATE_TIMEOUT } else { TERMINATE_TIMEOUT };
-        self.deadline = Some(cx.now + wait);
-        self.paused = None;
-        self.arm_timer(cx);
-    }
-
-    /// The target is stopping: takes no new commands.
-    pub(crate) fn drain(&mut self, cx: &mut Context<'_>) {
-        self.draining = true;
-        self.deadline = Some(cx.now + DRAIN_TIMEOUT);
-        self.arm_timer(cx);
-    }
-
-    /// Whether the connection is draining and all commands that reached a device are answered.
-    pub(crate) fn is_drained(&mut self) -> bool {
-        self.draining
-            && self.stage < Stage::Closing
-            && self.out.is_empty()
-            && self.spare.is_some()
-            && self.has_no_queues()
-            && !self
-                .slots
-                .active()
-                .any(|(_, slot)| matches!(slot.phase, Phase::Device | Phase::Fuse | Phase::Fence))
-    }
-
-    /// Closes the socket. The connection itself goes when its operations have come home.
-    pub(crate) fn close(&mut self, cx: &mut Context<'_>, core: &mut Core, why: &str) {
-        if self.stage == Stage::Closing {
-            return;
-        }
-        tracing::debug!(peer = %self.peer, why, "closing connection");
-        self.stage = Stage::Closing;
-        self.deadline = None;
-        self.paused = None;
-        cx.io.close(self.socket, false);
-        self.out.clear();
-        self.leave_early(core);
-        self.drop_waiting_commands(core);
-        self.close_association(core);
-    }
-
-    /// Frees the slots of commands that wait for something that will not come any more.
-    fn drop_waiting_commands(&mut self, core: &mut Core) {
-        let waiting: Vec<u16> = self
-            .slots
-            .active()
-            .filter(|(_, slot)| {
-                matches!(slot.phase, Phase::Buffer | Phase::Data | Phase::Event)
-                    || (slot.phase == Phase::Fuse && !slot.lock_asked)
-            })
-            .map(|(index, _)| index)
-            .collect();
-        for index in waiting {
-            self.slots.release(index);
-        }
-        core.buffer_waiters.retain(|waiter| waiter.key != self.key);
-    }
-
-    /// A fence over the command's range is down: on it goes, or away with its connection.
-    pub(crate) fn fence_lowered(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: u16) {
-        if self.stage == Stage::Closing {
-            self.slots.release(slot);
-        } else {
-            self.execute(cx, core, slot);
-        }
-    }
-
-    /// Whether nothing of the connection is in flight any more, so that it can go.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.stage == Stage::Closing
-            && !self.receiving
-            && self.spare.is_some()
-            && self.slots.in_use() == 0
-            && self.awaiting == 0
-            && self.has_no_queues()
-    }
-
-    /// Whether no I/O queue depends on the connection.
-    fn has_no_queues(&self) -> bool {
-        match &self.role {
-            Role::Admin(association) => association.is_quiet(),
-            _ => true,
-        }
-    }
-}
-
-/// Memory that cannot change between digest and send: what is not in an I/O buffer is copied.
-fn settle(payload: Payload) -> Payload {
-    match payload {
-        Payload::Buf(..) | Payload::Shared(..) => payload,
-        other => {
-            let mut copy = IoBuf::heap(other.len());
-            other.copy_to(&mut copy);
-            let len = copy.len();
-            Payload::Buf(copy, 0..len)
-        }
-    }
-}
-
-fn digest(payload: &Payload) -> u32 {
-    match payload {
-        Payload::Buf(buf, range) => raceline_accel::crc32c(&buf[range.clone()]),
-        Payload::Shared(buf, range) => raceline_accel::crc32c(&buf[range.clone()]),
-        Payload::Region(..) | Payload::Zeroes(_) => unreachable!("settled before"),
     }
 }
