@@ -102,11 +102,24 @@ impl std::fmt::Display for Phase {
     }
 }
 
+/// What to do about a connection that could not be made.
+fn tcp_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "; nothing listens there: check the port, and that the target runs"
+        }
+        io::ErrorKind::TimedOut
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable => "; check the address and the way to it",
+        _ => "",
+    }
+}
+
 /// Why a queue or a controller is lost.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum HostError {
     /// The TCP connection could not be made.
-    #[error("cannot connect to {0}: {1}")]
+    #[error("cannot connect to {0}: {1}{advice}", advice = tcp_advice(.1))]
     Tcp(SocketAddr, Arc<io::Error>),
     /// The connection broke.
     #[error("the connection to {0} broke: {1}")]
