@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use raceline_reactor::io::{FileId, RecvBuffers, SocketId};
@@ -78,7 +79,10 @@ struct Run {
 
 impl Run {
     fn new(io: Box<dyn Io>, seed: u64) -> Run {
-        let name = format!("raceline-random-{}-{seed}", std::process::id());
+        // Both back ends run the same seeds, at the same time.
+        static NAMES: AtomicU64 = AtomicU64::new(0);
+        let number = NAMES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("raceline-random-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let mut options = File::options();
         let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
