@@ -236,7 +236,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
 }
 
 fn unit(tree: &Tree) -> Result<Outcome> {
-    let args = ["test", "--quiet", "--workspace", "--locked"];
+    let args = ["test", "--quiet", "--workspace", "--locked", "--no-fail-fast"];
     let ended = Task::new("cargo").args(args).dir(&tree.root).limit(TEST_LIMIT_S).echo().check()?;
     let count: usize = ended
         .stdout
