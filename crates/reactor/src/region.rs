@@ -74,7 +74,7 @@ impl Region {
     }
 
     /// Allocates the pages of a range now, so that nobody waits for them later. Contents stay as
-    /// they are. Takes about a millisecond per MiB: not for a reactor.
+    /// they are. Takes milliseconds per huge page: not for a reactor.
     ///
     /// # Errors
     /// `InvalidInput` before Linux 5.14, where pages come when they are written.
