@@ -255,7 +255,7 @@ impl<S: Service> Core<S> {
         let mut wait = Wait::No;
         while !self.service.is_finished() {
             self.io.poll(wait, &mut completions)?;
-            self.stats.record_turn(wait == Wait::Yes);
+            self.stats.record_turn(wait == Wait::Yes, self.io.counts());
             let now = self.io.now();
             let work = self.turn(now, &mut completions);
             if work != Work::None {

@@ -26,6 +26,7 @@ use crate::slab::Slab;
 use crate::socket::{
     self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
 };
+use crate::stats::IoCounts;
 use crate::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::waker::Waker;
 
@@ -69,6 +70,7 @@ pub struct EpollIo {
     waker: Waker,
     woken: bool,
     now: Instant,
+    counts: IoCounts,
 }
 
 struct SocketSlot {
@@ -127,6 +129,7 @@ impl EpollIo {
             waker,
             woken: false,
             now: Instant::now(),
+            counts: IoCounts::default(),
         };
         io.control(libc::EPOLL_CTL_ADD, io.waker.fd(), READABLE, WAKER << 32)?;
         Ok(io)
@@ -158,8 +161,8 @@ impl EpollIo {
         for socket in self.attempts.drain(..) {
             if let Some(slot) = self.sockets.get_mut(socket) {
                 slot.attempting = false;
-                slot.try_recv(done);
-                slot.try_send(done);
+                slot.try_recv(&mut self.counts, done);
+                slot.try_send(&mut self.counts, done);
             }
         }
     }
@@ -168,6 +171,7 @@ impl EpollIo {
     fn fetch_events(&mut self, timeout_ms: i32) -> io::Result<()> {
         let capacity = i32::try_from(self.events.capacity()).unwrap_or(i32::MAX);
         let events = self.events.as_mut_ptr();
+        self.counts.system_calls += 1;
         // SAFETY: the vector has room for `capacity` events.
         let count =
             unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events, capacity, timeout_ms) };
@@ -202,6 +206,7 @@ impl EpollIo {
                 CONNECT => self.finish_connect(id, done),
                 _ => {
                     self.waker.drain();
+                    self.counts.system_calls += 1;
                     self.woken = true;
                 }
             }
@@ -312,12 +317,13 @@ impl EpollIo {
 
 impl SocketSlot {
     /// One receive, if there is one to do and the socket is readable.
-    fn try_recv(&mut self, done: &mut Vec<Completion>) {
+    fn try_recv(&mut self, counts: &mut IoCounts, done: &mut Vec<Completion>) {
         if !self.readable {
             return;
         }
         let Some((token, mut buffers)) = self.recv.take() else { return };
         let result = loop {
+            counts.system_calls += 1;
             match receive(&self.fd, &mut buffers) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => break result,
@@ -334,11 +340,12 @@ impl SocketSlot {
             Ok(count) if *count < buffers.room() && !self.hung_up => self.readable = false,
             _ => {}
         }
+        counts.received(*result.as_ref().unwrap_or(&0));
         done.push(Completion { token, outcome: Outcome::Received(result, buffers) });
     }
 
     /// Sends until the batch is gone or the socket is full.
-    fn try_send(&mut self, done: &mut Vec<Completion>) {
+    fn try_send(&mut self, counts: &mut IoCounts, done: &mut Vec<Completion>) {
         if !self.writable {
             return;
         }
@@ -347,8 +354,12 @@ impl SocketSlot {
             if batch.is_empty() {
                 break Ok(());
             }
+            counts.system_calls += 1;
             match transmit(&self.fd, &mut batch) {
-                Ok(sent) => batch.advance(sent),
+                Ok(sent) => {
+                    counts.sent(sent);
+                    batch.advance(sent);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.writable = false;
@@ -524,6 +535,10 @@ impl Io for EpollIo {
 
     fn waker(&self) -> Waker {
         self.waker.clone()
+    }
+
+    fn counts(&self) -> IoCounts {
+        self.counts
     }
 }
 

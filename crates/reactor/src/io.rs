@@ -14,6 +14,7 @@ use crate::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
 use crate::sim::Random;
 use crate::socket::Socket;
+use crate::stats::IoCounts;
 use crate::waker::Waker;
 
 /// Names the receiver of a completion: who (`owner`), which of its objects (`index`), and which
@@ -229,4 +230,9 @@ pub trait Io {
 
     /// A handle by which other threads end a waiting [`Io::poll`].
     fn waker(&self) -> Waker;
+
+    /// What it has asked of the kernel so far; in simulation, nothing.
+    fn counts(&self) -> IoCounts {
+        IoCounts::default()
+    }
 }

@@ -7,17 +7,73 @@ use std::time::Duration;
 /// 2^n up to 2^(n+1) nanoseconds; the last one also counts all longer ones (from 2.1 s).
 pub const LOOP_TIME_BUCKETS: usize = 32;
 
+/// A count with one writer and any number of readers.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds; by the one writer only, so this needs no locked instruction.
+    pub fn add(&self, n: u64) {
+        self.set(self.get().wrapping_add(n));
+    }
+
+    /// The count.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, count: u64) {
+        self.0.store(count, Ordering::Relaxed);
+    }
+}
+
+/// What an [`crate::Io`] has asked of the kernel since it was opened.
+///
+/// System calls are those that move data, collect completions, wait, and are woken. Setting up
+/// sockets and files is not among them, nor is what helper threads do for files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoCounts {
+    /// System calls.
+    pub system_calls: u64,
+    /// Receives that brought bytes.
+    pub receives: u64,
+    /// Sends that took bytes; a batch that needs two counts as two.
+    pub sends: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+}
+
+impl IoCounts {
+    pub(crate) fn received(&mut self, count: usize) {
+        self.receives += u64::from(count > 0);
+        self.received_bytes += count as u64;
+    }
+
+    pub(crate) fn sent(&mut self, count: usize) {
+        self.sends += u64::from(count > 0);
+        self.sent_bytes += count as u64;
+    }
+}
+
 /// Counters of one core's loop. Written by that core alone, with plain loads and stores; on
 /// cache lines of their own (two, since the prefetcher fetches pairs), so that nobody else's
 /// data slows the core down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct LoopStats {
-    turns: AtomicU64,
-    busy_turns: AtomicU64,
-    waits: AtomicU64,
-    longest_ns: AtomicU64,
-    buckets: [AtomicU64; LOOP_TIME_BUCKETS],
+    turns: Counter,
+    busy_turns: Counter,
+    waits: Counter,
+    longest_ns: Counter,
+    system_calls: Counter,
+    receives: Counter,
+    sends: Counter,
+    received_bytes: Counter,
+    sent_bytes: Counter,
+    buckets: [Counter; LOOP_TIME_BUCKETS],
 }
 
 /// The values of [`LoopStats`] at one time.
@@ -29,6 +85,8 @@ pub struct LoopSnapshot {
     pub busy_turns: u64,
     /// Turns that were allowed to wait in the kernel.
     pub waits: u64,
+    /// What its [`crate::Io`] has done.
+    pub io: IoCounts,
     /// The longest time that a busy turn took, without its wait: for so long nobody else on
     /// the core was served.
     pub longest: Duration,
@@ -40,27 +98,39 @@ impl LoopStats {
     /// Reads all counters, each by itself.
     pub fn snapshot(&self) -> LoopSnapshot {
         LoopSnapshot {
-            turns: self.turns.load(Ordering::Relaxed),
-            busy_turns: self.busy_turns.load(Ordering::Relaxed),
-            waits: self.waits.load(Ordering::Relaxed),
-            longest: Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed)),
-            buckets: std::array::from_fn(|bucket| self.buckets[bucket].load(Ordering::Relaxed)),
+            turns: self.turns.get(),
+            busy_turns: self.busy_turns.get(),
+            waits: self.waits.get(),
+            io: IoCounts {
+                system_calls: self.system_calls.get(),
+                receives: self.receives.get(),
+                sends: self.sends.get(),
+                received_bytes: self.received_bytes.get(),
+                sent_bytes: self.sent_bytes.get(),
+            },
+            longest: Duration::from_nanos(self.longest_ns.get()),
+            buckets: std::array::from_fn(|bucket| self.buckets[bucket].get()),
         }
     }
 
-    pub(crate) fn record_turn(&self, may_wait: bool) {
-        increment(&self.turns);
+    pub(crate) fn record_turn(&self, may_wait: bool, io: IoCounts) {
+        self.turns.add(1);
         if may_wait {
-            increment(&self.waits);
+            self.waits.add(1);
         }
+        self.system_calls.set(io.system_calls);
+        self.receives.set(io.receives);
+        self.sends.set(io.sends);
+        self.received_bytes.set(io.received_bytes);
+        self.sent_bytes.set(io.sent_bytes);
     }
 
     pub(crate) fn record_busy(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        increment(&self.busy_turns);
-        increment(&self.buckets[bucket(ns)]);
-        if ns > self.longest_ns.load(Ordering::Relaxed) {
-            self.longest_ns.store(ns, Ordering::Relaxed);
+        self.busy_turns.add(1);
+        self.buckets[bucket(ns)].add(1);
+        if ns > self.longest_ns.get() {
+            self.longest_ns.set(ns);
         }
     }
 }
@@ -68,11 +138,6 @@ impl LoopStats {
 fn bucket(ns: u64) -> usize {
     let log2 = ns.max(1).ilog2();
     usize::try_from(log2).map_or(LOOP_TIME_BUCKETS - 1, |log2| log2.min(LOOP_TIME_BUCKETS - 1))
-}
-
-/// There is one writer, so this needs no locked instruction.
-fn increment(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -83,7 +148,7 @@ mod tests {
     fn times_land_in_their_power_of_two() {
         let stats = LoopStats::default();
         for ns in [0, 1, 2, 3, 4, 1023, 1024, u64::MAX] {
-            stats.record_turn(ns == 0);
+            stats.record_turn(ns == 0, IoCounts::default());
             stats.record_busy(Duration::from_nanos(ns));
         }
         let snapshot = stats.snapshot();

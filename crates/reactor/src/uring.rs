@@ -29,6 +29,7 @@ use crate::slab::Slab;
 use crate::socket::{
     self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
 };
+use crate::stats::IoCounts;
 use crate::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::waker::Waker;
 
@@ -73,6 +74,7 @@ pub struct UringIo {
     waker: Waker,
     woken: bool,
     now: Instant,
+    counts: IoCounts,
 }
 
 struct SocketSlot {
@@ -130,6 +132,7 @@ impl UringIo {
             waker: Waker::new()?,
             woken: false,
             now: Instant::now(),
+            counts: IoCounts::default(),
         };
         io.watch_waker();
         Ok(io)
@@ -221,6 +224,7 @@ impl UringIo {
         let args = SubmitArgs::new();
         let args = if timeout.is_some() { args.timespec(&timespec) } else { args };
         let to_submit = u32::try_from(to_submit).unwrap_or(u32::MAX);
+        self.counts.system_calls += 1;
         let submitter = self.ring.submitter();
         // SAFETY: the arguments live across the call, and the submissions' memory is in slots.
         let result = unsafe {
@@ -262,6 +266,7 @@ impl UringIo {
             CANCEL_DATA => return,
             WAKER_DATA => {
                 self.waker.drain();
+                self.counts.system_calls += 1;
                 self.woken = true;
                 if !more {
                     self.watch_waker();
@@ -302,9 +307,13 @@ impl UringIo {
             Err(Some(libc::EAGAIN | libc::EINTR))
         );
         match (slot.kind_mut(), result) {
-            (Kind::Recv { socket, .. }, _) => again && !closing(&self.sockets, socket),
+            (Kind::Recv { socket, .. }, result) => {
+                self.counts.received(*result.as_ref().unwrap_or(&0));
+                again && !closing(&self.sockets, socket)
+            }
             (Kind::Send { socket, batch }, result) => {
                 if let Ok(sent) = result {
+                    self.counts.sent(*sent);
                     batch.advance(*sent);
                 }
                 (again || result.is_ok()) && !batch.is_empty() && !closing(&self.sockets, socket)
@@ -614,6 +623,10 @@ impl Io for UringIo {
 
     fn waker(&self) -> Waker {
         self.waker.clone()
+    }
+
+    fn counts(&self) -> IoCounts {
+        self.counts
     }
 }
 

@@ -33,6 +33,7 @@ conformance!(
     echo_in_every_chunking,
     large_batches_through_small_buffers,
     receive_fills_payload_then_staging,
+    counts_are_exact,
     end_of_stream_and_reset,
     close_returns_all_buffers,
     close_while_sending_returns_the_batch,
@@ -364,6 +365,26 @@ fn receive_fills_payload_then_staging(mut bed: Bed) {
     assert_eq!(buffers.staging_range, 3..203);
     assert_eq!((&buffers.staging[..3], &buffers.staging[3..53]), (&[0; 3][..], &message[100..]));
     assert!(buffers.staging[53..].iter().all(|&byte| byte == 0));
+}
+
+fn counts_are_exact(mut bed: Bed) {
+    let (one, two) = bed.pair();
+    let before = bed.io.counts();
+    for message in 1..=3 {
+        bed.send_bytes(one, &pattern(100 * message, 4));
+        assert_eq!(bed.recv(two, 50, 500).unwrap().len(), 100 * message);
+    }
+    let counts = bed.io.counts();
+    assert_eq!(counts.sends - before.sends, 3);
+    assert_eq!(counts.receives - before.receives, 3);
+    assert_eq!(counts.sent_bytes - before.sent_bytes, 600);
+    assert_eq!(counts.received_bytes - before.received_bytes, 600);
+    assert!(counts.system_calls > before.system_calls);
+
+    // The end of a stream brings no bytes.
+    bed.io.close(one, false);
+    assert_eq!(bed.recv(two, 0, 10).unwrap().len(), 0);
+    assert_eq!(bed.io.counts().receives, counts.receives);
 }
 
 fn end_of_stream_and_reset(mut bed: Bed) {
