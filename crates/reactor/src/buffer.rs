@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::memory::Mapping;
-pub use crate::region::{HugePages, Region, RegionHandle};
+pub use crate::region::{HugePages, PageBuf, Region, RegionHandle};
 
 /// Pool buffers start at multiples of this, as direct I/O wants (the largest logical block).
 pub const BUFFER_ALIGNMENT: usize = 4096;

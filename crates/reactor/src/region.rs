@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -45,25 +45,7 @@ impl Region {
     /// # Errors
     /// The error of mmap(2): `OutOfMemory` for explicit huge pages that are not reserved.
     pub fn new(len: usize, pages: HugePages) -> io::Result<Region> {
-        let page_size = if pages == HugePages::None { PAGE_SIZE } else { HUGE_PAGE_SIZE };
-        let mapped = len
-            .max(1)
-            .checked_next_multiple_of(if pages == HugePages::Explicit {
-                page_size
-            } else {
-                PAGE_SIZE
-            })
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        let mapping = match pages {
-            HugePages::Explicit => Mapping::huge(mapped)?,
-            HugePages::None | HugePages::Transparent => Mapping::anonymous(mapped, page_size)?,
-        };
-        if pages == HugePages::Transparent
-            && let Err(error) = mapping.advise(0, mapped, libc::MADV_HUGEPAGE)
-        {
-            // A kernel built without transparent huge pages: slower, not wrong.
-            tracing::debug!("no transparent huge pages: {error}");
-        }
+        let (mapping, page_size) = map_pages(len, pages)?;
         Ok(Region { mapping, len, page_size })
     }
 
@@ -183,6 +165,61 @@ impl Region {
     }
 }
 
+/// Large memory with one owner, who may therefore look at it as a slice.
+#[derive(Debug)]
+pub struct PageBuf {
+    mapping: Mapping,
+    len: usize,
+}
+
+impl PageBuf {
+    /// Maps `len` bytes, reading zeroes. Pages are allocated when first written.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    pub fn new(len: usize, pages: HugePages) -> io::Result<PageBuf> {
+        let (mapping, _) = map_pages(len, pages)?;
+        Ok(PageBuf { mapping, len })
+    }
+}
+
+impl Deref for PageBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping has at least `len` bytes, zeroed when mapped; whoever writes has
+        // borrowed this, their only owner, mutably.
+        unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for PageBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the only owner is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.base().as_ptr(), self.len) }
+    }
+}
+
+/// Maps at least `len` bytes, and gives the size of the pages asked for.
+fn map_pages(len: usize, pages: HugePages) -> io::Result<(Mapping, usize)> {
+    let page_size = if pages == HugePages::None { PAGE_SIZE } else { HUGE_PAGE_SIZE };
+    let mapped = len
+        .max(1)
+        .checked_next_multiple_of(if pages == HugePages::Explicit { page_size } else { PAGE_SIZE })
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    let mapping = match pages {
+        HugePages::Explicit => Mapping::huge(mapped)?,
+        HugePages::None | HugePages::Transparent => Mapping::anonymous(mapped, page_size)?,
+    };
+    if pages == HugePages::Transparent
+        && let Err(error) = mapping.advise(0, mapped, libc::MADV_HUGEPAGE)
+    {
+        // A kernel built without transparent huge pages: slower, not wrong.
+        tracing::debug!("no transparent huge pages: {error}");
+    }
+    Ok((mapping, page_size))
+}
+
 /// One core's handle to a region: cloned per command without touching the counter of the
 /// [`Arc`], whose cache line all cores share.
 #[derive(Clone, Debug)]
@@ -289,6 +326,17 @@ mod tests {
         );
         region.discard(0, 0);
         assert!(region.equals(0, &[1]));
+    }
+
+    #[test]
+    fn a_buffer_of_pages_is_zeroed_and_writable_to_its_last_byte() {
+        for pages in [HugePages::None, HugePages::Transparent] {
+            let mut buf = PageBuf::new(HUGE_PAGE_SIZE + 5, pages).unwrap();
+            assert_eq!(buf.len(), HUGE_PAGE_SIZE + 5);
+            assert!(buf.iter().all(|&byte| byte == 0));
+            buf.fill(7);
+            assert_eq!((buf[0], buf[HUGE_PAGE_SIZE + 4]), (7, 7));
+        }
     }
 
     #[test]
