@@ -72,6 +72,8 @@ pub struct BdevInfo {
     pub deallocate_zeroes: bool,
     /// Reads need no buffer: the device gives its own memory as payload.
     pub reads_in_place: bool,
+    /// Reads into a buffer and writes are copies that the submitting core makes itself.
+    pub copies_data: bool,
     /// Stable identity of the device.
     pub uuid: [u8; 16],
 }

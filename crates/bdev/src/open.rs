@@ -232,6 +232,7 @@ pub(crate) fn new_info(
         deallocate: false,
         deallocate_zeroes: false,
         reads_in_place: false,
+        copies_data: false,
         uuid: spec.uuid.unwrap_or(derived).into_bytes(),
     }
 }

@@ -52,6 +52,7 @@ impl RamBdev {
             deallocate: !info.read_only,
             deallocate_zeroes: !info.read_only,
             reads_in_place: true,
+            copies_data: true,
             ..info
         };
         Ok(Self { region, info, _promise: promise })

@@ -137,6 +137,7 @@ fn describe(name: String, controller: &ControllerInfo, namespace: &NamespaceInfo
         deallocate: controller.oncs & ONCS_DATASET_MANAGEMENT != 0,
         deallocate_zeroes: namespace.deallocate_zeroes,
         reads_in_place: false,
+        copies_data: false,
         uuid,
     }
 }

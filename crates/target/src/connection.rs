@@ -299,6 +299,10 @@ impl Connection {
     }
 
     fn handle_event(&mut self, cx: &mut Context<'_>, core: &mut Core, event: Event<'_>) {
+        // A PDU of data is counted when it ends; data in a capsule belong to the capsule.
+        let is_part =
+            matches!(event, Event::Data { .. } | Event::DataEnd { dest: DataDest::Capsule, .. });
+        self.counters.pdus_received.add(u64::from(!is_part));
         match event {
             Event::Connected(_) => {
                 self.stage = Stage::Open;
@@ -332,6 +336,7 @@ impl Connection {
                 {
                     let start = offset as usize;
                     buf[start..start + bytes.len()].copy_from_slice(bytes);
+                    self.counters.copied_bytes.add(bytes.len() as u64);
                 }
             }
             Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {

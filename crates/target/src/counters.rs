@@ -1,6 +1,6 @@
 //! Counts of what queues have done: one writer each, read by others without locks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use raceline_reactor::stats::Counter;
 
 macro_rules! counters {
     ($( $(#[$doc:meta])* $name:ident, )*) => {
@@ -30,6 +30,12 @@ macro_rules! counters {
             pub fn add(&mut self, other: &Self) {
                 $( self.$name += other.$name; )*
             }
+
+            /// What was counted since `earlier`.
+            #[must_use]
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $( $name: self.$name.saturating_sub(earlier.$name), )* }
+            }
         }
     };
 }
@@ -55,24 +61,16 @@ counters! {
     receives,
     /// Sends.
     sends,
+    /// PDUs received, ICReq and TermReq included.
+    pdus_received,
+    /// PDUs given to sends, ICResp and TermReq included.
+    pdus_sent,
+    /// Bytes of data that were copied in user space: from where they were received to their I/O
+    /// buffer, and between buffers and a device in memory.
+    copied_bytes,
     /// Times a command had to wait for an I/O buffer.
     buffer_waits,
     /// Time with at least one command outstanding in microseconds, up to the last time there was
     /// none.
     busy_us,
-}
-
-/// A count with one writer.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds; by the one writer only, so no read-modify-write is needed.
-    pub(crate) fn add(&self, n: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }

@@ -159,6 +159,9 @@ impl Connection {
         slot.phase = Phase::Device;
         slot.pending += 1;
         if let Some(device) = slot.device {
+            if core.device(device).is_some_and(|device| device.info.copies_data) {
+                self.counters.copied_bytes.add(bytes_through_buffer(&op));
+            }
             core.submit(cx, device, tag, op);
         }
     }
@@ -284,6 +287,15 @@ impl Connection {
         };
         let home = io.home.place;
         core.send(home.core, Message::CommandFailed { home: home.key, entry });
+    }
+}
+
+/// Bytes that go from a buffer to the device, or the other way.
+fn bytes_through_buffer(op: &Op) -> u64 {
+    match op {
+        Op::Read { len, buf: Some(_), .. } => *len as u64,
+        Op::Write { data, .. } => data.len() as u64,
+        _ => 0,
     }
 }
 

@@ -55,6 +55,7 @@ impl Connection {
 
     /// Adds the PDU in `core.scratch` to what is to be sent.
     pub(crate) fn push_scratch(&mut self, core: &mut Core) {
+        self.counters.pdus_sent.add(1);
         self.out.push_bytes(&core.scratch);
         self.mark_dirty(core);
     }
@@ -84,6 +85,7 @@ impl Connection {
         let all_said = !self.flow_control && cqe.dw0 == 0 && cqe.dw1 == 0;
         core.scratch.clear();
         self.queue.c2h_data(cqe.cid, 0, len, true, all_said, &mut core.scratch);
+        self.counters.pdus_sent.add(1);
         self.out.push_bytes(&core.scratch);
         if self.queue.data_digest() {
             let payload = settle(payload);
