@@ -26,6 +26,7 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, T
 
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{MAX_ENTRIES, MIN_ENTRIES, QueuePairConfig};
+use crate::counters::QueueCounters;
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
 use send::Grant;
 
@@ -159,6 +160,7 @@ pub struct QueuePair {
     phase_deadline: Option<Instant>,
     /// The next timer that will expire.
     alarm: Option<Instant>,
+    counters: Arc<QueueCounters>,
 }
 
 impl QueuePair {
@@ -201,7 +203,19 @@ impl QueuePair {
             large_reads: 0,
             phase_deadline: None,
             alarm: None,
+            counters: Arc::default(),
         }
+    }
+
+    /// Counts what this queue does together with others of its core.
+    pub(crate) fn share_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
+    /// What this queue has done over all its connections.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
     }
 
     /// Connects again after [`QueueEvent::Lost`]; `cntlid` and limits are those of the new

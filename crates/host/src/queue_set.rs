@@ -1,12 +1,14 @@
 //! The I/O queues of one core, following an association that lives on any core.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use raceline_proto::nvme::{ControllerId, QueueId};
 use raceline_reactor::{Completion, Context, Token};
 
 use crate::command::{Command, CommandDone};
 use crate::config::{Association, HostConfig};
+use crate::counters::QueueCounters;
 use crate::error::{HostError, Rejected, RejectedReason};
 use crate::queue::{QueueEvent, QueuePair};
 
@@ -46,6 +48,7 @@ pub struct IoQueueSet {
     next: usize,
     closed: bool,
     events: VecDeque<IoQueueEvent>,
+    counters: Arc<QueueCounters>,
 }
 
 /// A queue and the association that it was last connected to.
@@ -88,6 +91,7 @@ impl IoQueueSet {
             next: 0,
             closed: false,
             events,
+            counters: Arc::default(),
         }
     }
 
@@ -102,7 +106,8 @@ impl IoQueueSet {
                 if qid <= association.io_queues {
                     let config = self.config.io_queue(association, QueueId(qid));
                     let token = Token { index, ..self.token };
-                    let pair = QueuePair::connect(cx, config, token);
+                    let mut pair = QueuePair::connect(cx, config, token);
+                    pair.share_counters(Arc::clone(&self.counters));
                     self.queues.push(Member { pair, cntlid: association.cntlid });
                 }
             }
@@ -232,6 +237,12 @@ impl IoQueueSet {
             self.next = index + 1;
         }
         None
+    }
+
+    /// What all queues have done so far; readable from other threads.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
     }
 
     /// What happened to one of the queues.

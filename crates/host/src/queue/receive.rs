@@ -74,6 +74,7 @@ impl QueuePair {
                 return;
             }
         };
+        self.counters.receives.add(1);
         let direct = direct.min(count);
         if direct > 0 {
             link.queue.payload_received(direct);
@@ -104,6 +105,8 @@ impl QueuePair {
     }
 
     fn handle_event(&mut self, cx: &mut Context<'_>, event: HostEvent<'_>) {
+        // A PDU of data is counted when it ends.
+        self.counters.pdus_received.add(u64::from(!matches!(event, HostEvent::Data { .. })));
         match event {
             HostEvent::Connected(_) => self.send_connect(cx),
             HostEvent::Response(cqe) => self.handle_response(cx, &cqe),
@@ -113,6 +116,7 @@ impl QueuePair {
                 {
                     let start = to_usize(offset);
                     buf[start..start + bytes.len()].copy_from_slice(bytes);
+                    self.counters.copied_bytes.add(bytes.len() as u64);
                 }
             }
             HostEvent::DataEnd { cid, offset, len, ddgst, success, .. } => {

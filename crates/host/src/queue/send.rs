@@ -8,6 +8,7 @@ use raceline_reactor::{Context, Payload, SendBatch, SharedBuf};
 use super::{Entry, Link, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
+use crate::counters::QueueCounters;
 
 /// Bytes of a digest.
 const DIGEST_LEN: usize = 4;
@@ -60,6 +61,7 @@ impl QueuePair {
         if batch.is_empty() {
             self.batch = Some(batch);
         } else {
+            self.counters.pdus_sent.add(1);
             self.start_send(cx, batch);
         }
     }
@@ -68,6 +70,7 @@ impl QueuePair {
         let Some(link) = &mut self.link else { return };
         link.sending = true;
         link.batches_started += 1;
+        self.counters.sends.add(1);
         cx.io.send(link.socket, batch, self.token);
     }
 
@@ -83,7 +86,7 @@ impl QueuePair {
                 unreachable!("an R2T of a command that does not write is refused");
             };
             entry.batch = number;
-            if !put_grant(link, batch, grant, buf) {
+            if !put_grant(link, batch, grant, buf, &self.counters) {
                 return; // the batch is full
             }
             self.grants.pop_front();
@@ -114,6 +117,7 @@ impl QueuePair {
                 self.config.in_capsule_bytes
             };
             put_command(link, batch, cid, entry, limit);
+            self.counters.pdus_sent.add(1);
         }
     }
 }
@@ -135,7 +139,13 @@ fn put_command(
 }
 
 /// Puts H2CData PDUs for the rest of a grant; false when the batch is full before its end.
-fn put_grant(link: &mut Link, batch: &mut SendBatch, grant: &mut Grant, buf: &SharedBuf) -> bool {
+fn put_grant(
+    link: &mut Link,
+    batch: &mut SendBatch,
+    grant: &mut Grant,
+    buf: &SharedBuf,
+    counters: &QueueCounters,
+) -> bool {
     let room = link.queue.h2c_overhead() + DIGEST_LEN;
     let most = link.queue.max_h2c_data();
     while grant.sent < grant.r2t.len {
@@ -147,6 +157,7 @@ fn put_grant(link: &mut Link, batch: &mut SendBatch, grant: &mut Grant, buf: &Sh
         // Both were checked against the command's length when the R2T came.
         let offset = grant.r2t.offset + grant.sent;
         link.queue.h2c_data(&grant.r2t, offset, len, len == left, &mut batch.bytes_mut());
+        counters.pdus_sent.add(1);
         grant.sent += len;
         let (start, len) = (to_usize(offset), to_usize(len));
         put_payload(&link.queue, batch, buf, start, len);

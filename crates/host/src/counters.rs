@@ -1,0 +1,44 @@
+//! Counts of what queues have done: one writer, read by others without locks.
+
+use raceline_reactor::stats::Counter;
+
+/// What the queues of one core have done, over all their connections. Written by that core only;
+/// alone on its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct QueueCounters {
+    pub(crate) receives: Counter,
+    pub(crate) sends: Counter,
+    pub(crate) pdus_received: Counter,
+    pub(crate) pdus_sent: Counter,
+    pub(crate) copied_bytes: Counter,
+}
+
+/// The values of [`QueueCounters`] at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueTotals {
+    /// Receives that brought bytes.
+    pub receives: u64,
+    /// Batches given to sends.
+    pub sends: u64,
+    /// PDUs received, ICResp and TermReq included.
+    pub pdus_received: u64,
+    /// PDUs given to sends, ICReq and TermReq included.
+    pub pdus_sent: u64,
+    /// Bytes of data that were copied from where they were received to their buffer.
+    pub copied_bytes: u64,
+}
+
+impl QueueCounters {
+    /// The counts as of now.
+    #[must_use]
+    pub fn totals(&self) -> QueueTotals {
+        QueueTotals {
+            receives: self.receives.get(),
+            sends: self.sends.get(),
+            pdus_received: self.pdus_received.get(),
+            pdus_sent: self.pdus_sent.get(),
+            copied_bytes: self.copied_bytes.get(),
+        }
+    }
+}
