@@ -1,0 +1,227 @@
+//! [`Io`] in memory that costs next to nothing: it takes notes, and a [`Wire`] does the work.
+//!
+//! What a core starts is put on a list, what has finished is taken from one; bytes move between
+//! two cores only when [`Wire::carry`] is called, outside of what is counted. Nothing is random
+//! and nothing is late: the same calls give the same run.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::{
+    Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, Socket, Token, Wait, Waker,
+};
+
+/// Operations for which the lists have room from the start, so that none grows while counted.
+const LIST_CAPACITY: usize = 1024;
+
+/// Names one end of a connection: its own address, then its peer's.
+type End = (SocketAddr, SocketAddr);
+
+/// One core's I/O.
+pub(crate) struct MemoryIo {
+    now: Instant,
+    /// For the next poll.
+    done: Vec<Completion>,
+    listener: Option<(SocketAddr, Token)>,
+    connects: Vec<Token>,
+    /// By [`SocketId`].
+    sockets: Vec<MemorySocket>,
+    timers: Vec<(Instant, Token)>,
+}
+
+struct MemorySocket {
+    end: End,
+    receive: Option<(RecvBuffers, Token)>,
+    send: Option<(Box<SendBatch>, Token)>,
+}
+
+/// What is under way between a host and a target.
+#[derive(Default)]
+pub(crate) struct Wire {
+    /// Bytes sent and not yet received, by the end that they go to.
+    inboxes: BTreeMap<End, Vec<u8>>,
+    scratch: Vec<u8>,
+}
+
+impl MemoryIo {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            now,
+            done: Vec::with_capacity(LIST_CAPACITY),
+            listener: None,
+            connects: Vec::new(),
+            sockets: Vec::new(),
+            timers: Vec::with_capacity(LIST_CAPACITY),
+        }
+    }
+
+    /// Whether a poll would give something.
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Lets time pass.
+    pub(crate) fn advance(&mut self, by: Duration) {
+        self.now += by;
+        let now = self.now;
+        for (_, token) in self.timers.extract_if(.., |(at, _)| *at <= now) {
+            self.done.push(Completion { token, outcome: Outcome::Timer });
+        }
+    }
+
+    /// How long until the next timer expires.
+    pub(crate) fn next_timer_in(&self) -> Option<Duration> {
+        self.timers.iter().map(|(at, _)| at.saturating_duration_since(self.now)).min()
+    }
+
+    fn socket(&mut self, socket: SocketId) -> &mut MemorySocket {
+        &mut self.sockets[socket.0 as usize]
+    }
+}
+
+impl Wire {
+    /// Takes what `from` has sent, and its wish to connect to `to`.
+    pub(crate) fn collect(&mut self, from: &mut MemoryIo, to: &mut MemoryIo) -> io::Result<()> {
+        for token in from.connects.drain(..) {
+            let listener = to.listener.ok_or(io::ErrorKind::ConnectionRefused)?;
+            let (near, far) = connected_pair()?;
+            let peer = far.peer_address();
+            from.done.push(Completion { token, outcome: Outcome::Connected(Ok(near)) });
+            let outcome = Outcome::Accepted(Ok((far, peer)));
+            to.done.push(Completion { token: listener.1, outcome });
+        }
+        for socket in &mut from.sockets {
+            let Some((mut batch, token)) = socket.send.take() else { continue };
+            self.scratch.resize(batch.len(), 0);
+            let len = batch.copy_unsent(&mut self.scratch);
+            batch.advance(len);
+            let (local, peer) = socket.end;
+            self.inboxes.entry((peer, local)).or_default().extend_from_slice(&self.scratch[..len]);
+            from.done.push(Completion { token, outcome: Outcome::Sent(Ok(()), batch) });
+        }
+        Ok(())
+    }
+
+    /// Gives each waiting receive of `to` as much of what has come as it has room for.
+    pub(crate) fn deliver(&mut self, to: &mut MemoryIo) {
+        for socket in &mut to.sockets {
+            let Some(inbox) = self.inboxes.get_mut(&socket.end).filter(|inbox| !inbox.is_empty())
+            else {
+                continue;
+            };
+            let Some((mut buffers, token)) = socket.receive.take() else { continue };
+            let count = fill(&mut buffers, inbox);
+            inbox.drain(..count);
+            let outcome = Outcome::Received(Ok(count), buffers);
+            to.done.push(Completion { token, outcome });
+        }
+    }
+}
+
+impl Io for MemoryIo {
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        self.listener = Some((address, token));
+        Ok((ListenerId(0), address))
+    }
+
+    fn close_listener(&mut self, _listener: ListenerId) {
+        self.listener = None;
+    }
+
+    fn connect(&mut self, _address: SocketAddr, token: Token) {
+        self.connects.push(token);
+    }
+
+    fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
+        let end = (socket.local_address(), socket.peer_address());
+        let id = u32::try_from(self.sockets.len()).map_err(io::Error::other)?;
+        self.sockets.push(MemorySocket { end, receive: None, send: None });
+        Ok(SocketId(id))
+    }
+
+    fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
+        self.socket(socket).receive = Some((buffers, token));
+    }
+
+    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+        self.socket(socket).send = Some((batch, token));
+    }
+
+    fn close(&mut self, _socket: SocketId, _reset: bool) {
+        // Connections are for ever; a run that loses one does not come to its end, and says so.
+    }
+
+    fn register_file(&mut self, _file: Arc<File>) -> FileId {
+        unreachable!("memory needs no files")
+    }
+
+    fn close_file(&mut self, _file: FileId) {}
+
+    fn read(&mut self, _file: FileId, _buf: IoBuf, _offset: u64, _token: Token) {
+        unreachable!("memory needs no files")
+    }
+
+    fn write(&mut self, _file: FileId, _buf: SharedBuf, _at: u64, _durable: bool, _token: Token) {
+        unreachable!("memory needs no files")
+    }
+
+    fn sync(&mut self, _file: FileId, _token: Token) {
+        unreachable!("memory needs no files")
+    }
+
+    fn allocate(&mut self, _file: FileId, _mode: AllocateMode, _at: u64, _len: u64, _token: Token) {
+        unreachable!("memory needs no files")
+    }
+
+    fn timer(&mut self, at: Instant, token: Token) {
+        self.timers.push((at, token));
+    }
+
+    fn poll(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
+        // Both are empty at first; the caller's keeps its capacity as well.
+        if done.is_empty() {
+            std::mem::swap(done, &mut self.done);
+        } else {
+            done.append(&mut self.done);
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::none()
+    }
+}
+
+/// Puts bytes where a receive would; gives how many fit.
+fn fill(buffers: &mut RecvBuffers, bytes: &[u8]) -> usize {
+    let payload = buffers.payload.as_mut().map(|(buf, range)| &mut buf[range.clone()]);
+    let staging = &mut buffers.staging[buffers.staging_range.clone()];
+    let mut rest = bytes;
+    for room in payload.into_iter().chain([staging]) {
+        let (now, later) = rest.split_at(rest.len().min(room.len()));
+        room[..now.len()].copy_from_slice(now);
+        rest = later;
+    }
+    bytes.len() - rest.len()
+}
+
+/// Two ends of a connection over loopback, that only lend their addresses.
+fn connected_pair() -> io::Result<(Socket, Socket)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    let (far, _) = listener.accept()?;
+    Ok((Socket::from_fd(near.into())?, Socket::from_fd(far.into())?))
+}

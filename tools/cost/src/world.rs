@@ -1,0 +1,362 @@
+//! The production target and the production host, wired together in memory, turn by turn.
+//!
+//! One side goes on until it has nothing to do, then the other: whatever a side has to say in one
+//! round arrives in as few receives as its peer's buffers allow. So the cost of one side does not
+//! depend on how the other cuts its sends.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use raceline_bdev::{DeviceSpec, Identity};
+use raceline_host::{
+    Command, CommandDone, Controller, ControllerEvent, Data, HostConfig, IoQueueEvent, IoQueueSet,
+};
+use raceline_proto::host::command::BlockRange;
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::sim::Random;
+use raceline_reactor::{
+    BufferPool, Completion, Context, Io, IoBuf, PoolConfig, SharedBuf, Token, Wait,
+};
+use raceline_target::{
+    HostAccess, ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
+};
+
+use crate::memory_io::{MemoryIo, Wire};
+use crate::shape::{Case, Shape, Side};
+
+const SUBNQN: &str = "nqn.2025-01.io.raceline:cost";
+const HOSTNQN: &str = "nqn.2025-01.io.raceline:cost-host";
+/// The namespace: memory, and larger than a core's second cache.
+const DEVICE: &str = "ram:64M,bs=4096";
+const DEVICE_BYTES: u64 = 64 << 20;
+const BLOCK_BYTES: usize = 4096;
+/// Every run reads and writes the same places.
+const SEED: u64 = 1;
+/// Virtual time that a round takes.
+const ROUND: Duration = Duration::from_micros(10);
+/// Rounds without progress after which a run is given up; each waits for the next timer.
+const MAX_STALLS: usize = 64;
+/// Index of the I/O queue in tokens; the controller has two below.
+const FIRST_QUEUE_INDEX: u32 = 2;
+/// Buffers of the host's pool: as `raceline perf` has them.
+const HOST_POOL: &[(usize, usize)] = &[(128 << 10, 8)];
+
+/// Both sides, connected and ready.
+pub(crate) struct World {
+    case: Case,
+    wire: Wire,
+    host: Host,
+    core: ManualCore,
+    target_io: MemoryIo,
+    _target: Arc<Target>,
+    /// The next turns are counted.
+    counted: bool,
+}
+
+/// The host, and the program that uses it.
+struct Host {
+    // What holds buffers goes before their pool.
+    controller: Controller,
+    queues: IoQueueSet,
+    program: Program,
+    completions: Vec<Completion>,
+    io: MemoryIo,
+    pool: BufferPool,
+}
+
+/// Asks for one shape of I/O.
+struct Program {
+    shape: Shape,
+    random: Random,
+    read_buffers: Vec<IoBuf>,
+    write_buffers: Vec<SharedBuf>,
+    to_submit: usize,
+    finished: usize,
+    failure: Option<String>,
+}
+
+impl World {
+    /// Starts a target and a host, and connects them.
+    pub(crate) fn start(case: Case) -> Result<Self> {
+        let now = Instant::now();
+        let mut target_io = MemoryIo::new(now);
+        let (target, mut cores) = Target::manual(TargetConfig::default(), &[&target_io])?;
+        let mut core = cores.pop().context("a target without cores")?;
+        let target = Arc::new(target);
+        let nqn = Nqn::new(SUBNQN).map_err(|error| anyhow!("{error}"))?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 4420));
+        configure(&target, &mut core, &mut target_io, nqn.clone(), address)?;
+        let host = Host::start(case.shape, MemoryIo::new(now), address, nqn)?;
+        let mut world = Self {
+            case,
+            wire: Wire::default(),
+            host,
+            core,
+            target_io,
+            _target: target,
+            counted: false,
+        };
+        world.until("connecting", |world| world.host.is_ready())?;
+        Ok(world)
+    }
+
+    /// Does the case's I/Os once without counting, so that everything has its size, and once
+    /// counted. Gives how many were counted.
+    pub(crate) fn run(&mut self, rounds: usize) -> Result<usize> {
+        let count = rounds * self.case.shape.depth;
+        self.work(count)?;
+        self.counted = true;
+        self.work(count)?;
+        self.counted = false;
+        Ok(count)
+    }
+
+    fn work(&mut self, count: usize) -> Result<()> {
+        let program = &mut self.host.program;
+        program.to_submit = count;
+        program.finished = 0;
+        self.turn_host()?;
+        self.until("the work", |world| world.host.program.finished == count)
+    }
+
+    /// Goes on round by round until `is_done`, and further until nothing is under way.
+    fn until(&mut self, what: &str, is_done: impl Fn(&Self) -> bool) -> Result<()> {
+        let mut stalls = 0;
+        loop {
+            let busy = self.round()?;
+            if let Some(failure) = &self.host.program.failure {
+                bail!("{what}: {failure}");
+            }
+            if busy {
+                stalls = 0;
+                continue;
+            }
+            if is_done(self) {
+                return Ok(());
+            }
+            stalls += 1;
+            ensure!(stalls <= MAX_STALLS, "{what}: nothing happens any more");
+            let timers = [self.host.io.next_timer_in(), self.target_io.next_timer_in()];
+            let next = timers.into_iter().flatten().min();
+            self.advance(next.with_context(|| format!("{what}: nothing will ever happen"))?);
+        }
+    }
+
+    /// Lets each side do all that it can; false when that was nothing.
+    fn round(&mut self) -> Result<bool> {
+        let mut busy = false;
+        loop {
+            self.wire.collect(&mut self.host.io, &mut self.target_io)?;
+            self.wire.deliver(&mut self.host.io);
+            if !self.host.io.has_completions() {
+                break;
+            }
+            self.turn_host()?;
+            busy = true;
+        }
+        loop {
+            self.wire.collect(&mut self.target_io, &mut self.host.io)?;
+            self.wire.deliver(&mut self.target_io);
+            if !self.target_io.has_completions() && self.core.waiting_messages() == 0 {
+                break;
+            }
+            self.turn_target()?;
+            busy = true;
+        }
+        if busy {
+            self.advance(ROUND);
+        }
+        Ok(busy)
+    }
+
+    fn advance(&mut self, by: Duration) {
+        self.host.io.advance(by);
+        self.target_io.advance(by);
+    }
+
+    fn turn_host(&mut self) -> Result<()> {
+        if self.counted && self.case.side == Side::Host {
+            counted_host_turn(&mut self.host)
+        } else {
+            self.host.turn()
+        }
+    }
+
+    fn turn_target(&mut self) -> Result<()> {
+        if self.counted && self.case.side == Side::Target {
+            counted_target_turn(&mut self.core, &mut self.target_io)
+        } else {
+            self.core.turn(&mut self.target_io).map(drop).context("the target")
+        }
+    }
+}
+
+/// What callgrind counts on the host: it finds the function by its name.
+#[inline(never)]
+fn counted_host_turn(host: &mut Host) -> Result<()> {
+    std::hint::black_box(host.turn())
+}
+
+/// What callgrind counts on the target: it finds the function by its name.
+#[inline(never)]
+fn counted_target_turn(core: &mut ManualCore, io: &mut MemoryIo) -> Result<()> {
+    std::hint::black_box(core.turn(io).map(drop).context("the target"))
+}
+
+/// Subsystem, namespace and listener, asked for from another thread as these calls block.
+fn configure(
+    target: &Arc<Target>,
+    core: &mut ManualCore,
+    io: &mut MemoryIo,
+    nqn: Nqn,
+    address: SocketAddr,
+) -> Result<()> {
+    let spec: DeviceSpec = DEVICE.parse().map_err(|error| anyhow!("{error}"))?;
+    let bdev = raceline_bdev::open(&spec, &Identity::of_this_machine())?;
+    let thread = std::thread::spawn({
+        let target = Arc::clone(target);
+        move || -> Result<(), TargetError> {
+            target.add_subsystem(SubsystemConfig {
+                nqn: nqn.clone(),
+                serial: "COST".into(),
+                model: "Raceline cost".into(),
+                hosts: HostAccess::Any,
+            })?;
+            let namespace = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+            target.add_namespace(&nqn, namespace)?;
+            target.add_listener(address).map(drop)
+        }
+    });
+    while !thread.is_finished() {
+        core.turn(io)?;
+        std::thread::yield_now();
+    }
+    let result = thread.join().map_err(|_| anyhow!("configuring the target has panicked"))?;
+    result.context("configuring the target")
+}
+
+impl Host {
+    fn start(shape: Shape, mut io: MemoryIo, address: SocketAddr, subnqn: Nqn) -> Result<Self> {
+        let pool = BufferPool::new(&PoolConfig::new(HOST_POOL))?;
+        let hostnqn = Nqn::new(HOSTNQN).map_err(|error| anyhow!("{error}"))?;
+        // No keep alive: time passes only when nothing else happens.
+        let config =
+            HostConfig { kato_ms: 0, ..HostConfig::new(address, subnqn, hostnqn, HostId([1; 16])) };
+        let token = Token { owner: 0, generation: 0, index: 0 };
+        let first_queue = Token { index: FIRST_QUEUE_INDEX, ..token };
+        let queues = IoQueueSet::new(&config, 1..=1, first_queue);
+        let now = io.now();
+        let mut cx = Context { io: &mut io, pool: &pool, now };
+        let controller = Controller::connect(&mut cx, config, token);
+        let (completions, program) = (Vec::with_capacity(1024), Program::new(shape));
+        Ok(Self { controller, queues, program, completions, io, pool })
+    }
+
+    fn is_ready(&self) -> bool {
+        self.controller.association().is_some() && self.queues.is_ready()
+    }
+
+    /// One turn of its loop.
+    fn turn(&mut self) -> Result<()> {
+        self.io.poll(Wait::No, &mut self.completions)?;
+        let now = self.io.now();
+        let Self { controller, queues, program, completions, io, pool } = self;
+        let mut cx = Context { io, pool, now };
+        for completion in completions.drain(..) {
+            if completion.token.index < FIRST_QUEUE_INDEX {
+                controller.handle_completion(&mut cx, completion);
+            } else {
+                queues.handle_completion(&mut cx, completion);
+            }
+        }
+        while let Some(event) = controller.poll_event() {
+            match event {
+                ControllerEvent::Up(association) => queues.handle_up(&mut cx, &association),
+                ControllerEvent::Down(error) | ControllerEvent::Failed(error) => {
+                    program.failure = Some(format!("the controller is lost: {error}"));
+                }
+                _ => {}
+            }
+        }
+        while let Some(event) = queues.poll_event() {
+            if let IoQueueEvent::Lost { error, .. } = event {
+                program.failure = Some(format!("the queue is lost: {error}"));
+            }
+        }
+        while let Some((_, done)) = queues.poll_done() {
+            program.finish(done);
+        }
+        program.submit(&mut cx, queues);
+        controller.flush(&mut cx);
+        queues.flush(&mut cx);
+        Ok(())
+    }
+}
+
+impl Program {
+    fn new(shape: Shape) -> Self {
+        let buffer = || IoBuf::heap(shape.bytes);
+        let count = |wanted: bool| if wanted { shape.depth } else { 0 };
+        Self {
+            shape,
+            random: Random::new(SEED),
+            read_buffers: (0..count(!shape.is_write)).map(|_| buffer()).collect(),
+            write_buffers: (0..count(shape.is_write)).map(|_| buffer().share()).collect(),
+            to_submit: 0,
+            finished: 0,
+            failure: None,
+        }
+    }
+
+    fn finish(&mut self, done: CommandDone) {
+        if let Err(error) = &done.result {
+            self.failure = Some(format!("{}: {error}", done.summary));
+        }
+        self.finished += 1;
+        match done.data {
+            Data::Read(buf) => self.read_buffers.push(buf),
+            Data::Write(buf) => self.write_buffers.push(buf),
+            Data::None => {}
+        }
+    }
+
+    fn submit(&mut self, cx: &mut Context<'_>, queues: &mut IoQueueSet) {
+        while self.to_submit > 0 {
+            let Some(command) = self.next_command() else { return };
+            if let Err(rejected) = queues.submit(cx, 0, command, 0) {
+                self.failure = Some(format!("the queue does not take it: {}", rejected.reason));
+                return;
+            }
+            self.to_submit -= 1;
+        }
+    }
+
+    /// A command at a random place, if a buffer is free.
+    fn next_command(&mut self) -> Option<Command> {
+        let blocks = self.shape.bytes / BLOCK_BYTES;
+        let slots = DEVICE_BYTES / self.shape.bytes as u64;
+        let slba = self.random.below(slots) * blocks as u64;
+        let range = BlockRange::new(slba, u32::try_from(blocks).ok()?)?;
+        let nsid = NamespaceId(1);
+        if self.shape.is_write {
+            Some(Command::write(nsid, range, self.write_buffers.pop()?, false))
+        } else {
+            Some(Command::read(nsid, range, self.read_buffers.pop()?))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_comes_to_its_end() {
+        for case in Case::all() {
+            let counted = World::start(case).unwrap().run(3).unwrap();
+            assert_eq!(counted, 3 * case.shape.depth, "{}", case.name());
+        }
+    }
+}
