@@ -1,8 +1,9 @@
-//! The developer's one door: `cargo xtask setup|test|lint|fuzz|sim|bench|interop`.
+//! The developer's one door: `cargo xtask setup|test|lint|fuzz|sim|cost|bench|interop`.
 
 mod bench;
 mod child;
 mod cli;
+mod cost;
 mod fuzz;
 mod interop;
 mod lint;
@@ -77,6 +78,8 @@ enum Verb {
         #[arg(last = true)]
         rest: Vec<String>,
     },
+    /// Count instructions per I/O and compare them with the budget.
+    Cost(cost::Options),
     /// Measure what docs/PERFORMANCE.md reports, and print its table.
     Bench(bench::Options),
     /// Run one emulated machine's checks.
@@ -140,6 +143,7 @@ fn run(verb: Verb) -> Result<bool> {
             simulate(&tree, &words)?;
             true
         }
+        Verb::Cost(options) => one("cost", Box::new(|| cost::run(&tree, &options))),
         Verb::Bench(options) => {
             bench::run(&tree, &options)?;
             true
@@ -189,6 +193,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             "cargo build --release",
             true,
             Box::new(|| tree.binary().map(|_| Outcome::Passed(String::new()))),
+        ),
+        step(
+            "cost",
+            "instructions per I/O against the budget",
+            true,
+            Box::new(|| cost::run(tree, &cost::Options::default())),
         ),
         step(
             "cli",
