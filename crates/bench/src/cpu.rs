@@ -45,7 +45,7 @@ impl CpuTime {
         (percent(self.user), percent(self.system))
     }
 
-    fn parse(stat: &str) -> Option<Self> {
+    pub(crate) fn parse(stat: &str) -> Option<Self> {
         // The name is in parentheses and may hold anything, parentheses and spaces included.
         let (_, after_name) = stat.rsplit_once(") ")?;
         let mut fields = after_name.split_ascii_whitespace().skip(UTIME_AFTER_NAME);

@@ -6,12 +6,14 @@
 mod core;
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use raceline_host::{Association, HostConfig, HostError, NamespaceInfo};
+use raceline_host::{Association, HostConfig, HostError, NamespaceInfo, QueueCounters};
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
 
+use crate::cost::{Cost, Counts, Meter, Usage};
 use crate::cpu::CpuTime;
 use crate::histogram::Latencies;
 use crate::job::{JobConfig, JobConfigError, JobError, JobResult, QueueJob};
@@ -100,6 +102,8 @@ pub struct Outcome {
     pub cpu: CpuTime,
     /// What the loops of the cores did while it was recorded.
     pub loops: LoopCounters,
+    /// What the commands that were recorded cost this process.
+    pub cost: Cost,
     /// Commands that were due and not issued before the end.
     pub missed: u64,
     /// Commands' worth of blocks read and found right.
@@ -131,7 +135,7 @@ pub fn run(
     watch: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Outcome, EngineError> {
     let (sender, events) = mpsc::channel();
-    let mut coordinator = Coordinator { cores: Vec::new(), events, watch };
+    let mut coordinator = Coordinator { cores: Vec::new(), counters: Vec::new(), events, watch };
     let queues = coordinator.spawn(config, &sender);
     drop(sender);
     let outcome = queues.and_then(|queues| coordinator.drive(config, &queues));
@@ -142,6 +146,8 @@ pub fn run(
 /// The calling thread's side of a run.
 struct Coordinator<'a> {
     cores: Vec<ReactorHandle<Message>>,
+    /// Of the queues of each core.
+    counters: Vec<Arc<QueueCounters>>,
     events: Receiver<Event>,
     watch: &'a mut dyn FnMut(Progress) -> bool,
 }
@@ -174,8 +180,15 @@ impl Coordinator<'_> {
                 seed: config.seed,
                 events: events.clone(),
             };
-            let handle = Reactor::spawn(reactor, move |cx| Ok(Core::new(cx, core)));
+            let counters = Arc::new(OnceLock::new());
+            let made = Arc::clone(&counters);
+            let handle = Reactor::spawn(reactor, move |cx| {
+                let core = Core::new(cx, core);
+                let _ = made.set(core.counters());
+                Ok(core)
+            });
             self.cores.push(handle.map_err(EngineError::Reactor)?);
+            self.counters.extend(counters.get().cloned());
         }
         Ok(queues)
     }
@@ -250,7 +263,7 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// Samples the CPU time at both ends of the window and gathers the results.
+    /// Samples what has been used and done at both ends of the window and gathers the results.
     fn collect(
         &mut self,
         config: &EngineConfig,
@@ -259,16 +272,17 @@ impl Coordinator<'_> {
     ) -> Result<Outcome, EngineError> {
         let (measure_from, end) = (start + config.ramp, start + config.ramp + config.runtime);
         let mut outcome = empty_outcome(namespace);
-        let (mut begun, mut ended, mut stopped) = (self.sample(), None, false);
+        let mut window = Window::begin(config, self.sample());
+        let (mut ended, mut stopped) = (None, false);
         let mut sampled_start = false;
         let mut left = self.cores.len();
         while left > 0 {
             let now = Instant::now();
             if !sampled_start && now >= measure_from {
-                (begun, sampled_start) = (self.sample(), true);
+                (window, sampled_start) = (Window::begin(config, self.sample()), true);
             }
             if ended.is_none() && (now >= end || stopped) {
-                ended = Some(self.sample());
+                ended = Some((self.sample(), window.meter.usage()));
             }
             let next = [measure_from, end].into_iter().find(|&at| at > now);
             let wait = next.map_or(TICK, |at| TICK.min(at - now));
@@ -291,20 +305,20 @@ impl Coordinator<'_> {
                 }
             }
         }
-        let (cpu, loops) = ended.unwrap_or_else(|| self.sample());
-        outcome.cpu = cpu.since(begun.0);
-        outcome.loops = loops.since(begun.1);
+        let ended = ended.unwrap_or_else(|| (self.sample(), window.meter.usage()));
+        window.end(&mut outcome, ended);
         Ok(outcome)
     }
 
     /// What has been used and done so far.
-    fn sample(&self) -> (CpuTime, LoopCounters) {
-        let mut loops = LoopCounters::default();
-        for core in &self.cores {
+    fn sample(&self) -> Sample {
+        let mut sample = Sample { cpu: CpuTime::now(), ..Sample::default() };
+        for (core, counters) in self.cores.iter().zip(&self.counters) {
             let stats = core.stats().snapshot();
-            loops.add(LoopCounters { busy_turns: stats.busy_turns, waits: stats.waits });
+            sample.loops.add(LoopCounters { busy_turns: stats.busy_turns, waits: stats.waits });
+            sample.counts.add(Counts::of_host(counters.totals(), &stats));
         }
-        (CpuTime::now(), loops)
+        sample
     }
 
     /// What one core learns about the association, the others have to know.
@@ -362,6 +376,36 @@ impl Coordinator<'_> {
                 tracing::error!("{error}");
             }
         }
+    }
+}
+
+/// What has been used and done at one time.
+#[derive(Clone, Copy, Default)]
+struct Sample {
+    cpu: CpuTime,
+    loops: LoopCounters,
+    counts: Counts,
+}
+
+/// The time in which commands are recorded.
+struct Window {
+    begun: Sample,
+    meter: Meter,
+}
+
+impl Window {
+    fn begin(config: &EngineConfig, begun: Sample) -> Self {
+        Self { begun, meter: Meter::start(&config.cores) }
+    }
+
+    fn end(self, outcome: &mut Outcome, (ended, usage): (Sample, Usage)) {
+        outcome.cpu = ended.cpu.since(self.begun.cpu);
+        outcome.loops = ended.loops.since(self.begun.loops);
+        outcome.cost = Cost {
+            ios: outcome.read.count() + outcome.write.count(),
+            usage,
+            counts: ended.counts.since(self.begun.counts),
+        };
     }
 }
 
@@ -458,6 +502,7 @@ fn empty_outcome(namespace: NamespaceInfo) -> Outcome {
         measured: Duration::ZERO,
         cpu: CpuTime::default(),
         loops: LoopCounters::default(),
+        cost: Cost::default(),
         missed: 0,
         verified: 0,
         error: None,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::cost::{Cost, CostPerIo};
 use crate::cpu::CpuTime;
 use crate::histogram::{Latencies, PERCENTILES};
 
@@ -28,6 +29,8 @@ pub struct Report {
     pub cpu: CpuTime,
     /// What the loops of the cores did while it was recorded.
     pub loops: LoopCounters,
+    /// What the commands that were recorded cost this process.
+    pub cost: Cost,
     /// Commands that were due (open loop) and were not issued before the end.
     pub missed: u64,
     /// Commands' worth of blocks read and found right; `None` when nothing was verified.
@@ -92,6 +95,7 @@ impl Report {
             missed_ios: self.missed,
             verified_ios: self.verified,
             loops: self.loops,
+            cost: self.cost.per_io(),
         };
         let document =
             DocumentJson { version: concat!("raceline-", env!("CARGO_PKG_VERSION")), jobs: [job] };
@@ -124,6 +128,10 @@ impl Report {
             self.measured.as_secs_f64()
         );
         self.append_notes(&mut out);
+        if self.cost.ios > 0 {
+            out.push('\n');
+            out.push_str(&self.cost.to_table("this side"));
+        }
         out
     }
 
@@ -300,6 +308,7 @@ struct JobJson<'a> {
     verified_ios: Option<u64>,
     #[serde(rename = "loop")]
     loops: LoopCounters,
+    cost: CostPerIo,
 }
 
 #[derive(Serialize)]
@@ -330,6 +339,7 @@ struct LatencyJson {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::Counts;
 
     fn report() -> Report {
         let mut read = Latencies::new();
@@ -343,6 +353,7 @@ mod tests {
             write: Latencies::new(),
             cpu: CpuTime { user: Duration::from_secs(1), system: Duration::from_millis(500) },
             loops: LoopCounters::default(),
+            cost: Cost::default(),
             missed: 0,
             verified: None,
             error: None,
@@ -377,6 +388,17 @@ mod tests {
         assert!(percentile["50.000000"].as_u64().unwrap().abs_diff(500_000) < 1000);
         assert_eq!(percentile["99.990000"], 1_000_000);
         assert_eq!(percentile.as_object().unwrap().len(), PERCENTILES.len());
+    }
+
+    #[test]
+    fn the_cost_is_in_both_forms() {
+        assert!(!report().to_table().contains("cost per I/O"), "nothing was counted");
+        let counts = Counts { system_calls: 250, ..Counts::default() };
+        let costly = Report { cost: Cost { ios: 1000, counts, ..Cost::default() }, ..report() };
+        assert_eq!(json(&costly)["jobs"][0]["cost"]["system_calls"], 0.25);
+        let table = costly.to_table();
+        assert!(table.contains("\ncost per I/O, this side\n"), "{table}");
+        assert!(table.contains("0.250 system calls"), "{table}");
     }
 
     #[test]

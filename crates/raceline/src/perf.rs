@@ -128,6 +128,7 @@ fn report(args: &PerfArgs, outcome: &Outcome) -> Report {
         write: outcome.write.clone(),
         cpu: outcome.cpu,
         loops: outcome.loops,
+        cost: outcome.cost.clone(),
         missed: outcome.missed,
         verified: (args.verify && error.is_none()).then_some(outcome.verified),
         error,

@@ -1,11 +1,11 @@
 //! One core of a run: its queues, their jobs and their buffers; the first also has the admin queue.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use raceline_host::{
     Association, BlockRange, Command, CommandDone, Controller, ControllerEvent, Data, HostConfig,
-    HostError, IoQueueEvent, IoQueueSet,
+    HostError, IoQueueEvent, IoQueueSet, QueueCounters,
 };
 use raceline_proto::nvme::{ControllerId, NamespaceId};
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, Service, Token};
@@ -111,6 +111,11 @@ impl Core {
             state: State::Connecting,
             config,
         }
+    }
+
+    /// What the I/O queues have done.
+    pub(super) fn counters(&self) -> Arc<QueueCounters> {
+        Arc::clone(self.queues.counters())
     }
 
     fn report(&self, event: Event) {
