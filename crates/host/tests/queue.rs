@@ -95,6 +95,23 @@ fn a_full_queue_works_off_everything_and_refuses_the_rest() {
 }
 
 #[test]
+fn counts_are_exact() {
+    let mut world = ready(&HostConfig { disable_sq_flow: true, ..config() }, Script::default());
+    let before = world.queues.counters().totals();
+    for user in 0..5 {
+        world.submit(read(user, 8), user);
+        assert!(world.take_done(user).result.is_ok());
+    }
+    let after = world.queues.counters().totals();
+    assert_eq!(after.pdus_sent - before.pdus_sent, 5);
+    assert_eq!(after.sends - before.sends, 5);
+    // The target of the script answers in two C2HData, the second with SUCCESS.
+    assert_eq!(after.pdus_received - before.pdus_received, 10);
+    let copied = after.copied_bytes - before.copied_bytes;
+    assert!(copied > 0 && copied <= 5 * 8 * 512, "{copied}");
+}
+
+#[test]
 fn errors_name_the_culprit() {
     let mut world = ready(&config(), Script::default());
     world.submit(read(u64::try_from(BLOCKS).unwrap(), 8), 1);
