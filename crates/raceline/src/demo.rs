@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use raceline_bdev::{DeviceSpec, Identity};
+use raceline_bench::cost::Counts;
 use raceline_bench::engine::{self, EngineConfig, Outcome};
 use raceline_bench::job::JobError;
 use raceline_bench::report::{binary_bytes, grouped, latency_text};
@@ -18,6 +19,7 @@ use crate::cli::DemoArgs;
 use crate::export::MODEL;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
+use crate::tally::work_of;
 use crate::{limits, naming, perf, shell};
 
 /// How long the demo takes unless told otherwise.
@@ -35,6 +37,9 @@ const MEASUREMENTS: [(RwMode, u16); 4] = [
     (RwMode::RandWrite, 1),
     (RwMode::RandWrite, 32),
 ];
+
+/// The measurement whose cost is taken apart.
+const EXPLAINED: (RwMode, u16) = (RwMode::RandRead, 32);
 
 /// Runs the demo.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
@@ -54,7 +59,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     ))?;
     say(&step(&style, "target", &format!("{DEVICE} exported at {address}, in user space")))?;
 
-    let result = measure(args, address, &identity, backend, &interrupt, &style);
+    let result = measure(args, &target, address, &identity, backend, &interrupt, &style);
     let shutdown = target.shutdown().map_err(Failure::runtime);
     result.and(shutdown)?;
     say(&next_steps(&style))
@@ -82,6 +87,7 @@ fn start_target(identity: &Identity, backend: Backend) -> Result<Target, Failure
 /// Verifies first: figures of a target that returns wrong data mean nothing.
 fn measure(
     args: &DemoArgs,
+    target: &Target,
     address: SocketAddr,
     identity: &Identity,
     backend: Backend,
@@ -130,10 +136,17 @@ fn measure(
     say(&step(style, "verify", &text))?;
 
     say(&format!("\n{}\n", style.bold(&heading())))?;
+    let mut explanation = String::new();
     for (mode, depth) in MEASUREMENTS {
+        let before = work_of(target);
         let outcome = go(&config(mode, depth, false))?;
+        let after = work_of(target);
         say(&row(mode, depth, &outcome))?;
+        if (mode, depth) == EXPLAINED {
+            explanation = explain(&outcome, after.0 - before.0, after.1.since(before.1));
+        }
     }
+    say(&explanation)?;
     say(&format!(
         "\n4 KiB commands over one TCP connection on the loopback, target and host sharing {}; CPU is of \
          both together, in percent of one core. Across a network, expect its latency on top.\n",
@@ -187,6 +200,20 @@ fn row(mode: RwMode, depth: u16, outcome: &Outcome) -> String {
         latency_text(side.percentile_ns(99.0) as f64),
         latency_text(side.percentile_ns(99.99) as f64),
         user + system
+    )
+}
+
+/// What one command of a measurement costs. CPU time is that of the process and so of both sides;
+/// `ios` and `counts` are those of the target.
+fn explain(outcome: &Outcome, ios: u64, counts: Counts) -> String {
+    let (mode, depth) = EXPLAINED;
+    let cost = &outcome.cost;
+    format!(
+        "\n  One {} at depth {depth} costs\n    CPU     {}, both sides together\n    target  {}\n    host    {}\n",
+        mode.name(),
+        cost.describe_cpu(),
+        counts.describe(ios),
+        cost.counts.describe(cost.ios)
     )
 }
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use raceline_bdev::{Backing, DeviceSpec, Identity};
+use raceline_bench::cost::{Cost, CostPerIo};
 use raceline_bench::report::binary_bytes;
-
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_target::{
     HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
@@ -19,6 +19,7 @@ use crate::cli::export::ExportArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::table::Table;
+use crate::tally::Tally;
 use crate::{limits, naming, shell};
 
 /// Model number that subsystems report.
@@ -53,6 +54,12 @@ struct ReadyNamespace {
     uuid: Uuid,
 }
 
+/// The line on standard output that says what commands cost.
+#[derive(Debug, Serialize)]
+struct CostLine {
+    cost: CostPerIo,
+}
+
 /// Exports the devices until SIGINT or SIGTERM.
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let admission = Admission::check(args)?;
@@ -61,7 +68,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     }
     limits::raise_file_descriptors();
     // Caught before anything is open, so that an early signal is not lost.
-    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
 
     let identity = Identity::of_this_machine();
     let mut devices = Vec::with_capacity(args.devices.len());
@@ -73,8 +80,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     });
     let serial = args.serial.clone().unwrap_or_else(|| naming::serial(&identity, &nqn));
 
+    let cores = args.cores.clone().unwrap_or_default().0;
     let target = Target::start(TargetConfig {
-        cores: args.cores.clone().unwrap_or_default().0,
+        cores: cores.clone(),
         mode: args.mode.into(),
         backend: args.io.into(),
         max_io_bytes: args.max_io_size,
@@ -92,22 +100,50 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
 
-    let signal = loop {
-        if let Some(signal) = interrupt.wait(HEALTH_INTERVAL) {
-            break signal;
-        }
-        if !target.is_running() {
-            return Err(Failure::runtime(
-                "a core of the target has stopped: see the messages above",
-            ));
-        }
-    };
+    let signal = serve(&target, &cores, &interrupt)?;
     tracing::info!("signal {signal}: draining");
     if std::io::stderr().is_terminal() {
         eprintln!("\nending after what is in flight; once more to end at once");
     }
     target.shutdown().map_err(Failure::runtime)?;
     Ok(())
+}
+
+/// Waits for the signal to end, and says what commands cost: since it began when it ends, and on
+/// SIGUSR1 since the last time.
+fn serve(target: &Target, cores: &[usize], interrupt: &Interrupt) -> Result<i32, Failure> {
+    let mut all = Tally::start(target, cores);
+    let mut lap = Tally::start(target, cores);
+    loop {
+        let signal = interrupt.wait(HEALTH_INTERVAL);
+        if interrupt.report_requested() {
+            let cost = std::mem::replace(&mut lap, Tally::start(target, cores)).cost(target);
+            report(&cost)?;
+        }
+        if let Some(signal) = signal {
+            let cost = all.cost(target);
+            if cost.ios > 0 {
+                report(&cost)?;
+            }
+            return Ok(signal);
+        }
+        if !target.is_running() {
+            return Err(Failure::runtime(
+                "a core of the target has stopped: see the messages above",
+            ));
+        }
+    }
+}
+
+/// For people on standard error, for programs as one line on standard output.
+fn report(cost: &Cost) -> Result<(), Failure> {
+    if cost.ios == 0 {
+        eprintln!("nothing was read or written since the last report");
+    }
+    eprint!("{}", cost.to_table("this target"));
+    let line =
+        serde_json::to_string(&CostLine { cost: cost.per_io() }).map_err(Failure::runtime)?;
+    shell::print(format!("{line}\n").as_bytes())
 }
 
 /// The UUID of memory, unless it was given: memory has no identity of its own, and the same in two

@@ -14,6 +14,7 @@ mod remote;
 mod shell;
 mod signals;
 mod table;
+mod tally;
 mod transfer;
 
 use std::process::ExitCode;

@@ -1,12 +1,12 @@
-//! SIGINT and SIGTERM: the first asks to end, the second ends.
+//! SIGINT and SIGTERM: the first asks to end, the second ends. SIGUSR1 asks for a report.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::failure::code;
@@ -16,6 +16,8 @@ use crate::failure::code;
 pub(crate) struct Interrupt {
     /// The first signal, 0 before it came.
     first: Arc<AtomicI32>,
+    /// SIGUSR1 has come, and nobody has asked.
+    report: Arc<AtomicBool>,
     arrived: Receiver<()>,
 }
 
@@ -25,23 +27,42 @@ impl Interrupt {
     /// # Errors
     /// When the signals cannot be caught.
     pub(crate) fn catch() -> io::Result<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        Self::catch_all(&[SIGINT, SIGTERM])
+    }
+
+    /// The same; and SIGUSR1, which would end the process, ends only [`Self::wait`].
+    ///
+    /// # Errors
+    /// When the signals cannot be caught.
+    pub(crate) fn catch_with_reports() -> io::Result<Self> {
+        Self::catch_all(&[SIGINT, SIGTERM, SIGUSR1])
+    }
+
+    fn catch_all(numbers: &[i32]) -> io::Result<Self> {
+        let mut signals = Signals::new(numbers)?;
         let (sender, arrived) = mpsc::channel();
-        let first = Arc::new(AtomicI32::new(0));
-        let shared = first.clone();
+        let (first, report) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
+        let (shared, wanted) = (first.clone(), report.clone());
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for number in signals.forever() {
-                if shared.swap(number, Ordering::AcqRel) != 0 {
+                if number == SIGUSR1 {
+                    wanted.store(true, Ordering::Release);
+                } else if shared.swap(number, Ordering::AcqRel) != 0 {
                     std::process::exit(i32::from(code::SIGNAL) + number);
                 }
                 // Without a reader the number is enough.
                 let _ = sender.send(());
             }
         })?;
-        Ok(Self { first, arrived })
+        Ok(Self { first, report, arrived })
     }
 
-    /// Waits for the first signal, at most this long.
+    /// Whether a report was asked for since the last call.
+    pub(crate) fn report_requested(&self) -> bool {
+        self.report.swap(false, Ordering::AcqRel)
+    }
+
+    /// Waits for a signal, at most this long; gives the first that asks to end.
     pub(crate) fn wait(&self, time: Duration) -> Option<i32> {
         let _ = self.arrived.recv_timeout(time);
         self.requested()

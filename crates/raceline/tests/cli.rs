@@ -145,11 +145,22 @@ fn perf_reports_as_fio_does() {
         assert!(job[side]["lat_ns"]["mean"].as_f64().unwrap() > 0.0);
     }
     assert!(job["usr_cpu"].is_f64() && job["sys_cpu"].is_f64());
+    let cost = &job["cost"];
+    let total = |side: &str| job[side]["total_ios"].as_u64().unwrap();
+    assert_eq!(cost["ios"].as_u64().unwrap(), total("read") + total("write"));
+    for name in ["cpu_ns", "system_calls", "pdus_per_receive", "pdus_per_send", "copied_bytes"] {
+        assert!(cost[name].as_f64().unwrap() > 0.0, "{name}: {cost}");
+    }
+    assert!(cost["instructions"].is_f64() || cost["instructions_missing"].is_string(), "{cost}");
     let mut arguments = vec!["perf", "--rw", "read", "--bs", "128k", "--iodepth", "2"];
     arguments.extend(quick);
     let table = ok(&export.host(&arguments));
     assert!(table.contains("read 128 KiB, 1 queue of depth 2"), "{table}");
-    export.terminate();
+    assert!(table.contains("cost per I/O, this side"), "{table}");
+    // One report because it is asked for, one because it ends.
+    export.ask_report();
+    let people = export.terminate();
+    assert_eq!(people.matches("cost per I/O, this target").count(), 2, "{people}");
 }
 
 #[test]
@@ -375,6 +386,7 @@ fn the_demo_works() {
         "{text}"
     );
     assert!(text.contains("raceline export ram:1G"), "{text}");
+    assert!(text.contains("both sides together"), "{text}");
     assert!(!text.contains('\x1b'), "no colours in a pipe");
     assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
 }

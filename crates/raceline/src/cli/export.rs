@@ -26,7 +26,8 @@ needs --host or --allow-any-host to say who may connect, and --insecure because 
 encrypted; an address that stands for all (0.0.0.0, [::]) needs --allow-wildcard too.
 
 When it is ready it prints one line of JSON to standard output. SIGINT or SIGTERM ends it after \
-what is in flight; a second one ends it at once.
+what is in flight; a second one ends it at once. SIGUSR1 prints what each command has cost since the \
+last time: CPU time, system calls, copies.
 
 Example: raceline export ram:1G")]
 pub(crate) struct ExportArgs {

@@ -144,6 +144,11 @@ impl Export {
         Running::start(&self.host(arguments), Stdio::null())
     }
 
+    /// Asks for a report of what commands cost.
+    pub(crate) fn ask_report(&self) {
+        signal(&self.child, Signal::USR1);
+    }
+
     /// Ends it as a service manager does, and gives what it told people.
     pub(crate) fn terminate(mut self) -> String {
         signal(&self.child, Signal::TERM);
