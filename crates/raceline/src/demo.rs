@@ -209,7 +209,7 @@ fn explain(outcome: &Outcome, ios: u64, counts: Counts) -> String {
     let (mode, depth) = EXPLAINED;
     let cost = &outcome.cost;
     format!(
-        "\n  One {} at depth {depth} costs\n    CPU     {}, both sides together\n    target  {}\n    host    {}\n",
+        "\n  One {} at depth {depth} costs\n    CPU of both  {}\n    target       {}\n    host         {}\n",
         mode.name(),
         cost.describe_cpu(),
         counts.describe(ios),

@@ -386,7 +386,7 @@ fn the_demo_works() {
         "{text}"
     );
     assert!(text.contains("raceline export ram:1G"), "{text}");
-    assert!(text.contains("both sides together"), "{text}");
+    assert!(text.contains("CPU of both"), "{text}");
     assert!(!text.contains('\x1b'), "no colours in a pipe");
     assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
 }
