@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod engine;
 pub mod histogram;
 pub mod job;
+pub mod limit;
 pub mod pacing;
 pub mod pattern;
 pub mod random;

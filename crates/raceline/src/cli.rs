@@ -1,5 +1,6 @@
 //! The command line: verbs and options, in the vocabulary of nvme-cli and fio.
 
+pub(crate) mod bench;
 pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod perf;
@@ -54,6 +55,8 @@ pub(crate) enum Verb {
     Write(host::WriteArgs),
     /// Measure, and with --verify prove, what a namespace does
     Perf(perf::PerfArgs),
+    /// Measure this machine's limit, and how close to it Raceline is
+    Bench(bench::BenchArgs),
     /// Show it all at work in this process: export, connect, verify, measure
     Demo(DemoArgs),
     /// Print a completion script for a shell

@@ -1,6 +1,7 @@
 //! The `raceline` program: NVMe over TCP in user space.
 
 mod admission;
+mod bench;
 mod cli;
 mod demo;
 mod discover;
@@ -49,6 +50,7 @@ fn run(verb: Verb) -> Result<(), Failure> {
         Verb::Read(args) => transfer::read(&args),
         Verb::Write(args) => transfer::write(&args),
         Verb::Perf(args) => perf::run(&args),
+        Verb::Bench(args) => bench::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Completions(args) => shell::completions(&args),
         Verb::Man(args) => shell::man(&args),

@@ -1,0 +1,251 @@
+//! The two threads, and the search for their best tuning.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use raceline_reactor::affinity::pin_to_core;
+use raceline_reactor::{HugePages, buffer::PageBuf};
+
+use super::requester::Requester;
+use super::responder::Responder;
+use super::tuning::Tuning;
+use super::{LimitConfig, LimitError, Measured, Side, Window, link};
+use crate::random::Random;
+
+/// How long each alternative is tried, and how long it runs before that.
+const TRY_TIME: Duration = Duration::from_millis(25);
+const TRY_RAMP: Duration = Duration::from_millis(5);
+/// How often the choices are gone through: a later one may change what is best for an earlier.
+const TRY_ROUNDS: usize = 2;
+/// An alternative must be better by this factor, so that noise alone changes little.
+const BETTER: f64 = 1.01;
+/// A window may take so much longer than asked for: both sides notice a standstill before.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// A connected pair; it rests between windows.
+#[derive(Debug)]
+pub struct Limit {
+    config: LimitConfig,
+    tuning: Tuning,
+    target: Worker<Option<PageBuf>>,
+    host: Worker<()>,
+    results: Receiver<(Side, Result<Measured, LimitError>)>,
+}
+
+#[derive(Debug)]
+struct Worker<T> {
+    orders: Sender<Order>,
+    thread: JoinHandle<T>,
+}
+
+struct Order {
+    tuning: Tuning,
+    window: Arc<Window>,
+    ramp: Duration,
+    time: Duration,
+}
+
+/// Maps and fills a region; another limit may have left one.
+///
+/// # Errors
+/// When the memory cannot be had.
+pub fn fill_region(bytes: usize, pages: HugePages, seed: u64) -> Result<PageBuf, LimitError> {
+    let huge = pages == HugePages::Explicit;
+    let mut region =
+        PageBuf::new(bytes, pages).map_err(|error| LimitError::Memory { bytes, huge, error })?;
+    Random::new(seed).fill(&mut region);
+    Ok(region)
+}
+
+impl Limit {
+    /// Connects the two sides. `region` is at least as large as `config` says.
+    ///
+    /// # Errors
+    /// When the options do not fit, or connections or threads cannot be made.
+    pub fn start(config: &LimitConfig, region: PageBuf) -> Result<Self, LimitError> {
+        config.check()?;
+        if region.len() < config.memory_bytes {
+            return Err(LimitError::Invalid("the region is smaller than asked for".to_owned()));
+        }
+        let (target, host) = link::connect(config.connections, config.mode)?;
+        let (sender, results) = mpsc::channel();
+        let target = start_target(config, target, region, sender.clone())?;
+        let host = start_host(config, host, sender)?;
+        let limit =
+            Self { tuning: Tuning::start(config), config: config.clone(), target, host, results };
+        // Both say that they are ready, or why not.
+        for _ in 0..2 {
+            limit.answer(ANSWER_LIMIT)?;
+        }
+        Ok(limit)
+    }
+
+    /// The choices that [`Limit::run`] uses.
+    #[must_use]
+    pub fn tuning(&self) -> Tuning {
+        self.tuning
+    }
+
+    /// Tries alternatives for what the user has not fixed, and keeps the fastest.
+    ///
+    /// # Errors
+    /// When a side fails.
+    pub fn calibrate(&mut self) -> Result<(), LimitError> {
+        let mut best = self.window(self.tuning, TRY_RAMP, TRY_TIME)?.iops();
+        for _ in 0..TRY_ROUNDS {
+            let before = self.tuning;
+            let lists = self.tuning.alternatives(&self.config).len();
+            for list in 0..lists {
+                // Made anew each time: they differ from what is best by now.
+                let alternatives = self.tuning.alternatives(&self.config).swap_remove(list);
+                for alternative in alternatives {
+                    if alternative == self.tuning {
+                        continue;
+                    }
+                    let iops = self.window(alternative, TRY_RAMP, TRY_TIME)?.iops();
+                    if iops > best * BETTER {
+                        (best, self.tuning) = (iops, alternative);
+                    }
+                }
+            }
+            if self.tuning == before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One window: runs for `ramp`, then measures for `time`.
+    ///
+    /// # Errors
+    /// When a side fails.
+    pub fn run(&mut self, ramp: Duration, time: Duration) -> Result<Measured, LimitError> {
+        self.window(self.tuning, ramp, time)
+    }
+
+    /// Closes the connections, waits for the threads, and gives the region back.
+    pub fn stop(self) -> Option<PageBuf> {
+        drop((self.target.orders, self.host.orders));
+        // A thread that panicked has said so on standard error.
+        let _ = self.host.thread.join();
+        self.target.thread.join().ok().flatten()
+    }
+
+    fn window(
+        &mut self,
+        tuning: Tuning,
+        ramp: Duration,
+        time: Duration,
+    ) -> Result<Measured, LimitError> {
+        let window = Arc::new(Window::default());
+        for orders in [&self.target.orders, &self.host.orders] {
+            let order = Order { tuning, window: Arc::clone(&window), ramp, time };
+            // A side that is gone is missed below.
+            let _ = orders.send(order);
+        }
+        let (mut asked, mut answered, mut failed) = (None, None, None);
+        for _ in 0..2 {
+            match self.answer(ramp + time + ANSWER_LIMIT) {
+                Ok((Side::Host, measured)) => asked = Some(measured),
+                Ok((Side::Target, measured)) => answered = Some(measured),
+                Err(error) => {
+                    window.fail();
+                    // The other one fails because of the first.
+                    failed = failed.or(Some(error));
+                }
+            }
+        }
+        match (failed, asked, answered) {
+            (Some(error), ..) => Err(error),
+            (None, Some(asked), Some(answered)) if asked.total == answered.total => Ok(asked),
+            _ => Err(LimitError::Protocol("the two sides counted differently")),
+        }
+    }
+
+    fn answer(&self, limit: Duration) -> Result<(Side, Measured), LimitError> {
+        match self.results.recv_timeout(limit) {
+            Ok((side, result)) => result.map(|measured| (side, measured)),
+            Err(_) => Err(LimitError::Protocol("a side does not answer")),
+        }
+    }
+}
+
+type Results = Sender<(Side, Result<Measured, LimitError>)>;
+
+fn start_target(
+    config: &LimitConfig,
+    streams: Vec<TcpStream>,
+    region: PageBuf,
+    results: Results,
+) -> Result<Worker<Option<PageBuf>>, LimitError> {
+    let config = config.clone();
+    start("limit-target", Side::Target, move |orders| {
+        let made = prepare(Side::Target, config.target_core).and_then(|()| {
+            Responder::new(&config, streams, region).map_err(LimitError::on(Side::Target))
+        });
+        let mut responder = ready(Side::Target, made, &results)?;
+        for order in orders {
+            let result = responder.run(order.tuning, &order.window);
+            if result.is_err() {
+                order.window.fail();
+            }
+            let nothing = Duration::ZERO;
+            let measured = |total| Measured { commands: total, time: nothing, total };
+            let _ = results.send((Side::Target, result.map(measured)));
+        }
+        Some(responder.into_region())
+    })
+}
+
+fn start_host(
+    config: &LimitConfig,
+    streams: Vec<TcpStream>,
+    results: Results,
+) -> Result<Worker<()>, LimitError> {
+    let config = config.clone();
+    start("limit-host", Side::Host, move |orders| {
+        let made = prepare(Side::Host, config.host_core)
+            .and_then(|()| Requester::new(&config, streams).map_err(LimitError::on(Side::Host)));
+        let Some(mut requester) = ready(Side::Host, made, &results) else { return };
+        for order in orders {
+            let result = requester.run(order.tuning, &order.window, order.ramp, order.time);
+            match result {
+                Ok(_) => order.window.close(),
+                Err(_) => order.window.fail(),
+            }
+            let _ = results.send((Side::Host, result));
+        }
+    })
+}
+
+fn start<T: Send + 'static>(
+    name: &str,
+    side: Side,
+    work: impl FnOnce(Receiver<Order>) -> T + Send + 'static,
+) -> Result<Worker<T>, LimitError> {
+    let (orders, receiver) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(receiver));
+    let thread = thread.map_err(|error| LimitError::Thread { side, error })?;
+    Ok(Worker { orders, thread })
+}
+
+fn prepare(side: Side, core: Option<usize>) -> Result<(), LimitError> {
+    match core {
+        Some(core) => pin_to_core(core).map_err(|error| LimitError::Thread { side, error }),
+        None => Ok(()),
+    }
+}
+
+/// Says whether a side is ready.
+fn ready<T>(side: Side, made: Result<T, LimitError>, results: &Results) -> Option<T> {
+    let nothing = Measured { commands: 0, time: Duration::ZERO, total: 0 };
+    let (made, result) = match made {
+        Ok(made) => (Some(made), Ok(nothing)),
+        Err(error) => (None, Err(error)),
+    };
+    let _ = results.send((side, result));
+    made
+}

@@ -1,0 +1,367 @@
+//! The host's side: keeps commands in flight and counts what comes back.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crate::random::Random;
+
+use super::link::{Finder, Gather, moved};
+use super::tuning::{Landing, Look, Tuning};
+use super::wire::{self, COMMAND_BYTES, H2C_DATA_BYTES, HEADER_BYTES, Piece, Shape};
+use super::{LimitConfig, LimitError, Measured, Side, Window};
+
+/// The clock is read once in so many passes over the connections.
+const PASSES_PER_CLOCK: u32 = 8;
+/// When nothing has come back for so long, something is broken.
+const STALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// All connections of the host's side.
+pub(super) struct Requester {
+    connections: Vec<Connection>,
+    finder: Finder,
+    shared: Shared,
+    config: LimitConfig,
+}
+
+/// What the connections share.
+struct Shared {
+    /// What is written.
+    payload: Vec<u8>,
+    /// Where payload lands.
+    landing: Vec<u8>,
+    /// Where the next receive lands.
+    landed: usize,
+    receive_bytes: usize,
+    /// Capsules and headers of one send.
+    headers: Vec<u8>,
+    random: Random,
+    /// Places for a command in the region.
+    places: u64,
+    io_bytes: usize,
+    shape: Shape,
+    tuning: Tuning,
+    /// New commands follow finished ones.
+    running: bool,
+    finished: u64,
+    received_bytes: u64,
+}
+
+struct Connection {
+    stream: TcpStream,
+    /// Type of the PDU that is coming, and how much of it is left.
+    kind: u8,
+    left: usize,
+    in_flight: usize,
+    requests: VecDeque<Request>,
+    /// Bytes of the first request that were sent.
+    sent: usize,
+    /// Whether epoll watches for room to send.
+    watched: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Request {
+    /// A capsule for this address.
+    Command(usize),
+    /// An H2CData.
+    Data(Piece),
+}
+
+impl Requester {
+    pub(super) fn new(config: &LimitConfig, streams: Vec<TcpStream>) -> io::Result<Self> {
+        let finder = Finder::new(&streams, config.mode)?;
+        let connection = |stream| Connection {
+            stream,
+            kind: 0,
+            left: 0,
+            in_flight: 0,
+            requests: VecDeque::with_capacity(2 * config.depth),
+            sent: 0,
+            watched: false,
+        };
+        let mut random = Random::new(config.seed);
+        let mut payload = vec![0; if config.write { config.io_bytes } else { 0 }];
+        random.fill(&mut payload);
+        let shared = Shared {
+            payload,
+            landing: Vec::new(),
+            landed: 0,
+            receive_bytes: 0,
+            headers: Vec::with_capacity(2 * config.depth * COMMAND_BYTES),
+            random,
+            places: (config.memory_bytes / config.io_bytes) as u64,
+            io_bytes: config.io_bytes,
+            shape: config.shape(),
+            tuning: Tuning::start(config),
+            running: false,
+            finished: 0,
+            received_bytes: 0,
+        };
+        let connections = streams.into_iter().map(connection).collect();
+        Ok(Self { connections, finder, shared, config: config.clone() })
+    }
+
+    /// Runs for `ramp`, then measures for `time`, then waits for what is in flight.
+    pub(super) fn run(
+        &mut self,
+        tuning: Tuning,
+        window: &Window,
+        ramp: Duration,
+        time: Duration,
+    ) -> Result<Measured, LimitError> {
+        self.prepare(tuning);
+        let mut clock = Clock::new(ramp, time);
+        for index in 0..self.connections.len() {
+            let (connection, shared) = (&mut self.connections[index], &mut self.shared);
+            (0..self.config.depth).for_each(|_| connection.issue(shared));
+            connection.flush(shared)?;
+            connection.watch(index, shared, &self.finder)?;
+        }
+        let mut passes = 0u32;
+        loop {
+            let found = self.finder.find().map_err(LimitError::on(Side::Host))?;
+            for position in 0..found {
+                let index = self.finder.connection(position);
+                let Some(connection) = self.connections.get_mut(index) else { continue };
+                connection.receive(&mut self.shared)?;
+                connection.watch(index, &self.shared, &self.finder)?;
+            }
+            passes = passes.wrapping_add(1);
+            if !passes.is_multiple_of(PASSES_PER_CLOCK) && self.shared.running {
+                continue;
+            }
+            if window.has_failed() {
+                return Err(LimitError::Protocol("the target's side has ended"));
+            }
+            self.shared.running = clock.check(self.shared.finished)?;
+            if !self.shared.running && self.connections.iter().all(|one| one.in_flight == 0) {
+                break;
+            }
+        }
+        let expected =
+            self.shared.finished * self.shared.shape.bytes_to_host(self.shared.io_bytes) as u64;
+        if self.shared.received_bytes != expected {
+            return Err(LimitError::Protocol("more bytes came back than commands were sent for"));
+        }
+        Ok(clock.measured(self.shared.finished))
+    }
+
+    fn prepare(&mut self, tuning: Tuning) {
+        let (config, shared) = (&self.config, &mut self.shared);
+        shared.tuning = tuning;
+        shared.receive_bytes = match shared.shape {
+            Shape::Read => tuning.receive_bytes,
+            Shape::InCapsule | Shape::ReadyToTransfer => Tuning::other_receive_bytes(config.depth),
+        };
+        let landing = match tuning.landing {
+            Landing::PerCommand => config.per_command_bytes().max(shared.receive_bytes),
+            Landing::Reused | Landing::Direct => shared.receive_bytes,
+        };
+        shared.landing.resize(landing, 0);
+        (shared.landed, shared.running) = (0, true);
+        (shared.finished, shared.received_bytes) = (0, 0);
+        self.finder.set_look(tuning.look);
+    }
+}
+
+impl Connection {
+    /// A new command at a random place.
+    fn issue(&mut self, shared: &mut Shared) {
+        let place = usize::try_from(shared.random.below(shared.places)).unwrap_or(0);
+        self.requests.push_back(Request::Command(place * shared.io_bytes));
+        self.in_flight += 1;
+    }
+
+    /// One receive, and the requests that follow from it.
+    fn receive(&mut self, shared: &mut Shared) -> Result<(), LimitError> {
+        if shared.landed + shared.receive_bytes > shared.landing.len() {
+            shared.landed = 0;
+        }
+        let into = &mut shared.landing[shared.landed..shared.landed + shared.receive_bytes];
+        let got = moved((&self.stream).read(into)).map_err(LimitError::on(Side::Host))?;
+        if let Some(got) = got {
+            self.parse(shared, shared.landed, got)?;
+            shared.received_bytes += got as u64;
+            if shared.tuning.landing == Landing::PerCommand {
+                shared.landed += got;
+            }
+        }
+        if self.requests.is_empty() { Ok(()) } else { self.flush(shared) }
+    }
+
+    /// Walks over the PDUs of one receive, from header to header.
+    fn parse(&mut self, shared: &mut Shared, from: usize, len: usize) -> Result<(), LimitError> {
+        let mut at = 0;
+        loop {
+            if self.left > len - at {
+                self.left -= len - at;
+                return Ok(());
+            }
+            if self.left > 0 {
+                at += self.left;
+                self.left = 0;
+                self.handle_pdu(shared);
+            }
+            if at == len {
+                return Ok(());
+            }
+            self.kind = shared.landing[from + at];
+            self.left = match (self.kind, shared.shape) {
+                (wire::C2H_DATA, Shape::Read) => HEADER_BYTES + shared.io_bytes,
+                (wire::CAPSULE_RESP, Shape::InCapsule | Shape::ReadyToTransfer)
+                | (wire::R2T, Shape::ReadyToTransfer)
+                    if self.in_flight > 0 =>
+                {
+                    HEADER_BYTES
+                }
+                _ => return Err(LimitError::Protocol("the host's side lost its place")),
+            };
+        }
+    }
+
+    fn handle_pdu(&mut self, shared: &mut Shared) {
+        if self.kind != wire::R2T {
+            self.in_flight = self.in_flight.saturating_sub(1);
+            shared.finished += 1;
+            if shared.running {
+                self.issue(shared);
+            }
+            return;
+        }
+        for offset in (0..shared.io_bytes).step_by(H2C_DATA_BYTES) {
+            let len = H2C_DATA_BYTES.min(shared.io_bytes - offset);
+            if let (Ok(offset), Ok(len)) = (u32::try_from(offset), u32::try_from(len)) {
+                self.requests.push_back(Request::Data(Piece { offset, len }));
+            }
+        }
+    }
+
+    /// Sends requests until there are none left or the socket is full.
+    fn flush(&mut self, shared: &mut Shared) -> Result<(), LimitError> {
+        loop {
+            let count = self.requests.len().min(shared.tuning.host_chunk);
+            let all = match (count, shared.shape) {
+                (0, _) => return Ok(()),
+                (_, Shape::Read) | (1..=4, _) => self.send::<8>(shared, count),
+                (5..=32, _) => self.send::<64>(shared, count),
+                _ => self.send::<256>(shared, count),
+            };
+            if !all.map_err(LimitError::on(Side::Host))? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One send; false if the socket did not take all of it.
+    fn send<const N: usize>(&mut self, shared: &mut Shared, count: usize) -> io::Result<bool> {
+        shared.headers.clear();
+        for request in self.requests.iter().take(count) {
+            match *request {
+                Request::Command(address) => {
+                    shared.headers.extend_from_slice(&wire::command(address));
+                }
+                Request::Data(piece) => shared.headers.extend_from_slice(&wire::h2c_data(piece)),
+            }
+        }
+        let mut gather = Gather::<N>::new(self.sent, shared.tuning.send_bytes);
+        if shared.shape == Shape::Read {
+            gather.push(&shared.headers);
+        } else {
+            let mut headers = &shared.headers[..];
+            for &request in self.requests.iter().take(count) {
+                let (len, payload) = shared.parts(request);
+                let (header, rest) = headers.split_at(len);
+                headers = rest;
+                if !(gather.push(header) && gather.push(payload)) {
+                    break;
+                }
+            }
+        }
+        let sent = gather.send(&self.stream)?.unwrap_or(0);
+        let all = sent == gather.len();
+        self.advance(shared, sent);
+        Ok(all)
+    }
+
+    fn advance(&mut self, shared: &Shared, sent: usize) {
+        self.sent += sent;
+        while let Some(&request) = self.requests.front() {
+            let (header, payload) = shared.parts(request);
+            let len = header + payload.len();
+            if self.sent < len {
+                break;
+            }
+            self.sent -= len;
+            self.requests.pop_front();
+        }
+    }
+
+    /// Lets epoll wait for room if there is something left to send.
+    fn watch(&mut self, index: usize, shared: &Shared, finder: &Finder) -> Result<(), LimitError> {
+        let wanted = !self.requests.is_empty() && shared.tuning.look == Look::Epoll;
+        if wanted != self.watched {
+            let watched = finder.watch_writing(index, &self.stream, wanted);
+            watched.map_err(LimitError::on(Side::Host))?;
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Length of a request's header, and the payload behind it.
+    fn parts(&self, request: Request) -> (usize, &[u8]) {
+        match request {
+            Request::Command(_) if self.shape == Shape::InCapsule => (COMMAND_BYTES, &self.payload),
+            Request::Command(_) => (COMMAND_BYTES, &[]),
+            Request::Data(Piece { offset, len }) => {
+                (HEADER_BYTES, &self.payload[offset as usize..][..len as usize])
+            }
+        }
+    }
+}
+
+/// When a window begins and ends, and whether anything moves.
+struct Clock {
+    measure_at: Instant,
+    time: Duration,
+    /// When measuring began and ended, and what was finished then.
+    begun: Option<(Instant, u64)>,
+    ended: Option<(Instant, u64)>,
+    /// The last progress.
+    moved: (Instant, u64),
+}
+
+impl Clock {
+    fn new(ramp: Duration, time: Duration) -> Self {
+        let now = Instant::now();
+        Self { measure_at: now + ramp, time, begun: None, ended: None, moved: (now, 0) }
+    }
+
+    /// Notes the time; gives whether the window goes on.
+    fn check(&mut self, finished: u64) -> Result<bool, LimitError> {
+        let now = Instant::now();
+        if self.moved.1 != finished {
+            self.moved = (now, finished);
+        } else if now - self.moved.0 > STALL_LIMIT {
+            return Err(LimitError::Stalled(Side::Host));
+        }
+        if self.begun.is_none() && now >= self.measure_at {
+            self.begun = Some((now, finished));
+        }
+        // After a late beginning it ends later.
+        let over = self.begun.is_some_and(|(begun, _)| now - begun >= self.time);
+        if over && self.ended.is_none() {
+            self.ended = Some((now, finished));
+        }
+        Ok(self.ended.is_none())
+    }
+
+    fn measured(&self, finished: u64) -> Measured {
+        let (begun, from) = self.begun.unwrap_or(self.moved);
+        let (ended, to) = self.ended.unwrap_or(self.moved);
+        Measured { commands: to - from, time: ended - begun, total: finished }
+    }
+}

@@ -1,0 +1,354 @@
+//! The target's side: answers commands out of, and into, a region of memory.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut, Read as _};
+use std::net::TcpStream;
+
+use raceline_reactor::buffer::PageBuf;
+
+use super::link::{Finder, Gather, moved};
+use super::tuning::{Landing, Prefetch, Tuning};
+use super::wire::{self, COMMAND_BYTES, HEADER_BYTES, Piece, Shape};
+use super::{LimitConfig, LimitError, Side, Window};
+
+/// A page and a cache line, for prefetching.
+const PAGE_BYTES: usize = 4096;
+const LINE_BYTES: usize = 64;
+/// Responses that lie ready one after another, to be sent as one slice.
+const RUN: usize = 64;
+
+const DATA: [u8; HEADER_BYTES] = wire::header(wire::C2H_DATA);
+const GRANT: [u8; HEADER_BYTES] = wire::header(wire::R2T);
+const RESPONSES: [[u8; HEADER_BYTES]; RUN] = [wire::header(wire::CAPSULE_RESP); RUN];
+
+/// All connections of the target's side.
+pub(super) struct Responder {
+    connections: Vec<Connection>,
+    finder: Finder,
+    memory: Memory,
+}
+
+/// What the connections share.
+struct Memory {
+    region: PageBuf,
+    /// Where a receive lands, after what was left of the last one.
+    staging: Vec<u8>,
+    io_bytes: usize,
+    shape: Shape,
+    receive_bytes: usize,
+    tuning: Tuning,
+    /// Commands answered in this window.
+    answered: u64,
+}
+
+struct Connection {
+    stream: TcpStream,
+    /// The beginning of a header whose end has not come yet.
+    carry: [u8; COMMAND_BYTES],
+    carried: usize,
+    /// Payload that is coming.
+    incoming: Option<Incoming>,
+    /// Addresses of the writes whose data were asked for, in order.
+    granted: VecDeque<usize>,
+    replies: VecDeque<Reply>,
+    /// Bytes of the first reply that were sent.
+    sent: usize,
+    /// Whether epoll watches for room to send.
+    watched: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Incoming {
+    /// Where in the region the next byte belongs.
+    at: usize,
+    left: usize,
+    /// The command is complete after this.
+    last: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Reply {
+    /// C2HData with the payload at this address.
+    Data(usize),
+    Response,
+    Grant,
+}
+
+impl Responder {
+    pub(super) fn new(
+        config: &LimitConfig,
+        streams: Vec<TcpStream>,
+        region: PageBuf,
+    ) -> io::Result<Self> {
+        let finder = Finder::new(&streams, config.mode)?;
+        let connection = |stream| Connection {
+            stream,
+            carry: [0; COMMAND_BYTES],
+            carried: 0,
+            incoming: None,
+            granted: VecDeque::with_capacity(config.depth),
+            replies: VecDeque::with_capacity(2 * config.depth),
+            sent: 0,
+            watched: false,
+        };
+        let memory = Memory {
+            region,
+            staging: Vec::new(),
+            io_bytes: config.io_bytes,
+            shape: config.shape(),
+            receive_bytes: 0,
+            tuning: Tuning::start(config),
+            answered: 0,
+        };
+        Ok(Self { connections: streams.into_iter().map(connection).collect(), finder, memory })
+    }
+
+    /// Gives the region back.
+    pub(super) fn into_region(self) -> PageBuf {
+        self.memory.region
+    }
+
+    /// Answers until the window closes; gives the number of commands.
+    pub(super) fn run(&mut self, tuning: Tuning, window: &Window) -> Result<u64, LimitError> {
+        let memory = &mut self.memory;
+        memory.tuning = tuning;
+        memory.answered = 0;
+        memory.receive_bytes = match memory.shape {
+            Shape::Read => memory.other_receive_bytes(&self.connections),
+            Shape::InCapsule | Shape::ReadyToTransfer => tuning.receive_bytes,
+        };
+        memory.staging.resize(COMMAND_BYTES + memory.receive_bytes, 0);
+        self.finder.set_look(tuning.look);
+        while window.is_open() {
+            let found = self.finder.find().map_err(LimitError::on(Side::Target))?;
+            for position in 0..found {
+                let index = self.finder.connection(position);
+                let Some(connection) = self.connections.get_mut(index) else { continue };
+                connection.receive(memory)?;
+                connection.watch(index, memory, &self.finder)?;
+            }
+        }
+        if self.connections.iter().all(Connection::is_quiet) || window.has_failed() {
+            return Ok(memory.answered);
+        }
+        Err(LimitError::Protocol("the target's side still has commands after the last response"))
+    }
+}
+
+impl Memory {
+    fn other_receive_bytes(&self, connections: &[Connection]) -> usize {
+        let depth = connections.first().map_or(1, |connection| connection.granted.capacity());
+        Tuning::other_receive_bytes(depth)
+    }
+
+    /// Whether a command's data are inside the region.
+    fn holds(&self, address: usize) -> bool {
+        address.checked_add(self.io_bytes).is_some_and(|end| end <= self.region.len())
+    }
+
+    /// Reads a little of a payload, so that what the send needs is on its way.
+    fn prefetch(&self, payload: &[u8]) {
+        let step = match self.tuning.prefetch {
+            Prefetch::Off => return,
+            Prefetch::Pages => PAGE_BYTES,
+            Prefetch::Lines => LINE_BYTES,
+        };
+        let mixed = payload.iter().step_by(step).fold(0, |mixed, &byte| mixed ^ byte);
+        std::hint::black_box(mixed);
+    }
+}
+
+impl Connection {
+    fn is_quiet(&self) -> bool {
+        self.carried == 0
+            && self.incoming.is_none()
+            && self.granted.is_empty()
+            && self.replies.is_empty()
+    }
+
+    /// One receive, and the replies to what it brought.
+    fn receive(&mut self, memory: &mut Memory) -> Result<(), LimitError> {
+        let broken = LimitError::on(Side::Target);
+        let filled = match self.incoming {
+            Some(incoming) if memory.tuning.landing == Landing::Direct => {
+                self.receive_direct(memory, incoming)
+            }
+            _ => {
+                let from = self.carried;
+                memory.staging[..from].copy_from_slice(&self.carry[..from]);
+                let into = &mut memory.staging[from..from + memory.receive_bytes];
+                moved((&self.stream).read(into)).map(|got| got.map_or(0, |got| from + got))
+            }
+        };
+        let filled = filled.map_err(broken)?;
+        if filled > 0 {
+            self.carried = 0;
+            self.parse(memory, filled)?;
+        }
+        if self.replies.is_empty() { Ok(()) } else { self.flush(memory) }
+    }
+
+    /// Receives the rest of a payload where it belongs, and what follows into the staging bytes.
+    fn receive_direct(&mut self, memory: &mut Memory, incoming: Incoming) -> io::Result<usize> {
+        let Incoming { at, left, last } = incoming;
+        let rest = &mut memory.region[at..at + left];
+        let staging = &mut memory.staging[..memory.receive_bytes];
+        let mut into = [IoSliceMut::new(rest), IoSliceMut::new(staging)];
+        let Some(got) = moved((&self.stream).read_vectored(&mut into))? else { return Ok(0) };
+        let direct = got.min(left);
+        self.took(memory, Incoming { at: at + direct, left: left - direct, last });
+        Ok(got - direct)
+    }
+
+    /// Remembers how much payload is still to come, or completes its command.
+    fn took(&mut self, memory: &mut Memory, incoming: Incoming) {
+        self.incoming = (incoming.left > 0).then_some(incoming);
+        if incoming.left == 0 && incoming.last {
+            self.replies.push_back(Reply::Response);
+            memory.answered += 1;
+        }
+    }
+
+    fn parse(&mut self, memory: &mut Memory, filled: usize) -> Result<(), LimitError> {
+        let mut at = 0;
+        while at < filled {
+            if let Some(Incoming { at: to, left, last }) = self.incoming {
+                let len = left.min(filled - at);
+                memory.region[to..to + len].copy_from_slice(&memory.staging[at..at + len]);
+                at += len;
+                self.took(memory, Incoming { at: to + len, left: left - len, last });
+            } else {
+                let rest = &memory.staging[at..filled];
+                let len = match rest[0] {
+                    wire::CAPSULE_CMD => COMMAND_BYTES,
+                    wire::H2C_DATA => HEADER_BYTES,
+                    _ => return Err(LimitError::Protocol("the target's side lost its place")),
+                };
+                let Some(header) = rest.get(..len) else {
+                    self.carry[..rest.len()].copy_from_slice(rest);
+                    self.carried = rest.len();
+                    return Ok(());
+                };
+                let taken = match rest[0] {
+                    wire::CAPSULE_CMD => wire::address(header).and_then(|address| {
+                        memory.holds(address).then(|| self.take_command(memory, address))
+                    }),
+                    _ => wire::piece(header).and_then(|piece| self.take_piece(memory, piece)),
+                };
+                taken.ok_or(LimitError::Protocol("the target's side got data out of range"))?;
+                at += len;
+            }
+            if self.replies.len() >= memory.tuning.target_chunk {
+                self.flush(memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_command(&mut self, memory: &mut Memory, address: usize) {
+        match memory.shape {
+            Shape::Read => {
+                self.replies.push_back(Reply::Data(address));
+                memory.answered += 1;
+            }
+            Shape::InCapsule => {
+                self.incoming = Some(Incoming { at: address, left: memory.io_bytes, last: true });
+            }
+            Shape::ReadyToTransfer => {
+                self.granted.push_back(address);
+                self.replies.push_back(Reply::Grant);
+            }
+        }
+    }
+
+    /// Data belong to the oldest grant: the host answers in order.
+    fn take_piece(&mut self, memory: &Memory, piece: Piece) -> Option<()> {
+        let (offset, len) = (usize::try_from(piece.offset).ok()?, usize::try_from(piece.len).ok()?);
+        let end = offset.checked_add(len).filter(|&end| len > 0 && end <= memory.io_bytes)?;
+        let &address = self.granted.front()?;
+        let last = end == memory.io_bytes;
+        if last {
+            self.granted.pop_front();
+        }
+        self.incoming = Some(Incoming { at: address + offset, left: len, last });
+        Some(())
+    }
+
+    /// Sends replies until there are none left or the socket is full.
+    fn flush(&mut self, memory: &mut Memory) -> Result<(), LimitError> {
+        loop {
+            let count = self.replies.len().min(memory.tuning.target_chunk);
+            let all = match count {
+                0 => return Ok(()),
+                1..=4 => self.send::<8>(memory, count),
+                5..=32 => self.send::<64>(memory, count),
+                _ => self.send::<256>(memory, count),
+            };
+            if !all.map_err(LimitError::on(Side::Target))? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One send; false if the socket did not take all of it.
+    fn send<const N: usize>(&mut self, memory: &Memory, count: usize) -> io::Result<bool> {
+        let mut gather = Gather::<N>::new(self.sent, memory.tuning.send_bytes);
+        let mut run = 0;
+        for &reply in self.replies.iter().take(count) {
+            if matches!(reply, Reply::Response) && run < RUN {
+                run += 1;
+                continue;
+            }
+            if run > 0 && !gather.push(RESPONSES[..run].as_flattened()) {
+                run = 0;
+                break;
+            }
+            run = usize::from(matches!(reply, Reply::Response));
+            let fits = match reply {
+                Reply::Data(address) => {
+                    let payload = &memory.region[address..address + memory.io_bytes];
+                    memory.prefetch(payload);
+                    gather.push(&DATA) && gather.push(payload)
+                }
+                Reply::Grant => gather.push(&GRANT),
+                Reply::Response => true,
+            };
+            if !fits {
+                break;
+            }
+        }
+        if run > 0 {
+            gather.push(RESPONSES[..run].as_flattened());
+        }
+        let sent = gather.send(&self.stream)?.unwrap_or(0);
+        let all = sent == gather.len();
+        self.advance(memory, sent);
+        Ok(all)
+    }
+
+    fn advance(&mut self, memory: &Memory, sent: usize) {
+        self.sent += sent;
+        while let Some(reply) = self.replies.front() {
+            let len = match reply {
+                Reply::Data(_) => HEADER_BYTES + memory.io_bytes,
+                Reply::Response | Reply::Grant => HEADER_BYTES,
+            };
+            if self.sent < len {
+                break;
+            }
+            self.sent -= len;
+            self.replies.pop_front();
+        }
+    }
+
+    /// Lets epoll wait for room if there is something left to send.
+    fn watch(&mut self, index: usize, memory: &Memory, finder: &Finder) -> Result<(), LimitError> {
+        let wanted = !self.replies.is_empty() && memory.tuning.look == super::tuning::Look::Epoll;
+        if wanted != self.watched {
+            let watched = finder.watch_writing(index, &self.stream, wanted);
+            watched.map_err(LimitError::on(Side::Target))?;
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+}

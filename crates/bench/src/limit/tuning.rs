@@ -1,0 +1,181 @@
+//! How the pair is run: the choices that decide its speed, and what `auto` tries for each.
+
+use std::fmt;
+
+use super::wire::{COMMAND_BYTES, Shape};
+use super::{LimitConfig, Mode};
+
+/// Everything that can be chosen for a window without connecting again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// How sockets with something to read are found.
+    pub look: Look,
+    /// The most bytes of one receive on the side that receives payload.
+    pub receive_bytes: usize,
+    /// The most PDUs in one send of the target.
+    pub target_chunk: usize,
+    /// The most PDUs in one send of the host.
+    pub host_chunk: usize,
+    /// The most bytes in one send.
+    pub send_bytes: usize,
+    /// What is read of a payload before it is sent.
+    pub prefetch: Prefetch,
+    /// Received payload lands where payload landed before, or in a buffer per command.
+    pub landing: Landing,
+}
+
+/// How sockets with something to read are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// A receive on each.
+    Scan,
+    /// epoll(7).
+    Epoll,
+}
+
+/// What is read of a payload before it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefetch {
+    /// Nothing.
+    Off,
+    /// A byte of each page: its translation.
+    Pages,
+    /// A byte of each cache line.
+    Lines,
+}
+
+/// Where received payload lands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Landing {
+    /// On top of what came before: caches stay warm.
+    Reused,
+    /// In memory for all commands in flight.
+    PerCommand,
+    /// In the region, received there; on the target only.
+    Direct,
+}
+
+/// No limit on the PDUs or bytes of a send.
+pub const ALL: usize = usize::MAX;
+
+/// Receives that `auto` tries; the first is for headers between payload received elsewhere.
+const RECEIVE_BYTES: [usize; 7] =
+    [1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// PDUs per send that `auto` tries.
+const CHUNKS: [usize; 5] = [ALL, 32, 16, 8, 4];
+/// Bytes per send that `auto` tries.
+const SEND_BYTES: [usize; 4] = [ALL, 256 << 10, 64 << 10, 32 << 10];
+/// Buffers for all commands in flight are tried up to this size.
+pub(super) const PER_COMMAND_BYTES_MAX: usize = 256 << 20;
+
+/// What is fixed by the user; the rest is tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fixed {
+    /// The most bytes of one receive.
+    pub receive_bytes: Option<usize>,
+    /// The most PDUs in one send, on both sides.
+    pub chunk: Option<usize>,
+    /// What is read of a payload before it is sent.
+    pub prefetch: Option<Prefetch>,
+}
+
+impl Tuning {
+    /// Where the search begins: what is usually good.
+    pub(super) fn start(config: &LimitConfig) -> Self {
+        let many = config.connections > 8;
+        let epoll = many || (config.mode == Mode::Blocking && config.connections > 1);
+        let chunk = config.fixed.chunk.unwrap_or(ALL);
+        let r2t = Shape::of(config.write, config.io_bytes) == Shape::ReadyToTransfer;
+        Self {
+            look: if epoll { Look::Epoll } else { Look::Scan },
+            receive_bytes: config.fixed.receive_bytes.unwrap_or(64 << 10),
+            target_chunk: chunk,
+            host_chunk: chunk,
+            send_bytes: ALL,
+            prefetch: config.fixed.prefetch.unwrap_or(Prefetch::Off),
+            landing: if r2t { Landing::Direct } else { Landing::Reused },
+        }
+    }
+
+    /// The alternatives to this for a run, one list for each choice, most important first.
+    pub(super) fn alternatives(self, config: &LimitConfig) -> Vec<Vec<Self>> {
+        let shape = Shape::of(config.write, config.io_bytes);
+        let in_flight = config.depth * config.payload_direction_bytes();
+        let mut lists = Vec::new();
+        if config.connections > 1 && config.mode == Mode::Polled {
+            lists.push([Look::Scan, Look::Epoll].map(|look| Self { look, ..self }).to_vec());
+        }
+        if config.fixed.receive_bytes.is_none() {
+            // Beyond what can be in flight, all are the same.
+            let useful = RECEIVE_BYTES.iter().position(|&bytes| bytes >= in_flight);
+            let first = usize::from(shape != Shape::ReadyToTransfer);
+            let last = useful.map_or(RECEIVE_BYTES.len() - 1, |last| last.max(first));
+            let sizes = &RECEIVE_BYTES[first..=last];
+            lists.push(each(sizes, |receive_bytes| Self { receive_bytes, ..self }));
+        }
+        if config.fixed.chunk.is_none() {
+            let chunks: Vec<usize> =
+                CHUNKS.into_iter().filter(|&chunk| chunk == ALL || chunk < config.depth).collect();
+            lists.push(each(&chunks, |target_chunk| Self { target_chunk, ..self }));
+            lists.push(each(&chunks, |host_chunk| Self { host_chunk, ..self }));
+        }
+        if in_flight > SEND_BYTES[SEND_BYTES.len() - 1] && shape != Shape::InCapsule {
+            lists.push(each(&SEND_BYTES, |send_bytes| Self { send_bytes, ..self }));
+        }
+        if config.fixed.prefetch.is_none() && shape == Shape::Read {
+            let all = [Prefetch::Off, Prefetch::Pages, Prefetch::Lines];
+            lists.push(each(&all, |prefetch| Self { prefetch, ..self }));
+        }
+        let landings: &[Landing] = match shape {
+            Shape::Read if config.per_command_bytes() <= PER_COMMAND_BYTES_MAX => {
+                &[Landing::Reused, Landing::PerCommand]
+            }
+            Shape::ReadyToTransfer => &[Landing::Reused, Landing::Direct],
+            Shape::Read | Shape::InCapsule => &[],
+        };
+        lists.push(each(landings, |landing| Self { landing, ..self }));
+        lists.retain(|list| list.len() > 1);
+        lists
+    }
+
+    /// The most bytes of one receive on the side that only receives capsules or responses.
+    pub(super) fn other_receive_bytes(depth: usize) -> usize {
+        (depth * COMMAND_BYTES).next_multiple_of(4096).clamp(4096, 64 << 10)
+    }
+}
+
+fn each<T: Copy>(values: &[T], with: impl Fn(T) -> Tuning) -> Vec<Tuning> {
+    values.iter().copied().map(with).collect()
+}
+
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |value: usize| match value {
+            ALL => "all".to_owned(),
+            value if value.is_multiple_of(1024) => format!("{}k", value / 1024),
+            value => value.to_string(),
+        };
+        write!(
+            f,
+            "{}, receive {}, chunk {}/{}, send {}, prefetch {}, landing {}",
+            match self.look {
+                Look::Scan => "scan",
+                Look::Epoll => "epoll",
+            },
+            number(self.receive_bytes),
+            number(self.target_chunk),
+            number(self.host_chunk),
+            number(self.send_bytes),
+            match self.prefetch {
+                Prefetch::Off => "off",
+                Prefetch::Pages => "pages",
+                Prefetch::Lines => "lines",
+            },
+            match self.landing {
+                Landing::Reused => "reused",
+                Landing::PerCommand => "per command",
+                Landing::Direct => "direct",
+            },
+        )
+    }
+}

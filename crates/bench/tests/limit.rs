@@ -1,0 +1,122 @@
+//! The bare pair moves every byte it should, in every shape, mode and tuning.
+
+use std::time::Duration;
+
+use raceline_bench::limit::{Fixed, Limit, LimitConfig, LimitError, Mode, Prefetch, fill_region};
+use raceline_reactor::HugePages;
+
+const MEMORY_BYTES: usize = 4 << 20;
+const RAMP: Duration = Duration::from_millis(2);
+const TIME: Duration = Duration::from_millis(20);
+
+fn config() -> LimitConfig {
+    LimitConfig {
+        io_bytes: 4096,
+        write: false,
+        depth: 4,
+        connections: 1,
+        memory_bytes: MEMORY_BYTES,
+        pages: HugePages::None,
+        // Tests may have one core for both sides.
+        mode: Mode::Blocking,
+        target_core: None,
+        host_core: None,
+        fixed: Fixed::default(),
+        seed: 7,
+    }
+}
+
+/// Runs two windows and gives the region as it is then. The limit itself checks that both sides
+/// counted the same commands and bytes.
+fn run(config: &LimitConfig) -> Vec<u8> {
+    let region = fill_region(MEMORY_BYTES, config.pages, 3).expect("memory");
+    let mut limit = Limit::start(config, region).expect("a pair");
+    for _ in 0..2 {
+        let measured = limit.run(RAMP, TIME).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        let outstanding = (config.depth * config.connections) as u64;
+        assert!(measured.total >= outstanding, "{config:?}: {measured:?}");
+        assert!(measured.commands <= measured.total && measured.time >= TIME);
+    }
+    limit.stop().expect("the region comes back").to_vec()
+}
+
+#[test]
+fn every_shape_in_both_modes() {
+    for mode in [Mode::Blocking, Mode::Polled] {
+        for write in [false, true] {
+            // In the capsule; with one R2T; with data in three pieces.
+            for io_bytes in [512, 4096, 16 << 10, 300 << 10] {
+                for connections in [1, 3] {
+                    run(&LimitConfig { io_bytes, write, mode, connections, ..config() });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn receives_and_sends_that_split_headers_anywhere() {
+    for write in [false, true] {
+        for io_bytes in [4096, 16 << 10] {
+            for receive in [131, 1000, 5000] {
+                let fixed = Fixed {
+                    receive_bytes: Some(receive),
+                    chunk: Some(3),
+                    prefetch: Some(Prefetch::Lines),
+                };
+                run(&LimitConfig { write, io_bytes, depth: 33, fixed, ..config() });
+            }
+        }
+    }
+}
+
+#[test]
+fn calibration_tries_everything_and_counts_right() {
+    for (write, io_bytes) in [(false, 4096), (true, 4096), (true, 16 << 10), (false, 64 << 10)] {
+        let config =
+            LimitConfig { write, io_bytes, mode: Mode::Polled, connections: 2, ..config() };
+        let region = fill_region(MEMORY_BYTES, config.pages, 3).unwrap();
+        let mut limit = Limit::start(&config, region).unwrap();
+        limit.calibrate().unwrap();
+        limit.run(RAMP, TIME).unwrap();
+    }
+}
+
+#[test]
+fn written_data_lands_where_the_commands_say() {
+    for io_bytes in [4096, 64 << 10] {
+        let before = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap().to_vec();
+        let config = LimitConfig { io_bytes, write: true, depth: 1, ..config() };
+        let after = run(&config);
+        // Every command writes the same payload; a place holds that or what it held before.
+        let mut written: Vec<&[u8]> = Vec::new();
+        for (new, old) in after.chunks(io_bytes).zip(before.chunks(io_bytes)) {
+            if new != old {
+                written.push(new);
+            }
+        }
+        assert!(!written.is_empty());
+        assert!(written.iter().all(|place| *place == written[0]), "torn at {io_bytes}");
+    }
+}
+
+#[test]
+fn reading_leaves_the_region_alone() {
+    let before = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap().to_vec();
+    assert!(run(&config()) == before);
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let small = LimitConfig { memory_bytes: 4095, ..config() };
+    let Err(LimitError::Invalid(message)) = small.check() else { panic!() };
+    assert_eq!(message, "4095 bytes of memory have no room for a command of 4096");
+
+    let region = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap();
+    let far = LimitConfig { host_core: Some(5000), ..config() };
+    let error = Limit::start(&far, region).unwrap_err().to_string();
+    assert!(
+        error.starts_with("cannot start the thread of the host's side: core 5000 cannot be used"),
+        "{error}"
+    );
+}

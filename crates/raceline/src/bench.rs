@@ -1,0 +1,13 @@
+//! `raceline bench`: experiments that say how good this machine and this program are.
+
+mod limit;
+
+use crate::cli::bench::{BenchArgs, Experiment};
+use crate::failure::Failure;
+
+/// Runs the experiment.
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    match &args.experiment {
+        Experiment::Limit(args) => limit::run(args),
+    }
+}

@@ -1,0 +1,106 @@
+//! `raceline bench limit`: a grid of points, each calibrated and then measured several times.
+
+use std::time::Duration;
+
+use raceline_bench::limit::report::{Point, Report};
+use raceline_bench::limit::{self, Fixed, Limit, LimitConfig, LimitError, fill_region};
+
+use crate::cli::bench::{Direction, LimitArgs, WaitChoice};
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{limits, shell};
+
+/// How long each repetition runs before it is measured, at most.
+const RAMP_MAX: Duration = Duration::from_millis(100);
+
+/// Measures all points and prints the report.
+pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
+    limits::raise_file_descriptors();
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let configs = grid(args);
+    for config in &configs {
+        config.check().map_err(failure)?;
+    }
+    let mut region = Some(fill_region(args.memory, args.pages.into(), args.seed).map_err(failure)?);
+    let mut report = Report { pages: args.pages.name().to_owned(), points: Vec::new() };
+    if args.output == OutputFormat::Table {
+        shell::print(report.heading().as_bytes())?;
+    }
+    for config in configs {
+        if let Some(signal) = interrupt.requested() {
+            return Err(Failure::signal(signal));
+        }
+        let memory = match region.take() {
+            Some(memory) => memory,
+            None => fill_region(args.memory, args.pages.into(), args.seed).map_err(failure)?,
+        };
+        let mut limit = Limit::start(&config, memory).map_err(failure)?;
+        let point = measure(args, config, &mut limit);
+        region = limit.stop();
+        let point = point.map_err(failure)?;
+        if args.output == OutputFormat::Table {
+            shell::print(report.row(&point).as_bytes())?;
+        }
+        report.points.push(point);
+    }
+    match args.output {
+        OutputFormat::Table => Ok(()),
+        OutputFormat::Json => shell::print(report.to_json().as_bytes()),
+    }
+}
+
+fn measure(args: &LimitArgs, config: LimitConfig, limit: &mut Limit) -> Result<Point, LimitError> {
+    limit.calibrate()?;
+    let mut windows = Vec::new();
+    for _ in 0..args.repeat {
+        windows.push(limit.run(RAMP_MAX.min(args.runtime / 4), args.runtime)?);
+    }
+    Ok(Point { config, tuning: limit.tuning(), windows })
+}
+
+/// All points, sizes first.
+fn grid(args: &LimitArgs) -> Vec<LimitConfig> {
+    let mut configs = Vec::new();
+    for &io_size in &args.io_size {
+        for &rw in &args.rw {
+            for &connections in &args.connections {
+                for &depth in &args.depth {
+                    configs.push(LimitConfig {
+                        io_bytes: usize::try_from(io_size).unwrap_or(usize::MAX),
+                        write: rw == Direction::Write,
+                        depth,
+                        connections,
+                        memory_bytes: args.memory,
+                        pages: args.pages.into(),
+                        mode: args.mode.into(),
+                        target_core: Some(args.cores.target_core),
+                        host_core: Some(args.cores.host_core),
+                        fixed: fixed(args),
+                        seed: args.seed,
+                    });
+                }
+            }
+        }
+    }
+    configs
+}
+
+fn fixed(args: &LimitArgs) -> Fixed {
+    // A blocking pair sleeps anyway: sending in pieces only wakes the other side more often.
+    let coalesce = args.coalesce || args.mode == WaitChoice::Blocking && args.chunk.0.is_none();
+    let chunk = match (args.per_pdu, coalesce) {
+        (true, _) => Some(1),
+        (false, true) => Some(limit::ALL),
+        (false, false) => args.chunk.0,
+    };
+    Fixed { receive_bytes: args.receive_size.0, chunk, prefetch: args.prefetch.0 }
+}
+
+/// An error of the limit as a failure of the verb.
+pub(crate) fn failure(error: LimitError) -> Failure {
+    match error {
+        LimitError::Invalid(message) => Failure::usage(message),
+        other => Failure::runtime(other),
+    }
+}

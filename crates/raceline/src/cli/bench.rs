@@ -1,0 +1,244 @@
+//! Arguments of `raceline bench`.
+
+use std::time::Duration;
+
+use raceline_bdev::ByteSize;
+use raceline_bench::limit;
+use raceline_reactor::HugePages;
+
+use super::values::{self, OutputFormat};
+
+/// Arguments of `bench`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) experiment: Experiment,
+}
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(crate) enum Experiment {
+    /// Measure what this machine's TCP gives to a pair that does nothing but move NVMe's bytes
+    Limit(LimitArgs),
+}
+
+/// Arguments of `bench limit`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Two threads exchange the bytes of NVMe/TCP commands over the loopback: payload leaves from, and \
+lands in, random places of a filled region. What is left to `auto` is tried for some tens of \
+milliseconds each before every point, and the fastest is used. Lists make a grid: every size with \
+every direction, number of connections and depth.
+
+Example: raceline bench limit --io-size 4k --depth 1,8,32,128 --connections 1,16 -o json")]
+pub(crate) struct LimitArgs {
+    /// Bytes per command
+    #[arg(long, value_name = "SIZE,...", default_value = "4k", value_delimiter = ',')]
+    #[arg(value_parser = values::io_size, help_heading = "Workload")]
+    pub(crate) io_size: Vec<u32>,
+
+    /// Direction of the payload
+    #[arg(long, value_enum, value_name = "RW,...", default_value = "read", value_delimiter = ',')]
+    #[arg(help_heading = "Workload")]
+    pub(crate) rw: Vec<Direction>,
+
+    /// Commands in flight, per connection
+    #[arg(long, value_name = "N,...", default_value = "32", value_delimiter = ',')]
+    #[arg(value_parser = depth, help_heading = "Workload")]
+    pub(crate) depth: Vec<usize>,
+
+    /// TCP connections
+    #[arg(long, value_name = "N,...", default_value = "1", value_delimiter = ',')]
+    #[arg(value_parser = connections, help_heading = "Workload")]
+    pub(crate) connections: Vec<usize>,
+
+    /// Size of the region, or `hot`: 1M, which the caches hold
+    #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = memory)]
+    #[arg(help_heading = "Workload")]
+    pub(crate) memory: usize,
+
+    /// The region's pages; huge ones must be reserved (sysctl vm.nr_hugepages)
+    #[arg(long, value_enum, value_name = "KIND", default_value_t, help_heading = "Workload")]
+    pub(crate) pages: PagesChoice,
+
+    /// How long to measure
+    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "1")]
+    #[arg(value_parser = values::positive_time, help_heading = "Workload")]
+    pub(crate) runtime: Duration,
+
+    /// How often to measure each point; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Workload")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
+
+    /// The same seed gives the same addresses and data
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
+    pub(crate) seed: u64,
+
+    /// Look for work without a pause, or sleep in the kernel
+    #[arg(long, value_enum, value_name = "HOW", default_value_t, help_heading = "Tuning")]
+    pub(crate) mode: WaitChoice,
+
+    /// Answer all that one receive brought in one send (this is the default)
+    #[arg(long, conflicts_with_all = ["per_pdu", "chunk"], help_heading = "Tuning")]
+    pub(crate) coalesce: bool,
+
+    /// Send each PDU by itself
+    #[arg(long, conflicts_with = "chunk", help_heading = "Tuning")]
+    pub(crate) per_pdu: bool,
+
+    /// The most PDUs in one send, on both sides
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = chunk)]
+    #[arg(help_heading = "Tuning")]
+    pub(crate) chunk: Auto<usize>,
+
+    /// The most bytes of one receive of payload
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = receive_size)]
+    #[arg(help_heading = "Tuning")]
+    pub(crate) receive_size: Auto<usize>,
+
+    /// Read a byte of each cache line of a payload before it is sent
+    #[arg(long, value_name = "auto|on|off", default_value = "auto", value_parser = prefetch)]
+    #[arg(help_heading = "Tuning")]
+    pub(crate) prefetch: Auto<limit::Prefetch>,
+
+    #[command(flatten)]
+    pub(crate) cores: CoreArgs,
+
+    /// For people or for programs
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(crate) output: OutputFormat,
+}
+
+/// Where the two sides run.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct CoreArgs {
+    /// The core of the target's side
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Cores")]
+    pub(crate) target_core: usize,
+
+    /// The core of the host's side
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cores")]
+    pub(crate) host_core: usize,
+}
+
+/// Direction of the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Direction {
+    /// To the host
+    Read,
+    /// To the target
+    Write,
+}
+
+/// `--pages`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PagesChoice {
+    /// Normal pages
+    Plain,
+    /// Huge pages where the kernel has some
+    #[default]
+    Transparent,
+    /// Reserved huge pages
+    Huge,
+}
+
+impl From<PagesChoice> for HugePages {
+    fn from(choice: PagesChoice) -> Self {
+        match choice {
+            PagesChoice::Plain => Self::None,
+            PagesChoice::Transparent => Self::Transparent,
+            PagesChoice::Huge => Self::Explicit,
+        }
+    }
+}
+
+impl PagesChoice {
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Transparent => "transparent",
+            Self::Huge => "huge",
+        }
+    }
+}
+
+/// `--mode` of `bench limit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum WaitChoice {
+    /// Look for work without a pause
+    #[default]
+    Polled,
+    /// Sleep in the kernel
+    Blocking,
+}
+
+impl From<WaitChoice> for limit::Mode {
+    fn from(choice: WaitChoice) -> Self {
+        match choice {
+            WaitChoice::Polled => Self::Polled,
+            WaitChoice::Blocking => Self::Blocking,
+        }
+    }
+}
+
+/// A choice, or what is found to be best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Auto<T>(pub(crate) Option<T>);
+
+fn auto_or<T>(
+    text: &str,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<Auto<T>, String> {
+    if text == "auto" { Ok(Auto(None)) } else { parse(text).map(|value| Auto(Some(value))) }
+}
+
+fn chunk(text: &str) -> Result<Auto<usize>, String> {
+    auto_or(text, |text| match text.parse() {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err("auto, or the number of PDUs in one send".to_owned()),
+    })
+}
+
+fn receive_size(text: &str) -> Result<Auto<usize>, String> {
+    auto_or(text, |text| {
+        let ByteSize(bytes) = values::size(text)?;
+        let bytes = usize::try_from(bytes).ok();
+        let bytes = bytes.filter(|bytes| (RECEIVE_MIN..=RECEIVE_MAX).contains(bytes));
+        bytes.ok_or_else(|| "auto, or a size from 128 bytes to 16M".to_owned())
+    })
+}
+
+/// What one receive may bring: at least a capsule.
+const RECEIVE_MIN: usize = 128;
+const RECEIVE_MAX: usize = 16 << 20;
+
+fn prefetch(text: &str) -> Result<Auto<limit::Prefetch>, String> {
+    auto_or(text, |text| match text {
+        "on" => Ok(limit::Prefetch::Lines),
+        "off" => Ok(limit::Prefetch::Off),
+        _ => Err("auto, on or off".to_owned()),
+    })
+}
+
+fn depth(text: &str) -> Result<usize, String> {
+    number(text, limit::DEPTH_MAX)
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    number(text, limit::CONNECTIONS_MAX)
+}
+
+fn number(text: &str, most: usize) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=most).contains(number));
+    number.ok_or_else(|| format!("a number from 1 to {most}"))
+}
+
+fn memory(text: &str) -> Result<usize, String> {
+    if text == "hot" {
+        return Ok(limit::HOT_BYTES);
+    }
+    let ByteSize(bytes) = values::size(text)?;
+    usize::try_from(bytes).map_err(|_| "more than this machine can address".to_owned())
+}
