@@ -28,6 +28,7 @@ use crate::socket::{
 };
 use crate::stats::IoCounts;
 use crate::timer::{TIMER_CAPACITY, TimerQueue};
+use crate::transfer::{receive, transmit};
 use crate::waker::Waker;
 
 mod files;
@@ -540,22 +541,4 @@ impl Io for EpollIo {
     fn counts(&self) -> IoCounts {
         self.counts
     }
-}
-
-fn receive(fd: &OwnedFd, buffers: &mut RecvBuffers) -> io::Result<usize> {
-    let (mut iovecs, count) = buffers.iovecs();
-    // SAFETY: msghdr is plain data for which zeroes are valid.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = iovecs.as_mut_ptr();
-    message.msg_iovlen = count;
-    // SAFETY: the vectors name memory that `buffers` owns, and live across the call.
-    let result = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-fn transmit(fd: &OwnedFd, batch: &mut SendBatch) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the vectors name memory that the batch owns.
-    let result = unsafe { libc::sendmsg(fd.as_raw_fd(), batch.prepare(), flags) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -20,10 +20,13 @@ mod slab;
 pub mod socket;
 pub mod stats;
 mod timer;
+mod transfer;
 mod uring;
 pub mod waker;
 
-pub use buffer::{BufferPool, HugePages, IoBuf, PoolConfig, Region, RegionHandle, SharedBuf};
+pub use buffer::{
+    BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
+};
 pub use core::{Backend, Mode, Reactor, ReactorConfig, ReactorError, ReactorHandle, open_io};
 pub use epoll::EpollIo;
 pub use io::{Completion, Io, Outcome, Token, Wait};

@@ -1,8 +1,9 @@
 //! [`Io`] on io_uring.
 //!
-//! Every operation has a slot that owns its memory and has a fixed address; `user_data` names
-//! the slot. Starting an operation only writes a submission entry; [`Io::poll`] enters the
-//! kernel once for all of them, and not at all when there is neither a submission nor a
+//! Sockets are tried with plain system calls first (`direct`). What these cannot finish goes to
+//! the ring: every operation there has a slot that owns its memory and has a fixed address;
+//! `user_data` names the slot. Starting one only writes a submission entry; [`Io::poll`] enters
+//! the kernel once for all of them, and not at all when there is neither a submission nor a
 //! completion to fetch.
 
 #![allow(unsafe_code)]
@@ -33,8 +34,10 @@ use crate::stats::IoCounts;
 use crate::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::waker::Waker;
 
+mod direct;
 mod ops;
 
+use direct::RecvAt;
 use ops::{Kind, OpSlab};
 
 /// Submissions between two polls that need no extra system call; more wait in a backlog.
@@ -68,6 +71,8 @@ pub struct UringIo {
     /// Completions that needed no kernel.
     ready: VecDeque<Completion>,
     sockets: Slab<SocketSlot>,
+    /// Sockets whose receive is tried at every poll and not in the ring, each once.
+    direct: Vec<u32>,
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
     timers: TimerQueue<Timer>,
@@ -79,8 +84,8 @@ pub struct UringIo {
 
 struct SocketSlot {
     fd: OwnedFd,
-    /// The `user_data` of the operations in flight.
-    recv: Option<u64>,
+    recv: Option<RecvAt>,
+    /// The `user_data` of a send in the ring.
     send: Option<u64>,
     /// Closed by the owner; the descriptor waits for the operations.
     closing: bool,
@@ -126,6 +131,7 @@ impl UringIo {
             backlog: VecDeque::new(),
             ready: VecDeque::new(),
             sockets: Slab::new(),
+            direct: Vec::new(),
             listeners: Slab::new(),
             files: Slab::new(),
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
@@ -521,10 +527,7 @@ impl Io for UringIo {
             self.finish(token, Outcome::Received(Err(not_usable()), buffers));
             return;
         }
-        let user_data = self.start(token, Kind::Recv { socket: socket.0, buffers });
-        if let Some(slot) = self.sockets.get_mut(socket.0) {
-            slot.recv = Some(user_data);
-        }
+        self.start_recv(socket, buffers, token);
     }
 
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
@@ -537,10 +540,7 @@ impl Io for UringIo {
             self.finish(token, Outcome::Sent(Ok(()), batch));
             return;
         }
-        let user_data = self.start(token, Kind::Send { socket: socket.0, batch });
-        if let Some(slot) = self.sockets.get_mut(socket.0) {
-            slot.send = Some(user_data);
-        }
+        self.start_send(socket, batch, token);
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {
@@ -551,8 +551,13 @@ impl Io for UringIo {
         if reset {
             socket::reset_on_close(&slot.fd);
         }
-        let in_flight = [slot.recv, slot.send];
+        let recv = match slot.recv {
+            Some(RecvAt::Ring(user_data)) => Some(user_data),
+            Some(RecvAt::Direct(_)) | None => None,
+        };
+        let in_flight = [recv, slot.send];
         in_flight.into_iter().flatten().for_each(|user_data| self.cancel(user_data));
+        self.cancel_direct(socket.0);
         self.close_if_idle(socket.0);
     }
 
@@ -594,6 +599,10 @@ impl Io for UringIo {
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
         loop {
+            self.try_direct(done);
+            if wait == Wait::Yes && done.len() == before && self.ready.is_empty() {
+                self.all_to_ring();
+            }
             while !self.refill() {
                 self.enter(false)?;
                 self.harvest(done);

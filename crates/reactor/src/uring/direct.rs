@@ -1,0 +1,140 @@
+//! Socket operations without the ring, while a core spins.
+//!
+//! An operation of the ring that finds nothing costs a poll that is armed, woken and finished
+//! later; on a busy connection a plain system call that is tried again costs far less. So a
+//! receive is first tried at every poll of a spinning core, and goes to the ring when its socket
+//! has been quiet or when the core is about to sleep. A send is tried at once; the ring takes
+//! what a full socket leaves of it.
+
+use super::{Kind, UringIo};
+use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
+use crate::send::SendBatch;
+use crate::transfer::{is_transient, receive, transmit};
+
+/// So many sockets are tried at every poll however quiet they are: what a try costs is less than
+/// what the ring would add to the latency of the next command.
+const ALWAYS_TRIED: usize = 4;
+
+/// Tries in a row without data after which a socket goes to the ring, if there are more sockets.
+/// The ring costs about as much as this many tries.
+const TRIES_MAX: u32 = 16;
+
+/// A receive that is tried at every poll.
+pub(super) struct DirectRecv {
+    token: Token,
+    buffers: RecvBuffers,
+    misses: u32,
+}
+
+/// Where a receive is waiting for data.
+pub(super) enum RecvAt {
+    /// It is tried at every poll.
+    Direct(DirectRecv),
+    /// In the ring, under this `user_data`.
+    Ring(u64),
+}
+
+/// What became of a try.
+enum Try {
+    Missed,
+    Finished,
+    ToRing,
+}
+
+impl UringIo {
+    /// Starts a receive on a usable socket.
+    pub(super) fn start_recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
+        if let Some(slot) = self.sockets.get_mut(socket.0) {
+            slot.recv = Some(RecvAt::Direct(DirectRecv { token, buffers, misses: 0 }));
+            self.direct.push(socket.0);
+        }
+    }
+
+    /// Sends on a usable socket: all of it at once, or the rest through the ring.
+    pub(super) fn start_send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
+        let Some(slot) = self.sockets.get_mut(socket.0) else { return };
+        while !batch.is_empty() {
+            self.counts.system_calls += 1;
+            match transmit(&slot.fd, &mut batch) {
+                Ok(sent) => {
+                    self.counts.sent(sent);
+                    batch.advance(sent);
+                }
+                Err(error) if is_transient(&error) => {
+                    let user_data = self.start(token, Kind::Send { socket: socket.0, batch });
+                    if let Some(slot) = self.sockets.get_mut(socket.0) {
+                        slot.send = Some(user_data);
+                    }
+                    return;
+                }
+                Err(error) => return self.finish(token, Outcome::Sent(Err(error), batch)),
+            }
+        }
+        self.finish(token, Outcome::Sent(Ok(()), batch));
+    }
+
+    /// Tries every receive that is not in the ring.
+    pub(super) fn try_direct(&mut self, done: &mut Vec<Completion>) {
+        let mut at = 0;
+        while let Some(&socket) = self.direct.get(at) {
+            match self.try_recv(socket, done) {
+                Try::Missed => at += 1,
+                Try::Finished => drop(self.direct.swap_remove(at)),
+                Try::ToRing => {
+                    self.direct.swap_remove(at);
+                    self.recv_in_ring(socket);
+                }
+            }
+        }
+    }
+
+    /// Gives all receives to the ring, so that any of them ends a wait.
+    pub(super) fn all_to_ring(&mut self) {
+        while let Some(socket) = self.direct.pop() {
+            self.recv_in_ring(socket);
+        }
+    }
+
+    /// Takes back a receive that is not in the ring, as its socket is being closed.
+    pub(super) fn cancel_direct(&mut self, socket: u32) {
+        let Some(slot) = self.sockets.get_mut(socket) else { return };
+        if let Some(RecvAt::Direct(DirectRecv { token, buffers, .. })) =
+            slot.recv.take_if(|recv| matches!(recv, RecvAt::Direct(_)))
+        {
+            self.direct.retain(|&other| other != socket);
+            let cancelled = std::io::Error::from_raw_os_error(libc::ECANCELED);
+            self.finish(token, Outcome::Received(Err(cancelled), buffers));
+        }
+    }
+
+    fn try_recv(&mut self, socket: u32, done: &mut Vec<Completion>) -> Try {
+        let crowded = self.direct.len() > ALWAYS_TRIED;
+        let Some(slot) = self.sockets.get_mut(socket) else { return Try::Finished };
+        let Some(RecvAt::Direct(recv)) = &mut slot.recv else { return Try::Finished };
+        self.counts.system_calls += 1;
+        let result = receive(&slot.fd, &mut recv.buffers);
+        match &result {
+            Err(error) if is_transient(error) => {
+                recv.misses += 1;
+                return if crowded && recv.misses >= TRIES_MAX { Try::ToRing } else { Try::Missed };
+            }
+            Err(_) => {}
+            Ok(count) => self.counts.received(*count),
+        }
+        if let Some(RecvAt::Direct(DirectRecv { token, buffers, .. })) = slot.recv.take() {
+            done.push(Completion { token, outcome: Outcome::Received(result, buffers) });
+        }
+        Try::Finished
+    }
+
+    fn recv_in_ring(&mut self, socket: u32) {
+        let Some(slot) = self.sockets.get_mut(socket) else { return };
+        let Some(RecvAt::Direct(DirectRecv { token, buffers, .. })) = slot.recv.take() else {
+            return;
+        };
+        let user_data = self.start(token, Kind::Recv { socket, buffers });
+        if let Some(slot) = self.sockets.get_mut(socket) {
+            slot.recv = Some(RecvAt::Ring(user_data));
+        }
+    }
+}
