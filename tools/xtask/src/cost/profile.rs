@@ -8,11 +8,15 @@ use anyhow::{Context, Result, ensure};
 /// Words of a path that begin the part worth showing.
 const PATH_STARTS: [&str; 3] = ["crates", "tools", "library"];
 
+/// Beginnings of the C library's names of functions that copy, fill and compare memory.
+const MEMORY_FUNCTIONS: [&str; 3] = ["mem", "__mem", "bcmp"];
+
 /// Instructions per I/O of one run.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Profile {
     pub(super) total: f64,
-    /// Of each function, without those that it calls; inlined functions count for their callers.
+    /// Of each function, without those that it calls. Inlined functions count for their callers;
+    /// memory functions are told apart by theirs.
     pub(super) functions: BTreeMap<String, f64>,
     /// Of the lines of each source file, wherever they were inlined.
     files: BTreeMap<String, f64>,
@@ -37,26 +41,32 @@ impl Profile {
     pub(super) fn parse(text: &str, ios: u32) -> Result<Self> {
         let (mut functions, mut files) = (Names::default(), Names::default());
         let mut profile = Self::default();
-        let (mut function, mut file) = (String::new(), String::new());
+        let (mut function, mut file, mut callee) = (String::new(), String::new(), String::new());
         let mut is_call = false;
         for line in text.lines() {
             if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
-                // The line after `calls=` is what the callee cost.
-                if std::mem::take(&mut is_call) {
-                    continue;
-                }
                 let cost = line.split(' ').nth(1).unwrap_or("0");
                 let cost: f64 = cost.parse().with_context(|| format!("not a cost line: {line}"))?;
                 let cost = cost / f64::from(ios);
+                // The line after `calls=` is what the callee cost, and is seen there again.
+                if std::mem::take(&mut is_call) {
+                    if is_memory(&callee) && !is_memory(&function) {
+                        let name = format!("{} in {function}", bare(&callee));
+                        *profile.functions.entry(name).or_default() += cost;
+                    }
+                    continue;
+                }
                 profile.total += cost;
-                *profile.functions.entry(function.clone()).or_default() += cost;
+                if !is_memory(&function) {
+                    *profile.functions.entry(function.clone()).or_default() += cost;
+                }
                 *profile.files.entry(file.clone()).or_default() += cost;
                 continue;
             }
             let Some((key, value)) = line.split_once('=') else { continue };
             match key {
                 "fn" => function = short_function(&functions.resolve(value)?),
-                "cfn" => drop(functions.resolve(value)?),
+                "cfn" => callee = short_function(&functions.resolve(value)?),
                 "fl" | "fi" | "fe" => file = short_file(&files.resolve(value)?),
                 "cfi" | "cfl" => drop(files.resolve(value)?),
                 "calls" => is_call = true,
@@ -81,6 +91,15 @@ impl Profile {
         }
         text
     }
+}
+
+fn is_memory(function: &str) -> bool {
+    MEMORY_FUNCTIONS.iter().any(|start| function.starts_with(start))
+}
+
+/// Without the version of a C library's symbol.
+fn bare(function: &str) -> &str {
+    function.split('@').next().unwrap_or(function)
 }
 
 /// Without the compiler's hash.
@@ -115,7 +134,7 @@ fi=(2) /rustc/1234/library/core/src/result.rs
 7 30
 fe=(1)
 cfi=(3) ./string/memmove.S
-cfn=(2) memcpy
+cfn=(2) memcpy@GLIBC_2.2.5
 calls=3 0
 * 500
 fl=(3)
@@ -128,7 +147,7 @@ totals: 680
     fn costs_are_attributed_once() {
         let profile = Profile::parse(SAMPLE, 10).unwrap();
         assert!((profile.total - 68.0).abs() < 1e-9);
-        let functions = [("memcpy", 50.0), ("proto::receive", 18.0)];
+        let functions = [("memcpy in proto::receive", 50.0), ("proto::receive", 18.0)];
         assert_eq!(profile.functions, functions.map(|(n, c)| (n.to_owned(), c)).into());
         let files = [
             ("crates/proto/src/tcp/receive.rs", 15.0),
@@ -136,7 +155,11 @@ totals: 680
             ("string/memmove.S", 50.0),
         ];
         assert_eq!(profile.files, files.map(|(n, c)| (n.to_owned(), c)).into());
-        assert!(profile.describe(1).starts_with("         50.0  73.5 %  function memcpy\n"));
+        assert!(
+            profile
+                .describe(1)
+                .starts_with("         50.0  73.5 %  function memcpy in proto::receive\n")
+        );
     }
 
     #[test]
