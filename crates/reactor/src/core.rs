@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
@@ -50,6 +51,42 @@ pub enum Mode {
 impl Default for Mode {
     fn default() -> Mode {
         Mode::Adaptive { spin: DEFAULT_SPIN }
+    }
+}
+
+/// The mode of a running core, which other threads may change; on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct SharedMode(AtomicU64);
+
+impl SharedMode {
+    /// How [`Mode::Interrupt`] is stored; the others by how long they spin, in nanoseconds.
+    const INTERRUPT: u64 = 0;
+    const POLL: u64 = u64::MAX;
+
+    fn new(mode: Mode) -> SharedMode {
+        let shared = SharedMode(AtomicU64::new(0));
+        shared.set(mode);
+        shared
+    }
+
+    fn set(&self, mode: Mode) {
+        let spin = match mode {
+            Mode::Interrupt => Self::INTERRUPT,
+            Mode::Poll => Self::POLL,
+            Mode::Adaptive { spin } => {
+                u64::try_from(spin.as_nanos()).unwrap_or(Self::POLL).clamp(1, Self::POLL - 1)
+            }
+        };
+        self.0.store(spin, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Mode {
+        match self.0.load(Ordering::Relaxed) {
+            Self::INTERRUPT => Mode::Interrupt,
+            Self::POLL => Mode::Poll,
+            spin => Mode::Adaptive { spin: Duration::from_nanos(spin) },
+        }
     }
 }
 
@@ -97,10 +134,11 @@ impl Reactor {
         F: FnOnce(&mut Context<'_>) -> io::Result<S> + Send + 'static,
     {
         let stats = Arc::new(LoopStats::default());
+        let mode = Arc::new(SharedMode::new(config.mode));
         let (started, start) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(config.name.clone()).spawn({
-            let stats = stats.clone();
-            move || match Core::start(&config, stats, builder) {
+            let (stats, mode) = (stats.clone(), mode.clone());
+            move || match Core::start(&config, mode, stats, builder) {
                 Ok((mut core, sender, backend)) => {
                     // The receiver waits for exactly this.
                     let _ = started.send(Ok((sender, backend)));
@@ -114,7 +152,7 @@ impl Reactor {
             }
         })?;
         match start.recv() {
-            Ok(Ok((sender, backend))) => Ok(ReactorHandle { sender, stats, backend, thread }),
+            Ok(Ok((sender, backend))) => Ok(ReactorHandle { sender, mode, stats, backend, thread }),
             Ok(Err(error)) => Err(error),
             // The thread ended without a word: it panicked.
             Err(_) => Err(match join(thread) {
@@ -129,6 +167,7 @@ impl Reactor {
 #[derive(Debug)]
 pub struct ReactorHandle<M> {
     sender: Sender<M>,
+    mode: Arc<SharedMode>,
     stats: Arc<LoopStats>,
     backend: Backend,
     thread: JoinHandle<io::Result<()>>,
@@ -143,6 +182,11 @@ impl<M> ReactorHandle<M> {
     /// Its loop's counters.
     pub fn stats(&self) -> &Arc<LoopStats> {
         &self.stats
+    }
+
+    /// Changes how eagerly it looks for work, from its next turn on: at once, unless it sleeps.
+    pub fn set_mode(&self, mode: Mode) {
+        self.mode.set(mode);
     }
 
     /// Which back end it really uses: never [`Backend::Auto`].
@@ -227,14 +271,19 @@ struct Core<S: Service> {
     mailbox: Mailbox<S::Message>,
     io: Box<dyn Io>,
     pool: BufferPool,
-    mode: Mode,
+    mode: Arc<SharedMode>,
     stats: Arc<LoopStats>,
 }
 
 type Started<S> = (Core<S>, Sender<<S as Service>::Message>, Backend);
 
 impl<S: Service> Core<S> {
-    fn start<F>(config: &ReactorConfig, stats: Arc<LoopStats>, builder: F) -> io::Result<Started<S>>
+    fn start<F>(
+        config: &ReactorConfig,
+        mode: Arc<SharedMode>,
+        stats: Arc<LoopStats>,
+        builder: F,
+    ) -> io::Result<Started<S>>
     where
         F: FnOnce(&mut Context<'_>) -> io::Result<S>,
     {
@@ -246,7 +295,7 @@ impl<S: Service> Core<S> {
         let (sender, mailbox) = mailbox(io.waker());
         let now = io.now();
         let service = builder(&mut Context { io: &mut *io, pool: &pool, now })?;
-        Ok((Core { service, mailbox, io, pool, mode: config.mode, stats }, sender, backend))
+        Ok((Core { service, mailbox, io, pool, mode, stats }, sender, backend))
     }
 
     fn run(&mut self) -> io::Result<()> {
@@ -262,7 +311,7 @@ impl<S: Service> Core<S> {
                 last_work = now;
                 self.stats.record_busy(now.elapsed());
             }
-            wait = match self.mode {
+            wait = match self.mode.get() {
                 _ if work == Work::More => Wait::No,
                 Mode::Poll => Wait::No,
                 Mode::Adaptive { spin } if now.duration_since(last_work) < spin => Wait::No,

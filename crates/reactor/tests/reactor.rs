@@ -79,6 +79,30 @@ fn a_message_wakes_a_waiting_core() {
 }
 
 #[test]
+fn a_spinning_core_can_be_told_to_sleep_and_to_spin_again() {
+    let (reactor, address) = start(ReactorConfig { mode: Mode::Poll, ..echo::config() });
+    let sleeps = || reactor.stats().snapshot().waits;
+    let turns = || reactor.stats().snapshot().turns;
+    let until = |what: &str, done: &dyn Fn() -> bool| {
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while !done() {
+            assert!(std::time::Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let begun = turns();
+    until("it spins", &|| turns() > begun + 1000);
+    assert_eq!(sleeps(), 0);
+    reactor.set_mode(Mode::Interrupt);
+    until("it sleeps", &|| sleeps() > 0);
+    reactor.set_mode(Mode::Poll);
+    assert_eq!(ask_address(&reactor), address, "a message wakes it");
+    let woken = turns();
+    until("it spins again", &|| turns() > woken + 1000);
+    stop(reactor);
+}
+
+#[test]
 fn floods_of_messages_are_all_handled() {
     let (reactor, _) = start(echo::config());
     let (reply, answers) = mpsc::channel();

@@ -11,7 +11,7 @@ use raceline_proto::controller::{
     HostAccess, ListenerInfo, MAX_NSID, Namespace, Subsystem, TargetView,
 };
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_reactor::{LoopSnapshot, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+use raceline_reactor::{LoopSnapshot, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
 
 use crate::config::{NamespaceConfig, SubsystemConfig, TargetConfig, TargetError};
 use crate::counters::QueueTotals;
@@ -240,6 +240,11 @@ impl Target {
                 .collect(),
             loops: self.cores.iter().map(|core| core.stats().snapshot()).collect(),
         }
+    }
+
+    /// Changes what the cores do when they are idle: at once, or when they next wake.
+    pub fn set_mode(&self, mode: Mode) {
+        self.cores.iter().for_each(|core| core.set_mode(mode));
     }
 
     /// Whether all cores are running. A core that has ended by itself has logged why.
