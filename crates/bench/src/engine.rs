@@ -134,13 +134,51 @@ pub fn run(
     config: &EngineConfig,
     watch: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Outcome, EngineError> {
-    let (sender, events) = mpsc::channel();
-    let mut coordinator = Coordinator { cores: Vec::new(), counters: Vec::new(), events, watch };
-    let queues = coordinator.spawn(config, &sender);
-    drop(sender);
-    let outcome = queues.and_then(|queues| coordinator.drive(config, &queues));
-    coordinator.end();
-    outcome
+    Session::connect(config, watch)?.run(config.seed)
+}
+
+/// Connected queues, for one run after the other. Dropped, it disconnects.
+pub struct Session<'a> {
+    coordinator: Coordinator<'a>,
+    config: EngineConfig,
+    /// Queue identifiers of each core.
+    queues: Vec<Vec<u16>>,
+    namespace: NamespaceInfo,
+    workload: Workload,
+}
+
+impl<'a> Session<'a> {
+    /// Connects all queues; `watch` as in [`run`].
+    ///
+    /// # Errors
+    /// When that fails, or the options do not fit the namespace.
+    pub fn connect(
+        config: &EngineConfig,
+        watch: &'a mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Self, EngineError> {
+        let (sender, events) = mpsc::channel();
+        let mut coordinator =
+            Coordinator { cores: Vec::new(), counters: Vec::new(), events, watch };
+        let queues = coordinator.spawn(config, &sender)?;
+        drop(sender);
+        let (namespace, workload) = coordinator.bring_up(config)?;
+        Ok(Self { coordinator, config: config.clone(), queues, namespace, workload })
+    }
+
+    /// Runs the workload with the addresses and data that follow from this seed.
+    ///
+    /// # Errors
+    /// When the run cannot begin; a failure during the run is in [`Outcome::error`].
+    pub fn run(&mut self, seed: u64) -> Result<Outcome, EngineError> {
+        self.workload.seed = seed;
+        let start = self.coordinator.begin(&self.config, &self.queues, &self.workload)?;
+        self.coordinator.collect(&self.config, start, self.namespace.clone())
+    }
+
+    /// Changes what the cores do when they are idle.
+    pub fn set_mode(&self, mode: Mode) {
+        self.coordinator.cores.iter().for_each(|core| core.set_mode(mode));
+    }
 }
 
 /// The calling thread's side of a run.
@@ -193,11 +231,11 @@ impl Coordinator<'_> {
         Ok(queues)
     }
 
-    fn drive(
+    /// Waits until all queues are connected.
+    fn bring_up(
         &mut self,
         config: &EngineConfig,
-        queues: &[Vec<u16>],
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<(NamespaceInfo, Workload), EngineError> {
         let association = self.connect()?;
         let granted = association.io_queues;
         if granted < config.host.io_queues {
@@ -210,7 +248,16 @@ impl Coordinator<'_> {
         let workload = plan(config, &association, &namespace)?;
         self.broadcast(|| Message::Up(association.clone()));
         self.wait_ready()?;
+        Ok((namespace, workload))
+    }
 
+    /// Gives all cores a common start.
+    fn begin(
+        &self,
+        config: &EngineConfig,
+        queues: &[Vec<u16>],
+        workload: &Workload,
+    ) -> Result<Instant, EngineError> {
         let start = Instant::now() + START_DELAY;
         let total = u64::from(config.host.io_queues);
         for (core, qids) in self.cores.iter().zip(queues) {
@@ -229,7 +276,7 @@ impl Coordinator<'_> {
             // A core that has ended is noticed by the missing results.
             let _ = core.sender().send(Message::Begin(jobs));
         }
-        self.collect(config, start, namespace)
+        Ok(start)
     }
 
     /// Waits for the admin queue's first success or failure.
@@ -358,7 +405,7 @@ impl Coordinator<'_> {
     }
 
     /// Closes the I/O queues, then the admin queue, and waits for the threads.
-    fn end(&mut self) {
+    fn close(&mut self) {
         self.broadcast(|| Message::Close);
         let deadline = Instant::now() + DRAIN_LIMIT;
         let mut open = self.cores.len();
@@ -376,6 +423,12 @@ impl Coordinator<'_> {
                 tracing::error!("{error}");
             }
         }
+    }
+}
+
+impl Drop for Coordinator<'_> {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -124,6 +124,14 @@ impl Core {
     }
 
     fn begin(&mut self, cx: &Context<'_>, jobs: Vec<QueueJob>, depth: usize) {
+        self.jobs = jobs;
+        self.state = State::Running;
+        // A run before this one has left its buffers, unless a failure kept some.
+        let complete = |buffers: &Vec<Option<IoBuf>>| buffers.iter().all(Option::is_some);
+        if !self.buffers.is_empty() && self.buffers.iter().all(complete) {
+            return;
+        }
+        self.buffers.clear();
         let mut random = Random::new(self.config.seed);
         let mut buffer = || {
             let mut buf = cx
@@ -133,9 +141,7 @@ impl Core {
             random.fill(&mut buf);
             Some(buf)
         };
-        self.buffers = jobs.iter().map(|_| (0..depth).map(|_| buffer()).collect()).collect();
-        self.jobs = jobs;
-        self.state = State::Running;
+        self.buffers = self.jobs.iter().map(|_| (0..depth).map(|_| buffer()).collect()).collect();
     }
 
     /// Takes what the queues have finished, then issues what is due.
