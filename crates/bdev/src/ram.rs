@@ -59,6 +59,37 @@ impl RamBdev {
     }
 }
 
+impl RamBdev {
+    /// A writable device of whole blocks of 512 bytes, for measurements that choose the pages
+    /// and the contents; [`crate::open`] also looks whether the machine has the memory.
+    ///
+    /// # Errors
+    /// When the memory cannot be mapped.
+    pub fn with_pages(bytes: u64, pages: HugePages) -> std::io::Result<Self> {
+        const BLOCK_BYTES: u32 = 512;
+        let info = BdevInfo {
+            name: "ram".to_owned(),
+            block_size: BLOCK_BYTES,
+            block_count: bytes / u64::from(BLOCK_BYTES),
+            physical_block_size: PAGE_BYTES,
+            volatile_write_cache: false,
+            read_only: false,
+            deallocate: true,
+            deallocate_zeroes: true,
+            reads_in_place: true,
+            copies_data: true,
+            uuid: [0; 16],
+        };
+        Self::new(info, pages, None)
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
 /// Allocates the memory in the background. A page that is written before its turn is allocated
 /// there and then, by the kernel, which holds up the core that writes: a huge page takes
 /// milliseconds.
