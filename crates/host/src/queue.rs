@@ -107,12 +107,10 @@ struct Link {
 /// Submission queue flow control (Fabrics 1.1, 2.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SqFlow {
+    /// Only the commands outstanding are counted.
     Off,
     /// Entries put in and taken out, modulo the queue's size.
-    On {
-        tail: u16,
-        head: u16,
-    },
+    On { tail: u16, head: u16 },
 }
 
 /// One command of the program.

@@ -120,7 +120,7 @@ impl QueuePair {
                 }
             }
             HostEvent::DataEnd { cid, offset, len, ddgst, success, .. } => {
-                self.handle_data_end(cx, cid, (offset, len), ddgst, success);
+                self.handle_data_end(cid, (offset, len), ddgst, success);
             }
             HostEvent::SendData(r2t) => self.grants.push_back(Grant { r2t, sent: 0 }),
             HostEvent::Terminated(request) => {
@@ -153,7 +153,6 @@ impl QueuePair {
     /// A C2HData has come whole; with SUCCESS it is also the end of its command.
     fn handle_data_end(
         &mut self,
-        cx: &mut Context<'_>,
         cid: CommandId,
         (offset, len): (u32, u32),
         ddgst: Option<u32>,
@@ -169,13 +168,11 @@ impl QueuePair {
             return;
         }
         let digest_failed = entry.digest_failed;
-        // Without a response there is no SQHD, so the controller may do so only without flow
-        // control (NVMe/TCP Transport 1.0, 3.3.2.2).
-        if self.link.as_ref().is_some_and(|link| link.flow != SqFlow::Off) {
-            let text = "C2HData with SUCCESS while SQ flow control is on".to_owned();
-            let lost = HostError::Protocol(self.config.address, text);
-            self.lose(cx, Ending::Lost(lost), None);
-            return;
+        // Without a response there is no SQHD, so SUCCESS is for queues without flow control
+        // (NVMe/TCP Transport 1.0, 3.3.2.2). Controllers exist that leave it on and say SUCCESS
+        // all the same: their heads are stale, so from here on only commands are counted.
+        if let Some(link) = &mut self.link {
+            link.flow = SqFlow::Off;
         }
         let cqe = Cqe { cid, status: Status::SUCCESS, ..Cqe::default() };
         self.finish(cid, if digest_failed { Err(CommandError::Digest) } else { Ok(cqe) });
