@@ -7,6 +7,7 @@
 pub mod cost;
 pub mod cpu;
 pub mod engine;
+pub mod gap;
 pub mod histogram;
 pub mod job;
 pub mod limit;

@@ -1,5 +1,6 @@
 //! `raceline bench`: experiments that say how good this machine and this program are.
 
+mod gap;
 mod limit;
 
 use crate::cli::bench::{BenchArgs, Experiment};
@@ -9,5 +10,6 @@ use crate::failure::Failure;
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.experiment {
         Experiment::Limit(args) => limit::run(args),
+        Experiment::Gap(args) => gap::run(args),
     }
 }

@@ -54,9 +54,13 @@ pub(crate) fn median(sorted: &[f64]) -> f64 {
 
 /// Names a point: `4k read depth 32 x 1`.
 #[must_use]
-pub fn case(config: &LimitConfig) -> String {
-    let rw = if config.write { "write" } else { "read" };
-    format!("{} {rw} depth {} x {}", size(config.io_bytes), config.depth, config.connections)
+pub fn case_name(io_bytes: usize, write: bool, depth: usize, connections: usize) -> String {
+    let rw = if write { "write" } else { "read" };
+    format!("{} {rw} depth {depth} x {connections}", size(io_bytes))
+}
+
+fn case(config: &LimitConfig) -> String {
+    case_name(config.io_bytes, config.write, config.depth, config.connections)
 }
 
 /// A size as options take it: `4k`.
@@ -68,6 +72,16 @@ fn size(bytes: usize) -> String {
     } else {
         bytes.to_string()
     }
+}
+
+/// A size as [`case_name`] writes it.
+pub(crate) fn parse_size(text: &str) -> Option<usize> {
+    let (digits, unit) = match text.split_at_checked(text.len().saturating_sub(1))? {
+        (digits, "k") => (digits, 1 << 10),
+        (digits, "m") => (digits, 1 << 20),
+        _ => (text, 1),
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
 impl Report {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use raceline_bench::limit::report::{Point, Report};
 use raceline_bench::limit::{self, Fixed, Limit, LimitConfig, LimitError, fill_region};
 
-use crate::cli::bench::{Direction, LimitArgs, WaitChoice};
+use crate::cli::bench::{Direction, LimitArgs};
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
@@ -87,9 +87,7 @@ fn grid(args: &LimitArgs) -> Vec<LimitConfig> {
 }
 
 fn fixed(args: &LimitArgs) -> Fixed {
-    // A blocking pair sleeps anyway: sending in pieces only wakes the other side more often.
-    let coalesce = args.coalesce || args.mode == WaitChoice::Blocking && args.chunk.0.is_none();
-    let chunk = match (args.per_pdu, coalesce) {
+    let chunk = match (args.per_pdu, args.coalesce) {
         (true, _) => Some(1),
         (false, true) => Some(limit::ALL),
         (false, false) => args.chunk.0,

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use raceline_bdev::ByteSize;
-use raceline_bench::limit;
+use raceline_bench::{gap, limit};
 use raceline_reactor::HugePages;
 
-use super::values::{self, OutputFormat};
+use super::values::{self, IoChoice, ModeChoice, OutputFormat};
 
 /// Arguments of `bench`.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,6 +20,8 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Experiment {
     /// Measure what this machine's TCP gives to a pair that does nothing but move NVMe's bytes
     Limit(LimitArgs),
+    /// Measure target and host against that limit, pair of short runs by pair
+    Gap(GapArgs),
 }
 
 /// Arguments of `bench limit`.
@@ -101,6 +103,73 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "auto|on|off", default_value = "auto", value_parser = prefetch)]
     #[arg(help_heading = "Tuning")]
     pub(crate) prefetch: Auto<limit::Prefetch>,
+
+    #[command(flatten)]
+    pub(crate) cores: CoreArgs,
+
+    /// For people or for programs
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(crate) output: OutputFormat,
+}
+
+/// Arguments of `bench gap`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+The bare pair of `bench limit` and Raceline's target and host are measured in turn, on the same \
+two cores with the same amount of memory of the same pages; what counts is the median of the \
+ratios of neighbouring runs. Pairs during which other processes used more than 5 % of the cores, \
+or the hypervisor took more than 1 % away, are repeated, and reported if that does not help.
+
+Example: raceline bench gap --points io=4k,depth=1|32,connections=1 -o json")]
+pub(crate) struct GapArgs {
+    /// 24 points that say most, in a few minutes
+    #[arg(long, help_heading = "Points")]
+    pub(crate) quick: bool,
+
+    /// Which points, as in io=4k|16k,rw=read,depth=1|32,connections=16 [default: all]
+    #[arg(long, value_name = "FILTER", help_heading = "Points")]
+    pub(crate) points: Option<gap::Selection>,
+
+    /// Size of the namespace, and of the limit's region
+    #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = memory)]
+    #[arg(help_heading = "Workload")]
+    pub(crate) memory: usize,
+
+    /// The pages of both; huge ones must be reserved (sysctl vm.nr_hugepages)
+    #[arg(long, value_enum, value_name = "KIND", default_value_t, help_heading = "Workload")]
+    pub(crate) pages: PagesChoice,
+
+    /// A namespace without storage, against the limit out of 1M that the caches hold
+    #[arg(long, help_heading = "Workload")]
+    pub(crate) null: bool,
+
+    /// Pairs of runs per point
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Workload")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) pairs: u16,
+
+    /// How long each run is measured
+    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "300ms")]
+    #[arg(value_parser = values::positive_time, help_heading = "Workload")]
+    pub(crate) runtime: Duration,
+
+    /// How long each run goes before it is measured
+    #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "50ms")]
+    #[arg(value_parser = values::time, help_heading = "Workload")]
+    pub(crate) ramp_time: Duration,
+
+    /// The same seed gives the same addresses and data
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
+    pub(crate) seed: u64,
+
+    /// What a core of Raceline does when it has nothing to do; against interrupt the limit
+    /// blocks, too
+    #[arg(long, value_enum, default_value = "poll")]
+    pub(crate) mode: ModeChoice,
+
+    /// How Raceline does I/O
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub(crate) io: IoChoice,
 
     #[command(flatten)]
     pub(crate) cores: CoreArgs,

@@ -1,0 +1,247 @@
+//! The gap: how close Raceline's target and host come to the limit, pair of runs by pair.
+//!
+//! Both are measured over the loopback in this process, on the same two cores, with as much
+//! memory of the same pages behind them: a short run of the bare pair of [`crate::limit`], a
+//! short run of target and host, and so on in turn. What disturbs the machine for longer than a
+//! run then disturbs both, and their ratio says more than either figure. Each side sleeps while
+//! the other is measured, and the connections of a point are made once.
+
+mod grid;
+mod product;
+mod quiet;
+pub mod report;
+
+use std::time::Duration;
+
+use raceline_reactor::buffer::PageBuf;
+use raceline_reactor::{Backend, HugePages, Mode};
+use raceline_target::TargetError;
+
+use crate::engine::EngineError;
+use crate::histogram::Latencies;
+use crate::limit::{self, Fixed, Limit, LimitConfig, LimitError, Tuning, fill_region};
+
+pub use grid::{Case, Selection, UnknownSelection, full, quick};
+
+use self::product::Product;
+use self::quiet::Machine;
+
+/// Pairs that were disturbed are repeated until there are so many times the pairs asked for.
+const ATTEMPTS_FACTOR: usize = 3;
+
+/// How to measure, for all points.
+#[derive(Clone, Debug)]
+pub struct GapConfig {
+    /// Bytes of the namespace, and of the limit's region.
+    pub memory_bytes: usize,
+    /// What both are made of.
+    pub pages: HugePages,
+    /// A namespace without storage against the limit out of a hot region.
+    pub null: bool,
+    /// What the cores of target and host do when they are idle. In interrupt mode, the limit
+    /// blocks as well; otherwise it polls.
+    pub mode: Mode,
+    /// How target and host do I/O.
+    pub backend: Backend,
+    /// The core of the target; `None` lets it float.
+    pub target_core: Option<usize>,
+    /// The core of the host; `None` lets it float.
+    pub host_core: Option<usize>,
+    /// Pairs of runs per point.
+    pub pairs: usize,
+    /// How long each run goes before it is measured.
+    pub ramp: Duration,
+    /// How long each run is measured.
+    pub time: Duration,
+    /// The same seed gives the same addresses and data.
+    pub seed: u64,
+}
+
+/// One run of the limit and one of Raceline, next to each other in time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pair {
+    /// Commands per second of the limit.
+    pub limit_iops: f64,
+    /// Commands per second of Raceline.
+    pub iops: f64,
+    /// What other processes used meanwhile, in percent of all cores.
+    pub foreign_percent: f64,
+    /// What the hypervisor gave to others meanwhile, in percent of all cores.
+    pub stolen_percent: f64,
+}
+
+/// What was found for one point.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// Which.
+    pub case: Case,
+    /// The choices that were best for the limit.
+    pub tuning: Tuning,
+    /// As many as asked for: the quiet ones, else the least disturbed.
+    pub pairs: Vec<Pair>,
+    /// Pairs that were repeated because something disturbed them.
+    pub repeated: usize,
+    /// Latencies of Raceline's commands, all runs together.
+    pub latencies: Latencies,
+}
+
+/// Why a gap could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum GapError {
+    /// The limit's side failed.
+    #[error("the limit: {0}")]
+    Limit(#[from] LimitError),
+    /// Raceline's target failed.
+    #[error("the target: {0}")]
+    Target(#[from] TargetError),
+    /// Raceline's host failed.
+    #[error("the host: {0}")]
+    Host(#[from] EngineError),
+    /// A command failed.
+    #[error("{case}: {why}")]
+    Command {
+        /// At which point.
+        case: Case,
+        /// Why.
+        why: String,
+    },
+    /// The namespace's memory cannot be had.
+    #[error("cannot map {bytes} bytes for the namespace: {error}")]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Asked to stop.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl Pair {
+    /// Raceline's part of the limit.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        if self.limit_iops > 0.0 { self.iops / self.limit_iops } else { 0.0 }
+    }
+
+    /// Whether the figures may be somebody else's fault.
+    #[must_use]
+    pub fn is_disturbed(&self) -> bool {
+        self.foreign_percent > quiet::FOREIGN_PERCENT_MAX
+            || self.stolen_percent > quiet::STOLEN_PERCENT_MAX
+    }
+
+    fn disturbance(&self) -> f64 {
+        self.foreign_percent + self.stolen_percent
+    }
+}
+
+/// A target and the memory of a limit, for one point after the other.
+pub struct Gap {
+    config: GapConfig,
+    product: Product,
+    /// The limit's memory, while no limit has it.
+    region: Option<PageBuf>,
+}
+
+impl Gap {
+    /// Starts the target with a filled namespace that can serve these cases.
+    ///
+    /// # Errors
+    /// When memory, threads or the listening socket cannot be had.
+    pub fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
+        let product = Product::start(config, cases)?;
+        Ok(Self { config: config.clone(), product, region: None })
+    }
+
+    /// Measures one point. `stop` is asked several times a second.
+    ///
+    /// # Errors
+    /// When either side fails, or `stop` says true.
+    pub fn measure(&mut self, case: Case, stop: &dyn Fn() -> bool) -> Result<Point, GapError> {
+        let config = self.limit_config(case);
+        let region = match self.region.take() {
+            Some(region) => region,
+            None => fill_region(config.memory_bytes, config.pages, config.seed)?,
+        };
+        let mut limit = Limit::start(&config, region)?;
+        let point = self.measure_with(&mut limit, case, stop);
+        self.region = limit.stop();
+        point
+    }
+
+    /// Ends the target.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn stop(self) -> Result<(), GapError> {
+        Ok(self.product.stop()?)
+    }
+
+    fn measure_with(
+        &self,
+        limit: &mut Limit,
+        case: Case,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Point, GapError> {
+        let config = &self.config;
+        limit.calibrate()?;
+        let mut watch = |_| !stop();
+        let mut session = self.product.connect(config, case, &mut watch)?;
+        let mut latencies = Latencies::new();
+        let mut quiet: Vec<Pair> = Vec::with_capacity(config.pairs);
+        let mut disturbed: Vec<Pair> = Vec::new();
+        let mut seed = config.seed;
+        while quiet.len() < config.pairs
+            && quiet.len() + disturbed.len() < config.pairs * ATTEMPTS_FACTOR
+        {
+            let before = Machine::now();
+            let bare = limit.run(config.ramp, config.time)?;
+            seed = seed.wrapping_add(1);
+            let outcome = self.product.run(config, &mut session, seed)?;
+            if stop() {
+                return Err(GapError::Stopped);
+            }
+            if let Some(error) = outcome.error {
+                return Err(GapError::Command { case, why: format!("{error:?}") });
+            }
+            let side = if case.write { &outcome.write } else { &outcome.read };
+            let (foreign_percent, stolen_percent) = Machine::now().since(&before);
+            let pair = Pair {
+                limit_iops: bare.iops(),
+                iops: side.count() as f64 / outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE),
+                foreign_percent,
+                stolen_percent,
+            };
+            latencies.merge(side);
+            if pair.is_disturbed() { &mut disturbed } else { &mut quiet }.push(pair);
+        }
+        disturbed.sort_by(|a, b| a.disturbance().total_cmp(&b.disturbance()));
+        let missing = config.pairs - quiet.len();
+        let repeated = disturbed.len().saturating_sub(missing);
+        quiet.extend(disturbed.into_iter().take(missing));
+        Ok(Point { case, tuning: limit.tuning(), pairs: quiet, repeated, latencies })
+    }
+
+    fn limit_config(&self, case: Case) -> LimitConfig {
+        let config = &self.config;
+        let hot = limit::HOT_BYTES.max(case.io_bytes as usize);
+        LimitConfig {
+            io_bytes: case.io_bytes as usize,
+            write: case.write,
+            depth: case.depth.into(),
+            connections: case.connections.into(),
+            memory_bytes: if config.null { hot } else { config.memory_bytes },
+            pages: config.pages,
+            mode: match config.mode {
+                Mode::Interrupt => limit::Mode::Blocking,
+                Mode::Poll | Mode::Adaptive { .. } => limit::Mode::Polled,
+            },
+            target_core: config.target_core,
+            host_core: config.host_core,
+            fixed: Fixed::default(),
+            seed: config.seed,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Raceline's side: a target with one namespace, and a host, in this process.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use raceline_bdev::{Backing, ByteSize, DeviceSpec, Identity, RamBdev, SharedBdev};
+use raceline_host::HostConfig;
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::Mode;
+use raceline_target::{
+    HostAccess, NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig,
+    TargetError,
+};
+
+use super::{Case, GapConfig, GapError};
+use crate::engine::{EngineConfig, EngineError, Outcome, Progress, Session};
+use crate::random::Random;
+use crate::workload::RwMode;
+
+const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:gap";
+const HOST: &str = "nqn.2026-01.io.raceline:gap-host";
+/// The namespace and the host, in a process of their own, need no better ones.
+const UUID: [u8; 16] = *b"raceline-gap-one";
+
+/// How much is filled at a time.
+const FILL_BYTES: usize = 1 << 20;
+
+/// A running target.
+pub(super) struct Product {
+    target: Target,
+    address: SocketAddr,
+}
+
+impl Product {
+    /// Starts it with a filled namespace, and lets it sleep.
+    pub(super) fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
+        let target = Target::start(target_config(config, cases))?;
+        let nqn = name(SUBSYSTEM);
+        target.add_subsystem(SubsystemConfig {
+            nqn: nqn.clone(),
+            serial: "RLGAP".to_owned(),
+            model: "Raceline".to_owned(),
+            hosts: HostAccess::Any,
+        })?;
+        let bdev = device(config)?;
+        let namespace = NamespaceConfig { nsid: None, bdev, uuid: Some(UUID), nguid: None };
+        target.add_namespace(&nqn, namespace)?;
+        let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        target.set_mode(Mode::Interrupt);
+        Ok(Self { target, address })
+    }
+
+    /// Connects a host for one case, and lets both sleep.
+    pub(super) fn connect<'a>(
+        &self,
+        config: &GapConfig,
+        case: Case,
+        watch: &'a mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Session<'a>, EngineError> {
+        let mut host = HostConfig::new(self.address, name(SUBSYSTEM), name(HOST), HostId(UUID));
+        host.io_queues = case.connections;
+        host.io_entries = case.depth.saturating_add(1);
+        // A host that sleeps has nothing to say.
+        host.kato_ms = 0;
+        let engine = EngineConfig {
+            host,
+            nsid: NamespaceId(1),
+            mode: if case.write { RwMode::RandWrite } else { RwMode::RandRead },
+            mixed_read_percent: 0,
+            io_bytes: case.io_bytes,
+            depth: case.depth,
+            offset_bytes: 0,
+            size_bytes: None,
+            seed: config.seed,
+            verify: false,
+            rate_iops: None,
+            ramp: config.ramp,
+            runtime: config.time,
+            cores: config.host_core.into_iter().collect(),
+            reactor_mode: Mode::Interrupt,
+            backend: config.backend,
+        };
+        Session::connect(&engine, watch)
+    }
+
+    /// One run; before and after it, target and host sleep.
+    pub(super) fn run(
+        &self,
+        config: &GapConfig,
+        session: &mut Session<'_>,
+        seed: u64,
+    ) -> Result<Outcome, EngineError> {
+        let set_mode = |session: &Session<'_>, mode| {
+            self.target.set_mode(mode);
+            session.set_mode(mode);
+        };
+        set_mode(session, config.mode);
+        let outcome = session.run(seed);
+        set_mode(session, Mode::Interrupt);
+        outcome
+    }
+
+    pub(super) fn stop(self) -> Result<(), TargetError> {
+        self.target.shutdown()
+    }
+}
+
+/// The usual target, as large as the cases need.
+fn target_config(config: &GapConfig, cases: &[Case]) -> TargetConfig {
+    let usual = TargetConfig::default();
+    let connections = cases.iter().map(|case| case.connections).max().unwrap_or(1);
+    let depth = cases.iter().map(|case| case.depth).max().unwrap_or(1);
+    let io_bytes = cases.iter().map(|case| case.io_bytes).max().unwrap_or(0);
+    let sockets = usize::from(connections) + 1;
+    TargetConfig {
+        cores: config.target_core.into_iter().collect(),
+        mode: config.mode,
+        backend: config.backend,
+        max_io_bytes: usual.max_io_bytes.max(io_bytes.next_power_of_two()),
+        max_queue_entries: usual.max_queue_entries.max(depth.saturating_add(1)),
+        max_io_queues: usual.max_io_queues.max(connections),
+        // A host connects all its queues at once.
+        pre_connect: PreConnectLimits {
+            total: usual.pre_connect.total.max(sockets),
+            per_source: usual.pre_connect.per_source.max(sockets),
+            ..usual.pre_connect
+        },
+        ..usual
+    }
+}
+
+fn device(config: &GapConfig) -> Result<SharedBdev, GapError> {
+    let bytes = config.memory_bytes;
+    let failed = |error| GapError::Memory { bytes, error };
+    if config.null {
+        let spec = DeviceSpec::new(Backing::Null { size: ByteSize(bytes as u64) });
+        let device = raceline_bdev::open(&spec, &Identity::of_this_machine());
+        return device.map_err(|error| failed(std::io::Error::other(error)));
+    }
+    let device = RamBdev::with_pages(bytes as u64, config.pages).map_err(failed)?;
+    let mut random = Random::new(config.seed);
+    let mut block = vec![0; FILL_BYTES];
+    let region = device.region();
+    for offset in (0..region.len()).step_by(FILL_BYTES) {
+        let len = FILL_BYTES.min(region.len() - offset);
+        random.fill(&mut block[..len]);
+        region.copy_in(offset as u64, &block[..len]);
+    }
+    Ok(Arc::new(device))
+}
+
+fn name(nqn: &str) -> Nqn {
+    Nqn::new(nqn).expect("a constant NQN")
+}

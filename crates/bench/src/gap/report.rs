@@ -1,0 +1,199 @@
+//! The gap for people, as a table with the bar on each line, and for programs, as a JSON list.
+
+use serde::Serialize;
+
+use super::{GapConfig, Pair, Point};
+use crate::limit::report::{median, whole};
+use crate::report::{grouped, latency_text};
+
+/// What a RAM namespace must reach of the limit with the same memory.
+pub const BAR: f64 = 0.85;
+/// What a namespace without storage must reach of the limit out of a hot region.
+pub const BAR_NULL: f64 = 0.8;
+
+/// All points of a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// How they were measured.
+    pub config: GapConfig,
+    /// The pages, by name.
+    pub pages: String,
+    /// The points, in the order in which they were measured.
+    pub points: Vec<Point>,
+}
+
+/// The figures of a point.
+struct Figures {
+    limit_iops: f64,
+    iops: f64,
+    /// Median, least and most.
+    ratio: f64,
+    least: f64,
+    most: f64,
+    disturbed: usize,
+}
+
+impl Figures {
+    fn of(point: &Point) -> Self {
+        let sorted = |value: fn(&Pair) -> f64| {
+            let mut values: Vec<f64> = point.pairs.iter().map(value).collect();
+            values.sort_by(f64::total_cmp);
+            values
+        };
+        let ratios = sorted(Pair::ratio);
+        Self {
+            limit_iops: median(&sorted(|pair| pair.limit_iops)),
+            iops: median(&sorted(|pair| pair.iops)),
+            ratio: median(&ratios),
+            least: ratios.first().copied().unwrap_or(0.0),
+            most: ratios.last().copied().unwrap_or(0.0),
+            disturbed: point.pairs.iter().filter(|pair| pair.is_disturbed()).count(),
+        }
+    }
+}
+
+impl Report {
+    /// What each point must reach.
+    #[must_use]
+    pub fn bar(&self) -> f64 {
+        if self.config.null { BAR_NULL } else { BAR }
+    }
+
+    /// The first line of the table.
+    #[must_use]
+    pub fn heading(&self) -> String {
+        format!(
+            "{:<28}{:>12}{:>12}{:>8}{:>15}{:>7}{:>10}{:>10}  notes ({} pages)\n",
+            "case", "limit", "Raceline", "ratio", "spread", "bar", "p50", "p99", self.pages
+        )
+    }
+
+    /// One line of the table.
+    #[must_use]
+    pub fn row(&self, point: &Point) -> String {
+        let figures = Figures::of(point);
+        let reached = figures.ratio >= self.bar();
+        let notes = match figures.disturbed {
+            0 => String::new(),
+            count => format!("  {count} of {} pairs disturbed", point.pairs.len()),
+        };
+        format!(
+            "{:<28}{:>12}{:>12}{:>8.2}{:>15}{:>7}{:>10}{:>10}{notes}\n",
+            point.case.to_string(),
+            grouped(whole(figures.limit_iops)),
+            grouped(whole(figures.iops)),
+            figures.ratio,
+            format!("{:.2}-{:.2}", figures.least, figures.most),
+            if reached { "ok" } else { "BELOW" },
+            latency_text(point.latencies.percentile_ns(50.0) as f64),
+            latency_text(point.latencies.percentile_ns(99.0) as f64),
+        )
+    }
+
+    /// The last line of the table.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let figures: Vec<Figures> = self.points.iter().map(Figures::of).collect();
+        let below = figures.iter().filter(|point| point.ratio < self.bar()).count();
+        let disturbed = figures.iter().filter(|point| point.disturbed > 0).count();
+        let worst = self.points.iter().zip(&figures).min_by(|a, b| a.1.ratio.total_cmp(&b.1.ratio));
+        let worst = worst.map_or(String::new(), |(point, figures)| {
+            format!("; the worst is {:.2} ({})", figures.ratio, point.case)
+        });
+        format!(
+            "\n{} points, {below} below {}{worst}; {disturbed} with disturbed pairs\n",
+            figures.len(),
+            self.bar()
+        )
+    }
+
+    /// A list of objects, one per point, ended by a line feed.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let points: Vec<PointJson> =
+            self.points.iter().map(|point| PointJson::new(self, point)).collect();
+        let mut text = serde_json::to_string_pretty(&points).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+#[derive(Serialize)]
+struct PointJson<'a> {
+    case: String,
+    rw: &'static str,
+    io_bytes: u32,
+    depth: u16,
+    connections: u16,
+    memory: &'static str,
+    memory_bytes: usize,
+    pages: &'a str,
+    limit_iops: f64,
+    iops: f64,
+    /// Median of the pairs' ratios.
+    ratio: f64,
+    ratio_min: f64,
+    ratio_max: f64,
+    /// `ratio_max` - `ratio_min`.
+    spread: f64,
+    bar: f64,
+    reached: bool,
+    pairs: Vec<PairJson>,
+    /// Pairs that count although others disturbed them.
+    disturbed: usize,
+    /// Pairs that do not count because others disturbed them.
+    repeated: usize,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    limit_tuning: String,
+}
+
+#[derive(Serialize)]
+struct PairJson {
+    limit_iops: f64,
+    iops: f64,
+    ratio: f64,
+    foreign_percent: f64,
+    stolen_percent: f64,
+}
+
+impl<'a> PointJson<'a> {
+    fn new(report: &'a Report, point: &Point) -> Self {
+        let figures = Figures::of(point);
+        let case = point.case;
+        let micros = |percentile| point.latencies.percentile_ns(percentile) as f64 / 1000.0;
+        let pair = |pair: &Pair| PairJson {
+            limit_iops: pair.limit_iops,
+            iops: pair.iops,
+            ratio: pair.ratio(),
+            foreign_percent: pair.foreign_percent,
+            stolen_percent: pair.stolen_percent,
+        };
+        Self {
+            case: case.to_string(),
+            rw: if case.write { "write" } else { "read" },
+            io_bytes: case.io_bytes,
+            depth: case.depth,
+            connections: case.connections,
+            memory: if report.config.null { "null" } else { "ram" },
+            memory_bytes: report.config.memory_bytes,
+            pages: &report.pages,
+            limit_iops: figures.limit_iops,
+            iops: figures.iops,
+            ratio: figures.ratio,
+            ratio_min: figures.least,
+            ratio_max: figures.most,
+            spread: figures.most - figures.least,
+            bar: report.bar(),
+            reached: figures.ratio >= report.bar(),
+            pairs: point.pairs.iter().map(pair).collect(),
+            disturbed: figures.disturbed,
+            repeated: point.repeated,
+            p50_us: micros(50.0),
+            p99_us: micros(99.0),
+            p999_us: micros(99.9),
+            limit_tuning: point.tuning.to_string(),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The gap measures both sides, over connections that it makes once per point.
+
+use std::time::Duration;
+
+use raceline_bench::gap::report::Report;
+use raceline_bench::gap::{Case, Gap, GapConfig, GapError};
+use raceline_reactor::{Backend, HugePages, Mode};
+
+const CASES: [Case; 3] = [
+    Case { io_bytes: 4096, write: false, depth: 8, connections: 2 },
+    // More than the usual queue holds.
+    Case { io_bytes: 4096, write: true, depth: 128, connections: 1 },
+    Case { io_bytes: 128 << 10, write: true, depth: 2, connections: 1 },
+];
+
+fn config() -> GapConfig {
+    GapConfig {
+        memory_bytes: 8 << 20,
+        pages: HugePages::None,
+        null: false,
+        // Tests may have one core for both sides; then the limit blocks, too.
+        mode: Mode::Interrupt,
+        backend: Backend::Auto,
+        target_core: None,
+        host_core: None,
+        pairs: 2,
+        ramp: Duration::from_millis(5),
+        time: Duration::from_millis(30),
+        seed: 1,
+    }
+}
+
+fn report(config: GapConfig) -> Report {
+    let mut gap = Gap::start(&config, &CASES).expect("a target");
+    let mut report = Report { config, pages: "plain".to_owned(), points: Vec::new() };
+    for case in CASES {
+        let point = gap.measure(case, &|| false);
+        report.points.push(point.unwrap_or_else(|error| panic!("{case}: {error}")));
+    }
+    gap.stop().expect("the target ends");
+    report
+}
+
+#[test]
+fn each_point_has_its_pairs_and_they_are_in_the_json() {
+    let report = report(config());
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), CASES.len());
+    for (point, case) in json.as_array().unwrap().iter().zip(CASES) {
+        let number = |name: &str| point[name].as_f64().unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(point["case"], case.to_string());
+        assert!(number("limit_iops") > 0.0 && number("iops") > 0.0);
+        assert!(number("ratio_min") <= number("ratio") && number("ratio") <= number("ratio_max"));
+        assert!((number("spread") - (number("ratio_max") - number("ratio_min"))).abs() < 1e-9);
+        assert_eq!(point["reached"], number("ratio") >= 0.85);
+        assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"));
+        assert_eq!(point["pairs"].as_array().unwrap().len(), 2);
+        assert!(point["pairs"][0]["ratio"].as_f64().unwrap() > 0.0);
+        assert_eq!((&point["pages"], &point["memory"]), (&"plain".into(), &"ram".into()));
+    }
+}
+
+#[test]
+fn the_table_has_a_line_per_point_and_a_summary() {
+    let report = report(GapConfig { null: true, pairs: 1, ..config() });
+    let width = report.heading().find("notes").unwrap();
+    for point in &report.points {
+        let row = report.row(point);
+        assert!(row.starts_with(&point.case.to_string()) && row.len() >= width - 3, "{row}");
+        assert!(row.contains(" ok ") || row.contains(" BELOW "), "{row}");
+    }
+    let summary = report.summary();
+    assert!(summary.contains("3 points") && summary.contains("below 0.8;"), "{summary}");
+}
+
+#[test]
+fn asked_to_stop_it_stops() {
+    let config = config();
+    let mut gap = Gap::start(&config, &CASES).unwrap();
+    let stopped = gap.measure(CASES[0], &|| true);
+    assert!(matches!(stopped, Err(GapError::Stopped | GapError::Host(_))));
+    gap.stop().unwrap();
+}

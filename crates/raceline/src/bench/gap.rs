@@ -1,0 +1,110 @@
+//! `raceline bench gap`: the points of a grid, each in pairs of runs.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use raceline_bench::gap::report::Report;
+use raceline_bench::gap::{self, Case, Gap, GapConfig, GapError};
+use raceline_bench::limit::{CONNECTIONS_MAX, DEPTH_MAX};
+
+use crate::cli::bench::GapArgs;
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{limits, shell};
+
+/// Measures all points and prints the report.
+pub(crate) fn run(args: &GapArgs) -> Result<(), Failure> {
+    let cases = cases(args)?;
+    limits::raise_file_descriptors();
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let config = config(args);
+    let mut gap = Gap::start(&config, &cases).map_err(failure)?;
+    let report = Report { config, pages: args.pages.name().to_owned(), points: Vec::new() };
+    let measured = measure(args, &cases, &mut gap, report, &interrupt);
+    let stopped = gap.stop().map_err(failure);
+    let report = measured?;
+    stopped?;
+    match args.output {
+        OutputFormat::Table => shell::print(report.summary().as_bytes()),
+        OutputFormat::Json => shell::print(report.to_json().as_bytes()),
+    }
+}
+
+fn measure(
+    args: &GapArgs,
+    cases: &[Case],
+    gap: &mut Gap,
+    mut report: Report,
+    interrupt: &Interrupt,
+) -> Result<Report, Failure> {
+    let table = args.output == OutputFormat::Table;
+    if table {
+        shell::print(report.heading().as_bytes())?;
+    }
+    let bar = bar(cases.len());
+    for &case in cases {
+        bar.set_message(case.to_string());
+        let point = gap.measure(case, &|| interrupt.requested().is_some());
+        if let Some(signal) = interrupt.requested() {
+            return Err(Failure::signal(signal));
+        }
+        let point = point.map_err(failure)?;
+        if table {
+            bar.suspend(|| shell::print(report.row(&point).as_bytes()))?;
+        }
+        report.points.push(point);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(report)
+}
+
+fn cases(args: &GapArgs) -> Result<Vec<Case>, Failure> {
+    let selection = args.points.clone().unwrap_or_default();
+    let cases = if args.quick { gap::quick(&selection) } else { gap::full(&selection) };
+    if cases.is_empty() {
+        return Err(Failure::usage("--points leaves none of the points of --quick"));
+    }
+    let fits = |case: &&Case| {
+        usize::from(case.depth) < DEPTH_MAX && usize::from(case.connections) <= CONNECTIONS_MAX
+    };
+    if let Some(case) = cases.iter().find(|case| !fits(case)) {
+        return Err(Failure::usage(format!(
+            "{case}: a connection carries at most {} commands, and there are at most {CONNECTIONS_MAX} connections",
+            DEPTH_MAX - 1
+        )));
+    }
+    Ok(cases)
+}
+
+fn config(args: &GapArgs) -> GapConfig {
+    GapConfig {
+        memory_bytes: args.memory,
+        pages: args.pages.into(),
+        null: args.null,
+        mode: args.mode.into(),
+        backend: args.io.into(),
+        target_core: Some(args.cores.target_core),
+        host_core: Some(args.cores.host_core),
+        pairs: args.pairs.into(),
+        ramp: args.ramp_time,
+        time: args.runtime,
+        seed: args.seed,
+    }
+}
+
+fn failure(error: GapError) -> Failure {
+    match error {
+        GapError::Limit(error) => super::limit::failure(error),
+        other => Failure::runtime(other),
+    }
+}
+
+/// A line on standard error that shows how far it is, if that is a terminal.
+fn bar(points: usize) -> ProgressBar {
+    let target = ProgressDrawTarget::stderr();
+    let bar = ProgressBar::with_draw_target(Some(points as u64), target);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos} of {len}, {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
