@@ -30,7 +30,7 @@ pub struct TargetConfig {
     pub small_buffers_per_core: usize,
     /// Bounds on sockets that have not completed Connect.
     pub pre_connect: PreConnectLimits,
-    /// Controllers that one host may have at a time.
+    /// Controllers that one host may have at a time; hosts without a name count as one.
     pub max_controllers_per_host: usize,
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use raceline_proto::nvme::{ControllerId, Nqn};
+use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
 use crate::config::TargetConfig;
@@ -30,7 +30,7 @@ struct Registry {
 struct Entry {
     place: Place,
     subsystem: Nqn,
-    host: Nqn,
+    host: HostNqn,
 }
 
 /// Why there is no controller number.
@@ -137,7 +137,7 @@ impl Shared {
         &self,
         place: Place,
         subsystem: &Nqn,
-        host: &Nqn,
+        host: &HostNqn,
     ) -> Result<ControllerId, NoController> {
         let mut registry = self.lock();
         let of_host = registry.controllers.values().filter(|entry| entry.host == *host).count();
@@ -192,13 +192,14 @@ mod tests {
     fn a_controller_number_is_not_reused_before_all_others() {
         let shared = Shared::new(TargetConfig::default(), 1);
         let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
-        let host = Nqn::new("nqn.2026-01.io.raceline:h").unwrap();
+        let other = Nqn::new("nqn.2026-01.io.raceline:h").unwrap();
+        let host = HostNqn::Named(other.clone());
         let first = shared.add_controller(place(), &nqn, &host).unwrap();
         shared.remove_controller(first);
         let second = shared.add_controller(place(), &nqn, &host).unwrap();
         assert_ne!(first, second);
         assert!(shared.find_controller(second, &nqn).is_some());
-        assert!(shared.find_controller(second, &host).is_none());
+        assert!(shared.find_controller(second, &other).is_none());
     }
 
     #[test]
@@ -206,7 +207,7 @@ mod tests {
         let config = TargetConfig { max_controllers_per_host: 2, ..TargetConfig::default() };
         let shared = Shared::new(config, 1);
         let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
-        let host = Nqn::new("nqn.2026-01.io.raceline:h").unwrap();
+        let host = HostNqn::Named(Nqn::new("nqn.2026-01.io.raceline:h").unwrap());
         shared.add_controller(place(), &nqn, &host).unwrap();
         shared.add_controller(place(), &nqn, &host).unwrap();
         assert_eq!(shared.add_controller(place(), &nqn, &host), Err(NoController::HostLimit));

@@ -22,7 +22,7 @@ use super::subsystem::{Limits, Subsystem, TargetView};
 use super::transfer::sgl_transfer;
 use crate::nvme::fabrics::{CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectWords};
 use crate::nvme::opcode::fabrics;
-use crate::nvme::{ControllerId, Direction, HostId, Nqn, QueueId, Sqe, Status, Transfer};
+use crate::nvme::{ControllerId, Direction, HostId, HostNqn, Nqn, QueueId, Sqe, Status, Transfer};
 
 /// A Connect whose form is right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct ConnectRequest {
     /// SUBNQN.
     pub subnqn: Nqn,
     /// HOSTNQN.
-    pub hostnqn: Nqn,
+    pub hostnqn: HostNqn,
 }
 
 /// Why a Connect is refused.
@@ -142,7 +142,8 @@ pub fn parse_connect(sqe: &Sqe, data: &[u8]) -> Result<ConnectRequest, ConnectEr
         return Err(ConnectError::status(Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()));
     }
     let subnqn = Nqn::from_field(&data.subnqn).map_err(|_| ConnectError::in_data(IPO_SUBNQN))?;
-    let hostnqn = Nqn::from_field(&data.hostnqn).map_err(|_| ConnectError::in_data(IPO_HOSTNQN))?;
+    let hostnqn =
+        HostNqn::from_field(&data.hostnqn).map_err(|_| ConnectError::in_data(IPO_HOSTNQN))?;
     Ok(ConnectRequest {
         qid: words.qid,
         queue_entries: u32::from(words.sqsize) + 1,

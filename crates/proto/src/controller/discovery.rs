@@ -14,7 +14,7 @@ use crate::nvme::discovery::{
     TRTYPE_TCP,
 };
 use crate::nvme::identify::ascii_field;
-use crate::nvme::{ControllerId, Nqn, Status};
+use crate::nvme::{ControllerId, HostNqn, Nqn, Status};
 
 /// What discovery controllers grant.
 pub const DISCOVERY_LIMITS: Limits =
@@ -35,7 +35,7 @@ struct Snapshot {
 /// The Discovery log of one association.
 #[derive(Debug)]
 pub(crate) struct DiscoveryLog {
-    host: Nqn,
+    host: HostNqn,
     /// The address that the host connected to.
     local: IpAddr,
     current: Snapshot,
@@ -44,7 +44,7 @@ pub(crate) struct DiscoveryLog {
 }
 
 impl DiscoveryLog {
-    pub(crate) fn new(view: Arc<TargetView>, host: &Nqn, local: IpAddr) -> Self {
+    pub(crate) fn new(view: Arc<TargetView>, host: &HostNqn, local: IpAddr) -> Self {
         let current = Snapshot { genctr: view.generation, view };
         Self { host: host.clone(), local: local.to_canonical(), reading: current.clone(), current }
     }

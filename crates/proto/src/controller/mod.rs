@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::nvme::{CommandId, ControllerId, HostId, NamespaceId, Nqn, QueueId, Status};
+use crate::nvme::{CommandId, ControllerId, HostId, HostNqn, NamespaceId, QueueId, Status};
 
 mod admin;
 mod changed;
@@ -156,7 +156,7 @@ pub enum AbandonReason {
 #[derive(Debug)]
 pub struct Controller {
     cntlid: ControllerId,
-    hostnqn: Nqn,
+    hostnqn: HostNqn,
     hostid: HostId,
     kind: Kind,
     created: Instant,
@@ -228,7 +228,7 @@ impl Controller {
 
     /// The host of the association.
     #[must_use]
-    pub fn hostnqn(&self) -> &Nqn {
+    pub fn hostnqn(&self) -> &HostNqn {
         &self.hostnqn
     }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::nvme::{NamespaceId, Nqn};
+use crate::nvme::{HostNqn, NamespaceId, Nqn};
 
 /// The greatest NSID (NN), and the most namespaces of a subsystem (MNAN). Hosts size tables by it.
 pub const MAX_NSID: u32 = 1024;
@@ -47,7 +47,7 @@ pub struct Namespace {
 /// Who may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostAccess {
-    /// Any host.
+    /// Any host, also one without a name.
     Any,
     /// These hosts; nobody when empty.
     List(Vec<Nqn>),
@@ -56,10 +56,11 @@ pub enum HostAccess {
 impl HostAccess {
     /// Whether this host may connect.
     #[must_use]
-    pub fn admits(&self, host: &Nqn) -> bool {
-        match self {
-            Self::Any => true,
-            Self::List(hosts) => hosts.contains(host),
+    pub fn admits(&self, host: &HostNqn) -> bool {
+        match (self, host) {
+            (Self::Any, _) => true,
+            (Self::List(hosts), HostNqn::Named(host)) => hosts.contains(host),
+            (Self::List(_), HostNqn::Unnamed) => false,
         }
     }
 }

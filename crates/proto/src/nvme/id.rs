@@ -176,6 +176,39 @@ impl fmt::Debug for Nqn {
     }
 }
 
+/// HOSTNQN of a Connect: who the host says that it is (Fabrics 1.1, 3.3).
+///
+/// Hosts exist that leave the field empty. That is a host which no list of hosts can name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostNqn {
+    /// The field is empty.
+    Unnamed,
+    /// The host's name.
+    Named(Nqn),
+}
+
+impl HostNqn {
+    /// Reads a 256-byte NQN field.
+    ///
+    /// # Errors
+    /// When the field holds something that is no NQN.
+    pub fn from_field(field: &[u8; Nqn::FIELD_LEN]) -> Result<Self, NqnError> {
+        match field {
+            [0, ..] => Ok(Self::Unnamed),
+            _ => Nqn::from_field(field).map(Self::Named),
+        }
+    }
+}
+
+impl fmt::Display for HostNqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unnamed => f.write_str("(unnamed)"),
+            Self::Named(nqn) => nqn.fmt(f),
+        }
+    }
+}
+
 impl std::str::FromStr for Nqn {
     type Err = NqnError;
 

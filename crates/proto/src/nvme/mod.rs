@@ -19,6 +19,6 @@ mod wire;
 
 pub use command::{Fuse, SglDescriptor, Sqe};
 pub use completion::Cqe;
-pub use id::{CommandId, ControllerId, HostId, NamespaceId, Nqn, NqnError, QueueId};
+pub use id::{CommandId, ControllerId, HostId, HostNqn, NamespaceId, Nqn, NqnError, QueueId};
 pub use status::Status;
 pub use transfer::{Direction, Transfer};

@@ -1,7 +1,8 @@
 //! Connect: every check, in order, with its status and the place of the parameter.
 
 use raceline_proto::controller::{
-    ConnectError, HostAccess, Role, TargetView, connect_transfer, parse_connect,
+    AbandonReason, Action, ConnectError, HostAccess, Role, TargetView, connect_transfer,
+    parse_connect,
 };
 use raceline_proto::nvme::fabrics::ConnectWords;
 use raceline_proto::nvme::opcode::{admin, fabrics};
@@ -124,6 +125,26 @@ fn host_must_be_allowed() {
     assert!(connect.admit(&view(1, open.clone())).is_ok());
     open.hosts = HostAccess::List(vec![]);
     assert!(Connect::admin(SUBNQN).admit(&view(1, open)).is_err(), "nobody is admitted");
+}
+
+#[test]
+fn a_host_without_a_name_is_admitted_where_any_host_is() {
+    let mut connect = Connect::admin(SUBNQN);
+    connect.data.hostnqn = [0; 256];
+    let error = admit(&connect).unwrap_err();
+    assert_eq!((error.status, error.dw0()), (Status::CONNECT_INVALID_HOST.dnr(), 0x1_0200));
+    let mut open = subsystem();
+    open.hosts = HostAccess::Any;
+    let mut host = Host::connect_to(&connect, &view(1, open), "192.0.2.1:4420");
+    host.enable();
+    // its I/O queues have no name, either
+    assert_invalid(host.io_connect(&Connect::io(1)), 0x1_0010, true);
+    let mut queue = Connect::io(1);
+    queue.data.hostnqn = [0; 256];
+    host.io_connect(&queue).unwrap();
+    // it is not on a list that comes later
+    host.controller.handle_view(view(2, subsystem()));
+    assert_eq!(host.actions(), [Action::Abandon { reason: AbandonReason::HostRemoved }]);
 }
 
 #[test]

@@ -9,7 +9,9 @@ use raceline_proto::nvme::log::lid;
 use raceline_proto::nvme::{Nqn, Status};
 use zerocopy::FromBytes;
 
-use super::support::{Host, OTHER_HOSTNQN, OTHER_SUBNQN, SUBNQN, listener, nqn, subsystem, view};
+use super::support::{
+    Connect, Host, OTHER_HOSTNQN, OTHER_SUBNQN, SUBNQN, listener, nqn, subsystem, view,
+};
 
 const LOCAL: &str = "192.0.2.1:8009";
 
@@ -85,6 +87,20 @@ fn hosts_see_only_what_admits_them() {
     let log = read(&mut Host::discovery(&target(1, vec![listener("192.0.2.1:4420", 1)]), 0, LOCAL));
     let names: Vec<_> = log.entries.iter().map(|e| Nqn::from_field(&e.subnqn).unwrap()).collect();
     assert_eq!(names, [nqn(SUBNQN)]);
+}
+
+#[test]
+fn hosts_without_a_name_see_what_admits_any_host() {
+    let mut connect = Connect::admin(Nqn::discovery().as_str());
+    connect.data.hostnqn = [0; 256];
+    let open = Subsystem { nqn: nqn(OTHER_SUBNQN), hosts: HostAccess::Any, ..subsystem() };
+    let mut view = TargetView::clone(&view(1, subsystem()));
+    view.subsystems.push(Arc::new(open));
+    let mut host = Host::connect_to(&connect, &Arc::new(view), LOCAL);
+    host.enable();
+    let log = read(&mut host);
+    let names: Vec<_> = log.entries.iter().map(|e| Nqn::from_field(&e.subnqn).unwrap()).collect();
+    assert_eq!(names, [nqn(OTHER_SUBNQN)]);
 }
 
 #[test]
