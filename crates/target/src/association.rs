@@ -348,6 +348,17 @@ impl Connection {
         }
     }
 
+    /// Frees the slot of an event request without an answer; says whether there was one.
+    pub(crate) fn forget_event_request(&mut self, cid: CommandId) -> bool {
+        let Role::Admin(association) = &mut self.role else { return false };
+        let held = association.controller.forget_event_request(cid);
+        if held && let Some(index) = self.slots.find(cid) {
+            tracing::debug!(peer = %self.peer, %cid, "the host reuses the identifier of an event request");
+            self.slots.release(index);
+        }
+        held
+    }
+
     /// Does what the controller asks for.
     fn run_actions(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         while let Role::Admin(association) = &mut self.role

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, RawHost, Wants, block_sqe, config, eventually, host_nqn, nqn, pattern, ram,
+    PATIENCE, RawHost, Wants, block_sqe, config, eventually, host_nqn, namespace, nqn, pattern, ram,
 };
 use common::{start, status};
 use raceline_bdev::{DelayBdev, Delays};
-use raceline_proto::nvme::opcode::{fabrics, io};
+use raceline_proto::nvme::opcode::{admin, fabrics, io};
 use raceline_proto::nvme::{ControllerId, Direction, Nqn, QueueId, Sqe, Status};
 use raceline_proto::tcp::Fes;
 use raceline_target::{HostAccess, Target, TargetConfig};
@@ -303,6 +303,48 @@ fn a_queue_that_is_overrun_is_ended_and_an_identifier_in_use_is_refused() {
     let flood: Vec<u8> = (0..129).flat_map(capsule).collect();
     queue.stream.write_all(&flood).unwrap();
     assert_eq!(read_term_req(&mut queue.stream), (2, 0));
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn a_command_takes_the_place_of_an_event_request_with_its_identifier() {
+    let (target, address) = start(config(1), vec![ram("1M")]);
+    let (mut admin, _) = RawHost::admin(address, Wants::default());
+    // By hand: a host that has forgotten its requests does this before it goes.
+    let mut exchange = |capsules: &[(u16, Sqe)], answers: usize| -> Vec<(u16, Status, u32)> {
+        for &(cid, sqe) in capsules {
+            let sgl1 = raceline_proto::nvme::SglDescriptor::transport(0);
+            let sqe = Sqe { flags: Sqe::PSDT_SGL, cid: cid.into(), sgl1, ..sqe };
+            let mut bytes = header(4, 0, 72, 0, 72);
+            bytes[8..72].copy_from_slice(zerocopy::IntoBytes::as_bytes(&sqe));
+            admin.stream.write_all(&bytes).unwrap();
+        }
+        let mut responses = vec![[0; 24]; answers];
+        for response in &mut responses {
+            std::io::Read::read_exact(&mut admin.stream, response).unwrap();
+            assert_eq!(response[0], 5, "CapsuleResp");
+        }
+        let half = |r: &[u8; 24], at| u16::from_le_bytes([r[at], r[at + 1]]);
+        let word = |r: &[u8; 24]| u32::from(half(r, 8)) | u32::from(half(r, 10)) << 16;
+        responses.iter().map(|r| (half(r, 20), Status::from_wire(half(r, 22)), word(r))).collect()
+    };
+    let set_events =
+        Sqe { opc: admin::SET_FEATURES, cdw10: 0x0b.into(), cdw11: 0x100.into(), ..Sqe::default() };
+    let aer = Sqe { opc: admin::ASYNC_EVENT_REQUEST, ..Sqe::default() };
+    let csts = Sqe {
+        opc: fabrics::OPCODE,
+        nsid: u32::from(fabrics::PROPERTY_GET).into(),
+        cdw11: 0x1c.into(),
+        ..Sqe::default()
+    };
+    assert_eq!(exchange(&[(5, aer), (5, csts)], 1), [(5, Status::SUCCESS, 1)]);
+    // Another request may take the place, too; that of the first one is free again, so none of
+    // these is one too many.
+    let requests = [(6, aer), (6, aer), (7, aer), (8, aer), (9, aer)];
+    assert_eq!(exchange(&requests, 0), []);
+    assert_eq!(exchange(&[(6, set_events)], 1), [(6, Status::SUCCESS, 0)]);
+    target.add_namespace(&nqn(), namespace(ram("1M"))).unwrap();
+    assert_eq!(exchange(&[], 1), [(7, Status::SUCCESS, 0x0004_0002)], "6 is forgotten");
     target.shutdown().unwrap();
 }
 

@@ -70,6 +70,12 @@ impl Controller {
         })
     }
 
+    /// The host has given a new command the identifier of an event request: it knows of the
+    /// request no more, so there is nobody to answer. Says whether the request was held.
+    pub fn forget_event_request(&mut self, cid: CommandId) -> bool {
+        self.events.forget(cid)
+    }
+
     /// Fabrics commands work whether or not the controller is ready.
     fn handle_fabrics(&mut self, now: Instant, sqe: &Sqe) -> Result<AdminOutcome, Status> {
         self.transfer(sqe)?;

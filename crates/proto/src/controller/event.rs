@@ -143,12 +143,17 @@ impl Events {
 
     /// Aborts one request, if it is held.
     pub(crate) fn abort(&mut self, cid: CommandId, actions: &mut VecDeque<Action>) -> bool {
-        let Some(index) = self.requests.iter().position(|&held| held == cid) else {
-            return false;
-        };
-        self.requests.remove(index);
-        actions.push_back(Action::CompleteAer { cid, status: Status::ABORT_REQUESTED, dw0: 0 });
-        true
+        let held = self.forget(cid);
+        if held {
+            actions.push_back(Action::CompleteAer { cid, status: Status::ABORT_REQUESTED, dw0: 0 });
+        }
+        held
+    }
+
+    /// Drops one request without an answer, if it is held.
+    pub(crate) fn forget(&mut self, cid: CommandId) -> bool {
+        let index = self.requests.iter().position(|&held| held == cid);
+        index.and_then(|index| self.requests.remove(index)).is_some()
     }
 
     /// Drops the requests: nobody can be answered any more.

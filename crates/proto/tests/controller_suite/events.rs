@@ -163,3 +163,18 @@ fn event_requests_survive_time() {
     change(&mut host, 2);
     assert_eq!(host.actions(), [completed(cid)]);
 }
+
+#[test]
+fn a_forgotten_request_is_not_answered_and_makes_room() {
+    let mut host = listening();
+    let first = host.request_event();
+    let second = host.request_event();
+    host.request_event();
+    host.request_event();
+    assert!(host.controller.forget_event_request(first));
+    assert!(!host.controller.forget_event_request(first), "once");
+    host.request_event();
+    assert_eq!(host.actions(), []);
+    change(&mut host, 2);
+    assert_eq!(host.actions(), [completed(second)]);
+}
