@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -165,12 +165,7 @@ impl Region {
     /// # Panics
     /// If the range is outside.
     pub fn prefetch(&self, offset: u64, len: usize) {
-        let start = self.range(offset, len).cast_const();
-        for page in (0..len).step_by(PAGE_SIZE) {
-            for line in 0..PREFETCH_LINES {
-                prefetch_line(start.wrapping_add(page + line * CACHE_LINE_SIZE));
-            }
-        }
+        prefetch_pages(self.range(offset, len), len);
     }
 
     /// Where a range starts, for copies and system calls.
@@ -208,6 +203,25 @@ impl PageBuf {
     pub fn new(len: usize, pages: HugePages) -> io::Result<PageBuf> {
         let (mapping, _) = map_pages(len, pages)?;
         Ok(PageBuf { mapping, len })
+    }
+
+    /// As [`Region::prefetch`].
+    ///
+    /// # Panics
+    /// If the range is outside.
+    pub fn prefetch(&self, range: Range<usize>) {
+        let bytes = &self[range];
+        prefetch_pages(bytes.as_ptr(), bytes.len());
+    }
+
+    /// Copies bytes into memory, past the cache.
+    ///
+    /// # Panics
+    /// If the range is outside.
+    pub fn stream_in(&mut self, offset: usize, from: &[u8]) {
+        let to = &mut self[offset..offset + from.len()];
+        // SAFETY: both are slices of this length, and one of them is borrowed mutably.
+        unsafe { stream::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) };
     }
 }
 
@@ -273,6 +287,14 @@ impl Deref for RegionHandle {
 
     fn deref(&self) -> &Region {
         &self.region
+    }
+}
+
+fn prefetch_pages(start: *const u8, len: usize) {
+    for page in (0..len).step_by(PAGE_SIZE) {
+        for line in 0..PREFETCH_LINES {
+            prefetch_line(start.wrapping_add(page + line * CACHE_LINE_SIZE));
+        }
     }
 }
 
@@ -374,6 +396,9 @@ mod tests {
             assert!(buf.iter().all(|&byte| byte == 0));
             buf.fill(7);
             assert_eq!((buf[0], buf[HUGE_PAGE_SIZE + 4]), (7, 7));
+            buf.stream_in(HUGE_PAGE_SIZE - 100, &[9; 105]);
+            assert_eq!(buf[HUGE_PAGE_SIZE - 101..][..106], [&[7][..], &[9; 105]].concat());
+            buf.prefetch(0..HUGE_PAGE_SIZE + 5);
         }
     }
 
