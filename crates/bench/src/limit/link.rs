@@ -70,6 +70,17 @@ fn prepare(stream: &TcpStream, blocking: bool) -> io::Result<()> {
     }
 }
 
+/// Leaves the sockets alone for so long.
+pub(super) fn pause(time: Duration) {
+    if time.is_zero() {
+        return;
+    }
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
 /// What a receive or send gave: bytes, nothing for now, or the end.
 pub(super) fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {

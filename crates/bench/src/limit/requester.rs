@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::random::Random;
 
-use super::link::{Finder, Gather, moved};
+use super::link::{self, Finder, Gather, moved};
 use super::tuning::{Landing, Look, Tuning};
 use super::wire::{self, COMMAND_BYTES, H2C_DATA_BYTES, HEADER_BYTES, Piece, Shape};
 use super::{LimitConfig, LimitError, Measured, Side, Window};
@@ -122,11 +122,15 @@ impl Requester {
         let mut passes = 0u32;
         loop {
             let found = self.finder.find().map_err(LimitError::on(Side::Host))?;
+            let mut brought = false;
             for position in 0..found {
                 let index = self.finder.connection(position);
                 let Some(connection) = self.connections.get_mut(index) else { continue };
-                connection.receive(&mut self.shared)?;
+                brought |= connection.receive(&mut self.shared)?;
                 connection.watch(index, &self.shared, &self.finder)?;
+            }
+            if brought {
+                link::pause(tuning.host_pause);
             }
             passes = passes.wrapping_add(1);
             if !passes.is_multiple_of(PASSES_PER_CLOCK) && self.shared.running {
@@ -157,7 +161,7 @@ impl Requester {
         };
         let landing = match tuning.landing {
             Landing::PerCommand => config.per_command_bytes().max(shared.receive_bytes),
-            Landing::Reused | Landing::Direct => shared.receive_bytes,
+            Landing::Reused | Landing::Streamed | Landing::Direct => shared.receive_bytes,
         };
         shared.landing.resize(landing, 0);
         (shared.landed, shared.running) = (0, true);
@@ -174,8 +178,8 @@ impl Connection {
         self.in_flight += 1;
     }
 
-    /// One receive, and the requests that follow from it.
-    fn receive(&mut self, shared: &mut Shared) -> Result<(), LimitError> {
+    /// One receive, and the requests that follow from it; gives whether it brought anything.
+    fn receive(&mut self, shared: &mut Shared) -> Result<bool, LimitError> {
         if shared.landed + shared.receive_bytes > shared.landing.len() {
             shared.landed = 0;
         }
@@ -188,7 +192,10 @@ impl Connection {
                 shared.landed += got;
             }
         }
-        if self.requests.is_empty() { Ok(()) } else { self.flush(shared) }
+        if !self.requests.is_empty() {
+            self.flush(shared)?;
+        }
+        Ok(got.is_some())
     }
 
     /// Walks over the PDUs of one receive, from header to header.

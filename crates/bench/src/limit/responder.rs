@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use raceline_reactor::buffer::PageBuf;
 
-use super::link::{Finder, Gather, moved};
+use super::link::{self, Finder, Gather, moved};
 use super::tuning::{Landing, Prefetch, Tuning};
 use super::wire::{self, COMMAND_BYTES, HEADER_BYTES, Piece, Shape};
 use super::{LimitConfig, LimitError, Side, Window};
@@ -121,11 +121,15 @@ impl Responder {
         self.finder.set_look(tuning.look);
         while window.is_open() {
             let found = self.finder.find().map_err(LimitError::on(Side::Target))?;
+            let mut brought = false;
             for position in 0..found {
                 let index = self.finder.connection(position);
                 let Some(connection) = self.connections.get_mut(index) else { continue };
-                connection.receive(memory)?;
+                brought |= connection.receive(memory)?;
                 connection.watch(index, memory, &self.finder)?;
+            }
+            if brought {
+                link::pause(tuning.target_pause);
             }
         }
         if self.connections.iter().all(Connection::is_quiet) || window.has_failed() {
@@ -149,7 +153,7 @@ impl Memory {
     /// Reads a little of a payload, so that what the send needs is on its way.
     fn prefetch(&self, payload: &[u8]) {
         let step = match self.tuning.prefetch {
-            Prefetch::Off => return,
+            Prefetch::Off | Prefetch::Ahead => return,
             Prefetch::Pages => PAGE_BYTES,
             Prefetch::Lines => LINE_BYTES,
         };
@@ -166,8 +170,8 @@ impl Connection {
             && self.replies.is_empty()
     }
 
-    /// One receive, and the replies to what it brought.
-    fn receive(&mut self, memory: &mut Memory) -> Result<(), LimitError> {
+    /// One receive, and the replies to what it brought; gives whether that was anything.
+    fn receive(&mut self, memory: &mut Memory) -> Result<bool, LimitError> {
         let broken = LimitError::on(Side::Target);
         let filled = match self.incoming {
             Some(incoming) if memory.tuning.landing == Landing::Direct => {
@@ -185,7 +189,11 @@ impl Connection {
             self.carried = 0;
             self.parse(memory, filled)?;
         }
-        if self.replies.is_empty() { Ok(()) } else { self.flush(memory) }
+        let brought = filled > 0 || !self.replies.is_empty();
+        if !self.replies.is_empty() {
+            self.flush(memory)?;
+        }
+        Ok(brought)
     }
 
     /// Receives the rest of a payload where it belongs, and what follows into the staging bytes.
@@ -214,7 +222,12 @@ impl Connection {
         while at < filled {
             if let Some(Incoming { at: to, left, last }) = self.incoming {
                 let len = left.min(filled - at);
-                memory.region[to..to + len].copy_from_slice(&memory.staging[at..at + len]);
+                let from = &memory.staging[at..at + len];
+                if memory.tuning.landing == Landing::Streamed {
+                    memory.region.stream_in(to, from);
+                } else {
+                    memory.region[to..to + len].copy_from_slice(from);
+                }
                 at += len;
                 self.took(memory, Incoming { at: to + len, left: left - len, last });
             } else {
@@ -248,6 +261,9 @@ impl Connection {
     fn take_command(&mut self, memory: &mut Memory, address: usize) {
         match memory.shape {
             Shape::Read => {
+                if memory.tuning.prefetch == Prefetch::Ahead {
+                    memory.region.prefetch(address..address + memory.io_bytes);
+                }
                 self.replies.push_back(Reply::Data(address));
                 memory.answered += 1;
             }

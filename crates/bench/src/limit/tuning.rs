@@ -1,6 +1,7 @@
 //! How the pair is run: the choices that decide its speed, and what `auto` tries for each.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::wire::{COMMAND_BYTES, Shape};
 use super::{LimitConfig, Mode};
@@ -18,6 +19,11 @@ pub struct Tuning {
     pub host_chunk: usize,
     /// The most bytes in one send.
     pub send_bytes: usize,
+    /// How long the target leaves its sockets alone after a pass that brought something, so that
+    /// the next brings more.
+    pub target_pause: Duration,
+    /// The same for the host.
+    pub host_pause: Duration,
     /// What is read of a payload before it is sent.
     pub prefetch: Prefetch,
     /// Received payload lands where payload landed before, or in a buffer per command.
@@ -42,6 +48,8 @@ pub enum Prefetch {
     Pages,
     /// A byte of each cache line.
     Lines,
+    /// The first lines of each page, when the command comes and without waiting for them.
+    Ahead,
 }
 
 /// Where received payload lands.
@@ -51,6 +59,8 @@ pub enum Landing {
     Reused,
     /// In memory for all commands in flight.
     PerCommand,
+    /// Likewise, and copied into the region past the cache; on the target only.
+    Streamed,
     /// In the region, received there; on the target only.
     Direct,
 }
@@ -65,6 +75,9 @@ const RECEIVE_BYTES: [usize; 7] =
 const CHUNKS: [usize; 5] = [ALL, 32, 16, 8, 4];
 /// Bytes per send that `auto` tries.
 const SEND_BYTES: [usize; 4] = [ALL, 256 << 10, 64 << 10, 32 << 10];
+/// Pauses that `auto` tries, in microseconds, where so many commands are in flight.
+const PAUSES_US: [u64; 5] = [0, 1, 2, 4, 8];
+const PAUSE_IN_FLIGHT_MIN: usize = 8;
 /// Buffers for all commands in flight are tried up to this size.
 pub(super) const PER_COMMAND_BYTES_MAX: usize = 256 << 20;
 
@@ -92,6 +105,8 @@ impl Tuning {
             target_chunk: chunk,
             host_chunk: chunk,
             send_bytes: ALL,
+            target_pause: Duration::ZERO,
+            host_pause: Duration::ZERO,
             prefetch: config.fixed.prefetch.unwrap_or(Prefetch::Off),
             landing: if r2t { Landing::Direct } else { Landing::Reused },
         }
@@ -119,19 +134,25 @@ impl Tuning {
             lists.push(each(&chunks, |target_chunk| Self { target_chunk, ..self }));
             lists.push(each(&chunks, |host_chunk| Self { host_chunk, ..self }));
         }
+        if config.depth * config.connections >= PAUSE_IN_FLIGHT_MIN && config.mode == Mode::Polled {
+            let pauses = PAUSES_US.map(Duration::from_micros);
+            lists.push(each(&pauses, |target_pause| Self { target_pause, ..self }));
+            lists.push(each(&pauses, |host_pause| Self { host_pause, ..self }));
+        }
         if in_flight > SEND_BYTES[SEND_BYTES.len() - 1] && shape != Shape::InCapsule {
             lists.push(each(&SEND_BYTES, |send_bytes| Self { send_bytes, ..self }));
         }
         if config.fixed.prefetch.is_none() && shape == Shape::Read {
-            let all = [Prefetch::Off, Prefetch::Pages, Prefetch::Lines];
+            let all = [Prefetch::Off, Prefetch::Ahead, Prefetch::Pages, Prefetch::Lines];
             lists.push(each(&all, |prefetch| Self { prefetch, ..self }));
         }
         let landings: &[Landing] = match shape {
             Shape::Read if config.per_command_bytes() <= PER_COMMAND_BYTES_MAX => {
                 &[Landing::Reused, Landing::PerCommand]
             }
-            Shape::ReadyToTransfer => &[Landing::Reused, Landing::Direct],
-            Shape::Read | Shape::InCapsule => &[],
+            Shape::ReadyToTransfer => &[Landing::Reused, Landing::Streamed, Landing::Direct],
+            Shape::InCapsule => &[Landing::Reused, Landing::Streamed],
+            Shape::Read => &[],
         };
         lists.push(each(landings, |landing| Self { landing, ..self }));
         lists.retain(|list| list.len() > 1);
@@ -157,7 +178,7 @@ impl fmt::Display for Tuning {
         };
         write!(
             f,
-            "{}, receive {}, chunk {}/{}, send {}, prefetch {}, landing {}",
+            "{}, receive {}, chunk {}/{}, pause {}/{} us, send {}, prefetch {}, landing {}",
             match self.look {
                 Look::Scan => "scan",
                 Look::Epoll => "epoll",
@@ -165,15 +186,19 @@ impl fmt::Display for Tuning {
             number(self.receive_bytes),
             number(self.target_chunk),
             number(self.host_chunk),
+            self.target_pause.as_micros(),
+            self.host_pause.as_micros(),
             number(self.send_bytes),
             match self.prefetch {
                 Prefetch::Off => "off",
                 Prefetch::Pages => "pages",
                 Prefetch::Lines => "lines",
+                Prefetch::Ahead => "ahead",
             },
             match self.landing {
                 Landing::Reused => "reused",
                 Landing::PerCommand => "per command",
+                Landing::Streamed => "streamed",
                 Landing::Direct => "direct",
             },
         )

@@ -99,8 +99,9 @@ pub(crate) struct LimitArgs {
     #[arg(help_heading = "Tuning")]
     pub(crate) receive_size: Auto<usize>,
 
-    /// Read a byte of each cache line of a payload before it is sent
-    #[arg(long, value_name = "auto|on|off", default_value = "auto", value_parser = prefetch)]
+    /// Fetch payload into the cache before it is sent: by each line (on), or the first lines of
+    /// each page as soon as the command comes (ahead)
+    #[arg(long, value_name = "auto|on|ahead|off", default_value = "auto", value_parser = prefetch)]
     #[arg(help_heading = "Tuning")]
     pub(crate) prefetch: Auto<limit::Prefetch>,
 
@@ -286,8 +287,9 @@ const RECEIVE_MAX: usize = 16 << 20;
 fn prefetch(text: &str) -> Result<Auto<limit::Prefetch>, String> {
     auto_or(text, |text| match text {
         "on" => Ok(limit::Prefetch::Lines),
+        "ahead" => Ok(limit::Prefetch::Ahead),
         "off" => Ok(limit::Prefetch::Off),
-        _ => Err("auto, on or off".to_owned()),
+        _ => Err("auto, on, ahead or off".to_owned()),
     })
 }
 
