@@ -194,6 +194,20 @@ pub trait Channel {
     /// Starts a request. It may complete at once: then it is in `done` on return.
     fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>);
 
+    /// Whether [`Channel::write_now`] works: writes to this device never wait.
+    fn writes_now(&self) -> bool {
+        false
+    }
+
+    /// Writes `data` at once, straight from wherever they lie, so that the caller needs no buffer
+    /// that outlives the call.
+    ///
+    /// # Errors
+    /// As a write that was submitted; `NotSupported` by devices that cannot.
+    fn write_now(&mut self, _offset: u64, _data: &[u8]) -> Result<(), BdevError> {
+        Err(BdevError::NotSupported)
+    }
+
     /// Takes a completion of an operation that this channel started.
     fn handle_completion(
         &mut self,

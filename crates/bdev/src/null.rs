@@ -45,6 +45,14 @@ struct NullChannel {
 }
 
 impl Channel for NullChannel {
+    fn writes_now(&self) -> bool {
+        true
+    }
+
+    fn write_now(&mut self, _offset: u64, _data: &[u8]) -> Result<(), BdevError> {
+        if self.read_only { Err(BdevError::ReadOnly) } else { Ok(()) }
+    }
+
     fn submit(&mut self, _cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
         let written = if self.read_only { Err(BdevError::ReadOnly) } else { Ok(()) };
         let (result, payload) = match request.op {

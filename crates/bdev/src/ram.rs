@@ -194,17 +194,24 @@ impl RamChannel {
 }
 
 impl Channel for RamChannel {
+    fn writes_now(&self) -> bool {
+        true
+    }
+
+    fn write_now(&mut self, offset: u64, data: &[u8]) -> Result<(), BdevError> {
+        if self.read_only {
+            return Err(BdevError::ReadOnly);
+        }
+        self.region.copy_in(offset, data);
+        Ok(())
+    }
+
     fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
         let Request { tag, op } = request;
         let (result, payload) = match op {
             Op::Read { offset, len, buf } => (Ok(()), Some(self.read(offset, len, buf))),
             Op::Write { offset, data, .. } => {
-                let result = if self.read_only {
-                    Err(BdevError::ReadOnly)
-                } else {
-                    self.region.copy_in(offset, &data);
-                    Ok(())
-                };
+                let result = self.write_now(offset, &data);
                 let len = data.len();
                 (result, Some(Payload::Shared(data, 0..len)))
             }

@@ -99,6 +99,8 @@ pub(crate) struct Connection {
     staging: Option<IoBuf>,
     staging_bytes: usize,
     unparsed: Range<usize>,
+    /// Bytes in the staging buffer behind the PDU header that is being handled.
+    pub(crate) staged: usize,
     receiving: bool,
     /// The slot whose buffer is with the receive in flight.
     direct: Option<u16>,
@@ -159,6 +161,7 @@ impl Connection {
             staging: Some(IoBuf::heap(EARLY_STAGING_BYTES)),
             staging_bytes: EARLY_STAGING_BYTES,
             unparsed: 0..0,
+            staged: 0,
             receiving: false,
             direct: None,
             out: new_batch(1),
@@ -283,7 +286,10 @@ impl Connection {
         let mut input = &staging[self.unparsed.clone()];
         while self.paused.is_none() && !self.draining && self.stage < Stage::Terminating {
             match self.queue.receive(&mut input) {
-                Ok(Some(event)) => self.handle_event(cx, core, event),
+                Ok(Some(event)) => {
+                    self.staged = input.len();
+                    self.handle_event(cx, core, event);
+                }
                 Ok(None) => break,
                 Err(error) => self.fatal(cx, core, &error),
             }
@@ -324,12 +330,8 @@ impl Connection {
                 }
             }
             Event::Data { dest, offset, bytes } => {
-                if let Some(slot) = self.data_slot(dest)
-                    && let Some(buf) = &mut self.slots.get(slot).buf
-                {
-                    let start = offset as usize;
-                    buf[start..start + bytes.len()].copy_from_slice(bytes);
-                    self.counters.copied_bytes.add(bytes.len() as u64);
+                if let Some(slot) = self.data_slot(dest) {
+                    self.handle_data(core, slot, offset, bytes);
                 }
             }
             Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
@@ -348,6 +350,19 @@ impl Connection {
                 tracing::warn!(peer = %self.peer, ?fes, fei, "the host sent H2CTermReq");
                 self.close(cx, core, "the host sent H2CTermReq");
             }
+        }
+    }
+
+    /// Payload in the staging buffer: to the device if that takes it from here, else to the
+    /// command's I/O buffer.
+    fn handle_data(&mut self, core: &mut Core, index: u16, offset: u32, bytes: &[u8]) {
+        self.counters.copied_bytes.add(bytes.len() as u64);
+        if offset == 0 && self.writes_now(core, index, bytes.len()) {
+            return self.write_now(core, index, bytes);
+        }
+        if let Some(buf) = &mut self.slots.get(index).buf {
+            let start = offset as usize;
+            buf[start..start + bytes.len()].copy_from_slice(bytes);
         }
     }
 
@@ -410,6 +425,9 @@ impl Connection {
     /// All data of a command have come.
     fn data_complete(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: u16) {
         let command = self.slots.get(slot);
+        if let Some(result) = command.written.take() {
+            return self.part_done(cx, core, slot, result, None);
+        }
         if command.corrupt {
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
             let fused = command.sqe.fuse() != Fuse::Normal && command.status.is_success();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use raceline_bdev::{BdevInfo, Channel, Done, Op, Request, SharedBdev};
+use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
 use raceline_reactor::{Completion, Context};
 
 use crate::config::TargetError;
@@ -44,6 +44,8 @@ impl LocalCommand {
 pub(crate) struct Device {
     pub(crate) info: BdevInfo,
     channel: Box<dyn Channel>,
+    /// [`Channel::writes_now`].
+    writes_now: bool,
     /// Requests in flight.
     in_flight: usize,
     fences: Fences<LocalCommand>,
@@ -116,8 +118,16 @@ impl Core {
         let cores = self.shared.cores();
         let warden = (Self::warden_of(id, cores) == self.index).then(|| Warden::new(cores));
         let fences = Fences::default();
-        self.devices[index] =
-            Some(Device { info, channel, in_flight: 0, fences, warden, closing: None });
+        let writes_now = channel.writes_now();
+        self.devices[index] = Some(Device {
+            info,
+            channel,
+            writes_now,
+            in_flight: 0,
+            fences,
+            warden,
+            closing: None,
+        });
         Ok(())
     }
 
@@ -162,6 +172,21 @@ impl Core {
         device.channel.submit(cx, Request { tag, op }, &mut self.done);
         // Whatever the channel finished was in flight there.
         device.in_flight -= self.done.len() - before;
+    }
+
+    /// Whether a device takes writes from anywhere, and nothing holds them back there.
+    pub(crate) fn writes_now(&mut self, id: DeviceId) -> bool {
+        self.device(id).is_some_and(|device| device.writes_now && device.fences.is_empty())
+    }
+
+    /// Writes to a device for which [`Self::writes_now`] is true.
+    pub(crate) fn write_now(
+        &mut self,
+        id: DeviceId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), BdevError> {
+        self.device(id).map_or(Err(BdevError::Gone), |device| device.channel.write_now(offset, data))
     }
 
     /// A completion of a device's own operation.

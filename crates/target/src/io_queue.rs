@@ -81,8 +81,42 @@ impl Connection {
         if !self.pair_fused(core, index) {
             return;
         }
+        if self.is_staged(index) && self.writes_now(core, index, self.staged) {
+            self.slots.get(index).phase = Phase::Data;
+            return;
+        }
         let buffer = self.needs_buffer(core, index);
         self.begin_transfer(cx, core, index, buffer);
+    }
+
+    /// Whether all data of the command are in the staging buffer, right behind its header.
+    fn is_staged(&mut self, index: u16) -> bool {
+        let slot = self.slots.get(index);
+        slot.in_capsule
+            && slot.transfer.len as usize <= self.staged
+            && self.queue.payload_wanted().is_some()
+    }
+
+    /// Whether the command is a write whose data, `available` of them being here, can go to the
+    /// device at once. Half a write, or one that a digest may still forbid, must not.
+    pub(crate) fn writes_now(&mut self, core: &mut Core, index: u16, available: usize) -> bool {
+        let digest = self.queue.data_digest();
+        let slot = self.slots.get(index);
+        matches!(slot.command, Some(IoCommand::Write { .. }))
+            && !digest
+            && !slot.fused
+            && slot.status.is_success()
+            && available >= slot.transfer.len as usize
+            && slot.device.is_some_and(|device| core.writes_now(device))
+    }
+
+    /// Writes all data of a command for which [`Self::writes_now`] is true.
+    pub(crate) fn write_now(&mut self, core: &mut Core, index: u16, data: &[u8]) {
+        let slot = self.slots.get(index);
+        if let Some(device) = slot.device {
+            slot.pending = 1;
+            slot.written = Some(core.write_now(device, slot.bytes.start, data));
+        }
     }
 
     fn needs_buffer(&mut self, core: &mut Core, index: u16) -> bool {
@@ -214,7 +248,7 @@ impl Connection {
         self.part_done(cx, core, index, done.result, done.payload);
     }
 
-    fn part_done(
+    pub(crate) fn part_done(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,

@@ -1,5 +1,6 @@
 //! The command slots of one queue: one per command that the host may have outstanding.
 
+use raceline_bdev::BdevError;
 use raceline_proto::controller::IoCommand;
 use raceline_proto::nvme::{CommandId, Sqe, Status, Transfer};
 use raceline_reactor::IoBuf;
@@ -48,6 +49,8 @@ pub(crate) struct Slot {
     pub(crate) in_capsule: bool,
     /// A data digest did not match: the data must not be used.
     pub(crate) corrupt: bool,
+    /// The outcome of a write that went to its device straight from the staging buffer.
+    pub(crate) written: Option<Result<(), BdevError>>,
     /// Device requests in flight.
     pub(crate) pending: u16,
     /// The first failure of those requests, or the verdict on a command whose data is under way.
