@@ -391,6 +391,38 @@ fn the_demo_works() {
     assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
 }
 
+/// A core that this process may use.
+fn some_core() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let list = list.unwrap_or("0").trim();
+    list.split([',', '-']).next().unwrap_or("0").to_owned()
+}
+
+#[test]
+fn bench_measures_the_limit_and_the_gap() {
+    let core = some_core();
+    // Both sides on one core: they have to sleep for each other.
+    let cores =
+        ["--target-core", &core, "--host-core", &core, "--memory", "4m", "--runtime", "20ms"];
+    let limit = ["bench", "limit", "--mode", "blocking", "--depth", "1,4", "-o", "json"];
+    let points = json(&ok(&[&limit[..], &cores].concat()));
+    let points = points.as_array().unwrap();
+    assert_eq!(points.len(), 2);
+    assert_eq!(points[1]["case"], "4k read depth 4 x 1");
+    assert!(points.iter().all(|point| point["limit_iops"].as_f64().unwrap() > 0.0));
+
+    let gap = ["bench", "gap", "--mode", "interrupt", "--pairs", "1", "--points"];
+    let choice = ["io=4k,rw=write,depth=8,connections=2"];
+    let table = ok(&[&gap[..], &choice, &cores].concat());
+    assert!(table.contains("4k write depth 8 x 2"), "{table}");
+    assert!(table.contains("1 points, "), "{table}");
+
+    let far = ["bench", "limit", "--target-core", "1023", "--memory", "4m", "-o", "json"];
+    let line = fails(&far, 1);
+    assert!(line.contains("core 1023 cannot be used: this process may use"), "{line}");
+}
+
 #[test]
 fn generated_texts() {
     for shell in ["bash", "zsh", "fish"] {

@@ -179,3 +179,45 @@ fn every_verb_has_a_help_text_that_fits() {
         }
     }
 }
+
+#[test]
+fn bench_limit_takes_lists_and_auto() {
+    let line = "bench limit --io-size 4k,128k --rw read,write --depth 1,32 --connections 1,1024 \
+                --memory hot --pages huge --mode blocking --chunk 8 --receive-size 64k --prefetch ahead \
+                --seconds 2 --repeat 5 --target-core 2 --host-core 3 -o json";
+    let Verb::Bench(args) = parse(line).unwrap() else { unreachable!() };
+    let bench::Experiment::Limit(args) = args.experiment else { unreachable!() };
+    assert_eq!((args.io_size, args.depth), (vec![4096, 131_072], vec![1, 32]));
+    assert_eq!((args.connections, args.memory), (vec![1, 1024], 1 << 20));
+    assert_eq!((args.chunk.0, args.receive_size.0), (Some(8), Some(65_536)));
+    assert_eq!((args.cores.target_core, args.cores.host_core), (2, 3));
+    let Verb::Bench(args) = parse("bench limit").unwrap() else { unreachable!() };
+    let bench::Experiment::Limit(args) = args.experiment else { unreachable!() };
+    assert_eq!((args.memory, args.chunk.0, args.receive_size.0), (512 << 20, None, None));
+}
+
+#[test]
+fn bench_gap_takes_points() {
+    let line = "bench gap --points io=4k,depth=2|3,connections=16 --null --pairs 7 --runtime 100ms";
+    let Verb::Bench(args) = parse(line).unwrap() else { unreachable!() };
+    let bench::Experiment::Gap(args) = args.experiment else { unreachable!() };
+    assert_eq!(raceline_bench::gap::full(&args.points.unwrap()).len(), 4);
+    assert!(args.null && !args.quick && args.pairs == 7);
+    assert_eq!(args.mode, ModeChoice::Poll);
+}
+
+#[test]
+fn bench_says_what_would_be_right() {
+    for (options, message) in [
+        ("limit --depth 0", "a number from 1 to 4096"),
+        ("limit --connections 1025", "a number from 1 to 1024"),
+        ("limit --chunk 0", "auto, or the number of PDUs in one send"),
+        ("limit --receive-size 64", "auto, or a size from 128 bytes to 16M"),
+        ("limit --prefetch yes", "auto, on, ahead or off"),
+        ("limit --per-pdu --chunk 2", "cannot be used with"),
+        ("gap --points size=4k", "points are chosen as in io=4k|16k,rw=read,depth=1|32"),
+    ] {
+        let line = parse(&format!("bench {options}")).unwrap_err();
+        assert!(line.contains(message) && line.ends_with("(see raceline bench --help)"), "{line}");
+    }
+}
