@@ -554,17 +554,21 @@ impl QueuePair {
 
     /// Takes a command out and reports its end.
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
-        let Some(entry) = self.commands.remove(cid) else { return };
-        if entry.is_large_read() {
+        let admin = self.config.qid.is_admin();
+        let finished = self.commands.remove_with(cid, |entry| {
+            let done = CommandDone {
+                user: entry.user,
+                summary: CommandSummary::new(&entry.sqe, admin),
+                result,
+                data: std::mem::take(&mut entry.data),
+            };
+            (done, entry.batch, entry.is_large_read())
+        });
+        let Some((done, batch, large_read)) = finished else { return };
+        if large_read {
             self.large_reads -= 1;
         }
-        let in_use = self.link.as_ref().is_some_and(|link| entry.batch > link.batches_done);
-        let done = CommandDone {
-            user: entry.user,
-            summary: CommandSummary::new(&entry.sqe, self.config.qid.is_admin()),
-            result,
-            data: entry.data,
-        };
+        let in_use = self.link.as_ref().is_some_and(|link| batch > link.batches_done);
         if in_use && done.data.direction() == Direction::HostToController {
             self.held.push(done);
         } else {

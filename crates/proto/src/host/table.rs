@@ -87,11 +87,19 @@ impl<T> CommandTable<T> {
     #[must_use]
     pub fn remove(&mut self, cid: CommandId) -> Option<T> {
         let index = self.slot_of(cid)?;
-        let slot = &mut self.slots[index];
-        let entry = slot.entry.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(cid.0 & self.slot_mask());
+        let entry = self.slots[index].entry.take()?;
+        self.retire(index, cid);
         Some(entry)
+    }
+
+    /// As [`Self::remove`], but `f` takes from the entry what it wants, without the whole of it
+    /// being moved.
+    pub fn remove_with<R>(&mut self, cid: CommandId, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let index = self.slot_of(cid)?;
+        let result = f(self.slots[index].entry.as_mut()?);
+        self.slots[index].entry = None;
+        self.retire(index, cid);
+        Some(result)
     }
 
     /// The names of all commands in flight, by slot.
@@ -100,6 +108,13 @@ impl<T> CommandTable<T> {
             .zip(&self.slots)
             .filter(|(_, slot)| slot.entry.is_some())
             .map(|(index, _)| self.id_of(index))
+    }
+
+    /// The name of the slot's command is stale from now on, and the slot free.
+    fn retire(&mut self, index: usize, cid: CommandId) {
+        let slot = &mut self.slots[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(cid.0 & self.slot_mask());
     }
 
     fn slot_mask(&self) -> u16 {
