@@ -119,15 +119,8 @@ impl Core {
         let warden = (Self::warden_of(id, cores) == self.index).then(|| Warden::new(cores));
         let fences = Fences::default();
         let writes_now = channel.writes_now();
-        self.devices[index] = Some(Device {
-            info,
-            channel,
-            writes_now,
-            in_flight: 0,
-            fences,
-            warden,
-            closing: None,
-        });
+        self.devices[index] =
+            Some(Device { info, channel, writes_now, in_flight: 0, fences, warden, closing: None });
         Ok(())
     }
 
@@ -186,7 +179,8 @@ impl Core {
         offset: u64,
         data: &[u8],
     ) -> Result<(), BdevError> {
-        self.device(id).map_or(Err(BdevError::Gone), |device| device.channel.write_now(offset, data))
+        self.device(id)
+            .map_or(Err(BdevError::Gone), |device| device.channel.write_now(offset, data))
     }
 
     /// A completion of a device's own operation.
