@@ -17,8 +17,10 @@ use raceline_reactor::buffer::PageBuf;
 use raceline_reactor::{Backend, HugePages, Mode};
 use raceline_target::TargetError;
 
-use crate::engine::EngineError;
+use crate::engine::{EngineError, Session};
 use crate::histogram::Latencies;
+use crate::job::JobError;
+use crate::limit::report::median;
 use crate::limit::{self, Fixed, Limit, LimitConfig, LimitError, Tuning, fill_region};
 
 pub use grid::{Case, Selection, UnknownSelection, full, quick};
@@ -28,6 +30,13 @@ use self::quiet::Machine;
 
 /// Pairs that were disturbed are repeated until there are so many times the pairs asked for.
 const ATTEMPTS_FACTOR: usize = 3;
+
+/// When Raceline is faster than the limit, the limit's tuning is not the best: it is looked for
+/// again, up to so many times in all.
+const CALIBRATIONS_MAX: usize = 2;
+/// How often all commands in flight turn round before a run is measured, and meanwhile.
+const RAMP_ROUNDS: u32 = 2;
+const TIME_ROUNDS: u32 = 4;
 
 /// How to measure, for all points.
 #[derive(Clone, Debug)]
@@ -49,9 +58,9 @@ pub struct GapConfig {
     pub host_core: Option<usize>,
     /// Pairs of runs per point.
     pub pairs: usize,
-    /// How long each run goes before it is measured.
+    /// How long each run goes before it is measured, at least.
     pub ramp: Duration,
-    /// How long each run is measured.
+    /// How long each run is measured, at least.
     pub time: Duration,
     /// The same seed gives the same addresses and data.
     pub seed: u64,
@@ -185,43 +194,28 @@ impl Gap {
         case: Case,
         stop: &dyn Fn() -> bool,
     ) -> Result<Point, GapError> {
-        let config = &self.config;
         limit.calibrate()?;
+        // With much in flight, a short run would end before it has settled.
+        let config = GapConfig {
+            ramp: self.config.ramp.max(limit.round() * RAMP_ROUNDS),
+            time: self.config.time.max(limit.round() * TIME_ROUNDS),
+            ..self.config.clone()
+        };
         let mut watch = |_| !stop();
-        let mut session = self.product.connect(config, case, &mut watch)?;
-        let mut latencies = Latencies::new();
-        let mut quiet: Vec<Pair> = Vec::with_capacity(config.pairs);
-        let mut disturbed: Vec<Pair> = Vec::new();
-        let mut seed = config.seed;
-        while quiet.len() < config.pairs
-            && quiet.len() + disturbed.len() < config.pairs * ATTEMPTS_FACTOR
-        {
-            let before = Machine::now();
-            let bare = limit.run(config.ramp, config.time)?;
-            seed = seed.wrapping_add(1);
-            let outcome = self.product.run(config, &mut session, seed)?;
-            if stop() {
-                return Err(GapError::Stopped);
+        let session = self.product.connect(&config, case, &mut watch)?;
+        let mut runs = Runs { config, case, session, latencies: Latencies::new(), stop };
+        let mut calibrations = 1;
+        loop {
+            let (pairs, repeated) = runs.pairs(limit, &self.product)?;
+            let mut ratios: Vec<f64> = pairs.iter().map(Pair::ratio).collect();
+            ratios.sort_by(f64::total_cmp);
+            if median(&ratios) <= 1.0 || calibrations == CALIBRATIONS_MAX {
+                let (tuning, latencies) = (limit.tuning(), runs.latencies);
+                return Ok(Point { case, tuning, pairs, repeated, latencies });
             }
-            if let Some(error) = outcome.error {
-                return Err(GapError::Command { case, why: format!("{error:?}") });
-            }
-            let side = if case.write { &outcome.write } else { &outcome.read };
-            let (foreign_percent, stolen_percent) = Machine::now().since(&before);
-            let pair = Pair {
-                limit_iops: bare.iops(),
-                iops: side.count() as f64 / outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE),
-                foreign_percent,
-                stolen_percent,
-            };
-            latencies.merge(side);
-            if pair.is_disturbed() { &mut disturbed } else { &mut quiet }.push(pair);
+            calibrations += 1;
+            limit.calibrate()?;
         }
-        disturbed.sort_by(|a, b| a.disturbance().total_cmp(&b.disturbance()));
-        let missing = config.pairs - quiet.len();
-        let repeated = disturbed.len().saturating_sub(missing);
-        quiet.extend(disturbed.into_iter().take(missing));
-        Ok(Point { case, tuning: limit.tuning(), pairs: quiet, repeated, latencies })
     }
 
     fn limit_config(&self, case: Case) -> LimitConfig {
@@ -243,5 +237,58 @@ impl Gap {
             fixed: Fixed::default(),
             seed: config.seed,
         }
+    }
+}
+
+/// The runs of one point.
+struct Runs<'a> {
+    config: GapConfig,
+    case: Case,
+    session: Session<'a>,
+    latencies: Latencies,
+    stop: &'a dyn Fn() -> bool,
+}
+
+impl Runs<'_> {
+    /// As many pairs as asked for, quiet ones if possible; and how many others there were.
+    fn pairs(
+        &mut self,
+        limit: &mut Limit,
+        product: &Product,
+    ) -> Result<(Vec<Pair>, usize), GapError> {
+        let wanted = self.config.pairs;
+        let mut quiet: Vec<Pair> = Vec::with_capacity(wanted);
+        let mut disturbed: Vec<Pair> = Vec::new();
+        while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
+            let pair = self.pair(limit, product)?;
+            if pair.is_disturbed() { &mut disturbed } else { &mut quiet }.push(pair);
+        }
+        disturbed.sort_by(|a, b| a.disturbance().total_cmp(&b.disturbance()));
+        let missing = wanted - quiet.len();
+        let repeated = disturbed.len().saturating_sub(missing);
+        quiet.extend(disturbed.into_iter().take(missing));
+        Ok((quiet, repeated))
+    }
+
+    fn pair(&mut self, limit: &mut Limit, product: &Product) -> Result<Pair, GapError> {
+        let before = Machine::now();
+        let bare = limit.run(self.config.ramp, self.config.time)?;
+        self.config.seed = self.config.seed.wrapping_add(1);
+        let outcome = product.run(&self.config, &mut self.session)?;
+        let (foreign_percent, stolen_percent) = Machine::now().since(&before);
+        if (self.stop)() {
+            return Err(GapError::Stopped);
+        }
+        if let Some(error) = outcome.error {
+            let why = match error {
+                JobError::Io(why) => why,
+                JobError::Mismatch(mismatch) => mismatch.to_string(),
+            };
+            return Err(GapError::Command { case: self.case, why });
+        }
+        let side = if self.case.write { &outcome.write } else { &outcome.read };
+        self.latencies.merge(side);
+        let iops = side.count() as f64 / outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE);
+        Ok(Pair { limit_iops: bare.iops(), iops, foreign_percent, stolen_percent })
     }
 }

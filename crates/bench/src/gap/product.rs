@@ -88,14 +88,13 @@ impl Product {
         &self,
         config: &GapConfig,
         session: &mut Session<'_>,
-        seed: u64,
     ) -> Result<Outcome, EngineError> {
         let set_mode = |session: &Session<'_>, mode| {
             self.target.set_mode(mode);
             session.set_mode(mode);
         };
         set_mode(session, config.mode);
-        let outcome = session.run(seed);
+        let outcome = session.run(config.seed);
         set_mode(session, Mode::Interrupt);
         outcome
     }

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raceline_reactor::affinity::pin_to_core;
 use raceline_reactor::{HugePages, buffer::PageBuf};
@@ -15,9 +15,14 @@ use super::tuning::Tuning;
 use super::{LimitConfig, LimitError, Measured, Side, Window, link};
 use crate::random::Random;
 
-/// How long each alternative is tried, and how long it runs before that.
+/// How long each alternative is tried, and how long it runs before that; at least as long as
+/// all commands in flight take once.
 const TRY_TIME: Duration = Duration::from_millis(25);
 const TRY_RAMP: Duration = Duration::from_millis(5);
+/// The search ends after so long with what it has found.
+const SEARCH_LIMIT: Duration = Duration::from_secs(8);
+/// A machine that is slower is not waited for.
+const ROUND_LIMIT: Duration = Duration::from_secs(2);
 /// How often the choices are gone through: a later one may change what is best for an earlier.
 const TRY_ROUNDS: usize = 2;
 /// An alternative must be better by this factor, so that noise alone changes little.
@@ -30,6 +35,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 pub struct Limit {
     config: LimitConfig,
     tuning: Tuning,
+    /// How long all commands in flight take once, about; known when one window is over.
+    round: Duration,
     target: Worker<Option<PageBuf>>,
     host: Worker<()>,
     results: Receiver<(Side, Result<Measured, LimitError>)>,
@@ -74,8 +81,14 @@ impl Limit {
         let (sender, results) = mpsc::channel();
         let target = start_target(config, target, region, sender.clone())?;
         let host = start_host(config, host, sender)?;
-        let limit =
-            Self { tuning: Tuning::start(config), config: config.clone(), target, host, results };
+        let limit = Self {
+            tuning: Tuning::start(config),
+            round: Duration::ZERO,
+            config: config.clone(),
+            target,
+            host,
+            results,
+        };
         // Both say that they are ready, or why not.
         for _ in 0..2 {
             limit.answer(ANSWER_LIMIT)?;
@@ -94,6 +107,8 @@ impl Limit {
     /// # Errors
     /// When a side fails.
     pub fn calibrate(&mut self) -> Result<(), LimitError> {
+        let deadline = Instant::now() + SEARCH_LIMIT;
+        self.tried(self.tuning)?;
         let mut best = self.tried(self.tuning)?;
         for _ in 0..TRY_ROUNDS {
             let before = self.tuning;
@@ -104,6 +119,9 @@ impl Limit {
                 for alternative in alternatives {
                     if alternative == self.tuning {
                         continue;
+                    }
+                    if Instant::now() > deadline {
+                        return Ok(());
                     }
                     if self.tried(alternative)? <= best * BETTER {
                         continue;
@@ -124,7 +142,19 @@ impl Limit {
     }
 
     fn tried(&mut self, tuning: Tuning) -> Result<f64, LimitError> {
-        Ok(self.window(tuning, TRY_RAMP, TRY_TIME)?.iops())
+        let (ramp, time) = (TRY_RAMP.max(self.round), TRY_TIME.max(self.round));
+        let iops = self.window(tuning, ramp, time)?.iops();
+        let in_flight = self.config.depth * self.config.connections;
+        if iops > 0.0 {
+            self.round = Duration::from_secs_f64(in_flight as f64 / iops).min(ROUND_LIMIT);
+        }
+        Ok(iops)
+    }
+
+    /// How long all commands in flight take once, about; zero before [`Limit::calibrate`].
+    #[must_use]
+    pub fn round(&self) -> Duration {
+        self.round
     }
 
     /// One window: runs for `ramp`, then measures for `time`.
