@@ -18,6 +18,7 @@ pub mod service;
 pub mod sim;
 mod slab;
 pub mod socket;
+mod socket_option;
 pub mod stats;
 mod stream;
 mod timer;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use socket2::{Domain, Protocol, SockRef, Type};
 
 use crate::io::Outcome;
 use crate::sim::SimSocket;
+use crate::socket_option;
 
 /// Connections that may wait to be accepted (the kernel caps it at net.core.somaxconn).
 pub const LISTEN_BACKLOG: i32 = 1024;
@@ -81,6 +83,35 @@ impl Socket {
         }
     }
 
+    /// The receive queue, by its NAPI id, from which the last packet came; `None` when it is not
+    /// known, as on loopback and in simulation.
+    pub fn incoming_napi_id(&self) -> Option<NonZeroU32> {
+        match &self.inner {
+            Inner::Os(fd) => socket_option::incoming_napi_id(fd),
+            Inner::Simulated(_) => None,
+        }
+    }
+
+    /// The CPU that processed the last packet; `None` when it is not known, as in simulation.
+    pub fn incoming_cpu(&self) -> Option<usize> {
+        match &self.inner {
+            Inner::Os(fd) => socket_option::incoming_cpu(fd),
+            Inner::Simulated(_) => None,
+        }
+    }
+
+    /// Has a receive that finds nothing look into the receive queue itself for at most `time`,
+    /// rather than wait for an interrupt; does nothing in simulation.
+    ///
+    /// # Errors
+    /// As [`check_busy_poll`].
+    pub fn set_busy_poll(&self, time: Duration) -> io::Result<()> {
+        match &self.inner {
+            Inner::Os(fd) => socket_option::set_busy_poll(fd, time),
+            Inner::Simulated(_) => Ok(()),
+        }
+    }
+
     /// The descriptor, or `Unsupported` for a simulated socket.
     pub(crate) fn into_fd(self) -> io::Result<OwnedFd> {
         match self.inner {
@@ -102,6 +133,16 @@ impl fmt::Debug for Socket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Socket({} -> {})", self.local, self.peer)
     }
+}
+
+/// Whether this process may have its sockets busy poll for so long.
+///
+/// # Errors
+/// `PermissionDenied`, saying what is needed, when `time` is more than `net.core.busy_read` and
+/// this process lacks CAP_NET_ADMIN; `Unsupported` when the kernel is built without it.
+pub fn check_busy_poll(time: Duration) -> io::Result<()> {
+    let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket_option::set_busy_poll(&socket.into(), time)
 }
 
 /// A non-blocking listening socket and its real address.

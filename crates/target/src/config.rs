@@ -7,6 +7,8 @@ use raceline_proto::controller::{HostAccess, Limits, SubsystemError};
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode};
 
+use crate::placement::PlacementPolicy;
+
 /// Cores, memory and limits of a target. Constant while it runs.
 #[derive(Clone, Debug)]
 pub struct TargetConfig {
@@ -16,6 +18,11 @@ pub struct TargetConfig {
     pub mode: Mode,
     /// io_uring, epoll, or whichever works.
     pub backend: Backend,
+    /// Which core gets a new connection.
+    pub placement: PlacementPolicy,
+    /// How long a receive that finds nothing looks into the network device's queue itself, rather
+    /// than wait for an interrupt; `None`: not at all.
+    pub busy_poll: Option<Duration>,
     /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
     pub max_io_bytes: u32,
     /// Largest write data inside a command capsule on I/O queues (IOCCSZ), a multiple of 16.
@@ -64,6 +71,8 @@ impl Default for TargetConfig {
             cores: Vec::new(),
             mode: Mode::default(),
             backend: Backend::default(),
+            placement: PlacementPolicy::default(),
+            busy_poll: None,
             max_io_bytes: 128 << 10,
             in_capsule_bytes: 8 << 10,
             max_queue_entries: 128,
@@ -96,6 +105,9 @@ impl TargetConfig {
         let bad = |what: &'static str, need: &'static str| Err(TargetError::Config { what, need });
         if self.large_buffers_per_core < 4 || self.small_buffers_per_core < 4 {
             return bad("buffers per core", "at least 4 of each size");
+        }
+        if let Some(time) = self.busy_poll {
+            raceline_reactor::socket::check_busy_poll(time).map_err(TargetError::BusyPoll)?;
         }
         Ok(())
     }
@@ -139,6 +151,9 @@ pub enum TargetError {
         /// Its range.
         need: &'static str,
     },
+    /// Busy polling is not to be had.
+    #[error("{0}")]
+    BusyPoll(std::io::Error),
     /// A reactor thread could not start.
     #[error("cannot start the reactor on core {core}: {error}")]
     Reactor {

@@ -12,6 +12,7 @@ use raceline_reactor::socket::Socket;
 
 use crate::config::TargetError;
 use crate::counters::QueueCounters;
+use crate::placement::Seat;
 use crate::range_lock::LockId;
 use crate::snapshot::{DeviceId, Snapshot};
 
@@ -55,7 +56,7 @@ pub(crate) enum Message {
     Shutdown,
 
     /// The accepting core: a connection that is yours.
-    Adopt { socket: Socket, peer: SocketAddr, local: SocketAddr },
+    Adopt { seat: Seat, socket: Socket, peer: SocketAddr, local: SocketAddr },
 
     /// An I/O queue wants to join the controller whose admin queue is at `home`.
     IoConnect {

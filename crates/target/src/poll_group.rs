@@ -10,6 +10,7 @@ use raceline_reactor::{Completion, Context, Outcome, Service, Socket, Token};
 use crate::connection::{Connection, Role, Stage};
 use crate::core::{Core, LocalCommand};
 use crate::message::{ConnKey, Message, Reply};
+use crate::placement::{Arrival, Seat};
 use crate::registry::Shared;
 use crate::slots::Phase;
 use crate::snapshot::Snapshot;
@@ -26,6 +27,8 @@ struct Listener {
 struct Entry {
     generation: u16,
     connection: Option<Box<Connection>>,
+    /// Taken with the connection, given back when it is gone.
+    seat: Option<Seat>,
 }
 
 /// One core's connections and listeners.
@@ -78,7 +81,9 @@ impl PollGroup {
             entry.generation = entry.generation.wrapping_add(1);
             self.free.push(key.index);
             self.live -= 1;
-            self.core.shared.unplace(self.core.index);
+            if let Some(seat) = entry.seat.take() {
+                self.core.shared.unplace(seat);
+            }
         }
         true
     }
@@ -100,7 +105,7 @@ impl PollGroup {
         }
     }
 
-    /// A connection was accepted: to the core with the fewest, unless there are too many.
+    /// A connection was accepted: to the core that it belongs to, unless there are too many.
     fn accepted(&mut self, cx: &mut Context<'_>, token: Token, socket: Socket, peer: SocketAddr) {
         let index = token.index & !LISTENER_BIT;
         if self.stopping || !self.listeners.iter().any(|l| l.index == index) {
@@ -111,23 +116,39 @@ impl PollGroup {
             tracing::debug!(%peer, ?crowded, "refused: too many sockets wait for Connect");
             return;
         }
-        let core = self.core.shared.place();
+        if let Some(time) = self.core.shared.config.busy_poll
+            && let Err(error) = socket.set_busy_poll(time)
+        {
+            // It was permitted when the target started.
+            tracing::warn!(%peer, %error, "a connection without busy polling");
+        }
+        let arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
+        let seat = self.core.shared.place(arrival);
+        let core = seat.core();
+        tracing::debug!(%peer, core, napi_id = arrival.napi_id, cpu = arrival.cpu, "accepted");
         if core == self.core.index {
-            self.adopt(cx, socket, peer, local);
+            self.adopt(cx, seat, socket, peer, local);
         } else {
-            self.core.send(core, Message::Adopt { socket, peer, local });
+            self.core.send(core, Message::Adopt { seat, socket, peer, local });
         }
     }
 
-    fn adopt(&mut self, cx: &mut Context<'_>, socket: Socket, peer: SocketAddr, local: SocketAddr) {
+    fn adopt(
+        &mut self,
+        cx: &mut Context<'_>,
+        seat: Seat,
+        socket: Socket,
+        peer: SocketAddr,
+        local: SocketAddr,
+    ) {
         let adopted = if self.stopping { None } else { cx.io.adopt(socket).ok() };
         let Some(socket) = adopted else {
             self.core.shared.leave(peer.ip());
-            self.core.shared.unplace(self.core.index);
+            self.core.shared.unplace(seat);
             return;
         };
         let index = self.free.pop().unwrap_or_else(|| {
-            self.connections.push(Entry { generation: 0, connection: None });
+            self.connections.push(Entry { generation: 0, connection: None, seat: None });
             u32::try_from(self.connections.len() - 1).expect("fewer sockets than descriptors")
         });
         let entry = &mut self.connections[index as usize];
@@ -137,6 +158,7 @@ impl PollGroup {
         connection.arm_timer(cx);
         connection.start_recv(cx);
         entry.connection = Some(connection);
+        entry.seat = Some(seat);
         self.live += 1;
     }
 
@@ -257,7 +279,9 @@ impl Service for PollGroup {
             Message::CloseDevice { id, reply } => self.core.close_device(cx, id, reply),
             Message::View { snapshot, reply } => self.view(cx, &snapshot, &reply),
             Message::Shutdown => self.shutdown(cx),
-            Message::Adopt { socket, peer, local } => self.adopt(cx, socket, peer, local),
+            Message::Adopt { seat, socket, peer, local } => {
+                self.adopt(cx, seat, socket, peer, local);
+            }
             Message::IoConnect { home, from, request, counters } => {
                 let mut answer = None;
                 self.with(cx, home, |connection, cx, core| {

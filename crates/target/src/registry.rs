@@ -1,8 +1,7 @@
-//! What all cores share off the I/O path: controller numbers, pre-Connect caps, core loads.
+//! What all cores share off the I/O path: controller numbers, pre-Connect caps, placement.
 
 use std::collections::{HashMap, hash_map};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
@@ -10,17 +9,18 @@ use raceline_reactor::Sender;
 
 use crate::config::TargetConfig;
 use crate::message::{Home, Message, Place};
+use crate::placement::{Arrival, Placement, Seat};
 
 /// Shared by all cores of a target.
 pub(crate) struct Shared {
     pub(crate) config: TargetConfig,
     senders: OnceLock<Vec<Sender<Message>>>,
-    loads: Vec<AtomicUsize>,
+    cores: usize,
     registry: Mutex<Registry>,
 }
 
-#[derive(Default)]
 struct Registry {
+    placement: Placement,
     controllers: HashMap<u16, Entry>,
     last_cntlid: u16,
     pre_connect: HashMap<IpAddr, usize>,
@@ -56,12 +56,14 @@ impl Shared {
     const MAX_CNTLID: u16 = 0xffef;
 
     pub(crate) fn new(config: TargetConfig, cores: usize) -> Self {
-        Self {
-            config,
-            senders: OnceLock::new(),
-            loads: (0..cores).map(|_| AtomicUsize::new(0)).collect(),
-            registry: Mutex::default(),
-        }
+        let registry = Registry {
+            placement: Placement::new(config.placement, &config.cores, cores),
+            controllers: HashMap::new(),
+            last_cntlid: 0,
+            pre_connect: HashMap::new(),
+            pre_connect_total: 0,
+        };
+        Self { config, senders: OnceLock::new(), cores, registry: Mutex::new(registry) }
     }
 
     pub(crate) fn set_senders(&self, senders: Vec<Sender<Message>>) {
@@ -69,7 +71,7 @@ impl Shared {
     }
 
     pub(crate) fn cores(&self) -> usize {
-        self.loads.len()
+        self.cores
     }
 
     /// To another core, or to this one: it comes with the next turn of its loop.
@@ -80,23 +82,19 @@ impl Shared {
         }
     }
 
-    /// The core with the fewest connections; counts the new one there.
-    pub(crate) fn place(&self) -> usize {
-        let core = (0..self.loads.len())
-            .min_by_key(|&core| self.loads[core].load(Ordering::Relaxed))
-            .unwrap_or(0);
-        self.loads[core].fetch_add(1, Ordering::Relaxed);
-        core
+    /// Chooses a core for a new connection and counts it there.
+    pub(crate) fn place(&self, arrival: Arrival) -> Seat {
+        self.lock().placement.place(arrival)
     }
 
-    /// A connection of this core is gone.
-    pub(crate) fn unplace(&self, core: usize) {
-        self.loads[core].fetch_sub(1, Ordering::Relaxed);
+    /// The connection is gone.
+    pub(crate) fn unplace(&self, seat: Seat) {
+        self.lock().placement.unplace(seat);
     }
 
     /// Connections on each core.
     pub(crate) fn loads(&self) -> Vec<usize> {
-        self.loads.iter().map(|load| load.load(Ordering::Relaxed)).collect()
+        self.lock().placement.connections()
     }
 
     /// Counts a socket that has not completed Connect, or refuses it.

@@ -18,6 +18,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/memory.rs",
     "crates/reactor/src/region.rs",
     "crates/reactor/src/send.rs",
+    "crates/reactor/src/socket_option.rs",
     "crates/reactor/src/stream.rs",
     "crates/reactor/src/transfer.rs",
     "crates/reactor/src/uring.rs",

@@ -1,0 +1,141 @@
+//! Socket options that tell where packets come from, and that let a receive poll for them.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::num::NonZeroU32;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use libc::c_int;
+
+/// Packets that one busy poll may take from a receive queue, as many as an interrupt may: the
+/// kernel's default of 8 would leave a queue behind that is under load.
+const BUSY_POLL_PACKETS: c_int = 64;
+
+/// The receive queue, by its NAPI id, from which the last packet came (SO_INCOMING_NAPI_ID);
+/// `None` when the kernel does not know, as on loopback.
+pub(crate) fn incoming_napi_id(fd: &OwnedFd) -> Option<NonZeroU32> {
+    let id = get(fd, libc::SO_INCOMING_NAPI_ID).ok()?;
+    NonZeroU32::new(u32::try_from(id).ok()?)
+}
+
+/// The CPU that processed the last packet (SO_INCOMING_CPU); `None` when there was none.
+pub(crate) fn incoming_cpu(fd: &OwnedFd) -> Option<usize> {
+    usize::try_from(get(fd, libc::SO_INCOMING_CPU).ok()?).ok()
+}
+
+/// Has a receive that finds nothing look into the receive queue itself, for at most `time`
+/// (SO_BUSY_POLL), and rather than wait for an interrupt where that is permitted.
+///
+/// # Errors
+/// `PermissionDenied`, saying what is needed, when `time` is more than `net.core.busy_read` and
+/// this process lacks CAP_NET_ADMIN.
+pub(crate) fn set_busy_poll(fd: &OwnedFd, time: Duration) -> io::Result<()> {
+    let time_us = c_int::try_from(time.as_micros()).unwrap_or(c_int::MAX);
+    set(fd, libc::SO_BUSY_POLL, time_us).map_err(|error| busy_poll_error(error, time_us))?;
+    // The two others improve on it and need the capability at any value: who has been given busy
+    // polling by the sysctl alone does without.
+    for (option, value) in
+        [(libc::SO_PREFER_BUSY_POLL, 1), (libc::SO_BUSY_POLL_BUDGET, BUSY_POLL_PACKETS)]
+    {
+        if let Err(error) = set(fd, option, value) {
+            tracing::debug!(%error, option, "busy polling without an improvement");
+        }
+    }
+    Ok(())
+}
+
+fn busy_poll_error(error: io::Error, time_us: c_int) -> io::Error {
+    let (kind, reason) = match error.raw_os_error() {
+        Some(libc::EPERM) => (
+            io::ErrorKind::PermissionDenied,
+            "it needs CAP_NET_ADMIN, or net.core.busy_read of that many microseconds".to_owned(),
+        ),
+        Some(libc::ENOPROTOOPT) => {
+            (io::ErrorKind::Unsupported, "this kernel is built without it".to_owned())
+        }
+        _ => (error.kind(), error.to_string()),
+    };
+    io::Error::new(kind, format!("cannot busy poll for {time_us} us: {reason}"))
+}
+
+fn get(fd: &OwnedFd, option: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut length = INT_BYTES;
+    // SAFETY: the kernel writes at most `length` bytes, the size of `value`.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+fn set(fd: &OwnedFd, option: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: the kernel reads as many bytes as `value` has.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw const value).cast(),
+            INT_BYTES,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The size of every option here.
+const INT_BYTES: libc::socklen_t = 4;
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn accepted() -> (TcpStream, OwnedFd) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (stream, listener.accept().unwrap().0.into())
+    }
+
+    #[test]
+    fn loopback_has_a_cpu_and_no_receive_queue() {
+        assert_eq!(size_of::<c_int>(), INT_BYTES as usize);
+        let (_stream, fd) = accepted();
+        assert_eq!(incoming_napi_id(&fd), None);
+        assert!(incoming_cpu(&fd).is_some_and(|cpu| cpu < 4096));
+    }
+
+    #[test]
+    fn what_is_no_socket_has_neither() {
+        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        assert_eq!((incoming_napi_id(&file), incoming_cpu(&file)), (None, None));
+        let error = set_busy_poll(&file, Duration::from_micros(7)).unwrap_err();
+        assert!(error.to_string().starts_with("cannot busy poll for 7 us: "), "{error}");
+    }
+
+    #[test]
+    fn busy_polling_is_set_or_its_refusal_says_what_is_needed() {
+        let (_stream, fd) = accepted();
+        match set_busy_poll(&fd, Duration::from_micros(50)) {
+            Ok(()) => assert_eq!(get(&fd, libc::SO_BUSY_POLL).unwrap(), 50),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+            }
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}"),
+        }
+        let refused = busy_poll_error(io::Error::from_raw_os_error(libc::EPERM), 50);
+        assert_eq!(
+            refused.to_string(),
+            "cannot busy poll for 50 us: it needs CAP_NET_ADMIN, or net.core.busy_read of that \
+             many microseconds"
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! Which core gets a new connection: the least loaded one, or the one its packets come in by.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+
+/// How connections are placed on the cores of a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlacementPolicy {
+    /// On the core with the fewest connections.
+    #[default]
+    Balanced,
+    /// Connections whose packets come from one receive queue (NAPI id) on one core, and the
+    /// queues spread over the cores; where the queue is not known, as [`Self::Balanced`].
+    Napi,
+    /// On the core that is the CPU which processed the packets that set the connection up; where
+    /// that is none of the target's, as [`Self::Balanced`].
+    Cpu,
+}
+
+/// What is known of a new connection's way into the machine.
+///
+/// It is read once, at accept: from the last packet of the handshake. A queue that the network
+/// device changes afterwards is not noticed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// The receive queue; the kernel's 0, unknown, is `None` and never a queue of its own.
+    pub(crate) napi_id: Option<NonZeroU32>,
+    /// The CPU.
+    pub(crate) cpu: Option<usize>,
+}
+
+/// A connection's place on a core, to be given back by [`Placement::unplace`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a seat that is not given back counts forever"]
+pub(crate) struct Seat {
+    core: usize,
+    /// The receive queue that counts this connection.
+    queue: Option<NonZeroU32>,
+}
+
+/// The connections and receive queues of every core.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    policy: PlacementPolicy,
+    cores: Vec<Load>,
+    /// Queues that have connections, so never more than there are connections.
+    queues: HashMap<NonZeroU32, Queue>,
+}
+
+#[derive(Debug, Default)]
+struct Load {
+    /// The CPU that the core is bound to.
+    cpu: Option<usize>,
+    connections: usize,
+    queues: usize,
+}
+
+#[derive(Debug)]
+struct Queue {
+    core: usize,
+    connections: usize,
+}
+
+impl Seat {
+    /// The core, by its index.
+    pub(crate) fn core(&self) -> usize {
+        self.core
+    }
+}
+
+impl Placement {
+    /// No connections yet; `cpus[i]` is what core `i` is bound to, and cores beyond are not.
+    pub(crate) fn new(policy: PlacementPolicy, cpus: &[usize], cores: usize) -> Self {
+        assert!(cores > 0, "a target has a core");
+        let load = |core| Load { cpu: cpus.get(core).copied(), ..Load::default() };
+        Self { policy, cores: (0..cores).map(load).collect(), queues: HashMap::new() }
+    }
+
+    /// Chooses a core for a new connection and counts it there.
+    pub(crate) fn place(&mut self, arrival: Arrival) -> Seat {
+        let seat = match (self.policy, arrival) {
+            (PlacementPolicy::Napi, Arrival { napi_id: Some(id), .. }) => {
+                Seat { core: self.core_of_queue(id), queue: Some(id) }
+            }
+            (PlacementPolicy::Cpu, Arrival { cpu: Some(cpu), .. }) => {
+                let bound = self.cores.iter().position(|load| load.cpu == Some(cpu));
+                Seat { core: bound.unwrap_or_else(|| self.least_connections()), queue: None }
+            }
+            _ => Seat { core: self.least_connections(), queue: None },
+        };
+        self.cores[seat.core].connections += 1;
+        seat
+    }
+
+    /// A connection is gone; with the last one of a receive queue, the queue is forgotten.
+    pub(crate) fn unplace(&mut self, seat: Seat) {
+        let load = &mut self.cores[seat.core];
+        load.connections -= 1;
+        let Some(id) = seat.queue else { return };
+        if let Some(queue) = self.queues.get_mut(&id) {
+            queue.connections -= 1;
+            if queue.connections == 0 {
+                self.queues.remove(&id);
+                load.queues -= 1;
+            }
+        }
+    }
+
+    /// Connections on each core.
+    pub(crate) fn connections(&self) -> Vec<usize> {
+        self.cores.iter().map(|load| load.connections).collect()
+    }
+
+    /// Where the queue's connections are; a new queue goes where the fewest queues are.
+    fn core_of_queue(&mut self, id: NonZeroU32) -> usize {
+        let fewest = self.fewest_by(|load| (load.queues, load.connections));
+        let queue = self.queues.entry(id).or_insert_with(|| {
+            self.cores[fewest].queues += 1;
+            Queue { core: fewest, connections: 0 }
+        });
+        queue.connections += 1;
+        queue.core
+    }
+
+    fn least_connections(&self) -> usize {
+        self.fewest_by(|load| load.connections)
+    }
+
+    /// The first of the cores with the smallest `key`.
+    fn fewest_by<K: Ord>(&self, key: impl Fn(&Load) -> K) -> usize {
+        let smallest = self.cores.iter().enumerate().min_by_key(|(_, load)| key(load));
+        smallest.map_or(0, |(core, _)| core)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_queue(id: u32) -> Arrival {
+        Arrival { napi_id: NonZeroU32::new(id), cpu: Some(0) }
+    }
+
+    fn on_cpu(cpu: usize) -> Arrival {
+        Arrival { napi_id: NonZeroU32::new(9), cpu: Some(cpu) }
+    }
+
+    fn place_all(
+        placement: &mut Placement,
+        arrivals: impl IntoIterator<Item = Arrival>,
+    ) -> Vec<Seat> {
+        arrivals.into_iter().map(|arrival| placement.place(arrival)).collect()
+    }
+
+    fn cores(seats: &[Seat]) -> Vec<usize> {
+        seats.iter().map(Seat::core).collect()
+    }
+
+    #[test]
+    fn balanced_looks_at_connections_only() {
+        let mut placement = Placement::new(PlacementPolicy::Balanced, &[0, 1], 2);
+        let seats = place_all(&mut placement, [7, 7, 7, 0].map(from_queue));
+        assert_eq!(cores(&seats), [0, 1, 0, 1]);
+        assert!(placement.queues.is_empty());
+    }
+
+    #[test]
+    fn connections_of_one_queue_share_a_core_and_queues_are_spread() {
+        let mut placement = Placement::new(PlacementPolicy::Napi, &[0, 1], 2);
+        let seats = place_all(&mut placement, [21, 21, 21, 22, 21, 22, 23].map(from_queue));
+        // Queue 23 is the third: both cores have one queue, and core 1 has fewer connections.
+        assert_eq!(cores(&seats), [0, 0, 0, 1, 0, 1, 1]);
+    }
+
+    #[test]
+    fn more_queues_than_cores_are_dealt_out_evenly() {
+        let mut placement = Placement::new(PlacementPolicy::Napi, &[], 3);
+        place_all(&mut placement, (1..=9).map(from_queue)).iter().for_each(drop);
+        assert_eq!(placement.connections(), [3, 3, 3]);
+        assert!(placement.cores.iter().all(|load| load.queues == 3));
+    }
+
+    #[test]
+    fn an_unknown_queue_is_no_queue() {
+        let mut placement = Placement::new(PlacementPolicy::Napi, &[0, 1], 2);
+        let seats = place_all(&mut placement, [0; 8].map(from_queue));
+        assert_eq!(placement.connections(), [4, 4], "loopback must not end on one core");
+        assert!(placement.queues.is_empty());
+        for seat in seats {
+            placement.unplace(seat);
+        }
+        assert_eq!(placement.connections(), [0, 0]);
+    }
+
+    #[test]
+    fn a_queue_is_forgotten_with_its_last_connection() {
+        let mut placement = Placement::new(PlacementPolicy::Napi, &[0, 1], 2);
+        let mut seats = place_all(&mut placement, [1, 1, 2].map(from_queue));
+        placement.unplace(seats.remove(0));
+        assert_eq!(placement.place(from_queue(1)).core(), 0, "it still has one");
+        assert_eq!(placement.connections(), [2, 1]);
+
+        let mut placement = Placement::new(PlacementPolicy::Napi, &[0, 1], 2);
+        let seat = placement.place(from_queue(1));
+        let other = placement.place(from_queue(0));
+        assert_eq!((seat.core(), other.core()), (0, 1));
+        placement.unplace(seat);
+        assert!(placement.queues.is_empty());
+        assert_eq!(placement.cores[0].queues, 0);
+        assert_eq!(placement.place(from_queue(2)).core(), 0);
+        assert_eq!(placement.place(from_queue(1)).core(), 1, "a new life may be elsewhere");
+    }
+
+    #[test]
+    fn a_cpu_of_ours_gets_its_connections_and_others_are_balanced() {
+        let mut placement = Placement::new(PlacementPolicy::Cpu, &[4, 6], 2);
+        let seats = place_all(&mut placement, [6, 6, 4, 6].map(on_cpu));
+        assert_eq!(cores(&seats), [1, 1, 0, 1]);
+        let foreign = place_all(&mut placement, [on_cpu(5), Arrival::default(), on_cpu(0)]);
+        assert_eq!(cores(&foreign), [0, 0, 0]);
+        assert_eq!(placement.connections(), [4, 3]);
+    }
+
+    #[test]
+    fn a_core_that_is_not_bound_is_no_cpu() {
+        let mut placement = Placement::new(PlacementPolicy::Cpu, &[], 2);
+        let seats = place_all(&mut placement, [1, 1, 1].map(on_cpu));
+        assert_eq!(cores(&seats), [0, 1, 0]);
+    }
+}
