@@ -20,6 +20,9 @@ const OUTPUT_TAIL: Duration = Duration::from_secs(2);
 /// Process groups alive, so that an interrupted xtask leaves none behind.
 static GROUPS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
+/// What an interrupted xtask does once its children have ended.
+static AT_INTERRUPT: Mutex<Vec<Box<dyn FnOnce() + Send>>> = Mutex::new(Vec::new());
+
 /// What a child left behind when it ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -286,15 +289,25 @@ pub(crate) fn end_children_on_signals() -> Result<()> {
             let alive: Vec<u32> = groups().iter().copied().collect();
             for group in &alive {
                 signal_group(*group, "TERM");
+                // A stopped child takes no other signal until it goes on.
+                signal_group(*group, "CONT");
             }
             std::thread::sleep(Duration::from_millis(500));
             for group in alive {
                 signal_group(group, "KILL");
             }
+            for action in AT_INTERRUPT.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+                action();
+            }
             std::process::exit(128 + signal);
         }
     });
     Ok(())
+}
+
+/// Has something done after SIGINT or SIGTERM, when the children have ended.
+pub(crate) fn at_interrupt(action: impl FnOnce() + Send + 'static) {
+    AT_INTERRUPT.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(action));
 }
 
 /// Whether a program of that name is in PATH, or where an administrator's programs are.
