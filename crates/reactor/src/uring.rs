@@ -72,7 +72,7 @@ pub struct UringIo {
     ready: VecDeque<Completion>,
     sockets: Slab<SocketSlot>,
     /// Sockets whose receive is tried at every poll and not in the ring, each once.
-    direct: Vec<u32>,
+    direct: VecDeque<u32>,
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
     timers: TimerQueue<Timer>,
@@ -131,7 +131,7 @@ impl UringIo {
             backlog: VecDeque::new(),
             ready: VecDeque::new(),
             sockets: Slab::new(),
-            direct: Vec::new(),
+            direct: VecDeque::new(),
             listeners: Slab::new(),
             files: Slab::new(),
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
@@ -599,18 +599,17 @@ impl Io for UringIo {
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
         loop {
+            done.extend(self.ready.drain(..));
             self.try_direct(done);
-            if wait == Wait::Yes && done.len() == before && self.ready.is_empty() {
+            if wait == Wait::Yes && done.len() == before {
                 self.all_to_ring();
             }
             while !self.refill() {
                 self.enter(false)?;
                 self.harvest(done);
             }
-            let idle = wait == Wait::Yes
-                && done.len() == before
-                && self.ready.is_empty()
-                && self.ring.completion().is_empty();
+            let idle =
+                wait == Wait::Yes && done.len() == before && self.ring.completion().is_empty();
             if idle && self.waker.start_wait() {
                 let entered = self.enter(true);
                 self.waker.end_wait();
@@ -620,7 +619,6 @@ impl Io for UringIo {
                 self.enter(false)?;
             }
             self.harvest(done);
-            done.extend(self.ready.drain(..));
             self.now = Instant::now();
             self.expire_timers(done);
             let woken = std::mem::take(&mut self.woken);

@@ -19,6 +19,10 @@ const ALWAYS_TRIED: usize = 4;
 /// The ring costs about as much as this many tries.
 const TRIES_MAX: u32 = 16;
 
+/// Receives that one poll finishes: the answers to a few leave before the next ones are looked at,
+/// so that the peers work on them meanwhile.
+const RECEIVES_PER_POLL: usize = 8;
+
 /// A receive that is tried at every poll.
 pub(super) struct DirectRecv {
     token: Token,
@@ -46,7 +50,7 @@ impl UringIo {
     pub(super) fn start_recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
         if let Some(slot) = self.sockets.get_mut(socket.0) {
             slot.recv = Some(RecvAt::Direct(DirectRecv { token, buffers, misses: 0 }));
-            self.direct.push(socket.0);
+            self.direct.push_back(socket.0);
         }
     }
 
@@ -73,16 +77,19 @@ impl UringIo {
         self.finish(token, Outcome::Sent(Ok(()), batch));
     }
 
-    /// Tries every receive that is not in the ring.
+    /// Tries the receives that are not in the ring, until all were tried or enough have data.
     pub(super) fn try_direct(&mut self, done: &mut Vec<Completion>) {
-        let mut at = 0;
-        while let Some(&socket) = self.direct.get(at) {
+        let mut room = RECEIVES_PER_POLL;
+        for _ in 0..self.direct.len() {
+            let Some(socket) = self.direct.pop_front() else { return };
             match self.try_recv(socket, done) {
-                Try::Missed => at += 1,
-                Try::Finished => drop(self.direct.swap_remove(at)),
-                Try::ToRing => {
-                    self.direct.swap_remove(at);
-                    self.recv_in_ring(socket);
+                Try::Missed => self.direct.push_back(socket),
+                Try::ToRing => self.recv_in_ring(socket),
+                Try::Finished => {
+                    room -= 1;
+                    if room == 0 {
+                        return;
+                    }
                 }
             }
         }
@@ -90,7 +97,7 @@ impl UringIo {
 
     /// Gives all receives to the ring, so that any of them ends a wait.
     pub(super) fn all_to_ring(&mut self) {
-        while let Some(socket) = self.direct.pop() {
+        while let Some(socket) = self.direct.pop_front() {
             self.recv_in_ring(socket);
         }
     }
