@@ -55,6 +55,9 @@ pub struct HostConfig {
     pub backoff: BackoffConfig,
     /// Connect, ICResp and Connect command may take this long each.
     pub connect_timeout: Duration,
+    /// How long a receive that finds nothing looks into the network device's queue itself, rather
+    /// than wait for an interrupt; `None`: not at all.
+    pub busy_poll: Option<Duration>,
 }
 
 impl HostConfig {
@@ -76,6 +79,7 @@ impl HostConfig {
             command_timeout: Some(Duration::from_secs(30)),
             backoff: BackoffConfig::default(),
             connect_timeout: CONNECT_TIMEOUT,
+            busy_poll: None,
         }
     }
 
@@ -97,6 +101,7 @@ impl HostConfig {
             in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             command_timeout: self.command_timeout,
             connect_timeout: self.connect_timeout,
+            busy_poll: self.busy_poll,
         }
     }
 
@@ -160,4 +165,6 @@ pub struct QueuePairConfig {
     pub command_timeout: Option<Duration>,
     /// TCP connection, ICResp and the answer to Connect may take this long each.
     pub connect_timeout: Duration,
+    /// How long a receive that finds nothing busy polls.
+    pub busy_poll: Option<Duration>,
 }

@@ -361,7 +361,13 @@ impl QueuePair {
         if !matches!(self.state, State::Tcp) {
             return;
         }
-        let socket = match result.and_then(|socket| cx.io.adopt(socket)) {
+        let adopted = result.and_then(|socket| {
+            if let Some(time) = self.config.busy_poll {
+                socket.set_busy_poll(time)?;
+            }
+            cx.io.adopt(socket)
+        });
+        let socket = match adopted {
             Ok(socket) => socket,
             Err(error) => {
                 let error = HostError::Tcp(self.config.address, Arc::new(error));

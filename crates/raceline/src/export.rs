@@ -85,6 +85,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         cores: cores.clone(),
         mode: args.mode.into(),
         backend: args.io.into(),
+        placement: args.placement.into(),
+        busy_poll: args.busy_poll,
         max_io_bytes: args.max_io_size,
         in_capsule_bytes: args.in_capsule,
         ..TargetConfig::default()

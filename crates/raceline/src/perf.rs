@@ -86,6 +86,10 @@ fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
     let mut host = remote::config(&args.connect)?;
     host.io_queues = args.queues;
     host.io_entries = entries;
+    if let Some(time) = args.busy_poll {
+        raceline_reactor::socket::check_busy_poll(time).map_err(Failure::runtime)?;
+        host.busy_poll = Some(time);
+    }
     Ok(EngineConfig {
         host,
         nsid: args.namespace,

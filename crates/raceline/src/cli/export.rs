@@ -1,11 +1,12 @@
 //! Arguments of `raceline export`.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
 
-use super::values::{self, CoreList, IoChoice, ModeChoice};
+use super::values::{self, CoreList, IoChoice, ModeChoice, PlacementChoice};
 
 const DEVICE_HELP: &str = "\
 Device to export, becomes the next namespace (1, 2, ...)
@@ -71,6 +72,14 @@ pub(crate) struct ExportArgs {
     /// How to do I/O
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) io: IoChoice,
+
+    /// Which core gets a new connection
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub(crate) placement: PlacementChoice,
+
+    /// Look for packets in the network device's queue so long before waiting for an interrupt
+    #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
+    pub(crate) busy_poll: Option<Duration>,
 
     /// Serial number, up to 20 characters [default: derived from the NQN]
     #[arg(long, value_name = "S", value_parser = values::serial)]

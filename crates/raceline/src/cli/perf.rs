@@ -97,4 +97,8 @@ pub(crate) struct PerfArgs {
     /// How to do I/O
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) io: IoChoice,
+
+    /// Look for packets in the network device's queue so long before waiting for an interrupt
+    #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
+    pub(crate) busy_poll: Option<Duration>,
 }

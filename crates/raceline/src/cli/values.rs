@@ -7,6 +7,7 @@ use std::time::Duration;
 use raceline_bdev::ByteSize;
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{Backend, Mode};
+use raceline_target::PlacementPolicy;
 use uuid::Uuid;
 
 /// The port that is registered for NVMe over TCP.
@@ -62,6 +63,28 @@ impl From<IoChoice> for Backend {
     }
 }
 
+/// `--placement`: which core gets a new connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PlacementChoice {
+    /// The one with the fewest connections
+    #[default]
+    Balanced,
+    /// The one that has the connections of the same receive queue of the network device
+    Napi,
+    /// The one whose CPU processed the connection's first packets
+    Cpu,
+}
+
+impl From<PlacementChoice> for PlacementPolicy {
+    fn from(choice: PlacementChoice) -> Self {
+        match choice {
+            PlacementChoice::Balanced => Self::Balanced,
+            PlacementChoice::Napi => Self::Napi,
+            PlacementChoice::Cpu => Self::Cpu,
+        }
+    }
+}
+
 /// `-o`: for people or for programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OutputFormat {
@@ -71,6 +94,9 @@ pub(crate) enum OutputFormat {
     /// For programs
     Json,
 }
+
+/// Longest busy poll: while one connection polls, the others of its core wait.
+const BUSY_POLL_MAX_US: u64 = 10_000;
 
 /// Cores, in the order given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -197,6 +223,14 @@ pub(crate) fn positive_time(text: &str) -> Result<Duration, String> {
     })
 }
 
+/// How long to busy poll, in microseconds.
+pub(crate) fn busy_poll(text: &str) -> Result<Duration, String> {
+    let time_us = text.parse().ok().filter(|time_us| (1..=BUSY_POLL_MAX_US).contains(time_us));
+    time_us
+        .map(Duration::from_micros)
+        .ok_or_else(|| format!("a number of microseconds from 1 to {BUSY_POLL_MAX_US}"))
+}
+
 /// A serial number: 1 to 20 printable ASCII characters.
 pub(crate) fn serial(text: &str) -> Result<String, String> {
     let printable = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
@@ -278,6 +312,10 @@ mod tests {
         }
         assert_eq!(time("9999999h").unwrap_err(), "at most a year");
         assert_eq!(positive_time("0ms").unwrap_err(), "must be more than 0");
+        assert_eq!(busy_poll("50"), Ok(Duration::from_micros(50)));
+        for text in ["", "0", "-1", "50us", "10001"] {
+            assert_eq!(busy_poll(text).unwrap_err(), "a number of microseconds from 1 to 10000");
+        }
     }
 
     #[test]
