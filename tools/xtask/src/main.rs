@@ -1,4 +1,4 @@
-//! The developer's one door: `cargo xtask setup|test|lint|fuzz|sim|cost|bench|interop`.
+//! The developer's one door: `cargo xtask setup|test|lint|fuzz|sim|cost|bench|spdk|interop`.
 
 mod bench;
 mod child;
@@ -7,9 +7,11 @@ mod cost;
 mod fuzz;
 mod interop;
 mod lint;
+mod placement;
 mod raceline;
 mod raw;
 mod setup;
+mod spdk;
 mod step;
 mod wire;
 
@@ -82,6 +84,8 @@ enum Verb {
     Cost(cost::Options),
     /// Measure what docs/PERFORMANCE.md reports, and print its table.
     Bench(bench::Options),
+    /// Measure our target and host beside SPDK's, built elsewhere.
+    Spdk(spdk::Options),
     /// Run one emulated machine's checks.
     Interop {
         /// Kernel inside the guest.
@@ -148,6 +152,7 @@ fn run(verb: Verb) -> Result<bool> {
             bench::run(&tree, &options)?;
             true
         }
+        Verb::Spdk(options) => spdk::run(&tree, &options)?,
         Verb::Interop { kernel, part, peer } => {
             one("interop", Box::new(|| interop::run(&tree, kernel, part, peer)))
         }
@@ -211,6 +216,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             "a capture of every PDU type, dissected",
             true,
             Box::new(|| wire::run(tree)),
+        ),
+        step(
+            "placement",
+            "connections over a link with receive queues",
+            true,
+            Box::new(|| placement::run(tree)),
         ),
     ];
     let parts = [

@@ -1,0 +1,261 @@
+//! `cargo xtask spdk`: our target and host beside SPDK's, every pair of them, in turn.
+//!
+//! The pairs take turns within a repetition, so that what disturbs the machine for longer than a
+//! run disturbs all of them, and ratios are taken within a repetition. All targets live for the
+//! whole measurement on the same core; a target that spins takes that core even when nobody asks
+//! it for anything, so all but one are stopped by SIGSTOP.
+
+mod huge;
+mod point;
+mod program;
+mod quiet;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use self::huge::{Leftovers, Reserved};
+use self::point::{PAIRS, Pair, Point, Target, grid};
+use self::program::{HUGE_PAGES, Programs, RunningTarget};
+use self::quiet::Cpu;
+use self::report::{Idle, PointReport, Report, Run, Setting};
+use crate::child::Task;
+use crate::cli::cpu_ticks;
+use crate::raceline::Tree;
+
+/// Repetitions of a point, also with --quick.
+const REPETITIONS: usize = 5;
+const QUICK_REPETITIONS: usize = 3;
+/// How often a run that something disturbed is tried in all.
+const ATTEMPTS: usize = 4;
+/// How long an idle target is watched, in seconds, and how long its host gets to connect before.
+const IDLE_S: u64 = 10;
+const IDLE_RAMP_S: u64 = 2;
+/// Most seconds that one run may be measured.
+const SECONDS_MAX: i64 = 600;
+
+/// What can be chosen.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Where SPDK has been configured and built; it has build/bin/nvmf_tgt in it.
+    #[arg(long, value_name = "DIR")]
+    build: PathBuf,
+    /// Few points, and few repetitions.
+    #[arg(long)]
+    quick: bool,
+    /// Only points whose name holds this text, e.g. "4k read 32x1".
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Repetitions of each point [default: 5, with --quick 3].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: Option<u32>,
+    /// How long each run is measured, after a ramp of the same length.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=SECONDS_MAX))]
+    seconds: u32,
+    /// Reserve the huge pages that are missing, and give them back at the end.
+    #[arg(long)]
+    reserve: bool,
+    /// Keep runs during which other processes used the CPU (for a look, not for reporting).
+    #[arg(long)]
+    noisy: bool,
+    /// For docs/PERFORMANCE.md or for programs.
+    #[arg(short, long, value_enum, default_value = "markdown")]
+    output_format: Format,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Format {
+    Markdown,
+    Json,
+}
+
+/// Measures and prints; false when a run was disturbed and no quiet one could be had.
+pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
+    ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
+    let points: Vec<Point> =
+        grid(options.quick).into_iter().filter(|p| chosen(options, p)).collect();
+    ensure!(!points.is_empty(), "no point has that name: they read like \"{}\"", grid(true)[0]);
+    let leftovers = Leftovers::new();
+    // What is declared first is dropped last: pages go back when the processes have ended.
+    let _reserved = Reserved::ensure(HUGE_PAGES, options.reserve)?;
+    let _clean_up = CleanUp(leftovers.clone());
+    let programs = Programs::find(tree, &options.build, leftovers)?;
+    let setting = setting(tree, &programs, options)?;
+    let mut targets = Vec::new();
+    for kind in [Target::Raceline, Target::RacelineHuge, Target::Spdk, Target::SpdkTuned] {
+        eprintln!("starting and filling {}", kind.name());
+        let target = programs.start(kind, "poll")?;
+        programs.fill(&target).with_context(|| format!("target {}", kind.name()))?;
+        target.pause();
+        targets.push(target);
+    }
+    let mut bench = Bench {
+        programs,
+        targets,
+        seconds: options.seconds,
+        attempts: if options.noisy { 1 } else { ATTEMPTS },
+    };
+    let mut reports = Vec::new();
+    for (at, point) in points.iter().enumerate() {
+        let report = bench.measure(*point, setting.repetitions)?;
+        let ratio = report.ratios[1].spread.median;
+        let (all, name) = (points.len(), &report.name);
+        eprintln!("{} of {all}: {name}: both / both SPDK tuned {ratio:.2}", at + 1);
+        reports.push(report);
+    }
+    let idle = bench.idle()?;
+    let report = Report { setting, points: reports, idle };
+    match options.output_format {
+        Format::Markdown => print!("{}", report.markdown()),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+    }
+    let disturbed = report.disturbed();
+    if disturbed > 0 {
+        eprintln!(
+            "{disturbed} runs were disturbed by other processes, and so were their repetitions: measure again on a quieter machine"
+        );
+    }
+    Ok(disturbed == 0 || options.noisy)
+}
+
+/// Removes what SPDK's processes left behind.
+struct CleanUp(Leftovers);
+
+impl Drop for CleanUp {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
+}
+
+fn chosen(options: &Options, point: &Point) -> bool {
+    options.only.as_ref().is_none_or(|text| point.to_string().contains(text.as_str()))
+}
+
+fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Setting> {
+    let commit = ["describe", "--always", "--dirty"];
+    let commit = Task::new("git").args(commit).dir(&tree.root).check()?.stdout;
+    let info = std::fs::read_to_string("/proc/cpuinfo")?;
+    let model = info.lines().find(|line| line.starts_with("model name"));
+    let model = model.and_then(|line| line.split_once(": ")).map_or("", |(_, model)| model);
+    let cores = std::thread::available_parallelism()?;
+    let default = if options.quick { QUICK_REPETITIONS } else { REPETITIONS };
+    Ok(Setting {
+        raceline: commit.trim().to_owned(),
+        spdk: programs.spdk_version()?,
+        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+        processor: format!("{cores} cores of {model}"),
+        repetitions: options.repetitions.map_or(Ok(default), usize::try_from)?,
+        ramp_seconds: options.seconds,
+        measured_seconds: options.seconds,
+    })
+}
+
+/// Targets that are up, each stopped unless it is its turn.
+struct Bench<'a> {
+    programs: Programs<'a>,
+    targets: Vec<RunningTarget>,
+    seconds: u32,
+    attempts: usize,
+}
+
+impl Bench<'_> {
+    fn measure(&mut self, point: Point, count: usize) -> Result<PointReport> {
+        let mut repetitions = Vec::new();
+        let mut repeated = 0;
+        for _ in 0..count {
+            let mut runs = Vec::new();
+            for pair in PAIRS {
+                let (run, attempts) =
+                    self.quiet_run(pair, point).with_context(|| format!("{point}, {pair}"))?;
+                repeated += attempts - 1;
+                runs.push(run);
+            }
+            repetitions.push(runs);
+        }
+        Ok(PointReport::new(point, repetitions, repeated))
+    }
+
+    /// The first run that nothing disturbed, else the one disturbed least; and how many there were.
+    fn quiet_run(&mut self, pair: Pair, point: Point) -> Result<(Run, usize)> {
+        let mut best = self.one_run(pair, point)?;
+        let mut attempts = 1;
+        while best.disturbance.is_too_much() && attempts < self.attempts {
+            let next = self.one_run(pair, point)?;
+            attempts += 1;
+            if next.disturbance.sum() < best.disturbance.sum() {
+                best = next;
+            }
+        }
+        Ok((best, attempts))
+    }
+
+    fn one_run(&mut self, pair: Pair, point: Point) -> Result<Run> {
+        let pids: Vec<u32> = self.targets.iter().map(RunningTarget::pid).collect();
+        let target = self.targets.iter_mut().find(|target| target.kind == pair.target);
+        let target = target.context("that target does not run")?;
+        target.healthy()?;
+        target.resume();
+        let before = Cpu::now(&pids)?;
+        let measured = self.programs.run(pair.host, target, point, self.seconds);
+        let disturbance = Cpu::now(&pids)?.since(&before)?;
+        target.pause();
+        let measured = measured?;
+        Ok(Run { pair, iops: measured.iops, mean_us: measured.mean_us, disturbance })
+    }
+
+    /// Memory and CPU of every target while one host is connected and asks for next to nothing.
+    fn idle(&mut self) -> Result<Vec<Idle>> {
+        let mut found = Vec::new();
+        for target in &self.targets {
+            eprintln!("watching {} idle", target.kind.name());
+            target.resume();
+            found.push(watch(&self.programs, target, target.kind.name())?);
+            target.pause();
+        }
+        // What ours does when it is not told to poll.
+        let adaptive = self.programs.start(Target::Raceline, "adaptive")?;
+        self.programs.fill(&adaptive)?;
+        found.push(watch(&self.programs, &adaptive, "raceline, adaptive mode (the default)")?);
+        Ok(found)
+    }
+}
+
+fn watch(programs: &Programs<'_>, target: &RunningTarget, name: &str) -> Result<Idle> {
+    let host = programs.idle_host(target, IDLE_RAMP_S + IDLE_S + 1)?;
+    std::thread::sleep(Duration::from_secs(IDLE_RAMP_S));
+    let before = cpu_ticks(target.pid())?;
+    std::thread::sleep(Duration::from_secs(IDLE_S));
+    // A tick is a hundredth of a second.
+    let ticks = u32::try_from(cpu_ticks(target.pid())?.saturating_sub(before))?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", target.pid()))?;
+    let ended = host.wait()?;
+    ensure!(ended.success(), "the idle host: {}\n{}", ended.why(), ended.tail(10));
+    Ok(Idle {
+        target: name.to_owned(),
+        cpu_percent: f64::from(ticks) / f64::from(u32::try_from(IDLE_S)?),
+        resident_kib: status_kib(&status, "VmRSS")?,
+        huge_kib: status_kib(&status, "HugetlbPages")?,
+    })
+}
+
+/// A line of /proc/PID/status.
+fn status_kib(status: &str, name: &str) -> Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let word = line.and_then(|line| line.split_whitespace().next());
+    word.with_context(|| format!("no {name} in /proc/PID/status"))?.parse().context("KiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_found_by_its_whole_name() {
+        let status = "VmRSSx:\t1 kB\nVmRSS:\t   22 kB\nHugetlbPages:\t 4096 kB\n";
+        assert_eq!(status_kib(status, "VmRSS").unwrap(), 22);
+        assert_eq!(status_kib(status, "HugetlbPages").unwrap(), 4096);
+        assert!(status_kib(status, "VmHWM").is_err());
+    }
+}

@@ -1,0 +1,378 @@
+//! The programs on either side: targets that are started, stopped and continued, hosts that run.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::huge::Leftovers;
+use super::point::{Host, Point, Target};
+use crate::child::{Running, Task, at_interrupt};
+use crate::raceline::{Tree, iops};
+
+/// Both targets export two namespaces of this size: the first in memory, the second without storage.
+const NAMESPACE_MIB: u32 = 512;
+const BLOCK_BYTES: u32 = 4096;
+/// Name of the subsystem, on every target.
+const NQN: &str = "nqn.2014-08.org.example:side-by-side";
+/// SPDK's host sends an empty name unless it is given one.
+const HOST_NQN: &str = "nqn.2014-08.org.example:side-by-side:host";
+/// One core for the target and one for the host, as lists and as masks.
+const TARGET_CORE: (&str, &str) = ("0", "0x1");
+const HOST_CORE: (&str, &str) = ("1", "0x2");
+/// Memory of SPDK's host, in MiB.
+const HOST_MIB: u64 = 256;
+/// Memory that SPDK's target takes, in MiB: the namespace, its pools and the buffers of its
+/// connections; with a reserve.
+const TARGET_MIB: u64 = 1024;
+const HUGE_PAGE_MIB: u64 = 2;
+
+/// Time from the start of a target until it can be reached, in seconds.
+const READY_LIMIT_S: u64 = 30;
+/// Time for filling a namespace, in seconds.
+const FILL_LIMIT_S: u64 = 60;
+/// Time that a host may take beyond ramp and measurement, in seconds.
+const HOST_LIMIT_S: u64 = 30;
+/// How long a target gets to see the end of its connections before it is stopped.
+const SETTLE: Duration = Duration::from_millis(30);
+
+/// Huge pages that all targets and one host need together.
+pub(crate) const HUGE_PAGES: u64 =
+    (2 * TARGET_MIB + HOST_MIB + NAMESPACE_MIB as u64) / HUGE_PAGE_MIB;
+
+/// Where the programs are.
+pub(crate) struct Programs<'a> {
+    tree: &'a Tree,
+    target: PathBuf,
+    host: PathBuf,
+    scratch: Scratch,
+    leftovers: Leftovers,
+}
+
+/// What one run of a host gave.
+pub(crate) struct Measured {
+    pub(crate) iops: f64,
+    pub(crate) mean_us: f64,
+}
+
+impl<'a> Programs<'a> {
+    /// Builds ours; SPDK's must be in `build`.
+    pub(crate) fn find(tree: &'a Tree, build: &Path, leftovers: Leftovers) -> Result<Self> {
+        let spdk = |name: &str| {
+            let path = build.join("build/bin").join(name);
+            ensure!(
+                path.is_file(),
+                "there is no {}: give --build the folder in which SPDK was configured and built",
+                path.display()
+            );
+            path.canonicalize().context("SPDK's programs")
+        };
+        let (target, host) = (spdk("nvmf_tgt")?, spdk("spdk_nvme_perf")?);
+        tree.binary()?;
+        Ok(Self { tree, target, host, scratch: Scratch::new()?, leftovers })
+    }
+
+    /// What SPDK calls itself.
+    pub(crate) fn spdk_version(&self) -> Result<String> {
+        let ended = Task::new(&self.target).args(["--version"]).check()?;
+        Ok(ended.output.lines().next_back().unwrap_or("SPDK").trim().to_owned())
+    }
+
+    /// Starts a target and waits until it can be reached.
+    pub(crate) fn start(&self, kind: Target, mode: &str) -> Result<RunningTarget> {
+        let port = free_port()?;
+        let task = if kind.is_spdk() {
+            self.spdk_target(kind, port)?
+        } else {
+            let huge = if kind == Target::RacelineHuge { ",hugepages" } else { "" };
+            let memory = format!("ram:{NAMESPACE_MIB}M,bs={BLOCK_BYTES}{huge}");
+            let null = format!("null:{NAMESPACE_MIB}M,bs={BLOCK_BYTES}");
+            let listen = format!("127.0.0.1:{port}");
+            let words = ["export", &memory, &null, "-l", &listen, "-n", NQN];
+            let cores = ["--cores", TARGET_CORE.0, "--mode", mode];
+            self.tree.raceline(words.into_iter().chain(cores))?
+        };
+        let mut running = RunningTarget { kind, port, running: task.start()? };
+        if kind.is_spdk() {
+            self.leftovers.add(running.pid());
+        }
+        running.wait_until_ready()?;
+        Ok(running)
+    }
+
+    /// Writes the first namespace from end to end.
+    pub(crate) fn fill(&self, target: &RunningTarget) -> Result<()> {
+        let rest = ["-q", "32", "-o", "131072", "-w", "write", "-d", "100%"];
+        let limit = FILL_LIMIT_S.to_string();
+        let task = self.spdk_host(target, 1).args(rest).args(["-t", &limit]);
+        total(&self.run_spdk_host(task, FILL_LIMIT_S)?).context("filling the namespace")?;
+        Ok(())
+    }
+
+    /// Runs a host against a target.
+    pub(crate) fn run(
+        &self,
+        host: Host,
+        target: &RunningTarget,
+        point: Point,
+        seconds: u32,
+    ) -> Result<Measured> {
+        let pattern = if point.write { "randwrite" } else { "randread" };
+        let (size, time) = (point.io_bytes.to_string(), seconds.to_string());
+        let namespace = if point.null { 2 } else { 1 };
+        let connections = point.connections.to_string();
+        let limit_s = u64::from(2 * seconds) + HOST_LIMIT_S;
+        match host {
+            Host::Spdk => {
+                // Its depth is that of all connections together.
+                let depth = (point.depth * point.connections).to_string();
+                let words = ["-w", pattern, "-o", &size, "-q", &depth, "-P", &connections];
+                let task = self.spdk_host(target, namespace).args(words);
+                let task = task.args(["-a", &time, "-t", &time]);
+                total(&self.run_spdk_host(task, limit_s)?)
+            }
+            Host::Raceline => {
+                let depth = point.depth.to_string();
+                let namespace = namespace.to_string();
+                let words = ["--rw", pattern, "--bs", &size, "--iodepth", &depth];
+                let queues = ["--nr-io-queues", &connections, "--namespace", &namespace];
+                let times = ["--ramp_time", &time, "--runtime", &time];
+                let core = ["--cores", HOST_CORE.0, "--mode", "poll", "-o", "json"];
+                let words = words.into_iter().chain(queues).chain(times).chain(core);
+                let ended = self.raceline_host(target)?.args(words).limit(limit_s).check()?;
+                let report: Value = serde_json::from_str(&ended.stdout)
+                    .with_context(|| format!("perf's output:\n{}", ended.tail(10)))?;
+                let job = &report["jobs"][0];
+                let kind = if point.write { "write" } else { "read" };
+                let mean = job[kind]["clat_ns"]["mean"].as_f64().context("no mean latency")?;
+                Ok(Measured { iops: iops(job), mean_us: mean / 1000.0 })
+            }
+        }
+    }
+
+    /// A host that is connected and does one read per second.
+    pub(crate) fn idle_host(&self, target: &RunningTarget, seconds: u64) -> Result<Running> {
+        let time = seconds.to_string();
+        let words = ["--rate_iops", "1", "--iodepth", "1", "--ramp_time", "0", "--runtime", &time];
+        let core = ["--cores", HOST_CORE.0, "--mode", "interrupt", "-o", "json"];
+        let task = self.raceline_host(target)?.args(words.into_iter().chain(core));
+        task.limit(seconds + HOST_LIMIT_S).start()
+    }
+
+    fn raceline_host(&self, target: &RunningTarget) -> Result<Task> {
+        let port = target.port.to_string();
+        self.tree.raceline(["perf", "-a", "127.0.0.1", "-s", &port, "-n", NQN])
+    }
+
+    fn spdk_host(&self, target: &RunningTarget, namespace: u32) -> Task {
+        let port = target.port;
+        let transport = format!(
+            "trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{NQN} hostnqn:{HOST_NQN} ns:{namespace}"
+        );
+        let memory = HOST_MIB.to_string();
+        Task::new(&self.host).args(["-c", HOST_CORE.1, "-s", &memory, "-r", &transport])
+    }
+
+    fn run_spdk_host(&self, task: Task, limit_s: u64) -> Result<String> {
+        let running = task.limit(limit_s).start()?;
+        self.leftovers.add(running.pid());
+        let ended = running.wait()?;
+        ensure!(ended.success(), "spdk_nvme_perf: {}\n{}", ended.why(), ended.tail(10));
+        Ok(ended.stdout)
+    }
+
+    fn spdk_target(&self, kind: Target, port: u16) -> Result<Task> {
+        let tuned = kind == Target::SpdkTuned;
+        let name = if tuned { "tuned" } else { "default" };
+        let config = self.scratch.dir.join(format!("{name}.json"));
+        std::fs::write(&config, serde_json::to_string_pretty(&configuration(tuned, port))?)?;
+        let task = Task::new(&self.target).args(["-m", TARGET_CORE.1, "--no-pci"]);
+        // Both targets have the same core; the one that does not run is stopped.
+        let task = task.args(["--disable-cpumask-locks", "-c"]).args([&config]);
+        Ok(task.args(["-r"]).args([self.scratch.dir.join(format!("{name}.sock"))]))
+    }
+}
+
+/// A target that runs, or is stopped for the time being; dropping ends it.
+pub(crate) struct RunningTarget {
+    pub(crate) kind: Target,
+    port: u16,
+    running: Running,
+}
+
+impl RunningTarget {
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.running.pid()
+    }
+
+    /// Takes its core away. No host may be connected.
+    pub(crate) fn pause(&self) {
+        std::thread::sleep(SETTLE);
+        self.running.signal("STOP");
+    }
+
+    /// Lets it go on.
+    pub(crate) fn resume(&self) {
+        self.running.signal("CONT");
+    }
+
+    /// An error if it has ended.
+    pub(crate) fn healthy(&mut self) -> Result<()> {
+        self.running.drain();
+        if !self.running.alive() {
+            let tail = crate::child::tail(self.running.output(), 15);
+            bail!("the target {} has ended:\n{tail}", self.kind.name());
+        }
+        Ok(())
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        if !self.kind.is_spdk() {
+            self.running.wait_for("\"ready\"", READY_LIMIT_S)?;
+            return Ok(());
+        }
+        let end = Instant::now() + Duration::from_secs(READY_LIMIT_S);
+        // Its listener is the last thing that the configuration asks for.
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            self.healthy()?;
+            ensure!(Instant::now() < end, "nvmf_tgt does not listen after {READY_LIMIT_S} s");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RunningTarget {
+    fn drop(&mut self) {
+        self.resume();
+        self.running.end();
+    }
+}
+
+/// A folder for configurations and sockets; dropping removes it.
+struct Scratch {
+    dir: PathBuf,
+}
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        // A socket's path has few bytes: the system's folder for temporary files has a short one.
+        let dir = std::env::temp_dir().join(format!("raceline-spdk-{}", std::process::id()));
+        std::fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        let copy = Self { dir: dir.clone() };
+        at_interrupt(move || drop(copy));
+        Ok(Self { dir })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It is gone already when this process was interrupted.
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// SPDK's configuration: two namespaces in one subsystem, on one listener.
+///
+/// The tuned one is what was found to be fastest, one option at a time: no copy between the
+/// memory device and the socket, writes of 8 KiB inside their capsules as ours has them, deeper
+/// queues, reads ahead from the socket, large socket buffers.
+fn configuration(tuned: bool, port: u16) -> Value {
+    let call = |method: &str, params: Value| json!({"method": method, "params": params});
+    let block_count = u64::from(NAMESPACE_MIB) * (1 << 20) / u64::from(BLOCK_BYTES);
+    let device =
+        |name: &str| json!({"name": name, "num_blocks": block_count, "block_size": BLOCK_BYTES});
+    let namespace = |number: u32, device: &str| {
+        let namespace = json!({"nsid": number, "bdev_name": device});
+        call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": namespace}))
+    };
+    let mut sockets = vec![call("sock_set_default_impl", json!({"impl_name": "posix"}))];
+    let mut transport = json!({"trtype": "TCP"});
+    if tuned {
+        let options = json!({
+            "impl_name": "posix",
+            "enable_recv_pipe": true,
+            "recv_buf_size": 4 << 20,
+            "send_buf_size": 4 << 20,
+        });
+        sockets.push(call("sock_impl_set_options", options));
+        transport = json!({
+            "trtype": "TCP",
+            "zcopy": true,
+            "in_capsule_data_size": 8192,
+            "max_queue_depth": 256,
+        });
+    }
+    let address = json!({
+        "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
+    });
+    let subsystem = json!({"nqn": NQN, "allow_any_host": true, "serial_number": "SIDEBYSIDE"});
+    let devices = [
+        call("bdev_set_options", json!({"bdev_auto_examine": false})),
+        call("bdev_malloc_create", device("Memory")),
+        call("bdev_null_create", device("Null")),
+    ];
+    let fabric = [
+        call("nvmf_create_transport", transport),
+        call("nvmf_create_subsystem", subsystem),
+        namespace(1, "Memory"),
+        namespace(2, "Null"),
+        call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": address})),
+    ];
+    json!({"subsystems": [
+        {"subsystem": "sock", "config": sockets},
+        {"subsystem": "bdev", "config": devices},
+        {"subsystem": "nvmf", "config": fabric},
+    ]})
+}
+
+/// The line of all namespaces and cores in the output of SPDK's host: IOPS, MiB/s, and mean,
+/// lowest and highest latency in microseconds.
+fn total(output: &str) -> Result<Measured> {
+    let line = output.lines().rfind(|line| line.starts_with("Total"));
+    let figures = line.and_then(|line| line.rsplit_once(':')).map(|(_, figures)| {
+        let words = figures.split_whitespace();
+        words.map(str::parse).collect::<Result<Vec<f64>, _>>().unwrap_or_default()
+    });
+    match figures.as_deref() {
+        Some([iops, _, mean_us, ..]) if *iops > 0.0 => {
+            Ok(Measured { iops: *iops, mean_us: *mean_us })
+        }
+        _ => {
+            bail!("spdk_nvme_perf's output has no line Total:\n{}", crate::child::tail(output, 10))
+        }
+    }
+}
+
+/// A port of 127.0.0.1 that nobody listens on now.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_total_is_found_in_the_output_of_the_host() {
+        let output = "TCP (addr:127.0.0.1) NSID 1 from core  1:  1.00  1.00  1.00  1.00  1.00\n\
+                      ====\nTotal       :  243841.88     952.51     131.39      30.97   16188.81\n";
+        let found = total(output).unwrap();
+        assert!(found.iops == 243_841.88 && found.mean_us == 131.39);
+        assert!(total("Total : nan-sense\n").is_err());
+        assert!(total("Total : 0.00 0.00 0.00 0.00 0.00\n").is_err());
+        assert!(total("").is_err());
+    }
+
+    #[test]
+    fn only_the_tuned_target_has_options() {
+        let text = |tuned| configuration(tuned, 4420).to_string();
+        for option in ["zcopy", "in_capsule_data_size", "sock_impl_set_options"] {
+            assert!(text(true).contains(option) && !text(false).contains(option), "{option}");
+        }
+        assert!(text(false).contains("\"trsvcid\":\"4420\""));
+    }
+}
