@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::Write as _;
+
 use common::{RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Direction, Sqe, Status};
@@ -43,6 +45,60 @@ fn what_is_written_is_read_back_whatever_the_digests_and_sizes() {
         });
         target.shutdown().unwrap();
     }
+}
+
+/// A write whose capsule lies whole in the staging buffer goes to RAM from there; one that comes
+/// in pieces takes the way through an I/O buffer. Both in one stream, cut anywhere.
+#[test]
+fn a_write_that_comes_in_pieces_is_written_whole() {
+    const BLOCKS: u32 = 8;
+    const WRITES: u64 = 3;
+    let (target, address) = start(config(1), vec![ram("1M")]);
+    let copied = || target.stats().subsystems[0].1.copied_bytes;
+    for wants in [Wants::default(), Wants { hdgst: true, ddgst: true, hpda: 0 }] {
+        let (_admin, cntlid) = RawHost::admin(address, wants);
+        let mut queue = RawHost::io(address, cntlid, 1, wants);
+        let whole = 72 + (BLOCKS * BS) as usize + if wants.ddgst { 8 } else { 0 };
+        for cut in
+            [0, 1, 71, 72, 73, 80, 2000, whole - 1, whole, whole + 60, whole + 72, whole * 2 + 80]
+        {
+            let writes: Vec<_> = (0..WRITES)
+                .map(|n| {
+                    let slba = n * u64::from(BLOCKS);
+                    let data = pattern(cut as u64 * WRITES + n, (BLOCKS * BS) as usize);
+                    let (cid, capsule) =
+                        queue.capsule(block_sqe(io::WRITE, 1, slba, BLOCKS), &data);
+                    (slba, data, cid, capsule)
+                })
+                .collect();
+            let stream: Vec<u8> = writes.iter().flat_map(|write| write.3.clone()).collect();
+            let before = copied();
+            queue.stream.write_all(&stream[..cut]).unwrap();
+            // Long enough for the first piece to be received alone, nearly always.
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            queue.stream.write_all(&stream[cut..]).unwrap();
+            for (_, _, cid, _) in &writes {
+                assert!(status(&queue.wait(*cid, &[])).is_success(), "cut at {cut}");
+            }
+            let copies = (copied() - before) / u64::from(BLOCKS * BS);
+            assert!((WRITES..=2 * WRITES).contains(&copies), "{copies} copies, cut at {cut}");
+            for (slba, data, _, _) in &writes {
+                assert_eq!(queue.read(1, *slba, BLOCKS, BS).data, *data, "cut at {cut}");
+            }
+        }
+    }
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn a_read_only_device_refuses_what_is_staged() {
+    let (target, address) = start(config(1), vec![ram("1M,readonly")]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let answer = queue.write(1, 0, &pattern(1, 4096), BS);
+    assert_eq!(status(&answer), Status::NAMESPACE_WRITE_PROTECTED.dnr());
+    assert_eq!(queue.read(1, 0, 8, BS).data, vec![0; 4096]);
+    target.shutdown().unwrap();
 }
 
 #[test]

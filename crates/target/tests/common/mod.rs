@@ -217,14 +217,20 @@ impl RawHost {
 
     /// Sends a command with its data in the capsule.
     pub fn submit_in_capsule(&mut self, sqe: Sqe, data: &[u8]) -> CommandId {
+        let (cid, capsule) = self.capsule(sqe, data);
+        self.stream.write_all(&capsule).unwrap();
+        cid
+    }
+
+    /// The bytes of a command with its data in the capsule.
+    pub fn capsule(&mut self, sqe: Sqe, data: &[u8]) -> (CommandId, Vec<u8>) {
         let sqe = self.tag(sqe);
         let mut out = Vec::new();
         let len = u32::try_from(data.len()).unwrap();
         self.queue.command(&sqe, Direction::HostToController, len, true, &mut out);
         out.extend_from_slice(data);
         self.push_digest(data, &mut out);
-        self.stream.write_all(&out).unwrap();
-        sqe.command_id()
+        (sqe.command_id(), out)
     }
 
     fn push_digest(&self, data: &[u8], out: &mut Vec<u8>) {
@@ -272,6 +278,12 @@ impl RawHost {
     /// Waits for the end of a command; sends `data` when the target asks for it.
     pub fn wait(&mut self, cid: CommandId, data: &[u8]) -> Answer {
         let mut received = Vec::new();
+        let early = |heard: &Heard| matches!(heard, Heard::Response(cqe) if cqe.cid == cid);
+        if let Some(at) = self.heard.iter().position(early)
+            && let Heard::Response(cqe) = self.heard.remove(at)
+        {
+            return Answer { cqe, data: received };
+        }
         loop {
             match self.listen() {
                 Heard::Response(cqe) if cqe.cid == cid => return Answer { cqe, data: received },
