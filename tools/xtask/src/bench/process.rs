@@ -1,0 +1,83 @@
+//! What the kernel says of a process: its memory, its CPU time; and which core a thread has.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use crate::child::Task;
+
+/// Bytes of a process that are in memory now, and at the most so far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resident {
+    pub(super) now_bytes: u64,
+    pub(super) peak_bytes: u64,
+}
+
+impl Resident {
+    /// Looks now.
+    pub(super) fn of(pid: u32) -> Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        Ok(Self { now_bytes: field(&status, "VmRSS")?, peak_bytes: field(&status, "VmHWM")? })
+    }
+}
+
+/// CPU time of all threads of a process that live, in nanoseconds: ticks of 10 ms are too coarse
+/// for a process that does nothing.
+pub(super) fn cpu_ns(pid: u32) -> Result<u64> {
+    let mut sum = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(task?.path().join("schedstat"))
+            .context("no schedstat: this kernel counts no CPU time in nanoseconds")?;
+        let word = text.split_whitespace().next().context("an empty schedstat")?;
+        sum += word.parse::<u64>()?;
+    }
+    Ok(sum)
+}
+
+/// Binds the calling thread to a core.
+pub(super) fn bind_to_core(core: usize) -> Result<()> {
+    let thread = fs::read_link("/proc/thread-self")?;
+    let id = thread.file_name().context("/proc/thread-self")?.to_string_lossy().into_owned();
+    Task::new("taskset").args(["-p", "-c", &core.to_string(), &id]).check().map(|_| ())
+}
+
+/// Lets this process have so many files and sockets.
+pub(super) fn allow_files(count: u32) -> Result<()> {
+    let (pid, limit) = (std::process::id().to_string(), format!("--nofile={count}:"));
+    let ended = Task::new("prlimit").args(["--pid", &pid, &limit]).check();
+    ended.with_context(|| format!("{count} sockets are needed: raise ulimit -n")).map(|_| ())
+}
+
+/// Drops what the page cache holds of a file.
+pub(super) fn drop_cached(file: &std::path::Path) -> Result<()> {
+    let input = format!("if={}", file.display());
+    Task::new("dd").args([&input, "iflag=nocache", "count=0", "status=none"]).check().map(|_| ())
+}
+
+fn field(status: &str, name: &str) -> Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("no {name} in /proc/PID/status"))? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_in_kib() {
+        let status = "VmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
+        assert_eq!(field(status, "VmRSS").unwrap(), 1 << 20);
+        assert!(field(status, "Vm").is_err());
+    }
+
+    #[test]
+    fn a_thread_that_works_uses_time() {
+        let before = cpu_ns(std::process::id()).unwrap();
+        let mut sum = 0_u64;
+        while cpu_ns(std::process::id()).unwrap() < before + 1_000_000 {
+            sum = sum.wrapping_add(1);
+        }
+        assert!(sum > 0);
+    }
+}
