@@ -1,0 +1,285 @@
+//! The placement step: connections over a link with receive queues, and the cores they land on.
+//!
+//! Loopback has no receive queues. Two network namespaces joined by a veth pair have: with GRO on,
+//! each of its queues is polled as a network device's is and has a NAPI id; segmentation offload
+//! is off at both ends, since large segments go round GRO.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::child::{Ended, Running, Task, at_interrupt, has_program, tail};
+use crate::raceline::Tree;
+use crate::setup;
+use crate::step::{Checks, Outcome};
+
+/// Queues of the link.
+const QUEUES: &str = "4";
+/// I/O queues of the host. That they all hash to one queue of the link is no more likely than
+/// one in a billion.
+const IO_QUEUES: usize = 15;
+/// The target's address, from a network that is for documentation only.
+const TARGET: &str = "192.0.2.1";
+/// The host's address.
+const HOST: &str = "192.0.2.2";
+/// The interface in either namespace.
+const LINK: &str = "link0";
+/// Microseconds of busy polling.
+const BUSY_POLL_US: &str = "50";
+/// Time for a target to be ready, in seconds.
+const READY_LIMIT_S: u64 = 20;
+/// Time until the target has said where its connections are.
+const LOG_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Everything.
+pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
+    if let Some(why) = setup::missing_for("placement") {
+        return setup::cannot(&why);
+    }
+    if !setup::is_root() {
+        return setup::cannot("not root, and network namespaces have to be made");
+    }
+    let [first, second] = match allowed_cpus()?[..] {
+        [first, second, ..] => [first, second],
+        _ => return Ok(Outcome::Skipped("one CPU only".to_owned())),
+    };
+    tree.binary()?;
+    let bed = match TestBed::make()? {
+        Ok(bed) => bed,
+        Err(why) => return Ok(Outcome::Skipped(why)),
+    };
+    let cpus = [first, second];
+    let mut checks = Checks::default();
+    for io in ["uring", "epoll"] {
+        checks.run(&format!("napi-{io}"), || by_queue(tree, &bed, &cpus, &["--io", io]));
+    }
+    checks.run("napi-busy-poll", || {
+        by_queue(tree, &bed, &cpus, &["--busy-poll", BUSY_POLL_US, "--mode", "interrupt"])
+    });
+    checks.run("cpu", || by_cpu(tree, &bed, &cpus));
+    if has_program("setpriv") {
+        checks.run("busy-poll-not-permitted", || busy_poll_refused(tree));
+    } else {
+        checks.skip("busy-poll-not-permitted", "no setpriv");
+    }
+    checks.outcome()
+}
+
+/// Connections of one receive queue share a core, and the queues are spread over the cores.
+fn by_queue(tree: &Tree, bed: &TestBed, cpus: &[usize], options: &[&str]) -> Result<()> {
+    let arrivals = arrivals(tree, bed, cpus, "napi", options)?;
+    let mut cores_of_queue: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
+    for arrival in &arrivals {
+        let queue = arrival.napi_id.context("a connection without a NAPI id")?;
+        cores_of_queue.entry(queue).or_default().insert(arrival.core);
+    }
+    println!("# cores of each receive queue: {cores_of_queue:?}");
+    ensure!(cores_of_queue.len() > 1, "all packets came through one queue: {cores_of_queue:?}");
+    let mut queues_of_core = vec![0_usize; cpus.len()];
+    for (queue, cores) in &cores_of_queue {
+        ensure!(cores.len() == 1, "queue {queue} is on cores {cores:?}");
+        cores.iter().for_each(|&core| queues_of_core[core] += 1);
+    }
+    // A queue that is new goes where the fewest are, and here none goes away.
+    let (most, fewest) = (queues_of_core.iter().max(), queues_of_core.iter().min());
+    let difference = most.zip(fewest).map_or(0, |(most, fewest)| most - fewest);
+    ensure!(difference <= 1, "queues on each core: {queues_of_core:?}");
+    Ok(())
+}
+
+/// Connections are on the core that is the CPU of their packets.
+fn by_cpu(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
+    for arrival in arrivals(tree, bed, cpus, "cpu", &[])? {
+        let cpu = arrival.cpu.context("a connection without a CPU")?;
+        if let Some(own) = cpus.iter().position(|&own| own == cpu) {
+            ensure!(arrival.core == own, "packets on CPU {cpu}, connection on {}", arrival.core);
+        }
+    }
+    Ok(())
+}
+
+/// Without the capability, busy polling ends the target at its start, and it says why.
+fn busy_poll_refused(tree: &Tree) -> Result<()> {
+    let limits = ["--inh-caps=-net_admin", "--bounding-set=-net_admin"];
+    let ended = Task::new("setpriv")
+        .args(limits)
+        .args([tree.binary()?])
+        .args(["export", "ram:1M", "-l", "127.0.0.1:0", "--busy-poll", BUSY_POLL_US])
+        .limit(20)
+        .run()?;
+    ensure!(ended.status.is_some_and(|status| !status.success()), "accepted: {}", ended.why());
+    ensure!(ended.output.contains("CAP_NET_ADMIN"), "no CAP_NET_ADMIN in\n{}", ended.tail(5));
+    Ok(())
+}
+
+/// What the target logs about a connection.
+#[derive(Debug, PartialEq, Eq)]
+struct Arrival {
+    core: usize,
+    napi_id: Option<u64>,
+    cpu: Option<usize>,
+}
+
+impl Arrival {
+    /// Reads a line such as `DEBUG ...: accepted peer=... core=1 napi_id=8195 cpu=0`.
+    fn parse(line: &str) -> Option<Self> {
+        let (_, fields) = line.split_once(" accepted ")?;
+        let field = |name: &str| {
+            fields.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+        };
+        Some(Self {
+            core: field("core")?.parse().ok()?,
+            napi_id: field("napi_id").and_then(|id| id.parse().ok()),
+            cpu: field("cpu").and_then(|cpu| cpu.parse().ok()),
+        })
+    }
+}
+
+/// Runs a target on two cores and a verifying job against it; tells where its connections went.
+fn arrivals(
+    tree: &Tree,
+    bed: &TestBed,
+    cpus: &[usize],
+    placement: &str,
+    options: &[&str],
+) -> Result<Vec<Arrival>> {
+    let cores: Vec<String> = cpus.iter().map(usize::to_string).collect();
+    let mut target = bed
+        .raceline(tree, &bed.target)?
+        .args(["export", "ram:64M", "-l", &format!("{TARGET}:0"), "--insecure", "-vv"])
+        .args(["--allow-any-host", "--cores", &cores.join(","), "--placement", placement])
+        .args(options)
+        .limit(120)
+        .start()?;
+    let ready: Value = serde_json::from_str(&target.wait_for("\"ready\"", READY_LIMIT_S)?)?;
+    let nqn = ready["nqn"].as_str().context("no nqn in the ready line")?;
+    let listener = ready["listeners"][0].as_str().context("no listener in the ready line")?;
+    let port = listener.rsplit(':').next().unwrap_or_default();
+    let ended: Ended = bed
+        .raceline(tree, &bed.host)?
+        .args(["perf", "-a", TARGET, "-s", port, "-n", nqn, "-i", &IO_QUEUES.to_string()])
+        .args(["--rw", "randrw", "--iodepth", "4", "--runtime", "1", "--ramp_time", "0"])
+        .args(["--verify"])
+        .args(options)
+        .limit(90)
+        .run()?;
+    ensure!(ended.success(), "perf: {}\n{}", ended.why(), ended.tail(10));
+    let arrivals = wait_for_arrivals(&mut target, IO_QUEUES + 1)?;
+    target.signal("TERM");
+    let ended = target.wait()?;
+    ensure!(ended.success(), "the target: {}\n{}", ended.why(), ended.tail(10));
+    Ok(arrivals)
+}
+
+/// The target's output comes by way of a thread, maybe after the job has ended.
+fn wait_for_arrivals(target: &mut Running, count: usize) -> Result<Vec<Arrival>> {
+    let end = Instant::now() + LOG_PATIENCE;
+    loop {
+        target.drain();
+        let arrivals: Vec<Arrival> = target.output().lines().filter_map(Arrival::parse).collect();
+        if arrivals.len() >= count {
+            return Ok(arrivals);
+        }
+        let output = target.output();
+        ensure!(Instant::now() < end, "{} connections\n{}", arrivals.len(), tail(output, 10));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Two network namespaces and the link between them; gone with this value.
+struct TestBed {
+    target: String,
+    host: String,
+}
+
+impl TestBed {
+    /// Makes it; the inner error says why this machine does not let one.
+    fn make() -> Result<Result<Self, String>> {
+        let name = |end: &str| format!("raceline-{}-{end}", std::process::id());
+        // From here on, what has been made is removed however this ends.
+        let bed = Self { target: name("target"), host: name("host") };
+        let names = [bed.target.clone(), bed.host.clone()];
+        at_interrupt(move || names.iter().for_each(|name| remove(name)));
+        for namespace in [&bed.target, &bed.host] {
+            let ended = ip(&["netns", "add", namespace]).run()?;
+            if !ended.success() {
+                return Ok(Err(format!("no network namespaces: {}", ended.output.trim())));
+            }
+        }
+        let queues = ["numtxqueues", QUEUES, "numrxqueues", QUEUES];
+        let near = [&["link", "add", LINK, "netns", &bed.target], &queues[..]].concat();
+        let far = [&["type", "veth", "peer", "name", LINK, "netns", &bed.host], &queues[..]];
+        let ended = ip(&[&near[..], &far.concat()].concat()).run()?;
+        if !ended.success() {
+            return Ok(Err(format!("no veth link: {}", ended.output.trim())));
+        }
+        for (namespace, address) in [(&bed.target, TARGET), (&bed.host, HOST)] {
+            let address = format!("{address}/24");
+            ip(&["-n", namespace, "address", "add", &address, "dev", LINK]).check()?;
+            ip(&["netns", "exec", namespace, "ethtool", "-K", LINK])
+                .args(["gro", "on", "tso", "off"])
+                .check()?;
+            ip(&["-n", namespace, "link", "set", LINK, "up"]).check()?;
+        }
+        Ok(Ok(bed))
+    }
+
+    /// The program, in one of the namespaces.
+    fn raceline(&self, tree: &Tree, namespace: &str) -> Result<Task> {
+        Ok(ip(&["netns", "exec", namespace]).args([tree.binary()?]))
+    }
+}
+
+impl Drop for TestBed {
+    fn drop(&mut self) {
+        remove(&self.target);
+        remove(&self.host);
+    }
+}
+
+/// Removes a namespace, and the end of the link in it, if there is one.
+fn remove(namespace: &str) {
+    // One that was never made, or is gone already, is what we want.
+    let _ = ip(&["netns", "delete", namespace]).limit(10).run();
+}
+
+fn ip(words: &[&str]) -> Task {
+    Task::new("ip").args(words)
+}
+
+/// CPUs that this process may use.
+fn allowed_cpus() -> Result<Vec<usize>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    parse_cpus(list.context("no Cpus_allowed_list in /proc/self/status")?.trim())
+}
+
+/// Reads `0-2,5`.
+fn parse_cpus(list: &str) -> Result<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for run in list.split(',') {
+        let (first, last) = run.split_once('-').unwrap_or((run, run));
+        cpus.extend(first.parse::<usize>()?..=last.parse()?);
+    }
+    Ok(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_lines_and_lists_of_cpus_are_read() {
+        let line = "DEBUG raceline_target::poll_group: accepted peer=192.0.2.2:1 core=1 napi_id=8195 cpu=0";
+        let arrival = Arrival { core: 1, napi_id: Some(8195), cpu: Some(0) };
+        assert_eq!(Arrival::parse(line), Some(arrival));
+        let arrival = Arrival { core: 0, napi_id: None, cpu: None };
+        assert_eq!(Arrival::parse("DEBUG x: accepted peer=1 core=0"), Some(arrival));
+        assert_eq!(Arrival::parse("DEBUG x: refused peer=1"), None);
+        assert_eq!(parse_cpus("0-2,5").unwrap(), [0, 1, 2, 5]);
+        assert!(parse_cpus("").is_err());
+    }
+}
