@@ -23,6 +23,9 @@ const FILES_MAX: u32 = 2048;
 /// Keep alive: the timeout, and how often it is sent.
 const KATO_MS: u32 = 5000;
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(2);
+/// How long the target is left alone first: until the timers have run out within which a new
+/// connection must have completed Connect, which cannot be cancelled and wake it for nothing.
+const SETTLE: Duration = Duration::from_secs(11);
 /// How long the CPU is watched.
 const WATCHED: Duration = Duration::from_secs(10);
 /// Pause before each command, and how many there are on either side.
@@ -57,6 +60,16 @@ impl Host {
             host.keep_alive()?;
         }
         Ok(host)
+    }
+
+    /// Does nothing else for so long.
+    fn stay(&mut self, time: Duration) -> Result<()> {
+        let from = Instant::now();
+        while from.elapsed() < time {
+            self.keep_alive()?;
+            thread::sleep(PAUSE.min(time.saturating_sub(from.elapsed())));
+        }
+        Ok(())
     }
 
     /// Sends what is due.
@@ -114,12 +127,10 @@ fn measure(
 ) -> Result<(f64, u32, Resident, [Figure; 2])> {
     bind_to_core(1)?;
     let mut host = Host::connect(port, nqn)?;
+    host.stay(SETTLE)?;
     let idle = || {
         let (from, used) = (Instant::now(), cpu_ns(pid)?);
-        while from.elapsed() < WATCHED {
-            host.keep_alive()?;
-            thread::sleep(PAUSE.min(WATCHED.saturating_sub(from.elapsed())));
-        }
+        host.stay(WATCHED)?;
         let used = Duration::from_nanos(cpu_ns(pid)?.saturating_sub(used));
         Ok(100.0 * used.as_secs_f64() / from.elapsed().as_secs_f64())
     };
