@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockRef, Type};
 
 use crate::io::Outcome;
 use crate::sim::SimSocket;
-use crate::socket_option;
+use crate::socket_option::{self, BusyPoll};
 
 /// Connections that may wait to be accepted (the kernel caps it at net.core.somaxconn).
 pub const LISTEN_BACKLOG: i32 = 1024;
@@ -107,7 +107,7 @@ impl Socket {
     /// As [`check_busy_poll`].
     pub fn set_busy_poll(&self, time: Duration) -> io::Result<()> {
         match &self.inner {
-            Inner::Os(fd) => socket_option::set_busy_poll(fd, time),
+            Inner::Os(fd) => socket_option::set_busy_poll(fd, time).map(drop),
             Inner::Simulated(_) => Ok(()),
         }
     }
@@ -135,14 +135,19 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// Whether this process may have its sockets busy poll for so long.
+/// Whether this process may have its sockets busy poll for so long. Warns if it may, but not
+/// prefer it over interrupts.
 ///
 /// # Errors
-/// `PermissionDenied`, saying what is needed, when `time` is more than `net.core.busy_read` and
-/// this process lacks CAP_NET_ADMIN; `Unsupported` when the kernel is built without it.
+/// `PermissionDenied`, saying what is needed, where the kernel wants CAP_NET_ADMIN for a `time`
+/// above `net.core.busy_read` and this process lacks it; `Unsupported` when the kernel is built
+/// without it.
 pub fn check_busy_poll(time: Duration) -> io::Result<()> {
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-    socket_option::set_busy_poll(&socket.into(), time)
+    if socket_option::set_busy_poll(&socket.into(), time)? == BusyPoll::Plain {
+        tracing::warn!("busy polling without preference over interrupts: that needs CAP_NET_ADMIN");
+    }
+    Ok(())
 }
 
 /// A non-blocking listening socket and its real address.

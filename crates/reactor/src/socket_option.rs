@@ -25,25 +25,28 @@ pub(crate) fn incoming_cpu(fd: &OwnedFd) -> Option<usize> {
     usize::try_from(get(fd, libc::SO_INCOMING_CPU).ok()?).ok()
 }
 
+/// What busy polling a process is permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BusyPoll {
+    /// With whatever interrupts come meanwhile.
+    Plain,
+    /// Preferred over interrupts, and in large steps: that needs CAP_NET_ADMIN.
+    Preferred,
+}
+
 /// Has a receive that finds nothing look into the receive queue itself, for at most `time`
-/// (SO_BUSY_POLL), and rather than wait for an interrupt where that is permitted.
+/// (SO_BUSY_POLL), and rather than wait for an interrupt where that is permitted
+/// (SO_PREFER_BUSY_POLL, SO_BUSY_POLL_BUDGET).
 ///
 /// # Errors
-/// `PermissionDenied`, saying what is needed, when `time` is more than `net.core.busy_read` and
-/// this process lacks CAP_NET_ADMIN.
-pub(crate) fn set_busy_poll(fd: &OwnedFd, time: Duration) -> io::Result<()> {
+/// `PermissionDenied`, saying what is needed, where the kernel wants CAP_NET_ADMIN for a `time`
+/// above `net.core.busy_read` and this process lacks it.
+pub(crate) fn set_busy_poll(fd: &OwnedFd, time: Duration) -> io::Result<BusyPoll> {
     let time_us = c_int::try_from(time.as_micros()).unwrap_or(c_int::MAX);
     set(fd, libc::SO_BUSY_POLL, time_us).map_err(|error| busy_poll_error(error, time_us))?;
-    // The two others improve on it and need the capability at any value: who has been given busy
-    // polling by the sysctl alone does without.
-    for (option, value) in
-        [(libc::SO_PREFER_BUSY_POLL, 1), (libc::SO_BUSY_POLL_BUDGET, BUSY_POLL_PACKETS)]
-    {
-        if let Err(error) = set(fd, option, value) {
-            tracing::debug!(%error, option, "busy polling without an improvement");
-        }
-    }
-    Ok(())
+    let preferred = set(fd, libc::SO_PREFER_BUSY_POLL, 1)
+        .and_then(|()| set(fd, libc::SO_BUSY_POLL_BUDGET, BUSY_POLL_PACKETS));
+    Ok(if preferred.is_ok() { BusyPoll::Preferred } else { BusyPoll::Plain })
 }
 
 fn busy_poll_error(error: io::Error, time_us: c_int) -> io::Error {
@@ -125,7 +128,11 @@ mod tests {
     fn busy_polling_is_set_or_its_refusal_says_what_is_needed() {
         let (_stream, fd) = accepted();
         match set_busy_poll(&fd, Duration::from_micros(50)) {
-            Ok(()) => assert_eq!(get(&fd, libc::SO_BUSY_POLL).unwrap(), 50),
+            Ok(how) => {
+                assert_eq!(get(&fd, libc::SO_BUSY_POLL).unwrap(), 50);
+                let preferred = get(&fd, libc::SO_PREFER_BUSY_POLL).unwrap() == 1;
+                assert_eq!(how == BusyPoll::Preferred, preferred);
+            }
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
             }

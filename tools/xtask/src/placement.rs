@@ -61,9 +61,9 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     });
     checks.run("cpu", || by_cpu(tree, &bed, &cpus));
     if has_program("setpriv") {
-        checks.run("busy-poll-not-permitted", || busy_poll_refused(tree));
+        checks.run("busy-poll-unprivileged", || unprivileged_busy_poll(tree));
     } else {
-        checks.skip("busy-poll-not-permitted", "no setpriv");
+        checks.skip("busy-poll-unprivileged", "no setpriv");
     }
     checks.outcome()
 }
@@ -101,18 +101,16 @@ fn by_cpu(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Without the capability, busy polling ends the target at its start, and it says why.
-fn busy_poll_refused(tree: &Tree) -> Result<()> {
+/// Without the capability, busy polling is refused (older kernels) or less than it could be; the
+/// target says what it needs in either case.
+fn unprivileged_busy_poll(tree: &Tree) -> Result<()> {
     let limits = ["--inh-caps=-net_admin", "--bounding-set=-net_admin"];
-    let ended = Task::new("setpriv")
+    let mut target = Task::new("setpriv")
         .args(limits)
         .args([tree.binary()?])
         .args(["export", "ram:1M", "-l", "127.0.0.1:0", "--busy-poll", BUSY_POLL_US])
-        .limit(20)
-        .run()?;
-    ensure!(ended.status.is_some_and(|status| !status.success()), "accepted: {}", ended.why());
-    ensure!(ended.output.contains("CAP_NET_ADMIN"), "no CAP_NET_ADMIN in\n{}", ended.tail(5));
-    Ok(())
+        .start()?;
+    target.wait_for("CAP_NET_ADMIN", READY_LIMIT_S).map(drop)
 }
 
 /// What the target logs about a connection.
