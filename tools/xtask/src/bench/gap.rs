@@ -10,6 +10,8 @@ use crate::raceline::Tree;
 const LIMIT_S: u64 = 600;
 /// Commands in flight over all connections.
 const TOTAL_DEPTH: u16 = 1024;
+/// A thousand connections take long to get going.
+const TIMES: [&str; 4] = ["--ramp_time", "1", "--runtime", "1"];
 const CONNECTIONS: [u16; 4] = [16, 64, 256, 1024];
 
 /// What this program needs of a point in the report.
@@ -48,7 +50,7 @@ pub(super) fn scale(tree: &Tree) -> Result<Value> {
     for connections in CONNECTIONS {
         let depth = TOTAL_DEPTH / connections;
         let selection = format!("io=4k,rw=read,depth={depth},connections={connections}");
-        let found = points(tree, &selection, &[])?;
+        let found = points(tree, &selection, &TIMES)?;
         let point = one(&found)?;
         println!(
             "| {} | {:.0} | {:.0} | {:.3} ({:.3} - {:.3}) | {}{} | {} |",
