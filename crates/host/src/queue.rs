@@ -282,6 +282,12 @@ impl QueuePair {
         matches!(self.state, State::Closed)
     }
 
+    /// Whether [`Self::poll_done`] has something to give.
+    #[must_use]
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
     /// The next finished command.
     pub fn poll_done(&mut self) -> Option<CommandDone> {
         self.done.pop_front()

@@ -44,8 +44,9 @@ pub struct IoQueueSet {
     queues: Vec<Member>,
     /// The association that is up.
     association: Option<Association>,
-    /// Where the search for finished commands goes on, so that none starves.
-    next: usize,
+    /// Queues with something to flush or to give back, each once: a turn costs what these cost,
+    /// however many others are quiet.
+    touched: VecDeque<usize>,
     closed: bool,
     events: VecDeque<IoQueueEvent>,
     counters: Arc<QueueCounters>,
@@ -56,6 +57,8 @@ pub struct IoQueueSet {
 struct Member {
     pair: QueuePair,
     cntlid: ControllerId,
+    /// It is among those touched.
+    touched: bool,
 }
 
 impl Member {
@@ -80,7 +83,8 @@ impl IoQueueSet {
     #[must_use]
     pub fn new(config: &HostConfig, qids: impl IntoIterator<Item = u16>, token: Token) -> Self {
         let qids: Vec<u16> = qids.into_iter().collect();
-        let queues = Vec::with_capacity(qids.len());
+        let capacity = qids.len();
+        let queues = Vec::with_capacity(capacity);
         let events = VecDeque::with_capacity(2 * qids.len());
         Self {
             config: config.clone(),
@@ -88,7 +92,7 @@ impl IoQueueSet {
             qids,
             queues,
             association: None,
-            next: 0,
+            touched: VecDeque::with_capacity(capacity),
             closed: false,
             events,
             counters: Arc::default(),
@@ -108,14 +112,17 @@ impl IoQueueSet {
                     let token = Token { index, ..self.token };
                     let mut pair = QueuePair::connect(cx, config, token);
                     pair.share_counters(Arc::clone(&self.counters));
-                    self.queues.push(Member { pair, cntlid: association.cntlid });
+                    let cntlid = association.cntlid;
+                    self.queues.push(Member { pair, cntlid, touched: false });
                 }
             }
+            self.touch_all();
             return;
         }
         for queue in &mut self.queues {
             queue.follow(cx, association);
         }
+        self.touch_all();
     }
 
     /// The association is lost: queues give their connections up and wait for the next.
@@ -125,6 +132,7 @@ impl IoQueueSet {
             queue.cntlid = ControllerId::DYNAMIC; // none
             queue.pair.disconnect(cx, error.clone());
         }
+        self.touch_all();
     }
 
     /// Closes all queues, because the association was given up or the program has finished.
@@ -133,6 +141,7 @@ impl IoQueueSet {
         for queue in &mut self.queues {
             queue.pair.close(cx);
         }
+        self.touch_all();
     }
 
     /// Whether all queues are closed, with nothing in flight.
@@ -188,6 +197,7 @@ impl IoQueueSet {
         command: Command,
         user: u64,
     ) -> Result<(), Rejected> {
+        self.touch(queue);
         match self.queues.get_mut(queue) {
             Some(queue) => queue.pair.submit(cx, command, user),
             None => Err(Rejected { reason: RejectedReason::Closed, command }),
@@ -199,6 +209,7 @@ impl IoQueueSet {
         let position = completion.token.index.checked_sub(self.token.index);
         let position = position.and_then(|position| usize::try_from(position).ok());
         let Some(index) = position.filter(|&position| position < self.queues.len()) else { return };
+        self.touch(index);
         let queue = &mut self.queues[index];
         queue.pair.handle_completion(cx, completion);
         while let Some(event) = queue.pair.poll_event() {
@@ -222,21 +233,38 @@ impl IoQueueSet {
 
     /// Sends what is ready on all queues; once per turn.
     pub fn flush(&mut self, cx: &mut Context<'_>) {
-        for queue in &mut self.queues {
+        for _ in 0..self.touched.len() {
+            let Some(index) = self.touched.pop_front() else { return };
+            let queue = &mut self.queues[index];
             queue.pair.flush(cx);
+            queue.touched = queue.pair.has_done();
+            if queue.touched {
+                self.touched.push_back(index);
+            }
         }
     }
 
     /// The next finished command and the position of its queue.
     pub fn poll_done(&mut self) -> Option<(usize, CommandDone)> {
-        for _ in 0..self.queues.len() {
-            let index = self.next % self.queues.len();
+        for _ in 0..self.touched.len() {
+            let index = *self.touched.front()?;
             if let Some(done) = self.queues[index].pair.poll_done() {
                 return Some((index, done));
             }
-            self.next = index + 1;
+            self.touched.rotate_left(1);
         }
         None
+    }
+
+    fn touch(&mut self, index: usize) {
+        if let Some(queue) = self.queues.get_mut(index).filter(|queue| !queue.touched) {
+            queue.touched = true;
+            self.touched.push_back(index);
+        }
+    }
+
+    fn touch_all(&mut self) {
+        (0..self.queues.len()).for_each(|index| self.touch(index));
     }
 
     /// What all queues have done so far; readable from other threads.

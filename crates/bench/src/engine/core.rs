@@ -76,6 +76,9 @@ pub(super) struct Core {
     buffers: Vec<Vec<Option<IoBuf>>>,
     /// The earliest timer that is set.
     timer: Option<Instant>,
+    /// Jobs to look at: those with completions, or all.
+    due: Vec<usize>,
+    all_due: bool,
     state: State,
 }
 
@@ -108,6 +111,8 @@ impl Core {
             jobs: Vec::new(),
             buffers: Vec::new(),
             timer: None,
+            due: Vec::new(),
+            all_due: false,
             state: State::Connecting,
             config,
         }
@@ -146,22 +151,36 @@ impl Core {
 
     /// Takes what the queues have finished, then issues what is due.
     fn work(&mut self, cx: &mut Context<'_>) {
+        let mut due = std::mem::take(&mut self.due);
         while let Some((queue, done)) = self.queues.poll_done() {
             self.handle_done(cx.now, queue, done);
+            if due.last() != Some(&queue) {
+                due.push(queue);
+            }
         }
-        for queue in 0..self.jobs.len() {
+        if std::mem::take(&mut self.all_due) {
+            due.clear();
+            due.extend(0..self.jobs.len());
+        }
+        let mut finished = false;
+        let mut wake_at: Option<Instant> = None;
+        for queue in due.drain(..) {
             while let Some(issue) = self.jobs[queue].poll_issue(cx.now) {
                 self.issue(cx, queue, issue);
             }
+            let job = &self.jobs[queue];
+            finished |= job.is_finished();
+            wake_at = wake_at.into_iter().chain(job.wake_at()).min();
         }
-        if self.jobs.iter().all(QueueJob::is_finished) {
+        self.due = due;
+        if finished && self.jobs.iter().all(QueueJob::is_finished) {
             let results = std::mem::take(&mut self.jobs).into_iter().map(QueueJob::into_result);
             let results = results.collect();
             self.state = State::Idle;
             self.report(Event::Finished(results));
             return;
         }
-        self.set_timer(cx);
+        self.set_timer(cx, wake_at);
     }
 
     fn issue(&mut self, cx: &mut Context<'_>, queue: usize, issue: Issue) {
@@ -206,10 +225,9 @@ impl Core {
         self.buffers[queue][slot] = Some(buf.unwrap_or_else(|| IoBuf::heap(io_bytes)));
     }
 
-    /// One timer at a time, for the earliest of what the jobs wait for.
-    fn set_timer(&mut self, cx: &mut Context<'_>) {
-        let wanted = self.jobs.iter().filter_map(QueueJob::wake_at).min();
-        if let Some(at) = wanted.filter(|&at| self.timer.is_none_or(|set| at < set)) {
+    /// One timer at a time, for the earliest of what the jobs that were looked at wait for.
+    fn set_timer(&mut self, cx: &mut Context<'_>, wake_at: Option<Instant>) {
+        if let Some(at) = wake_at.filter(|&at| self.timer.is_none_or(|set| at < set)) {
             self.timer = Some(at);
             cx.io.timer(at, Token { owner: OWN, generation: 0, index: 0 });
         }
@@ -274,6 +292,7 @@ impl Service for Core {
     type Message = Message;
 
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
+        self.all_due = true;
         match message {
             Message::Up(association) => self.queues.handle_up(cx, &association),
             Message::Down(error) => self.queues.handle_down(cx, &error),
@@ -309,6 +328,7 @@ impl Service for Core {
             _ => {
                 debug_assert!(matches!(completion.outcome, Outcome::Timer));
                 self.timer = None;
+                self.all_due = true;
             }
         }
     }
