@@ -26,6 +26,8 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(2);
 /// How long the target is left alone first: until the timers have run out within which a new
 /// connection must have completed Connect, which cannot be cancelled and wake it for nothing.
 const SETTLE: Duration = Duration::from_secs(11);
+/// Reads on each queue before all that: a target may give a queue more memory when it is used.
+const FIRST_READS: usize = 4;
 /// How long the CPU is watched.
 const WATCHED: Duration = Duration::from_secs(10);
 /// Pause before each command, and how many there are on either side.
@@ -54,7 +56,11 @@ impl Host {
             let count = IO_QUEUES / CONTROLLERS + u16::from(nth < IO_QUEUES % CONTROLLERS);
             let admin = Admin::connect(port, nqn, count, KATO_MS)?;
             for id in 1..=count {
-                host.queues.push(admin.io_queue(id)?);
+                let mut queue = admin.io_queue(id)?;
+                for _ in 0..FIRST_READS {
+                    queue.read()?;
+                }
+                host.queues.push(queue);
             }
             host.admins.push(admin);
             host.keep_alive()?;

@@ -36,6 +36,8 @@ const SGL_TRANSPORT: u8 = 0x5A;
 const CONNECT_DATA_LEN: u32 = 1024;
 /// Entries of each queue, 0's based.
 const SQSIZE: u16 = 31;
+/// CATTR: no flow control, so that a read's data need no response after them.
+const NO_FLOW_CONTROL: u8 = 1 << 2;
 /// How often CSTS is looked at.
 const READY_ATTEMPTS: usize = 1000;
 /// What a read reads.
@@ -84,7 +86,7 @@ impl Admin {
 
     /// Sends Keep Alive and awaits the response.
     pub(super) fn keep_alive(&mut self) -> Result<()> {
-        self.queue.command(&command(KEEP_ALIVE), &[]).map(|_| ())
+        self.queue.command(&command(KEEP_ALIVE), &[]).context("Keep Alive").map(|_| ())
     }
 
     fn enable(&mut self) -> Result<()> {
@@ -112,7 +114,7 @@ impl Queue {
         command[39] = SGL_TRANSPORT;
         put(&mut command, 48, &(READ_BYTES / BLOCK_BYTES - 1).to_le_bytes());
         self.send(&command, &[])?;
-        let pdu = read_pdu(&mut self.stream)?;
+        let pdu = read_pdu(&mut self.stream).context("no data for a read")?;
         let want = C2H_DATA_LEN + usize::try_from(READ_BYTES)?;
         ensure!(
             pdu[0] == C2H_DATA && pdu.len() == want,
@@ -141,6 +143,7 @@ impl Queue {
         command[39] = SGL_IN_CAPSULE;
         put(&mut command, 42, &id.to_le_bytes());
         put(&mut command, 44, &SQSIZE.to_le_bytes());
+        command[46] = if id == 0 { 0 } else { NO_FLOW_CONTROL };
         put(&mut command, 48, &kato_ms.to_le_bytes());
         let mut data = vec![0; usize::try_from(CONNECT_DATA_LEN)?];
         put(&mut data, 0, b"raceline-xtask-1");
@@ -169,7 +172,7 @@ impl Queue {
     }
 
     fn response(&mut self) -> Result<u32> {
-        let pdu = read_pdu(&mut self.stream)?;
+        let pdu = read_pdu(&mut self.stream).context("no response")?;
         ensure!(pdu[0] == CAPSULE_RESP && pdu.len() == 24, "PDU type {} as response", pdu[0]);
         let status = u16::from_le_bytes([pdu[22], pdu[23]]) >> 1;
         ensure!(status == 0, "a command failed with status {status:#05x}");
