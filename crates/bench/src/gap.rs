@@ -36,6 +36,8 @@ const ATTEMPTS_FACTOR: usize = 3;
 const CALIBRATIONS_MAX: usize = 2;
 /// How often all commands in flight turn round before a run is measured, and meanwhile.
 const RAMP_ROUNDS: u32 = 2;
+/// How long each connection delays the start of a run: it gets memory and finds its pace.
+const RAMP_PER_CONNECTION: Duration = Duration::from_millis(1);
 const TIME_ROUNDS: u32 = 4;
 
 /// How to measure, for all points.
@@ -197,7 +199,11 @@ impl Gap {
         limit.calibrate()?;
         // With much in flight, a short run would end before it has settled.
         let config = GapConfig {
-            ramp: self.config.ramp.max(limit.round() * RAMP_ROUNDS),
+            ramp: self
+                .config
+                .ramp
+                .max(limit.round() * RAMP_ROUNDS)
+                .max(RAMP_PER_CONNECTION * u32::from(case.connections)),
             time: self.config.time.max(limit.round() * TIME_ROUNDS),
             ..self.config.clone()
         };

@@ -248,3 +248,18 @@ fn connections_spread_over_the_cores() {
     assert_eq!(target.stats().connections, [4, 4]);
     target.shutdown().unwrap();
 }
+
+#[test]
+fn keep_alive_is_answered_whatever_the_flow_control() {
+    let (target, address) = start(config(2), vec![ram("1M")]);
+    let mut host = RawHost::open(address, Wants::default());
+    // `connect_as` asks for queues without flow control.
+    let cqe = host.connect_as(QueueId::ADMIN, 32, ControllerId::DYNAMIC, &nqn(), &host_nqn(), 4000);
+    assert!(cqe.status.is_success());
+    assert!(host.set_property(0x14, 0x0046_0001).status.is_success());
+    for _ in 0..100 {
+        let sqe = Sqe { opc: admin::KEEP_ALIVE, ..Sqe::default() };
+        assert!(status(&host.plain_command(sqe)).is_success());
+    }
+    target.shutdown().unwrap();
+}
