@@ -2,18 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::fs::File;
 use std::io;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::{errno, open_descriptors, pattern, received, temporary_file};
 use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::socket::BufferSizes;
 use raceline_reactor::{
     BufferPool, Completion, EpollIo, HugePages, Io, IoBuf, Outcome, Payload, PoolConfig, Region,
     RegionHandle, SendBatch, Socket, Token, UringIo, Wait,
 };
+
+const WATCHDOG_TOKEN: Token = Token { owner: 0, generation: 0, index: u32::MAX };
 
 /// Longer than any test needs; a test that takes so long has lost a completion.
 const WATCHDOG: Duration = Duration::from_secs(30);
@@ -44,6 +50,7 @@ conformance!(
     closed_listeners_refuse,
     ipv6,
     sockets_move_between_cores,
+    quiet_sockets_are_heard_when_they_speak,
     timers_in_order,
     file_reads_and_writes,
     file_ranges_are_released_and_zeroed,
@@ -237,47 +244,6 @@ impl Bed {
             other => panic!("{other:?}"),
         }
     }
-}
-
-const WATCHDOG_TOKEN: Token = Token { owner: 0, generation: 0, index: u32::MAX };
-
-/// The bytes that a receive has put into its buffers, in stream order.
-fn received(buffers: &RecvBuffers, count: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    if let Some((buf, range)) = &buffers.payload {
-        bytes.extend_from_slice(&buf[range.clone()]);
-    }
-    bytes.extend_from_slice(&buffers.staging[buffers.staging_range.clone()]);
-    bytes.truncate(count);
-    bytes
-}
-
-/// Bytes that differ from their neighbours at every distance that matters.
-fn pattern(len: usize, seed: u32) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
-    let next = move || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        state.to_be_bytes()[0]
-    };
-    std::iter::repeat_with(next).take(len).collect()
-}
-
-fn errno(error: &io::Error) -> i32 {
-    error.raw_os_error().unwrap_or(0)
-}
-
-fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
-fn temporary_file() -> Arc<File> {
-    let path = std::env::temp_dir();
-    let name = format!("raceline-io-{}-{:?}", std::process::id(), std::thread::current().id());
-    let path = path.join(name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
-    let mut options = File::options();
-    let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
-    std::fs::remove_file(path).unwrap();
-    Arc::new(file)
 }
 
 fn echo_in_every_chunking(mut bed: Bed) {
@@ -553,6 +519,28 @@ fn ipv6(mut bed: Bed) {
     let (one, two) = (bed.io.adopt(one).unwrap(), bed.io.adopt(two).unwrap());
     bed.send_bytes(one, b"six");
     assert_eq!(bed.recv_exactly(two, 3), b"six");
+}
+
+/// A spinning core tries sockets one way and hears of quiet ones another; whichever way one waits
+/// when its data come, they are received, also once the core has gone to sleep.
+fn quiet_sockets_are_heard_when_they_speak(mut bed: Bed) {
+    const SOCKETS: usize = 40;
+    let pairs: Vec<_> = (0..SOCKETS).map(|_| bed.pair()).collect();
+    let mut waiting: Vec<_> = pairs.iter().map(|pair| bed.start_recv(pair.1, 0, 16)).collect();
+    for round in 0..6 * SOCKETS {
+        // From none to more turns than any socket is tried for.
+        (0..round % 60).for_each(|_| bed.poll(Wait::No));
+        let speaker = round * 7 % SOCKETS;
+        let text = [u8::try_from(round % 256).unwrap(); 4];
+        let token = bed.token();
+        let mut batch = SendBatch::new(16, 1);
+        batch.push_bytes(&text);
+        bed.io.send(pairs[speaker].0, batch, token);
+        assert!(bed.sent(token).0.is_ok());
+        let (result, buffers) = bed.recv_result(waiting[speaker]);
+        assert_eq!(received(&buffers, result.unwrap()), text, "round {round}");
+        waiting[speaker] = bed.start_recv(pairs[speaker].1, 0, 16);
+    }
 }
 
 fn sockets_move_between_cores(mut bed: Bed) {
