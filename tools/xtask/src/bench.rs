@@ -6,7 +6,6 @@ mod idle;
 mod memory;
 mod modes;
 mod process;
-mod quiet;
 mod simple;
 mod start;
 mod tail;

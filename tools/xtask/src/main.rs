@@ -8,6 +8,7 @@ mod fuzz;
 mod interop;
 mod lint;
 mod placement;
+mod quiet;
 mod raceline;
 mod raw;
 mod setup;

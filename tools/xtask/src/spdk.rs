@@ -8,7 +8,6 @@
 mod huge;
 mod point;
 mod program;
-mod quiet;
 mod report;
 
 use std::path::PathBuf;
@@ -19,10 +18,10 @@ use anyhow::{Context, Result, ensure};
 use self::huge::{Leftovers, Reserved};
 use self::point::{PAIRS, Pair, Point, Target, grid};
 use self::program::{HUGE_PAGES, Programs, RunningTarget};
-use self::quiet::Cpu;
 use self::report::{Idle, PointReport, Report, Run, Setting};
 use crate::child::Task;
 use crate::cli::cpu_ticks;
+use crate::quiet::Machine;
 use crate::raceline::Tree;
 
 /// Repetitions of a point, also with --quick.
@@ -197,9 +196,9 @@ impl Bench<'_> {
         let target = target.context("that target does not run")?;
         target.healthy()?;
         target.resume();
-        let before = Cpu::now(&pids)?;
+        let before = Machine::now(&pids)?;
         let measured = self.programs.run(pair.host, target, point, self.seconds);
-        let disturbance = Cpu::now(&pids)?.since(&before)?;
+        let disturbance = Machine::now(&pids)?.since(&before)?;
         target.pause();
         let measured = measured?;
         Ok(Run { pair, iops: measured.iops, mean_us: measured.mean_us, disturbance })

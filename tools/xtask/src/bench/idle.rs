@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::Options;
 use super::figures::{Figure, at_most};
 use super::process::{Resident, allow_files, bind_to_core, cpu_ns};
-use super::quiet::watched;
 use super::simple::{Admin, Queue};
+use crate::quiet::watched;
 use crate::raceline::{Export, Tree};
 
 /// Controllers, and I/O queues over all of them.

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::figures::{Figure, Perf, at_most};
 use super::gap;
-use super::quiet::watched;
 use super::{NAMESPACE, Options, fill};
+use crate::quiet::watched;
 use crate::raceline::{Export, Tree};
 
 /// On both sides; the first is what the others are compared with.

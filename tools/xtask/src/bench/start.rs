@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::Options;
 use super::figures::{Figure, at_most};
 use super::process::drop_cached;
-use super::quiet::watched;
 use super::simple::Admin;
 use crate::child::tail;
+use crate::quiet::watched;
 use crate::raceline::Tree;
 
 /// Size of the file, which is sparse.

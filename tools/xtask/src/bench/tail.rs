@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::figures::{Figure, Perf};
-use super::quiet::watched;
 use super::{NAMESPACE, Options, fill};
+use crate::quiet::watched;
 use crate::raceline::{Export, Tree};
 
 /// The closed loop that finds the most, and the open loop over the same queues.

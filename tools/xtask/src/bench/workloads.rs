@@ -6,9 +6,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::figures::{Figure, Perf};
-use super::quiet::{Disturbance, Machine, percent, undisturbed};
 use super::{NAMESPACE, Options, fill};
 use crate::cli::cpu_ticks;
+use crate::quiet::{Disturbance, Machine, percent, undisturbed};
 use crate::raceline::{Export, Tree};
 
 /// Where the CPU is looked at, counted from the start of a run: after the ramp, before the end.

@@ -277,7 +277,7 @@ impl Drop for Scratch {
 
 /// SPDK's configuration: two namespaces in one subsystem, on one listener.
 ///
-/// The tuned one is what was found to be fastest, one option at a time: no copy between the
+/// The tuned one has what its documentation and issues recommend for speed: no copy between the
 /// memory device and the socket, writes of 8 KiB inside their capsules as ours has them, deeper
 /// queues, reads ahead from the socket, large socket buffers.
 fn configuration(tuned: bool, port: u16) -> Value {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::point::{PAIRS, Pair, Point, RATIOS};
-use super::quiet::Disturbance;
+use crate::quiet::Disturbance;
 
 /// Everything.
 #[derive(Serialize)]

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
 
 use crate::cli::cpu_ticks;
 
@@ -22,7 +23,7 @@ const STEAL: usize = 7;
 const WAITED_FOR: std::ops::Range<usize> = 13..15;
 
 /// CPU time at one moment, in ticks.
-pub(super) struct Machine {
+pub(crate) struct Machine {
     at: Instant,
     busy: u64,
     stolen: u64,
@@ -30,15 +31,17 @@ pub(super) struct Machine {
 }
 
 /// What disturbed a run, in percent of one core.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Disturbance {
-    others_percent: f64,
-    stolen_percent: f64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Disturbance {
+    /// Used by other processes.
+    pub(crate) others_percent: f64,
+    /// Given to others by the hypervisor.
+    pub(crate) stolen_percent: f64,
 }
 
 impl Machine {
     /// Looks now; `running` are children that go on, all others must have been waited for.
-    pub(super) fn now(running: &[u32]) -> Result<Self> {
+    pub(crate) fn now(running: &[u32]) -> Result<Self> {
         let (busy, stolen) = totals(&std::fs::read_to_string("/proc/stat")?)?;
         let this = std::process::id();
         let mut own = cpu_ticks(this)?;
@@ -50,7 +53,7 @@ impl Machine {
     }
 
     /// What disturbed since `before`.
-    pub(super) fn since(&self, before: &Self) -> Result<Disturbance> {
+    pub(crate) fn since(&self, before: &Self) -> Result<Disturbance> {
         let time = self.at.duration_since(before.at);
         let own = self.own.saturating_sub(before.own);
         let others = self.busy.saturating_sub(before.busy).saturating_sub(own);
@@ -62,18 +65,24 @@ impl Machine {
 }
 
 impl Disturbance {
-    fn is_too_much(&self) -> bool {
+    /// Whether the run does not count.
+    pub(crate) fn is_too_much(&self) -> bool {
         self.others_percent > OTHERS_PERCENT_MAX || self.stolen_percent > STOLEN_PERCENT_MAX
+    }
+
+    /// Both together.
+    pub(crate) fn sum(&self) -> f64 {
+        self.others_percent + self.stolen_percent
     }
 }
 
 /// Ticks in percent of one core.
-pub(super) fn percent(ticks: u64, time: Duration) -> Result<f64> {
+pub(crate) fn percent(ticks: u64, time: Duration) -> Result<f64> {
     Ok(f64::from(u32::try_from(ticks)?) * 100.0 / (time.as_secs_f64() * TICKS_PER_S))
 }
 
 /// Runs until a run was not disturbed; also how many were rejected. `noisy` takes any.
-pub(super) fn undisturbed<T>(
+pub(crate) fn undisturbed<T>(
     what: &str,
     noisy: bool,
     mut run: impl FnMut() -> Result<(T, Disturbance)>,
@@ -93,7 +102,7 @@ pub(super) fn undisturbed<T>(
 
 /// The same for a run between whose beginning and end nothing but `running` and children that it
 /// waits for are ours.
-pub(super) fn watched<T>(
+pub(crate) fn watched<T>(
     what: &str,
     noisy: bool,
     running: &[u32],
