@@ -25,9 +25,11 @@ impl Resident {
 /// for a process that does nothing.
 pub(super) fn cpu_ns(pid: u32) -> Result<u64> {
     let mut sum = 0;
+    fs::metadata(format!("/proc/{pid}/schedstat"))
+        .context("no schedstat: this kernel counts no CPU time in nanoseconds")?;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(task?.path().join("schedstat"))
-            .context("no schedstat: this kernel counts no CPU time in nanoseconds")?;
+        // A thread may have ended meanwhile.
+        let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
         let word = text.split_whitespace().next().context("an empty schedstat")?;
         sum += word.parse::<u64>()?;
     }
@@ -72,12 +74,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_works_uses_time() {
-        let before = cpu_ns(std::process::id()).unwrap();
-        let mut sum = 0_u64;
-        while cpu_ns(std::process::id()).unwrap() < before + 1_000_000 {
-            sum = sum.wrapping_add(1);
+    fn a_process_that_works_uses_time() {
+        let work = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; exec sleep 10";
+        let mut child = std::process::Command::new("sh").args(["-c", work]).spawn().unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(9);
+        while cpu_ns(child.id()).unwrap() < 5_000_000 {
+            assert!(std::time::Instant::now() < end, "it works and uses no time");
         }
-        assert!(sum > 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }
