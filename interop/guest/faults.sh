@@ -73,7 +73,7 @@ writer() {
     while [ ! -e /tmp/writer.stop ]; do
         block $n >/tmp/writer.block
         dd if=/tmp/writer.block of="$d" bs=4096 seek=$((4096 + n)) count=1 conv=notrunc,fsync oflag=direct 2>/tmp/writer.err ||
-            { echo "writer: record $n: $(tail -n 1 /tmp/writer.err)" >>/tmp/writer.failed; return; }
+            { echo "writer: record $n: dd ended with $?: $(tail -n 1 /tmp/writer.err)" >>/tmp/writer.failed; return; }
         echo $n >>$RECORDS
         n=$((n + 1))
     done

@@ -277,9 +277,9 @@ impl Drop for Scratch {
 
 /// SPDK's configuration: two namespaces in one subsystem, on one listener.
 ///
-/// The tuned one has what its documentation and issues recommend for speed: no copy between the
-/// memory device and the socket, writes of 8 KiB inside their capsules as ours has them, deeper
-/// queues, reads ahead from the socket, large socket buffers.
+/// The tuned one differs in what looked likely to help, and is not proved to be its best: no copy
+/// between the memory device and the socket, writes of 8 KiB inside their capsules as ours has
+/// them, deeper queues, reads ahead from the socket, large socket buffers.
 fn configuration(tuned: bool, port: u16) -> Value {
     let call = |method: &str, params: Value| json!({"method": method, "params": params});
     let block_count = u64::from(NAMESPACE_MIB) * (1 << 20) / u64::from(BLOCK_BYTES);
