@@ -301,15 +301,25 @@ impl<S: Service> Core<S> {
     fn run(&mut self) -> io::Result<()> {
         let mut completions = Vec::with_capacity(COMPLETIONS_PER_TURN);
         let mut last_work = self.io.now();
+        // When the turn before this one ended.
+        let mut last_end = last_work;
         let mut wait = Wait::No;
         while !self.service.is_finished() {
             self.io.poll(wait, &mut completions)?;
             self.stats.record_turn(wait == Wait::Yes, self.io.counts());
             let now = self.io.now();
             let work = self.turn(now, &mut completions);
-            if work != Work::None {
+            if work == Work::None {
+                last_end = now;
+            } else {
                 last_work = now;
-                self.stats.record_busy(now.elapsed());
+                let poll = match wait {
+                    Wait::No => now.saturating_duration_since(last_end),
+                    Wait::Yes => Duration::ZERO,
+                };
+                let time = now.elapsed();
+                self.stats.record_busy(time, poll);
+                last_end = now + time;
             }
             wait = match self.mode.get() {
                 _ if work == Work::More => Wait::No,

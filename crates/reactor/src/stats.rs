@@ -67,6 +67,7 @@ pub struct LoopStats {
     turns: Counter,
     busy_turns: Counter,
     waits: Counter,
+    busy_ns: Counter,
     longest_ns: Counter,
     system_calls: Counter,
     receives: Counter,
@@ -87,6 +88,9 @@ pub struct LoopSnapshot {
     pub waits: u64,
     /// What its [`crate::Io`] has done.
     pub io: IoCounts,
+    /// Time that went into busy turns, with the polls that found their work but without sleep.
+    /// On a core that spins, the rest is time in which it looked for work and found none.
+    pub busy: Duration,
     /// The longest time that a busy turn took, without its wait: for so long nobody else on
     /// the core was served.
     pub longest: Duration,
@@ -108,6 +112,7 @@ impl LoopStats {
                 received_bytes: self.received_bytes.get(),
                 sent_bytes: self.sent_bytes.get(),
             },
+            busy: Duration::from_nanos(self.busy_ns.get()),
             longest: Duration::from_nanos(self.longest_ns.get()),
             buckets: std::array::from_fn(|bucket| self.buckets[bucket].get()),
         }
@@ -125,14 +130,21 @@ impl LoopStats {
         self.sent_bytes.set(io.sent_bytes);
     }
 
-    pub(crate) fn record_busy(&self, time: Duration) {
-        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    /// A busy turn: the time since its poll returned, and the time of the poll that found its work,
+    /// zero if that may have slept.
+    pub(crate) fn record_busy(&self, time: Duration, poll: Duration) {
+        let ns = nanoseconds(time);
         self.busy_turns.add(1);
+        self.busy_ns.add(ns.saturating_add(nanoseconds(poll)));
         self.buckets[bucket(ns)].add(1);
         if ns > self.longest_ns.get() {
             self.longest_ns.set(ns);
         }
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn bucket(ns: u64) -> usize {
@@ -149,7 +161,7 @@ mod tests {
         let stats = LoopStats::default();
         for ns in [0, 1, 2, 3, 4, 1023, 1024, u64::MAX] {
             stats.record_turn(ns == 0, IoCounts::default());
-            stats.record_busy(Duration::from_nanos(ns));
+            stats.record_busy(Duration::from_nanos(ns), Duration::ZERO);
         }
         let snapshot = stats.snapshot();
         assert_eq!((snapshot.turns, snapshot.busy_turns, snapshot.waits), (8, 8, 1));
@@ -159,5 +171,16 @@ mod tests {
         }
         assert_eq!(snapshot.longest, Duration::from_nanos(u64::MAX));
         assert_eq!(align_of::<LoopStats>(), 128);
+    }
+
+    #[test]
+    fn busy_time_has_the_polls_that_found_the_work() {
+        let stats = LoopStats::default();
+        stats.record_turn(false, IoCounts::default());
+        stats.record_busy(Duration::from_nanos(700), Duration::from_nanos(300));
+        stats.record_busy(Duration::from_nanos(5), Duration::ZERO);
+        let snapshot = stats.snapshot();
+        assert_eq!(snapshot.busy, Duration::from_nanos(1005));
+        assert_eq!(snapshot.longest, Duration::from_nanos(700));
     }
 }
