@@ -10,12 +10,23 @@ RECORDS=/tmp/records
 # What the host says of requests that come while its only path is away.
 WAITS='no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
 
+# unpiped COMMAND...: run it with SIGPIPE ignored. Linux sends a command in the context of the process
+# that does the I/O, and without MSG_NOSIGNAL: while a connection breaks, that process is sent SIGPIPE
+# (dd then ends with 141 and no word, with "failed to send request -32" in the kernel's log), although
+# its request is repeated on the next connection and succeeds.
+unpiped() {
+    (
+        trap '' PIPE
+        exec "$@"
+    )
+}
+
 # fio_background NSID OFFSET SIZE: a verifying job; its exit code ends up in /tmp/fio.rc.
 fio_background() {
     rm -f /tmp/fio.rc
     (
         rc=0
-        fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --offset="$2" --size="$3" \
+        unpiped fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --offset="$2" --size="$3" \
             --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 \
             --do_verify=1 --loops=2 --minimal >/tmp/fio.out 2>&1 || rc=$?
         echo $rc >/tmp/fio.rc
@@ -72,7 +83,7 @@ writer() {
     d=$(dev 3)
     while [ ! -e /tmp/writer.stop ]; do
         block $n >/tmp/writer.block
-        dd if=/tmp/writer.block of="$d" bs=4096 seek=$((4096 + n)) count=1 conv=notrunc,fsync oflag=direct 2>/tmp/writer.err ||
+        unpiped dd if=/tmp/writer.block of="$d" bs=4096 seek=$((4096 + n)) count=1 conv=notrunc,fsync oflag=direct 2>/tmp/writer.err ||
             { echo "writer: record $n: dd ended with $?: $(tail -n 1 /tmp/writer.err)" >>/tmp/writer.failed; return; }
         echo $n >>$RECORDS
         n=$((n + 1))

@@ -35,6 +35,7 @@ check() {
             [ $rc != 124 ] && [ $rc != 143 ] || why="more than $limit s; $why"
             echo "not ok $name: $why (exit $rc)"
             tail -n 12 /tmp/check.out | sed 's/^/#   /'
+            dmesg | tail -n 12 | sed 's/^/#   kernel: /'
             echo "$name" >>$FAILED
             ;;
     esac
