@@ -20,6 +20,8 @@ pub const MAX_ENTRIES: u16 = 4096;
 /// In-capsule data that every controller takes on the admin queue and in Fabrics commands
 /// (NVMe/TCP Transport 1.0, 3.3.2.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
+/// How often a command whose data were spoiled on the way is sent again, as Linux does it.
+pub const DEFAULT_DIGEST_RETRIES: u8 = 5;
 /// How long the TCP connection, ICResp, and the answer to Connect may take, each.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -40,6 +42,9 @@ pub struct HostConfig {
     pub header_digest: bool,
     /// Protect data by CRC32C.
     pub data_digest: bool,
+    /// How often an I/O command is sent again when a data digest says that its data were spoiled on
+    /// the way: those of a read, or those of a write, which the controller then has not executed.
+    pub digest_retries: u8,
     /// I/O queues to ask for, over all cores.
     pub io_queues: u16,
     /// Entries of each I/O queue, at most [`MAX_ENTRIES`]; one less commands may be outstanding.
@@ -72,6 +77,7 @@ impl HostConfig {
             kato_ms: DEFAULT_KATO_MS,
             header_digest: false,
             data_digest: false,
+            digest_retries: DEFAULT_DIGEST_RETRIES,
             io_queues: 1,
             io_entries: DEFAULT_IO_ENTRIES,
             admin_entries: DEFAULT_ADMIN_ENTRIES,
@@ -97,6 +103,7 @@ impl HostConfig {
             kato_ms: self.kato_ms,
             header_digest: self.header_digest,
             data_digest: self.data_digest,
+            digest_retries: 0,
             disable_sq_flow: self.disable_sq_flow,
             in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             command_timeout: self.command_timeout,
@@ -111,6 +118,7 @@ impl HostConfig {
         QueuePairConfig {
             cntlid: association.cntlid,
             qid,
+            digest_retries: self.digest_retries,
             entries: self.io_entries.min(association.max_entries).clamp(MIN_ENTRIES, MAX_ENTRIES),
             in_capsule_bytes: association.controller.in_capsule_bytes,
             ..self.admin_queue()
@@ -157,6 +165,8 @@ pub struct QueuePairConfig {
     pub header_digest: bool,
     /// Ask for data digests.
     pub data_digest: bool,
+    /// How often a command is sent again when a data digest was wrong.
+    pub digest_retries: u8,
     /// Ask for no submission queue flow control.
     pub disable_sq_flow: bool,
     /// Writes up to this many bytes go in the capsule.

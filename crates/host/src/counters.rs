@@ -12,6 +12,8 @@ pub struct QueueCounters {
     pub(crate) pdus_received: Counter,
     pub(crate) pdus_sent: Counter,
     pub(crate) copied_bytes: Counter,
+    pub(crate) digest_errors: Counter,
+    pub(crate) retries: Counter,
 }
 
 /// The values of [`QueueCounters`] at one time.
@@ -27,6 +29,10 @@ pub struct QueueTotals {
     pub pdus_sent: u64,
     /// Bytes of data that were copied from where they were received to their buffer.
     pub copied_bytes: u64,
+    /// Data digests from the controller that did not match.
+    pub digest_errors: u64,
+    /// Commands sent again because a data digest, here or at the controller, did not match.
+    pub retries: u64,
 }
 
 impl QueueCounters {
@@ -39,6 +45,8 @@ impl QueueCounters {
             pdus_received: self.pdus_received.get(),
             pdus_sent: self.pdus_sent.get(),
             copied_bytes: self.copied_bytes.get(),
+            digest_errors: self.digest_errors.get(),
+            retries: self.retries.get(),
         }
     }
 }

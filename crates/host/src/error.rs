@@ -44,6 +44,18 @@ impl CommandError {
             Self::Timeout => Status::HOST_ABORTED,
         }
     }
+
+    /// Whether data were spoiled between host and controller, so that the command had no effect
+    /// and can be sent again.
+    pub(crate) fn is_spoiled_data(self) -> bool {
+        match self {
+            Self::Digest => true,
+            Self::Status(status) => {
+                status.same_code(Status::TRANSIENT_TRANSPORT_ERROR) && !status.is_dnr()
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A failed command: what it was, and why it failed.

@@ -131,6 +131,8 @@ struct Entry {
     /// Number of the batch that has its last bytes: the buffer is in use until it has left.
     batch: u64,
     digest_failed: bool,
+    /// How often it was sent again because of a digest.
+    retries: u8,
     timed_out: bool,
 }
 
@@ -564,8 +566,11 @@ impl QueuePair {
         }
     }
 
-    /// Takes a command out and reports its end.
+    /// Takes a command out and reports its end, unless it is sent again.
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
+        if result.is_err_and(CommandError::is_spoiled_data) && self.retry(cid) {
+            return;
+        }
         let admin = self.config.qid.is_admin();
         let finished = self.commands.remove_with(cid, |entry| {
             let done = CommandDone {
@@ -589,6 +594,29 @@ impl QueuePair {
     }
 }
 
+impl QueuePair {
+    /// Sends a command again, as a new one, that had no effect because its data were spoiled on
+    /// the way. False when it has been sent often enough, or cannot be sent alone.
+    #[cold]
+    fn retry(&mut self, cid: CommandId) -> bool {
+        let limit = self.config.digest_retries;
+        let again = |entry: &Entry| entry.retries < limit && entry.sqe.fuse() == Fuse::Normal;
+        if !self.is_ready() || !self.commands.get(cid).is_some_and(again) {
+            return false;
+        }
+        let Some(mut entry) = self.commands.remove(cid) else { return false };
+        entry.retries += 1;
+        entry.sent = false;
+        entry.digest_failed = false;
+        let Ok(cid) = self.commands.insert(entry) else {
+            unreachable!("a slot has just become free");
+        };
+        self.pending.push_back(cid);
+        self.counters.retries.add(1);
+        true
+    }
+}
+
 impl Entry {
     fn new(command: Command, user: u64, len: u32, deadline: Option<Instant>) -> Self {
         let Command { sqe, data } = command;
@@ -604,6 +632,7 @@ impl Entry {
             tried: false,
             batch: 0,
             digest_failed: false,
+            retries: 0,
             timed_out: false,
         }
     }

@@ -160,13 +160,24 @@ fn success_in_place_of_responses_ends_flow_control() {
 
 #[test]
 fn a_wrong_data_digest_costs_the_command_only() {
-    let config = HostConfig { data_digest: true, ..config() };
+    let config = HostConfig { data_digest: true, digest_retries: 0, ..config() };
     let mut world = ready(&config, Script { wrong: Some(Wrong::BadDigest), ..Script::default() });
     world.submit(read(0, 8), 1);
     assert_eq!(world.take_done(1).result, Err(CommandError::Digest));
     world.submit(read(0, 8), 2);
     assert!(world.take_done(2).result.is_ok());
     assert_eq!(world.events.len(), 1, "no reconnect: {:?}", world.events);
+}
+
+#[test]
+fn a_read_is_sent_again_after_a_wrong_data_digest() {
+    let config = HostConfig { data_digest: true, digest_retries: 1, ..config() };
+    let mut world = ready(&config, Script { wrong: Some(Wrong::BadDigest), ..Script::default() });
+    world.submit(read(0, 8), 1);
+    assert!(world.take_done(1).result.is_ok());
+    let totals = world.queues.counters().totals();
+    // The script answers in two C2HData, both wrong.
+    assert_eq!((totals.digest_errors, totals.retries), (2, 1));
 }
 
 #[test]

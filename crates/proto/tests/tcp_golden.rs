@@ -280,6 +280,28 @@ fn capsule_cmd_with_data() {
 }
 
 #[test]
+fn a_data_digest_is_seen_ahead_only_when_all_of_it_is_there() {
+    let mut out = Vec::new();
+    host(0, 2).command(&sqe(WRITE, 0x0102), Direction::HostToController, 4, true, &mut out);
+    let digest = 0x0403_0201_u32;
+    out.extend([0xde, 0xad, 0xbe, 0xef]);
+    out.extend(digest.to_le_bytes());
+    for missing in [0, 1, 4] {
+        let mut queue = controller(0, 2);
+        let mut input = &out[..out.len() - missing];
+        assert!(matches!(queue.receive(&mut input), Ok(Some(Event::Command { .. }))));
+        assert_eq!(queue.data_digest_ahead(input), None, "data come first");
+        assert!(matches!(queue.receive(&mut input), Ok(Some(Event::Data { .. }))));
+        assert_eq!(queue.data_digest_ahead(input), (missing == 0).then_some(digest));
+    }
+    let mut half = controller(0, 2);
+    let mut input = &out[..out.len() - 6];
+    assert!(matches!(half.receive(&mut input), Ok(Some(Event::Command { .. }))));
+    assert!(matches!(half.receive(&mut input), Ok(Some(Event::Data { bytes: [_, _], .. }))));
+    assert_eq!(half.data_digest_ahead(&[0; 8]), None, "two bytes of data are missing");
+}
+
+#[test]
 fn capsule_resp() {
     let status = Status::INVALID_FIELD.dnr();
     let (dw0, dw1) = (0x1122_3344, 0x5566_7788);

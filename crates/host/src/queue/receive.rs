@@ -162,7 +162,10 @@ impl QueuePair {
         if let (Some(expected), Data::Read(buf)) = (ddgst, &entry.data) {
             let start = to_usize(offset);
             let found = raceline_accel::crc32c(&buf[start..start + to_usize(len)]);
-            entry.digest_failed |= found != expected;
+            if found != expected {
+                entry.digest_failed = true;
+                self.counters.digest_errors.add(1);
+            }
         }
         if !success {
             return;

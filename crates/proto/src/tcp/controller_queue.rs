@@ -239,6 +239,15 @@ impl ControllerQueue {
         Some(PayloadWanted { dest: incoming.dest, offset: incoming.offset + offset, len })
     }
 
+    /// The data digest of the data just given by [`Event::Data`], when the PDU's data end there
+    /// and `input`, which [`ControllerQueue::receive`] has left, begins with the whole digest. The
+    /// same value comes with [`Event::DataEnd`]; a driver that looks ahead can check data where
+    /// they lie.
+    #[must_use]
+    pub fn data_digest_ahead(&self, input: &[u8]) -> Option<u32> {
+        self.receiver.digest_ahead(input)
+    }
+
     /// Says that the first `len` of the wanted bytes went to their place without `receive`, which
     /// is to be called after it.
     ///

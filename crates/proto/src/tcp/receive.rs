@@ -250,6 +250,21 @@ impl Receiver {
         }
     }
 
+    /// The data digest, when exactly that is next on the wire and lies whole in `input`.
+    pub(super) fn digest_ahead(&self, input: &[u8]) -> Option<u32> {
+        match self.phase {
+            Phase::Body {
+                pad_left: 0,
+                data_done,
+                data_len,
+                digest: DataDigest::Held { len: 0, .. },
+            } if data_done == data_len => {
+                input.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+            }
+            _ => None,
+        }
+    }
+
     /// Data that went past [`Receiver::body`].
     ///
     /// # Panics
