@@ -42,6 +42,13 @@ impl Crc32c {
         Self { register: !0 }
     }
 
+    /// A digest that goes on from a finished one: of the bytes that came before, or 0 for none.
+    #[inline]
+    #[must_use]
+    pub const fn resume(crc: u32) -> Self {
+        Self { register: !crc }
+    }
+
     /// Appends a piece.
     #[inline]
     pub fn update(&mut self, data: &[u8]) {
@@ -50,7 +57,7 @@ impl Crc32c {
             // a copy of its parameters, about 15 ns.
             self.register = !crc32c(data);
         } else {
-            self.register = resume(self.register, data);
+            self.register = advance(self.register, data);
         }
     }
 
@@ -70,7 +77,7 @@ impl Default for Crc32c {
 
 /// The register after `data`, starting from `register`.
 #[inline]
-fn resume(register: u32, data: &[u8]) -> u32 {
+fn advance(register: u32, data: &[u8]) -> u32 {
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(register));
     digest.update(data);
     let [low @ .., _, _, _, _] = digest.get_state().to_le_bytes();

@@ -1,9 +1,45 @@
 //! CRC32C and other data operations, on the CPU or on offload engines.
 //!
-//! Today this is CRC32C on the CPU: [`crc32c`] for bytes in one piece, [`Crc32c`] for bytes that
-//! arrive in several. The interface through which other engines are reached will stand beside
-//! them; the two stay what they are, the way to a digest that costs no submission.
+//! [`crc32c`] and [`Crc32c`] are the way to a digest that costs no submission: for headers, and
+//! wherever waiting makes no sense. Everything else goes through a [`Channel`], one per core, that
+//! a [`Framework`] opens: the table of the process says which engine does which [`Operation`].
+//!
+//! ```
+//! use std::time::Instant;
+//! use raceline_accel::{ChannelConfig, Framework, Output, Submitted, Work};
+//!
+//! let framework = Framework::software();
+//! let mut channel = framework.open_channel::<Vec<u8>, Vec<u8>>(&ChannelConfig::default())?;
+//! let mut done = Vec::new();
+//! match channel.submit(7, Work::crc32c(0, b"123456789".to_vec())) {
+//!     Submitted::Done(now) => done.push(now),
+//!     Submitted::Pending => channel.kick(),
+//!     Submitted::Full(_) => panic!("the first operation finds a slot"),
+//! }
+//! while done.is_empty() {
+//!     channel.poll(Instant::now(), &mut done);
+//! }
+//! assert_eq!((done[0].token, done[0].result), (7, Ok(Output::Crc32c(0xE306_9283))));
+//! # Ok::<(), raceline_accel::TableError>(())
+//! ```
 
+mod channel;
 mod crc32c;
+mod engine;
+mod inject;
+mod memory;
+mod operation;
+mod software;
+mod stats;
+mod table;
+mod work;
 
+pub use channel::{Channel, ChannelConfig, Submitted};
 pub use crc32c::{Crc32c, crc32c};
+pub use engine::{Capabilities, Engine, EngineQueue, RawRequest, RawResult, Refused, SlotId};
+pub use inject::{Injection, InjectionKind};
+pub use memory::{Piece, PieceMut, Source, Target};
+pub use operation::{AccelError, OpCode, OpSet, Operation, Output, UnknownOpCode};
+pub use stats::{OpStatistics, Statistics};
+pub use table::{Framework, ModuleInfo, SOFTWARE, TableError};
+pub use work::{Done, Part, Work};

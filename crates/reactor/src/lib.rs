@@ -4,6 +4,7 @@
 //! for I/O through [`Io`], and never blocks. The same service runs over io_uring, over epoll,
 //! and in simulation.
 
+mod accel;
 pub mod affinity;
 pub mod buffer;
 pub mod core;

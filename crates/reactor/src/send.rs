@@ -60,7 +60,7 @@ impl Payload {
     }
 
     /// Panics if the range is not inside the memory it names: system calls rely on it.
-    fn validate(&self) {
+    pub(crate) fn validate(&self) {
         match self {
             Payload::Buf(buf, range) => assert!(buf.get(range.clone()).is_some(), "payload range"),
             Payload::Shared(buf, range) => {
@@ -75,7 +75,7 @@ impl Payload {
     }
 
     /// The memory from `skip` on: address and length, at most what lies in one piece.
-    fn segment(&self, skip: usize) -> (*const u8, usize) {
+    pub(crate) fn segment(&self, skip: usize) -> (*const u8, usize) {
         let len = self.len() - skip;
         match self {
             Payload::Buf(buf, range) => {
