@@ -32,7 +32,7 @@ impl Counts {
     /// What the queues of one core of a host did.
     #[must_use]
     pub fn of_host(queues: QueueTotals, core: &LoopSnapshot) -> Self {
-        let QueueTotals { receives, sends, pdus_received, pdus_sent, copied_bytes } = queues;
+        let QueueTotals { receives, sends, pdus_received, pdus_sent, copied_bytes, .. } = queues;
         let system_calls = core.io.system_calls;
         Self { system_calls, receives, sends, pdus_received, pdus_sent, copied_bytes }
     }
