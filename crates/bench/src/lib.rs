@@ -11,6 +11,7 @@ pub mod gap;
 pub mod histogram;
 pub mod job;
 pub mod limit;
+pub mod model;
 pub mod pacing;
 pub mod pattern;
 pub mod random;
