@@ -1,22 +1,27 @@
 //! One core's way to all engines: submit, kick, poll.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::engine::EngineQueue;
+use crate::flights::{Flight, Flights};
 use crate::inject::InjectionKind;
 use crate::memory::{Source, Target};
 use crate::operation::{AccelError, OpCode, Output};
+use crate::queued::Queue;
 use crate::software::Software;
 use crate::stats::Counters;
 use crate::table::Shared;
-use crate::work::{Done, Pieces, Work};
+use crate::work::{Done, Pieces, Progress, Work};
 
 /// How a channel is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelConfig {
     /// Most operations that engines have at a time. The software engine needs no slot.
     pub slots: usize,
-    /// How long an engine may take for one operation before it is given up.
+    /// How long an engine may take for one operation before it is given up. It is noticed by
+    /// [`Channel::poll`], up to an eighth later.
     pub timeout: Duration,
     /// The CPU that will use it, if it is known: engines near to it are preferred.
     pub cpu: Option<usize>,
@@ -43,21 +48,46 @@ pub enum Submitted<S, T> {
 
 /// One core's way to all engines.
 ///
-/// Operations come back in any order. Dropping a channel waits a bounded time for the operations
-/// in flight.
-#[derive(Debug)]
+/// Operations come back in any order. Dropping a channel waits, at most for its timeout, for the
+/// operations in flight; they are not reported. Memory that an engine then still owns and will
+/// not give back is never freed.
 pub struct Channel<S: Source, T: Target> {
-    shared: Arc<Shared>,
-    counters: Arc<Counters>,
-    software: Software,
-    pieces: Pieces,
-    operands: std::marker::PhantomData<(S, T)>,
+    /// By [`OpCode::index`]: which queue, or software.
+    routes: [Option<usize>; OpCode::COUNT],
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) software: Software,
+    pub(crate) pieces: Pieces,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) flights: Flights<S, T>,
+    pub(crate) timeout: Duration,
+    /// When [`Channel::poll`] looks at deadlines next.
+    pub(crate) next_check: Option<Instant>,
 }
 
 impl<S: Source, T: Target> Channel<S, T> {
-    pub(crate) fn new(shared: Arc<Shared>, counters: Arc<Counters>) -> Channel<S, T> {
-        let (software, pieces) = (Software::default(), Pieces::default());
-        Channel { shared, counters, software, pieces, operands: std::marker::PhantomData }
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        counters: Arc<Counters>,
+        software: Software,
+        routes: [Option<usize>; OpCode::COUNT],
+        queues: Vec<(&'static str, Box<dyn EngineQueue>)>,
+        config: &ChannelConfig,
+    ) -> Channel<S, T> {
+        // Without engines nothing waits, and no slot is needed.
+        let slots = if queues.is_empty() { 0 } else { config.slots };
+        let queues = queues.into_iter().map(|(name, queue)| Queue::new(name, queue, slots));
+        Channel {
+            routes,
+            shared,
+            counters,
+            software,
+            pieces: Pieces::default(),
+            queues: queues.collect(),
+            flights: Flights::new(slots),
+            timeout: config.timeout,
+            next_check: None,
+        }
     }
 
     /// Starts an operation. `token` comes back with it.
@@ -65,40 +95,83 @@ impl<S: Source, T: Target> Channel<S, T> {
     /// Errors of the operation, also wrong operands, are its completion.
     #[inline]
     pub fn submit(&mut self, token: u64, work: Work<S, T>) -> Submitted<S, T> {
-        Submitted::Done(self.run(token, work))
+        match self.routes[work.operation().code().index()] {
+            None => Submitted::Done(self.run(token, work, Progress::default(), false)),
+            Some(queue) => self.submit_to(queue, token, work),
+        }
     }
 
     /// Tells devices about what was submitted: once after a batch of submissions.
-    pub fn kick(&mut self) {}
+    #[inline]
+    pub fn kick(&mut self) {
+        self.queues.iter_mut().for_each(Queue::kick);
+    }
 
-    /// Collects what is complete, and gives up on what takes too long.
-    pub fn poll(&mut self, _now: Instant, _done: &mut Vec<Done<S, T>>) {}
+    /// Collects what is complete, in any order, and gives up on what takes too long.
+    ///
+    /// It appends at most one entry for each operation in flight.
+    #[inline]
+    pub fn poll(&mut self, now: Instant, done: &mut Vec<Done<S, T>>) {
+        if self.queues.iter().any(Queue::is_busy) {
+            self.poll_queues(done);
+            self.check_deadlines(now, done);
+        }
+    }
 
-    /// How many operations engines have.
+    /// How many operations are to come back from [`Channel::poll`].
+    #[inline]
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        0
+        self.queues.iter().map(Queue::outstanding).sum()
     }
 
     /// True if operations of this kind complete when they are submitted.
     #[inline]
     #[must_use]
-    pub fn is_immediate(&self, _code: OpCode) -> bool {
-        true
+    pub fn is_immediate(&self, code: OpCode) -> bool {
+        self.routes[code.index()].is_none()
     }
 
-    /// Does an operation now, in software.
+    /// Does an operation, or what is left of it, now and in software.
     #[inline]
-    fn run(&mut self, token: u64, mut work: Work<S, T>) -> Done<S, T> {
-        let code = work.operation().code();
-        let (mut bytes, software) = (0, &mut self.software);
-        let result = work.request(&mut self.pieces).and_then(|request| {
-            bytes = request.bytes();
+    pub(crate) fn run(
+        &mut self,
+        token: u64,
+        mut work: Work<S, T>,
+        progress: Progress,
+        is_fallback: bool,
+    ) -> Done<S, T> {
+        let software = &mut self.software;
+        let (mut bytes, rest) = (0, progress.bytes > 0);
+        let request = if rest {
+            work.step(&mut self.pieces, progress, usize::MAX)
+        } else {
+            work.request(&mut self.pieces)
+        };
+        let result = request.and_then(|request| {
+            bytes = progress.bytes + request.bytes();
             software.execute(&request)
         });
+        if is_fallback {
+            let code = work.operation().code();
+            self.counters.operations[code.index()].fallbacks.add(1);
+        }
+        self.complete(token, work, bytes, result)
+    }
+
+    /// Counts an operation that ended, and lets error injection have its way.
+    #[inline]
+    pub(crate) fn complete(
+        &mut self,
+        token: u64,
+        mut work: Work<S, T>,
+        bytes: usize,
+        result: Result<Output, AccelError>,
+    ) -> Done<S, T> {
+        let code = work.operation().code();
         let result = match self.shared.injections.next(code) {
             None => result,
-            Some(kind) => inject(kind, result),
+            Some(kind) => self.inject(kind, &mut work, result),
         };
         let counters = &self.counters.operations[code.index()];
         if result.is_ok() {
@@ -109,15 +182,60 @@ impl<S: Source, T: Target> Channel<S, T> {
         }
         Done { token, result, work: Some(work) }
     }
+
+    /// What error injection makes of a result.
+    #[cold]
+    fn inject(
+        &mut self,
+        kind: InjectionKind,
+        work: &mut Work<S, T>,
+        result: Result<Output, AccelError>,
+    ) -> Result<Output, AccelError> {
+        match (kind, result) {
+            (_, Err(error)) => Err(error),
+            (InjectionKind::Fail, Ok(_)) => Err(AccelError::Injected),
+            (InjectionKind::Corrupt, Ok(Output::Crc32c(crc))) => Ok(Output::Crc32c(!crc)),
+            (InjectionKind::Corrupt, Ok(Output::Equal(equal))) => Ok(Output::Equal(!equal)),
+            (InjectionKind::Corrupt, Ok(output)) => {
+                work.corrupt_target(&mut self.pieces);
+                Ok(output)
+            }
+        }
+    }
+
+    /// Gives an operation to a queue, or does it in software if that is not possible.
+    fn submit_to(&mut self, queue: usize, token: u64, mut work: Work<S, T>) -> Submitted<S, T> {
+        if !self.queues[queue].is_usable() {
+            return Submitted::Done(self.run(token, work, Progress::default(), true));
+        }
+        if !self.flights.has_room() {
+            self.counters.full.add(1);
+            return Submitted::Full(work);
+        }
+        let (code, seed) = (work.operation().code(), work.operation().seed());
+        let total = match work.request(&mut self.pieces) {
+            Ok(request) => request.bytes(),
+            Err(error) => return Submitted::Done(self.complete(token, work, 0, Err(error))),
+        };
+        let progress = Progress { bytes: 0, crc32c: seed };
+        let flight = Flight { token, queue, total, progress, step: 0, checks: 0, work };
+        let index = self.flights.insert(flight);
+        self.counters.operations[code.index()].in_flight.add(1);
+        match self.start(queue, index) {
+            None => Submitted::Pending,
+            Some(done) => Submitted::Done(done),
+        }
+    }
 }
 
-/// What error injection makes of a result.
-#[cold]
-fn inject(kind: InjectionKind, result: Result<Output, AccelError>) -> Result<Output, AccelError> {
-    match (kind, result) {
-        (InjectionKind::Fail, _) => Err(AccelError::Injected),
-        (InjectionKind::Corrupt, Ok(Output::Crc32c(crc))) => Ok(Output::Crc32c(!crc)),
-        (InjectionKind::Corrupt, Ok(Output::Equal(equal))) => Ok(Output::Equal(!equal)),
-        (InjectionKind::Corrupt, result) => result,
+impl<S: Source, T: Target> fmt::Debug for Channel<S, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("queues", &self.queues).finish_non_exhaustive()
+    }
+}
+
+impl<S: Source, T: Target> Drop for Channel<S, T> {
+    fn drop(&mut self) {
+        self.shut_down();
     }
 }

@@ -137,7 +137,8 @@ pub unsafe trait EngineQueue {
     /// Tells the device about what was submitted, if it does not know yet.
     fn kick(&mut self);
 
-    /// Reports what is complete, in any order.
+    /// Reports what is complete, in any order. A report of a slot that is not in flight is counted
+    /// and ignored.
     fn poll(&mut self, report: &mut dyn FnMut(SlotId, RawResult));
 
     /// False once it should get no more work.

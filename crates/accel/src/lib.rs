@@ -26,9 +26,11 @@
 mod channel;
 mod crc32c;
 mod engine;
+mod flights;
 mod inject;
 mod memory;
 mod operation;
+mod queued;
 mod software;
 mod stats;
 mod table;

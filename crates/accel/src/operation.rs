@@ -183,6 +183,32 @@ impl Operation {
             Operation::Decompress => OpCode::Decompress,
         }
     }
+
+    /// True if its parts can be done one after another, each from where the last one stopped.
+    #[inline]
+    #[must_use]
+    pub const fn is_divisible(self) -> bool {
+        !matches!(self, Operation::Compress { .. } | Operation::Decompress)
+    }
+
+    /// The digest of what comes before, if it digests.
+    #[inline]
+    #[must_use]
+    pub const fn seed(self) -> u32 {
+        match self {
+            Operation::Crc32c { seed } | Operation::CopyCrc32c { seed } => seed,
+            _ => 0,
+        }
+    }
+
+    /// The same after bytes with this digest.
+    pub(crate) const fn going_on_from(self, crc32c: u32) -> Operation {
+        match self {
+            Operation::Crc32c { .. } => Operation::Crc32c { seed: crc32c },
+            Operation::CopyCrc32c { .. } => Operation::CopyCrc32c { seed: crc32c },
+            other => other,
+        }
+    }
 }
 
 /// What an operation that succeeded gives besides what it wrote.

@@ -28,7 +28,7 @@ pub struct Statistics {
     pub full: u64,
     /// Operations that an engine did not complete in time.
     pub timed_out: u64,
-    /// Of these, operations whose memory an engine still owns.
+    /// Of these, operations whose memory an engine still owns, in channels that are open.
     pub quarantined: u64,
     /// Operations whose memory was given up because an engine could not be stopped.
     pub leaked: u64,
@@ -52,6 +52,11 @@ impl Counter {
     #[inline]
     pub(crate) fn add(&self, more: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn subtract(&self, less: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(less), Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {

@@ -4,10 +4,11 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel::{Channel, ChannelConfig};
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineQueue};
 use crate::inject::{Injection, Injections};
 use crate::memory::{Source, Target};
 use crate::operation::{OpCode, OpSet};
+use crate::software::Software;
 use crate::stats::{Counters, Statistics};
 
 /// The engine that is always there.
@@ -210,18 +211,33 @@ impl Framework {
     /// [`TableError::Queue`].
     pub fn open_channel<S: Source, T: Target>(
         &self,
-        _config: &ChannelConfig,
+        config: &ChannelConfig,
     ) -> Result<Channel<S, T>, TableError> {
+        // From here on the assignments stay as they are.
         let mut table = self.shared.table();
-        if let Some(code) = OpCode::ALL.iter().find(|code| table.routes[code.index()].is_some()) {
-            let engine = self.shared.engines[table.routes[code.index()].unwrap_or(0)].name();
-            let error = io::ErrorKind::Unsupported.into();
-            return Err(TableError::Queue { engine, error });
-        }
         table.in_use = true;
+        let mut queues: Vec<(&'static str, Box<dyn EngineQueue>)> = Vec::new();
+        let mut routes = [None; OpCode::COUNT];
+        for (code, route) in OpCode::ALL.into_iter().zip(&mut routes) {
+            let Some(at) = table.routes[code.index()] else { continue };
+            let engine = self.shared.engines[at].name();
+            let open = queues.iter().position(|&(name, _)| name == engine);
+            *route = Some(match open {
+                Some(index) => index,
+                None => {
+                    let queue = self.shared.engines[at]
+                        .open_queue(config.cpu)
+                        .map_err(|error| TableError::Queue { engine, error })?;
+                    queues.push((engine, queue));
+                    queues.len() - 1
+                }
+            });
+        }
         let counters = Arc::new(Counters::default());
         table.counters.push(Arc::clone(&counters));
-        Ok(Channel::new(Arc::clone(&self.shared), counters))
+        drop(table);
+        let shared = Arc::clone(&self.shared);
+        Ok(Channel::new(shared, counters, Software::default(), routes, queues, config))
     }
 }
 

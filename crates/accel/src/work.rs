@@ -176,6 +176,15 @@ pub(crate) struct Pieces {
     targets: [Vec<PieceMut>; 2],
 }
 
+/// How far an operation is that is done in steps.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    /// Bytes of each operand that are done.
+    pub(crate) bytes: usize,
+    /// The digest of these and of what came before them; only of operations that digest.
+    pub(crate) crc32c: u32,
+}
+
 impl<S: Source, T: Target> Work<S, T> {
     /// Looks up where the operands are, and checks that they fit the operation.
     #[inline]
@@ -183,6 +192,53 @@ impl<S: Source, T: Target> Work<S, T> {
         &'a mut self,
         pieces: &'a mut Pieces,
     ) -> Result<RawRequest<'a>, AccelError> {
+        let bytes = self.gather(pieces)?;
+        Ok(self.describe(self.operation, pieces, bytes))
+    }
+
+    /// The same for the next step: from where it stands, at most `max_bytes`.
+    ///
+    /// Only operations that work byte by byte have more than one step.
+    pub(crate) fn step<'a>(
+        &'a mut self,
+        pieces: &'a mut Pieces,
+        progress: Progress,
+        max_bytes: usize,
+    ) -> Result<RawRequest<'a>, AccelError> {
+        let total = self.gather(pieces)?;
+        let bytes = total.saturating_sub(progress.bytes).min(max_bytes);
+        if bytes < total {
+            for list in pieces.sources.iter_mut().filter(|list| !list.is_empty()) {
+                trim(list, progress.bytes, bytes)?;
+            }
+            for list in pieces.targets.iter_mut().filter(|list| !list.is_empty()) {
+                trim(list, progress.bytes, bytes)?;
+            }
+        }
+        let operation = self.operation.going_on_from(progress.crc32c);
+        Ok(self.describe(operation, pieces, bytes))
+    }
+
+    /// True if the target has that many bytes.
+    pub(crate) fn target_holds(&mut self, pieces: &mut Pieces, bytes: usize) -> bool {
+        self.gather(pieces).is_ok()
+            && bytes <= pieces.targets[0].iter().map(Extent::extent).sum::<usize>()
+    }
+
+    /// Changes the first byte that was written, if any: for error injection.
+    pub(crate) fn corrupt_target(&mut self, pieces: &mut Pieces) {
+        if self.gather(pieces).is_ok()
+            && let Some(piece) = pieces.targets[0].iter().find(|piece| piece.len > 0)
+        {
+            // SAFETY: the piece is valid until the target is dropped, has a byte, and is this
+            // operation's alone.
+            unsafe { *piece.pointer ^= 0x01 };
+        }
+    }
+
+    /// Writes the operands' pieces to the lists, and gives the bytes of each operand.
+    #[inline]
+    fn gather(&mut self, pieces: &mut Pieces) -> Result<usize, AccelError> {
         let mut lengths = [[0; 2]; 2];
         for (index, list) in pieces.sources.iter_mut().enumerate() {
             list.clear();
@@ -198,19 +254,28 @@ impl<S: Source, T: Target> Work<S, T> {
                 lengths[1][index] = trim(list, part.offset, part.len)?;
             }
         }
-        let bytes = check_lengths(self.operation.code(), lengths)?;
+        check_lengths(self.operation.code(), lengths)
+    }
+
+    #[inline]
+    fn describe<'a>(
+        &'a mut self,
+        operation: Operation,
+        pieces: &'a Pieces,
+        bytes: usize,
+    ) -> RawRequest<'a> {
         let [first_source, second_source] = &pieces.sources;
         let [first_target, second_target] = &pieces.targets;
         // SAFETY: the operands promise that these pieces are valid until they are dropped, and
         // they are borrowed for as long as the request.
-        Ok(unsafe {
+        unsafe {
             RawRequest::new(
-                self.operation,
+                operation,
                 [first_source, second_source],
                 [first_target, second_target],
                 bytes,
             )
-        })
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::step::Outcome;
 const UNSAFE_FILES: &[&str] = &[
     "crates/accel/src/engine.rs",
     "crates/accel/src/memory.rs",
+    "crates/accel/src/queued.rs",
     "crates/accel/src/software.rs",
     "crates/accel/src/work.rs",
     "crates/reactor/src/accel.rs",
