@@ -25,6 +25,7 @@
 
 mod channel;
 mod crc32c;
+pub mod dsa;
 mod engine;
 mod flights;
 mod inject;
