@@ -14,11 +14,11 @@
 //!   operator has acted it takes a new one, or it would report the old failure again.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use raceline_reactor::Context;
 
@@ -32,7 +32,10 @@ pub(crate) struct DiskBdev(Arc<Shared>);
 
 /// What the channels of one device have in common.
 pub(crate) struct Shared {
+    /// As it was when it was opened; see `block_count`.
     pub(crate) info: BdevInfo,
+    /// What the last look at its size gave.
+    block_count: AtomicU64,
     pub(crate) fault: FaultLatch,
     /// FALLOC_FL_PUNCH_HOLE works, as far as is known.
     pub(crate) punch_hole: AtomicBool,
@@ -58,6 +61,7 @@ impl DiskBdev {
             buffered,
             reported_end: AtomicBool::new(false),
             reported_gone: AtomicBool::new(false),
+            block_count: AtomicU64::new(info.block_count),
             info,
             file,
             _claim: claim,
@@ -67,7 +71,7 @@ impl DiskBdev {
 
 impl Bdev for DiskBdev {
     fn info(&self) -> BdevInfo {
-        self.0.info.clone()
+        BdevInfo { block_count: self.0.block_count(), ..self.0.info.clone() }
     }
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {
@@ -83,9 +87,33 @@ impl Bdev for DiskBdev {
             tracing::warn!("{}: the operator has reset its write fault", self.0.info.name);
         }
     }
+
+    fn rescan(&self) -> io::Result<()> {
+        self.0.rescan()
+    }
 }
 
 impl Shared {
+    fn block_count(&self) -> u64 {
+        self.block_count.load(Ordering::Relaxed)
+    }
+
+    /// Files and block devices end where a seek to the end leads. A size that a power cut could
+    /// take back is not told to anybody.
+    fn rescan(&self) -> io::Result<()> {
+        let bytes = (&self.file).seek(SeekFrom::End(0))?;
+        let (now, before) = (bytes / u64::from(self.info.block_size), self.block_count());
+        if now < before {
+            let text = format!("{} has {now} blocks, {before} are in use", self.info.name);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        if now > before {
+            self.file.sync_all()?;
+            self.block_count.store(now, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Opens the device once more, with a write-back error cursor of its own.
     pub(crate) fn reopen(&self) -> io::Result<File> {
         OpenOptions::new()
@@ -138,7 +166,7 @@ impl Shared {
                      export, restore the file (truncate -s {} makes the lost part read zeroes), \
                      and start again",
                     self.info.name,
-                    self.info.block_count * u64::from(self.info.block_size)
+                    self.block_count() * u64::from(self.info.block_size)
                 );
             }
         } else if mapped == BdevError::Gone {

@@ -7,10 +7,10 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context};
 
 use crate::op_kind::OpKind;
+use crate::wrap::{open_base, pass_to_base, payload_of};
 use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
 
 /// Which requests fail, and how. A rule that does not match leaves the request alone; of several
@@ -148,7 +148,7 @@ impl Bdev for ErrorBdev {
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>> {
         Ok(Box::new(ErrorChannel {
-            inner: self.inner.open_channel(cx, owner)?,
+            inner: open_base(&*self.inner, cx, owner)?,
             block_size: self.inner.info().block_size.into(),
             switch: Arc::clone(&self.switch),
             version: 0,
@@ -156,13 +156,11 @@ impl Bdev for ErrorBdev {
         }))
     }
 
-    fn write_fault(&self) -> bool {
-        self.inner.write_fault()
+    fn wrapper_levels(&self) -> u32 {
+        self.inner.wrapper_levels()
     }
 
-    fn reset_write_fault(&self) {
-        self.inner.reset_write_fault();
-    }
+    pass_to_base!(inner);
 }
 
 struct ErrorChannel {
@@ -216,18 +214,6 @@ fn touched_blocks(op: &Op, block_size: u64) -> Option<RangeInclusive<u64>> {
     };
     let last = offset.saturating_add(len).checked_sub(1)?;
     (len > 0).then(|| offset / block_size..=last / block_size)
-}
-
-/// What comes back with a request that was never started.
-fn payload_of(op: Op) -> Option<Payload> {
-    match op {
-        Op::Read { buf: Some(buf), len, .. } => Some(Payload::Buf(buf, 0..len)),
-        Op::Write { data, .. } => {
-            let len = data.len();
-            Some(Payload::Shared(data, 0..len))
-        }
-        _ => None,
-    }
 }
 
 impl Channel for ErrorChannel {

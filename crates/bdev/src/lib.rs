@@ -20,37 +20,45 @@ mod disk_channel;
 mod error;
 mod fault;
 mod file;
+mod histogram;
 mod identity;
+mod inject;
 mod limits;
+mod named;
 mod null;
 mod op_kind;
 mod open;
+mod part;
 mod probe;
 mod ram;
 mod size;
 mod slots;
 mod spec;
+mod stats;
+mod wrap;
 
 use std::sync::Arc;
 
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, IoBuf, SharedBuf};
 
-pub use delay::{DelayBdev, DelayError, Delays};
+pub use delay::{DelayBdev, DelayControl, DelayError, Delays, Latency};
 pub use error::{ErrorBdev, ErrorControl, ErrorRule, RuleError};
+pub use histogram::{DEFAULT_GRANULARITY, Histogram, HistogramShape};
 pub use identity::Identity;
+pub use inject::{InjectBdev, InjectControl, Injected, Injection};
+pub use named::NamedBdev;
 pub use null::NullBdev;
 pub use op_kind::OpKind;
 pub use open::{OpenError, open};
+pub use part::PartBdev;
 pub use ram::RamBdev;
 pub use size::{ByteSize, SizeError};
 pub use spec::{Backing, BlockSize, DeviceSpec, SpecError, SpecProblem};
+pub use stats::{DeviceStats, IoTotals, KindTotals, Meter};
+pub use wrap::{MAX_WRAPPER_LEVELS, WRAPPER_INDEX};
 
-/// The bit of [`raceline_reactor::Token::index`] that belongs to wrappers such as [`DelayBdev`]:
-/// a channel that may be wrapped leaves it clear in the tokens of its own operations.
-pub const WRAPPER_INDEX: u32 = 1 << 31;
-
-/// What a device is and can do. Constant while it is open; a change is a new description.
+/// What a device is and can do. Only its size changes while it is open ([`Bdev::rescan`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BdevInfo {
     /// The name people gave it, e.g. `ram:64M` or `/srv/disk.img`.
@@ -122,6 +130,19 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// How many bytes of the device it is about.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match *self {
+            Self::Read { len, .. } => len as u64,
+            Self::Write { ref data, .. } => data.len() as u64,
+            Self::WriteZeroes { len, .. } | Self::Deallocate { len, .. } => len,
+            Self::Flush => 0,
+        }
+    }
+}
+
 /// One request to a channel.
 #[derive(Debug)]
 pub struct Request {
@@ -164,6 +185,13 @@ pub enum BdevError {
     NotSupported,
     /// Anything else that went wrong inside.
     Internal,
+    /// A status that a test wants the host to see.
+    Status {
+        /// Status Code Type (NVMe Base 2.1, 4.2.3).
+        sct: u8,
+        /// Status Code.
+        sc: u8,
+    },
 }
 
 /// A block device, shared by all cores.
@@ -187,6 +215,32 @@ pub trait Bdev: Send + Sync {
 
     /// An operator has made good what was lost: flushes are tried again.
     fn reset_write_fault(&self) {}
+
+    /// Looks how large the device is now; afterwards [`Bdev::info`] tells. May block.
+    ///
+    /// # Errors
+    /// When it cannot be seen, or has become smaller: what uses the device would lose data.
+    fn rescan(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    /// Gives the device another size, which [`Bdev::info`] tells from now on.
+    ///
+    /// # Errors
+    /// `NotSupported` by devices whose size is not ours to choose.
+    fn resize(&self, _block_count: u64) -> Result<(), BdevError> {
+        Err(BdevError::NotSupported)
+    }
+
+    /// Where the device counts, if it does: whoever opens a channel counts with a [`Meter`].
+    fn stats(&self) -> Option<&Arc<DeviceStats>> {
+        None
+    }
+
+    /// Wrappers in this device that have timers of their own, see [`WRAPPER_INDEX`].
+    fn wrapper_levels(&self) -> u32 {
+        0
+    }
 }
 
 /// One core's way to a device.

@@ -1,5 +1,7 @@
 //! A device that is nowhere: reads give zeroes, writes vanish. It measures everything but storage.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context};
 
@@ -9,6 +11,8 @@ use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
 /// A device without storage.
 pub struct NullBdev {
     info: BdevInfo,
+    /// Now; `info` has what it was at first.
+    block_count: AtomicU64,
 }
 
 impl NullBdev {
@@ -22,13 +26,13 @@ impl NullBdev {
             reads_in_place: true,
             ..info
         };
-        Self { info }
+        Self { block_count: AtomicU64::new(info.block_count), info }
     }
 }
 
 impl Bdev for NullBdev {
     fn info(&self) -> BdevInfo {
-        self.info.clone()
+        BdevInfo { block_count: self.block_count.load(Ordering::Relaxed), ..self.info.clone() }
     }
 
     fn open_channel(
@@ -37,6 +41,11 @@ impl Bdev for NullBdev {
         _owner: u16,
     ) -> std::io::Result<Box<dyn Channel>> {
         Ok(Box::new(NullChannel { read_only: self.info.read_only }))
+    }
+
+    fn resize(&self, block_count: u64) -> Result<(), BdevError> {
+        self.block_count.store(block_count, Ordering::Relaxed);
+        Ok(())
     }
 }
 

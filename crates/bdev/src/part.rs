@@ -1,0 +1,101 @@
+//! A device on top of another: a part of it, or all of it.
+
+use std::io;
+
+use raceline_reactor::{Completion, Context};
+
+use crate::wrap::{open_base, pass_to_base};
+use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
+
+/// Blocks of another device, from one of them on.
+///
+/// Whoever makes several parts of a device sees to it that they do not overlap, and that nobody
+/// uses the device itself.
+pub struct PartBdev {
+    base: SharedBdev,
+    /// First block, and how many; `None` is all of the device, and grows with it.
+    blocks: Option<(u64, u64)>,
+}
+
+impl PartBdev {
+    /// `block_count` blocks from `first_block` on; `None` if the device has not that many.
+    #[must_use]
+    pub fn new(base: SharedBdev, first_block: u64, block_count: u64) -> Option<Self> {
+        let end = first_block.checked_add(block_count)?;
+        let fits = block_count > 0 && end <= base.info().block_count;
+        fits.then_some(Self { base, blocks: Some((first_block, block_count)) })
+    }
+
+    /// All of the device.
+    #[must_use]
+    pub const fn whole(base: SharedBdev) -> Self {
+        Self { base, blocks: None }
+    }
+}
+
+impl Bdev for PartBdev {
+    fn info(&self) -> BdevInfo {
+        let info = self.base.info();
+        let block_count = self.blocks.map_or(info.block_count, |(_, count)| count);
+        BdevInfo { block_count, ..info }
+    }
+
+    fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {
+        let block_size = u64::from(self.base.info().block_size);
+        let first_block = self.blocks.map_or(0, |(first, _)| first);
+        Ok(Box::new(PartChannel {
+            inner: open_base(&*self.base, cx, owner)?,
+            start: first_block * block_size,
+        }))
+    }
+
+    fn wrapper_levels(&self) -> u32 {
+        self.base.wrapper_levels()
+    }
+
+    pass_to_base!(base);
+}
+
+struct PartChannel {
+    inner: Box<dyn Channel>,
+    /// Where the part begins, in bytes.
+    start: u64,
+}
+
+impl Channel for PartChannel {
+    fn submit(&mut self, cx: &mut Context<'_>, mut request: Request, done: &mut Vec<Done>) {
+        match &mut request.op {
+            Op::Read { offset, .. }
+            | Op::Write { offset, .. }
+            | Op::WriteZeroes { offset, .. }
+            | Op::Deallocate { offset, .. } => *offset += self.start,
+            Op::Flush => {}
+        }
+        self.inner.submit(cx, request, done);
+    }
+
+    fn writes_now(&self) -> bool {
+        self.inner.writes_now()
+    }
+
+    fn write_now(&mut self, offset: u64, data: &[u8]) -> Result<(), BdevError> {
+        self.inner.write_now(offset + self.start, data)
+    }
+
+    fn handle_completion(
+        &mut self,
+        cx: &mut Context<'_>,
+        completion: Completion,
+        done: &mut Vec<Done>,
+    ) {
+        self.inner.handle_completion(cx, completion, done);
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>, done: &mut Vec<Done>) {
+        self.inner.flush(cx, done);
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        self.inner.close(cx);
+    }
+}
