@@ -331,7 +331,7 @@ impl Connection {
             }
             Event::Data { dest, offset, bytes } => {
                 if let Some(slot) = self.data_slot(dest) {
-                    self.handle_data(core, slot, offset, bytes);
+                    self.handle_data(core, slot, (cx.now, offset), bytes);
                 }
             }
             Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
@@ -355,10 +355,16 @@ impl Connection {
 
     /// Payload in the staging buffer: to the device if that takes it from here, else to the
     /// command's I/O buffer.
-    fn handle_data(&mut self, core: &mut Core, index: u16, offset: u32, bytes: &[u8]) {
+    fn handle_data(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        (now, offset): (Instant, u32),
+        bytes: &[u8],
+    ) {
         self.counters.copied_bytes.add(bytes.len() as u64);
         if offset == 0 && self.writes_now(core, index, bytes.len()) {
-            return self.write_now(core, index, bytes);
+            return self.write_now(core, index, now, bytes);
         }
         if let Some(buf) = &mut self.slots.get(index).buf {
             let start = offset as usize;

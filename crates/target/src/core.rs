@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
-use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
+use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Meter, Op, OpKind, Request, SharedBdev};
 use raceline_reactor::{Completion, Context};
 
 use crate::config::TargetError;
 use crate::message::{CommandPlace, ConnKey, Message, Place, Reply};
 use crate::range_lock::{Fences, LockId, Order, Warden};
 use crate::registry::Shared;
+use crate::slots::Measured;
 use crate::snapshot::{DeviceId, Snapshot};
 
 /// Names a command of this core.
@@ -46,6 +48,8 @@ pub(crate) struct Device {
     channel: Box<dyn Channel>,
     /// [`Channel::writes_now`].
     writes_now: bool,
+    /// Counts for the device, if it wants that.
+    pub(crate) meter: Option<Meter>,
     /// Requests in flight.
     in_flight: usize,
     fences: Fences<LocalCommand>,
@@ -53,6 +57,16 @@ pub(crate) struct Device {
     warden: Option<Warden<CommandPlace>>,
     /// Somebody waits for the device to be quiet and closed.
     closing: Option<Reply<()>>,
+}
+
+impl Device {
+    /// The channel has finished so many requests, which were in flight there.
+    fn finished(&mut self, requests: usize) {
+        self.in_flight -= requests;
+        if let Some(meter) = &self.meter {
+            meter.set_in_flight(self.in_flight);
+        }
+    }
 }
 
 /// What all connections of one core share.
@@ -118,9 +132,16 @@ impl Core {
         let cores = self.shared.cores();
         let warden = (Self::warden_of(id, cores) == self.index).then(|| Warden::new(cores));
         let fences = Fences::default();
-        let writes_now = channel.writes_now();
-        self.devices[index] =
-            Some(Device { info, channel, writes_now, in_flight: 0, fences, warden, closing: None });
+        self.devices[index] = Some(Device {
+            info,
+            writes_now: channel.writes_now(),
+            channel,
+            meter: bdev.stats().map(|stats| stats.meter()),
+            in_flight: 0,
+            fences,
+            warden,
+            closing: None,
+        });
         Ok(())
     }
 
@@ -163,8 +184,33 @@ impl Core {
         let before = self.done.len();
         device.in_flight += 1;
         device.channel.submit(cx, Request { tag, op }, &mut self.done);
-        // Whatever the channel finished was in flight there.
-        device.in_flight -= self.done.len() - before;
+        device.finished(self.done.len() - before);
+    }
+
+    /// Notes when a request starts, for a device that counts.
+    pub(crate) fn measure(
+        &mut self,
+        id: DeviceId,
+        now: Instant,
+        kind: OpKind,
+        bytes: u64,
+    ) -> Option<Measured> {
+        let meter = self.device(id)?.meter.as_mut()?;
+        Some(Measured { kind, bytes, started: meter.start(now) })
+    }
+
+    /// Counts what [`Self::measure`] has noted.
+    pub(crate) fn count(
+        &mut self,
+        id: DeviceId,
+        measured: Measured,
+        now: Instant,
+        result: Result<(), BdevError>,
+    ) {
+        let Measured { kind, bytes, started } = measured;
+        if let Some(meter) = self.device(id).and_then(|device| device.meter.as_ref()) {
+            meter.finish(kind, bytes, (started, now), result);
+        }
     }
 
     /// Whether a device takes writes from anywhere, and nothing holds them back there.
@@ -190,7 +236,7 @@ impl Core {
         let before = self.done.len();
         if let Some(Some(device)) = self.devices.get_mut(owner) {
             device.channel.handle_completion(cx, completion, &mut self.done);
-            device.in_flight -= self.done.len() - before;
+            device.finished(self.done.len() - before);
             if device.closing.is_some() {
                 self.close_if_quiet(cx, DeviceId(completion_owner));
             }
@@ -202,7 +248,7 @@ impl Core {
         for device in self.devices.iter_mut().flatten() {
             let before = self.done.len();
             device.channel.flush(cx, &mut self.done);
-            device.in_flight -= self.done.len() - before;
+            device.finished(self.done.len() - before);
         }
     }
 

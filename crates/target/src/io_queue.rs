@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
-use raceline_bdev::{BdevError, Done, Op};
+use raceline_bdev::{BdevError, Done, Op, OpKind};
 use raceline_proto::controller::{ErrorEntry, IoCommand, parse_io, parse_ranges};
 use raceline_proto::nvme::{Cqe, Direction, QueueId, Status};
 use raceline_reactor::{Context, IoBuf, Payload};
@@ -33,6 +34,7 @@ fn status_of(error: BdevError) -> Status {
         BdevError::Transient => Status::COMMAND_INTERRUPTED,
         BdevError::NotSupported => Status::INVALID_FIELD.dnr(),
         BdevError::Internal => Status::INTERNAL,
+        BdevError::Status { sct, sc } => Status::new(sct, sc),
     }
 }
 
@@ -111,10 +113,11 @@ impl Connection {
     }
 
     /// Writes all data of a command for which [`Self::writes_now`] is true.
-    pub(crate) fn write_now(&mut self, core: &mut Core, index: u16, data: &[u8]) {
+    pub(crate) fn write_now(&mut self, core: &mut Core, index: u16, now: Instant, data: &[u8]) {
         let slot = self.slots.get(index);
         if let Some(device) = slot.device {
             slot.pending = 1;
+            slot.measured = core.measure(device, now, OpKind::Write, data.len() as u64);
             slot.written = Some(core.write_now(device, slot.bytes.start, data));
         }
     }
@@ -196,6 +199,9 @@ impl Connection {
             if core.device(device).is_some_and(|device| device.info.copies_data) {
                 self.counters.copied_bytes.add(bytes_through_buffer(&op));
             }
+            // A command of several requests counts as one, with the bytes of all.
+            let before = slot.measured.map_or(0, |measured| measured.bytes);
+            slot.measured = core.measure(device, cx.now, OpKind::of(&op), before + op.bytes());
             core.submit(cx, device, tag, op);
         }
     }
@@ -269,6 +275,10 @@ impl Connection {
         if slot.pending > 0 {
             return;
         }
+        if let (Some(measured), Some(device)) = (slot.measured.take(), slot.device) {
+            core.count(device, measured, cx.now, result);
+        }
+        let slot = self.slots.get(index);
         if let (true, Some(device)) = (slot.changes_data(), slot.device) {
             let bytes = slot.bytes.clone();
             core.write_drained(device, &bytes);

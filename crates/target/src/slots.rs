@@ -1,6 +1,8 @@
 //! The command slots of one queue: one per command that the host may have outstanding.
 
-use raceline_bdev::BdevError;
+use std::time::Instant;
+
+use raceline_bdev::{BdevError, OpKind};
 use raceline_proto::controller::IoCommand;
 use raceline_proto::nvme::{CommandId, Sqe, Status, Transfer};
 use raceline_reactor::IoBuf;
@@ -26,6 +28,14 @@ pub(crate) enum Phase {
     Device,
     /// An event (Asynchronous Event Request).
     Event,
+}
+
+/// What is counted of a command when its device is done with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    pub(crate) kind: OpKind,
+    pub(crate) bytes: u64,
+    pub(crate) started: Instant,
 }
 
 /// One command.
@@ -55,6 +65,8 @@ pub(crate) struct Slot {
     pub(crate) pending: u16,
     /// The first failure of those requests, or the verdict on a command whose data is under way.
     pub(crate) status: Status,
+    /// What the device's counters will have of those requests, if it has any.
+    pub(crate) measured: Option<Measured>,
     /// Half of a fused operation.
     pub(crate) fused: bool,
     /// The other half.

@@ -56,8 +56,8 @@ struct Entry {
 struct Exported {
     device: DeviceId,
     namespace: Namespace,
-    /// Keeps the device open as long as it is exported.
-    _bdev: SharedBdev,
+    /// Kept open as long as it is exported.
+    bdev: SharedBdev,
 }
 
 /// What a target is doing.
@@ -163,7 +163,7 @@ impl Target {
         let namespace = describe_namespace(nsid, &config);
         // The rules are checked on a copy, before any core opens the device.
         let device = state.next_device();
-        let exported = Exported { device, namespace, _bdev: Arc::clone(&config.bdev) };
+        let exported = Exported { device, namespace, bdev: Arc::clone(&config.bdev) };
         let entry = state.entry(nqn)?;
         entry.namespaces.insert(nsid.0, exported);
         let opened = self.describe(entry).and_then(|_| self.open_device(device, &config.bdev));
@@ -188,6 +188,23 @@ impl Target {
             .ok_or_else(|| TargetError::NoNamespace { nqn: nqn.clone(), nsid })?;
         self.publish(&mut state)?;
         self.close_device(exported.device)
+    }
+
+    /// Looks again how large the devices are, and tells connected hosts of those that have grown.
+    ///
+    /// # Errors
+    /// When a core does not answer.
+    pub fn refresh_sizes(&self) -> Result<(), TargetError> {
+        let mut state = self.lock();
+        let mut changed = false;
+        for exported in
+            state.subsystems.values_mut().flat_map(|entry| entry.namespaces.values_mut())
+        {
+            let block_count = exported.bdev.info().block_count;
+            changed |= exported.namespace.block_count != block_count;
+            exported.namespace.block_count = block_count;
+        }
+        if changed { self.publish(&mut state) } else { Ok(()) }
     }
 
     /// Listens on an address, for every subsystem and for discovery. Gives the real address:

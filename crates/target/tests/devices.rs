@@ -1,0 +1,116 @@
+//! Devices that count what is done with them, that grow, and that fail by order.
+
+mod common;
+
+use std::num::NonZeroU8;
+use std::sync::Arc;
+
+use common::{RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
+use raceline_bdev::{Bdev, HistogramShape, InjectBdev, Injected, Injection, NamedBdev, OpKind};
+use raceline_bdev::{Identity, SharedBdev};
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::{Direction, Status};
+
+const BS: u32 = 512;
+
+fn named(device: SharedBdev) -> Arc<NamedBdev> {
+    Arc::new(NamedBdev::new(device, "device".into(), None))
+}
+
+#[test]
+fn what_hosts_do_is_counted_with_the_device() {
+    let device = named(ram("1M"));
+    let (target, address) = start(config(2), vec![device.clone()]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queues: Vec<_> =
+        (1..=2).map(|qid| RawHost::io(address, cntlid, qid, Wants::default())).collect();
+    let stats = device.stats().unwrap();
+    for (i, queue) in queues.iter_mut().enumerate() {
+        // The large one comes by R2T, the small one in its capsule.
+        for len in [512, 65536] {
+            let data = pattern(i as u64, len);
+            assert!(status(&queue.write(1, 0, &data, BS)).is_success());
+        }
+        assert!(status(&queue.read(1, 0, 8, BS)).is_success());
+        assert!(status(&queue.plain_command(block_sqe(io::FLUSH, 1, 0, 1))).is_success());
+    }
+    let count = |kind| {
+        let totals = stats.totals();
+        (totals.of(kind).operations, totals.of(kind).bytes)
+    };
+    assert_eq!(count(OpKind::Write), (4, 2 * (512 + 65536)));
+    assert_eq!(count(OpKind::Read), (2, 2 * 4096));
+    assert_eq!(count(OpKind::Flush), (2, 0));
+    assert_eq!(stats.totals().failures, 0);
+    assert_eq!(stats.per_core().len(), 2);
+
+    stats.start_histogram(HistogramShape::default(), Some(OpKind::Read));
+    for _ in 0..5 {
+        assert!(status(&queues[0].read(1, 0, 8, BS)).is_success());
+    }
+    let histogram = stats.histogram().unwrap();
+    assert_eq!(histogram.counts.iter().sum::<u64>(), 5);
+    assert!(stats.totals().of(OpKind::Read).latency_ns > 0, "the clock was looked at");
+    target.shutdown().unwrap();
+    assert_eq!(count(OpKind::Read), (7, 7 * 4096), "counts survive the channels");
+}
+
+#[test]
+fn depth_is_known_while_somebody_wants_it() {
+    let (held, control) = InjectBdev::new(ram("1M"));
+    let device = named(Arc::new(held));
+    let (target, address) = start(config(1), vec![device.clone()]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let stats = device.stats().unwrap();
+    stats.want_depth(true);
+    control.inject(OpKind::Read, Injection { what: Injected::Held, count: 3, depth: 0 });
+    for _ in 0..3 {
+        queue.submit(block_sqe(io::READ, 1, 0, 8), Direction::ControllerToHost, 8 * BS);
+    }
+    eventually("three requests are held", || stats.in_flight() == 3);
+    control.resume();
+    eventually("they are let go", || stats.in_flight() == 0);
+    assert_eq!(stats.totals().of(OpKind::Read).operations, 3);
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn a_host_sees_what_was_ordered() {
+    let (tampered, control) = InjectBdev::new(ram("1M"));
+    let device = named(Arc::new(tampered));
+    let (target, address) = start(config(1), vec![device.clone()]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let once = |what| Injection { what, count: 1, depth: 0 };
+    control.inject(OpKind::Read, once(Injected::Status { sct: 2, sc: 0x86 }));
+    let answer = status(&queue.read(1, 0, 1, BS));
+    assert!(answer.same_code(Status::ACCESS_DENIED), "{answer}");
+    assert!(status(&queue.read(1, 0, 1, BS)).is_success());
+    let bits = NonZeroU8::new(1).unwrap();
+    control.inject(OpKind::Write, once(Injected::Corrupt { offset: 3, bits }));
+    let data = pattern(1, 512);
+    assert!(status(&queue.write(1, 9, &data, BS)).is_success());
+    let answer = queue.read(1, 9, 1, BS);
+    let differing: Vec<_> = (0..512).filter(|i| answer.data[*i] != data[*i]).collect();
+    assert_eq!(differing, [3]);
+    assert_eq!(device.stats().unwrap().totals().failures, 1);
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn a_device_that_grew_shows_it() {
+    let spec = "null:1M".parse().unwrap();
+    let device = named(raceline_bdev::open(&spec, &Identity::from_seed(b"grows")).unwrap());
+    let (target, address) = start(config(1), vec![device.clone()]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    device.resize(4096).unwrap();
+    assert!(
+        status(&queue.read(1, 4095, 1, BS)).same_code(Status::LBA_OUT_OF_RANGE),
+        "not told yet"
+    );
+    target.refresh_sizes().unwrap();
+    assert!(status(&queue.read(1, 4095, 1, BS)).is_success());
+    target.shutdown().unwrap();
+}
