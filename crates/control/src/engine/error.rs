@@ -1,0 +1,76 @@
+//! Why the manager cannot do what it was asked.
+
+use raceline_bdev::OpenError;
+use raceline_target::TargetError;
+
+use super::journal::JournalError;
+use crate::error::RpcError;
+
+/// Why the manager cannot do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A name that no device can have.
+    #[error("`{0}` cannot be a name: 1 to 255 bytes without control characters")]
+    BadName(String),
+    /// A name, alias or UUID that another device has.
+    #[error("there is a device `{0}` already: delete it, or choose another name")]
+    NameTaken(String),
+    /// There is no such device.
+    #[error("there is no device `{0}`: bdev_get_bdevs lists them")]
+    NoBdev(String),
+    /// A device that somebody else uses.
+    #[error("device `{name}` is used by {by}: remove that first")]
+    Claimed {
+        /// The device.
+        name: String,
+        /// Who uses it.
+        by: String,
+    },
+    /// A device could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The target refused.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The change could not be written down.
+    #[error("the change cannot be kept: {0}")]
+    Journal(JournalError),
+    /// A value out of its range.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl EngineError {
+    /// The errno that SPDK gives for it.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NameTaken(_) => libc::EEXIST,
+            Self::NoBdev(_) => libc::ENODEV,
+            Self::Claimed { .. } => libc::EPERM,
+            Self::Journal(_) => libc::EIO,
+            Self::Open(error) => open_errno(error),
+            Self::BadName(_) | Self::Invalid(_) | Self::Target(_) => libc::EINVAL,
+        }
+    }
+}
+
+fn open_errno(error: &OpenError) -> i32 {
+    match error {
+        OpenError::Missing(_) => libc::ENOENT,
+        OpenError::InUse { .. } => libc::EBUSY,
+        OpenError::ReadOnly(_) => libc::EROFS,
+        OpenError::Permission(_) => libc::EACCES,
+        OpenError::Memory { .. } | OpenError::HugePages { .. } => libc::ENOMEM,
+        OpenError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        _ => libc::EINVAL,
+    }
+}
+
+/// What most methods answer: the errno, and the whole story as detail.
+impl From<EngineError> for RpcError {
+    fn from(error: EngineError) -> Self {
+        Self::errno(error.errno()).because(error)
+    }
+}

@@ -1,0 +1,272 @@
+//! What has been configured: the calls that would make it again, in their order, without those
+//! that were undone.
+//!
+//! Every change is a few [`Record`]s. The ledger is what they add up to: the configuration that is
+//! saved, and the state that a restart comes back to. An entry owns everything whose key begins
+//! with its own: removing a subsystem removes its namespaces.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::EngineError;
+
+/// The parts of a configuration, by SPDK's names; in the order in which they are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Section {
+    /// Keys.
+    Keyring,
+    /// I/O buffers.
+    Iobuf,
+    /// Sockets.
+    Sock,
+    /// Block devices.
+    Bdev,
+    /// Acceleration.
+    Accel,
+    /// Scheduling of cores.
+    Scheduler,
+    /// NVMe over Fabrics.
+    Nvmf,
+}
+
+impl Section {
+    /// All of them, in order.
+    pub const ALL: [Self; 7] = [
+        Self::Keyring,
+        Self::Iobuf,
+        Self::Sock,
+        Self::Accel,
+        Self::Bdev,
+        Self::Scheduler,
+        Self::Nvmf,
+    ];
+
+    /// SPDK's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Keyring => "keyring",
+            Self::Iobuf => "iobuf",
+            Self::Sock => "sock",
+            Self::Bdev => "bdev",
+            Self::Accel => "accel",
+            Self::Scheduler => "scheduler",
+            Self::Nvmf => "nvmf",
+        }
+    }
+
+    /// The section of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|section| section.name() == name)
+    }
+
+    /// What it needs first.
+    #[must_use]
+    pub fn depends_on(self) -> &'static [Self] {
+        match self {
+            Self::Keyring | Self::Iobuf | Self::Scheduler => &[],
+            Self::Sock => &[Self::Iobuf],
+            Self::Accel => &[Self::Iobuf, Self::Keyring],
+            Self::Bdev => &[Self::Accel, Self::Iobuf, Self::Sock, Self::Keyring],
+            Self::Nvmf => &[Self::Bdev, Self::Keyring, Self::Sock],
+        }
+    }
+}
+
+/// The name of an entry: parts from the outermost to the innermost.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key(Vec<String>);
+
+impl Key {
+    /// A key of these parts.
+    #[must_use]
+    pub fn new(parts: &[&str]) -> Self {
+        Self(parts.iter().map(|part| (*part).to_owned()).collect())
+    }
+
+    fn begins_with(&self, other: &Self) -> bool {
+        self.0.starts_with(&other.0)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(" / "))
+    }
+}
+
+/// One call that makes a part of the configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Where it belongs.
+    pub section: Section,
+    /// The method.
+    pub method: String,
+    /// Its parameters with every identity filled in: the same call makes the same thing again.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub params: Value,
+}
+
+impl Entry {
+    /// A call with these parameters.
+    ///
+    /// # Errors
+    /// When the parameters are not JSON, which is an error of this program.
+    pub fn new(
+        section: Section,
+        method: &str,
+        params: &impl Serialize,
+    ) -> Result<Self, EngineError> {
+        let params = serde_json::to_value(params)
+            .map_err(|error| EngineError::Invalid(format!("{method} cannot be kept: {error}")))?;
+        Ok(Self { section, method: method.to_owned(), params })
+    }
+}
+
+/// One step of a change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Record {
+    /// Makes an entry, or replaces it where it stands.
+    Put {
+        /// Its name.
+        key: Key,
+        /// What it is.
+        entry: Entry,
+    },
+    /// Takes away an entry and all that it owns.
+    Remove {
+        /// Its name.
+        key: Key,
+    },
+}
+
+/// The configuration.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ledger {
+    entries: BTreeMap<Key, (u64, Entry)>,
+    order: BTreeMap<u64, Key>,
+    last: u64,
+}
+
+impl Ledger {
+    /// Takes a step.
+    pub fn apply(&mut self, record: Record) {
+        match record {
+            Record::Put { key, entry } => self.put(key, entry),
+            Record::Remove { key } => self.remove(&key),
+        }
+    }
+
+    /// All entries in the order in which they were made.
+    pub fn entries(&self) -> impl Iterator<Item = (&Key, &Entry)> {
+        self.order.values().filter_map(|key| Some((key, &self.entries.get(key)?.1)))
+    }
+
+    /// The entries of one section in the order in which they were made.
+    pub fn section(&self, section: Section) -> impl Iterator<Item = &Entry> {
+        self.entries().map(|(_, entry)| entry).filter(move |entry| entry.section == section)
+    }
+
+    /// The entry of that name.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<&Entry> {
+        self.entries.get(key).map(|(_, entry)| entry)
+    }
+
+    /// How many entries there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn put(&mut self, key: Key, entry: Entry) {
+        if let Some((_, old)) = self.entries.get_mut(&key) {
+            *old = entry;
+            return;
+        }
+        self.last += 1;
+        self.order.insert(self.last, key.clone());
+        self.entries.insert(key, (self.last, entry));
+    }
+
+    fn remove(&mut self, key: &Key) {
+        let owned: Vec<Key> = self
+            .entries
+            .range(key.clone()..)
+            .map(|(owned, _)| owned)
+            .take_while(|owned| owned.begins_with(key))
+            .cloned()
+            .collect();
+        for key in owned {
+            if let Some((place, _)) = self.entries.remove(&key) {
+                self.order.remove(&place);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(parts: &[&str], value: i32) -> Record {
+        let entry = Entry { section: Section::Nvmf, method: "m".to_owned(), params: value.into() };
+        Record::Put { key: Key::new(parts), entry }
+    }
+
+    fn values(ledger: &Ledger) -> Vec<i64> {
+        ledger.entries().filter_map(|(_, entry)| entry.params.as_i64()).collect()
+    }
+
+    #[test]
+    fn an_entry_keeps_its_place_and_takes_what_it_owns_with_it() {
+        let mut ledger = Ledger::default();
+        for record in [
+            put(&["subsystem", "a"], 1),
+            put(&["bdev", "x"], 2),
+            put(&["subsystem", "a", "namespace", "1"], 3),
+            put(&["subsystem", "ab"], 4),
+            put(&["bdev", "x"], 5),
+        ] {
+            ledger.apply(record);
+        }
+        assert_eq!(values(&ledger), [1, 5, 3, 4]);
+        ledger.apply(Record::Remove { key: Key::new(&["subsystem", "a"]) });
+        assert_eq!(values(&ledger), [5, 4]);
+        ledger.apply(Record::Remove { key: Key::new(&["nothing"]) });
+        ledger.apply(put(&["subsystem", "a"], 6));
+        assert_eq!(values(&ledger), [5, 4, 6]);
+        assert_eq!(ledger.len(), 3);
+    }
+
+    #[test]
+    fn records_are_json() {
+        let record = put(&["bdev", "x"], 1);
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(
+            text,
+            r#"{"put":{"key":["bdev","x"],"entry":{"section":"nvmf","method":"m","params":1}}}"#
+        );
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
+    }
+
+    #[test]
+    fn sections_come_after_what_they_need() {
+        for (index, section) in Section::ALL.into_iter().enumerate() {
+            assert!(section.depends_on().iter().all(|s| Section::ALL[..index].contains(s)));
+            assert_eq!(Section::from_name(section.name()), Some(section));
+        }
+    }
+}

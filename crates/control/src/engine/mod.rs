@@ -1,0 +1,299 @@
+//! The manager: what exists by name, and the one place through which it changes.
+//!
+//! One change is made at a time, under [`Engine::change`]. Whoever only looks never waits for one:
+//! the model is locked for moments, never while a device opens or a core answers.
+
+pub mod bdevs;
+mod error;
+pub mod journal;
+pub mod ledger;
+pub mod notify;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+use std::time::{Duration, Instant};
+
+use raceline_bdev::Identity;
+
+pub use error::EngineError;
+
+use bdevs::{Bdevs, Claim};
+use journal::{Journal, JournalError, NoJournal};
+use ledger::{Entry, Key, Ledger, Record};
+use notify::{EventKind, Events};
+
+/// How long a client may wait for a device: a thread waits with it.
+const MAX_BDEV_WAIT: Duration = Duration::from_secs(600);
+
+/// How often a client that waits for a device looks.
+const BDEV_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Where the program is between its start and its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Options may be set; nothing exists.
+    Startup,
+    /// After framework_start_init.
+    Runtime,
+}
+
+/// What an engine is given once.
+pub struct EngineConfig {
+    /// The CPUs of the target's cores; empty: one core that is not pinned.
+    pub cores: Vec<usize>,
+    /// Where identities come from when none is given.
+    pub identity: Identity,
+    /// Where changes are written down.
+    pub journal: Box<dyn Journal>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            cores: Vec::new(),
+            identity: Identity::of_this_machine(),
+            journal: Box::new(NoJournal),
+        }
+    }
+}
+
+/// The manager of everything that is configured.
+pub struct Engine {
+    config: EngineConfig,
+    phase: Mutex<Phase>,
+    phase_changed: Condvar,
+    /// Held for the whole of a change.
+    changing: Mutex<()>,
+    model: RwLock<Model>,
+    /// The journal's position after the last change.
+    position: AtomicU64,
+}
+
+/// What exists.
+#[derive(Default)]
+pub struct Model {
+    /// Block devices.
+    pub bdevs: Bdevs,
+    /// The calls that make all of it again.
+    pub ledger: Ledger,
+    /// What has happened.
+    pub events: Events,
+}
+
+/// A change that is being made.
+///
+/// The effect comes first, then its record. A change that fails must have undone its effect; what
+/// it recorded is forgotten.
+pub struct Change<'a> {
+    engine: &'a Engine,
+    records: Vec<Record>,
+    events: Vec<(EventKind, String)>,
+}
+
+impl Engine {
+    /// An engine in its startup phase.
+    #[must_use]
+    pub fn new(config: EngineConfig) -> Self {
+        Self {
+            config,
+            phase: Mutex::new(Phase::Startup),
+            phase_changed: Condvar::new(),
+            changing: Mutex::default(),
+            model: RwLock::default(),
+            position: AtomicU64::new(0),
+        }
+    }
+
+    /// What it was given.
+    #[must_use]
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// Whether it has been started.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        *lock(&self.phase)
+    }
+
+    /// Ends the startup phase.
+    pub fn start(&self) {
+        *lock(&self.phase) = Phase::Runtime;
+        self.phase_changed.notify_all();
+    }
+
+    /// Waits for the end of the startup phase. Blocks.
+    pub fn wait_started(&self) {
+        let mut phase = lock(&self.phase);
+        while *phase == Phase::Startup {
+            phase = self.phase_changed.wait(phase).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What exists now. The guard keeps others from changing it: not to be held while waiting.
+    pub fn model(&self) -> RwLockReadGuard<'_, Model> {
+        self.model.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a device, at most this long, and describes it. Blocks.
+    pub fn wait_bdev<T>(
+        &self,
+        name: &str,
+        timeout_ms: u64,
+        describe: impl Fn(&bdevs::Entry) -> T,
+    ) -> Option<T> {
+        let timeout = Duration::from_millis(timeout_ms).min(MAX_BDEV_WAIT);
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(bdev) = self.model().bdevs.find(name) {
+                return Some(describe(bdev));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::sleep(left.min(BDEV_POLL_INTERVAL));
+        }
+    }
+
+    /// Makes a change: the only way. What it recorded goes to the journal and the ledger together;
+    /// [`Engine::wait_durable`] then waits until it is on stable media.
+    ///
+    /// # Errors
+    /// When the change fails, or cannot be written down: then nothing was done.
+    pub fn change<T, E: From<EngineError>>(
+        &self,
+        make: impl FnOnce(&mut Change<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let _one_at_a_time = lock(&self.changing);
+        self.config.journal.reserve().map_err(EngineError::Journal)?;
+        let mut change = Change { engine: self, records: Vec::new(), events: Vec::new() };
+        let made = make(&mut change)?;
+        let Change { records, events, .. } = change;
+        if !records.is_empty() {
+            let position = self.config.journal.append(&records).map_err(EngineError::Journal)?;
+            self.position.fetch_max(position, Ordering::AcqRel);
+        }
+        let mut model = self.model_mut();
+        records.into_iter().for_each(|record| model.ledger.apply(record));
+        events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
+        Ok(made)
+    }
+
+    /// Waits until every change made so far is on stable media. Blocks.
+    ///
+    /// # Errors
+    /// When it cannot be made so.
+    pub fn wait_durable(&self) -> Result<(), JournalError> {
+        self.config.journal.wait(self.position.load(Ordering::Acquire))
+    }
+
+    fn model_mut(&self) -> RwLockWriteGuard<'_, Model> {
+        self.model.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Change<'_> {
+    /// The engine, for what is constant.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        self.engine
+    }
+
+    /// What exists now.
+    pub fn model(&self) -> RwLockReadGuard<'_, Model> {
+        self.engine.model()
+    }
+
+    /// The same, to be changed: held for moments only.
+    pub fn model_mut(&mut self) -> RwLockWriteGuard<'_, Model> {
+        self.engine.model_mut()
+    }
+
+    /// Records that this call makes a part of the configuration again.
+    pub fn put(&mut self, key: Key, entry: Entry) {
+        self.records.push(Record::Put { key, entry });
+    }
+
+    /// Records that a part of the configuration is gone.
+    pub fn remove(&mut self, key: Key) {
+        self.records.push(Record::Remove { key });
+    }
+
+    /// Tells those who ask for notifications.
+    pub fn notify(&mut self, kind: EventKind, context: &str) {
+        self.events.push((kind, context.to_owned()));
+    }
+
+    /// Adds a device; `entry` is the call that makes it again.
+    ///
+    /// # Errors
+    /// When one of its names is taken or unusable.
+    pub fn add_bdev(
+        &mut self,
+        bdev: bdevs::Entry,
+        entry: Option<Entry>,
+    ) -> Result<(), EngineError> {
+        let (name, key) = (bdev.name.clone(), bdev.key.clone());
+        self.model_mut().bdevs.insert(bdev)?;
+        if let (Some(key), Some(entry)) = (key, entry) {
+            self.put(key, entry);
+        }
+        self.notify(EventKind::BdevRegister, &name);
+        Ok(())
+    }
+
+    /// Claims a device, so that nobody else may use it.
+    ///
+    /// # Errors
+    /// When there is none, or somebody has it already.
+    pub fn claim_bdev(&mut self, name: &str, claim: Claim) -> Result<(), EngineError> {
+        let mut model = self.model_mut();
+        let bdev = model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.to_owned()))?;
+        if let Some(other) = &bdev.claim {
+            return Err(EngineError::Claimed { name: name.to_owned(), by: other.to_string() });
+        }
+        model.bdevs.set_claim(name, Some(claim));
+        Ok(())
+    }
+
+    /// Gives up a claim.
+    pub fn release_bdev(&mut self, name: &str) {
+        self.model_mut().bdevs.set_claim(name, None);
+    }
+
+    /// Takes a device away, and before it whatever stands on it or shows it to hosts, as SPDK
+    /// does: a device may always go.
+    ///
+    /// # Errors
+    /// When there is none, or it does not become quiet.
+    pub fn remove_bdev(&mut self, name: &str) -> Result<bdevs::Entry, EngineError> {
+        let (name, above) = {
+            let model = self.model();
+            let bdev =
+                model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.to_owned()))?;
+            let above: Vec<String> =
+                model.bdevs.above(&bdev.name).map(|entry| entry.name.clone()).collect();
+            (bdev.name.clone(), above)
+        };
+        for name in above {
+            self.remove_bdev(&name)?;
+        }
+        let removed = self.model_mut().bdevs.remove(&name);
+        let bdev = removed.ok_or_else(|| EngineError::NoBdev(name.clone()))?;
+        for base in &bdev.bases {
+            self.release_bdev(base);
+        }
+        if let Some(key) = bdev.key.clone() {
+            self.remove(key);
+        }
+        self.notify(EventKind::BdevUnregister, &name);
+        Ok(bdev)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,15 @@
+//! The control plane: SPDK's JSON-RPC on a Unix socket, over a manager of what is exported.
+//!
+//! Bytes become values in [`codec`], values become calls in [`request`], calls find their method
+//! in [`method`], and methods change things through the [`engine`], which knows no protocol of
+//! clients. None of this runs on a reactor.
+
+pub mod codec;
+pub mod engine;
+pub mod error;
+pub mod method;
+mod methods;
+pub mod params;
+pub mod request;
+pub mod role;
+pub mod server;

@@ -1,0 +1,235 @@
+//! The registry of methods: name, old names, state, role, parameters; and how one is called.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::engine::{Engine, Phase};
+use crate::error::{RpcError, code};
+use crate::params;
+use crate::role::{Peer, Role};
+
+/// When a method may be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum States {
+    /// Before framework_start_init only.
+    Startup,
+    /// After it only.
+    Runtime,
+    /// At any time.
+    Both,
+}
+
+impl States {
+    /// Whether a method of these states may be called now.
+    #[must_use]
+    pub fn admits(self, phase: Phase) -> bool {
+        match self {
+            Self::Startup => phase == Phase::Startup,
+            Self::Runtime => phase == Phase::Runtime,
+            Self::Both => true,
+        }
+    }
+}
+
+/// What a method does to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It looks.
+    Read,
+    /// It changes something: for admins, and with a line in the audit.
+    Change,
+}
+
+/// What a handler is given beside its parameters.
+pub struct Call<'a> {
+    /// The manager.
+    pub engine: &'a Engine,
+    /// All methods.
+    pub registry: &'a Registry,
+    /// The name under which the method was called.
+    pub method: &'a str,
+    /// Who calls.
+    pub peer: Peer,
+}
+
+type Handler = Box<dyn Fn(&Call<'_>, Option<&RawValue>) -> Result<Value, RpcError> + Send + Sync>;
+
+/// One method.
+pub struct Method {
+    /// SPDK's name.
+    pub name: &'static str,
+    /// When it may be called.
+    pub states: States,
+    /// Whether it changes anything.
+    pub access: Access,
+    /// The names of its parameters, old ones included.
+    pub parameters: &'static [&'static str],
+    takes_nothing: bool,
+    handler: Handler,
+}
+
+/// All methods.
+#[derive(Default)]
+pub struct Registry {
+    methods: BTreeMap<&'static str, Method>,
+    /// Old name to new.
+    aliases: BTreeMap<&'static str, &'static str>,
+}
+
+impl Registry {
+    /// Every method that this program has.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut registry = Self::default();
+        crate::methods::register(&mut registry);
+        registry
+    }
+
+    /// Adds a method that looks.
+    pub fn read<P, R>(
+        &mut self,
+        name: &'static str,
+        states: States,
+        handler: fn(&Call<'_>, P) -> Result<R, RpcError>,
+    ) where
+        P: DeserializeOwned + 'static,
+        R: Serialize + 'static,
+    {
+        self.add(name, states, Access::Read, handler);
+    }
+
+    /// Adds a method that changes something.
+    pub fn change<P, R>(
+        &mut self,
+        name: &'static str,
+        states: States,
+        handler: fn(&Call<'_>, P) -> Result<R, RpcError>,
+    ) where
+        P: DeserializeOwned + 'static,
+        R: Serialize + 'static,
+    {
+        self.add(name, states, Access::Change, handler);
+    }
+
+    /// Adds a name under which older clients call a method.
+    pub fn alias(&mut self, old: &'static str, name: &'static str) {
+        self.aliases.insert(old, name);
+    }
+
+    fn add<P, R>(
+        &mut self,
+        name: &'static str,
+        states: States,
+        access: Access,
+        handler: fn(&Call<'_>, P) -> Result<R, RpcError>,
+    ) where
+        P: DeserializeOwned + 'static,
+        R: Serialize + 'static,
+    {
+        let takes_nothing =
+            std::any::TypeId::of::<P>() == std::any::TypeId::of::<params::NoParams>();
+        let handler: Handler = Box::new(move |call, raw| {
+            let result = handler(call, params::decode(raw)?)?;
+            serde_json::to_value(result)
+                .map_err(|error| RpcError::internal("Internal error").because(error))
+        });
+        let parameters = params::field_names::<P>();
+        let method = Method { name, states, access, parameters, takes_nothing, handler };
+        let before = self.methods.insert(name, method);
+        assert!(before.is_none(), "method {name} is registered twice");
+    }
+
+    /// The method of that name, old or new.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Method> {
+        let name = self.aliases.get(name).copied().unwrap_or(name);
+        self.methods.get(name)
+    }
+
+    /// All methods by name.
+    pub fn methods(&self) -> impl Iterator<Item = &Method> {
+        self.methods.values()
+    }
+
+    /// Old names and what they stand for.
+    pub fn aliases(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.aliases.iter().map(|(old, name)| (*old, *name))
+    }
+
+    /// Calls a method.
+    ///
+    /// # Errors
+    /// What the method says; or that there is none, or not in this state, or not for this peer.
+    pub fn call(
+        &self,
+        engine: &Engine,
+        peer: Peer,
+        name: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Value, RpcError> {
+        let Some(method) = self.get(name) else {
+            return Err(RpcError::new(code::METHOD_NOT_FOUND, "Method not found"));
+        };
+        if method.access == Access::Change && peer.role != Role::Admin {
+            return Err(RpcError::errno(libc::EPERM).because(format!(
+                "user {} may look but not change; admins are named with --rpc-admin",
+                peer.uid
+            )));
+        }
+        let phase = engine.phase();
+        if !method.states.admits(phase) {
+            return Err(wrong_state(phase));
+        }
+        if method.takes_nothing && params.is_some() {
+            let text = format!("{name} method requires no parameters");
+            return Err(RpcError::new(code::INVALID_PARAMS, text));
+        }
+        let call = Call { engine, registry: self, method: method.name, peer };
+        let result = (method.handler)(&call, params);
+        if method.access == Access::Change {
+            audit(&call, params, &result);
+        }
+        result
+    }
+}
+
+fn wrong_state(phase: Phase) -> RpcError {
+    RpcError::new(
+        code::INVALID_STATE,
+        match phase {
+            Phase::Startup => {
+                "Method may only be called after framework is initialized using \
+                 framework_start_init RPC."
+            }
+            Phase::Runtime => {
+                "Method may only be called before framework is initialized. Use --wait-for-rpc \
+                 command line parameter and then issue this RPC before the framework_start_init \
+                 RPC."
+            }
+        },
+    )
+}
+
+/// The longest text of parameters that an audit line shows.
+const AUDIT_TEXT_BYTES: usize = 512;
+
+/// One line for each change: who, what, and how it ended.
+fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcError>) {
+    let text = params.map_or("", RawValue::get);
+    let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let end = text.floor_char_boundary(AUDIT_TEXT_BYTES);
+    let outcome = result.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned());
+    let Peer { uid, pid, .. } = call.peer;
+    tracing::info!(
+        target: "raceline::audit",
+        uid,
+        pid,
+        method = call.method,
+        params = %text[..end].escape_debug(),
+        outcome = %outcome.escape_debug(),
+    );
+}

@@ -1,0 +1,16 @@
+//! The methods, one file for each family of SPDK's.
+
+mod bdev;
+mod framework;
+mod notify;
+mod rpc;
+
+use crate::method::Registry;
+
+/// Registers all of them.
+pub(crate) fn register(registry: &mut Registry) {
+    rpc::register(registry);
+    framework::register(registry);
+    notify::register(registry);
+    bdev::register(registry);
+}

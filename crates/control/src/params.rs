@@ -1,0 +1,195 @@
+//! Shared helpers for parameters: strict decoding, forms that old clients send, names of fields.
+//!
+//! A method's parameters are a struct. `#[serde(deny_unknown_fields)]` on it means that SPDK's
+//! decoder for it is strict; without it, unknown members are ignored as SPDK's relaxed decoder
+//! does. `#[serde(alias)]` gives the names that older clients use. A member that occurs twice is an
+//! error in both.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, Visitor};
+use serde_json::value::RawValue;
+
+use crate::error::RpcError;
+
+/// Decodes the parameters of a call; none at all are an empty object, as in SPDK.
+///
+/// # Errors
+/// `Invalid parameters`, with the culprit as detail.
+pub fn decode<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, RpcError> {
+    let text = params.map_or("{}", RawValue::get);
+    // A derived struct would also take an array, by position.
+    if !text.starts_with('{') {
+        return Err(RpcError::invalid_params("parameters must be an object"));
+    }
+    serde_json::from_str(text).map_err(|error| RpcError::invalid_params(detail(&error)))
+}
+
+/// Refuses parameters that ask for what this program does not do; their defaults are taken, because
+/// clients send those without being asked.
+///
+/// # Errors
+/// The first that is asked for, by name.
+pub fn refuse(parameters: &[(&str, bool)]) -> Result<(), RpcError> {
+    match parameters.iter().find(|(_, asked)| *asked) {
+        Some((name, _)) => Err(RpcError::unsupported(name)),
+        None => Ok(()),
+    }
+}
+
+/// The parser's text without its line and column: parameters have no lines of their own.
+fn detail(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+/// The parameters of a method that takes none: SPDK refuses even an empty object.
+#[derive(Debug)]
+pub struct NoParams;
+
+impl<'de> Deserialize<'de> for NoParams {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_struct("NoParams", &[], NoParamsVisitor)
+    }
+}
+
+struct NoParamsVisitor;
+
+impl<'de> Visitor<'de> for NoParamsVisitor {
+    type Value = NoParams;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no parameters")
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<NoParams, A::Error> {
+        match map.next_key::<String>()? {
+            None => Ok(NoParams),
+            Some(name) => Err(de::Error::unknown_field(&name, &[])),
+        }
+    }
+}
+
+/// A boolean, or a number that says the same: old clients send one or the other.
+///
+/// # Errors
+/// When it is neither.
+pub fn flag_or_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    struct Either;
+    impl Visitor<'_> for Either {
+        type Value = Option<u32>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a boolean or a number")
+        }
+
+        fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
+            Ok(Some(u32::from(value)))
+        }
+
+        fn visit_u64<E: de::Error>(self, value: u64) -> Result<Self::Value, E> {
+            let number = u32::try_from(value);
+            number.map(Some).map_err(|_| E::invalid_value(de::Unexpected::Unsigned(value), &self))
+        }
+    }
+    deserializer.deserialize_any(Either)
+}
+
+/// The names of the members of a parameter struct, aliases included, as its decoder knows them.
+#[must_use]
+pub fn field_names<P: DeserializeOwned>() -> &'static [&'static str] {
+    let mut names: &'static [&'static str] = &[];
+    // The "decoder" looks at what it is asked for and gives nothing.
+    let _ = P::deserialize(FieldNames { names: &mut names, _life: PhantomData });
+    names
+}
+
+struct FieldNames<'a, 'de> {
+    names: &'a mut &'static [&'static str],
+    _life: PhantomData<&'de ()>,
+}
+
+impl<'de> Deserializer<'de> for FieldNames<'_, 'de> {
+    type Error = de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Self::Error> {
+        Err(de::Error::custom("only structs have members"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        _visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.names = fields;
+        Err(de::Error::custom("the names were all that was asked for"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit
+        unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Strict {
+        name: String,
+        #[serde(default, alias = "old_size")]
+        size: Option<u32>,
+        #[serde(default, deserialize_with = "flag_or_number")]
+        mode: Option<u32>,
+    }
+
+    fn strict(text: &str) -> Result<Strict, String> {
+        let raw = RawValue::from_string(text.to_owned()).unwrap();
+        decode(Some(&raw)).map_err(|error| error.data.unwrap_or_default())
+    }
+
+    #[test]
+    fn the_culprit_is_named() {
+        for (text, expected) in [
+            ("{}", "missing field `name`"),
+            ("[\"x\"]", "parameters must be an object"),
+            ("{\"name\":1}", "invalid type: integer `1`, expected a string"),
+            ("{\"name\":\"x\",\"nme\":1}", "unknown field `nme`"),
+            ("{\"name\":\"x\",\"name\":\"y\"}", "duplicate field `name`"),
+            ("{\"name\":\"x\",\"size\":-1}", "invalid value: integer `-1`, expected u32"),
+            ("{\"name\":\"x\",\"mode\":\"1\"}", "expected a boolean or a number"),
+            ("{\"name\":\"x\",\"mode\":4294967296}", "invalid value"),
+        ] {
+            let error = strict(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+            assert!(!error.contains("line"), "{error}");
+        }
+    }
+
+    #[test]
+    fn old_forms_are_taken() {
+        let old = strict("{\"name\":\"x\",\"old_size\":3,\"mode\":true}").unwrap();
+        assert_eq!((&*old.name, old.size, old.mode), ("x", Some(3), Some(1)));
+        assert_eq!(strict("{\"name\":\"x\",\"mode\":2}").unwrap().mode, Some(2));
+    }
+
+    #[test]
+    fn members_are_known_without_a_value() {
+        let names = field_names::<Strict>();
+        for name in ["name", "size", "old_size", "mode"] {
+            assert!(names.contains(&name), "{names:?}");
+        }
+        assert!(field_names::<NoParams>().is_empty());
+    }
+
+    #[test]
+    fn nothing_means_nothing() {
+        assert!(decode::<NoParams>(None).is_ok());
+        let raw = RawValue::from_string("{\"a\":1}".to_owned()).unwrap();
+        assert!(decode::<NoParams>(Some(&raw)).is_err());
+    }
+}

@@ -1,0 +1,72 @@
+//! Who calls, and what they may do: credentials of the socket's peer, mapped to a role.
+
+/// What a peer may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Look.
+    ReadOnly,
+    /// Look and change.
+    Admin,
+}
+
+/// Who is at the other end of a connection, as the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// User.
+    pub uid: u32,
+    /// Process; 0 when the kernel does not say.
+    pub pid: i32,
+    /// What it may do.
+    pub role: Role,
+}
+
+impl Peer {
+    /// This program itself: a configuration file, or its own restart.
+    #[must_use]
+    pub fn this_process() -> Self {
+        let pid = i32::try_from(std::process::id()).unwrap_or(0);
+        Self { uid: rustix::process::geteuid().as_raw(), pid, role: Role::Admin }
+    }
+}
+
+/// Which users are admins: root, the user that the daemon runs as, and those that are named.
+/// Everybody else whom the mode of the socket lets in may look.
+#[derive(Clone, Debug, Default)]
+pub struct Roles {
+    admins: Vec<u32>,
+}
+
+impl Roles {
+    /// Roles with these admins beside root and this process's user.
+    #[must_use]
+    pub fn new(admins: Vec<u32>) -> Self {
+        Self { admins }
+    }
+
+    /// The role of a user.
+    #[must_use]
+    pub fn of(&self, uid: u32) -> Role {
+        let own = rustix::process::geteuid().as_raw();
+        if uid == 0 || uid == own || self.admins.contains(&uid) {
+            Role::Admin
+        } else {
+            Role::ReadOnly
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_may_only_look() {
+        let own = rustix::process::geteuid().as_raw();
+        let other = own.wrapping_add(1000).max(1000);
+        let roles = Roles::new(vec![other]);
+        assert_eq!(roles.of(0), Role::Admin);
+        assert_eq!(roles.of(own), Role::Admin);
+        assert_eq!(roles.of(other), Role::Admin);
+        assert_eq!(roles.of(other + 1), Role::ReadOnly);
+    }
+}

@@ -1,0 +1,111 @@
+//! One client: values in, answers out, within bounds of size and time.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use super::{MAX_CONNECTIONS, Shared};
+use crate::codec::{Bounds, Splitter};
+use crate::error::{RpcError, code};
+use crate::request::{self, Dispatcher};
+use crate::role::Peer;
+
+/// How long until the next attempt to accept.
+pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 64 << 10;
+
+/// How long a value may take from its first byte to its last: a client that sends half of one
+/// keeps a place that others need.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a client may take to read an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Serves a client until it goes away or breaks a rule.
+pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
+    let peer = match stream.peer_cred() {
+        Ok(cred) => Peer {
+            uid: cred.uid(),
+            pid: cred.pid().unwrap_or(0),
+            role: shared.roles.of(cred.uid()),
+        },
+        Err(error) => {
+            tracing::warn!("an RPC client without credentials was refused: {error}");
+            return;
+        }
+    };
+    if let Err(error) = converse(&mut stream, &shared, peer).await {
+        tracing::debug!(uid = peer.uid, pid = peer.pid, "RPC connection ended: {error}");
+    }
+}
+
+/// Tells a client that there is no place for it.
+pub(super) async fn refuse(mut stream: UnixStream) {
+    let error = RpcError::new(code::INTERNAL_ERROR, "Too many connections")
+        .because(format!("{MAX_CONNECTIONS} clients are connected already: close some"));
+    let line = request::refused(&error);
+    let _ = tokio::time::timeout(ACCEPT_RETRY, stream.write_all(line.as_bytes())).await;
+}
+
+async fn converse(stream: &mut UnixStream, shared: &Arc<Shared>, peer: Peer) -> io::Result<()> {
+    let mut splitter = Splitter::new(Bounds::REQUEST);
+    let mut piece = vec![0; READ_BYTES];
+    loop {
+        let value = match splitter.next_value() {
+            Ok(value) => value,
+            Err(error) => {
+                // There is no place in the stream to start again: answer, and close.
+                return write(stream, request::broken_stream(error)).await;
+            }
+        };
+        if let Some(value) = value {
+            if let Some(answer) = call(shared, peer, value).await {
+                write(stream, answer).await?;
+            }
+            continue;
+        }
+        let len = if splitter.is_inside() {
+            in_time(REQUEST_TIMEOUT, stream.read(&mut piece)).await?
+        } else {
+            stream.read(&mut piece).await?
+        };
+        if len == 0 {
+            return Ok(());
+        }
+        splitter.push(&piece[..len]);
+    }
+}
+
+/// Executes one value on a thread that may block. A panic of a method ends its call, not the
+/// server.
+async fn call(shared: &Arc<Shared>, peer: Peer, value: Vec<u8>) -> Option<String> {
+    let shared = Arc::clone(shared);
+    let called = tokio::task::spawn_blocking(move || {
+        let dispatcher = Dispatcher { registry: &shared.registry, engine: &shared.engine, peer };
+        dispatcher.answer(&value)
+    });
+    called.await.unwrap_or_else(|_| {
+        let error =
+            RpcError::internal("Internal error").because("the method panicked: see the log");
+        Some(request::refused(&error))
+    })
+}
+
+async fn write(stream: &mut UnixStream, answer: String) -> io::Result<()> {
+    in_time(ANSWER_TIMEOUT, stream.write_all(answer.as_bytes())).await
+}
+
+async fn in_time<T>(
+    limit: Duration,
+    operation: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    match tokio::time::timeout(limit, operation).await {
+        Ok(result) => result,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}

@@ -1,0 +1,130 @@
+//! The socket in the file system: one instance, safe directory, right mode from the first moment.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
+    PermissionsExt as _,
+};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// Owner and group may connect.
+const SOCKET_MODE: u32 = 0o660;
+/// Owner and group may look into the directory; only the owner may change it.
+const DIRECTORY_MODE: u32 = 0o750;
+const WORLD_WRITABLE: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// Why the server cannot listen; says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// Another instance has the path.
+    #[error("another instance serves {0}: end it, or choose another socket with -r")]
+    InUse(PathBuf),
+    /// Anybody could put another socket in its place.
+    #[error("anybody may write to {0}: keep the socket in a directory of mode 0750")]
+    OpenToAll(PathBuf),
+    /// Something that is no socket is there.
+    #[error("{0} exists and is not a socket: move it away")]
+    NotASocket(PathBuf),
+    /// Anything else.
+    #[error("cannot listen on {path}: {error}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// The lock that makes this the only instance of its path. The file stays: one that is unlinked
+/// could be locked by two.
+pub(super) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub(super) fn take(path: &Path) -> Result<Self, ListenError> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".lock");
+        let failed = |error| ListenError::Io { path: path.to_owned(), error };
+        make_directory(path).map_err(failed)?;
+        check_directory(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        // Not through a link that somebody else has put there.
+        options.custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(&name).map_err(failed)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::InUse(path.to_owned())),
+            Err(error) => Err(failed(error.into())),
+        }
+    }
+}
+
+/// Listens at a path whose lock is held.
+pub(super) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
+    match fs::symlink_metadata(path) {
+        // Left by an instance that was killed: its lock is ours now.
+        Ok(found) if found.file_type().is_socket() => {
+            fs::remove_file(path)
+                .map_err(|error| ListenError::Io { path: path.to_owned(), error })?;
+        }
+        Ok(_) => return Err(ListenError::NotASocket(path.to_owned())),
+        Err(_) => {}
+    }
+    bind(path).map_err(|error| ListenError::Io { path: path.to_owned(), error })
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // The socket's own mode is what bind gives the file, less the umask: no moment is open to all.
+    fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE))?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    let directory = directory(path);
+    if directory.is_dir() {
+        return Ok(());
+    }
+    fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
+}
+
+/// Whoever may write to the directory may put another socket in the place of ours. A sticky one
+/// such as /var/tmp, SPDK's default, lets others only take the name first, which is refused.
+fn check_directory(path: &Path) -> Result<(), ListenError> {
+    let directory = directory(path);
+    let failed = |error| ListenError::Io { path: path.to_owned(), error };
+    let mode = fs::metadata(directory).map_err(failed)?.mode();
+    match (mode & WORLD_WRITABLE != 0, mode & STICKY != 0) {
+        (false, _) => Ok(()),
+        (true, false) => Err(ListenError::OpenToAll(directory.to_owned())),
+        (true, true) => {
+            tracing::warn!(
+                "anybody may put files into {}: a directory of mode 0750 is safer",
+                directory.display()
+            );
+            Ok(())
+        }
+    }
+}

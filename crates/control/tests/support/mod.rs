@@ -1,0 +1,105 @@
+//! A server in a temporary directory, and a client that speaks raw bytes.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::role::Roles;
+use raceline_control::server::{Server, ServerConfig};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long a test waits for an answer before it fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server and what it stands on.
+pub(crate) struct Daemon {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) server: Option<Server>,
+    pub(crate) directory: TempDir,
+}
+
+impl Daemon {
+    /// A server whose framework has been started.
+    pub(crate) fn started() -> Self {
+        let daemon = Self::waiting();
+        daemon.client().call("framework_start_init", Value::Null).unwrap();
+        daemon
+    }
+
+    /// A server that waits for framework_start_init.
+    pub(crate) fn waiting() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Arc::new(Engine::new(EngineConfig::default()));
+        let config =
+            ServerConfig { path: directory.path().join("run/rpc.sock"), roles: Roles::default() };
+        let server = Some(Server::start(config, Arc::clone(&engine)).unwrap());
+        Self { engine, server, directory }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.server.as_ref().unwrap().path().to_owned()
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        let stream = UnixStream::connect(self.path()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client { stream, rest: Vec::new(), last_id: 0 }
+    }
+}
+
+/// A connection.
+pub(crate) struct Client {
+    pub(crate) stream: UnixStream,
+    rest: Vec<u8>,
+    last_id: u64,
+}
+
+impl Client {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// The next line; `None` at the end of the stream.
+    pub(crate) fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Some(String::from_utf8(line).unwrap());
+            }
+            let mut piece = [0; 4096];
+            match self.stream.read(&mut piece) {
+                Ok(0) => return None,
+                Ok(len) => self.rest.extend_from_slice(&piece[..len]),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("no answer: {error}"),
+            }
+        }
+    }
+
+    /// Calls a method; `Null` sends no parameters. The error is (code, message).
+    pub(crate) fn call(&mut self, method: &str, params: Value) -> Result<Value, (i64, String)> {
+        self.last_id += 1;
+        let mut request = json!({ "jsonrpc": "2.0", "method": method, "id": self.last_id });
+        if !params.is_null() {
+            request["params"] = params;
+        }
+        self.send(serde_json::to_string_pretty(&request).unwrap().as_bytes());
+        let answer: Value = serde_json::from_str(&self.line().expect("an answer")).unwrap();
+        assert_eq!(answer["id"], self.last_id, "{answer}");
+        assert_eq!(answer["jsonrpc"], "2.0");
+        match answer.get("error") {
+            Some(error) => {
+                let code = error["code"].as_i64().unwrap();
+                Err((code, error["message"].as_str().unwrap().to_owned()))
+            }
+            None => Ok(answer["result"].clone()),
+        }
+    }
+}
