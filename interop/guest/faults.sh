@@ -7,8 +7,9 @@
 PEER=${PEER:-raceline}
 KILLS=${KILLS:-3}
 RECORDS=/tmp/records
-# What the host says of requests that come while its only path is away.
-WAITS='no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
+# What the host says of requests that come while its only path is away, or are being sent (-EPIPE)
+# when it shuts its own socket for a reset.
+WAITS='failed to send request -32|no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
 
 # unpiped COMMAND...: run it with SIGPIPE ignored. Linux sends a command in the context of the process
 # that does the I/O, and without MSG_NOSIGNAL: while a connection breaks, that process is sent SIGPIPE
