@@ -101,6 +101,31 @@ impl<S: Source, T: Target> Channel<S, T> {
         }
     }
 
+    /// Does an operation now, in software, whatever the table says.
+    #[inline]
+    pub fn submit_now(&mut self, token: u64, work: Work<S, T>) -> Done<S, T> {
+        self.run(token, work, Progress::default(), true)
+    }
+
+    /// The CRC32C of bytes that need no owner, because it is computed now, in software. Counted,
+    /// and subject to error injection, like any other crc32c.
+    ///
+    /// # Errors
+    /// [`AccelError::Injected`].
+    #[inline]
+    pub fn crc32c_now(&mut self, bytes: &[u8]) -> Result<u32, AccelError> {
+        let crc = crate::crc32c(bytes);
+        let injection = self.shared.injections.next(OpCode::Crc32c);
+        let counters = &self.counters.operations[OpCode::Crc32c.index()];
+        if injection == Some(InjectionKind::Fail) {
+            counters.failed.add(1);
+            return Err(AccelError::Injected);
+        }
+        counters.executed.add(1);
+        counters.bytes.add(bytes.len() as u64);
+        Ok(if injection == Some(InjectionKind::Corrupt) { !crc } else { crc })
+    }
+
     /// Tells devices about what was submitted: once after a batch of submissions.
     #[inline]
     pub fn kick(&mut self) {

@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let hostid = HostId(*b"raceline-measure");
     let config = EngineConfig {
         host: HostConfig::new(address.parse()?, Nqn::new(&subnqn)?, hostnqn, hostid),
+        accel: None,
         nsid: NamespaceId(1),
         mode: RwMode::RandRead,
         mixed_read_percent: 100,

@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use raceline_accel::Framework;
 use raceline_host::{Association, HostConfig, HostError, NamespaceInfo, QueueCounters};
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
@@ -34,6 +35,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(35);
 pub struct EngineConfig {
     /// The controller; `io_queues` and `io_entries` are the queues that will be used.
     pub host: HostConfig,
+    /// Which engine computes digests; `None`: the CPU.
+    pub accel: Option<Framework>,
     /// The namespace.
     pub nsid: NamespaceId,
     /// Order and kind of the commands.
@@ -207,6 +210,7 @@ impl Coordinator<'_> {
                 mode: config.reactor_mode,
                 backend: config.backend,
                 pool: PoolConfig::new(&[(io_bytes, buffers)]),
+                accel: config.accel.clone(),
                 name: format!("perf-{}", core.unwrap_or(index)),
             };
             let core = CoreConfig {

@@ -99,6 +99,7 @@ fn measure(
         let (hostnqn, hostid) = naming::host(identity, None, None);
         EngineConfig {
             host: HostConfig::new(address, demo_nqn(), hostnqn, hostid),
+            accel: None,
             nsid: NamespaceId(1),
             mode,
             mixed_read_percent: 50,

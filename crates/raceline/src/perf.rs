@@ -92,6 +92,7 @@ fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
     }
     Ok(EngineConfig {
         host,
+        accel: None,
         nsid: args.namespace,
         mode: args.rw,
         mixed_read_percent: args.rwmixread,

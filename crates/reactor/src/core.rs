@@ -16,6 +16,9 @@ use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use raceline_accel::ChannelConfig;
+
+use crate::accelerator::Accelerator;
 use crate::affinity::pin_to_core;
 use crate::buffer::{BufferPool, PoolConfig};
 use crate::epoll::EpollIo;
@@ -113,6 +116,8 @@ pub struct ReactorConfig {
     pub backend: Backend,
     /// Its buffers.
     pub pool: PoolConfig,
+    /// Which engine does which operation on data; `None`: the CPU does all.
+    pub accel: Option<raceline_accel::Framework>,
     /// The name of its thread.
     pub name: String,
 }
@@ -292,6 +297,11 @@ impl<S: Service> Core<S> {
         }
         let pool = BufferPool::new(&config.pool)?;
         let (mut io, backend) = open_io(config.backend)?;
+        if let Some(framework) = &config.accel {
+            let channel = ChannelConfig { cpu: config.core, ..ChannelConfig::default() };
+            let channel = framework.open_channel(&channel).map_err(io::Error::other)?;
+            *io.accelerator() = Accelerator::new(channel);
+        }
         let (sender, mailbox) = mailbox(io.waker());
         let now = io.now();
         let service = builder(&mut Context { io: &mut *io, pool: &pool, now })?;

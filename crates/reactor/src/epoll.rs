@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
+use crate::accelerator::Accelerator;
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::file_op::FileOp;
 use crate::io::{
@@ -70,6 +71,7 @@ pub struct EpollIo {
     timers: TimerQueue<Timer>,
     waker: Waker,
     woken: bool,
+    accelerator: Accelerator,
     now: Instant,
     counts: IoCounts,
 }
@@ -129,6 +131,7 @@ impl EpollIo {
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
             waker,
             woken: false,
+            accelerator: Accelerator::default(),
             now: Instant::now(),
             counts: IoCounts::default(),
         };
@@ -507,6 +510,9 @@ impl Io for EpollIo {
 
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
+        // Only looking finds the end of an engine's work.
+        let busy = self.accelerator.poll(self.now, done);
+        let wait = if busy { Wait::No } else { wait };
         loop {
             self.run_attempts(done);
             done.extend(self.ready.drain(..));
@@ -532,6 +538,10 @@ impl Io for EpollIo {
                 return Ok(());
             }
         }
+    }
+
+    fn accelerator(&mut self) -> &mut Accelerator {
+        &mut self.accelerator
     }
 
     fn waker(&self) -> Waker {

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
 use crate::sim::Random;
@@ -145,6 +146,8 @@ pub enum Outcome {
     Synced(io::Result<()>),
     /// A timer expired.
     Timer,
+    /// An engine has finished an operation on data: [`Io::accelerated`] gives it.
+    Accelerated(FinishedId),
 }
 
 /// One finished operation.
@@ -156,7 +159,7 @@ pub struct Completion {
     pub outcome: Outcome,
 }
 
-/// Sockets, files, clock and timers of one core. Used by one thread only.
+/// Sockets, files, clock, timers and offload engines of one core. Used by one thread only.
 ///
 /// No call blocks except [`Io::poll`] with [`Wait::Yes`]; no call fails: errors of an operation
 /// are its completion, never delivered from inside the call that started it.
@@ -220,6 +223,25 @@ pub trait Io {
     /// Asks for one [`Outcome::Timer`] at `at` or soon after. Timers cannot be cancelled:
     /// the owner checks the token.
     fn timer(&mut self, at: Instant, token: Token);
+
+    /// The way to the engines that [`Io::accelerate`] uses.
+    fn accelerator(&mut self) -> &mut Accelerator;
+
+    /// Starts an operation on data. What the CPU does is done at once and comes back; what an
+    /// engine does finishes as [`Outcome::Accelerated`] with `token`.
+    fn accelerate(&mut self, work: Work, token: Token) -> Accelerated {
+        self.accelerator().start(work, token)
+    }
+
+    /// True if [`Io::accelerate`] does operations of this kind at once.
+    fn accelerates_now(&mut self, code: raceline_accel::OpCode) -> bool {
+        self.accelerator().is_immediate(code)
+    }
+
+    /// Takes an operation that an engine has finished, once.
+    fn accelerated(&mut self, finished: FinishedId) -> Option<WorkDone> {
+        self.accelerator().take(finished)
+    }
 
     /// Submits what was started, collects what has finished into `done` (which grows: the
     /// caller empties it). A waiting poll that was woken may have nothing to give.

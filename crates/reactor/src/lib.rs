@@ -5,6 +5,7 @@
 //! and in simulation.
 
 mod accel;
+mod accelerator;
 pub mod affinity;
 pub mod buffer;
 pub mod core;
@@ -27,6 +28,7 @@ mod transfer;
 mod uring;
 pub mod waker;
 
+pub use accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 pub use buffer::{
     BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };

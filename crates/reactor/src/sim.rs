@@ -18,6 +18,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use raceline_accel::OpCode;
+
+use crate::accelerator::{Accelerated, Accelerator, Work};
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::file_op::FileOp;
 use crate::io::{
@@ -50,6 +53,8 @@ pub struct SimConfig {
     pub broken_per_thousand: u32,
     /// Breaking connections do so within this many bytes (both directions together).
     pub break_within: u64,
+    /// Operations on data finish later and in any order, as those of an offload engine do.
+    pub engines: bool,
 }
 
 impl Default for SimConfig {
@@ -61,6 +66,7 @@ impl Default for SimConfig {
             max_chunk: usize::MAX,
             broken_per_thousand: 0,
             break_within: 1 << 20,
+            engines: false,
         }
     }
 }
@@ -93,7 +99,8 @@ impl SimWorld {
     pub fn io(&self) -> SimIo {
         let mut world = self.inner.borrow_mut();
         world.cores.push(Core::default());
-        SimIo { world: self.inner.clone(), core: world.cores.len() - 1 }
+        let core = world.cores.len() - 1;
+        SimIo { world: self.inner.clone(), core, accelerator: Accelerator::default() }
     }
 
     /// Moves the clock to the next event and lets it happen; false if there is none: then
@@ -155,6 +162,7 @@ impl SimWorld {
 pub struct SimIo {
     world: Rc<RefCell<World>>,
     core: usize,
+    accelerator: Accelerator,
 }
 
 /// One end of a simulated connection on its way between cores.
@@ -417,6 +425,27 @@ impl Io for SimIo {
         Ok(())
     }
 
+    fn accelerator(&mut self) -> &mut Accelerator {
+        &mut self.accelerator
+    }
+
+    fn accelerate(&mut self, work: Work, token: Token) -> Accelerated {
+        let started = self.accelerator.start(work, token);
+        if !self.world.borrow().config.engines {
+            return started;
+        }
+        if let Accelerated::Now(done) = started
+            && let Some(finished) = self.accelerator.keep(done)
+        {
+            self.finish(token, Outcome::Accelerated(finished));
+        }
+        Accelerated::Later
+    }
+
+    fn accelerates_now(&mut self, _code: OpCode) -> bool {
+        !self.world.borrow().config.engines
+    }
+
     fn waker(&self) -> Waker {
         Waker::none()
     }
@@ -456,5 +485,6 @@ fn summary(outcome: &Outcome) -> (u64, u64) {
         Outcome::Written(result, _) => (6, code(result, |()| 0)),
         Outcome::Synced(result) => (7, code(result, |()| 0)),
         Outcome::Timer => (8, 0),
+        Outcome::Accelerated(_) => (9, 0),
     }
 }

@@ -21,6 +21,7 @@ use io_uring::register::Restriction;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
+use crate::accelerator::Accelerator;
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
@@ -78,6 +79,7 @@ pub struct UringIo {
     timers: TimerQueue<Timer>,
     waker: Waker,
     woken: bool,
+    accelerator: Accelerator,
     now: Instant,
     counts: IoCounts,
 }
@@ -137,6 +139,7 @@ impl UringIo {
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
             waker: Waker::new()?,
             woken: false,
+            accelerator: Accelerator::default(),
             now: Instant::now(),
             counts: IoCounts::default(),
         };
@@ -598,6 +601,9 @@ impl Io for UringIo {
 
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
+        // Only looking finds the end of an engine's work.
+        let busy = self.accelerator.poll(self.now, done);
+        let wait = if busy { Wait::No } else { wait };
         loop {
             done.extend(self.ready.drain(..));
             self.try_direct(done);
@@ -626,6 +632,10 @@ impl Io for UringIo {
                 return Ok(());
             }
         }
+    }
+
+    fn accelerator(&mut self) -> &mut Accelerator {
+        &mut self.accelerator
     }
 
     fn waker(&self) -> Waker {

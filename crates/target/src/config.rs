@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use raceline_accel::Framework;
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{HostAccess, Limits, SubsystemError};
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -23,6 +24,8 @@ pub struct TargetConfig {
     /// How long a receive that finds nothing looks into the network device's queue itself, rather
     /// than wait for an interrupt; `None`: not at all.
     pub busy_poll: Option<Duration>,
+    /// Which engine computes digests; `None`: the CPU.
+    pub accel: Option<Framework>,
     /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
     pub max_io_bytes: u32,
     /// Largest write data inside a command capsule on I/O queues (IOCCSZ), a multiple of 16.
@@ -73,6 +76,7 @@ impl Default for TargetConfig {
             backend: Backend::default(),
             placement: PlacementPolicy::default(),
             busy_poll: None,
+            accel: None,
             max_io_bytes: 128 << 10,
             in_capsule_bytes: 8 << 10,
             max_queue_entries: 128,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use raceline_proto::controller::ConnectRequest;
-use raceline_proto::nvme::{Cqe, Direction, Fuse, QueueId, Sqe, Status};
+use raceline_proto::nvme::{Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{
     ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, Violation,
 };
@@ -20,6 +20,7 @@ use crate::association::Association;
 use crate::config::TargetConfig;
 use crate::core::{Core, LocalCommand};
 use crate::counters::QueueCounters;
+use crate::digest::DIGEST_LEN;
 use crate::fused::PendingFuse;
 use crate::io_queue::IoQueue;
 use crate::message::{ConnKey, Home};
@@ -288,7 +289,7 @@ impl Connection {
             match self.queue.receive(&mut input) {
                 Ok(Some(event)) => {
                     self.staged = input.len();
-                    self.handle_event(cx, core, event);
+                    self.handle_event(cx, core, event, input);
                 }
                 Ok(None) => break,
                 Err(error) => self.fatal(cx, core, &error),
@@ -304,7 +305,13 @@ impl Connection {
         }
     }
 
-    fn handle_event(&mut self, cx: &mut Context<'_>, core: &mut Core, event: Event<'_>) {
+    fn handle_event(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        event: Event<'_>,
+        rest: &[u8],
+    ) {
         // A PDU of data is counted when it ends; data in a capsule belong to the capsule.
         let is_part =
             matches!(event, Event::Data { .. } | Event::DataEnd { dest: DataDest::Capsule, .. });
@@ -331,13 +338,18 @@ impl Connection {
             }
             Event::Data { dest, offset, bytes } => {
                 if let Some(slot) = self.data_slot(dest) {
-                    self.handle_data(core, slot, (cx.now, offset), bytes);
+                    self.handle_data(cx, core, slot, offset, bytes, rest);
                 }
             }
             Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
                 if let Some(slot) = self.data_slot(dest) {
-                    self.check_digest(slot, offset, len, ddgst);
-                    if transfer_done {
+                    let start = offset as usize;
+                    let bytes = start..start + len as usize;
+                    // A command whose data come in one PDU, as they usually do.
+                    let all = transfer_done && offset == 0;
+                    let waits =
+                        ddgst.is_some_and(|ddgst| self.check_data(cx, slot, bytes, ddgst, all));
+                    if transfer_done && !waits {
                         self.data_complete(cx, core, slot);
                     }
                 }
@@ -353,18 +365,27 @@ impl Connection {
         }
     }
 
-    /// Payload in the staging buffer: to the device if that takes it from here, else to the
-    /// command's I/O buffer.
+    /// Payload in the staging buffer, `rest` behind it: to the device if that takes it from here,
+    /// else to the command's I/O buffer.
     fn handle_data(
         &mut self,
+        cx: &mut Context<'_>,
         core: &mut Core,
         index: u16,
-        (now, offset): (Instant, u32),
+        offset: u32,
         bytes: &[u8],
+        rest: &[u8],
     ) {
         self.counters.copied_bytes.add(bytes.len() as u64);
-        if offset == 0 && self.writes_now(core, index, bytes.len()) {
-            return self.write_now(core, index, now, bytes);
+        let ddgst = self.queue.data_digest_ahead(rest);
+        let available = bytes.len() + if ddgst.is_some() { DIGEST_LEN } else { 0 };
+        if offset == 0 && self.writes_now(cx, core, index, available) {
+            self.slots.get(index).checked = true;
+            let found = ddgst.map(|_| cx.io.accelerator().crc32c_now(bytes));
+            if ddgst.is_none_or(|ddgst| self.judge_data(index, found.and_then(Result::ok), ddgst)) {
+                self.write_now(core, index, cx.now, bytes);
+            }
+            return;
         }
         if let Some(buf) = &mut self.slots.get(index).buf {
             let start = offset as usize;
@@ -374,19 +395,6 @@ impl Connection {
 
     fn advance_head(&mut self) {
         self.sqhd = if self.sqhd + 1 >= self.entries { 0 } else { self.sqhd + 1 };
-    }
-
-    /// Compares a data digest; a command with a bad one must not touch its device.
-    fn check_digest(&mut self, slot: u16, offset: u32, len: u32, ddgst: Option<u32>) {
-        let Some(ddgst) = ddgst else { return };
-        let slot = self.slots.get(slot);
-        let Some(buf) = &slot.buf else { return };
-        let start = offset as usize;
-        if raceline_accel::crc32c(&buf[start..start + len as usize]) != ddgst {
-            slot.corrupt = true;
-            self.counters.digest_errors.add(1);
-            tracing::warn!(peer = %self.peer, cid = slot.cid.0, "data digest mismatch: command fails with Transient Transport Error");
-        }
     }
 
     fn handle_command(
@@ -429,20 +437,13 @@ impl Connection {
     }
 
     /// All data of a command have come.
-    fn data_complete(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: u16) {
+    pub(crate) fn data_complete(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: u16) {
         let command = self.slots.get(slot);
         if let Some(result) = command.written.take() {
             return self.part_done(cx, core, slot, result, None);
         }
         if command.corrupt {
-            let status = Status::TRANSIENT_TRANSPORT_ERROR;
-            let fused = command.sqe.fuse() != Fuse::Normal && command.status.is_success();
-            // The other half of a fused operation goes with it, unless it has gone before.
-            return if fused {
-                self.fused_refuse(core, slot, status)
-            } else {
-                self.refuse(core, slot, status)
-            };
+            return self.refuse_corrupt(core, slot);
         }
         self.execute(cx, core, slot);
     }

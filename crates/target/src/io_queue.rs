@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use raceline_accel::OpCode;
 use raceline_bdev::{BdevError, Done, Op, OpKind};
 use raceline_proto::controller::{ErrorEntry, IoCommand, parse_io, parse_ranges};
 use raceline_proto::nvme::{Cqe, Direction, QueueId, Status};
@@ -11,6 +12,7 @@ use raceline_reactor::{Context, IoBuf, Payload};
 
 use crate::connection::{Connection, Role, Stage};
 use crate::core::Core;
+use crate::digest::DIGEST_LEN;
 use crate::message::{Home, Message};
 use crate::slots::{Phase, Slot};
 use crate::snapshot::SubsystemDevices;
@@ -83,7 +85,7 @@ impl Connection {
         if !self.pair_fused(core, index) {
             return;
         }
-        if self.is_staged(index) && self.writes_now(core, index, self.staged) {
+        if self.is_staged(index) && self.writes_now(cx, core, index, self.staged) {
             self.slots.get(index).phase = Phase::Data;
             return;
         }
@@ -99,17 +101,25 @@ impl Connection {
             && self.queue.payload_wanted().is_some()
     }
 
-    /// Whether the command is a write whose data, `available` of them being here, can go to the
-    /// device at once. Half a write, or one that a digest may still forbid, must not.
-    pub(crate) fn writes_now(&mut self, core: &mut Core, index: u16, available: usize) -> bool {
+    /// Whether the command is a write that can go to the device at once: all its data, with their
+    /// digest, are among the `available` bytes, and the digest can be checked here and now. Half
+    /// a write, or one that a digest may still forbid, must not.
+    pub(crate) fn writes_now(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        index: u16,
+        available: usize,
+    ) -> bool {
         let digest = self.queue.data_digest();
         let slot = self.slots.get(index);
+        let len = slot.transfer.len as usize;
         matches!(slot.command, Some(IoCommand::Write { .. }))
-            && !digest
             && !slot.fused
             && slot.status.is_success()
-            && available >= slot.transfer.len as usize
+            && available >= len + if digest { DIGEST_LEN } else { 0 }
             && slot.device.is_some_and(|device| core.writes_now(device))
+            && (!digest || len.is_multiple_of(4) && cx.io.accelerates_now(OpCode::Crc32c))
     }
 
     /// Writes all data of a command for which [`Self::writes_now`] is true.
@@ -128,13 +138,12 @@ impl Connection {
         match slot.transfer.direction {
             Direction::None => false,
             Direction::HostToController => true,
-            // Memory that others may write must not change between digest and send.
             Direction::ControllerToHost => {
-                digest
-                    || !slot
-                        .device
-                        .and_then(|id| core.device(id))
-                        .is_some_and(|device| device.info.reads_in_place)
+                let device = slot.device.and_then(|id| core.device(id));
+                // Memory that others may write is copied before its digest is computed.
+                !device.is_some_and(|device| {
+                    device.info.reads_in_place && !(digest && device.info.copies_data)
+                })
             }
         }
     }
@@ -167,7 +176,11 @@ impl Connection {
         let Some(command) = slot.command else { return };
         let op = match command {
             IoCommand::Read { .. } => {
-                Op::Read { offset, len: slot.transfer.len as usize, buf: slot.buf.take() }
+                let device = slot.device.and_then(|id| core.device(id));
+                let in_place = device.is_some_and(|device| device.info.reads_in_place);
+                // The copy is made together with the digest.
+                let buf = if in_place { None } else { slot.buf.take() };
+                Op::Read { offset, len: slot.transfer.len as usize, buf }
             }
             IoCommand::Write { fua, .. } => match slot.buf.take() {
                 Some(buf) => Op::Write { offset, data: buf.share(), fua },
@@ -286,12 +299,18 @@ impl Connection {
         if self.slots.get(index).fused {
             self.fused_done(cx, core, index, payload);
         } else {
-            self.complete_io(core, index, payload);
+            self.complete_io(cx, core, index, payload);
         }
     }
 
     /// All of the command is done: tells the host.
-    fn complete_io(&mut self, core: &mut Core, index: u16, payload: Option<Payload>) {
+    fn complete_io(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        index: u16,
+        payload: Option<Payload>,
+    ) {
         let slot = self.slots.get(index);
         if matches!(slot.command, Some(IoCommand::Compare { .. })) && slot.status.is_success() {
             slot.status = compare(slot, payload.as_ref());
@@ -305,8 +324,11 @@ impl Connection {
             (Some(IoCommand::Read { .. }), Some(payload)) => {
                 self.counters.reads.add(1);
                 self.counters.read_bytes.add(len);
+                if self.queue.data_digest() {
+                    return self.send_with_digest(cx, core, index, payload);
+                }
                 self.slots.release(index);
-                self.push_data(core, cqe, payload);
+                self.push_payload(core, cqe, payload, None);
             }
             (Some(IoCommand::Write { .. }), _) => {
                 self.counters.writes.add(1);

@@ -10,6 +10,7 @@ mod config;
 mod connection;
 mod core;
 mod counters;
+mod digest;
 mod fused;
 mod io_queue;
 mod manual;

@@ -360,6 +360,16 @@ impl Service for PollGroup {
             Outcome::Timer => {
                 self.with(cx, key, |connection, cx, core| connection.handle_timer(cx, core));
             }
+            // The connection lives for as long as a command of its is with an engine.
+            Outcome::Accelerated(finished) => {
+                let Some(done) = cx.io.accelerated(finished) else { return };
+                let entry = self.connections.get(token.index as usize);
+                let Some(generation) = entry.map(|entry| entry.generation) else { return };
+                let key = ConnKey { index: token.index, generation };
+                self.with(cx, key, |connection, cx, core| {
+                    connection.handle_accelerated(cx, core, token.generation, done);
+                });
+            }
             Outcome::Connected(_)
             | Outcome::Read(..)
             | Outcome::Written(..)

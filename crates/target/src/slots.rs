@@ -7,6 +7,7 @@ use raceline_proto::controller::IoCommand;
 use raceline_proto::nvme::{CommandId, Sqe, Status, Transfer};
 use raceline_reactor::IoBuf;
 
+use crate::digest::DigestUse;
 use crate::range_lock::LockId;
 use crate::snapshot::DeviceId;
 
@@ -24,6 +25,8 @@ pub(crate) enum Phase {
     Fuse,
     /// A fence over its range to come down.
     Fence,
+    /// The engine that computes the digest of its data.
+    Digest,
     /// Its device, or another core.
     Device,
     /// An event (Asynchronous Event Request).
@@ -59,6 +62,10 @@ pub(crate) struct Slot {
     pub(crate) in_capsule: bool,
     /// A data digest did not match: the data must not be used.
     pub(crate) corrupt: bool,
+    /// The digest of its data was checked where they lay: they need not be looked at again.
+    pub(crate) checked: bool,
+    /// What its digest is for that an engine computes.
+    pub(crate) digest: DigestUse,
     /// The outcome of a write that went to its device straight from the staging buffer.
     pub(crate) written: Option<Result<(), BdevError>>,
     /// Device requests in flight.

@@ -470,6 +470,7 @@ fn spawn(
         mode: config.mode,
         backend: config.backend,
         pool: pool_config(config),
+        accel: config.accel.clone(),
         name: format!("target-{index}"),
     };
     let shared = Arc::clone(shared);

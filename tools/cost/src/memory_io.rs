@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
-    Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, Socket, Token, Wait, Waker,
+    Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, Socket, Token, Wait, Waker,
 };
 
 /// Operations for which the lists have room from the start, so that none grows while counted.
@@ -32,6 +32,7 @@ pub(crate) struct MemoryIo {
     /// By [`SocketId`].
     sockets: Vec<MemorySocket>,
     timers: Vec<(Instant, Token)>,
+    accelerator: Accelerator,
 }
 
 struct MemorySocket {
@@ -57,6 +58,7 @@ impl MemoryIo {
             connects: Vec::new(),
             sockets: Vec::new(),
             timers: Vec::with_capacity(LIST_CAPACITY),
+            accelerator: Accelerator::default(),
         }
     }
 
@@ -124,6 +126,10 @@ impl Wire {
 }
 
 impl Io for MemoryIo {
+    fn accelerator(&mut self) -> &mut Accelerator {
+        &mut self.accelerator
+    }
+
     fn now(&self) -> Instant {
         self.now
     }

@@ -7,10 +7,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use raceline_accel::OpCode;
 use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::sim::Random;
 use raceline_reactor::{
-    Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, SimIo, Socket, Token, Wait, Waker,
+    Accelerated, Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, SimIo, Socket,
+    Token, Wait, Waker, Work,
 };
 
 /// Bytes at the beginning of a connection that are left alone: ICReq and ICResp have no digest.
@@ -79,6 +81,18 @@ impl FaultIo {
 }
 
 impl Io for FaultIo {
+    fn accelerator(&mut self) -> &mut Accelerator {
+        self.inner.accelerator()
+    }
+
+    fn accelerate(&mut self, work: Work, token: Token) -> Accelerated {
+        self.inner.accelerate(work, token)
+    }
+
+    fn accelerates_now(&mut self, code: OpCode) -> bool {
+        self.inner.accelerates_now(code)
+    }
+
     fn now(&self) -> Instant {
         self.inner.now()
     }

@@ -15,8 +15,8 @@ use raceline_bdev::{
 use raceline_reactor::core::{Backend, open_io};
 use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
-    BufferPool, Completion, Context, Io, IoBuf, Outcome, Payload, PoolConfig, SendBatch, SharedBuf,
-    Socket, Token, Wait, Waker,
+    Accelerator, BufferPool, Completion, Context, Io, IoBuf, Outcome, Payload, PoolConfig,
+    SendBatch, SharedBuf, Socket, Token, Wait, Waker,
 };
 
 /// A test that waits longer than this has failed.
@@ -69,11 +69,13 @@ pub struct ScriptedIo {
     now: Instant,
     pub started: Vec<(Token, Started)>,
     pub files_open: u32,
+    accelerator: Accelerator,
 }
 
 impl ScriptedIo {
     pub fn new() -> Self {
-        Self { now: Instant::now(), started: Vec::new(), files_open: 0 }
+        let accelerator = Accelerator::default();
+        Self { now: Instant::now(), started: Vec::new(), files_open: 0, accelerator }
     }
 
     pub fn advance(&mut self, by: Duration) {
@@ -82,6 +84,9 @@ impl ScriptedIo {
 }
 
 impl Io for ScriptedIo {
+    fn accelerator(&mut self) -> &mut Accelerator {
+        &mut self.accelerator
+    }
     fn now(&self) -> Instant {
         self.now
     }

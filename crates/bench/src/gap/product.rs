@@ -64,6 +64,7 @@ impl Product {
         host.kato_ms = 0;
         let engine = EngineConfig {
             host,
+            accel: None,
             nsid: NamespaceId(1),
             mode: if case.write { RwMode::RandWrite } else { RwMode::RandRead },
             mixed_read_percent: 0,

@@ -1,7 +1,7 @@
 //! What a connection sends: responses and data, gathered and sent in one vectored call.
 
 use raceline_proto::nvme::{Cqe, Status};
-use raceline_reactor::{Context, IoBuf, Payload, SendBatch};
+use raceline_reactor::{Context, Payload, SendBatch};
 
 use super::{Capsule, Connection, Stage};
 use crate::core::Core;
@@ -79,21 +79,29 @@ impl Connection {
         self.push_scratch(core);
     }
 
-    /// Adds the data of a successful command, and its response unless C2HData says it all.
+    /// Adds the data of a successful admin command, and its response unless C2HData says it all.
     pub(crate) fn push_data(&mut self, core: &mut Core, cqe: Cqe, payload: Payload) {
+        let ddgst = self.queue.data_digest().then(|| digest(&payload));
+        self.push_payload(core, cqe, payload, ddgst);
+    }
+
+    /// As [`Self::push_data`], for an I/O queue whose data digest is known.
+    pub(crate) fn push_payload(
+        &mut self,
+        core: &mut Core,
+        cqe: Cqe,
+        payload: Payload,
+        ddgst: Option<u32>,
+    ) {
         let len = u32::try_from(payload.len()).expect("transfers are at most MDTS");
         let all_said = !self.flow_control && cqe.dw0 == 0 && cqe.dw1 == 0;
         core.scratch.clear();
         self.queue.c2h_data(cqe.cid, 0, len, true, all_said, &mut core.scratch);
         self.counters.pdus_sent.add(1);
         self.out.push_bytes(&core.scratch);
-        if self.queue.data_digest() {
-            let payload = settle(payload);
-            let digest = digest(&payload);
-            self.out.push_payload(payload);
-            self.out.push_bytes(&digest.to_le_bytes());
-        } else {
-            self.out.push_payload(payload);
+        self.out.push_payload(payload);
+        if let Some(ddgst) = ddgst {
+            self.out.push_bytes(&ddgst.to_le_bytes());
         }
         if all_said {
             self.mark_dirty(core);
@@ -125,23 +133,11 @@ impl Connection {
     }
 }
 
-/// Memory that cannot change between digest and send: what is not in an I/O buffer is copied.
-fn settle(payload: Payload) -> Payload {
-    match payload {
-        Payload::Buf(..) | Payload::Shared(..) => payload,
-        other => {
-            let mut copy = IoBuf::heap(other.len());
-            other.copy_to(&mut copy);
-            let len = copy.len();
-            Payload::Buf(copy, 0..len)
-        }
-    }
-}
-
+/// The digest of an admin command's data: small, and always in a buffer.
 fn digest(payload: &Payload) -> u32 {
     match payload {
         Payload::Buf(buf, range) => raceline_accel::crc32c(&buf[range.clone()]),
         Payload::Shared(buf, range) => raceline_accel::crc32c(&buf[range.clone()]),
-        Payload::Region(..) | Payload::Zeroes(_) => unreachable!("settled before"),
+        Payload::Region(..) | Payload::Zeroes(_) => unreachable!("admin data are in buffers"),
     }
 }

@@ -101,10 +101,9 @@ impl Connection {
             && self.out.is_empty()
             && self.spare.is_some()
             && self.has_no_queues()
-            && !self
-                .slots
-                .active()
-                .any(|(_, slot)| matches!(slot.phase, Phase::Device | Phase::Fuse | Phase::Fence))
+            && !self.slots.active().any(|(_, slot)| {
+                matches!(slot.phase, Phase::Device | Phase::Digest | Phase::Fuse | Phase::Fence)
+            })
     }
 
     /// Closes the socket. The connection itself goes when its operations have come home.
