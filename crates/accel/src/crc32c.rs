@@ -1,9 +1,17 @@
 //! CRC32C (Castagnoli), the header and data digest of NVMe/TCP (NVMe/TCP 1.1 section 3.3.1.1).
 //!
-//! The kernels are those of the `crc-fast` crate, chosen at run time (AVX-512 with VPCLMULQDQ
+//! Unless told otherwise, the kernels are those of the `crc-fast` crate, chosen at run time (AVX-512 with VPCLMULQDQ
 //! where the CPU has it). A digest over several pieces carries the raw CRC register from one to
 //! the next; the crate's `combine`, which joins two finished digests, takes microseconds and is
 //! not used.
+
+#[cfg(target_arch = "x86_64")]
+mod sse42;
+mod table;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -49,6 +57,18 @@ impl Crc32c {
         Self { register: !crc }
     }
 
+    /// Appends a piece, by a path of choice: to test and to compare.
+    ///
+    /// # Panics
+    /// If this machine has no such path; see [`CrcPath::is_available`].
+    #[inline]
+    pub fn update_by(&mut self, path: CrcPath, data: &[u8]) {
+        match path {
+            CrcPath::Auto => self.update(data),
+            other => self.register = other.advance(self.register, data),
+        }
+    }
+
     /// Appends a piece.
     #[inline]
     pub fn update(&mut self, data: &[u8]) {
@@ -59,6 +79,12 @@ impl Crc32c {
         } else {
             self.register = advance(self.register, data);
         }
+    }
+
+    /// The register.
+    #[inline]
+    pub(crate) const fn register(&self) -> u32 {
+        self.register
     }
 
     /// The CRC32C of all pieces so far. The digest may go on after it.
@@ -73,6 +99,121 @@ impl Default for Crc32c {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// A way to compute a CRC32C.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CrcPath {
+    /// The fastest that the machine has.
+    #[default]
+    Auto,
+    /// Tables: any machine.
+    Table,
+    /// The CRC32 instruction of x86.
+    Sse42,
+    /// AVX-512 with VPCLMULQDQ of x86.
+    Avx512,
+    /// NEON with PMULL of ARM.
+    Neon,
+}
+
+/// A path that cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CrcPathError {
+    /// No path has this name.
+    #[error("no CRC path is called {name:?}; there are auto, table, sse4.2, avx512, neon")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// The CPU has not what the path needs.
+    #[error(
+        "this machine cannot compute a CRC by {path}; it can by {}",
+        CrcPath::names_available()
+    )]
+    Unavailable {
+        /// The path.
+        path: CrcPath,
+    },
+}
+
+impl CrcPath {
+    /// All paths.
+    pub const ALL: [CrcPath; 5] =
+        [CrcPath::Auto, CrcPath::Table, CrcPath::Sse42, CrcPath::Avx512, CrcPath::Neon];
+
+    /// Its name, e.g. `avx512`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            CrcPath::Auto => "auto",
+            CrcPath::Table => "table",
+            CrcPath::Sse42 => "sse4.2",
+            CrcPath::Avx512 => "avx512",
+            CrcPath::Neon => "neon",
+        }
+    }
+
+    /// True if this machine has it.
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            CrcPath::Auto | CrcPath::Table => true,
+            #[cfg(target_arch = "x86_64")]
+            CrcPath::Sse42 => is_x86_feature_detected!("sse4.2"),
+            #[cfg(not(target_arch = "x86_64"))]
+            CrcPath::Sse42 => false,
+            // The crate says what it has chosen, by the instructions it uses.
+            CrcPath::Avx512 => chosen_by_crate().contains("vpclmulqdq"),
+            CrcPath::Neon => chosen_by_crate().contains("neon"),
+        }
+    }
+
+    /// The path, if this machine has it.
+    ///
+    /// # Errors
+    /// [`CrcPathError::Unavailable`].
+    pub fn checked(self) -> Result<CrcPath, CrcPathError> {
+        if self.is_available() { Ok(self) } else { Err(CrcPathError::Unavailable { path: self }) }
+    }
+
+    fn names_available() -> String {
+        let available = CrcPath::ALL.into_iter().filter(|path| path.is_available());
+        available.map(CrcPath::name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The register after `data`.
+    fn advance(self, register: u32, data: &[u8]) -> u32 {
+        match self {
+            CrcPath::Table => table::update(register, data),
+            #[cfg(target_arch = "x86_64")]
+            CrcPath::Sse42 => sse42::update(register, data),
+            CrcPath::Auto => advance(register, data),
+            CrcPath::Avx512 | CrcPath::Neon if self.is_available() => advance(register, data),
+            other => panic!("this machine cannot compute a CRC by {other}"),
+        }
+    }
+}
+
+impl fmt::Display for CrcPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CrcPath {
+    type Err = CrcPathError;
+
+    fn from_str(name: &str) -> Result<CrcPath, CrcPathError> {
+        let found = CrcPath::ALL.into_iter().find(|path| path.name() == name);
+        found.ok_or_else(|| CrcPathError::Unknown { name: name.to_owned() })
+    }
+}
+
+/// The instructions that the crate chose for this machine.
+fn chosen_by_crate() -> &'static str {
+    static CHOSEN: OnceLock<String> = OnceLock::new();
+    CHOSEN.get_or_init(|| crc_fast::get_calculator_target(CrcAlgorithm::Crc32Iscsi))
 }
 
 /// The register after `data`, starting from `register`.

@@ -25,9 +25,12 @@
 
 mod channel;
 mod crc32c;
+mod deflate;
 pub mod dsa;
 mod engine;
 mod flights;
+#[cfg(target_arch = "x86_64")]
+mod fused;
 mod inject;
 mod memory;
 mod operation;
@@ -38,7 +41,7 @@ mod table;
 mod work;
 
 pub use channel::{Channel, ChannelConfig, Submitted};
-pub use crc32c::{Crc32c, crc32c};
+pub use crc32c::{Crc32c, CrcPath, CrcPathError, crc32c};
 pub use engine::{Capabilities, Engine, EngineQueue, RawRequest, RawResult, Refused, SlotId};
 pub use inject::{Injection, InjectionKind};
 pub use memory::{Piece, PieceMut, Source, Target};

@@ -2,8 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use crate::crc32c::Crc32c;
+use crate::crc32c::{Crc32c, CrcPath};
+use crate::deflate::Deflate;
 use crate::engine::RawRequest;
+#[cfg(target_arch = "x86_64")]
+use crate::fused;
 use crate::memory::{Piece, PieceMut};
 use crate::operation::{AccelError, Operation, Output};
 use crate::work::Extent;
@@ -12,74 +15,184 @@ use crate::work::Extent;
 const CHUNK_BYTES: usize = 4096;
 
 /// One core's software engine.
-#[derive(Debug, Default)]
-pub(crate) struct Software {}
+#[derive(Debug)]
+pub(crate) struct Software {
+    path: CrcPath,
+    /// Copy and digest in one pass; not when a path is forced.
+    is_fused: bool,
+    deflate: Deflate,
+}
 
 impl Software {
+    /// An engine that digests by this path.
+    pub(crate) fn new(path: CrcPath) -> Software {
+        #[cfg(target_arch = "x86_64")]
+        let is_fused = path == CrcPath::Auto && fused::is_available();
+        #[cfg(not(target_arch = "x86_64"))]
+        let is_fused = false;
+        Software { path, is_fused, deflate: Deflate::default() }
+    }
+
     /// Does an operation.
     #[inline]
     pub(crate) fn execute(&mut self, request: &RawRequest<'_>) -> Result<Output, AccelError> {
-        let [source, _] = request.sources();
-        let [target, _] = request.targets();
+        let [source, other] = request.sources();
+        let [target, second] = request.targets();
         match request.operation() {
-            Operation::Crc32c { seed } => Ok(Output::Crc32c(crc32c_of(seed, source))),
+            Operation::Crc32c { seed } => Ok(Output::Crc32c(self.crc32c(seed, source))),
             Operation::Copy => {
-                for_each_run(source, target, |from, to, len| {
-                    // SAFETY: the request's pieces are valid, and a target overlaps nothing.
+                copy(source, target);
+                Ok(Output::Nothing)
+            }
+            Operation::CopyCrc32c { seed } => {
+                Ok(Output::Crc32c(self.copy_crc32c(seed, source, target)))
+            }
+            Operation::Fill { byte } => {
+                for piece in target {
+                    // SAFETY: the request's pieces are valid, and a target is nobody else's.
+                    unsafe { std::ptr::write_bytes(piece.pointer, byte, piece.len) };
+                }
+                Ok(Output::Nothing)
+            }
+            Operation::Compare => Ok(Output::Equal(is_equal(source, other))),
+            Operation::DualCast => {
+                copy(source, target);
+                // From the first target: both hold the same, even if the source changes.
+                for_each_run(target, second, |from, to, len| {
+                    // SAFETY: the request's pieces are valid, and targets overlap nothing.
                     unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, len) };
                 });
                 Ok(Output::Nothing)
             }
-            Operation::CopyCrc32c { seed } => {
-                let mut digest = Crc32c::resume(seed);
-                for_each_run(source, target, |from, to, len| copy_run(&mut digest, from, to, len));
-                Ok(Output::Crc32c(digest.finalize()))
+            Operation::Compress { level } => {
+                let mut sink = Sink::new(target);
+                self.deflate.compress(level, source, &mut sink).map(Output::Written)
             }
-            other => Err(AccelError::NotSupported(other.code())),
+            Operation::Decompress => {
+                let mut sink = Sink::new(target);
+                self.deflate.decompress(source, &mut sink).map(Output::Written)
+            }
+        }
+    }
+
+    /// The digest of a source.
+    #[inline]
+    fn crc32c(&self, seed: u32, source: &[Piece]) -> u32 {
+        let mut digest = Crc32c::resume(seed);
+        for piece in source {
+            with_bytes(piece, |bytes| digest.update_by(self.path, bytes));
+        }
+        digest.finalize()
+    }
+
+    /// Copies, and digests what the target then holds.
+    fn copy_crc32c(&self, seed: u32, source: &[Piece], target: &[PieceMut]) -> u32 {
+        let mut digest = Crc32c::resume(seed);
+        for_each_run(source, target, |from, to, len| {
+            #[cfg(target_arch = "x86_64")]
+            if self.is_fused {
+                // SAFETY: the request's pieces are valid, a target overlaps nothing, and the CPU
+                // can.
+                let register =
+                    unsafe { fused::copy_crc32c(digest.register(), from.pointer, to.pointer, len) };
+                digest = Crc32c::resume(!register);
+                return;
+            }
+            self.copy_chunks(&mut digest, from, to, len);
+        });
+        digest.finalize()
+    }
+
+    /// Copies chunk by chunk, each looked at in the target while it is in the cache.
+    fn copy_chunks(&self, digest: &mut Crc32c, from: Piece, to: PieceMut, len: usize) {
+        for offset in (0..len).step_by(CHUNK_BYTES) {
+            let chunk = CHUNK_BYTES.min(len - offset);
+            let (from, to) = (from.part(offset, chunk), to.part(offset, chunk));
+            // SAFETY: the request's pieces are valid, a target overlaps nothing, and nobody else
+            // writes it while its bytes are looked at.
+            let bytes = unsafe {
+                std::ptr::copy_nonoverlapping(from.pointer, to.pointer, chunk);
+                std::slice::from_raw_parts(to.pointer, chunk)
+            };
+            digest.update_by(self.path, bytes);
         }
     }
 }
 
-/// The digest of a source.
-#[inline]
-fn crc32c_of(seed: u32, source: &[Piece]) -> u32 {
-    let mut digest = Crc32c::resume(seed);
-    for piece in source {
-        with_bytes(piece, |bytes| digest.update(bytes));
-    }
-    digest.finalize()
+/// Where a target is written piece by piece.
+pub(crate) struct Sink<'a> {
+    pieces: &'a [PieceMut],
+    /// Bytes of the first piece that are written.
+    written: usize,
 }
 
-/// Copies chunk by chunk, each looked at in the target while it is in the cache.
-fn copy_run(digest: &mut Crc32c, from: Piece, to: PieceMut, len: usize) {
-    for offset in (0..len).step_by(CHUNK_BYTES) {
-        let chunk = CHUNK_BYTES.min(len - offset);
-        let (from, to) = (from.part(offset, chunk), to.part(offset, chunk));
-        // SAFETY: the request's pieces are valid, a target overlaps nothing, and nobody else
-        // writes it while its bytes are looked at.
-        digest.update(unsafe {
-            std::ptr::copy_nonoverlapping(from.pointer, to.pointer, chunk);
-            std::slice::from_raw_parts(to.pointer, chunk)
-        });
+impl<'a> Sink<'a> {
+    fn new(pieces: &'a [PieceMut]) -> Sink<'a> {
+        Sink { pieces, written: 0 }
     }
+
+    /// The bytes that come next, as many as lie in one piece; none at the end.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        while let [first, rest @ ..] = self.pieces {
+            if self.written < first.len {
+                let free = first.part(self.written, first.len - self.written);
+                // SAFETY: a request's pieces are valid and initialised, and a target's bytes are
+                // known to this sink alone, which is borrowed.
+                return unsafe { std::slice::from_raw_parts_mut(free.pointer, free.len) };
+            }
+            (self.pieces, self.written) = (rest, 0);
+        }
+        &mut []
+    }
+
+    /// So many bytes of [`Sink::room`] are written.
+    pub(crate) fn advance(&mut self, bytes: usize) {
+        self.written += bytes;
+    }
+}
+
+/// Copies a source to a target.
+fn copy(source: &[Piece], target: &[PieceMut]) {
+    for_each_run(source, target, |from, to, len| {
+        // SAFETY: the request's pieces are valid, and a target overlaps nothing.
+        unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, len) };
+    });
+}
+
+/// Whether two sources of one length hold the same.
+fn is_equal(first: &[Piece], second: &[Piece]) -> bool {
+    let mut equal = true;
+    for_each_run(first, second, |a, b, len| {
+        for offset in (0..len).step_by(CHUNK_BYTES) {
+            if equal {
+                let chunk = CHUNK_BYTES.min(len - offset);
+                with_bytes(&a.part(offset, chunk), |a| {
+                    with_bytes(&b.part(offset, chunk), |b| equal &= a == b);
+                });
+            }
+        }
+    });
+    equal
 }
 
 /// Shows a piece's bytes: as they lie, or copied in chunks if they may change.
 #[inline]
-fn with_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
+pub(crate) fn with_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
     if !piece.may_change {
         // SAFETY: the request's pieces are valid, and nobody writes this one.
         look(unsafe { std::slice::from_raw_parts(piece.pointer, piece.len) });
-        return;
+    } else {
+        with_copied_bytes(piece, look);
     }
+}
+
+fn with_copied_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
     let mut copy = [0; CHUNK_BYTES];
     for offset in (0..piece.len).step_by(CHUNK_BYTES) {
         let chunk = &mut copy[..CHUNK_BYTES.min(piece.len - offset)];
+        let from = piece.part(offset, chunk.len());
         // SAFETY: the request's pieces are valid; a writer meanwhile makes it a mixture.
-        unsafe {
-            let from = piece.pointer.add(offset);
-            std::ptr::copy_nonoverlapping(from, chunk.as_mut_ptr(), chunk.len());
-        }
+        unsafe { std::ptr::copy_nonoverlapping(from.pointer, chunk.as_mut_ptr(), chunk.len()) };
         look(chunk);
     }
 }

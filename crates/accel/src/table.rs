@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel::{Channel, ChannelConfig};
+use crate::crc32c::{CrcPath, CrcPathError};
 use crate::engine::{Engine, EngineQueue};
 use crate::inject::{Injection, Injections};
 use crate::memory::{Source, Target};
@@ -99,6 +100,8 @@ pub(crate) struct Shared {
 struct Table {
     /// By [`OpCode::index`]: index into the engines, or software.
     routes: [Option<usize>; OpCode::COUNT],
+    /// How the software engines of channels opened from now on digest.
+    crc_path: CrcPath,
     /// A channel was opened: from then on the routes stay.
     in_use: bool,
     /// Of all channels that are or were open.
@@ -192,6 +195,22 @@ impl Framework {
         std::iter::once(software).chain(engines).chain(others).collect()
     }
 
+    /// Makes the software engines of channels that are opened from now on digest by this path: to
+    /// test and to compare. [`CrcPath::Auto`] is what they do otherwise.
+    ///
+    /// # Errors
+    /// [`CrcPathError::Unavailable`].
+    pub fn force_crc_path(&self, path: CrcPath) -> Result<(), CrcPathError> {
+        self.shared.table().crc_path = path.checked()?;
+        Ok(())
+    }
+
+    /// How they digest.
+    #[must_use]
+    pub fn crc_path(&self) -> CrcPath {
+        self.shared.table().crc_path
+    }
+
     /// Replaces the error injection of an operation; `None` ends it.
     pub fn inject(&self, operation: OpCode, injection: Option<Injection>) {
         self.shared.injections.set(operation, injection);
@@ -235,9 +254,10 @@ impl Framework {
         }
         let counters = Arc::new(Counters::default());
         table.counters.push(Arc::clone(&counters));
+        let crc_path = table.crc_path;
         drop(table);
         let shared = Arc::clone(&self.shared);
-        Ok(Channel::new(shared, counters, Software::default(), routes, queues, config))
+        Ok(Channel::new(shared, counters, Software::new(crc_path), routes, queues, config))
     }
 }
 

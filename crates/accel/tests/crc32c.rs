@@ -1,7 +1,7 @@
 //! CRC32C against published check values and against a table computed here from the polynomial.
 
 use proptest::prelude::*;
-use raceline_accel::{Crc32c, crc32c};
+use raceline_accel::{Crc32c, CrcPath, CrcPathError, crc32c};
 
 /// The Castagnoli polynomial 1EDC6F41h, bits reversed.
 const POLYNOMIAL: u32 = 0x82F6_3B78;
@@ -87,6 +87,75 @@ fn a_flipped_bit_changes_the_digest() {
             assert_ne!(crc32c(&block), good, "byte {byte} bit {bit}");
             block[byte] ^= 1 << bit;
         }
+    }
+}
+
+/// The paths of this machine besides the one it chooses.
+fn forced_paths() -> impl Iterator<Item = CrcPath> {
+    CrcPath::ALL.into_iter().filter(|path| *path != CrcPath::Auto && path.is_available())
+}
+
+/// Every length around the widths at which the kernels of any path change.
+#[test]
+fn every_path_agrees_at_every_short_length_and_alignment() {
+    let data: Vec<u8> =
+        (0..20_000_u32).map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+    assert!(forced_paths().any(|path| path == CrcPath::Table));
+    for path in forced_paths() {
+        for length in (0..1100).chain(4000..4100).chain([8192, 12_345, 19_990]) {
+            for start in [0, 1, 7, 10] {
+                let piece = &data[start..start + length];
+                let mut digest = Crc32c::new();
+                digest.update_by(path, &piece[..length / 3]);
+                digest.update_by(path, &piece[length / 3..]);
+                assert_eq!(digest.finalize(), crc32c(piece), "{path}, {length} from {start}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_path_that_is_not_there_is_refused_with_those_that_are() {
+    for path in CrcPath::ALL {
+        assert_eq!(path.name().parse(), Ok(path));
+        match path.checked() {
+            Ok(same) => assert_eq!(same, path),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(path.name()) && text.contains("auto, table"), "{text}");
+            }
+        }
+    }
+    let unknown = CrcPathError::Unknown { name: "mmx".to_owned() };
+    assert_eq!("mmx".parse::<CrcPath>(), Err(unknown));
+}
+
+/// A CRC detects every change of one bit; this shows that all kernels look at all bits.
+#[test]
+fn a_million_random_bit_flips_are_all_seen() {
+    const FLIPS: usize = 1_000_000;
+    const FLIPS_PER_BUFFER: usize = 1000;
+    let mut state = 0x243F_6A88_85A3_08D3_u64;
+    let mut random = |end: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from((state >> 11) % end as u64).unwrap()
+    };
+    for round in 0..FLIPS / FLIPS_PER_BUFFER {
+        // Mostly short: the time goes by the bytes.
+        let longest = if round % 10 == 0 { 4096 } else { 600 };
+        let len = random(longest) + 1;
+        let mut buffer: Vec<u8> = (0..len).map(|_| random(256).to_le_bytes()[0]).collect();
+        let good = crc32c(&buffer);
+        for _ in 0..FLIPS_PER_BUFFER {
+            let (byte, bit) = (random(len), random(8));
+            buffer[byte] ^= 1 << bit;
+            assert_ne!(crc32c(&buffer), good, "bit {bit} of byte {byte} of {len}, {round}");
+            buffer[byte] ^= 1 << bit;
+        }
+        assert_eq!(crc32c(&buffer), good);
+        assert_eq!(reference(&buffer), good);
     }
 }
 

@@ -1,0 +1,208 @@
+//! Copy and CRC32C in one pass, by AVX-512: each byte is loaded once, stored, and folded.
+
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
+    _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128, _mm512_clmulepi64_epi128,
+    _mm512_extracti32x4_epi32, _mm512_set_epi64, _mm512_storeu_si512, _mm512_ternarylogic_epi64,
+    _mm512_xor_si512, _mm512_zextsi128_si512,
+};
+
+/// Bytes of one register, and of four, which are folded side by side.
+const REGISTER_BYTES: usize = 64;
+const ROUND_BYTES: usize = 4 * REGISTER_BYTES;
+
+/// The Castagnoli polynomial without its highest coefficient.
+const POLYNOMIAL: u32 = 0x1EDC_6F41;
+
+/// x^n modulo the polynomial, as a factor for reflected data.
+const fn power(n: u32) -> i64 {
+    let mut remainder = 1_u32;
+    let mut step = 0;
+    while step < n {
+        remainder = (remainder << 1) ^ (POLYNOMIAL * (remainder >> 31));
+        step += 1;
+    }
+    (remainder.reverse_bits() as u64).cast_signed() << 32
+}
+
+/// The factors that move 128 bits over `bits` zero bits: of their first 64 and of their last.
+///
+/// In reflected data bit i of a word stands for x^(63 - i), and the product of two words comes out
+/// one place too low: hence the ones less.
+const fn factors(bits: u32) -> (i64, i64) {
+    (power(bits + 63), power(bits - 1))
+}
+
+const OVER_ROUND: (i64, i64) = factors(2048);
+const OVER_REGISTER: (i64, i64) = factors(512);
+const OVER_LANE: (i64, i64) = factors(128);
+
+/// True if the CPU can.
+#[inline]
+pub(crate) fn is_available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("vpclmulqdq")
+        && is_x86_feature_detected!("pclmulqdq")
+        && is_x86_feature_detected!("sse4.2")
+}
+
+/// Copies `len` bytes, and gives the CRC register after them, from `register` on. The register is
+/// that of the bytes stored, whatever others do to those of `from` meanwhile.
+///
+/// # Safety
+/// [`is_available`]; `from` is valid for reads and `to` for writes of `len` bytes, and they do not
+/// overlap.
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
+pub(crate) unsafe fn copy_crc32c(register: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+    let whole = len - len % REGISTER_BYTES;
+    // SAFETY: `whole` <= `len`; the tail lies between them.
+    unsafe {
+        let register =
+            if whole == 0 { register } else { copy_registers(register, from, to, whole) };
+        let tail = to.add(whole);
+        std::ptr::copy_nonoverlapping(from.add(whole), tail, len - whole);
+        short(register, std::slice::from_raw_parts(tail, len - whole))
+    }
+}
+
+/// The same for at least one whole register.
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
+#[inline]
+unsafe fn copy_registers(register: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+    let start = _mm512_zextsi128_si512(_mm_cvtsi32_si128(register.cast_signed()));
+    let mut at = 0;
+    // SAFETY: `at` + what is read and written <= `len` in each step.
+    unsafe {
+        let mut sum;
+        if len >= ROUND_BYTES {
+            let mut a = _mm512_xor_si512(copy_one(from, to), start);
+            let mut b = copy_one(from.add(64), to.add(64));
+            let mut c = copy_one(from.add(128), to.add(128));
+            let mut d = copy_one(from.add(192), to.add(192));
+            at = ROUND_BYTES;
+            while at + ROUND_BYTES <= len {
+                let (from, to) = (from.add(at), to.add(at));
+                a = fold(a, OVER_ROUND, copy_one(from, to));
+                b = fold(b, OVER_ROUND, copy_one(from.add(64), to.add(64)));
+                c = fold(c, OVER_ROUND, copy_one(from.add(128), to.add(128)));
+                d = fold(d, OVER_ROUND, copy_one(from.add(192), to.add(192)));
+                at += ROUND_BYTES;
+            }
+            sum = fold(a, OVER_REGISTER, b);
+            sum = fold(sum, OVER_REGISTER, c);
+            sum = fold(sum, OVER_REGISTER, d);
+        } else {
+            sum = _mm512_xor_si512(copy_one(from, to), start);
+            at += REGISTER_BYTES;
+        }
+        while at < len {
+            sum = fold(sum, OVER_REGISTER, copy_one(from.add(at), to.add(at)));
+            at += REGISTER_BYTES;
+        }
+        reduce(sum)
+    }
+}
+
+/// Loads a register once, stores it, and gives it.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn copy_one(from: *const u8, to: *mut u8) -> __m512i {
+    let bytes: __m512i;
+    // SAFETY: both are valid for 64 bytes. The load is in assembly, because the compiler must not
+    // load twice what others may change.
+    unsafe {
+        asm!(
+            "vmovdqu64 {0}, [{1}]",
+            out(zmm_reg) bytes,
+            in(reg) from,
+            options(nostack, preserves_flags, readonly),
+        );
+        _mm512_storeu_si512(to.cast(), bytes);
+    }
+    bytes
+}
+
+/// Moves four sums of 128 bits over what lies between them and `next`, and adds it.
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+#[inline]
+fn fold(sum: __m512i, (first, last): (i64, i64), next: __m512i) -> __m512i {
+    let factors = _mm512_set_epi64(last, first, last, first, last, first, last, first);
+    let low = _mm512_clmulepi64_epi128::<0x00>(sum, factors);
+    let high = _mm512_clmulepi64_epi128::<0x11>(sum, factors);
+    _mm512_ternarylogic_epi64::<0x96>(low, high, next) // the sum of the three
+}
+
+/// The CRC register that four sums of 128 bits, one behind the other, stand for.
+#[target_feature(enable = "avx512f,pclmulqdq,sse4.2")]
+#[inline]
+fn reduce(sum: __m512i) -> u32 {
+    let mut lane = _mm512_extracti32x4_epi32::<0>(sum);
+    lane = fold_lane(lane, _mm512_extracti32x4_epi32::<1>(sum));
+    lane = fold_lane(lane, _mm512_extracti32x4_epi32::<2>(sum));
+    lane = fold_lane(lane, _mm512_extracti32x4_epi32::<3>(sum));
+    // What is left are 16 bytes with the same CRC.
+    let wide = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane).cast_unsigned());
+    low(_mm_crc32_u64(wide, _mm_extract_epi64::<1>(lane).cast_unsigned()))
+}
+
+#[target_feature(enable = "pclmulqdq")]
+#[inline]
+fn fold_lane(sum: __m128i, next: __m128i) -> __m128i {
+    let (first, last) = OVER_LANE;
+    let factors = _mm_set_epi64x(last, first);
+    let low = _mm_clmulepi64_si128::<0x00>(sum, factors);
+    let high = _mm_clmulepi64_si128::<0x11>(sum, factors);
+    _mm_xor_si128(_mm_xor_si128(low, high), next)
+}
+
+/// The register after less than one register full of bytes.
+#[target_feature(enable = "sse4.2")]
+#[inline]
+fn short(register: u32, bytes: &[u8]) -> u32 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut wide = u64::from(register);
+    for word in words {
+        wide = _mm_crc32_u64(wide, u64::from_le_bytes(*word));
+    }
+    rest.iter().fold(low(wide), |register, &byte| _mm_crc32_u8(register, byte))
+}
+
+/// The register, which the instruction gives in 64 bits.
+#[inline]
+const fn low(wide: u64) -> u32 {
+    let [a, b, c, d, ..] = wide.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crc32c;
+
+    #[test]
+    fn copies_and_digests_at_every_length_and_alignment() {
+        if !is_available() {
+            eprintln!("skipped: no AVX-512 with VPCLMULQDQ here");
+            return;
+        }
+        let from: Vec<u8> =
+            (0..5000_u32).map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+        for len in (0..700).chain(1000..1050).chain(4000..4200) {
+            for (start, end) in [(0, 0), (1, 0), (3, 61), (64, 7)] {
+                let piece = &from[start..start + len];
+                let mut to = vec![0xee; end + len + 64];
+                // SAFETY: both vectors have so many bytes, and the CPU can.
+                let register =
+                    unsafe { copy_crc32c(!7, piece.as_ptr(), to.as_mut_ptr().add(end), len) };
+                assert_eq!(&to[end..end + len], piece, "{len} bytes from {start}");
+                assert!(to[..end].iter().chain(&to[end + len..]).all(|&byte| byte == 0xee));
+                let mut digest = crc32c::Crc32c::resume(7);
+                digest.update(piece);
+                assert_eq!(!register, digest.finalize(), "{len} bytes from {start}");
+            }
+        }
+    }
+}
