@@ -13,3 +13,4 @@ pub mod params;
 pub mod request;
 pub mod role;
 pub mod server;
+pub mod state;

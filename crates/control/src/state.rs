@@ -1,0 +1,103 @@
+//! State that survives: every change is on disk before it is acknowledged.
+//!
+//! The state directory holds the configuration as it was after change N (`config-N.json`, SPDK's
+//! JSON form) and a log of the changes since (`changes-M.log`, which begins with change M). What
+//! a change is, the caller knows: here it is a JSON value. It is recorded so:
+//!
+//! 1. [`Store::reserve`]: room for it in the log. On a full disk it is refused here, before
+//!    anything has happened.
+//! 2. The caller applies it. A change that cannot be applied is forgotten with its [`Permit`].
+//! 3. [`Store::append`], in the order in which changes were applied. The change is recorded with
+//!    every identity that was chosen for it (UUIDs, serial numbers, namespace ids), so that
+//!    applying it again gives the same target.
+//! 4. [`Store::wait`], then the change is acknowledged. One thread writes all changes that have
+//!    been appended meanwhile as one group, and syncs it once for all who wait.
+//!
+//! Changes come after their effect in the log, so a change that failed is never in it, and a
+//! change in it has been applied once and can be applied again. What a crash loses was never
+//! acknowledged. If the disk fails between 2 and 4 the caller is told, the change may or may not
+//! be there after a restart, and no further change is taken.
+//!
+//! When the log has grown, [`Store::checkpoint`] writes a new configuration file beside the old
+//! one (write, sync, rename, sync of the directory) and removes what the *previous* file does not
+//! need: if the newest file is damaged, the previous one and the log give the same state.
+//!
+//! One kind of damage cannot be told from a write that a crash interrupted: that of the very last
+//! group, before the daemon has ended in good order or written another. It is cut off, and said.
+
+mod committer;
+mod disk;
+mod document;
+mod error;
+mod format;
+mod journal;
+mod store;
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod sim;
+#[cfg(test)]
+mod store_tests;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+pub use disk::{Disk, DiskFile, RealDisk};
+pub use error::StateError;
+pub use format::MAX_CHANGE_BYTES;
+pub use store::{Health, Permit, Store};
+
+/// A call of the control plane that makes a part of the configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// The method, as in `nvmf_create_subsystem`.
+    pub method: String,
+    /// Its parameters, with every identity filled in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub params: Option<Value>,
+}
+
+/// The calls that make one subsystem of the framework what it is (`bdev`, `nvmf`...).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SubsystemConfig {
+    /// The subsystem of the framework.
+    pub subsystem: String,
+    /// Its calls, in the order in which they are made.
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub config: Vec<Call>,
+}
+
+/// A whole configuration: calls that lead from nothing to a target.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Configuration {
+    /// By subsystem of the framework, in the order in which they are made.
+    pub subsystems: Vec<SubsystemConfig>,
+    /// What has to survive but is no call, as generation counters.
+    pub identity: Value,
+}
+
+/// What a state directory held when it was opened.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recovered {
+    /// The configuration to begin with.
+    pub configuration: Configuration,
+    /// The changes to apply after it, in order, as they were appended.
+    pub changes: Vec<Value>,
+    /// The number of the last change.
+    pub sequence: u64,
+    /// What was found and set right, for the log.
+    pub notes: Vec<String>,
+}
+
+impl Recovered {
+    /// Whether nothing has ever been recorded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sequence == 0
+    }
+}
+
+fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Call>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}

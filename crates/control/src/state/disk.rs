@@ -1,0 +1,270 @@
+//! The file operations that state needs, on the real file system; tests simulate them.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::error::StateError;
+
+/// Who may read the state: its owner.
+const FILE_MODE: u32 = 0o600;
+/// Who may enter the directory: its owner.
+const DIRECTORY_MODE: u32 = 0o700;
+/// Write permission of group and others.
+const OTHERS_WRITE: u32 = 0o022;
+/// The file whose lock says that a daemon uses the directory.
+const LOCK_FILE: &str = "lock";
+
+/// One flat directory of files.
+///
+/// Nothing survives a crash for certain before it is synced: the bytes of a file by
+/// [`DiskFile::sync`], names (created, renamed, removed) by [`Disk::sync_names`].
+pub trait Disk: Send + Sync {
+    /// The directory, for messages.
+    fn path(&self) -> &Path;
+    /// The names of its files.
+    ///
+    /// # Errors
+    /// As the system gives them; so for the other operations.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// The whole content of a file.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    fn read(&self, name: &str) -> io::Result<Vec<u8>>;
+    /// Creates a file, or empties the one that has this name.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
+    /// Opens an existing file for writing.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
+    /// Gives a file another name, in place of any file that has it.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Makes names durable.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    fn sync_names(&self) -> io::Result<()>;
+}
+
+/// A file that is open for writing.
+pub trait DiskFile: Send {
+    /// Reserves room for these bytes without changing the file's size.
+    ///
+    /// # Errors
+    /// When there is no room, or the file system cannot reserve any ([`io::ErrorKind::Unsupported`]).
+    fn reserve(&self, offset: u64, length: u64) -> io::Result<()>;
+    /// Writes all of `bytes` at an offset.
+    ///
+    /// # Errors
+    /// As the system gives them; part of the bytes may have been written.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Cuts the file off, giving back room reserved beyond its end.
+    ///
+    /// # Errors
+    /// As the system gives them.
+    fn truncate(&self, length: u64) -> io::Result<()>;
+    /// Makes bytes and size durable.
+    ///
+    /// # Errors
+    /// As the system gives them. After an error nobody knows what is on disk: the kernel marks
+    /// pages clean that it failed to write, so syncing again proves nothing.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A directory of the real file system, locked against other daemons while this value lives.
+#[derive(Debug)]
+pub struct RealDisk {
+    path: PathBuf,
+    directory: File,
+    _lock: File,
+}
+
+impl RealDisk {
+    /// Opens the directory, creating it if it is missing, and locks it.
+    ///
+    /// # Errors
+    /// When another daemon holds it, others may write it, or the system refuses.
+    pub fn open(path: &Path) -> Result<Self, StateError> {
+        let failed = |action, file: &Path| {
+            let file = file.to_owned();
+            move |error: io::Error| StateError::Io { action, file, reason: error.to_string() }
+        };
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(DIRECTORY_MODE)
+            .create(path)
+            .map_err(failed("create the state directory", path))?;
+        let directory = File::open(path).map_err(failed("open the state directory", path))?;
+        let metadata = directory.metadata().map_err(failed("examine", path))?;
+        let mode = metadata.permissions().mode() & 0o7777;
+        if mode & OTHERS_WRITE != 0 {
+            return Err(StateError::Permissions { dir: path.to_owned(), mode });
+        }
+        let lock_path = path.join(LOCK_FILE);
+        let lock = lock(path, &lock_path).map_err(|error| match error {
+            LockError::Held(holder) => StateError::Locked { dir: path.to_owned(), holder },
+            LockError::Io(error) => failed("lock", &lock_path)(error),
+        })?;
+        Ok(Self { path: path.to_owned(), directory, _lock: lock })
+    }
+}
+
+enum LockError {
+    Held(String),
+    Io(io::Error),
+}
+
+/// Takes the lock, and leaves our process id in the file for those who come later.
+fn lock(_dir: &Path, path: &Path) -> Result<File, LockError> {
+    let options = options().read(true).create(true).truncate(false).open(path);
+    let mut file = options.map_err(LockError::Io)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(std::fs::TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // The text is a courtesy; the lock itself is the kernel's.
+            let _ = file.read_to_string(&mut holder);
+            let holder = holder.trim();
+            let known = !holder.is_empty() && holder.bytes().all(|byte| byte.is_ascii_digit());
+            return Err(LockError::Held(if known { holder } else { "unknown" }.to_owned()));
+        }
+        Err(std::fs::TryLockError::Error(error)) => return Err(LockError::Io(error)),
+    }
+    file.set_len(0).and_then(|()| file.rewind()).map_err(LockError::Io)?;
+    // On a full disk the lock still holds; only the courtesy is missing.
+    let _ = writeln!(file, "{}", std::process::id());
+    Ok(file)
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(FILE_MODE);
+    options
+}
+
+impl Disk for RealDisk {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            // A name that is not UTF-8 is none of ours.
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        std::fs::read(self.path.join(name))
+    }
+
+    fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let file = options().create(true).truncate(true).open(self.path.join(name))?;
+        // Also for a file that was there before, whatever its mode was.
+        file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+        Ok(Box::new(file))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(options().open(self.path.join(name))?))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.path.join(name))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.directory.sync_all()
+    }
+}
+
+impl DiskFile for File {
+    fn reserve(&self, offset: u64, length: u64) -> io::Result<()> {
+        match rustix::fs::fallocate(self, FallocateFlags::KEEP_SIZE, offset, length) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Err(io::ErrorKind::Unsupported.into()),
+            other => Ok(other?),
+        }
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_all_at(bytes, offset)
+    }
+
+    fn truncate(&self, length: u64) -> io::Result<()> {
+        self.set_len(length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = RealDisk::open(dir.path()).unwrap();
+        let error = RealDisk::open(dir.path()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("process {}", std::process::id())), "{text}");
+        drop(first);
+        RealDisk::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        drop(RealDisk::open(&path).unwrap());
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, DIRECTORY_MODE);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o770)).unwrap();
+        let error = RealDisk::open(&path).unwrap_err();
+        assert!(matches!(error, StateError::Permissions { mode: 0o770, .. }), "{error}");
+    }
+
+    #[test]
+    fn files_are_their_owners_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(dir.path()).unwrap();
+        std::fs::write(dir.path().join("loose"), "x").unwrap();
+        for name in ["new", "loose"] {
+            let file = disk.create(name).unwrap();
+            file.reserve(0, 8192).unwrap();
+            file.write_at(4096, b"abc").unwrap();
+            file.sync().unwrap();
+            let metadata = dir.path().join(name).metadata().unwrap();
+            assert_eq!(metadata.permissions().mode() & 0o777, FILE_MODE);
+            assert_eq!(metadata.len(), 4099);
+        }
+    }
+}

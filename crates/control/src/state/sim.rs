@@ -1,0 +1,406 @@
+//! A simulated disk that can lose power after every operation, run full, and fail to sync.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::disk::{Disk, DiskFile};
+
+/// What a power cut leaves whole.
+const SECTOR_BYTES: usize = 512;
+
+/// Small and good enough random numbers (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+#[derive(Clone, Debug)]
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`.
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next() % limit as u64).unwrap()
+    }
+
+    pub(super) fn one_in(&mut self, chances: usize) -> bool {
+        self.below(chances) == 0
+    }
+}
+
+#[derive(Clone, Debug)]
+enum FileChange {
+    Write { offset: usize, bytes: Vec<u8> },
+    Truncate(usize),
+}
+
+#[derive(Clone, Debug)]
+enum NameChange {
+    Set(String, u64),
+    Rename { from: String, to: String, inode: u64 },
+    Remove(String),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Inode {
+    /// As programs see it.
+    now: Vec<u8>,
+    /// As it is on the medium.
+    durable: Vec<u8>,
+    pending: Vec<FileChange>,
+}
+
+/// The content of a disk, and what is not durable of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Image {
+    inodes: BTreeMap<u64, Inode>,
+    names: BTreeMap<String, u64>,
+    durable_names: BTreeMap<String, u64>,
+    pending_names: Vec<NameChange>,
+    last_inode: u64,
+    pub(super) faults: Faults,
+    /// Syncs of files so far.
+    pub(super) syncs: u64,
+}
+
+/// What the disk does wrong.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Faults {
+    /// Nothing more can be reserved.
+    pub(super) no_room: bool,
+    /// Nothing can be written, though room was reserved.
+    pub(super) no_room_to_write: bool,
+    /// Syncs of files fail.
+    pub(super) failing_sync: bool,
+    /// Syncs of files succeed and do nothing.
+    pub(super) lying_sync: bool,
+}
+
+type Observer = Box<dyn FnMut(&Image) + Send>;
+
+/// A disk in memory.
+#[derive(Clone, Default)]
+pub(super) struct SimDisk {
+    image: Arc<Mutex<Image>>,
+    /// Called after every operation that changes something.
+    observer: Arc<Mutex<Option<Observer>>>,
+}
+
+struct SimFile {
+    disk: SimDisk,
+    inode: u64,
+}
+
+/// How much of a list of changes survives.
+#[derive(Clone, Copy, Debug)]
+enum Survival {
+    All,
+    Nothing,
+    Prefix,
+    Any,
+}
+
+impl Survival {
+    fn pick(random: &mut Random) -> Self {
+        [Self::All, Self::Nothing, Self::Prefix, Self::Any][random.below(4)]
+    }
+}
+
+impl Image {
+    /// The image after a power cut: what was synced, and any of the rest.
+    pub(super) fn crash(&self, random: &mut Random) -> Self {
+        let mut names = self.durable_names.clone();
+        let survival = Survival::pick(random);
+        let kept = random.below(self.pending_names.len() + 1);
+        for (index, change) in self.pending_names.iter().enumerate() {
+            let survives = match survival {
+                Survival::All => true,
+                Survival::Nothing => false,
+                Survival::Prefix => index < kept,
+                Survival::Any => random.one_in(2),
+            };
+            if survives {
+                apply_name(&mut names, change);
+            }
+        }
+        let mut inodes = BTreeMap::new();
+        for inode in names.values() {
+            let bytes = self.inodes[inode].crash(random);
+            let after = Inode { now: bytes.clone(), durable: bytes, pending: Vec::new() };
+            inodes.insert(*inode, after);
+        }
+        let durable_names = names.clone();
+        Self { inodes, names, durable_names, last_inode: self.last_inode, ..Self::default() }
+    }
+
+    /// Writes one byte differently, as a failing medium does.
+    pub(super) fn flip(&mut self, name: &str, offset: usize) {
+        let inode = self.inodes.get_mut(&self.names[name]).unwrap();
+        inode.now[offset] ^= 0x10;
+        inode.durable.clone_from(&inode.now);
+    }
+
+    /// The names of all files.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.names.keys().cloned().collect()
+    }
+
+    /// The size of a file.
+    pub(super) fn size(&self, name: &str) -> usize {
+        self.inodes[&self.names[name]].now.len()
+    }
+
+    /// Takes a file away for certain.
+    pub(super) fn take_away(&mut self, name: &str) {
+        self.names.remove(name);
+        self.durable_names.remove(name);
+    }
+}
+
+impl Inode {
+    fn crash(&self, random: &mut Random) -> Vec<u8> {
+        let mut bytes = self.durable.clone();
+        let survival = Survival::pick(random);
+        let kept = random.below(self.pending.len() + 1);
+        for (index, change) in self.pending.iter().enumerate() {
+            match survival {
+                Survival::All => apply_file(&mut bytes, change),
+                Survival::Nothing => {}
+                Survival::Prefix if index < kept => apply_file(&mut bytes, change),
+                Survival::Prefix => {
+                    // The first that is not kept whole.
+                    if index == kept {
+                        apply_sectors(&mut bytes, change, random, true);
+                    }
+                }
+                Survival::Any => apply_sectors(&mut bytes, change, random, false),
+            }
+        }
+        bytes
+    }
+}
+
+fn apply_name(names: &mut BTreeMap<String, u64>, change: &NameChange) {
+    match change {
+        NameChange::Set(name, inode) => {
+            names.insert(name.clone(), *inode);
+        }
+        NameChange::Rename { from, to, inode } => {
+            names.remove(from);
+            names.insert(to.clone(), *inode);
+        }
+        NameChange::Remove(name) => {
+            names.remove(name);
+        }
+    }
+}
+
+fn apply_file(file: &mut Vec<u8>, change: &FileChange) {
+    match change {
+        FileChange::Write { offset, bytes } => {
+            let end = offset + bytes.len();
+            if file.len() < end {
+                file.resize(end, 0);
+            }
+            file[*offset..end].copy_from_slice(bytes);
+        }
+        FileChange::Truncate(length) => file.resize(*length, 0),
+    }
+}
+
+/// Part of a change: some of its sectors, or those before some point; one may hold nonsense.
+fn apply_sectors(file: &mut Vec<u8>, change: &FileChange, random: &mut Random, prefix: bool) {
+    let FileChange::Write { offset, bytes } = change else {
+        if random.one_in(2) {
+            apply_file(file, change);
+        }
+        return;
+    };
+    let sectors = bytes.len().div_ceil(SECTOR_BYTES);
+    let cut = random.below(sectors + 1);
+    for (index, sector) in bytes.chunks(SECTOR_BYTES).enumerate() {
+        let survives = if prefix { index < cut } else { random.one_in(2) };
+        if survives {
+            let offset = offset + index * SECTOR_BYTES;
+            let mut bytes = sector.to_vec();
+            if random.one_in(40) {
+                let at = random.below(bytes.len());
+                bytes[at..].fill(0xee);
+            }
+            apply_file(file, &FileChange::Write { offset, bytes });
+        }
+    }
+}
+
+impl SimDisk {
+    /// A disk with this content.
+    pub(super) fn new(image: Image) -> Self {
+        Self { image: Arc::new(Mutex::new(image)), observer: Arc::default() }
+    }
+
+    /// Calls this after every operation that changes something.
+    pub(super) fn observe(&self, observer: impl FnMut(&Image) + Send + 'static) {
+        *lock(&self.observer) = Some(Box::new(observer));
+    }
+
+    /// The content.
+    pub(super) fn image(&self) -> MutexGuard<'_, Image> {
+        lock(&self.image)
+    }
+
+    fn change<T>(&self, make: impl FnOnce(&mut Image) -> io::Result<T>) -> io::Result<T> {
+        let result = make(&mut self.image());
+        let mut observer = lock(&self.observer);
+        if let Some(observer) = &mut *observer {
+            let image = self.image().clone();
+            observer(&image);
+        }
+        result
+    }
+
+    fn file(&self, inode: u64) -> Box<dyn DiskFile> {
+        Box::new(SimFile { disk: self.clone(), inode })
+    }
+}
+
+impl Disk for SimDisk {
+    fn path(&self) -> &Path {
+        Path::new("/simulated")
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.image().names())
+    }
+
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        let image = self.image();
+        let inode = image.names.get(name).ok_or(io::ErrorKind::NotFound)?;
+        Ok(image.inodes[inode].now.clone())
+    }
+
+    fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let inode = self.change(|image| {
+            if image.faults.no_room_to_write {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            if let Some(&inode) = image.names.get(name) {
+                image.inodes.get_mut(&inode).unwrap().change(FileChange::Truncate(0));
+                return Ok(inode);
+            }
+            image.last_inode += 1;
+            let inode = image.last_inode;
+            image.inodes.insert(inode, Inode::default());
+            image.name(NameChange::Set(name.to_owned(), inode));
+            Ok(inode)
+        })?;
+        Ok(self.file(inode))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let inode = *self.image().names.get(name).ok_or(io::ErrorKind::NotFound)?;
+        Ok(self.file(inode))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.change(|image| {
+            let inode = *image.names.get(from).ok_or(io::ErrorKind::NotFound)?;
+            image.name(NameChange::Rename { from: from.to_owned(), to: to.to_owned(), inode });
+            Ok(())
+        })
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.change(|image| {
+            image.names.get(name).ok_or(io::ErrorKind::NotFound)?;
+            image.name(NameChange::Remove(name.to_owned()));
+            Ok(())
+        })
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.change(|image| {
+            image.durable_names = image.names.clone();
+            image.pending_names.clear();
+            let named: Vec<u64> = image.names.values().copied().collect();
+            image.inodes.retain(|inode, _| named.contains(inode));
+            Ok(())
+        })
+    }
+}
+
+impl Image {
+    fn name(&mut self, change: NameChange) {
+        apply_name(&mut self.names, &change);
+        self.pending_names.push(change);
+    }
+}
+
+impl Inode {
+    fn change(&mut self, change: FileChange) {
+        apply_file(&mut self.now, &change);
+        self.pending.push(change);
+    }
+}
+
+impl SimFile {
+    fn change<T>(
+        &self,
+        make: impl FnOnce(&mut Inode, &mut Faults) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.disk.change(|image| {
+            // A file may be written after its name is gone, and nobody will ever read it.
+            let inode = image.inodes.entry(self.inode).or_default();
+            make(inode, &mut image.faults)
+        })
+    }
+}
+
+impl DiskFile for SimFile {
+    fn reserve(&self, _offset: u64, _length: u64) -> io::Result<()> {
+        self.change(|_, faults| match faults.no_room {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        })
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.change(|inode, faults| {
+            let offset = usize::try_from(offset).unwrap();
+            let full = faults.no_room_to_write;
+            let written = if full { &bytes[..bytes.len() / 2] } else { bytes };
+            inode.change(FileChange::Write { offset, bytes: written.to_vec() });
+            if full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        })
+    }
+
+    fn truncate(&self, length: u64) -> io::Result<()> {
+        let length = usize::try_from(length).unwrap();
+        self.change(|inode, _| {
+            inode.change(FileChange::Truncate(length));
+            Ok(())
+        })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.image().syncs += 1;
+        self.change(|inode, faults| {
+            if faults.failing_sync {
+                return Err(io::Error::other("simulated failure of the medium"));
+            }
+            if !faults.lying_sync {
+                inode.durable.clone_from(&inode.now);
+                inode.pending.clear();
+            }
+            Ok(())
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
