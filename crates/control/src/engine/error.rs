@@ -27,6 +27,22 @@ pub enum EngineError {
         /// Who uses it.
         by: String,
     },
+    /// There is no such thing.
+    #[error("there is no {what} `{name}`")]
+    Missing {
+        /// What kind.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// There is one already.
+    #[error("there is a {what} `{name}` already")]
+    Exists {
+        /// What kind.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
     /// A device could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -42,12 +58,20 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    pub(crate) fn missing(what: &'static str, name: &str) -> Self {
+        Self::Missing { what, name: name.escape_debug().to_string() }
+    }
+
+    pub(crate) fn exists(what: &'static str, name: &str) -> Self {
+        Self::Exists { what, name: name.escape_debug().to_string() }
+    }
+
     /// The errno that SPDK gives for it.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::NameTaken(_) => libc::EEXIST,
-            Self::NoBdev(_) => libc::ENODEV,
+            Self::NameTaken(_) | Self::Exists { .. } => libc::EEXIST,
+            Self::NoBdev(_) | Self::Missing { .. } => libc::ENODEV,
             Self::Claimed { .. } => libc::EPERM,
             Self::Journal(_) => libc::EIO,
             Self::Open(error) => open_errno(error),

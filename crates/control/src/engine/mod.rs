@@ -8,6 +8,7 @@ mod error;
 pub mod journal;
 pub mod ledger;
 pub mod notify;
+pub mod nvmf;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{
@@ -23,6 +24,8 @@ use bdevs::{Bdevs, Claim};
 use journal::{Journal, JournalError, NoJournal};
 use ledger::{Entry, Key, Ledger, Record};
 use notify::{EventKind, Events};
+use nvmf::{DEFAULT_MAX_SUBSYSTEMS, Nvmf};
+use raceline_proto::nvme::Nqn;
 
 /// How long a client may wait for a device: a thread waits with it.
 const MAX_BDEV_WAIT: Duration = Duration::from_secs(600);
@@ -76,6 +79,8 @@ pub struct Engine {
 pub struct Model {
     /// Block devices.
     pub bdevs: Bdevs,
+    /// What is exported.
+    pub nvmf: Nvmf,
     /// The calls that make all of it again.
     pub ledger: Ledger,
     /// What has happened.
@@ -84,8 +89,8 @@ pub struct Model {
 
 /// A change that is being made.
 ///
-/// The effect comes first, then its record. A change that fails must have undone its effect; what
-/// it recorded is forgotten.
+/// The effect comes first, then its record: what was recorded has happened, and is kept even when a
+/// later step of the change fails. A step that fails must have undone its own effect.
 pub struct Change<'a> {
     engine: &'a Engine,
     records: Vec<Record>,
@@ -101,7 +106,10 @@ impl Engine {
             phase: Mutex::new(Phase::Startup),
             phase_changed: Condvar::new(),
             changing: Mutex::default(),
-            model: RwLock::default(),
+            model: RwLock::new(Model {
+                nvmf: Nvmf::new(DEFAULT_MAX_SUBSYSTEMS),
+                ..Model::default()
+            }),
             position: AtomicU64::new(0),
         }
     }
@@ -170,7 +178,9 @@ impl Engine {
         let _one_at_a_time = lock(&self.changing);
         self.config.journal.reserve().map_err(EngineError::Journal)?;
         let mut change = Change { engine: self, records: Vec::new(), events: Vec::new() };
-        let made = make(&mut change)?;
+        let made = make(&mut change);
+        // A record follows its effect, so what was recorded has happened, also when a later step
+        // failed.
         let Change { records, events, .. } = change;
         if !records.is_empty() {
             let position = self.config.journal.append(&records).map_err(EngineError::Journal)?;
@@ -179,7 +189,7 @@ impl Engine {
         let mut model = self.model_mut();
         records.into_iter().for_each(|record| model.ledger.apply(record));
         events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
-        Ok(made)
+        made
     }
 
     /// Waits until every change made so far is on stable media. Blocks.
@@ -188,6 +198,28 @@ impl Engine {
     /// When it cannot be made so.
     pub fn wait_durable(&self) -> Result<(), JournalError> {
         self.config.journal.wait(self.position.load(Ordering::Acquire))
+    }
+
+    /// Ends what is exported: commands in flight finish, connections close, cores end. What is
+    /// configured stays written down.
+    ///
+    /// # Errors
+    /// When a core does not end in time.
+    pub fn shut_down(&self) -> Result<(), EngineError> {
+        let _one_at_a_time = lock(&self.changing);
+        let targets = std::mem::take(&mut self.model_mut().nvmf.targets);
+        for transport in targets.into_values().filter_map(|target| target.transport) {
+            nvmf::stop(transport.target)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the cores of all targets are running.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        let model = self.model();
+        let mut transports = model.nvmf.targets.values().filter_map(|t| t.transport.as_ref());
+        transports.all(|transport| transport.target.is_running())
     }
 
     fn model_mut(&self) -> RwLockWriteGuard<'_, Model> {
@@ -270,14 +302,18 @@ impl Change<'_> {
     /// # Errors
     /// When there is none, or it does not become quiet.
     pub fn remove_bdev(&mut self, name: &str) -> Result<bdevs::Entry, EngineError> {
-        let (name, above) = {
+        let (name, above, claim) = {
             let model = self.model();
             let bdev =
                 model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.to_owned()))?;
             let above: Vec<String> =
                 model.bdevs.above(&bdev.name).map(|entry| entry.name.clone()).collect();
-            (bdev.name.clone(), above)
+            (bdev.name.clone(), above, bdev.claim.clone())
         };
+        if let Some(Claim::Namespace { target, nqn, nsid }) = claim {
+            let nqn = Nqn::new(&nqn).map_err(|error| EngineError::Invalid(error.to_string()))?;
+            self.remove_namespace(&target, &nqn, nsid)?;
+        }
         for name in above {
             self.remove_bdev(&name)?;
         }

@@ -3,6 +3,7 @@
 mod bdev;
 mod framework;
 mod notify;
+mod nvmf;
 mod rpc;
 
 use crate::method::Registry;
@@ -13,4 +14,5 @@ pub(crate) fn register(registry: &mut Registry) {
     framework::register(registry);
     notify::register(registry);
     bdev::register(registry);
+    nvmf::register(registry);
 }

@@ -1,0 +1,116 @@
+//! Addresses as SPDK writes them.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::EngineError;
+
+/// Where to listen, canonical: what was an alternative spelling is the same value.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ListenAddress {
+    /// `TCP`.
+    pub trtype: String,
+    /// `IPv4` or `IPv6`.
+    pub adrfam: String,
+    /// The IP address.
+    pub traddr: String,
+    /// The port.
+    pub trsvcid: String,
+}
+
+impl ListenAddress {
+    /// An address from its parts, as clients spell them.
+    ///
+    /// # Errors
+    /// When a part is not what TCP needs; names it.
+    pub fn parse(
+        trtype: &str,
+        adrfam: Option<&str>,
+        traddr: &str,
+        trsvcid: Option<&str>,
+    ) -> Result<Self, EngineError> {
+        let invalid = |text: String| EngineError::Invalid(text);
+        if !trtype.eq_ignore_ascii_case("tcp") {
+            return Err(invalid(format!("trtype {} is not supported: use TCP", quoted(trtype))));
+        }
+        let ip: IpAddr = traddr.parse().map_err(|_| {
+            invalid(format!("traddr {} is not an IPv4 or IPv6 address", quoted(traddr)))
+        })?;
+        let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+        if let Some(adrfam) = adrfam
+            && !adrfam.eq_ignore_ascii_case(family)
+        {
+            let adrfam = quoted(adrfam);
+            return Err(invalid(format!("traddr {traddr} is {family}, and adrfam is {adrfam}")));
+        }
+        let text = trsvcid.unwrap_or("");
+        let port = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+        let port: u16 =
+            port.ok_or_else(|| invalid(format!("trsvcid {} is not a port", quoted(text))))?;
+        Ok(Self::from(SocketAddr::new(ip, port)))
+    }
+
+    /// The address to bind.
+    ///
+    /// # Errors
+    /// Never for a value that [`ListenAddress::parse`] made.
+    pub fn socket(&self) -> Result<SocketAddr, EngineError> {
+        let parsed = self.traddr.parse().ok().zip(self.trsvcid.parse().ok());
+        let (ip, port): (IpAddr, u16) =
+            parsed.ok_or_else(|| EngineError::Invalid(format!("{self} is no address")))?;
+        Ok(SocketAddr::new(ip, port))
+    }
+}
+
+impl From<SocketAddr> for ListenAddress {
+    fn from(address: SocketAddr) -> Self {
+        Self {
+            trtype: "TCP".to_owned(),
+            adrfam: if address.is_ipv4() { "IPv4" } else { "IPv6" }.to_owned(),
+            traddr: address.ip().to_string(),
+            trsvcid: address.port().to_string(),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.adrfam.as_str() {
+            "IPv6" => write!(f, "[{}]:{}", self.traddr, self.trsvcid),
+            _ => write!(f, "{}:{}", self.traddr, self.trsvcid),
+        }
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("`{}`", text.escape_debug())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spellings_of_one_address_are_equal() {
+        let parse = |trtype, adrfam, traddr, trsvcid| {
+            ListenAddress::parse(trtype, adrfam, traddr, trsvcid).map(|address| address.to_string())
+        };
+        assert_eq!(parse("tcp", None, "127.0.0.1", Some("4420")).unwrap(), "127.0.0.1:4420");
+        let six = parse("TCP", Some("ipv6"), "::0:1", Some("04420")).unwrap();
+        assert_eq!(six, "[::1]:4420");
+        for (trtype, adrfam, traddr, trsvcid, culprit) in [
+            ("rdma", None, "127.0.0.1", Some("1"), "trtype `rdma`"),
+            ("tcp", Some("ipv6"), "127.0.0.1", Some("1"), "adrfam is `ipv6`"),
+            ("tcp", None, "localhost", Some("1"), "traddr `localhost`"),
+            ("tcp", None, "127.0.0.1", Some("+1"), "trsvcid `+1`"),
+            ("tcp", None, "127.0.0.1", Some("65536"), "trsvcid `65536`"),
+            ("tcp", None, "127.0.0.1", None, "trsvcid ``"),
+            ("tcp\n", None, "127.0.0.1", None, "trtype `tcp\\n`"),
+        ] {
+            let error = parse(trtype, adrfam, traddr, trsvcid).unwrap_err().to_string();
+            assert!(error.contains(culprit), "{error}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Gives the cores what the model has: all of it when they start, and each change.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_bdev::SharedBdev;
+use raceline_proto::controller::HostAccess;
+use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError};
+
+use super::{Namespace, NvmfTarget, Subsystem, SubsystemOptions, TransportOptions};
+use crate::engine::EngineError;
+use crate::engine::bdevs::Bdevs;
+
+/// How long those who look at a target may hold it while it is to be stopped.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the cores need to know of a transport.
+pub(super) fn target_config(options: &TransportOptions, cores: &[usize]) -> TargetConfig {
+    TargetConfig {
+        cores: cores.to_vec(),
+        max_io_bytes: options.max_io_size,
+        in_capsule_bytes: options.in_capsule_data_size,
+        max_queue_entries: options.max_queue_depth,
+        max_io_queues: options.max_io_qpairs_per_ctrlr,
+        ..TargetConfig::default()
+    }
+}
+
+pub(super) fn subsystem_config(
+    nqn: &Nqn,
+    options: &SubsystemOptions,
+    hosts: &[Nqn],
+) -> SubsystemConfig {
+    SubsystemConfig {
+        nqn: nqn.clone(),
+        serial: options.serial_number.clone(),
+        model: options.model_number.clone(),
+        hosts: access(options.allow_any_host, hosts),
+    }
+}
+
+pub(super) fn access(any: bool, hosts: &[Nqn]) -> HostAccess {
+    if any { HostAccess::Any } else { HostAccess::List(hosts.to_vec()) }
+}
+
+pub(super) fn namespace_config(
+    nsid: u32,
+    namespace: &Namespace,
+    bdev: SharedBdev,
+) -> NamespaceConfig {
+    NamespaceConfig {
+        nsid: Some(NamespaceId(nsid)),
+        bdev,
+        uuid: Some(*namespace.uuid.as_bytes()),
+        nguid: Some(namespace.nguid),
+    }
+}
+
+/// Gives new cores everything that the model has.
+pub(super) fn populate(
+    cores: &Target,
+    target: &NvmfTarget,
+    bdevs: &Bdevs,
+) -> Result<(), EngineError> {
+    for (nqn, subsystem) in &target.subsystems {
+        let Subsystem { options, hosts, namespaces, .. } = subsystem;
+        cores.add_subsystem(subsystem_config(nqn, options, hosts))?;
+        for (nsid, namespace) in namespaces {
+            let name = &namespace.bdev_name;
+            let bdev = bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.clone()))?;
+            let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device));
+            cores.add_namespace(nqn, config)?;
+        }
+    }
+    Ok(())
+}
+
+/// Stops cores that nothing new is given to any more. Blocks while commands in flight finish.
+///
+/// # Errors
+/// When a core does not end in time.
+pub(crate) fn stop(mut cores: Arc<Target>) -> Result<(), TargetError> {
+    let give_up = Instant::now() + RELEASE_TIMEOUT;
+    loop {
+        match Arc::try_unwrap(cores) {
+            Ok(target) => return target.shutdown(),
+            // Somebody is looking at its counters: for moments.
+            Err(shared) if Instant::now() < give_up => cores = shared,
+            Err(_) => return Err(TargetError::Unresponsive(0)),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

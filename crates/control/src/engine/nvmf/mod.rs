@@ -1,0 +1,213 @@
+//! What is exported: targets, subsystems, namespaces, hosts, listeners.
+//!
+//! The model is complete without a transport, as in SPDK: subsystems may be made first. The cores
+//! start with the transport, whose options they need, and are then given all that there is.
+
+mod change;
+mod listener;
+mod live;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use raceline_proto::nvme::Nqn;
+use raceline_target::Target;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::EngineError;
+
+pub(crate) use change::hex;
+pub use listener::ListenAddress;
+pub(crate) use live::stop;
+
+/// The target that every method means that names none.
+pub const DEFAULT_TARGET: &str = "nvmf_tgt";
+
+/// Subsystems of a target unless it is told otherwise.
+pub const DEFAULT_MAX_SUBSYSTEMS: u32 = 1024;
+
+/// Namespaces of a subsystem unless it is told otherwise.
+pub const DEFAULT_MAX_NAMESPACES: u32 = 32;
+
+/// Listeners of a subsystem, as in SPDK.
+pub const MAX_LISTENERS: usize = 16;
+
+/// Hosts on the list of a subsystem.
+pub const MAX_HOSTS: usize = 8192;
+
+/// All targets.
+#[derive(Default)]
+pub struct Nvmf {
+    /// By name.
+    pub targets: BTreeMap<String, NvmfTarget>,
+}
+
+/// A target: what it exports, and the cores that do it once there is a transport.
+#[derive(Default)]
+pub struct NvmfTarget {
+    /// Most subsystems.
+    pub max_subsystems: u32,
+    /// The transport.
+    pub transport: Option<Transport>,
+    /// By name.
+    pub subsystems: BTreeMap<Nqn, Subsystem>,
+    /// Listeners that the discovery service names as its own.
+    pub discovery_listeners: Vec<ListenAddress>,
+}
+
+/// A transport and the cores that serve it.
+#[derive(Clone)]
+pub struct Transport {
+    /// What it was made with.
+    pub options: TransportOptions,
+    /// The cores.
+    pub target: Arc<Target>,
+}
+
+/// The options of a transport that mean something here, by SPDK's names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransportOptions {
+    /// Entries of an I/O queue.
+    pub max_queue_depth: u16,
+    /// I/O queues of a controller.
+    pub max_io_qpairs_per_ctrlr: u16,
+    /// Write data in a command capsule in bytes.
+    pub in_capsule_data_size: u32,
+    /// Largest transfer of a command in bytes.
+    pub max_io_size: u32,
+    /// Entries of the admin queue.
+    pub max_aq_depth: u32,
+}
+
+/// A subsystem.
+pub struct Subsystem {
+    /// What it was made with, and whether any host may connect now.
+    pub options: SubsystemOptions,
+    /// The hosts that may connect when not any may.
+    pub hosts: Vec<Nqn>,
+    /// Where it listens.
+    pub listeners: Vec<ListenAddress>,
+    /// By number.
+    pub namespaces: BTreeMap<u32, Namespace>,
+}
+
+/// What a subsystem is made with, by SPDK's names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SubsystemOptions {
+    /// Its name.
+    pub nqn: String,
+    /// Serial number.
+    pub serial_number: String,
+    /// Model number.
+    pub model_number: String,
+    /// Most namespaces, and the greatest number of one.
+    pub max_namespaces: u32,
+    /// Any host may connect.
+    pub allow_any_host: bool,
+    /// The lowest controller number.
+    pub min_cntlid: u16,
+    /// The greatest controller number.
+    pub max_cntlid: u16,
+}
+
+/// A namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// The device behind it.
+    pub bdev_name: String,
+    /// UUID.
+    pub uuid: Uuid,
+    /// NGUID.
+    pub nguid: [u8; 16],
+    /// EUI64; zeroes are none.
+    pub eui64: [u8; 8],
+    /// The hosts that see it; `None`: all that may connect.
+    pub hosts: Option<Vec<Nqn>>,
+}
+
+/// A namespace to make; what is `None` is chosen.
+#[derive(Clone, Debug, Default)]
+pub struct NewNamespace {
+    /// The device behind it.
+    pub bdev_name: String,
+    /// Its number; `None`: the lowest free.
+    pub nsid: Option<u32>,
+    /// UUID; `None`: the device's.
+    pub uuid: Option<Uuid>,
+    /// NGUID; `None`: the UUID.
+    pub nguid: Option<[u8; 16]>,
+    /// EUI64.
+    pub eui64: Option<[u8; 8]>,
+    /// Hosts see it only when they are told to.
+    pub no_auto_visible: bool,
+}
+
+impl super::Engine {
+    /// The call that made the transport of a target.
+    pub(crate) fn transport_params(&self, target: &str) -> Option<serde_json::Value> {
+        let key = super::ledger::Key::new(&["nvmf", target, "transport"]);
+        self.model().ledger.get(&key).map(|entry| entry.params.clone())
+    }
+}
+
+impl Nvmf {
+    /// With the default target.
+    #[must_use]
+    pub fn new(max_subsystems: u32) -> Self {
+        let target = NvmfTarget { max_subsystems, ..NvmfTarget::default() };
+        Self { targets: BTreeMap::from([(DEFAULT_TARGET.to_owned(), target)]) }
+    }
+
+    /// The target of that name, or the default one.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn target(&self, name: &str) -> Result<&NvmfTarget, EngineError> {
+        self.targets.get(name).ok_or_else(|| EngineError::missing("target", name))
+    }
+
+    pub(super) fn target_mut(&mut self, name: &str) -> Result<&mut NvmfTarget, EngineError> {
+        self.targets.get_mut(name).ok_or_else(|| EngineError::missing("target", name))
+    }
+}
+
+impl NvmfTarget {
+    /// The subsystem of that name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn subsystem(&self, nqn: &Nqn) -> Result<&Subsystem, EngineError> {
+        self.subsystems.get(nqn).ok_or_else(|| EngineError::missing("subsystem", nqn.as_str()))
+    }
+
+    pub(super) fn subsystem_mut(&mut self, nqn: &Nqn) -> Result<&mut Subsystem, EngineError> {
+        let missing = || EngineError::missing("subsystem", nqn.as_str());
+        self.subsystems.get_mut(nqn).ok_or_else(missing)
+    }
+
+    /// The cores, if there is a transport.
+    #[must_use]
+    pub fn cores(&self) -> Option<Arc<Target>> {
+        self.transport.as_ref().map(|transport| Arc::clone(&transport.target))
+    }
+}
+
+impl Subsystem {
+    /// The namespace of that number.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn namespace(&self, nsid: u32) -> Result<&Namespace, EngineError> {
+        let missing = || EngineError::missing("namespace", &nsid.to_string());
+        self.namespaces.get(&nsid).ok_or_else(missing)
+    }
+
+    /// The lowest number that no namespace has.
+    fn free_nsid(&self) -> Result<u32, EngineError> {
+        let max = self.options.max_namespaces;
+        (1..=max).find(|nsid| !self.namespaces.contains_key(nsid)).ok_or_else(|| {
+            EngineError::Invalid(format!("{} has {max} namespaces already", self.options.nqn))
+        })
+    }
+}

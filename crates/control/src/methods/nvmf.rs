@@ -1,0 +1,73 @@
+//! `nvmf_*`: what is exported, by SPDK's names and with SPDK's answers.
+
+mod host;
+mod listener;
+mod namespace;
+mod stats;
+mod subsystem;
+mod target;
+mod transport;
+
+use raceline_proto::nvme::Nqn;
+use serde::Deserialize;
+
+use crate::engine::nvmf::{DEFAULT_TARGET, ListenAddress};
+use crate::engine::{Engine, EngineError};
+use crate::error::RpcError;
+use crate::method::Registry;
+
+pub(super) fn register(registry: &mut Registry) {
+    target::register(registry);
+    transport::register(registry);
+    subsystem::register(registry);
+    namespace::register(registry);
+    host::register(registry);
+    listener::register(registry);
+    stats::register(registry);
+}
+
+/// The name of the target that a call means.
+fn target_name(name: Option<String>) -> String {
+    name.unwrap_or_else(|| DEFAULT_TARGET.to_owned())
+}
+
+/// SPDK's answer when there is no such target.
+fn check_target(engine: &Engine, name: &str) -> Result<(), RpcError> {
+    let found = engine.model().nvmf.target(name).map(|_| ());
+    found.map_err(|error| RpcError::internal("Unable to find a target.").because(error))
+}
+
+/// SPDK's answer to nearly everything that is wrong with what a call names.
+fn refused(error: impl std::fmt::Display) -> RpcError {
+    RpcError::invalid_params(error)
+}
+
+/// A failure inside keeps its errno; whatever the caller can mend is `Invalid parameters`.
+fn invalid(error: EngineError) -> RpcError {
+    match error {
+        EngineError::Journal(_) => error.into(),
+        other => refused(other),
+    }
+}
+
+/// The name of a subsystem or host.
+fn nqn(text: &str) -> Result<Nqn, RpcError> {
+    Nqn::new(text).map_err(|error| refused(format!("`{}`: {error}", text.escape_debug())))
+}
+
+/// An address as clients write it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AddressParams {
+    trtype: String,
+    adrfam: Option<String>,
+    traddr: String,
+    trsvcid: Option<String>,
+}
+
+impl AddressParams {
+    fn parse(&self) -> Result<ListenAddress, RpcError> {
+        let (adrfam, trsvcid) = (self.adrfam.as_deref(), self.trsvcid.as_deref());
+        ListenAddress::parse(&self.trtype, adrfam, &self.traddr, trsvcid).map_err(invalid)
+    }
+}

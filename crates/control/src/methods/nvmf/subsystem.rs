@@ -1,0 +1,218 @@
+//! `nvmf_create_subsystem`, `nvmf_delete_subsystem`, `nvmf_get_subsystems`.
+
+use raceline_proto::nvme::Nqn;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::engine::Model;
+use crate::engine::nvmf::{
+    DEFAULT_MAX_NAMESPACES, Namespace, NvmfTarget, Subsystem, SubsystemOptions, hex,
+};
+use crate::error::{RpcError, code};
+use crate::method::{Call, Registry, States};
+use crate::params::refuse;
+
+/// The name of the discovery service, which is listed first.
+const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// What SPDK gives subsystems that are not told otherwise.
+const DEFAULT_SERIAL: &str = "00000000000000000000";
+const DEFAULT_MODEL: &str = "SPDK bdev Controller";
+/// All numbers that a controller can have.
+const CNTLID_RANGE: (u16, u16) = (1, 0xffef);
+/// SPDK's bounds of Deallocate (blocks) and Write Zeroes (log2 of pages), which are none here.
+const SPDK_DMRSL: u32 = 2_097_152;
+const SPDK_WZSL: u8 = 12;
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("nvmf_create_subsystem", States::Runtime, create);
+    registry.alias("nvmf_subsystem_create", "nvmf_create_subsystem");
+    registry.change("nvmf_delete_subsystem", States::Runtime, delete);
+    registry.alias("delete_nvmf_subsystem", "nvmf_delete_subsystem");
+    registry.read("nvmf_get_subsystems", States::Runtime, get);
+    registry.alias("get_nvmf_subsystems", "nvmf_get_subsystems");
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    nqn: String,
+    tgt_name: Option<String>,
+    serial_number: Option<String>,
+    model_number: Option<String>,
+    /// A note that SPDK keeps and shows nowhere.
+    #[serde(rename = "admin_label")]
+    _admin_label: Option<String>,
+    #[serde(default)]
+    max_namespaces: u32,
+    #[serde(default)]
+    allow_any_host: bool,
+    #[serde(default)]
+    ana_reporting: bool,
+    min_cntlid: Option<u16>,
+    max_cntlid: Option<u16>,
+    dmrsl: Option<u32>,
+    wzsl: Option<u8>,
+    max_discard_size_kib: Option<u64>,
+    max_write_zeroes_size_kib: Option<u64>,
+    #[serde(default)]
+    passthrough: bool,
+    #[serde(default)]
+    enable_nssr: bool,
+}
+
+fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
+    refuse(&[
+        ("ana_reporting", params.ana_reporting),
+        ("passthrough", params.passthrough),
+        ("enable_nssr", params.enable_nssr),
+        ("dmrsl", params.dmrsl.is_some_and(|dmrsl| dmrsl != 0 && dmrsl != SPDK_DMRSL)),
+        ("wzsl", params.wzsl.is_some_and(|wzsl| wzsl != 0 && wzsl != SPDK_WZSL)),
+        ("max_discard_size_kib", params.max_discard_size_kib.is_some_and(|kib| kib != 0)),
+        ("max_write_zeroes_size_kib", params.max_write_zeroes_size_kib.is_some_and(|k| k != 0)),
+    ])?;
+    let target = super::target_name(params.tgt_name);
+    call.engine.model().nvmf.target(&target).map(|_| ()).map_err(|error| {
+        RpcError::internal(format!("Unable to find target {target}")).because(error)
+    })?;
+    let unable = |detail: String| {
+        let text = format!("Unable to create subsystem {}", params.nqn);
+        RpcError::internal(text).because(detail)
+    };
+    let nqn = Nqn::new(&params.nqn).map_err(|error| unable(error.to_string()))?;
+    if nqn.is_discovery() {
+        return Err(unable("the discovery service is always there".to_owned()));
+    }
+    let (min_cntlid, max_cntlid) =
+        (params.min_cntlid.unwrap_or(CNTLID_RANGE.0), params.max_cntlid.unwrap_or(CNTLID_RANGE.1));
+    if min_cntlid < CNTLID_RANGE.0 || max_cntlid > CNTLID_RANGE.1 || min_cntlid > max_cntlid {
+        let text = format!("Invalid cntlid range [{min_cntlid}-{max_cntlid}]");
+        return Err(RpcError::new(code::INVALID_PARAMS, text));
+    }
+    let options = SubsystemOptions {
+        nqn: params.nqn.clone(),
+        serial_number: params.serial_number.unwrap_or_else(|| DEFAULT_SERIAL.to_owned()),
+        model_number: params.model_number.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
+        max_namespaces: match params.max_namespaces {
+            0 => DEFAULT_MAX_NAMESPACES,
+            number => number,
+        },
+        allow_any_host: params.allow_any_host,
+        min_cntlid,
+        max_cntlid,
+    };
+    call.engine
+        .change(|change| change.create_subsystem(&target, &nqn, options))
+        .map_err(|error| unable(error.to_string()))?;
+    Ok(true)
+}
+
+/// What most calls about one subsystem are given.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Query {
+    nqn: String,
+    tgt_name: Option<String>,
+}
+
+impl Query {
+    /// The target, and the subsystem's name: it is there, or it is the discovery service.
+    pub(super) fn find<'a>(&self, model: &'a Model) -> Result<(&'a NvmfTarget, Nqn), RpcError> {
+        let name = super::target_name(self.tgt_name.clone());
+        let target = model
+            .nvmf
+            .target(&name)
+            .map_err(|error| RpcError::internal("Unable to find a target").because(error))?;
+        let nqn = super::nqn(&self.nqn)?;
+        if !nqn.is_discovery() {
+            target.subsystem(&nqn).map_err(super::invalid)?;
+        }
+        Ok((target, nqn))
+    }
+}
+
+fn delete(call: &Call<'_>, params: Query) -> Result<bool, RpcError> {
+    let target = super::target_name(params.tgt_name);
+    super::check_target(call.engine, &target)?;
+    let nqn = super::nqn(&params.nqn)?;
+    call.engine.change(|change| change.delete_subsystem(&target, &nqn)).map_err(super::invalid)?;
+    Ok(true)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Get {
+    nqn: Option<String>,
+    tgt_name: Option<String>,
+}
+
+fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
+    let name = super::target_name(params.tgt_name);
+    super::check_target(call.engine, &name)?;
+    let model = call.engine.model();
+    let target = model.nvmf.target(&name)?;
+    let Some(wanted) = params.nqn else {
+        let subsystems = target.subsystems.values().map(describe);
+        return Ok([describe_discovery(target)].into_iter().chain(subsystems).collect());
+    };
+    let missing = || RpcError::errno(libc::ENODEV).because("there is no such subsystem");
+    let nqn = Nqn::new(&wanted).map_err(|_| missing())?;
+    if nqn.is_discovery() {
+        return Ok(vec![describe_discovery(target)]);
+    }
+    Ok(vec![describe(target.subsystem(&nqn).map_err(|_| missing())?)])
+}
+
+fn describe_discovery(target: &NvmfTarget) -> Value {
+    json!({
+        "nqn": DISCOVERY_NQN,
+        "subtype": "Discovery",
+        "listen_addresses": target.discovery_listeners,
+        "allow_any_host": true,
+        "hosts": [],
+    })
+}
+
+fn describe(subsystem: &Subsystem) -> Value {
+    let options = &subsystem.options;
+    let hosts: Vec<Value> =
+        subsystem.hosts.iter().map(|host| json!({ "nqn": host.as_str() })).collect();
+    let namespaces = subsystem.namespaces.iter();
+    let namespaces: Vec<Value> =
+        namespaces.map(|(nsid, ns)| describe_namespace(*nsid, ns)).collect();
+    json!({
+        "nqn": options.nqn,
+        "subtype": "NVMe",
+        "listen_addresses": subsystem.listeners,
+        "allow_any_host": options.allow_any_host,
+        "hosts": hosts,
+        "serial_number": options.serial_number,
+        "model_number": options.model_number,
+        "max_namespaces": options.max_namespaces,
+        "passthrough": false,
+        "min_cntlid": options.min_cntlid,
+        "max_cntlid": options.max_cntlid,
+        "namespaces": namespaces,
+    })
+}
+
+fn describe_namespace(nsid: u32, namespace: &Namespace) -> Value {
+    let mut text = json!({
+        "nsid": nsid,
+        "bdev_name": namespace.bdev_name,
+        "name": namespace.bdev_name,
+        "nguid": hex(&namespace.nguid),
+        "uuid": namespace.uuid,
+    });
+    if let Some(members) = text.as_object_mut() {
+        if namespace.eui64 != [0; 8] {
+            members.insert("eui64".to_owned(), hex(&namespace.eui64).into());
+        }
+        // SPDK hides who sees what; whoever set it wants to see it.
+        if let Some(hosts) = &namespace.hosts {
+            let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+            members.insert("no_auto_visible".to_owned(), true.into());
+            members.insert("visible_to".to_owned(), json!(hosts));
+        }
+    }
+    text
+}

@@ -1,0 +1,158 @@
+//! `nvmf_create_transport`, `nvmf_get_transports`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::engine::nvmf::TransportOptions;
+use crate::error::{RpcError, code};
+use crate::method::{Call, Registry, States};
+use crate::params::refuse;
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("nvmf_create_transport", States::Runtime, create);
+    registry.alias("nvmf_transport_create", "nvmf_create_transport");
+    registry.read("nvmf_get_transports", States::Runtime, get);
+    registry.alias("get_nvmf_transports", "nvmf_get_transports");
+}
+
+/// SPDK's decoder is relaxed: what other transports know is ignored. Of the rest, some options
+/// tune SPDK's own buffers and timers; they are kept and shown, and change nothing that a host
+/// can see.
+#[derive(Clone, Serialize, Deserialize)]
+struct Create {
+    trtype: String,
+    #[serde(skip_serializing)]
+    tgt_name: Option<String>,
+    #[serde(default = "Create::max_queue_depth")]
+    max_queue_depth: u16,
+    #[serde(default = "Create::max_io_qpairs_per_ctrlr")]
+    max_io_qpairs_per_ctrlr: u16,
+    #[serde(default = "Create::in_capsule_data_size")]
+    in_capsule_data_size: u32,
+    #[serde(default = "Create::max_io_size")]
+    max_io_size: u32,
+    #[serde(default, rename = "io_unit_size", skip_serializing)]
+    _io_unit_size: Option<u32>,
+    #[serde(default = "Create::max_aq_depth")]
+    max_aq_depth: u32,
+    #[serde(default, rename = "num_shared_buffers", skip_serializing)]
+    _num_shared_buffers: Option<u32>,
+    #[serde(default, rename = "buf_cache_size", skip_serializing)]
+    _buf_cache_size: Option<u32>,
+    #[serde(default)]
+    iobuf_small_cache_size: u32,
+    #[serde(default)]
+    iobuf_large_cache_size: u32,
+    #[serde(default)]
+    dif_insert_or_strip: bool,
+    #[serde(default)]
+    zcopy: bool,
+    #[serde(default = "Create::c2h_success")]
+    c2h_success: bool,
+    #[serde(default)]
+    sock_priority: u32,
+    #[serde(default = "Create::abort_timeout_sec")]
+    abort_timeout_sec: u32,
+    #[serde(default)]
+    ack_timeout: u32,
+    #[serde(default)]
+    data_wr_pool_size: u32,
+    #[serde(default)]
+    disable_command_passthru: bool,
+    #[serde(default = "Create::kas")]
+    kas: u16,
+    #[serde(default = "Create::min_kato")]
+    min_kato: u32,
+}
+
+/// SPDK's defaults for TCP.
+impl Create {
+    fn max_queue_depth() -> u16 {
+        128
+    }
+    fn max_io_qpairs_per_ctrlr() -> u16 {
+        127
+    }
+    fn in_capsule_data_size() -> u32 {
+        4096
+    }
+    fn max_io_size() -> u32 {
+        131_072
+    }
+    fn max_aq_depth() -> u32 {
+        128
+    }
+    fn c2h_success() -> bool {
+        true
+    }
+    fn abort_timeout_sec() -> u32 {
+        1
+    }
+    fn kas() -> u16 {
+        100
+    }
+    fn min_kato() -> u32 {
+        10_000
+    }
+}
+
+/// The greatest socket priority that needs no privilege is 6; SPDK takes 0 to 16.
+const MAX_SOCK_PRIORITY: u32 = 16;
+/// The least entries of the admin queue that NVMe allows, and the most of SPDK.
+const AQ_DEPTH_RANGE: std::ops::RangeInclusive<u32> = 32..=4096;
+
+fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
+    let target = super::target_name(params.tgt_name.clone());
+    super::check_target(call.engine, &target)?;
+    if !params.trtype.eq_ignore_ascii_case("tcp") {
+        let text = format!("Invalid transport type '{}'", params.trtype);
+        return Err(RpcError::new(code::INVALID_PARAMS, text));
+    }
+    refuse(&[
+        ("dif_insert_or_strip", params.dif_insert_or_strip),
+        ("c2h_success=false", !params.c2h_success),
+        ("disable_command_passthru", params.disable_command_passthru),
+    ])?;
+    if params.sock_priority > MAX_SOCK_PRIORITY || !AQ_DEPTH_RANGE.contains(&params.max_aq_depth) {
+        let text = "sock_priority must be 0 to 16, and max_aq_depth 32 to 4096";
+        return Err(RpcError::invalid_params(text));
+    }
+    let existing = call.engine.model().nvmf.target(&target)?.transport.is_some();
+    if existing {
+        let text = format!("Transport type '{}' already exists", params.trtype);
+        return Err(RpcError::internal(text));
+    }
+    let params = Create { trtype: "TCP".to_owned(), ..params };
+    let options = TransportOptions {
+        max_queue_depth: params.max_queue_depth,
+        max_io_qpairs_per_ctrlr: params.max_io_qpairs_per_ctrlr,
+        in_capsule_data_size: params.in_capsule_data_size.min(params.max_io_size),
+        max_io_size: params.max_io_size,
+        max_aq_depth: params.max_aq_depth,
+    };
+    let kept = serde_json::to_value(&params).unwrap_or_default();
+    call.engine
+        .change(|change| change.create_transport(&target, options, kept))
+        .map_err(|error| RpcError::internal("Failed to create transport.").because(error))?;
+    Ok(true)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Get {
+    trtype: Option<String>,
+    tgt_name: Option<String>,
+}
+
+fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
+    let name = super::target_name(params.tgt_name);
+    super::check_target(call.engine, &name)?;
+    let other = params.trtype.filter(|trtype| !trtype.eq_ignore_ascii_case("tcp"));
+    let transport = call.engine.transport_params(&name);
+    match (other, transport) {
+        (None, Some(params)) => Ok(vec![params]),
+        (None, None) => Ok(Vec::new()),
+        (Some(trtype), _) => Err(RpcError::errno(libc::ENODEV)
+            .because(format!("there is no transport `{}`", trtype.escape_debug()))),
+    }
+}

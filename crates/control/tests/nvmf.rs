@@ -1,0 +1,264 @@
+//! What is exported through RPC is there for hosts: seen, read, written, and gone when removed.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use raceline_host::HostConfig;
+use raceline_host::blocking::Host;
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use serde_json::{Value, json};
+use support::{Client, Daemon};
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+const HOST: &str = "nqn.2014-08.org.example:host";
+
+/// A transport, a subsystem, a device and a listener; gives where it listens.
+fn export(client: &mut Client) -> SocketAddr {
+    let ok = Ok(json!(true));
+    assert_eq!(client.call("nvmf_create_transport", json!({ "trtype": "tcp" })), ok);
+    let device = json!({ "name": "Malloc0", "num_blocks": 2048, "block_size": 512 });
+    assert_eq!(client.call("bdev_malloc_create", device), Ok(json!("Malloc0")));
+    let subsystem = json!({ "nqn": NQN, "serial_number": "SPDK1", "allow_any_host": true });
+    assert_eq!(client.call("nvmf_create_subsystem", subsystem), ok);
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "Malloc0" } });
+    assert_eq!(client.call("nvmf_subsystem_add_ns", namespace), Ok(json!(1)));
+    listen(client, NQN)
+}
+
+fn listen(client: &mut Client, nqn: &str) -> SocketAddr {
+    let listener = json!({ "nqn": nqn, "listen_address": address("0") });
+    assert_eq!(client.call("nvmf_subsystem_add_listener", listener), Ok(json!(true)));
+    let listeners = client.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn })).unwrap();
+    let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
+    format!("127.0.0.1:{port}").parse().unwrap()
+}
+
+fn address(port: &str) -> Value {
+    json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port })
+}
+
+fn connect(address: SocketAddr) -> Result<Host, raceline_host::HostError> {
+    let (subnqn, hostnqn) = (Nqn::new(NQN).unwrap(), Nqn::new(HOST).unwrap());
+    let config = HostConfig::new(address, subnqn, hostnqn, HostId([7; 16]));
+    Host::connect(config)
+}
+
+#[test]
+fn what_is_made_is_served_and_what_is_removed_is_gone() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let address = export(&mut client);
+    let host = connect(address).unwrap();
+    assert_eq!(host.controller().serial, "SPDK1");
+    let data = vec![0x5a; 4096];
+    host.write(NamespaceId(1), 8, &data, false).unwrap();
+    let mut read = vec![0; 4096];
+    host.read(NamespaceId(1), 8, &mut read).unwrap();
+    assert_eq!(read, data);
+
+    let listed = client.call("nvmf_get_subsystems", json!({ "nqn": NQN })).unwrap();
+    let namespace = &listed[0]["namespaces"][0];
+    let bdev = client.call("bdev_get_bdevs", json!({ "name": "Malloc0" })).unwrap();
+    assert_eq!((&namespace["nsid"], &namespace["bdev_name"]), (&json!(1), &json!("Malloc0")));
+    assert_eq!(namespace["uuid"], bdev[0]["uuid"]);
+    assert_eq!(
+        (&bdev[0]["claimed"], &bdev[0]["claimed_by"]),
+        (&json!(true), &json!("NVMe-oF Target"))
+    );
+    let all = client.call("nvmf_get_subsystems", Value::Null).unwrap();
+    assert_eq!(all[0]["subtype"], "Discovery");
+
+    // A second namespace comes while the host is connected.
+    let device = json!({ "name": "Malloc1", "num_blocks": 8, "block_size": 4096 });
+    client.call("bdev_malloc_create", device).unwrap();
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "Malloc1", "nsid": 7 } });
+    assert_eq!(client.call("nvmf_subsystem_add_ns", namespace), Ok(json!(7)));
+    let patience = Instant::now() + Duration::from_secs(30);
+    while host.namespace(NamespaceId(7)).is_none() {
+        assert!(Instant::now() < patience, "the host is not told of its namespace");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    host.write(NamespaceId(7), 0, &data, false).unwrap();
+    // Its device is deleted: so is it.
+    client.call("bdev_malloc_delete", json!({ "name": "Malloc1" })).unwrap();
+    assert!(host.read(NamespaceId(7), 0, &mut read).is_err());
+    host.read(NamespaceId(1), 8, &mut read).unwrap();
+    let remove = json!({ "nqn": NQN, "nsid": 1 });
+    assert_eq!(client.call("nvmf_subsystem_remove_ns", remove.clone()), Ok(json!(true)));
+    assert!(host.read(NamespaceId(1), 8, &mut read).is_err());
+    assert_eq!(client.call("nvmf_subsystem_remove_ns", remove).unwrap_err().0, -32602);
+    host.disconnect();
+    assert_eq!(client.call("nvmf_delete_subsystem", json!({ "nqn": NQN })), Ok(json!(true)));
+    assert!(connect(address).is_err());
+    let saved = client.call("framework_get_config", json!({ "name": "nvmf" })).unwrap();
+    assert_eq!(saved.as_array().unwrap().len(), 1, "{saved}");
+    daemon.engine.shut_down().unwrap();
+}
+
+#[test]
+fn hosts_are_admitted_and_shut_out() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let address = export(&mut client);
+    let ok = Ok(json!(true));
+    let any = |allow: bool| json!({ "nqn": NQN, "allow_any_host": allow });
+    let host = json!({ "nqn": NQN, "host": HOST });
+    assert_eq!(client.call("nvmf_subsystem_allow_any_host", any(false)), ok);
+    assert!(connect(address).is_err());
+    assert_eq!(client.call("nvmf_subsystem_add_host", host.clone()), ok);
+    assert_eq!(client.call("nvmf_subsystem_add_host", host.clone()).unwrap_err().0, -32603);
+    connect(address).unwrap().disconnect();
+    let listed = client.call("nvmf_get_subsystems", json!({ "nqn": NQN })).unwrap();
+    assert_eq!(listed[0]["hosts"], json!([{ "nqn": HOST }]));
+    assert_eq!(client.call("nvmf_subsystem_remove_host", host.clone()), ok);
+    assert!(connect(address).is_err());
+    assert_eq!(client.call("nvmf_subsystem_remove_host", host.clone()).unwrap_err().0, -32603);
+    let mut keyed = host;
+    keyed["psk"] = json!("key");
+    let error = client.call("nvmf_subsystem_add_host", keyed).unwrap_err();
+    assert_eq!(error.1, "parameter psk is not supported");
+    daemon.engine.shut_down().unwrap();
+}
+
+#[test]
+fn a_saved_configuration_makes_the_same_target_again() {
+    let saved = |client: &mut Client| -> Value {
+        let sections = client.call("framework_get_subsystems", Value::Null).unwrap();
+        let sections = sections.as_array().unwrap().clone();
+        let one = |section: &Value| {
+            let name = section["subsystem"].as_str().unwrap();
+            let config = client.call("framework_get_config", json!({ "name": name })).unwrap();
+            json!({ "subsystem": name, "config": config })
+        };
+        sections.iter().map(one).collect()
+    };
+    let first = Daemon::started();
+    let mut client = first.client();
+    export(&mut client);
+    client.call("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": HOST })).unwrap();
+    client.call("nvmf_create_target", json!({ "name": "other", "max_subsystems": 2 })).unwrap();
+    let other = "nqn.2016-06.io.spdk:other";
+    let subsystem = json!({ "nqn": other, "tgt_name": "other", "min_cntlid": 5 });
+    client.call("nvmf_create_subsystem", subsystem).unwrap();
+    let before = saved(&mut client);
+    first.engine.shut_down().unwrap();
+
+    let second = Daemon::started();
+    let mut client = second.client();
+    for section in before.as_array().unwrap() {
+        for call in section["config"].as_array().unwrap() {
+            client.call(call["method"].as_str().unwrap(), call["params"].clone()).unwrap();
+        }
+    }
+    assert_eq!(saved(&mut client), before);
+    let there = json!({ "nqn": other, "tgt_name": "other" });
+    let listed = client.call("nvmf_get_subsystems", there).unwrap();
+    assert_eq!(listed[0]["min_cntlid"], 5);
+    assert_eq!(client.call("nvmf_delete_target", json!({ "name": "other" })), Ok(json!(true)));
+    second.engine.shut_down().unwrap();
+}
+
+#[test]
+fn what_is_wrong_changes_nothing() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let unlistened = json!({ "nqn": NQN, "listen_address": address("0") });
+    assert_eq!(client.call("nvmf_subsystem_add_listener", unlistened).unwrap_err().0, -32602);
+    export(&mut client);
+    let before = client.call("nvmf_get_subsystems", Value::Null).unwrap();
+    let config = client.call("framework_get_config", json!({ "name": "nvmf" })).unwrap();
+    for (method, params, code, message) in [
+        (
+            "nvmf_create_transport",
+            json!({ "trtype": "TCP" }),
+            -32603,
+            "Transport type 'TCP' already exists",
+        ),
+        (
+            "nvmf_create_transport",
+            json!({ "trtype": "RDMA" }),
+            -32602,
+            "Invalid transport type 'RDMA'",
+        ),
+        ("nvmf_create_subsystem", json!({ "nqn": NQN }), -32603, "Unable to create subsystem"),
+        ("nvmf_create_subsystem", json!({ "nqn": "x" }), -32603, "Unable to create subsystem x"),
+        (
+            "nvmf_create_subsystem",
+            json!({ "nqn": format!("{NQN}2"), "ana_reporting": true }),
+            -32602,
+            "parameter ana_reporting is not supported",
+        ),
+        (
+            "nvmf_create_subsystem",
+            json!({ "nqn": format!("{NQN}2"), "min_cntlid": 9, "max_cntlid": 8 }),
+            -32602,
+            "Invalid cntlid range [9-8]",
+        ),
+        (
+            "nvmf_create_subsystem",
+            json!({ "nqn": format!("{NQN}2"), "serial_number": "x".repeat(21) }),
+            -32603,
+            "Unable to create subsystem",
+        ),
+        (
+            "nvmf_create_subsystem",
+            json!({ "nqn": format!("{NQN}2"), "tgt_name": "none" }),
+            -32603,
+            "Unable to find target none",
+        ),
+        (
+            "nvmf_subsystem_add_ns",
+            json!({ "nqn": NQN, "namespace": { "bdev_name": "Malloc0" } }),
+            -32602,
+            "Invalid parameters",
+        ),
+        (
+            "nvmf_subsystem_add_ns",
+            json!({ "nqn": NQN, "namespace": { "bdev_name": "none" } }),
+            -32602,
+            "Invalid parameters",
+        ),
+        (
+            "nvmf_subsystem_add_ns",
+            json!({ "nqn": NQN, "namespace": { "bdev_name": "Malloc0", "x": 1 } }),
+            -32602,
+            "Invalid parameters",
+        ),
+        (
+            "nvmf_subsystem_add_ns",
+            json!({ "nqn": NQN, "namespace": { "bdev_name": "Malloc0", "nguid": "00é" } }),
+            -32602,
+            "Invalid parameters",
+        ),
+        (
+            "nvmf_delete_subsystem",
+            json!({ "nqn": "nqn.2016-06.io.spdk:none" }),
+            -32602,
+            "Invalid parameters",
+        ),
+        (
+            "nvmf_subsystem_remove_listener",
+            json!({ "nqn": NQN, "listen_address": address("1") }),
+            -32602,
+            "Invalid parameters",
+        ),
+        (
+            "nvmf_subsystem_add_listener",
+            json!({ "nqn": NQN, "listen_address": address("x") }),
+            -32602,
+            "Invalid parameters",
+        ),
+        ("nvmf_get_subsystems", json!({ "nqn": "none" }), -19, "No such device"),
+        ("nvmf_get_transports", json!({ "trtype": "rdma" }), -19, "No such device"),
+        ("nvmf_create_target", json!({ "name": "nvmf_tgt" }), -32602, "Target already exists."),
+    ] {
+        let error = client.call(method, params.clone()).unwrap_err();
+        assert_eq!(error.0, code, "{method} {params}: {error:?}");
+        assert!(error.1.starts_with(message), "{method} {params}: {error:?}");
+    }
+    assert_eq!(client.call("nvmf_get_subsystems", Value::Null).unwrap(), before);
+    assert_eq!(client.call("framework_get_config", json!({ "name": "nvmf" })).unwrap(), config);
+    daemon.engine.shut_down().unwrap();
+}
