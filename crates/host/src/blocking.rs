@@ -41,6 +41,11 @@ impl Host {
     /// When the controller cannot be reached or used.
     pub fn connect(config: HostConfig) -> Result<Self, HostError> {
         let own_queues = if config.subnqn.is_discovery() { 0 } else { config.io_queues };
+        Self::start(config, own_queues)
+    }
+
+    /// Connects with an admin queue and `own_queues` of the `io_queues` that are asked for.
+    pub(crate) fn start(config: HostConfig, own_queues: u16) -> Result<Self, HostError> {
         let (reactor, shared) = service::start(config, own_queues)?;
         let sender = reactor.sender().clone();
         let state = shared.get();
@@ -229,11 +234,27 @@ impl Host {
 
     /// Shuts the controller down in order and waits until that is done.
     pub fn disconnect(self) {
+        self.end();
+    }
+
+    /// As [`Self::disconnect`]; calls from then on fail.
+    pub(crate) fn end(&self) {
         self.stop();
         let reactor = self.reactor.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Err(error)) = reactor.map(ReactorHandle::join) {
             tracing::warn!(%error, "the host's thread ended badly");
         }
+    }
+
+    /// How the controller is.
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Sends what needs no answer. A full mailbox has news enough; a thread that has ended needs
+    /// none.
+    pub(crate) fn tell(&self, message: Message) {
+        drop(self.sender.send(message));
     }
 
     fn stop(&self) {

@@ -181,6 +181,9 @@ pub enum HostError {
     /// A command failed.
     #[error("{0}")]
     Command(#[from] CommandFailure),
+    /// The program wants a new association.
+    #[error("reset")]
+    Reset,
     /// The queue was closed by this program.
     #[error("closed")]
     Closed,

@@ -7,7 +7,7 @@
 //!   completions of [`raceline_reactor::Io`];
 //! * the blocking API ([`blocking::Host`]), for everything where a thread per host is no burden.
 //!
-//! A [`RemoteNamespace`] is a namespace of a remote controller as a [`raceline_bdev::Bdev`].
+//! A [`RemoteController`] has namespaces that are each a [`raceline_bdev::Bdev`].
 //!
 //! The poll API never blocks and does not allocate per command. One turn of the loop is:
 //! completions into `handle_completion`, results out of `poll_done` and `poll_event`, new
@@ -40,4 +40,4 @@ pub use error::{CommandError, HostError, Rejected, RejectedReason};
 pub use queue::{QueueEvent, QueuePair};
 pub use queue_set::{IoQueueEvent, IoQueueSet};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};
-pub use remote::RemoteNamespace;
+pub use remote::{RemoteController, RemoteNamespace, RemoteState};

@@ -1,30 +1,50 @@
-//! A namespace of a remote controller as a block device: what a target can export again.
+//! Namespaces of a remote controller as block devices: what a target can export again.
 
 mod channel;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use raceline_bdev::{Bdev, BdevInfo, Channel};
 use raceline_proto::host::{ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::identify::{ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES};
 use raceline_proto::nvme::{ControllerId, NamespaceId};
-use raceline_reactor::{Context, ReactorHandle, Sender};
+use raceline_reactor::Context;
 
+use crate::blocking::Host;
 use crate::config::HostConfig;
 use crate::error::HostError;
-use crate::service::{self, Message, Shared, SharedState};
+use crate::service::Message;
 use channel::RemoteChannel;
 
-/// Cores that can use a remote namespace at a time, unless `io_queues` asks for more.
-const DEFAULT_CHANNELS: u16 = 16;
+/// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks
+/// for more and as far as the controller grants it.
+const DEFAULT_CHANNELS: u16 = 64;
 
 /// Bytes of one command at most, where the controller allows more.
 const MAX_COMMAND_BYTES: u32 = 1 << 20;
 
-/// A remote namespace. A thread in the background keeps the association alive; each channel has
-/// an I/O queue, with its own connection, on the core that opened it.
+/// A remote controller. A thread in the background keeps the association alive.
+#[derive(Clone, Debug)]
+pub struct RemoteController {
+    remote: Arc<Remote>,
+}
+
+/// How a remote controller is.
+#[derive(Clone, Debug)]
+pub enum RemoteState {
+    /// It answers.
+    Up,
+    /// It was lost, and is being connected again.
+    Reconnecting,
+    /// It was given up, or closed: for good.
+    Failed(HostError),
+}
+
+/// A remote namespace. Each channel has an I/O queue, with its own connection, on the core that
+/// opened it.
 ///
 /// While the controller is lost, requests wait; writes whose fate is unknown end with
 /// [`raceline_bdev::BdevError::Unknown`].
@@ -32,81 +52,133 @@ const MAX_COMMAND_BYTES: u32 = 1 << 20;
 pub struct RemoteNamespace {
     remote: Arc<Remote>,
     info: BdevInfo,
+    scope: Scope,
 }
 
-/// What the device and its channels share.
+/// What the devices of a controller and their channels share.
 #[derive(Debug)]
 struct Remote {
     config: HostConfig,
+    host: Host,
+    free_qids: Mutex<Vec<u16>>,
+}
+
+/// What requests to a namespace are about, and what they may be like.
+#[derive(Clone, Copy, Debug)]
+struct Scope {
     nsid: NamespaceId,
     block_size: u32,
     max_transfer_bytes: usize,
     write_zeroes: bool,
-    sender: Sender<Message>,
-    shared: Arc<Shared>,
-    free_qids: Mutex<Vec<u16>>,
-    reactor: Mutex<Option<ReactorHandle<Message>>>,
 }
 
-impl RemoteNamespace {
-    /// Connects to the controller and finds the namespace. With `io_queues` 1 or less in
-    /// `config`, room for 16 channels is asked for.
+impl RemoteController {
+    /// Connects to the controller. With `io_queues` 1 or less in `config`, room for 64 channels is
+    /// asked for.
     ///
     /// # Errors
-    /// When the controller cannot be reached, or the namespace is not there or of no use.
-    pub fn open(mut config: HostConfig, nsid: NamespaceId) -> Result<Self, HostError> {
+    /// When the controller cannot be reached or used.
+    pub fn connect(mut config: HostConfig) -> Result<Self, HostError> {
         if config.io_queues <= 1 {
             config.io_queues = DEFAULT_CHANNELS;
         }
-        let (reactor, shared) = service::start(config.clone(), 0)?;
-        let sender = reactor.sender().clone();
-        let opened = Self::find(&config, nsid, &shared.get());
-        let (info, max_transfer_bytes, write_zeroes, granted) = match opened {
-            Ok(found) => found,
-            Err(error) => {
-                drop(sender.send(Message::Stop));
-                drop(reactor.join());
-                return Err(error);
-            }
-        };
-        let remote = Remote {
-            config,
-            nsid,
-            block_size: info.block_size,
-            max_transfer_bytes,
-            write_zeroes,
-            sender,
-            shared,
-            free_qids: Mutex::new((1..=granted).rev().collect()),
-            reactor: Mutex::new(Some(reactor)),
-        };
-        Ok(Self { remote: Arc::new(remote), info })
+        let host = Host::start(config.clone(), 0)?;
+        let granted = host.association().io_queues;
+        let free_qids = Mutex::new((1..=granted).rev().collect());
+        Ok(Self { remote: Arc::new(Remote { config, host, free_qids }) })
     }
 
-    fn find(
-        config: &HostConfig,
-        nsid: NamespaceId,
-        state: &SharedState,
-    ) -> Result<(BdevInfo, usize, bool, u16), HostError> {
-        let Some(association) = &state.association else {
-            return Err(state.failed.clone().unwrap_or(HostError::Closed));
-        };
-        let namespace = association.namespaces.iter().find(|info| info.nsid == nsid);
-        let Some(namespace) = namespace else {
+    /// One of its namespaces as a device.
+    ///
+    /// # Errors
+    /// When it is not there, or of no use.
+    pub fn namespace(&self, nsid: NamespaceId) -> Result<RemoteNamespace, HostError> {
+        let Remote { config, host, .. } = &*self.remote;
+        let Some(namespace) = host.namespace(nsid) else {
             return Err(HostError::Invalid(format!("{} has no namespace {nsid}", config.subnqn)));
         };
         if !matches!(namespace.block_size, 512 | 4096) {
             let text = format!("blocks of {} bytes cannot be exported", namespace.block_size);
             return Err(HostError::Invalid(text));
         }
-        let controller = &association.controller;
+        let controller = host.controller();
         let limit =
             controller.max_transfer_bytes.unwrap_or(MAX_COMMAND_BYTES).min(MAX_COMMAND_BYTES);
-        let limit = usize::try_from(limit).expect("32 bits fit a usize");
+        let scope = Scope {
+            nsid,
+            block_size: namespace.block_size,
+            max_transfer_bytes: usize::try_from(limit).expect("32 bits fit a usize"),
+            write_zeroes: controller.oncs & ONCS_WRITE_ZEROES != 0,
+        };
         let name = format!("nvme-tcp://{}/{}/{nsid}", config.address, config.subnqn);
-        let info = describe(name, controller, namespace);
-        let write_zeroes = controller.oncs & ONCS_WRITE_ZEROES != 0;
-        Ok((info, limit, write_zeroes, association.io_queues))
+        let info = describe(name, &controller, &namespace);
+        Ok(RemoteNamespace { remote: Arc::clone(&self.remote), info, scope })
+    }
+
+    /// The namespaces that it has now.
+    #[must_use]
+    pub fn namespaces(&self) -> Arc<[NamespaceInfo]> {
+        self.remote.host.namespaces()
+    }
+
+    /// What it is and can do.
+    #[must_use]
+    pub fn controller(&self) -> Arc<ControllerInfo> {
+        self.remote.host.controller()
+    }
+
+    /// How it was connected to.
+    #[must_use]
+    pub fn config(&self) -> &HostConfig {
+        &self.remote.config
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn state(&self) -> RemoteState {
+        let state = self.remote.host.shared().get();
+        match (state.failed, state.association) {
+            (Some(error), _) => RemoteState::Failed(error),
+            (None, Some(_)) => RemoteState::Up,
+            (None, None) => RemoteState::Reconnecting,
+        }
+    }
+
+    /// Waits until its state or its namespaces are newer than `seen`, 0 at first, or the time is
+    /// over; gives what to wait with next.
+    #[must_use]
+    pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
+        self.remote.host.shared().wait(seen, timeout)
+    }
+
+    /// Bytes of a log page.
+    ///
+    /// # Errors
+    /// When the command fails, or `len` is 0 or no multiple of 4.
+    pub fn get_log(&self, lid: u8, nsid: NamespaceId, len: u32) -> Result<Vec<u8>, HostError> {
+        self.remote.host.get_log(lid, nsid, 0, len)
+    }
+
+    /// Gives the association up and makes a new one, without waiting for it. What was in flight
+    /// ends as when the controller is lost.
+    pub fn reset(&self) {
+        self.remote.host.tell(Message::Reset);
+    }
+
+    /// Shuts the association down in order and waits until that is done. Channels end with it.
+    pub fn disconnect(&self) {
+        self.remote.host.end();
+    }
+}
+
+impl RemoteNamespace {
+    /// Connects to the controller for one of its namespaces.
+    ///
+    /// # Errors
+    /// When the controller cannot be reached, or the namespace is not there or of no use.
+    pub fn open(config: HostConfig, nsid: NamespaceId) -> Result<Self, HostError> {
+        let controller = RemoteController::connect(config)?;
+        controller.namespace(nsid).inspect_err(|_| controller.disconnect())
     }
 
     /// Where the controller is.
@@ -115,13 +187,9 @@ impl RemoteNamespace {
         self.remote.config.address
     }
 
-    /// Shuts the association down in order and waits until that is done. Channels end with it.
+    /// As [`RemoteController::disconnect`].
     pub fn disconnect(&self) {
-        drop(self.remote.sender.send(Message::Stop));
-        let reactor = self.remote.reactor.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Err(error)) = reactor.map(ReactorHandle::join) {
-            tracing::warn!(%error, "the thread of a remote namespace ended badly");
-        }
+        self.remote.host.end();
     }
 }
 
@@ -144,7 +212,11 @@ fn describe(name: String, controller: &ControllerInfo, namespace: &NamespaceInfo
 
 impl Bdev for RemoteNamespace {
     fn info(&self) -> BdevInfo {
-        self.info.clone()
+        let now = self.remote.host.namespace(self.scope.nsid);
+        let block_count = now
+            .filter(|now| now.block_size == self.scope.block_size)
+            .map_or(self.info.block_count, |now| now.block_count);
+        BdevInfo { block_count, ..self.info.clone() }
     }
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {
@@ -152,23 +224,17 @@ impl Bdev for RemoteNamespace {
         let Some(qid) = qid else {
             return Err(io::Error::other("all I/O queues of the remote controller are in use"));
         };
-        Ok(Box::new(RemoteChannel::open(cx, self.remote.clone(), qid, owner)))
+        let namespace = (Arc::clone(&self.remote), self.scope);
+        Ok(Box::new(RemoteChannel::open(cx, namespace, qid, owner)))
     }
 }
 
 impl Remote {
     fn queue_lost(&self, cntlid: ControllerId, error: HostError) {
-        // A full mailbox has news enough; a thread that has ended needs none.
-        drop(self.sender.send(Message::QueueLost(cntlid, error)));
+        self.host.tell(Message::QueueLost(cntlid, error));
     }
 
     fn give_back(&self, qid: u16) {
         self.free_qids.lock().unwrap_or_else(PoisonError::into_inner).push(qid);
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        drop(self.sender.send(Message::Stop));
     }
 }

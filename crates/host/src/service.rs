@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use raceline_proto::nvme::{ControllerId, Cqe, Direction, Sqe};
 use raceline_reactor::{
@@ -30,6 +31,8 @@ pub(crate) enum Message {
     Submit(Submission),
     /// An I/O queue of that association, on another core, is lost.
     QueueLost(ControllerId, HostError),
+    /// Gives the association up and makes a new one.
+    Reset,
     /// Shuts down in order and ends.
     Stop,
 }
@@ -59,6 +62,7 @@ pub(crate) struct Reply {
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     state: Mutex<SharedState>,
+    changed: Condvar,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -67,6 +71,8 @@ pub(crate) struct SharedState {
     pub(crate) association: Option<Association>,
     /// It was given up or closed.
     pub(crate) failed: Option<HostError>,
+    /// One more with each change.
+    pub(crate) version: u64,
 }
 
 impl Shared {
@@ -74,8 +80,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Waits until the state is newer than `seen`, and gives its version.
+    pub(crate) fn wait(&self, seen: u64, timeout: Duration) -> u64 {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = |state: &mut SharedState| state.version == seen;
+        let waited = self.changed.wait_timeout_while(state, timeout, is_old);
+        waited.unwrap_or_else(PoisonError::into_inner).0.version
+    }
+
     fn update(&self, change: impl FnOnce(&mut SharedState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        state.version += 1;
+        self.changed.notify_all();
     }
 }
 
@@ -307,6 +324,11 @@ impl Service for HostService {
         match message {
             Message::Submit(submission) => self.waiting.push_back(submission),
             Message::QueueLost(cntlid, error) => self.controller.queue_lost(cx, cntlid, error),
+            Message::Reset => {
+                if let Some(cntlid) = self.controller.association().map(|up| up.cntlid) {
+                    self.controller.queue_lost(cx, cntlid, HostError::Reset);
+                }
+            }
             Message::Stop => {
                 self.queues.close(cx);
                 self.controller.disconnect(cx);

@@ -5,9 +5,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use raceline_bdev::SharedBdev;
+use std::time::{Duration, Instant};
+
+use raceline_bdev::{Bdev as _, NamedBdev, SharedBdev};
 use raceline_host::blocking::Host;
-use raceline_host::{HostConfig, RemoteNamespace};
+use raceline_host::{HostConfig, RemoteController, RemoteNamespace, RemoteState};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::Mode;
 use raceline_target::{HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
@@ -73,5 +75,52 @@ fn a_target_exports_what_another_target_exports() {
     direct.disconnect();
     gateway.shutdown().unwrap();
     remote.disconnect();
+    backing.shutdown().unwrap();
+}
+
+/// Waits for news of the controller until `holds`.
+fn wait_until(controller: &RemoteController, what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut seen = 0;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        seen = controller.wait_change(seen, Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_controller_tells_what_becomes_of_its_namespaces() {
+    let open = |text: &str| {
+        let identity = raceline_bdev::Identity::from_seed(b"news");
+        raceline_bdev::open(&text.parse().unwrap(), &identity).unwrap()
+    };
+    let growing = Arc::new(NamedBdev::new(open("null:1M"), "growing".into(), None));
+    let (backing, address, nqn) = export(growing.clone(), vec![0], "news");
+    let controller = RemoteController::connect(host_config(address, &nqn)).unwrap();
+    assert_eq!(controller.namespaces().len(), 1);
+    assert!(controller.namespace(NamespaceId(2)).is_err());
+    let first = controller.namespace(NSID).unwrap();
+    assert_eq!(first.info().block_count, 2048);
+
+    let second = NamespaceConfig { nsid: None, bdev: open("ram:4M"), uuid: None, nguid: None };
+    backing.add_namespace(&nqn, second).unwrap();
+    wait_until(&controller, "the second comes", || controller.namespaces().len() == 2);
+    let second = controller.namespace(NamespaceId(2)).unwrap();
+    assert_eq!(second.info().block_count, 8192);
+    growing.resize(4096).unwrap();
+    backing.refresh_sizes().unwrap();
+    wait_until(&controller, "the first grows", || first.info().block_count == 4096);
+    backing.remove_namespace(&nqn, NSID).unwrap();
+    wait_until(&controller, "the first goes", || controller.namespaces().len() == 1);
+
+    // SMART / Health Information: 512 bytes.
+    assert_eq!(controller.get_log(2, NamespaceId::BROADCAST, 512).unwrap().len(), 512);
+    let before = controller.controller().cntlid;
+    controller.reset();
+    wait_until(&controller, "a new association", || {
+        matches!(controller.state(), RemoteState::Up) && controller.controller().cntlid != before
+    });
+    controller.disconnect();
+    assert!(matches!(controller.state(), RemoteState::Failed(_)));
     backing.shutdown().unwrap();
 }

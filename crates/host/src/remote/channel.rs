@@ -9,7 +9,7 @@ use raceline_proto::host::{BlockRange, command};
 use raceline_proto::nvme::{ControllerId, Status};
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, Payload, SharedBuf, Token};
 
-use super::Remote;
+use super::{Remote, Scope};
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::error::{CommandError, HostError};
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
@@ -25,6 +25,7 @@ const WATCH_INDEX: u32 = 1;
 #[derive(Debug)]
 pub(super) struct RemoteChannel {
     remote: Arc<Remote>,
+    scope: Scope,
     qid: u16,
     queues: IoQueueSet,
     watch: Token,
@@ -48,12 +49,18 @@ struct Operation {
 }
 
 impl RemoteChannel {
-    pub(super) fn open(cx: &mut Context<'_>, remote: Arc<Remote>, qid: u16, owner: u16) -> Self {
+    pub(super) fn open(
+        cx: &mut Context<'_>,
+        (remote, scope): (Arc<Remote>, Scope),
+        qid: u16,
+        owner: u16,
+    ) -> Self {
         let token = Token { owner, generation: 0, index: QUEUE_INDEX };
         let watch = Token { index: WATCH_INDEX, ..token };
         let queues = IoQueueSet::new(&remote.config, [qid], token);
         let mut channel = Self {
             remote,
+            scope,
             qid,
             queues,
             watch,
@@ -69,7 +76,7 @@ impl RemoteChannel {
 
     /// Looks at the association and has the queue follow it; then looks again, later.
     fn follow(&mut self, cx: &mut Context<'_>) {
-        let state = self.remote.shared.get();
+        let state = self.remote.host.shared().get();
         match (&state.association, &state.failed) {
             (_, Some(_)) => {
                 self.queues.close(cx);
@@ -121,9 +128,9 @@ impl RemoteChannel {
 
     /// Appends the commands of a request to the backlog.
     fn commands(&mut self, index: u32, op: Op) -> Result<Data, (BdevError, Data)> {
-        let nsid = self.remote.nsid;
-        let block = u64::from(self.remote.block_size);
-        let limit = self.remote.max_transfer_bytes;
+        let nsid = self.scope.nsid;
+        let block = u64::from(self.scope.block_size);
+        let limit = self.scope.max_transfer_bytes;
         let user = |chunk: usize| u64::from(index) << 32 | u64::try_from(chunk).unwrap_or(0);
         match op {
             Op::Read { offset, len, buf } => {
@@ -166,7 +173,7 @@ impl RemoteChannel {
                 self.backlog.push_back((Command::flush(nsid), user(0)));
                 Ok(Data::None)
             }
-            Op::WriteZeroes { .. } if !self.remote.write_zeroes => {
+            Op::WriteZeroes { .. } if !self.scope.write_zeroes => {
                 Err((BdevError::NotSupported, Data::None))
             }
             Op::WriteZeroes { offset, len, deallocate, fua } => {
@@ -249,7 +256,7 @@ impl RemoteChannel {
         }
         match (&mut operation.whole, finished.data) {
             (Data::Read(whole), Data::Read(part)) if operation.error.is_none() => {
-                let start = slot(chunk) * self.remote.max_transfer_bytes;
+                let start = slot(chunk) * self.scope.max_transfer_bytes;
                 whole[start..start + part.len()].copy_from_slice(&part);
             }
             (whole @ Data::None, data) => *whole = data,
