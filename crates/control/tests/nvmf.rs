@@ -1,5 +1,7 @@
 //! What is exported through RPC is there for hosts: seen, read, written, and gone when removed.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::net::SocketAddr;
