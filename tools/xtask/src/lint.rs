@@ -21,6 +21,8 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/accel/src/queued.rs",
     "crates/accel/src/software.rs",
     "crates/accel/src/work.rs",
+    "crates/accel/tests/dsa_device.rs",
+    "crates/accel/tests/dsa_queue.rs",
     "crates/accel/tests/support/engine.rs",
     "crates/accel/tests/support/memory.rs",
     "crates/reactor/src/accel.rs",

@@ -44,6 +44,9 @@ const SEGMENTS_MAX: usize = 3 * (PIECES_MAX - 1) + 1;
 const BATCH_MAX: usize = 32;
 /// Most batches in flight.
 const BATCHES_MAX: usize = 32;
+/// How long operations wait for room in the work queue while none of ours leaves it (others fill
+/// a shared one, or the device hangs) before they are given back untouched.
+const ROOM_LIMIT: Duration = Duration::from_millis(50);
 /// How long [`DsaQueue::stop`] waits for what is in flight.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// How often it looks.
@@ -100,6 +103,8 @@ pub struct DsaQueue {
     free_batches: Vec<usize>,
     /// Descriptors in the work queue, as far as we know.
     in_window: usize,
+    /// Since when pending operations have found no room.
+    no_room_since: Option<Instant>,
     /// [`EngineQueue::stop`] has waited.
     waited: bool,
     /// Nothing is done any more.
@@ -173,6 +178,7 @@ impl DsaQueue {
             batches: vec![Batch::default(); batches],
             free_batches: (0..batches).rev().collect(),
             in_window: 0,
+            no_room_since: None,
             waited: false,
             ended: false,
         }
@@ -289,6 +295,7 @@ impl DsaQueue {
             return false;
         }
         operation.carrier = Carrier::Alone;
+        self.no_room_since = None;
         self.pending.pop_front();
         self.in_window += 1;
         true
@@ -317,6 +324,7 @@ impl DsaQueue {
             self.operations[index].carrier = Carrier::Batch(batch);
         }
         self.batches[batch].in_flight = true;
+        self.no_room_since = None;
         self.free_batches.pop();
         self.in_window += 1;
         true
@@ -371,6 +379,29 @@ impl DsaQueue {
             OpCode::Crc32c | OpCode::CopyCrc32c => Output::Crc32c(crc),
             _ => Output::Nothing,
         }))
+    }
+
+    /// Frees the places of an operation that the device does not have.
+    fn release(&mut self, index: usize) {
+        let operation = &self.operations[index];
+        self.free_records.extend(&operation.records[..operation.parts]);
+        self.free_operations.push(index);
+    }
+
+    /// Gives pending operations back that have found no room for too long.
+    fn check_room(&mut self, report: &mut dyn FnMut(SlotId, RawResult)) {
+        let now = Instant::now();
+        if now.duration_since(*self.no_room_since.get_or_insert(now)) < ROOM_LIMIT {
+            return;
+        }
+        self.no_room_since = None;
+        while let Some(index) = self.pending.pop_front() {
+            self.flying.retain(|flying| *flying != index);
+            let InFlight { slot, operation, .. } = self.operations[index];
+            self.release(index);
+            let crc32c = seed(operation);
+            report(slot, RawResult::Partial { bytes_completed: 0, crc32c });
+        }
     }
 
     /// Looks which batches are over. Their operations' records were written before (3.8).
@@ -467,11 +498,11 @@ unsafe impl EngineQueue for DsaQueue {
                 continue;
             };
             self.flying.swap_remove(place);
-            self.free_operations.push(index);
-            self.free_records.extend(&operation.records[..operation.parts]);
             if operation.carrier == Carrier::Alone {
                 self.in_window -= 1;
             }
+            self.no_room_since = None;
+            self.release(index);
             report(operation.slot, result);
         }
         for (index, batch) in self.batches.iter_mut().enumerate() {
@@ -482,6 +513,9 @@ unsafe impl EngineQueue for DsaQueue {
             }
         }
         self.flush();
+        if !self.pending.is_empty() {
+            self.check_room(report);
+        }
     }
 
     fn is_healthy(&self) -> bool {
