@@ -118,11 +118,12 @@ fn capabilities_are_read() {
     let has = |operation| !queue.missing.contains(&operation);
     let kept: Vec<_> = DeviceOperation::ALL.into_iter().filter(|&code| has(code)).collect();
     assert_eq!(kept, [DeviceOperation::MemoryMove, DeviceOperation::CrcGeneration]);
+    assert_eq!(queue.batch_max, 0, "batches are an operation, too");
     // As an older kernel shows the device's.
     fs::remove_file(machine.bus().join("wq0.0/op_config")).expect("it is there");
     machine.set("dsa0", "op_cap", "0x303ff 0x0 0x0 0x0");
     let queue = discover(&machine.roots()).expect("a queue").remove(0);
-    assert_eq!(queue.missing, []);
+    assert_eq!((queue.missing.as_slice(), queue.batch_max), (&[][..], 32));
     // Rubbish is no reason to do without.
     machine.set("dsa0", "op_cap", "?");
     machine.set("dsa0", "gen_cap", "?");

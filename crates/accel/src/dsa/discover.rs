@@ -250,21 +250,7 @@ fn work_queue(roots: &Roots, bus: &Path, device: &Device, name: &str) -> Result<
             ));
         }
     }
-    let size: usize = number(&path, "size")?;
-    let (mode, depth) = match attribute(&path, "mode").as_deref() {
-        Some("dedicated") => (Mode::Dedicated, size),
-        // What counts for user space is the threshold; 0 where the attribute is missing.
-        Some("shared") => match number(&path, "threshold").unwrap_or(0) {
-            0 => (Mode::Shared, size),
-            threshold => (Mode::Shared, size.min(threshold)),
-        },
-        mode => return Err(format!("its mode is {}", mode.unwrap_or("unknown"))),
-    };
-    if depth == 0 {
-        return Err(format!(
-            "it holds no descriptors (accel-config config-wq {full_name} --wq-size=16)"
-        ));
-    }
+    let (mode, depth) = mode_and_depth(&path, &full_name)?;
     let cdev = roots.dev.join("dsa").join(name);
     if !cdev.exists() {
         return Err(format!("{} does not exist; is udev running?", cdev.display()));
@@ -275,21 +261,45 @@ fn work_queue(roots: &Roots, bus: &Path, device: &Device, name: &str) -> Result<
     let allowed = attribute(&path, "op_config")
         .or_else(|| attribute(&device.path, "op_cap"))
         .and_then(|text| OperationMask::from_str(&text).ok());
+    let missing: Vec<_> = allowed.map_or_else(Vec::new, |mask| {
+        DeviceOperation::ALL.into_iter().filter(|operation| !mask.has(*operation)).collect()
+    });
+    // Not shown by a device without batches; a kernel that does not want them takes the bit away.
+    let batch_max = match limit("max_batch_size") {
+        Ok(limit) if !missing.contains(&DeviceOperation::Batch) => limit,
+        _ => 0,
+    };
     Ok(WorkQueue {
         name: name.to_owned(),
         path: cdev,
         mode,
         depth,
-        // Not shown by a device without batches.
-        batch_max: usize::try_from(limit("max_batch_size").unwrap_or(0)).unwrap_or(usize::MAX),
+        batch_max: usize::try_from(batch_max).unwrap_or(usize::MAX),
         transfer_bytes_max: limit("max_transfer_size")?,
         block_on_fault: attribute(&path, "block_on_fault").as_deref() == Some("1"),
         cache_control: device.general_capabilities & GENCAP_CACHE_CONTROL != 0,
         numa_node: attribute(&device.path, "numa_node").and_then(|text| text.parse().ok()),
-        missing: allowed.map_or_else(Vec::new, |mask| {
-            DeviceOperation::ALL.into_iter().filter(|operation| !mask.has(*operation)).collect()
-        }),
+        missing,
     })
+}
+
+/// How a queue is submitted to, and how many descriptors user space may have in it.
+fn mode_and_depth(path: &Path, full_name: &str) -> Result<(Mode, usize), String> {
+    let size: usize = number(path, "size")?;
+    let (mode, depth) = match attribute(path, "mode").as_deref() {
+        Some("dedicated") => (Mode::Dedicated, size),
+        // What counts for user space is the threshold; 0 where the attribute is missing.
+        Some("shared") => match number(path, "threshold").unwrap_or(0) {
+            0 => (Mode::Shared, size),
+            threshold => (Mode::Shared, size.min(threshold)),
+        },
+        mode => return Err(format!("its mode is {}", mode.unwrap_or("unknown"))),
+    };
+    if depth == 0 {
+        let how = format!("accel-config config-wq {full_name} --wq-size=16");
+        return Err(format!("it holds no descriptors ({how})"));
+    }
+    Ok((mode, depth))
 }
 
 /// Bits of a work queue's `op_config` or a device's `op_cap`, one per operation code: 32-bit words
