@@ -5,6 +5,7 @@
 //! reads, waits for the next connection; one that may have changed the media ends with
 //! [`CommandError::UnknownFate`]. Whoever owns the queue says when the next connection is made.
 
+mod digest;
 mod receive;
 mod send;
 mod teardown;
@@ -28,6 +29,7 @@ use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{MAX_ENTRIES, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
+use digest::EntryDigest;
 use send::Grant;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
@@ -131,6 +133,7 @@ struct Entry {
     /// Number of the batch that has its last bytes: the buffer is in use until it has left.
     batch: u64,
     digest_failed: bool,
+    digest: EntryDigest,
     /// How often it was sent again because of a digest.
     retries: u8,
     timed_out: bool,
@@ -153,6 +156,8 @@ pub struct QueuePair {
     held: Vec<CommandDone>,
     events: VecDeque<QueueEvent>,
     batch: Option<Box<SendBatch>>,
+    /// Commands whose data an engine has.
+    with_engines: u32,
     /// Outstanding reads of more than half the staging buffer.
     large_reads: u32,
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
@@ -200,6 +205,7 @@ impl QueuePair {
             held: Vec::with_capacity(capacity),
             events: VecDeque::with_capacity(4),
             batch: Some(SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4)),
+            with_engines: 0,
             large_reads: 0,
             phase_deadline: None,
             alarm: None,
@@ -244,7 +250,8 @@ impl QueuePair {
             Ok(len) => {
                 let deadline = self.deadline_of(&command, cx.now);
                 let entry = Entry::new(command, user, len, deadline);
-                self.insert(entry);
+                let cid = self.insert(entry);
+                self.begin_digest(cx, cid);
                 return Ok(());
             }
             Err(reason) => reason,
@@ -308,6 +315,12 @@ impl QueuePair {
             Outcome::Connected(result) if current => self.handle_connected(cx, result),
             Outcome::Received(result, buffers) => self.handle_received(cx, result, buffers),
             Outcome::Sent(result, batch) => self.handle_sent(cx, result, batch),
+            // The generation names the command.
+            Outcome::Accelerated(finished) => {
+                if let Some(done) = cx.io.accelerated(finished) {
+                    self.handle_accelerated(cx, CommandId(completion.token.generation), done);
+                }
+            }
             Outcome::Timer if current => self.handle_timer(cx),
             _ => {}
         }
@@ -571,6 +584,11 @@ impl QueuePair {
         if result.is_err_and(CommandError::is_spoiled_data) && self.retry(cid) {
             return;
         }
+        if let Some(entry) = self.commands.get_mut(cid)
+            && entry.digest.defer_end(result)
+        {
+            return;
+        }
         let admin = self.config.qid.is_admin();
         let finished = self.commands.remove_with(cid, |entry| {
             let done = CommandDone {
@@ -632,6 +650,7 @@ impl Entry {
             tried: false,
             batch: 0,
             digest_failed: false,
+            digest: EntryDigest::default(),
             retries: 0,
             timed_out: false,
         }

@@ -53,10 +53,10 @@ impl Connection {
         }
         let Some(buf) = slot.buf.take() else { return false };
         // While an engine had the buffer, the next PDU's data could not go there.
-        if !(is_io && all || cx.io.accelerates_now(OpCode::Crc32c)) {
-            let found = raceline_accel::crc32c(&buf[bytes]);
+        if !(is_io && all) || cx.io.accelerates_now(OpCode::Crc32c) {
+            let found = cx.io.accelerator().crc32c_now(&buf[bytes]);
             slot.buf = Some(buf);
-            self.judge_data(index, Some(found), ddgst);
+            self.judge_data(index, found.ok(), ddgst);
             return false;
         }
         match cx.io.accelerate(Work::crc32c(0, Payload::Buf(buf, bytes)), token) {

@@ -8,7 +8,7 @@ use raceline_proto::tcp::HostEvent;
 use raceline_reactor::Context;
 use raceline_reactor::io::RecvBuffers;
 
-use super::send::{Grant, to_usize};
+use super::send::to_usize;
 use super::{Ending, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::error::{CommandError, HostError};
@@ -120,9 +120,15 @@ impl QueuePair {
                 }
             }
             HostEvent::DataEnd { cid, offset, len, ddgst, success, .. } => {
-                self.handle_data_end(cid, (offset, len), ddgst, success);
+                if let Some(expected) = ddgst {
+                    let start = to_usize(offset);
+                    self.check_digest(cx, cid, start..start + to_usize(len), expected);
+                }
+                if success {
+                    self.handle_success(cid);
+                }
             }
-            HostEvent::SendData(r2t) => self.grants.push_back(Grant { r2t, sent: 0 }),
+            HostEvent::SendData(r2t) => self.grant(r2t),
             HostEvent::Terminated(request) => {
                 let lost = HostError::Terminated(self.config.address, format!("{request:?}"));
                 self.lose(cx, Ending::Lost(lost), None);
@@ -141,43 +147,21 @@ impl QueuePair {
             self.handle_connect_response(cx, cqe);
             return;
         }
-        let digest_failed = self.commands.get(cqe.cid).is_some_and(|entry| entry.digest_failed);
         let result = match cqe.status {
             status if !status.is_success() => Err(CommandError::Status(status)),
-            _ if digest_failed => Err(CommandError::Digest),
             _ => Ok(*cqe),
         };
-        self.finish(cqe.cid, result);
+        self.end(cqe.cid, result);
     }
 
-    /// A C2HData has come whole; with SUCCESS it is also the end of its command.
-    fn handle_data_end(
-        &mut self,
-        cid: CommandId,
-        (offset, len): (u32, u32),
-        ddgst: Option<u32>,
-        success: bool,
-    ) {
-        let Some(entry) = self.commands.get_mut(cid) else { return };
-        if let (Some(expected), Data::Read(buf)) = (ddgst, &entry.data) {
-            let start = to_usize(offset);
-            let found = raceline_accel::crc32c(&buf[start..start + to_usize(len)]);
-            if found != expected {
-                entry.digest_failed = true;
-                self.counters.digest_errors.add(1);
-            }
-        }
-        if !success {
-            return;
-        }
-        let digest_failed = entry.digest_failed;
+    /// The data of a command were its completion, too.
+    fn handle_success(&mut self, cid: CommandId) {
         // Without a response there is no SQHD, so SUCCESS is for queues without flow control
         // (NVMe/TCP Transport 1.0, 3.3.2.2). Controllers exist that leave it on and say SUCCESS
         // all the same: their heads are stale, so from here on only commands are counted.
         if let Some(link) = &mut self.link {
             link.flow = SqFlow::Off;
         }
-        let cqe = Cqe { cid, status: Status::SUCCESS, ..Cqe::default() };
-        self.finish(cid, if digest_failed { Err(CommandError::Digest) } else { Ok(cqe) });
+        self.end(cid, Ok(Cqe { cid, status: Status::SUCCESS, ..Cqe::default() }));
     }
 }

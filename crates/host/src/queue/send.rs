@@ -3,7 +3,7 @@
 use raceline_proto::nvme::opcode::fabrics;
 use raceline_proto::nvme::{CommandId, Direction};
 use raceline_proto::tcp::{HostQueue, R2tGrant};
-use raceline_reactor::{Context, Payload, SendBatch, SharedBuf};
+use raceline_reactor::{Accelerator, Context, Payload, SendBatch, SharedBuf};
 
 use super::{Entry, Link, QueuePair, SqFlow, State};
 use crate::command::Data;
@@ -39,8 +39,9 @@ impl QueuePair {
         }
         let Some(mut batch) = self.batch.take() else { return };
         let number = link.batches_started + 1;
-        self.put_data(&mut batch, number);
-        self.put_commands(&mut batch, number);
+        let accelerator = cx.io.accelerator();
+        self.put_data(accelerator, &mut batch, number);
+        self.put_commands(accelerator, &mut batch, number);
         if batch.is_empty() {
             self.batch = Some(batch);
             return;
@@ -75,18 +76,15 @@ impl QueuePair {
     }
 
     /// Answers R2Ts, in the order in which they came.
-    fn put_data(&mut self, batch: &mut SendBatch, number: u64) {
+    fn put_data(&mut self, accelerator: &mut Accelerator, batch: &mut SendBatch, number: u64) {
         let Some(link) = &mut self.link else { return };
         while let Some(grant) = self.grants.front_mut() {
             let Some(entry) = self.commands.get_mut(grant.r2t.cid) else {
                 self.grants.pop_front();
                 continue;
             };
-            let Data::Write(buf) = &entry.data else {
-                unreachable!("an R2T of a command that does not write is refused");
-            };
             entry.batch = number;
-            if !put_grant(link, batch, grant, buf, &self.counters) {
+            if !put_grant(link, accelerator, batch, grant, entry, &self.counters) {
                 return; // the batch is full
             }
             self.grants.pop_front();
@@ -94,7 +92,7 @@ impl QueuePair {
     }
 
     /// Sends commands, as many as the submission queue takes.
-    fn put_commands(&mut self, batch: &mut SendBatch, number: u64) {
+    fn put_commands(&mut self, accelerator: &mut Accelerator, batch: &mut SendBatch, number: u64) {
         let Some(link) = &mut self.link else { return };
         let admin = self.config.qid.is_admin();
         let room = link.queue.capsule_overhead() + DIGEST_LEN;
@@ -104,19 +102,27 @@ impl QueuePair {
                 return;
             }
             let sent = self.commands.len() - self.pending.len();
-            if !link.flow.take_entry(self.config.entries, sent) {
-                return;
-            }
-            self.pending.pop_front();
-            let Some(entry) = self.commands.get_mut(cid) else { continue };
-            entry.sent = true;
-            entry.batch = number;
+            let Some(entry) = self.commands.get_mut(cid) else {
+                self.pending.pop_front();
+                continue;
+            };
             let limit = if admin || entry.sqe.opc == fabrics::OPCODE {
                 ADMIN_IN_CAPSULE_BYTES
             } else {
                 self.config.in_capsule_bytes
             };
-            put_command(link, batch, cid, entry, limit);
+            if entry.digest.is_with_engine() && entry.len <= limit {
+                // It comes back when its data can go with it.
+                self.pending.pop_front();
+                continue;
+            }
+            if !link.flow.take_entry(self.config.entries, sent) {
+                return;
+            }
+            self.pending.pop_front();
+            entry.sent = true;
+            entry.batch = number;
+            put_command(link, accelerator, batch, cid, entry, limit);
             self.counters.pdus_sent.add(1);
         }
     }
@@ -124,6 +130,7 @@ impl QueuePair {
 
 fn put_command(
     link: &mut Link,
+    accelerator: &mut Accelerator,
     batch: &mut SendBatch,
     cid: CommandId,
     entry: &mut Entry,
@@ -134,18 +141,22 @@ fn put_command(
     let Entry { sqe, direction, len, .. } = *entry;
     link.queue.command(&sqe, direction, len, in_capsule, &mut batch.bytes_mut());
     if in_capsule && let Data::Write(buf) = &entry.data {
-        put_payload(&link.queue, batch, buf, 0, buf.len());
+        put_payload(&link.queue, accelerator, batch, (buf, entry.digest.known), 0..buf.len());
     }
 }
 
 /// Puts H2CData PDUs for the rest of a grant; false when the batch is full before its end.
 fn put_grant(
     link: &mut Link,
+    accelerator: &mut Accelerator,
     batch: &mut SendBatch,
     grant: &mut Grant,
-    buf: &SharedBuf,
+    entry: &Entry,
     counters: &QueueCounters,
 ) -> bool {
+    let Data::Write(buf) = &entry.data else {
+        unreachable!("an R2T of a command that does not write is refused");
+    };
     let room = link.queue.h2c_overhead() + DIGEST_LEN;
     let most = link.queue.max_h2c_data();
     while grant.sent < grant.r2t.len {
@@ -160,7 +171,8 @@ fn put_grant(
         counters.pdus_sent.add(1);
         grant.sent += len;
         let (start, len) = (to_usize(offset), to_usize(len));
-        put_payload(&link.queue, batch, buf, start, len);
+        let data = (buf, entry.digest.known);
+        put_payload(&link.queue, accelerator, batch, data, start..start + len);
     }
     true
 }
@@ -168,13 +180,13 @@ fn put_grant(
 /// Puts payload and, if negotiated, its digest.
 fn put_payload(
     queue: &HostQueue,
+    accelerator: &mut Accelerator,
     batch: &mut SendBatch,
-    buf: &SharedBuf,
-    start: usize,
-    len: usize,
+    (buf, known): (&SharedBuf, Option<u32>),
+    range: std::ops::Range<usize>,
 ) {
-    let range = start..start + len;
-    let digest = queue.data_digest().then(|| raceline_accel::crc32c(&buf[range.clone()]));
+    let digest = || Entry::digest_of(known, accelerator, buf, range.clone());
+    let digest = queue.data_digest().then(digest);
     batch.push_payload(Payload::Shared(buf.clone(), range));
     if let Some(digest) = digest {
         batch.push_bytes(&digest.to_le_bytes());

@@ -86,6 +86,10 @@ impl QueuePair {
         if self.link.as_ref().is_some_and(|link| !link.closed || link.receiving || link.sending) {
             return;
         }
+        // Their data come back first.
+        if self.with_engines > 0 {
+            return;
+        }
         self.link = None;
         self.grants.clear();
         let State::Draining(ending) = std::mem::replace(&mut self.state, State::Lost) else {
