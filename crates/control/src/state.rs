@@ -22,6 +22,8 @@
 //! one (write, sync, rename, sync of the directory) and removes what the *previous* file does not
 //! need: if the newest file is damaged, the previous one and the log give the same state.
 //!
+//! [`StateJournal`] is all this as the journal of an [`Engine`](crate::engine::Engine).
+//!
 //! One kind of damage cannot be told from a write that a crash interrupted: that of the very last
 //! group, before the daemon has ended in good order or written another. It is cut off, and said.
 
@@ -31,6 +33,7 @@ mod document;
 mod error;
 mod format;
 mod journal;
+mod kept;
 mod store;
 
 #[cfg(test)]
@@ -46,6 +49,7 @@ use serde_json::Value;
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use error::StateError;
 pub use format::MAX_CHANGE_BYTES;
+pub use kept::{Kept, StateJournal};
 pub use store::{Health, Permit, Store};
 
 /// A call of the control plane that makes a part of the configuration.

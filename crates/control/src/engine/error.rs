@@ -73,7 +73,7 @@ impl EngineError {
             Self::NameTaken(_) | Self::Exists { .. } => libc::EEXIST,
             Self::NoBdev(_) | Self::Missing { .. } => libc::ENODEV,
             Self::Claimed { .. } => libc::EPERM,
-            Self::Journal(_) => libc::EIO,
+            Self::Journal(error) => error.errno,
             Self::Open(error) => open_errno(error),
             Self::BadName(_) | Self::Invalid(_) | Self::Target(_) => libc::EINVAL,
         }

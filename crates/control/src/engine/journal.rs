@@ -1,6 +1,6 @@
 //! Where changes are written down before they are acknowledged.
 
-use super::ledger::Record;
+use super::ledger::{Ledger, Record};
 
 /// Keeps records for the next start.
 ///
@@ -26,12 +26,29 @@ pub trait Journal: Send + Sync {
     /// # Errors
     /// When it cannot be made stable. The journal then refuses every further change.
     fn wait(&self, position: u64) -> Result<(), JournalError>;
+
+    /// Is told what all records so far add up to: after each change, before the next one begins.
+    /// Does not wait.
+    fn changed(&self, _ledger: &Ledger) {}
+
+    /// Ends in good order, so that the next start is fast: there are no more changes.
+    ///
+    /// # Errors
+    /// When it cannot. Nothing is lost then.
+    fn close(&self, _ledger: &Ledger) -> Result<(), JournalError> {
+        Ok(())
+    }
 }
 
-/// Why something cannot be written down; says what to do.
+/// Why something cannot be written down.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct JournalError(pub String);
+#[error("{message}")]
+pub struct JournalError {
+    /// The errno that clients get.
+    pub errno: i32,
+    /// What was wrong, where, and what to do.
+    pub message: String,
+}
 
 /// Keeps nothing: for a target that ends with its process.
 #[derive(Debug, Default)]

@@ -9,8 +9,9 @@ pub mod journal;
 pub mod ledger;
 pub mod notify;
 pub mod nvmf;
+pub mod restore;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
     Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
@@ -72,6 +73,8 @@ pub struct Engine {
     model: RwLock<Model>,
     /// The journal's position after the last change.
     position: AtomicU64,
+    /// Changes are being made that have been written down before.
+    restoring: AtomicBool,
 }
 
 /// What exists.
@@ -111,6 +114,7 @@ impl Engine {
                 ..Model::default()
             }),
             position: AtomicU64::new(0),
+            restoring: AtomicBool::new(false),
         }
     }
 
@@ -176,19 +180,26 @@ impl Engine {
         make: impl FnOnce(&mut Change<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         let _one_at_a_time = lock(&self.changing);
-        self.config.journal.reserve().map_err(EngineError::Journal)?;
+        let keep = !self.restoring.load(Ordering::Acquire);
+        if keep {
+            self.config.journal.reserve().map_err(EngineError::Journal)?;
+        }
         let mut change = Change { engine: self, records: Vec::new(), events: Vec::new() };
         let made = make(&mut change);
         // A record follows its effect, so what was recorded has happened, also when a later step
         // failed.
         let Change { records, events, .. } = change;
-        if !records.is_empty() {
-            let position = self.config.journal.append(&records).map_err(EngineError::Journal)?;
-            self.position.fetch_max(position, Ordering::AcqRel);
-        }
+        let has_records = keep && !records.is_empty();
+        let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };
         let mut model = self.model_mut();
+        // The effect is there, whatever the journal says.
         records.into_iter().for_each(|record| model.ledger.apply(record));
         events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
+        drop(model);
+        self.position.fetch_max(kept.map_err(EngineError::Journal)?, Ordering::AcqRel);
+        if has_records {
+            self.config.journal.changed(&self.model().ledger);
+        }
         made
     }
 
@@ -220,6 +231,15 @@ impl Engine {
         let model = self.model();
         let mut transports = model.nvmf.targets.values().filter_map(|t| t.transport.as_ref());
         transports.all(|transport| transport.target.is_running())
+    }
+
+    /// Lets the journal end in good order; changes are refused from then on, if it refuses them.
+    ///
+    /// # Errors
+    /// When it cannot. Nothing is lost then.
+    pub fn close_journal(&self) -> Result<(), JournalError> {
+        let _one_at_a_time = lock(&self.changing);
+        self.config.journal.close(&self.model().ledger)
     }
 
     fn model_mut(&self) -> RwLockWriteGuard<'_, Model> {

@@ -15,7 +15,7 @@ use super::format::{
 };
 use super::{Configuration, Recovered};
 
-/// Room reserved in the log at a time, so that most changes find theirs.
+/// Room reserved in the log beyond what is needed, so that most changes find theirs.
 pub(super) const RESERVE_STEP_BYTES: u64 = 1 << 20;
 /// Digits of the numbers in file names, so that names sort as numbers do.
 const NUMBER_DIGITS: usize = 12;
@@ -262,12 +262,12 @@ impl Journal {
         self.reserved_to - self.end_bytes
     }
 
-    /// Reserves room so that at least `bytes` can be appended.
+    /// Reserves room so that at least `bytes` can be appended, and more while there is plenty.
     pub(super) fn reserve(&mut self, bytes: u64) -> io::Result<()> {
         if self.reserved_bytes() >= bytes {
             return Ok(());
         }
-        let mut length = bytes.next_multiple_of(RESERVE_STEP_BYTES);
+        let mut length = bytes + RESERVE_STEP_BYTES;
         let mut result = self.segment.reserve(self.end_bytes, length);
         if result.as_ref().is_err_and(is_full) {
             // Nearly full: what is needed and no more.

@@ -1,0 +1,182 @@
+//! Makes again what a ledger says: the restart of a target.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+use super::ledger::{Entry, Key, Ledger, Section};
+use super::{Engine, Phase};
+use crate::error::RpcError;
+use crate::method::Registry;
+use crate::role::Peer;
+
+/// Why a target cannot be made again.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// A call failed.
+    #[error("{call}, which makes {key:?}, failed: {error}")]
+    Call {
+        /// What it should have made.
+        key: Key,
+        /// The method and its parameters.
+        call: String,
+        /// What it said.
+        error: Box<RpcError>,
+    },
+    /// All calls were good, but did not make the same as before.
+    #[error("{key:?} did not come back as it was: {problem}")]
+    Differs {
+        /// What differs.
+        key: Key,
+        /// How.
+        problem: String,
+    },
+}
+
+impl Engine {
+    /// Makes what a ledger says, as far as the current phase allows: to be called before and
+    /// after [`Engine::start`]. Nothing of it is written down again. When it fails the target is
+    /// incomplete, and must not be used.
+    ///
+    /// # Errors
+    /// When a call fails; and, after the start, when something is not as it was.
+    pub fn restore(&self, registry: &Registry, ledger: &Ledger) -> Result<(), RestoreError> {
+        let _restoring = Restoring::begin(&self.restoring);
+        let phase = self.phase();
+        for section in Section::ALL {
+            for (key, entry) in ledger.entries().filter(|(_, entry)| entry.section == section) {
+                // One call can make several entries.
+                let is_made = self.model().ledger.get(key) == Some(entry);
+                let states = registry.get(&entry.method).map(|method| method.states);
+                let is_later = states.is_some_and(|states| !states.admits(phase));
+                if is_made || (is_later && phase == Phase::Startup) {
+                    continue;
+                }
+                self.make_again(registry, key, entry)?;
+            }
+        }
+        if phase == Phase::Runtime { self.compare(ledger) } else { Ok(()) }
+    }
+
+    fn make_again(
+        &self,
+        registry: &Registry,
+        key: &Key,
+        entry: &Entry,
+    ) -> Result<(), RestoreError> {
+        let failed = |error| RestoreError::Call {
+            key: key.clone(),
+            call: format!("{} {}", entry.method, entry.params),
+            error: Box::new(error),
+        };
+        let raw = if entry.params.is_null() {
+            None
+        } else {
+            let raw = serde_json::value::to_raw_value(&entry.params);
+            Some(raw.map_err(|error| failed(RpcError::invalid_params(error)))?)
+        };
+        let called = registry.call(self, Peer::this_process(), &entry.method, raw.as_deref());
+        called.map(|_| ()).map_err(failed)
+    }
+
+    /// Whether what is there is what was there. A newer version of this program may record more
+    /// of the same thing, but not other things, and not the same with another identity.
+    fn compare(&self, before: &Ledger) -> Result<(), RestoreError> {
+        let model = self.model();
+        let now: BTreeMap<&Key, &Entry> = model.ledger.entries().collect();
+        let differs =
+            |key: &Key, problem: String| Err(RestoreError::Differs { key: key.clone(), problem });
+        for (key, entry) in before.entries() {
+            let Some(made) = now.get(key) else {
+                return differs(key, "it is not there".to_owned());
+            };
+            if made.method != entry.method || !contains(&made.params, &entry.params) {
+                let (was, is) = (&entry.params, &made.params);
+                let problem = format!("{} {was} became {} {is}", entry.method, made.method);
+                return differs(key, problem);
+            }
+        }
+        match now.keys().find(|key| before.get(key).is_none()) {
+            Some(key) => differs(key, "it was not there before".to_owned()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether every member of `part` has the same value in `whole`.
+fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => part
+            .iter()
+            .all(|(name, part)| whole.get(name).is_some_and(|whole| contains(whole, part))),
+        _ => whole == part,
+    }
+}
+
+/// While it lives, changes are not written down.
+struct Restoring<'a>(&'a AtomicBool);
+
+impl<'a> Restoring<'a> {
+    fn begin(flag: &'a AtomicBool) -> Self {
+        flag.store(true, Ordering::Release);
+        Self(flag)
+    }
+}
+
+impl Drop for Restoring<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::EngineConfig;
+    use super::super::ledger::Record;
+    use super::*;
+
+    fn ledger(params: Value) -> Ledger {
+        let entry =
+            Entry { section: Section::Bdev, method: "bdev_malloc_create".to_owned(), params };
+        let mut ledger = Ledger::default();
+        ledger.apply(Record::Put { key: Key::new(&["bdev", "m"]), entry });
+        ledger
+    }
+
+    fn restore(ledger: &Ledger) -> Result<(), RestoreError> {
+        let engine = Engine::new(EngineConfig::default());
+        let registry = Registry::new();
+        engine.restore(&registry, ledger).unwrap();
+        assert!(engine.model().bdevs.find("m").is_none());
+        engine.start();
+        engine.restore(&registry, ledger)
+    }
+
+    #[test]
+    fn a_device_comes_back_with_its_identity() {
+        let uuid = "6b9f2f8c-0d3a-4c55-9a2f-000000000001";
+        let params = json!({ "name": "m", "num_blocks": 64, "block_size": 512, "uuid": uuid });
+        restore(&ledger(params)).unwrap();
+    }
+
+    #[test]
+    fn a_device_whose_identity_was_not_recorded_is_found() {
+        // It gets a new UUID, which is then recorded: more than before. Another name is not.
+        let params = json!({ "name": "m", "num_blocks": 64, "block_size": 512 });
+        restore(&ledger(params)).unwrap();
+        let params = json!({ "name": "other", "num_blocks": 64, "block_size": 512 });
+        let error = restore(&ledger(params)).unwrap_err().to_string();
+        assert_eq!(error, "bdev / m did not come back as it was: it is not there");
+    }
+
+    #[test]
+    fn a_call_that_fails_is_named_with_what_it_said() {
+        let error = restore(&ledger(json!({ "name": "m", "num_blocks": 0, "block_size": 512 })));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("which makes bdev / m, failed: Invalid argument"), "{error}");
+        assert!(error.contains(r#"bdev_malloc_create {"name":"m","#), "{error}");
+    }
+}

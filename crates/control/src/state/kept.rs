@@ -1,0 +1,261 @@
+//! The journal of an engine on a state directory.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::{Map, Value, json};
+
+use super::disk::{Disk, RealDisk};
+use super::{Call, Configuration, Permit, Recovered, StateError, Store, SubsystemConfig};
+use crate::engine::journal::{Journal, JournalError};
+use crate::engine::ledger::{Entry, Key, Ledger, Record, Section};
+
+/// Room asked for before a change, whose records are not known yet: twice the largest request.
+const CHANGE_BYTES: usize = 2 << 20;
+/// Where the identity of a configuration keeps the keys of its calls.
+const KEYS: &str = "keys";
+
+/// Keeps an engine's changes in a state directory.
+pub struct StateJournal {
+    store: Store,
+    /// Room for the change that is being made; there is one at a time.
+    permit: Mutex<Option<Permit>>,
+}
+
+/// What a state directory held.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kept {
+    /// The configuration, for [`Engine::restore`](crate::engine::Engine::restore).
+    pub ledger: Ledger,
+    /// How many changes there have ever been. It grows over restarts too, so that it can serve as
+    /// a generation.
+    pub sequence: u64,
+}
+
+impl StateJournal {
+    /// Opens, or creates, a state directory.
+    ///
+    /// # Errors
+    /// When another daemon uses it, it is damaged, or the system refuses.
+    pub fn open(dir: &Path) -> Result<(Self, Kept), StateError> {
+        Self::with_disk(Arc::new(RealDisk::open(dir)?))
+    }
+
+    /// Opens the state on a disk of any kind.
+    ///
+    /// # Errors
+    /// As [`StateJournal::open`].
+    pub fn with_disk(disk: Arc<dyn Disk>) -> Result<(Self, Kept), StateError> {
+        let (store, recovered) = Store::with_disk(disk)?;
+        let sequence = recovered.sequence;
+        let ledger = ledger_of(recovered).map_err(|problem| StateError::Incomplete {
+            dir: store.dir().to_owned(),
+            problem,
+            remedy: "Use the version of raceline that wrote it, or a newer one.".to_owned(),
+        })?;
+        Ok((Self { store, permit: Mutex::default() }, Kept { ledger, sequence }))
+    }
+
+    /// The state that it writes.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+impl Journal for StateJournal {
+    fn reserve(&self) -> Result<(), JournalError> {
+        let permit = self.store.reserve(CHANGE_BYTES)?;
+        // In place of that of a change that failed, if there is one.
+        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = Some(permit);
+        Ok(())
+    }
+
+    fn append(&self, records: &[Record]) -> Result<u64, JournalError> {
+        let permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let permit = permit.map_or_else(|| self.store.reserve(CHANGE_BYTES), Ok)?;
+        Ok(self.store.append(permit, records)?)
+    }
+
+    fn wait(&self, position: u64) -> Result<(), JournalError> {
+        Ok(self.store.wait(position)?)
+    }
+
+    fn changed(&self, ledger: &Ledger) {
+        if self.store.checkpoint_due() {
+            // A failure has been logged, and loses nothing.
+            self.store.checkpoint(configuration_of(ledger), |_| {});
+        }
+    }
+
+    fn close(&self, ledger: &Ledger) -> Result<(), JournalError> {
+        Ok(self.store.checkpoint_and_wait(configuration_of(ledger))?)
+    }
+}
+
+impl From<StateError> for JournalError {
+    fn from(error: StateError) -> Self {
+        let errno = match &error {
+            StateError::Full { .. } | StateError::Behind { .. } => libc::ENOSPC,
+            StateError::ReadOnly { .. } => libc::EROFS,
+            StateError::TooLarge { .. } => libc::E2BIG,
+            _ => libc::EIO,
+        };
+        Self { errno, message: error.to_string() }
+    }
+}
+
+/// The calls section by section, as SPDK has them; and their keys in the same order.
+fn configuration_of(ledger: &Ledger) -> Configuration {
+    let mut subsystems = Vec::new();
+    let mut all_keys = Map::new();
+    for section in Section::ALL {
+        let mut config = Vec::new();
+        let mut keys = Vec::new();
+        for (key, entry) in ledger.entries().filter(|(_, entry)| entry.section == section) {
+            keys.push(json!(key));
+            let params = (!entry.params.is_null()).then(|| entry.params.clone());
+            config.push(Call { method: entry.method.clone(), params });
+        }
+        subsystems.push(SubsystemConfig { subsystem: section.name().to_owned(), config });
+        all_keys.insert(section.name().to_owned(), Value::Array(keys));
+    }
+    let identity = json!({ KEYS: all_keys });
+    Configuration { subsystems, identity }
+}
+
+/// The opposite, and the changes after it; or what this program does not understand.
+fn ledger_of(recovered: Recovered) -> Result<Ledger, String> {
+    let Recovered { configuration, changes, sequence, .. } = recovered;
+    let mut ledger = Ledger::default();
+    for SubsystemConfig { subsystem, config } in configuration.subsystems {
+        let section = Section::from_name(&subsystem)
+            .ok_or_else(|| format!("the configuration has a part `{subsystem}`"))?;
+        let keys = configuration.identity[KEYS][&subsystem].as_array();
+        let keys = keys.filter(|keys| keys.len() == config.len());
+        let keys = keys.ok_or_else(|| format!("the calls of part `{subsystem}` have no keys"))?;
+        for (key, Call { method, params }) in keys.iter().zip(config) {
+            let key: Key = serde_json::from_value(key.clone())
+                .map_err(|error| format!("{key} in part `{subsystem}` is no key: {error}"))?;
+            let entry = Entry { section, method, params: params.unwrap_or(Value::Null) };
+            ledger.apply(Record::Put { key, entry });
+        }
+    }
+    let first = sequence + 1 - changes.len() as u64;
+    for (change, number) in changes.into_iter().zip(first..) {
+        let record = serde_json::from_value(change)
+            .map_err(|error| format!("change {number} is of another kind: {error}"))?;
+        ledger.apply(record);
+    }
+    Ok(ledger)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sim::{Random, SimDisk};
+    use super::*;
+    use crate::engine::{Engine, EngineConfig};
+    use crate::error::RpcError;
+    use crate::method::Registry;
+    use crate::role::Peer;
+
+    /// A daemon without a socket.
+    struct Daemon {
+        engine: Engine,
+        registry: Registry,
+    }
+
+    impl Daemon {
+        fn start(disk: &SimDisk) -> Self {
+            let (journal, kept) = StateJournal::with_disk(Arc::new(disk.clone())).unwrap();
+            let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
+            let (engine, registry) = (Engine::new(config), Registry::new());
+            engine.restore(&registry, &kept.ledger).unwrap();
+            engine.start();
+            engine.restore(&registry, &kept.ledger).unwrap();
+            Self { engine, registry }
+        }
+
+        /// Calls a method and waits until its effect is kept.
+        fn call(&self, method: &str, params: &Value) -> Result<Value, RpcError> {
+            let raw = serde_json::value::to_raw_value(params).unwrap();
+            let peer = Peer::this_process();
+            let params = (!params.is_null()).then_some(&*raw);
+            let result = self.registry.call(&self.engine, peer, method, params)?;
+            let durable = self.engine.wait_durable();
+            durable.map_err(|error| RpcError::errno(error.errno).because(error))?;
+            Ok(result)
+        }
+
+        fn create(&self, name: &str) -> Result<Value, RpcError> {
+            let params = json!({ "name": name, "num_blocks": 64, "block_size": 512 });
+            self.call("bdev_malloc_create", &params)
+        }
+
+        fn bdevs(&self) -> Value {
+            self.call("bdev_get_bdevs", &Value::Null).unwrap()
+        }
+    }
+
+    fn crash(disk: &SimDisk) -> SimDisk {
+        SimDisk::new(disk.image().crash(&mut Random(11)))
+    }
+
+    #[test]
+    fn a_crash_brings_back_the_same_devices() {
+        let disk = SimDisk::default();
+        let daemon = Daemon::start(&disk);
+        for name in ["a", "b", "c"] {
+            daemon.create(name).unwrap();
+        }
+        daemon.call("bdev_malloc_delete", &json!({ "name": "b" })).unwrap();
+        let before = daemon.bdevs();
+        assert_eq!(before.as_array().unwrap().len(), 2);
+        let disk = crash(&disk);
+        let daemon = Daemon::start(&disk);
+        assert_eq!(daemon.bdevs(), before);
+        // After an orderly end too, and after a crash that follows it.
+        daemon.engine.close_journal().unwrap();
+        let disk = crash(&disk);
+        let daemon = Daemon::start(&disk);
+        assert_eq!(daemon.bdevs(), before);
+        daemon.create("d").unwrap();
+        let before = daemon.bdevs();
+        assert_eq!(Daemon::start(&crash(&disk)).bdevs(), before);
+    }
+
+    #[test]
+    fn a_full_disk_refuses_a_change_before_it_has_an_effect() {
+        let disk = SimDisk::default();
+        let daemon = Daemon::start(&disk);
+        daemon.create("first").unwrap();
+        disk.image().faults.no_room = true;
+        let mut refused = None;
+        for number in 0..10_000 {
+            refused = daemon.create(&format!("m{number}")).err();
+            if refused.is_some() {
+                break;
+            }
+        }
+        let refused = refused.expect("a full disk");
+        assert_eq!(refused.code, -libc::ENOSPC);
+        assert!(refused.to_string().contains("nothing has changed"), "{refused}");
+        let before = daemon.bdevs();
+        assert_eq!(Daemon::start(&crash(&disk)).bdevs(), before);
+        disk.image().faults.no_room = false;
+        daemon.create("last").unwrap();
+    }
+
+    #[test]
+    fn a_failed_change_is_not_kept() {
+        let disk = SimDisk::default();
+        let daemon = Daemon::start(&disk);
+        daemon.create("a").unwrap();
+        daemon.create("a").unwrap_err();
+        daemon.call("bdev_malloc_delete", &json!({ "name": "b" })).unwrap_err();
+        daemon.create("b").unwrap();
+        let (_, kept) = StateJournal::with_disk(Arc::new(crash(&disk))).unwrap();
+        assert_eq!(kept.sequence, 2);
+        assert_eq!(kept.ledger.len(), 2);
+    }
+}
