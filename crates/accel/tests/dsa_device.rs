@@ -256,6 +256,28 @@ fn a_full_queue_answers_or_loses() {
     }
 }
 
+/// Never sooner; how much later is the machine's business.
+#[test]
+fn rate_and_latency_take_their_time() {
+    let config = EmulatedConfig {
+        latency: Duration::from_millis(20),
+        bytes_per_second: std::num::NonZeroU64::new(1_000_000),
+        ..EmulatedConfig::default()
+    };
+    let mut rig = Rig::new(config);
+    let begin = Instant::now();
+    for index in 0..3 {
+        let record = rig.record(index);
+        let copy = Descriptor::memory_move(record, Flags::NONE, rig.at(0), rig.at(8192), 8000);
+        assert_eq!(rig.submit(&copy), Submission::Accepted);
+    }
+    for index in 0..3_u32 {
+        assert_eq!(rig.wait(index as usize).status, Status::Success);
+        let least = Duration::from_millis(8) * (index + 1) + Duration::from_millis(20);
+        assert!(begin.elapsed() >= least, "{index} after {:?}", begin.elapsed());
+    }
+}
+
 /// After `stop` nothing is touched, and submissions find nobody.
 #[test]
 fn a_stopped_device_touches_nothing() {

@@ -340,7 +340,10 @@ fn a_comparison_that_differs_says_so() {
 /// Several pieces are several descriptors; a digest goes from one to the next.
 #[test]
 fn operands_in_pieces() {
-    let mut rig = Rig::new(EmulatedConfig::default());
+    // With latency a record is written long after the work: without a fence it would be read too
+    // early.
+    let latency = Duration::from_micros(200);
+    let mut rig = Rig::new(EmulatedConfig { latency, ..EmulatedConfig::default() });
     assert_eq!(rig.queue.capabilities().max_pieces, 4);
     let cuts = [vec![1, 4095, 0, 4096], vec![4096, 96, 3904, 96], vec![8192]];
     for code in codes() {
@@ -467,6 +470,41 @@ fn what_finds_no_room_is_given_back() {
     assert!(rig.queue.stop());
     assert!(!rig.queue.is_healthy());
     assert_eq!(rig.submit(&cases[0]), Err(Refused::Unsuitable));
+}
+
+/// A work queue that is disabled, or a halted device, has no room for ever.
+#[test]
+fn a_queue_that_never_has_room_gets_no_more() {
+    let config = EmulatedConfig {
+        depth: 1,
+        batch_max: 0,
+        hang_every: every(1),
+        ..EmulatedConfig::default()
+    };
+    let mut rig = Rig::new(config);
+    let case = Case::whole(OpCode::Copy, 64);
+    rig.submit(&case).expect("a place");
+    rig.queue.kick();
+    let end = Instant::now() + LIMIT;
+    while rig.queue.is_healthy() {
+        assert!(Instant::now() < end, "it goes on");
+        rig.submit(&case).expect("a place");
+        rig.queue.kick();
+        rig.poll_until(|rig| rig.flying.len() == 1);
+    }
+    assert!(rig.results.len() >= 16);
+    rig.engine.device().release_hung();
+    rig.poll_until(|rig| rig.flying.is_empty());
+}
+
+#[test]
+fn a_seed_decides_what_goes_wrong() {
+    let run = |seed| {
+        let config = EmulatedConfig { fault_every: every(2), seed, ..EmulatedConfig::default() };
+        Rig::new(config).run(&vec![Case::whole(OpCode::CopyCrc32c, 5000); 50])
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
 }
 
 #[test]
@@ -596,16 +634,21 @@ fn case() -> impl Strategy<Value = Case> {
 fn config() -> impl Strategy<Value = EmulatedConfig> {
     let times = || prop_oneof![Just(None), (1..9_u64).prop_map(NonZeroU64::new)];
     let shape = (any::<bool>(), 1..20_usize, prop_oneof![Just(0), 2..40_usize]);
-    (shape, times(), times(), 0..9_usize, any::<u64>()).prop_map(
-        |((shared, depth, batch_max), fault_every, error_every, reorder, seed)| EmulatedConfig {
-            mode: if shared { Mode::Shared } else { Mode::Dedicated },
-            depth,
-            batch_max,
-            fault_every,
-            error_every,
-            reorder,
-            seed,
-            ..EmulatedConfig::default()
+    let latency = prop_oneof![Just(0), Just(30)].prop_map(Duration::from_micros);
+    let luck = (0..9_usize, any::<u64>(), latency);
+    (shape, times(), times(), luck).prop_map(
+        |((shared, depth, batch_max), fault_every, error_every, (reorder, seed, latency))| {
+            EmulatedConfig {
+                mode: if shared { Mode::Shared } else { Mode::Dedicated },
+                depth,
+                batch_max,
+                fault_every,
+                error_every,
+                reorder,
+                seed,
+                latency,
+                ..EmulatedConfig::default()
+            }
         },
     )
 }

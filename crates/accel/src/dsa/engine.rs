@@ -47,6 +47,9 @@ const BATCHES_MAX: usize = 32;
 /// How long operations wait for room in the work queue while none of ours leaves it (others fill
 /// a shared one, or the device hangs) before they are given back untouched.
 const ROOM_LIMIT: Duration = Duration::from_millis(50);
+/// How often in a row that may happen. A work queue that somebody has disabled, or a halted device,
+/// has no room for ever (5.7).
+const NO_ROOM_MAX: u32 = 16;
 /// How long [`DsaQueue::stop`] waits for what is in flight.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// How often it looks.
@@ -105,6 +108,8 @@ pub struct DsaQueue {
     in_window: usize,
     /// Since when pending operations have found no room.
     no_room_since: Option<Instant>,
+    /// How often operations were given back for that, and none has been taken since.
+    no_room_count: u32,
     /// [`EngineQueue::stop`] has waited.
     waited: bool,
     /// Nothing is done any more.
@@ -179,6 +184,7 @@ impl DsaQueue {
             free_batches: (0..batches).rev().collect(),
             in_window: 0,
             no_room_since: None,
+            no_room_count: 0,
             waited: false,
             ended: false,
         }
@@ -295,9 +301,8 @@ impl DsaQueue {
             return false;
         }
         operation.carrier = Carrier::Alone;
-        self.no_room_since = None;
         self.pending.pop_front();
-        self.in_window += 1;
+        self.accepted();
         true
     }
 
@@ -324,10 +329,15 @@ impl DsaQueue {
             self.operations[index].carrier = Carrier::Batch(batch);
         }
         self.batches[batch].in_flight = true;
-        self.no_room_since = None;
         self.free_batches.pop();
-        self.in_window += 1;
+        self.accepted();
         true
+    }
+
+    /// Counts a descriptor that the device has taken.
+    fn accepted(&mut self) {
+        self.in_window += 1;
+        (self.no_room_since, self.no_room_count) = (None, 0);
     }
 
     /// How an operation ended, if it has. `stopped`: the device does nothing any more.
@@ -395,6 +405,7 @@ impl DsaQueue {
             return;
         }
         self.no_room_since = None;
+        self.no_room_count += 1;
         while let Some(index) = self.pending.pop_front() {
             self.flying.retain(|flying| *flying != index);
             let InFlight { slot, operation, .. } = self.operations[index];
@@ -492,18 +503,18 @@ unsafe impl EngineQueue for DsaQueue {
         }
         let mut place = 0;
         while let Some(&index) = self.flying.get(place) {
-            let operation = self.operations[index];
-            let Some(result) = self.outcome(&operation, stopped) else {
+            let Some(result) = self.outcome(&self.operations[index], stopped) else {
                 place += 1;
                 continue;
             };
+            let InFlight { slot, carrier, .. } = self.operations[index];
             self.flying.swap_remove(place);
-            if operation.carrier == Carrier::Alone {
+            if carrier == Carrier::Alone {
                 self.in_window -= 1;
             }
             self.no_room_since = None;
             self.release(index);
-            report(operation.slot, result);
+            report(slot, result);
         }
         for (index, batch) in self.batches.iter_mut().enumerate() {
             if batch.done.take().is_some() {
@@ -519,7 +530,7 @@ unsafe impl EngineQueue for DsaQueue {
     }
 
     fn is_healthy(&self) -> bool {
-        !self.ended && !self.portal.is_stopped()
+        !self.ended && self.no_room_count < NO_ROOM_MAX && !self.portal.is_stopped()
     }
 
     fn stop(&mut self) -> bool {
