@@ -93,8 +93,22 @@ impl<S: Source, T: Target> Channel<S, T> {
     /// Starts an operation. `token` comes back with it.
     ///
     /// Errors of the operation, also wrong operands, are its completion.
-    #[inline]
-    pub fn submit(&mut self, token: u64, work: Work<S, T>) -> Submitted<S, T> {
+    #[inline(always)]
+    pub fn submit(&mut self, token: u64, mut work: Work<S, T>) -> Submitted<S, T> {
+        let code = work.operation().code();
+        if self.routes[code.index()].is_none()
+            && !self.shared.injections.is_active(code)
+            && let Some((output, bytes)) = self.software.execute_simple(&mut work)
+        {
+            self.counters.operations[code.index()].succeeded(bytes);
+            return Submitted::Done(Done { token, result: Ok(output), work: Some(work) });
+        }
+        self.submit_any(token, work)
+    }
+
+    /// Starts an operation that is not as simple as most.
+    #[inline(never)]
+    fn submit_any(&mut self, token: u64, work: Work<S, T>) -> Submitted<S, T> {
         match self.routes[work.operation().code().index()] {
             None => Submitted::Done(self.run(token, work, Progress::default(), false)),
             Some(queue) => self.submit_to(queue, token, work),
@@ -102,7 +116,6 @@ impl<S: Source, T: Target> Channel<S, T> {
     }
 
     /// Does an operation now, in software, whatever the table says.
-    #[inline]
     pub fn submit_now(&mut self, token: u64, work: Work<S, T>) -> Done<S, T> {
         self.run(token, work, Progress::default(), true)
     }
@@ -114,15 +127,14 @@ impl<S: Source, T: Target> Channel<S, T> {
     /// [`AccelError::Injected`].
     #[inline]
     pub fn crc32c_now(&mut self, bytes: &[u8]) -> Result<u32, AccelError> {
-        let crc = crate::crc32c(bytes);
+        let crc = self.software.crc32c_of(bytes);
         let injection = self.shared.injections.next(OpCode::Crc32c);
         let counters = &self.counters.operations[OpCode::Crc32c.index()];
         if injection == Some(InjectionKind::Fail) {
             counters.failed.add(1);
             return Err(AccelError::Injected);
         }
-        counters.executed.add(1);
-        counters.bytes.add(bytes.len() as u64);
+        counters.succeeded(bytes.len());
         Ok(if injection == Some(InjectionKind::Corrupt) { !crc } else { crc })
     }
 
@@ -158,7 +170,6 @@ impl<S: Source, T: Target> Channel<S, T> {
     }
 
     /// Does an operation, or what is left of it, now and in software.
-    #[inline]
     pub(crate) fn run(
         &mut self,
         token: u64,
@@ -185,7 +196,6 @@ impl<S: Source, T: Target> Channel<S, T> {
     }
 
     /// Counts an operation that ended, and lets error injection have its way.
-    #[inline]
     pub(crate) fn complete(
         &mut self,
         token: u64,
@@ -200,8 +210,7 @@ impl<S: Source, T: Target> Channel<S, T> {
         };
         let counters = &self.counters.operations[code.index()];
         if result.is_ok() {
-            counters.executed.add(1);
-            counters.bytes.add(bytes as u64);
+            counters.succeeded(bytes);
         } else {
             counters.failed.add(1);
         }

@@ -54,6 +54,12 @@ impl Injections {
         }
     }
 
+    /// True if something may happen to operations of this kind.
+    #[inline(always)]
+    pub(crate) fn is_active(&self, code: OpCode) -> bool {
+        self.rules[code.index()].active.load(Ordering::Relaxed)
+    }
+
     /// What happens to the operation that completes now.
     #[inline]
     pub(crate) fn next(&self, code: OpCode) -> Option<InjectionKind> {

@@ -74,24 +74,36 @@ impl PieceMut {
 /// Memory that an operation reads.
 ///
 /// # Safety
-/// The pieces that [`Source::pieces`] names can be read from then on until the value is dropped,
+/// The pieces that its functions name can be read from then on until the value is dropped,
 /// at the same addresses even when the value is moved, and from any thread (a device reads them).
 /// Their bytes are initialised. Nobody writes them meanwhile, or they are [`Piece::changing`].
 pub unsafe trait Source {
     /// Appends its pieces, in order.
     fn pieces(&self, list: &mut Vec<Piece>);
+
+    /// The same without a list, if it has exactly one piece and that is quickly known.
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        None
+    }
 }
 
 /// Memory that an operation writes.
 ///
 /// # Safety
-/// The pieces that [`Target::pieces`] names can be read and written from then on until the value is
+/// The pieces that its functions name can be read and written from then on until the value is
 /// dropped, at the same addresses even when the value is moved, and from any thread (a device
 /// writes them). Their bytes are initialised; the pieces do not overlap; nobody else reads or
 /// writes them while the value exists and is not borrowed.
 pub unsafe trait Target {
     /// Appends its pieces, in order.
     fn pieces(&mut self, list: &mut Vec<PieceMut>);
+
+    /// The same without a list, if it has exactly one piece and that is quickly known.
+    #[inline]
+    fn one_piece(&mut self) -> Option<PieceMut> {
+        None
+    }
 }
 
 // SAFETY: no pieces.
@@ -108,7 +120,12 @@ unsafe impl Target for () {
 unsafe impl Source for Vec<u8> {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
-        list.push(Piece::new(self.as_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        Some(Piece::new(self.as_ptr(), self.len()))
     }
 }
 
@@ -116,7 +133,12 @@ unsafe impl Source for Vec<u8> {
 unsafe impl Target for Vec<u8> {
     #[inline]
     fn pieces(&mut self, list: &mut Vec<PieceMut>) {
-        list.push(PieceMut::new(self.as_mut_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&mut self) -> Option<PieceMut> {
+        Some(PieceMut::new(self.as_mut_ptr(), self.len()))
     }
 }
 
@@ -124,7 +146,12 @@ unsafe impl Target for Vec<u8> {
 unsafe impl Source for Box<[u8]> {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
-        list.push(Piece::new(self.as_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        Some(Piece::new(self.as_ptr(), self.len()))
     }
 }
 
@@ -132,7 +159,12 @@ unsafe impl Source for Box<[u8]> {
 unsafe impl Target for Box<[u8]> {
     #[inline]
     fn pieces(&mut self, list: &mut Vec<PieceMut>) {
-        list.push(PieceMut::new(self.as_mut_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&mut self) -> Option<PieceMut> {
+        Some(PieceMut::new(self.as_mut_ptr(), self.len()))
     }
 }
 
@@ -140,7 +172,12 @@ unsafe impl Target for Box<[u8]> {
 unsafe impl Source for Arc<[u8]> {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
-        list.push(Piece::new(self.as_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        Some(Piece::new(self.as_ptr(), self.len()))
     }
 }
 
@@ -148,7 +185,12 @@ unsafe impl Source for Arc<[u8]> {
 unsafe impl Source for &'static [u8] {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
-        list.push(Piece::new(self.as_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        Some(Piece::new(self.as_ptr(), self.len()))
     }
 }
 

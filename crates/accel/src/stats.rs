@@ -74,6 +74,15 @@ pub(crate) struct OpCounters {
     pub(crate) in_flight: Counter,
 }
 
+impl OpCounters {
+    /// Counts an operation that succeeded.
+    #[inline(always)]
+    pub(crate) fn succeeded(&self, bytes: usize) {
+        self.executed.add(1);
+        self.bytes.add(bytes as u64);
+    }
+}
+
 /// One channel's counts; aligned so that no two cores write one line.
 #[derive(Debug, Default)]
 #[repr(align(128))]

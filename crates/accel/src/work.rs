@@ -47,6 +47,17 @@ impl<M> Part<M> {
     }
 }
 
+/// `len` bytes of a piece from `offset` on, if they are inside; the slow way says what is wrong.
+#[inline]
+fn part_of<P: Extent>(piece: P, offset: usize, len: usize) -> Option<P> {
+    if offset == 0 && len == WHOLE {
+        return Some(piece);
+    }
+    let available = piece.extent().checked_sub(offset)?;
+    let len = if len == WHOLE { available } else { len };
+    (len <= available).then(|| piece.part(offset, len))
+}
+
 impl<M> From<M> for Part<M> {
     #[inline]
     fn from(memory: M) -> Part<M> {
@@ -71,41 +82,41 @@ pub struct Work<S, T> {
 
 impl<S, T> Work<S, T> {
     /// The CRC32C of `source`, going on from `seed`, the CRC32C of what comes before (or 0).
-    #[inline]
+    #[inline(always)]
     pub fn crc32c(seed: u32, source: impl Into<Part<S>>) -> Self {
         let sources = [Some(source.into()), None];
         Work { operation: Operation::Crc32c { seed }, sources, targets: [None, None] }
     }
 
     /// Copies `source` to `target`, which is of the same length.
-    #[inline]
+    #[inline(always)]
     pub fn copy(source: impl Into<Part<S>>, target: impl Into<Part<T>>) -> Self {
         Self::source_to_target(Operation::Copy, source.into(), target.into())
     }
 
     /// Copies `source` to `target`, which is of the same length, and gives the CRC32C of the
     /// bytes in `target`, whatever happens to those of `source` meanwhile.
-    #[inline]
+    #[inline(always)]
     pub fn copy_crc32c(seed: u32, source: impl Into<Part<S>>, target: impl Into<Part<T>>) -> Self {
         Self::source_to_target(Operation::CopyCrc32c { seed }, source.into(), target.into())
     }
 
     /// Fills `target` with `byte`.
-    #[inline]
+    #[inline(always)]
     pub fn fill(byte: u8, target: impl Into<Part<T>>) -> Self {
         let targets = [Some(target.into()), None];
         Work { operation: Operation::Fill { byte }, sources: [None, None], targets }
     }
 
     /// Compares two sources of the same length.
-    #[inline]
+    #[inline(always)]
     pub fn compare(first: impl Into<Part<S>>, second: impl Into<Part<S>>) -> Self {
         let sources = [Some(first.into()), Some(second.into())];
         Work { operation: Operation::Compare, sources, targets: [None, None] }
     }
 
     /// Copies `source` to two targets, all of the same length.
-    #[inline]
+    #[inline(always)]
     pub fn dual_cast(
         source: impl Into<Part<S>>,
         first: impl Into<Part<T>>,
@@ -116,18 +127,18 @@ impl<S, T> Work<S, T> {
     }
 
     /// Compresses `source` into `target` as a raw DEFLATE stream.
-    #[inline]
+    #[inline(always)]
     pub fn compress(level: u8, source: impl Into<Part<S>>, target: impl Into<Part<T>>) -> Self {
         Self::source_to_target(Operation::Compress { level }, source.into(), target.into())
     }
 
     /// Decompresses `source`, a raw DEFLATE stream, into `target`.
-    #[inline]
+    #[inline(always)]
     pub fn decompress(source: impl Into<Part<S>>, target: impl Into<Part<T>>) -> Self {
         Self::source_to_target(Operation::Decompress, source.into(), target.into())
     }
 
-    #[inline]
+    #[inline(always)]
     fn source_to_target(operation: Operation, source: Part<S>, target: Part<T>) -> Self {
         Work { operation, sources: [Some(source), None], targets: [Some(target), None] }
     }
@@ -149,7 +160,7 @@ impl<S, T> Work<S, T> {
     }
 
     /// All memory back: first the sources, then the targets.
-    #[inline]
+    #[inline(always)]
     pub fn into_memory(self) -> ([Option<S>; 2], [Option<T>; 2]) {
         let sources = self.sources.map(|part| part.map(Part::into_memory));
         (sources, self.targets.map(|part| part.map(Part::into_memory)))
@@ -186,6 +197,20 @@ pub(crate) struct Progress {
 }
 
 impl<S: Source, T: Target> Work<S, T> {
+    /// The first source, if it is one piece.
+    #[inline(always)]
+    pub(crate) fn one_source(&self) -> Option<Piece> {
+        let part = self.sources[0].as_ref()?;
+        part_of(part.memory.one_piece()?, part.offset, part.len)
+    }
+
+    /// The first target, if it is one piece.
+    #[inline(always)]
+    pub(crate) fn one_target(&mut self) -> Option<PieceMut> {
+        let part = self.targets[0].as_mut()?;
+        part_of(part.memory.one_piece()?, part.offset, part.len)
+    }
+
     /// Looks up where the operands are, and checks that they fit the operation.
     #[inline]
     pub(crate) fn request<'a>(

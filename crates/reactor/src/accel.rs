@@ -12,7 +12,12 @@ use crate::send::Payload;
 unsafe impl Source for IoBuf {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
-        list.push(Piece::new(self.as_io_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        Some(Piece::new(self.as_io_ptr(), self.len()))
     }
 }
 
@@ -20,7 +25,12 @@ unsafe impl Source for IoBuf {
 unsafe impl Target for IoBuf {
     #[inline]
     fn pieces(&mut self, list: &mut Vec<PieceMut>) {
-        list.push(PieceMut::new(self.as_io_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&mut self) -> Option<PieceMut> {
+        Some(PieceMut::new(self.as_io_ptr(), self.len()))
     }
 }
 
@@ -28,7 +38,12 @@ unsafe impl Target for IoBuf {
 unsafe impl Source for SharedBuf {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
-        list.push(Piece::new(self.as_io_ptr(), self.len()));
+        list.extend(self.one_piece());
+    }
+
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        Some(Piece::new(self.as_io_ptr(), self.len()))
     }
 }
 
@@ -37,15 +52,34 @@ unsafe impl Source for SharedBuf {
 unsafe impl Source for Payload {
     /// # Panics
     /// If its range is not inside its buffer or region, as [`crate::SendBatch::push_payload`].
-    #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
-        self.validate();
+        if let Some(piece) = self.one_piece() {
+            list.push(piece);
+            return;
+        }
         let mut skip = 0;
         while skip < self.len() {
             let (start, len) = self.segment(skip);
-            let changes = matches!(self, Payload::Region(..));
-            list.push(if changes { Piece::changing(start, len) } else { Piece::new(start, len) });
+            list.push(Piece::new(start, len));
             skip += len;
+        }
+    }
+
+    /// # Panics
+    /// As above.
+    #[inline]
+    fn one_piece(&self) -> Option<Piece> {
+        self.validate();
+        match self {
+            Payload::Zeroes(_) => None,
+            Payload::Region(..) => {
+                let (start, len) = self.segment(0);
+                Some(Piece::changing(start, len))
+            }
+            Payload::Buf(..) | Payload::Shared(..) => {
+                let (start, len) = self.segment(0);
+                Some(Piece::new(start, len))
+            }
         }
     }
 }
