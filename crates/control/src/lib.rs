@@ -2,8 +2,10 @@
 //!
 //! Bytes become values in [`codec`], values become calls in [`request`], calls find their method
 //! in [`method`], and methods change things through the [`engine`], which knows no protocol of
-//! clients. None of this runs on a reactor.
+//! clients. None of this runs on a reactor. The other end of the socket is in [`client`]; what SPDK
+//! has, both ends know from [`schema`].
 
+pub mod client;
 pub mod codec;
 pub mod engine;
 pub mod error;
@@ -12,5 +14,6 @@ mod methods;
 pub mod params;
 pub mod request;
 pub mod role;
+pub mod schema;
 pub mod server;
 pub mod state;

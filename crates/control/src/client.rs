@@ -1,0 +1,19 @@
+//! The client: SPDK's JSON-RPC over a Unix or TCP socket, with the spelling and the output of
+//! SPDK's `rpc.py`.
+//!
+//! [`arguments`] turns words into a [`Request`], [`connection`] carries it to a daemon, [`output`]
+//! prints what came back. [`config`] is what `rpc.py` does with several requests.
+
+pub mod arguments;
+pub mod config;
+pub mod connection;
+pub mod output;
+pub mod spelling;
+
+pub use arguments::{Request, UsageError};
+pub use connection::{Address, ClientError, Connection, Refusal};
+
+/// Where a daemon's socket is unless said otherwise: where SPDK's clients look for it.
+pub const DEFAULT_SOCKET: &str = "/var/tmp/spdk.sock";
+/// The TCP port of SPDK's RPC proxies.
+pub const DEFAULT_PORT: u16 = 5260;

@@ -1,0 +1,321 @@
+//! A connection to a daemon: requests out, replies in, each within a time.
+
+use std::io::{self, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+use super::Request;
+
+/// The largest reply that is taken, in bytes. SPDK's largest is half of that.
+const REPLY_LIMIT_BYTES: u64 = 64 << 20;
+/// Between two attempts to connect.
+const RETRY_PERIOD: Duration = Duration::from_millis(200);
+
+/// Where a daemon listens.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Address {
+    /// A socket in the file system.
+    Unix(PathBuf),
+    /// An address and port.
+    Tcp(SocketAddr),
+}
+
+impl Address {
+    /// What `rpc.py` makes of its `-s` and `-p`: an IP address means TCP, anything else is a path.
+    pub fn new(text: &str, port: u16) -> Self {
+        match text.parse::<IpAddr>() {
+            Ok(ip) => Self::Tcp(SocketAddr::new(ip, port)),
+            Err(_) => Self::Unix(PathBuf::from(text)),
+        }
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// What a daemon said instead of a result.
+#[derive(Clone, Debug, Error, Eq, PartialEq)]
+pub struct Refusal {
+    /// JSON-RPC's code, or a negative errno.
+    pub code: i64,
+    /// Its text.
+    pub message: String,
+    /// What was wrong; SPDK does not say it, raceline does.
+    pub detail: Option<String>,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (JSON-RPC error {})", self.message, self.code)?;
+        self.detail.as_ref().map_or(Ok(()), |detail| write!(f, ": {detail}"))
+    }
+}
+
+/// Why a call brought no result.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Nobody there.
+    #[error("cannot connect to {address}: {source} (is raceline serve running?)")]
+    Connect {
+        /// Where it was tried.
+        address: Address,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The daemon refused the request.
+    #[error("{method}: {refusal}")]
+    Refused {
+        /// The method that was called.
+        method: String,
+        /// What the daemon said.
+        refusal: Refusal,
+    },
+    /// No reply within the time.
+    #[error("no reply within {0:?} (-t sets the time)")]
+    Timeout(Duration),
+    /// The connection ended before the reply.
+    #[error("the daemon closed the connection before it replied")]
+    Closed,
+    /// The reply is not what JSON-RPC says.
+    #[error("the reply is not JSON-RPC: {0}")]
+    Malformed(String),
+    /// The socket failed.
+    #[error("socket: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    reader: BufReader<Timed>,
+    timeout: Duration,
+    next_id: u64,
+}
+
+impl Connection {
+    /// Connects, with so many more attempts. `timeout` is for each call.
+    pub fn open(address: &Address, timeout: Duration, retries: u32) -> Result<Self, ClientError> {
+        let mut left = retries;
+        let stream = loop {
+            match Stream::connect(address, timeout) {
+                Ok(stream) => break stream,
+                Err(_) if left > 0 => {
+                    left -= 1;
+                    std::thread::sleep(RETRY_PERIOD);
+                }
+                Err(source) => {
+                    return Err(ClientError::Connect { address: address.clone(), source });
+                }
+            }
+        };
+        let reader = BufReader::new(Timed { stream, until: Instant::now() });
+        Ok(Self { reader, timeout, next_id: 1 })
+    }
+
+    /// Calls a method and waits for its result.
+    pub fn call(
+        &mut self,
+        method: &str,
+        params: &Map<String, Value>,
+    ) -> Result<Value, ClientError> {
+        let (id, request) = self.request(method, params);
+        self.send(&request)?;
+        let reply = match self.receive() {
+            // Who is told to end may end before it answers.
+            Err(ClientError::Closed) if method == "spdk_kill_instance" => return Ok(Value::Null),
+            reply => reply?,
+        };
+        if reply.get("id") != Some(&Value::from(id)) && reply.get("error").is_none() {
+            return Err(ClientError::Malformed(format!("a reply to another request: {reply}")));
+        }
+        result_of(reply)?
+            .map_err(|refusal| ClientError::Refused { method: method.to_owned(), refusal })
+    }
+
+    /// Sends all requests as one batch, and gives their results in the requests' order.
+    pub fn call_batch(
+        &mut self,
+        requests: &[Request],
+    ) -> Result<Vec<Result<Value, Refusal>>, ClientError> {
+        let numbered: Vec<(u64, Value)> =
+            requests.iter().map(|request| self.request(&request.method, &request.params)).collect();
+        let ids: Vec<u64> = numbered.iter().map(|(id, _)| *id).collect();
+        self.send(&numbered.into_iter().map(|(_, request)| request).collect())?;
+        let Value::Array(mut replies) = self.receive()? else {
+            return Err(ClientError::Malformed(
+                "a batch was answered by something else".to_owned(),
+            ));
+        };
+        let mut results = Vec::with_capacity(ids.len());
+        for id in ids {
+            let mine = replies.iter().position(|reply| reply.get("id") == Some(&Value::from(id)));
+            let Some(at) = mine else {
+                return Err(ClientError::Malformed(format!(
+                    "no reply to request {id} of the batch"
+                )));
+            };
+            results.push(result_of(replies.swap_remove(at))?);
+        }
+        Ok(results)
+    }
+
+    fn request(&mut self, method: &str, params: &Map<String, Value>) -> (u64, Value) {
+        let id = self.next_id;
+        self.next_id += 1;
+        (id, message(method, params, id))
+    }
+
+    fn send(&mut self, request: &Value) -> Result<(), ClientError> {
+        tracing::info!("request {request}");
+        let timed = self.reader.get_mut();
+        timed.until = Instant::now() + self.timeout;
+        let written = timed.stream.write_all(request.to_string().as_bytes());
+        written.map_err(|error| self.failed(error))
+    }
+
+    fn receive(&mut self) -> Result<Value, ClientError> {
+        self.reader.get_mut().until = Instant::now() + self.timeout;
+        let limited = (&mut self.reader).take(REPLY_LIMIT_BYTES);
+        let mut values = serde_json::Deserializer::from_reader(limited).into_iter::<Value>();
+        match values.next() {
+            Some(Ok(value)) => {
+                tracing::info!("reply {value}");
+                Ok(value)
+            }
+            Some(Err(error)) if error.is_io() => Err(self.failed(error.into())),
+            Some(Err(error)) if error.is_eof() => Err(ClientError::Closed),
+            Some(Err(error)) => Err(ClientError::Malformed(error.to_string())),
+            None => Err(ClientError::Closed),
+        }
+    }
+
+    fn failed(&self, error: io::Error) -> ClientError {
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                ClientError::Timeout(self.timeout)
+            }
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ClientError::Closed,
+            _ => ClientError::Socket(error),
+        }
+    }
+}
+
+impl Request {
+    /// The request as it goes out.
+    pub fn message(&self, id: u64) -> Value {
+        message(&self.method, &self.params, id)
+    }
+}
+
+fn message(method: &str, params: &Map<String, Value>, id: u64) -> Value {
+    let mut request = json!({"jsonrpc": "2.0", "method": method, "id": id});
+    if !params.is_empty() {
+        request["params"] = Value::Object(params.clone());
+    }
+    request
+}
+
+/// The result or the error in a reply; a reply with neither is none.
+fn result_of(mut reply: Value) -> Result<Result<Value, Refusal>, ClientError> {
+    if let Some(error) = reply.get("error") {
+        let code = error["code"].as_i64().unwrap_or(0);
+        let message = error["message"].as_str().unwrap_or("no message").to_owned();
+        let detail = error.get("data").map(|data| match data.as_str() {
+            Some(text) => text.to_owned(),
+            None => data.to_string(),
+        });
+        return Ok(Err(Refusal { code, message, detail }));
+    }
+    match reply.get_mut("result") {
+        Some(result) => Ok(Ok(result.take())),
+        None => Err(ClientError::Malformed(format!("neither result nor error: {reply}"))),
+    }
+}
+
+/// A socket whose reads and writes end at a time.
+#[derive(Debug)]
+struct Timed {
+    stream: Stream,
+    until: Instant,
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_timeout(left)?;
+        self.stream.read(buffer)
+    }
+}
+
+#[derive(Debug)]
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
+        let stream = match address {
+            Address::Unix(path) => Self::Unix(UnixStream::connect(path)?),
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, timeout)?;
+                stream.set_nodelay(true)?;
+                Self::Tcp(stream)
+            }
+        };
+        stream.set_timeout(timeout)?;
+        Ok(stream)
+    }
+
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => {
+                stream.set_read_timeout(Some(timeout))?;
+                stream.set_write_timeout(Some(timeout))
+            }
+            Self::Tcp(stream) => {
+                stream.set_read_timeout(Some(timeout))?;
+                stream.set_write_timeout(Some(timeout))
+            }
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(buffer),
+            Self::Tcp(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write(buffer),
+            Self::Tcp(stream) => stream.write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
