@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod perf;
+pub(crate) mod rpc;
 pub(crate) mod values;
 
 use std::path::PathBuf;
@@ -53,6 +54,8 @@ pub(crate) enum Verb {
     Read(host::ReadArgs),
     /// Copy a file or standard input to blocks of a namespace
     Write(host::WriteArgs),
+    /// Drive a daemon by SPDK's JSON-RPC, spelled as its rpc.py
+    Rpc(rpc::RpcArgs),
     /// Measure, and with --verify prove, what a namespace does
     Perf(perf::PerfArgs),
     /// Measure this machine's limit, and how close to it Raceline is

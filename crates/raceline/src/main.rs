@@ -12,6 +12,7 @@ mod limits;
 mod naming;
 mod perf;
 mod remote;
+mod rpc;
 mod shell;
 mod signals;
 mod table;
@@ -50,6 +51,7 @@ fn run(verb: Verb) -> Result<(), Failure> {
         Verb::Read(args) => transfer::read(&args),
         Verb::Write(args) => transfer::write(&args),
         Verb::Perf(args) => perf::run(&args),
+        Verb::Rpc(args) => rpc::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Completions(args) => shell::completions(&args),
