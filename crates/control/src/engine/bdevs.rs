@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_bdev::{Bdev as _, BdevInfo, DeviceStats, NamedBdev, SharedBdev};
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::EngineError;
 use super::ledger::Key;
+use super::sampling::Sampling;
 
 /// The longest name of a device in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
@@ -60,8 +61,24 @@ pub trait Details: Send + Sync {
     /// `driver_specific` of bdev_get_bdevs.
     fn driver_specific(&self) -> Value;
 
+    /// The device is about to go: whatever it holds back must be let go, or it never is quiet.
+    fn before_removal(&self) {}
+
     /// For the module that owns the device, to find its own type again.
     fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// A description that never changes.
+pub struct Plain(pub Value);
+
+impl Details for Plain {
+    fn driver_specific(&self) -> Value {
+        self.0.clone()
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
 }
 
 /// A device and what is known of it.
@@ -77,8 +94,12 @@ pub struct Entry {
     pub module: &'static str,
     /// What SPDK calls this kind, e.g. `Malloc disk`.
     pub product_name: &'static str,
-    /// The device.
+    /// The device, under its name.
     pub device: SharedBdev,
+    /// What it counts.
+    pub stats: Arc<DeviceStats>,
+    /// Looks at its queue depth, if somebody has asked for that.
+    pub sampling: Option<Arc<Sampling>>,
     /// What its kind adds.
     pub details: Arc<dyn Details>,
     /// The devices that it stands on.
@@ -90,6 +111,63 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// A device with the identity that it has.
+    #[must_use]
+    pub fn new(
+        name: &str,
+        module: &'static str,
+        product_name: &'static str,
+        device: SharedBdev,
+    ) -> Self {
+        let uuid = Uuid::from_bytes(device.info().uuid);
+        Self::with_uuid(name, uuid, module, product_name, device)
+    }
+
+    /// A device with an identity of its own.
+    #[must_use]
+    pub fn with_uuid(
+        name: &str,
+        uuid: Uuid,
+        module: &'static str,
+        product_name: &'static str,
+        device: SharedBdev,
+    ) -> Self {
+        let device = NamedBdev::new(device, name.to_owned(), Some(uuid.into_bytes()));
+        Self {
+            name: name.to_owned(),
+            aliases: Vec::new(),
+            uuid,
+            module,
+            product_name,
+            stats: device.stats().cloned().unwrap_or_default(),
+            sampling: None,
+            device: Arc::new(device),
+            details: Arc::new(Plain(Value::Object(serde_json::Map::new()))),
+            bases: Vec::new(),
+            key: None,
+            claim: None,
+        }
+    }
+
+    /// The same with what its kind adds.
+    #[must_use]
+    pub fn described_by(self, details: impl Details + 'static) -> Self {
+        Self { details: Arc::new(details), ..self }
+    }
+
+    /// The same on top of another device.
+    #[must_use]
+    pub fn standing_on(mut self, base: &str) -> Self {
+        self.bases.push(base.to_owned());
+        self
+    }
+
+    /// The same with its entry in the ledger.
+    #[must_use]
+    pub fn kept_as(self, key: Key) -> Self {
+        Self { key: Some(key), ..self }
+    }
+
     /// What the device is and can do now.
     #[must_use]
     pub fn info(&self) -> BdevInfo {
@@ -167,6 +245,12 @@ impl Bdevs {
             self.names.remove(name);
         }
         Some(entry)
+    }
+
+    pub(crate) fn set_sampling(&mut self, name: &str, sampling: Option<Arc<Sampling>>) {
+        if let Some(entry) = self.names.get(name).and_then(|number| self.entries.get_mut(number)) {
+            entry.sampling = sampling;
+        }
     }
 
     pub(super) fn set_claim(&mut self, name: &str, claim: Option<Claim>) {

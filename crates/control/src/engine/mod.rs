@@ -10,6 +10,7 @@ pub mod ledger;
 pub mod notify;
 pub mod nvmf;
 pub mod restore;
+pub mod sampling;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
@@ -297,6 +298,15 @@ impl Change<'_> {
         Ok(())
     }
 
+    /// Tells hosts of devices that have grown.
+    ///
+    /// # Errors
+    /// When a core does not answer.
+    pub fn sizes_changed(&self) -> Result<(), EngineError> {
+        let cores: Vec<_> = self.model().nvmf.targets.values().filter_map(|t| t.cores()).collect();
+        cores.iter().try_for_each(|cores| Ok(cores.refresh_sizes()?))
+    }
+
     /// Claims a device, so that nobody else may use it.
     ///
     /// # Errors
@@ -322,10 +332,24 @@ impl Change<'_> {
     /// # Errors
     /// When there is none, or it does not become quiet.
     pub fn remove_bdev(&mut self, name: &str) -> Result<bdevs::Entry, EngineError> {
+        self.take_bdev(name, true)
+    }
+
+    /// As [`Self::remove_bdev`] of a device that has gone by itself: the calls that made what
+    /// stood on it stay, and make it again when the device comes back.
+    ///
+    /// # Errors
+    /// When there is none, or it does not become quiet.
+    pub fn unplug_bdev(&mut self, name: &str) -> Result<bdevs::Entry, EngineError> {
+        self.take_bdev(name, false)
+    }
+
+    fn take_bdev(&mut self, name: &str, forget: bool) -> Result<bdevs::Entry, EngineError> {
         let (name, above, claim) = {
             let model = self.model();
             let bdev =
                 model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.to_owned()))?;
+            bdev.details.before_removal();
             let above: Vec<String> =
                 model.bdevs.above(&bdev.name).map(|entry| entry.name.clone()).collect();
             (bdev.name.clone(), above, bdev.claim.clone())
@@ -335,14 +359,14 @@ impl Change<'_> {
             self.remove_namespace(&target, &nqn, nsid)?;
         }
         for name in above {
-            self.remove_bdev(&name)?;
+            self.take_bdev(&name, forget)?;
         }
         let removed = self.model_mut().bdevs.remove(&name);
         let bdev = removed.ok_or_else(|| EngineError::NoBdev(name.clone()))?;
         for base in &bdev.bases {
             self.release_bdev(base);
         }
-        if let Some(key) = bdev.key.clone() {
+        if let Some(key) = bdev.key.clone().filter(|_| forget) {
             self.remove(key);
         }
         self.notify(EventKind::BdevUnregister, &name);

@@ -1,19 +1,61 @@
 //! `bdev_*` of all devices: names and descriptions.
 
+mod delay;
+mod disk;
+mod error;
 mod malloc;
+mod null;
+mod options;
+mod passthru;
+mod split;
+mod stacked;
+mod statistics;
 
-use raceline_bdev::{BdevInfo, OpenError};
+use raceline_bdev::{BdevInfo, BlockSize, DeviceSpec, MAX_WRAPPER_LEVELS, SharedBdev};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::engine::bdevs::Entry;
+pub(crate) use crate::engine::bdevs::Plain;
+use crate::engine::{Change, EngineError, ledger};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
     registry.read("bdev_get_bdevs", States::Runtime, get_bdevs);
     registry.alias("get_bdevs", "bdev_get_bdevs");
-    malloc::register(registry);
+    for register in [
+        malloc::register,
+        null::register,
+        disk::register,
+        passthru::register,
+        split::register,
+        delay::register,
+        error::register,
+        statistics::register,
+        options::register,
+    ] {
+        register(registry);
+    }
+}
+
+/// The parameters of many methods.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Name {
+    name: String,
+}
+
+/// For numbers that are left out when they say nothing.
+trait Zero {
+    fn is_zero(&self) -> bool;
+}
+
+impl Zero for u32 {
+    fn is_zero(&self) -> bool {
+        *self == 0
+    }
 }
 
 #[derive(Deserialize)]
@@ -29,9 +71,7 @@ fn get_bdevs(call: &Call<'_>, params: GetBdevs) -> Result<Vec<Value>, RpcError> 
         return Ok(call.engine.model().bdevs.iter().map(describe).collect());
     };
     let found = call.engine.wait_bdev(&name, params.timeout.unwrap_or(0), describe);
-    found.map(|bdev| vec![bdev]).ok_or_else(|| {
-        RpcError::errno(libc::ENODEV).because(format!("there is no device `{name}`"))
-    })
+    found.map(|bdev| vec![bdev]).ok_or_else(|| no_device(&name))
 }
 
 /// A device as SPDK describes it.
@@ -97,19 +137,70 @@ fn io_types(info: &BdevInfo) -> Value {
     })
 }
 
-/// What SPDK answers when a device cannot be opened.
-pub(super) fn open_failed(error: OpenError) -> RpcError {
-    crate::engine::EngineError::from(error).into()
+fn no_device(name: &str) -> RpcError {
+    EngineError::NoBdev(name.to_owned()).into()
 }
 
-/// Deletes a device that this module has made; SPDK says "No such device" to any other.
-pub(super) fn delete(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
-        let found = change.model().bdevs.find(name).is_some_and(|bdev| bdev.module == module);
-        if !found {
-            let detail = format!("there is no {module} device `{name}`");
-            return Err(RpcError::errno(libc::ENODEV).because(detail));
+fn block_size_of(bytes: u32) -> Result<BlockSize, RpcError> {
+    match bytes {
+        512 => Ok(BlockSize::B512),
+        4096 => Ok(BlockSize::B4096),
+        other => {
+            let detail = format!("block_size {other} is not supported: use 512 or 4096");
+            Err(RpcError::errno(libc::EINVAL).because(detail))
         }
+    }
+}
+
+fn bytes_of(num_blocks: u64, block_size: u32) -> Result<u64, RpcError> {
+    let bytes = num_blocks.checked_mul(u64::from(block_size)).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| {
+        RpcError::errno(libc::EINVAL).because(format!("num_blocks {num_blocks} is out of range"))
+    })
+}
+
+/// Opens a device that stands on nothing else.
+fn open(change: &Change<'_>, spec: &DeviceSpec) -> Result<SharedBdev, RpcError> {
+    let identity = &change.engine().config().identity;
+    let opened = raceline_bdev::open(spec, identity);
+    opened.map_err(|error| EngineError::from(error).into())
+}
+
+/// Adds a device, and what has waited for it.
+fn add(change: &mut Change<'_>, bdev: Entry, entry: ledger::Entry) -> Result<(), RpcError> {
+    let name = bdev.name.clone();
+    change.add_bdev(bdev, Some(entry))?;
+    options::examine_unasked(change, &name);
+    Ok(())
+}
+
+/// The identity of a device that stands on another: given, or always the same.
+fn uuid_on(base: &Entry, what: &str, given: Option<Uuid>) -> Uuid {
+    let given = given.filter(|uuid| !uuid.is_nil());
+    given.unwrap_or_else(|| Uuid::new_v5(&base.uuid, what.as_bytes()))
+}
+
+/// Refuses one layer too many before it is there and no core can open it.
+fn check_levels(base: &Entry) -> Result<(), RpcError> {
+    if base.device.wrapper_levels() < MAX_WRAPPER_LEVELS {
+        return Ok(());
+    }
+    let detail = format!("{MAX_WRAPPER_LEVELS} delay and error devices lie on top of each other");
+    Err(RpcError::errno(libc::EINVAL).because(detail))
+}
+
+/// A device that this module has made; SPDK says "No such device" to any other.
+fn find(change: &Change<'_>, name: &str, module: &str) -> Result<Entry, RpcError> {
+    let found = change.model().bdevs.find(name).filter(|bdev| bdev.module == module).cloned();
+    found.ok_or_else(|| {
+        let detail = format!("there is no {module} device `{name}`");
+        RpcError::errno(libc::ENODEV).because(detail)
+    })
+}
+
+fn delete(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
+    call.engine.change(|change| {
+        find(change, name, module)?;
         change.remove_bdev(name)?;
         Ok(true)
     })

@@ -1,0 +1,125 @@
+//! Devices that stand on others: made at once if the other is there, else when it comes.
+//!
+//! Their entries stay in the configuration when the device below goes by itself (a remote
+//! namespace that is unplugged), and go with it when somebody deletes it.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{delay, error, options, passthru, split};
+use crate::engine::bdevs::{Claim, Entry};
+use crate::engine::ledger::{self, Key, Section};
+use crate::engine::{Change, EngineError};
+use crate::error::RpcError;
+use crate::method::Call;
+
+/// The parameters of a call that makes such devices.
+pub(super) trait Stacked: Clone + Serialize + DeserializeOwned {
+    /// The method.
+    const METHOD: &'static str;
+    /// Its module.
+    const MODULE: &'static str;
+
+    /// The device to stand on.
+    fn base(&self) -> &str;
+
+    /// Where the configuration has it.
+    fn key(&self) -> Key;
+
+    /// The devices, in order.
+    fn make(&self, base: &Entry) -> Result<Vec<Entry>, RpcError>;
+}
+
+/// Makes the devices and keeps the call; gives their names, none if they have to wait.
+pub(super) fn create<T: Stacked>(call: &Call<'_>, params: &T) -> Result<Vec<String>, RpcError> {
+    call.engine.change(|change| {
+        let key = params.key();
+        if change.model().ledger.get(&key).is_some() {
+            let detail = format!("{} was called for it before", T::METHOD);
+            return Err(RpcError::errno(libc::EEXIST).because(detail));
+        }
+        let entry = ledger::Entry::new(Section::Bdev, T::METHOD, params)?;
+        let present = change.model().bdevs.find(params.base()).is_some();
+        let names = if present {
+            build(change, params)?
+        } else {
+            tracing::info!("{} waits for device `{}`", T::METHOD, params.base());
+            Vec::new()
+        };
+        change.put(key, entry);
+        Ok(names)
+    })
+}
+
+fn build<T: Stacked>(change: &mut Change<'_>, params: &T) -> Result<Vec<String>, RpcError> {
+    let base = change.model().bdevs.find(params.base()).cloned();
+    let base = base.ok_or_else(|| EngineError::NoBdev(params.base().to_owned()))?;
+    let made = params.make(&base)?;
+    let names: Vec<String> = made.iter().map(|bdev| bdev.name.clone()).collect();
+    for name in &names {
+        change.model().bdevs.check_name(name)?;
+    }
+    let name = names.first().cloned().unwrap_or_default();
+    change.claim_bdev(&base.name, Claim::Bdev { module: T::MODULE, name })?;
+    for (count, bdev) in made.into_iter().enumerate() {
+        let bdev = bdev.standing_on(&base.name).kept_as(params.key());
+        if let Err(error) = change.add_bdev(bdev, None) {
+            for name in &names[..count] {
+                change.unplug_bdev(name)?;
+            }
+            change.release_bdev(&base.name);
+            return Err(error.into());
+        }
+    }
+    for name in &names {
+        options::examine_unasked(change, name);
+    }
+    Ok(names)
+}
+
+/// Makes what has waited for a device of this name.
+pub(super) fn examine(change: &mut Change<'_>, name: &str) {
+    let waiting: Vec<ledger::Entry> = {
+        let model = change.model();
+        let Some(bdev) = model.bdevs.find(name) else { return };
+        let wants = |entry: &&ledger::Entry| {
+            let params = &entry.params;
+            let members = ["base_bdev_name", "base_bdev", "base_name"];
+            let base = members.iter().find_map(|member| params.get(member)?.as_str());
+            base.is_some_and(|base| model.bdevs.find(base).is_some_and(|it| it.name == bdev.name))
+        };
+        model.ledger.section(Section::Bdev).filter(wants).cloned().collect()
+    };
+    for entry in waiting {
+        let made = match entry.method.as_str() {
+            delay::Create::METHOD => again::<delay::Create>(change, &entry),
+            error::Create::METHOD => again::<error::Create>(change, &entry),
+            passthru::Create::METHOD => again::<passthru::Create>(change, &entry),
+            split::Create::METHOD => again::<split::Create>(change, &entry),
+            _ => continue,
+        };
+        if let Err(error) = made {
+            tracing::warn!("{} on `{name}` cannot be made: {error}", entry.method);
+        }
+    }
+}
+
+fn again<T: Stacked>(change: &mut Change<'_>, entry: &ledger::Entry) -> Result<(), RpcError> {
+    let params: T = serde_json::from_value(entry.params.clone())
+        .map_err(|error| RpcError::internal("Internal error").because(error))?;
+    build(change, &params).map(drop)
+}
+
+/// Deletes a device of this module, or takes back a call that still waits.
+pub(super) fn delete<T: Stacked>(call: &Call<'_>, name: &str, key: Key) -> Result<bool, RpcError> {
+    call.engine.change(|change| {
+        let present = change.model().bdevs.find(name).is_some();
+        if !present && change.model().ledger.get(&key).is_some() {
+            change.remove(key);
+            return Ok(true);
+        }
+        super::find(change, name, T::MODULE)?;
+        change.remove_bdev(name)?;
+        Ok(true)
+    })
+}
