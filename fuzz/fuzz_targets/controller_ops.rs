@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
-    Action, AdminOutcome, Association, ConnectRequest, Controller, HostAccess, IoCounters, Limits,
-    ListenerInfo, MAX_EVENT_REQUESTS, Namespace, Subsystem, TargetView, connect_transfer,
-    find_subsystem, parse_connect, parse_io, parse_ranges,
+    Action, AdminOutcome, Association, ConnectRequest, Controller, Facts, HostAccess, IoCounters,
+    Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem, TargetView, Visibility,
+    connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::property::{CC, Configuration, PropertyAccess};
-use raceline_proto::nvme::{ControllerId, Direction, HostId, NamespaceId, Nqn, QueueId, Sqe};
+use raceline_proto::nvme::{
+    ControllerId, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 const CNTLID: ControllerId = ControllerId(1);
@@ -29,6 +31,14 @@ fn namespace(nsid: u32, seed: u8) -> Namespace {
         physical_block_size: 4096,
         uuid: [seed; 16],
         nguid: [seed; 16],
+        eui64: [seed; 8],
+        visibility: if seed & 64 == 0 {
+            Visibility::All
+        } else {
+            Visibility::Hosts([Nqn::new(HOSTNQN).unwrap()].into())
+        },
+        shared: seed & 128 != 0,
+        pool_bytes: (seed & 3 == 1).then_some(1 << 20),
         volatile_write_cache: seed & 4 != 0,
         read_only: seed & 8 != 0,
         deallocate: seed & 16 != 0,
@@ -46,13 +56,21 @@ fn view(generation: u64, seed: u8) -> Arc<TargetView> {
         model: "Raceline".into(),
         firmware: "0".into(),
         hosts: if seed == 0xfe { HostAccess::List(vec![]) } else { HostAccess::Any },
+        ports: vec![],
+        max_nsid: MAX_NSID,
         namespaces,
+        pool: (seed & 1 == 1).then(|| Pool {
+            total_bytes: 1 << 30,
+            free_bytes: u64::from(seed) << 20,
+            block_sizes: vec![512, 4096],
+            managers: HostAccess::Any,
+        }),
         limits: Limits::DEFAULT,
     };
     let subsystems = if seed == 0xff { vec![] } else { vec![Arc::new(subsystem)] };
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4420 + u16::from(seed & 64)));
-    let listeners = vec![ListenerInfo { address, port_id: 1 }];
-    Arc::new(TargetView { generation, subsystems, listeners })
+    let listeners = vec![ListenerInfo { address, port_id: 1, open: true }];
+    Arc::new(TargetView { generation, subsystems, listeners, ..TargetView::default() })
 }
 
 fn connect(
@@ -88,12 +106,24 @@ impl Driver {
         let len = transfer.len as usize;
         let to_host = transfer.direction == Direction::ControllerToHost;
         let (data, mut reply) =
-            if to_host { (vec![], vec![0; len]) } else { (vec![0x5a; len], vec![]) };
+            if to_host { (vec![], vec![0; len]) } else { (self.data(len), vec![]) };
+        let host = HostNqn::Named(Nqn::new(HOSTNQN).unwrap());
         let counters = IoCounters { read_bytes: u64::MAX, ..IoCounters::default() };
-        let outcome = self.controller.handle_admin(self.now, sqe, &data, &mut reply, &counters);
+        let facts = Facts { counters, controllers: vec![(CNTLID, host)] };
+        let outcome = self.controller.handle_admin(self.now, sqe, &data, &mut reply, &facts);
         if outcome == AdminOutcome::Held {
             self.held += 1;
         }
+    }
+
+    /// Data of a command that are now and then what a namespace to create, or a list of
+    /// controllers, looks like.
+    fn data(&self, len: usize) -> Vec<u8> {
+        let mut data = vec![if self.held % 2 == 0 { 0 } else { 0x5a }; len];
+        for (place, byte) in data.iter_mut().zip([1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1]) {
+            *place = byte;
+        }
+        data
     }
 
     fn io(&self, sqe: &Sqe, data: &[u8]) {
@@ -151,7 +181,7 @@ impl Driver {
                 };
                 let patch = if tag & 8 == 0 { &[] } else { &bytes[2..] };
                 if let Some(request) = connect(words, CNTLID, &Nqn::new(SUBNQN).unwrap(), patch) {
-                    let _ = find_subsystem(&self.view, &request);
+                    let _ = find_subsystem(&self.view, &request, 1);
                     let _ = self.controller.handle_io_connect(self.now, &request);
                 }
             }
@@ -168,7 +198,7 @@ fuzz_target!(|data: &[u8]| {
     let kato = u32::from(kind >> 2) * 100;
     let words = ConnectWords { sqsize: 31, kato, ..ConnectWords::default() };
     let request = connect(words, ControllerId::DYNAMIC, &subnqn, &[]).unwrap();
-    let role = find_subsystem(&view, &request).unwrap();
+    let role = find_subsystem(&view, &request, 1).unwrap();
     let local_address = SocketAddr::from((Ipv4Addr::LOCALHOST, 8009));
     let association =
         Association { cntlid: CNTLID, request, role, view: Arc::clone(&view), local_address };

@@ -12,7 +12,7 @@ use raceline_host::blocking::Host;
 use raceline_host::{HostConfig, RemoteController, RemoteNamespace, RemoteState};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::Mode;
-use raceline_target::{HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 
 const NSID: NamespaceId = NamespaceId(1);
 
@@ -28,13 +28,11 @@ fn export(bdev: SharedBdev, cores: Vec<usize>, name: &str) -> (Target, SocketAdd
     let nqn = Nqn::new(&format!("nqn.2026-01.io.raceline:{name}")).unwrap();
     target
         .add_subsystem(SubsystemConfig {
-            nqn: nqn.clone(),
             serial: name.to_uppercase(),
-            model: "Raceline".into(),
-            hosts: HostAccess::Any,
+            ..SubsystemConfig::new(nqn.clone())
         })
         .unwrap();
-    let namespace = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+    let namespace = NamespaceConfig::new(bdev);
     assert_eq!(target.add_namespace(&nqn, namespace).unwrap(), NSID);
     let address = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
     (target, address, nqn)

@@ -13,7 +13,7 @@ use raceline_bench::{Latencies, RwMode};
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode};
-use raceline_target::{HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 
 use crate::cli::DemoArgs;
 use crate::export::MODEL;
@@ -76,10 +76,10 @@ fn start_target(identity: &Identity, backend: Backend) -> Result<Target, Failure
         nqn: nqn.clone(),
         serial,
         model: MODEL.to_owned(),
-        hosts: HostAccess::Any,
+        ..SubsystemConfig::new(nqn.clone())
     };
     target.add_subsystem(subsystem).map_err(Failure::runtime)?;
-    let namespace = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+    let namespace = NamespaceConfig::new(bdev);
     target.add_namespace(&nqn, namespace).map_err(Failure::runtime)?;
     Ok(target)
 }

@@ -94,7 +94,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     .map_err(Failure::runtime)?;
     let devices = args.devices.iter().zip(devices).enumerate().map(|(ordinal, (spec, bdev))| {
         let uuid = memory_uuid(&identity, &nqn, ordinal, spec);
-        NamespaceConfig { nsid: None, bdev, uuid, nguid: None }
+        NamespaceConfig { uuid, ..NamespaceConfig::new(bdev) }
     });
     let ready = set_up(&target, &nqn, serial, &admission, devices.collect())?;
 
@@ -171,7 +171,8 @@ fn set_up(
     devices: Vec<NamespaceConfig>,
 ) -> Result<Ready, Failure> {
     let hosts = admission.hosts.clone().map_or(HostAccess::Any, HostAccess::List);
-    let subsystem = SubsystemConfig { nqn: nqn.clone(), serial, model: MODEL.to_owned(), hosts };
+    let model = MODEL.to_owned();
+    let subsystem = SubsystemConfig { serial, model, hosts, ..SubsystemConfig::new(nqn.clone()) };
     target.add_subsystem(subsystem).map_err(Failure::runtime)?;
     let mut namespaces = Vec::with_capacity(devices.len());
     for config in devices {

@@ -9,7 +9,7 @@ use std::error::Error;
 use std::io::Read;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -21,14 +21,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bdev = raceline_bdev::open(&format!("ram:{size}").parse()?, &identity)?;
 
     let target = Target::start(TargetConfig::default())?;
-    target.add_subsystem(SubsystemConfig {
-        nqn: nqn.clone(),
-        serial: "EXAMPLE1".into(),
-        model: "Raceline".into(),
-        hosts: HostAccess::Any,
-    })?;
-    let namespace = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
-    let nsid = target.add_namespace(&nqn, namespace)?;
+    let serial = "EXAMPLE1".into();
+    target.add_subsystem(SubsystemConfig { serial, ..SubsystemConfig::new(nqn.clone()) })?;
+    let nsid = target.add_namespace(&nqn, NamespaceConfig::new(bdev))?;
     let address = target.add_listener(address.parse()?)?;
     println!("{nqn} namespace {nsid} on {address}; end of input stops it");
 

@@ -6,26 +6,32 @@ use std::time::Instant;
 
 use raceline_proto::controller::{
     self as controller, Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ErrorEntry,
-    IoCounters, connect_transfer, find_subsystem, parse_connect,
+    Facts, IoCounters, asks_for_controllers, connect_transfer, find_subsystem, parse_connect,
 };
 use raceline_proto::nvme::opcode::admin;
-use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, Nqn, QueueId, Sqe};
+use raceline_proto::nvme::{
+    CommandId, ControllerId, Cqe, Direction, HostNqn, Nqn, QueueId, Sqe, Status,
+};
 use raceline_reactor::{Context, IoBuf, Payload};
 
+use crate::config::SubsystemConfig;
 use crate::connection::{Connection, Role, Stage};
 use crate::core::Core;
 use crate::counters::QueueCounters;
 use crate::io_queue::IoQueue;
+use crate::ledger::QueueRecord;
 use crate::message::{Home, Message, Place};
 use crate::slots::Phase;
-use crate::snapshot::SubsystemDevices;
+use crate::snapshot::{Seen, SubsystemStats};
 
 /// A controller and the I/O queues that have joined it. Lives with its admin connection.
 pub(crate) struct Association {
     controller: Controller,
     cntlid: ControllerId,
-    /// What it exports; `None` for a discovery controller.
-    subsystem: Option<SubsystemDevices>,
+    /// Its subsystem, or the discovery service.
+    nqn: Nqn,
+    /// The counts of the subsystem; `None` for a discovery controller.
+    stats: Option<Arc<SubsystemStats>>,
     queues: Vec<JoinedQueue>,
     /// The I/O queues are being closed; the controller waits for it.
     closing_queues: bool,
@@ -59,16 +65,34 @@ impl Association {
     }
 
     fn io_counters(&self) -> IoCounters {
-        let Some(subsystem) = &self.subsystem else { return IoCounters::default() };
-        let totals = subsystem.stats.totals();
+        let Some(stats) = &self.stats else { return IoCounters::default() };
+        let totals = stats.totals();
         IoCounters {
             read_commands: totals.reads,
             write_commands: totals.writes,
             read_bytes: totals.read_bytes,
             written_bytes: totals.written_bytes,
             media_errors: totals.media_errors,
-            busy: subsystem.stats.busy(),
+            busy: stats.busy(),
         }
+    }
+
+    /// What the controller has to be told to execute a command.
+    fn facts(&self, core: &Core, sqe: &Sqe) -> Facts {
+        let mut facts = Facts::default();
+        if sqe.opc == admin::GET_LOG_PAGE {
+            facts.counters = self.io_counters();
+        }
+        if asks_for_controllers(sqe) {
+            facts.controllers = core.shared.controllers_of(&self.nqn);
+        }
+        facts
+    }
+
+    /// Whether it is that host's, with that subsystem.
+    pub(crate) fn is_of(&self, nqn: &Nqn, host: &Nqn) -> bool {
+        let named = matches!(self.controller.hostnqn(), HostNqn::Named(name) if name == host);
+        named && self.nqn == *nqn
     }
 
     /// Traffic on I/O queues keeps the association alive, too (CTRATT.TBKAS).
@@ -135,33 +159,34 @@ impl Connection {
     ) -> Result<(), ConnectError> {
         let view = Arc::clone(&core.snapshot.view);
         let place = core.place(self.key);
-        let role = find_subsystem(&view, &request)?;
-        let cntlid = core.shared.add_controller(place, &request.subnqn, &request.hostnqn).map_err(
-            |full| {
+        let role = find_subsystem(&view, &request, self.port_id)?;
+        let nqn = request.subnqn.clone();
+        let subsystem = core.snapshot.subsystem(&nqn);
+        let ids = subsystem.map_or(SubsystemConfig::CONTROLLER_IDS, |s| s.controller_ids.clone());
+        let stats = subsystem.map(|s| Arc::clone(&s.stats));
+        let cntlid =
+            core.shared.add_controller(place, &nqn, &request.hostnqn, &ids).map_err(|full| {
                 tracing::warn!(host = %request.hostnqn, ?full, "no controller number to give");
                 ConnectError::BUSY
-            },
-        )?;
-        let entries = queue_entries(&request);
-        let flow_control = !request.disable_sq_flow;
-        let subsystem = subsystem_devices(core, &request.subnqn);
-        let hostnqn = request.hostnqn.clone();
+            })?;
+        let joining = request.clone();
         let association =
             controller::Association { cntlid, request, role, view, local_address: self.local };
         let controller = Controller::new(association, cx.now);
-        if let Some(subsystem) = &subsystem {
-            subsystem.stats.attach(Arc::clone(&self.counters));
+        if let Some(stats) = &stats {
+            stats.attach(Arc::clone(&self.counters));
         }
-        tracing::info!(peer = %self.peer, host = %hostnqn, %cntlid, "host connected");
+        tracing::info!(peer = %self.peer, host = %joining.hostnqn, %cntlid, "host connected");
         self.role = Role::Admin(Box::new(Association {
             controller,
             cntlid,
-            subsystem,
+            nqn,
+            stats,
             queues: Vec::new(),
             closing_queues: false,
             commands_seen: 0,
         }));
-        self.connected(core, QueueId::ADMIN, entries, flow_control, cid, cntlid);
+        self.connected(core, &joining, cid, cntlid);
         self.arm_timer(cx);
         Ok(())
     }
@@ -170,21 +195,32 @@ impl Connection {
     fn connected(
         &mut self,
         core: &mut Core,
-        qid: QueueId,
-        entries: u16,
-        flow_control: bool,
+        request: &ConnectRequest,
         cid: CommandId,
         cntlid: ControllerId,
     ) {
         self.admitted(core);
-        self.set_queue(qid, entries, flow_control);
+        let entries = queue_entries(request);
+        self.set_queue(request.qid, entries, !request.disable_sq_flow);
+        let record = QueueRecord {
+            qid: request.qid,
+            entries,
+            cntlid,
+            subsystem: request.subnqn.clone(),
+            host: request.hostnqn.clone(),
+            hostid: request.hostid,
+            peer: self.peer,
+            local: self.local,
+            counters: Arc::clone(&self.counters),
+        };
+        core.shared.ledger().attach(core.place(self.key), record);
         let cqe = Cqe { cid, dw0: cntlid.0.into(), ..Cqe::default() };
         self.push_connect_response(core, cqe);
     }
 
     /// Connect on an I/O queue: the core that has the controller decides.
     fn ask_home(&mut self, core: &mut Core, request: ConnectRequest) -> Result<(), ConnectError> {
-        find_subsystem(&core.snapshot.view, &request)?;
+        find_subsystem(&core.snapshot.view, &request, self.port_id)?;
         let home = core
             .shared
             .find_controller(request.cntlid, &request.subnqn)
@@ -208,20 +244,14 @@ impl Connection {
         // Slot 0 is the only one before Connect; a close has freed it.
         let closed = self.stage == Stage::Closing;
         let cid = self.slots.get(0).cid;
-        match (result, subsystem_devices(core, &request.subnqn)) {
-            (Ok(()), Some(subsystem)) => {
-                let qid = request.qid;
-                let flow_control = !request.disable_sq_flow;
-                self.role = Role::Io(IoQueue { qid, home, subsystem });
+        let view = &core.snapshot.view;
+        let subsystem = core.snapshot.subsystem(&request.subnqn);
+        let reached = subsystem.filter(|s| view.leads_to(self.port_id, &s.subsystem));
+        match (result, reached.map(|subsystem| Seen::new(subsystem, &request.hostnqn))) {
+            (Ok(()), Some(seen)) => {
+                self.role = Role::Io(IoQueue { qid: request.qid, home, seen });
                 if self.stage < Stage::Terminating {
-                    self.connected(
-                        core,
-                        qid,
-                        queue_entries(&request),
-                        flow_control,
-                        cid,
-                        home.cntlid,
-                    );
+                    self.connected(core, &request, cid, home.cntlid);
                 } else if !closed {
                     self.slots.release(0);
                 }
@@ -244,22 +274,19 @@ impl Connection {
 
     /// The connection is removed: tells those who count on it.
     pub(crate) fn leave(&mut self, core: &Core) {
+        core.shared.ledger().detach(core.place(self.key));
         match &self.role {
             Role::Admin(association) => {
-                if let Some(subsystem) = &association.subsystem {
-                    subsystem.stats.detach(&self.counters);
+                if let Some(stats) = &association.stats {
+                    stats.detach(&self.counters);
                 }
-                core.shared.remove_controller(association.cntlid);
+                core.shared.remove_controller(association.cntlid, &association.nqn);
                 tracing::info!(peer = %self.peer, cntlid = %association.cntlid, "association ended");
             }
             Role::Io(io) => self.leave_home(core, &io.home, io.qid),
             Role::New | Role::Joining(..) => {}
         }
     }
-}
-
-fn subsystem_devices(core: &Core, nqn: &Nqn) -> Option<SubsystemDevices> {
-    core.snapshot.subsystems.iter().find(|s| s.subsystem.nqn == *nqn).cloned()
 }
 
 // ---------------------------------------------------------------------------- admin commands
@@ -291,11 +318,7 @@ impl Connection {
         let Role::Admin(association) = &mut self.role else { return };
         let slot = self.slots.get(index);
         let (sqe, direction) = (slot.sqe, slot.transfer.direction);
-        let counters = if sqe.opc == admin::GET_LOG_PAGE {
-            association.io_counters()
-        } else {
-            IoCounters::default()
-        };
+        let facts = association.facts(core, &sqe);
         let mut buf = slot.buf.take();
         let outcome = {
             let (data, reply): (&[u8], &mut [u8]) = match (&mut buf, direction) {
@@ -306,7 +329,7 @@ impl Connection {
                 }
                 (None, _) => (&[], &mut []),
             };
-            association.controller.handle_admin(cx.now, &sqe, data, reply, &counters)
+            association.controller.handle_admin(cx.now, &sqe, data, reply, &facts)
         };
         let reply = buf.filter(|_| direction == Direction::ControllerToHost);
         if matches!(outcome, AdminOutcome::Held) {
@@ -340,6 +363,8 @@ impl Connection {
                 }
             }
             AdminOutcome::Held => {}
+            // no subsystem has a pool
+            AdminOutcome::Manage(_) => self.refuse(core, index, Status::INVALID_OPCODE.dnr()),
             // A command that reached its device cannot be called back, and one that has not will
             // be done soon: bit 0 says "not aborted" (Base 2.0, 5.1).
             AdminOutcome::Abort { .. } => {
@@ -424,8 +449,8 @@ impl Connection {
         }
         let result = association.controller.handle_io_connect(cx.now, request);
         if result.is_ok() {
-            if let Some(subsystem) = &association.subsystem {
-                subsystem.stats.attach(Arc::clone(&counters));
+            if let Some(stats) = &association.stats {
+                stats.attach(Arc::clone(&counters));
             }
             association.queues.push(JoinedQueue { qid: request.qid, place: from, counters });
         }
@@ -445,8 +470,8 @@ impl Connection {
         let position = association.queues.iter().position(|q| q.qid == qid && q.place == place);
         let Some(position) = position else { return };
         let queue = association.queues.swap_remove(position);
-        if let Some(subsystem) = &association.subsystem {
-            subsystem.stats.detach(&queue.counters);
+        if let Some(stats) = &association.stats {
+            stats.detach(&queue.counters);
         }
         association.controller.io_queue_closed(qid);
         self.queues_maybe_drained(cx);
@@ -455,21 +480,28 @@ impl Connection {
 
     /// What exists has changed.
     pub(crate) fn handle_view(&mut self, cx: &mut Context<'_>, core: &mut Core) {
-        let present = match &mut self.role {
-            Role::New | Role::Joining(..) => true,
-            Role::Io(io) => {
-                let subsystem = subsystem_devices(core, &io.subsystem.subsystem.nqn);
-                subsystem.map(|subsystem| io.subsystem = subsystem).is_some()
-            }
+        let view = &core.snapshot.view;
+        let gone = match &mut self.role {
+            Role::New | Role::Joining(..) => None,
+            Role::Io(io) => match core.snapshot.subsystem(io.seen.nqn()) {
+                Some(subsystem) if view.leads_to(self.port_id, &subsystem.subsystem) => {
+                    io.seen.update(subsystem);
+                    None
+                }
+                Some(_) => Some("its listener was removed"),
+                None => Some("its subsystem was removed"),
+            },
             Role::Admin(association) => {
-                let nqn = association.subsystem.as_ref().map(|s| s.subsystem.nqn.clone());
-                association.subsystem = nqn.as_ref().and_then(|nqn| subsystem_devices(core, nqn));
-                association.controller.handle_view(Arc::clone(&core.snapshot.view));
-                true
+                association.controller.handle_view(Arc::clone(view));
+                let reached = match view.subsystem(&association.nqn) {
+                    Some(subsystem) => view.leads_to(self.port_id, subsystem),
+                    None => view.listener(self.port_id).is_some(),
+                };
+                (!reached).then_some("its listener was removed")
             }
         };
-        if !present {
-            self.close(cx, core, "its subsystem was removed");
+        if let Some(why) = gone {
+            self.close(cx, core, why);
         }
         self.run_actions(cx, core);
     }

@@ -1,10 +1,12 @@
 //! What a target is told: its cores and limits, subsystems, namespaces and listeners.
 
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use raceline_accel::Framework;
 use raceline_bdev::SharedBdev;
-use raceline_proto::controller::{HostAccess, Limits, SubsystemError};
+use raceline_proto::controller::{HostAccess, Limits, MAX_NSID, SubsystemError, Visibility};
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode};
 
@@ -102,6 +104,7 @@ impl TargetConfig {
             max_queue_entries: self.max_queue_entries,
             max_admin_entries: Self::MAX_ADMIN_ENTRIES,
             max_io_queues: self.max_io_queues,
+            ..Limits::DEFAULT
         }
     }
 
@@ -117,7 +120,7 @@ impl TargetConfig {
     }
 }
 
-/// A subsystem to create.
+/// A subsystem to create; [`SubsystemConfig::new`] fills in what is usual.
 #[derive(Clone, Debug)]
 pub struct SubsystemConfig {
     /// Its name.
@@ -128,9 +131,42 @@ pub struct SubsystemConfig {
     pub model: String,
     /// Which hosts may connect.
     pub hosts: HostAccess,
+    /// Most namespaces, and the greatest namespace number: 1..=[`Self::MAX_NAMESPACES`].
+    pub max_namespaces: u32,
+    /// The numbers that its controllers get, within [`Self::CONTROLLER_IDS`].
+    pub controller_ids: RangeInclusive<u16>,
 }
 
-/// A namespace to add to a subsystem.
+impl SubsystemConfig {
+    /// The greatest [`Self::max_namespaces`].
+    pub const MAX_NAMESPACES: u32 = MAX_NSID;
+    /// All numbers that a controller can have; FFF0h and up are reserved (Fabrics 1.1, 3.3).
+    pub const CONTROLLER_IDS: RangeInclusive<u16> = 1..=0xffef;
+
+    /// A subsystem of that name with serial number "00000000000000000000" that takes any host.
+    #[must_use]
+    pub fn new(nqn: Nqn) -> Self {
+        Self {
+            nqn,
+            serial: "0".repeat(20),
+            model: "Raceline".to_owned(),
+            hosts: HostAccess::Any,
+            max_namespaces: Self::MAX_NAMESPACES,
+            controller_ids: Self::CONTROLLER_IDS,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TargetError> {
+        let (ids, all) = (&self.controller_ids, Self::CONTROLLER_IDS);
+        if ids.is_empty() || ids.start() < all.start() || ids.end() > all.end() {
+            let need = "a range within 1..=65519 that is not empty";
+            return Err(TargetError::Config { what: "controller numbers", need });
+        }
+        Ok(())
+    }
+}
+
+/// A namespace to add to a subsystem; [`NamespaceConfig::new`] fills in what is usual.
 #[derive(Clone)]
 pub struct NamespaceConfig {
     /// Its number; `None`: the lowest free.
@@ -141,6 +177,19 @@ pub struct NamespaceConfig {
     pub uuid: Option<[u8; 16]>,
     /// Its NGUID; `None`: derived from the UUID.
     pub nguid: Option<[u8; 16]>,
+    /// Its EUI64; `None`: it has none.
+    pub eui64: Option<[u8; 8]>,
+    /// Which of the hosts that may connect see it.
+    pub visibility: Visibility,
+}
+
+impl NamespaceConfig {
+    /// The lowest free number, the identity of the device, visible to every host.
+    #[must_use]
+    pub fn new(bdev: SharedBdev) -> Self {
+        let visibility = Visibility::All;
+        Self { nsid: None, bdev, uuid: None, nguid: None, eui64: None, visibility }
+    }
 }
 
 /// Why a target cannot do what it was asked.
@@ -170,13 +219,21 @@ pub enum TargetError {
     #[error("cannot listen on {address}: {error}")]
     Listen {
         /// Where.
-        address: std::net::SocketAddr,
+        address: SocketAddr,
         /// Why.
         error: std::io::Error,
     },
     /// There is no such listener.
     #[error("nothing listens on {0}")]
-    NoListener(std::net::SocketAddr),
+    NoListener(SocketAddr),
+    /// The subsystem has that listener already.
+    #[error("{nqn} has a listener on {address} already")]
+    ListenerExists {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Where.
+        address: SocketAddr,
+    },
     /// A device could not be opened on a core.
     #[error("cannot use {device} on a core: {error}")]
     Device {
@@ -214,6 +271,52 @@ pub enum TargetError {
         nqn: Nqn,
         /// Namespace.
         nsid: NamespaceId,
+    },
+    /// Every host sees the namespace: there is no list of its hosts.
+    #[error(
+        "every host sees namespace {nsid} of {nqn}: add it as one that hosts do not see of themselves"
+    )]
+    AlwaysVisible {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Namespace.
+        nsid: NamespaceId,
+    },
+    /// The host is on the list already.
+    #[error("{host} is allowed in {nqn} already")]
+    HostExists {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Host.
+        host: Nqn,
+    },
+    /// The host is not on the list.
+    #[error("{host} is not a host of {nqn}")]
+    NoHost {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Host.
+        host: Nqn,
+    },
+    /// The referral exists already.
+    #[error("the referral to {subnqn} at {traddr}:{trsvcid} exists already")]
+    ReferralExists {
+        /// Where.
+        traddr: String,
+        /// Where.
+        trsvcid: String,
+        /// What is there.
+        subnqn: Nqn,
+    },
+    /// There is no such referral.
+    #[error("there is no referral to {subnqn} at {traddr}:{trsvcid}")]
+    NoReferral {
+        /// Where.
+        traddr: String,
+        /// Where.
+        trsvcid: String,
+        /// What is there.
+        subnqn: Nqn,
     },
     /// All namespace numbers are in use.
     #[error("{nqn} is full: at most {max} namespaces")]

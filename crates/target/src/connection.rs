@@ -80,6 +80,8 @@ pub(crate) struct Connection {
     socket: SocketId,
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
+    /// The listener that it came by.
+    pub(crate) port_id: u16,
     pub(crate) stage: Stage,
     pub(crate) role: Role,
     pub(crate) queue: ControllerQueue,
@@ -132,6 +134,7 @@ impl Connection {
         socket: SocketId,
         peer: SocketAddr,
         local: SocketAddr,
+        port_id: u16,
         core: &Core,
         now: Instant,
     ) -> Self {
@@ -141,6 +144,7 @@ impl Connection {
             socket,
             peer,
             local,
+            port_id,
             stage: Stage::Greeting,
             role: Role::New,
             queue: ControllerQueue::new(ControllerQueueConfig {

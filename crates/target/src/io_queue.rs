@@ -15,13 +15,13 @@ use crate::core::Core;
 use crate::digest::DIGEST_LEN;
 use crate::message::{Home, Message};
 use crate::slots::{Phase, Slot};
-use crate::snapshot::SubsystemDevices;
+use crate::snapshot::Seen;
 
 /// What an I/O queue knows of its controller.
 pub(crate) struct IoQueue {
     pub(crate) qid: QueueId,
     pub(crate) home: Home,
-    pub(crate) subsystem: SubsystemDevices,
+    pub(crate) seen: Seen,
 }
 
 /// The status that tells a host what became of a device request.
@@ -67,7 +67,7 @@ impl Connection {
     pub(crate) fn handle_io_command(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) {
         let Role::Io(io) = &self.role else { return };
         let sqe = self.slots.get(index).sqe;
-        let subsystem = &io.subsystem.subsystem;
+        let subsystem = &io.seen.devices.subsystem;
         let parsed = parse_io(&sqe, &subsystem.namespaces, &subsystem.limits);
         let (command, transfer) = match parsed {
             Ok(parsed) => parsed,
@@ -75,7 +75,7 @@ impl Connection {
         };
         let namespace = command.namespace();
         let block_size = u64::from(subsystem.namespaces[namespace].block_size);
-        let device = io.subsystem.devices[namespace];
+        let device = io.seen.devices.devices[namespace];
         let slot = self.slots.get(index);
         slot.transfer = transfer;
         slot.device = Some(device);
@@ -231,9 +231,9 @@ impl Connection {
     ) {
         let Role::Io(io) = &self.role else { return };
         let slot = self.slots.get(index);
-        let position = io.subsystem.devices.iter().position(|id| Some(*id) == slot.device);
+        let position = io.seen.devices.devices.iter().position(|id| Some(*id) == slot.device);
         // The view may have changed while the data was under way.
-        let subsystem = Arc::clone(&io.subsystem.subsystem);
+        let subsystem = Arc::clone(&io.seen.devices.subsystem);
         let Some(namespace) = position.and_then(|i| subsystem.namespaces.get(i)) else {
             return self.refuse(core, index, Status::INVALID_NAMESPACE.dnr());
         };

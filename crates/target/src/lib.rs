@@ -4,28 +4,67 @@
 //! where its admin connection does, and its I/O queues, on whatever core, know it by message. What
 //! exists (subsystems, namespaces, listeners) is an immutable snapshot that every core holds and
 //! that is replaced as a whole.
+//!
+//! # Changing a target
+//!
+//! All changes are methods of [`Target`] that may be called from any thread while hosts do I/O.
+//! A call blocks until every core works with the change, so it must not come from a core: that is
+//! below a millisecond, but a namespace or subsystem that goes waits for the commands in flight at
+//! its devices. An error leaves everything as it was, but for [`TargetError::Unresponsive`].
+//! Changes are made one at a time; who writes them down does so in the order of the calls.
+//!
+//! | what | how |
+//! |---|---|
+//! | subsystems | [`Target::add_subsystem`], [`Target::remove_subsystem`] |
+//! | who may connect | [`Target::allow_any_host`], [`Target::add_host`], [`Target::remove_host`] |
+//! | where they connect | [`Target::add_subsystem_listener`], [`Target::remove_subsystem_listener`]; for every subsystem at once, [`Target::add_listener`] |
+//! | namespaces | [`Target::add_namespace`], [`Target::remove_namespace`], [`Target::replace_device`] |
+//! | which hosts see a namespace | [`NamespaceConfig::visibility`], then [`Target::show_namespace`], [`Target::hide_namespace`] |
+//! | discovery | [`Target::add_referral`], [`Target::remove_referral`], [`Target::set_discovery_filter`] |
+//! | retry delays (CRDT) | [`Target::set_retry_delays`] |
+//!
+//! Hosts are told what concerns them: Namespace Attribute Changed to those that see the namespace,
+//! Discovery Log Changed to those that hold a discovery connection with keep alive open. Who may
+//! not be there any more is disconnected before the call returns: the controllers of a host that
+//! was removed, the connections that came by a listener that was removed. A connection refused
+//! because its listener does not (yet) lead to its subsystem is told that it may try again, so set
+//! up namespaces and hosts first and the listener last.
+//!
+//! What is there is told by [`Target::subsystems`], [`Target::listeners`], [`Target::referrals`];
+//! who is connected by [`Target::controllers`] and [`Target::queues`]; what was done by
+//! [`Target::poll_groups`], [`Target::hosts`], [`Target::queues`] and [`Target::stats`]. All of
+//! these read counters that the cores write anyway; no core notices.
 
 mod association;
 mod config;
 mod connection;
+mod control;
 mod core;
 mod counters;
 mod digest;
 mod fused;
+mod info;
 mod io_queue;
+mod ledger;
+mod listeners;
 mod manual;
 mod message;
+mod namespaces;
 mod placement;
 mod poll_group;
 mod range_lock;
 mod registry;
 mod slots;
 mod snapshot;
+mod subsystems;
 mod target;
 
 pub use config::{NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig, TargetError};
 pub use counters::QueueTotals;
+pub use info::{
+    ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
+};
 pub use manual::ManualCore;
 pub use placement::PlacementPolicy;
-pub use raceline_proto::controller::{HostAccess, Limits};
+pub use raceline_proto::controller::{DiscoveryFilter, HostAccess, Limits, Referral, Visibility};
 pub use target::{Target, TargetStats};

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
-use raceline_proto::nvme::{ControllerId, QueueId};
+use raceline_proto::nvme::{ControllerId, Nqn, QueueId};
 use raceline_reactor::socket::Socket;
 
 use crate::config::TargetError;
@@ -42,8 +42,8 @@ pub(crate) type Reply<T> = mpsc::Sender<(usize, T)>;
 
 /// To a core.
 pub(crate) enum Message {
-    /// Control: start listening.
-    Listen { address: SocketAddr, reply: Reply<Result<SocketAddr, TargetError>> },
+    /// Control: start listening; connections know the listener by `port_id`.
+    Listen { address: SocketAddr, port_id: u16, reply: Reply<Result<SocketAddr, TargetError>> },
     /// Control: stop listening.
     CloseListener { address: SocketAddr, reply: Reply<()> },
     /// Control: open a device's channel, before any view shows it.
@@ -52,11 +52,13 @@ pub(crate) enum Message {
     CloseDevice { id: DeviceId, reply: Reply<()> },
     /// Control: what exists has changed.
     View { snapshot: Arc<Snapshot>, reply: Reply<()> },
+    /// Control: close this host's controllers of a subsystem.
+    DisconnectHost { nqn: Nqn, host: Nqn, reply: Reply<()> },
     /// Control: close everything, then end.
     Shutdown,
 
     /// The accepting core: a connection that is yours.
-    Adopt { seat: Seat, socket: Socket, peer: SocketAddr, local: SocketAddr },
+    Adopt { seat: Seat, socket: Socket, peer: SocketAddr, local: SocketAddr, port_id: u16 },
 
     /// An I/O queue wants to join the controller whose admin queue is at `home`.
     IoConnect {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use raceline_bdev::Done;
+use raceline_proto::nvme::Nqn;
 use raceline_reactor::io::ListenerId;
 use raceline_reactor::{Completion, Context, Outcome, Service, Socket, Token};
 
@@ -22,6 +23,7 @@ struct Listener {
     id: ListenerId,
     address: SocketAddr,
     index: u32,
+    port_id: u16,
 }
 
 struct Entry {
@@ -90,12 +92,17 @@ impl PollGroup {
 
     // --------------------------------------------------------------- coming and going
 
-    fn listen(&mut self, cx: &mut Context<'_>, address: SocketAddr) -> std::io::Result<SocketAddr> {
+    fn listen(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: SocketAddr,
+        port_id: u16,
+    ) -> std::io::Result<SocketAddr> {
         let index = self.next_listener;
         let token = Token { owner: 0, generation: 0, index: LISTENER_BIT | index };
         let (id, address) = cx.io.listen(address, token)?;
         self.next_listener += 1;
-        self.listeners.push(Listener { id, address, index });
+        self.listeners.push(Listener { id, address, index, port_id });
         Ok(address)
     }
 
@@ -108,9 +115,8 @@ impl PollGroup {
     /// A connection was accepted: to the core that it belongs to, unless there are too many.
     fn accepted(&mut self, cx: &mut Context<'_>, token: Token, socket: Socket, peer: SocketAddr) {
         let index = token.index & !LISTENER_BIT;
-        if self.stopping || !self.listeners.iter().any(|l| l.index == index) {
-            return;
-        }
+        let listener = self.listeners.iter().find(|l| l.index == index);
+        let Some(port_id) = listener.map(|l| l.port_id).filter(|_| !self.stopping) else { return };
         let local = socket.local_address();
         if let Err(crowded) = self.core.shared.enter(peer.ip()) {
             tracing::debug!(%peer, ?crowded, "refused: too many sockets wait for Connect");
@@ -127,9 +133,9 @@ impl PollGroup {
         let core = seat.core();
         tracing::debug!(%peer, core, napi_id = arrival.napi_id, cpu = arrival.cpu, "accepted");
         if core == self.core.index {
-            self.adopt(cx, seat, socket, peer, local);
+            self.adopt(cx, seat, socket, (peer, local), port_id);
         } else {
-            self.core.send(core, Message::Adopt { seat, socket, peer, local });
+            self.core.send(core, Message::Adopt { seat, socket, peer, local, port_id });
         }
     }
 
@@ -138,8 +144,8 @@ impl PollGroup {
         cx: &mut Context<'_>,
         seat: Seat,
         socket: Socket,
-        peer: SocketAddr,
-        local: SocketAddr,
+        (peer, local): (SocketAddr, SocketAddr),
+        port_id: u16,
     ) {
         let adopted = if self.stopping { None } else { cx.io.adopt(socket).ok() };
         let Some(socket) = adopted else {
@@ -154,7 +160,7 @@ impl PollGroup {
         let entry = &mut self.connections[index as usize];
         let key = ConnKey { index, generation: entry.generation };
         let mut connection =
-            Box::new(Connection::new(key, socket, peer, local, &self.core, cx.now));
+            Box::new(Connection::new(key, socket, peer, local, port_id, &self.core, cx.now));
         connection.arm_timer(cx);
         connection.start_recv(cx);
         entry.connection = Some(connection);
@@ -189,6 +195,19 @@ impl PollGroup {
         }
         // The control thread may have given up waiting.
         let _ = reply.send((self.core.index, ()));
+    }
+
+    /// Closes a host's controllers of a subsystem; their I/O queues go with them.
+    fn disconnect_host(&mut self, cx: &mut Context<'_>, nqn: &Nqn, host: &Nqn) {
+        for key in self.keys() {
+            self.with(cx, key, |connection, cx, core| {
+                if let Role::Admin(association) = &connection.role
+                    && association.is_of(nqn, host)
+                {
+                    connection.close(cx, core, "its host was removed");
+                }
+            });
+        }
     }
 
     /// Counts this core's writes within the range that are at their device now.
@@ -262,9 +281,9 @@ impl Service for PollGroup {
 
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
-            Message::Listen { address, reply } => {
+            Message::Listen { address, port_id, reply } => {
                 let result = self
-                    .listen(cx, address)
+                    .listen(cx, address, port_id)
                     .map_err(|error| crate::config::TargetError::Listen { address, error });
                 let _ = reply.send((self.core.index, result));
             }
@@ -278,9 +297,13 @@ impl Service for PollGroup {
             }
             Message::CloseDevice { id, reply } => self.core.close_device(cx, id, reply),
             Message::View { snapshot, reply } => self.view(cx, &snapshot, &reply),
+            Message::DisconnectHost { nqn, host, reply } => {
+                self.disconnect_host(cx, &nqn, &host);
+                let _ = reply.send((self.core.index, ()));
+            }
             Message::Shutdown => self.shutdown(cx),
-            Message::Adopt { seat, socket, peer, local } => {
-                self.adopt(cx, seat, socket, peer, local);
+            Message::Adopt { seat, socket, peer, local, port_id } => {
+                self.adopt(cx, seat, socket, (peer, local), port_id);
             }
             Message::IoConnect { home, from, request, counters } => {
                 let mut answer = None;

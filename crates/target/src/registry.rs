@@ -1,13 +1,15 @@
 //! What all cores share off the I/O path: controller numbers, pre-Connect caps, placement.
 
-use std::collections::{HashMap, hash_map};
+use std::collections::{BTreeMap, HashMap, hash_map};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
 use crate::config::TargetConfig;
+use crate::ledger::Ledger;
 use crate::message::{Home, Message, Place};
 use crate::placement::{Arrival, Placement, Seat};
 
@@ -17,19 +19,31 @@ pub(crate) struct Shared {
     senders: OnceLock<Vec<Sender<Message>>>,
     cores: usize,
     registry: Mutex<Registry>,
+    ledger: Mutex<Ledger>,
 }
 
 struct Registry {
     placement: Placement,
-    controllers: HashMap<u16, Entry>,
-    last_cntlid: u16,
+    /// By subsystem, those that have controllers.
+    controllers: HashMap<Nqn, Numbers>,
+    /// Controllers of each host that has any, in all subsystems.
+    hosts: HashMap<HostNqn, usize>,
     pre_connect: HashMap<IpAddr, usize>,
     pre_connect_total: usize,
 }
 
+/// The controllers of one subsystem.
+#[derive(Default)]
+struct Numbers {
+    used: BTreeMap<u16, Entry>,
+    /// The number that was given out last.
+    last: u16,
+    /// The subsystem is gone: forget it with its last controller.
+    gone: bool,
+}
+
 struct Entry {
     place: Place,
-    subsystem: Nqn,
     host: HostNqn,
 }
 
@@ -52,18 +66,16 @@ pub(crate) enum Crowded {
 }
 
 impl Shared {
-    /// Largest controller number handed out; FFF0h and up are reserved (Fabrics 1.1, 3.3).
-    const MAX_CNTLID: u16 = 0xffef;
-
     pub(crate) fn new(config: TargetConfig, cores: usize) -> Self {
         let registry = Registry {
             placement: Placement::new(config.placement, &config.cores, cores),
             controllers: HashMap::new(),
-            last_cntlid: 0,
+            hosts: HashMap::new(),
             pre_connect: HashMap::new(),
             pre_connect_total: 0,
         };
-        Self { config, senders: OnceLock::new(), cores, registry: Mutex::new(registry) }
+        let ledger = Mutex::new(Ledger::new(cores));
+        Self { config, senders: OnceLock::new(), cores, registry: Mutex::new(registry), ledger }
     }
 
     pub(crate) fn set_senders(&self, senders: Vec<Sender<Message>>) {
@@ -130,46 +142,85 @@ impl Shared {
         self.lock().pre_connect_total
     }
 
-    /// Hands out a controller number, not reused until it is given back.
+    /// Hands out one of the `ids` as controller number of a subsystem. It is not reused before it
+    /// is given back, nor soon after.
     pub(crate) fn add_controller(
         &self,
         place: Place,
         subsystem: &Nqn,
         host: &HostNqn,
+        ids: &RangeInclusive<u16>,
     ) -> Result<ControllerId, NoController> {
-        let mut registry = self.lock();
-        let of_host = registry.controllers.values().filter(|entry| entry.host == *host).count();
+        let registry = &mut *self.lock();
+        let of_host = registry.hosts.get(host).copied().unwrap_or(0);
         if of_host >= self.config.max_controllers_per_host {
             return Err(NoController::HostLimit);
         }
-        let mut id = registry.last_cntlid;
-        for _ in 0..Self::MAX_CNTLID {
-            id = if id >= Self::MAX_CNTLID { 1 } else { id + 1 };
-            if let hash_map::Entry::Vacant(vacant) = registry.controllers.entry(id) {
-                let (subsystem, host) = (subsystem.clone(), host.clone());
-                vacant.insert(Entry { place, subsystem, host });
-                registry.last_cntlid = id;
-                return Ok(ControllerId(id));
-            }
-        }
-        Err(NoController::Exhausted)
+        let numbers = registry.controllers.entry(subsystem.clone()).or_default();
+        // A subsystem of that name that is gone may have had other numbers.
+        let last = numbers.last.clamp(ids.start() - 1, *ids.end());
+        let mut next = (last + 1..=*ids.end()).chain(*ids.start()..=last);
+        let free = next.find(|id| !numbers.used.contains_key(id));
+        let id = free.ok_or(NoController::Exhausted)?;
+        numbers.used.insert(id, Entry { place, host: host.clone() });
+        numbers.last = id;
+        numbers.gone = false;
+        registry.hosts.insert(host.clone(), of_host + 1);
+        Ok(ControllerId(id))
     }
 
     /// The association is torn down completely.
-    pub(crate) fn remove_controller(&self, id: ControllerId) {
-        self.lock().controllers.remove(&id.0);
+    pub(crate) fn remove_controller(&self, id: ControllerId, subsystem: &Nqn) {
+        let registry = &mut *self.lock();
+        let Some(numbers) = registry.controllers.get_mut(subsystem) else { return };
+        let Some(entry) = numbers.used.remove(&id.0) else { return };
+        if numbers.gone && numbers.used.is_empty() {
+            registry.controllers.remove(subsystem);
+        }
+        if let hash_map::Entry::Occupied(mut count) = registry.hosts.entry(entry.host) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    /// The subsystem is gone; what it still has of controllers is on its way out.
+    pub(crate) fn forget_numbers(&self, subsystem: &Nqn) {
+        let mut registry = self.lock();
+        if let hash_map::Entry::Occupied(mut numbers) =
+            registry.controllers.entry(subsystem.clone())
+        {
+            numbers.get_mut().gone = true;
+            if numbers.get().used.is_empty() {
+                numbers.remove();
+            }
+        }
     }
 
     /// Where a subsystem's controller lives.
     pub(crate) fn find_controller(&self, id: ControllerId, subsystem: &Nqn) -> Option<Home> {
         let registry = self.lock();
-        let entry = registry.controllers.get(&id.0)?;
-        (entry.subsystem == *subsystem).then_some(Home { place: entry.place, cntlid: id })
+        let entry = registry.controllers.get(subsystem)?.used.get(&id.0)?;
+        Some(Home { place: entry.place, cntlid: id })
+    }
+
+    /// A subsystem's controllers and their hosts, by ascending number.
+    pub(crate) fn controllers_of(&self, subsystem: &Nqn) -> Vec<(ControllerId, HostNqn)> {
+        let registry = self.lock();
+        let numbers = registry.controllers.get(subsystem).into_iter();
+        let entries = numbers.flat_map(|numbers| &numbers.used);
+        entries.map(|(&id, entry)| (ControllerId(id), entry.host.clone())).collect()
     }
 
     /// Controllers of the target.
     pub(crate) fn controllers(&self) -> usize {
-        self.lock().controllers.len()
+        self.lock().hosts.values().sum()
+    }
+
+    /// What is known of the queues.
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
@@ -186,15 +237,17 @@ mod tests {
         Place { core: 0, key: ConnKey { index: 0, generation: 0 } }
     }
 
+    const ALL: RangeInclusive<u16> = 1..=0xffef;
+
     #[test]
     fn a_controller_number_is_not_reused_before_all_others() {
         let shared = Shared::new(TargetConfig::default(), 1);
         let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
         let other = Nqn::new("nqn.2026-01.io.raceline:h").unwrap();
         let host = HostNqn::Named(other.clone());
-        let first = shared.add_controller(place(), &nqn, &host).unwrap();
-        shared.remove_controller(first);
-        let second = shared.add_controller(place(), &nqn, &host).unwrap();
+        let first = shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
+        shared.remove_controller(first, &nqn);
+        let second = shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
         assert_ne!(first, second);
         assert!(shared.find_controller(second, &nqn).is_some());
         assert!(shared.find_controller(second, &other).is_none());
@@ -206,9 +259,25 @@ mod tests {
         let shared = Shared::new(config, 1);
         let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
         let host = HostNqn::Named(Nqn::new("nqn.2026-01.io.raceline:h").unwrap());
-        shared.add_controller(place(), &nqn, &host).unwrap();
-        shared.add_controller(place(), &nqn, &host).unwrap();
-        assert_eq!(shared.add_controller(place(), &nqn, &host), Err(NoController::HostLimit));
+        shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
+        shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
+        assert_eq!(shared.add_controller(place(), &nqn, &host, &ALL), Err(NoController::HostLimit));
+    }
+
+    #[test]
+    fn controller_numbers_are_those_of_the_subsystem() {
+        let shared = Shared::new(TargetConfig::default(), 1);
+        let host = HostNqn::Unnamed;
+        for name in ["nqn.2026-01.io.raceline:a", "nqn.2026-01.io.raceline:b"] {
+            let nqn = Nqn::new(name).unwrap();
+            let add = || shared.add_controller(place(), &nqn, &host, &(7..=9)).map(|id| id.0);
+            assert_eq!([add(), add(), add()], [Ok(7), Ok(8), Ok(9)]);
+            assert_eq!(add(), Err(NoController::Exhausted));
+            shared.remove_controller(ControllerId(8), &nqn);
+            assert_eq!(add(), Ok(8));
+            assert_eq!(shared.controllers_of(&nqn).len(), 3);
+        }
+        assert_eq!(shared.controllers(), 6);
     }
 
     #[test]

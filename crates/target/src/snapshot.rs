@@ -1,9 +1,11 @@
 //! What exists, as all cores see it: an immutable picture, replaced as a whole.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use raceline_proto::controller::{Subsystem, TargetView};
+use raceline_proto::nvme::{HostNqn, Nqn};
 
 use crate::counters::{QueueCounters, QueueTotals};
 
@@ -15,7 +17,15 @@ pub(crate) struct DeviceId(pub(crate) u16);
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) view: Arc<TargetView>,
-    pub(crate) subsystems: Vec<SubsystemDevices>,
+    /// By ascending NQN; the same [`Arc`] as before where nothing has changed.
+    pub(crate) subsystems: Vec<Arc<SubsystemDevices>>,
+}
+
+impl Snapshot {
+    pub(crate) fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<SubsystemDevices>> {
+        let place = self.subsystems.binary_search_by(|s| s.subsystem.nqn.cmp(nqn)).ok()?;
+        self.subsystems.get(place)
+    }
 }
 
 /// The devices of one subsystem, in the order of its namespaces.
@@ -24,6 +34,49 @@ pub(crate) struct SubsystemDevices {
     pub(crate) subsystem: Arc<Subsystem>,
     pub(crate) devices: Arc<[DeviceId]>,
     pub(crate) stats: Arc<SubsystemStats>,
+    /// The numbers that its controllers get.
+    pub(crate) controller_ids: RangeInclusive<u16>,
+}
+
+impl SubsystemDevices {
+    /// What this host sees of it: namespaces and their devices, in the same order.
+    pub(crate) fn seen_by(&self, host: &HostNqn) -> Self {
+        let subsystem = self.subsystem.seen_by(host);
+        if Arc::ptr_eq(&subsystem, &self.subsystem) {
+            return self.clone();
+        }
+        let all = self.subsystem.namespaces.iter().zip(self.devices.iter());
+        let seen = all.filter(|(namespace, _)| namespace.visibility.includes(host));
+        let devices = seen.map(|(_, device)| *device).collect();
+        Self { subsystem, devices, ..self.clone() }
+    }
+}
+
+/// A queue's picture of its subsystem: what its host sees of it.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    host: HostNqn,
+    all: Arc<SubsystemDevices>,
+    /// What the host sees.
+    pub(crate) devices: SubsystemDevices,
+}
+
+impl Seen {
+    pub(crate) fn new(all: &Arc<SubsystemDevices>, host: &HostNqn) -> Self {
+        Self { host: host.clone(), all: Arc::clone(all), devices: all.seen_by(host) }
+    }
+
+    /// Takes the subsystem of a newer snapshot.
+    pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) {
+        if !Arc::ptr_eq(&self.all, all) {
+            self.all = Arc::clone(all);
+            self.devices = all.seen_by(&self.host);
+        }
+    }
+
+    pub(crate) fn nqn(&self) -> &Nqn {
+        &self.all.subsystem.nqn
+    }
 }
 
 /// Counts of all queues that a subsystem ever had. Locked when queues come and go and when

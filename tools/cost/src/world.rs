@@ -20,7 +20,7 @@ use raceline_reactor::{
     BufferPool, Completion, Context, Io, IoBuf, PoolConfig, SharedBuf, Token, Wait,
 };
 use raceline_target::{
-    HostAccess, ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
+    ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
 };
 
 use crate::memory_io::{MemoryIo, Wire};
@@ -219,12 +219,11 @@ fn configure(
         let target = Arc::clone(target);
         move || -> Result<(), TargetError> {
             target.add_subsystem(SubsystemConfig {
-                nqn: nqn.clone(),
                 serial: "COST".into(),
                 model: "Raceline cost".into(),
-                hosts: HostAccess::Any,
+                ..SubsystemConfig::new(nqn.clone())
             })?;
-            let namespace = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+            let namespace = NamespaceConfig::new(bdev);
             target.add_namespace(&nqn, namespace)?;
             target.add_listener(address).map(drop)
         }

@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::SimWorld;
-use raceline_target::{
-    HostAccess, ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetError,
-};
+use raceline_target::{ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetError};
 
 use crate::command::nsid_of;
 use crate::device::{Faults, FaultyBdev};
@@ -72,10 +70,9 @@ impl SimTarget {
         let nqn = simulated.nqn.clone();
         simulated.call(&[Step::All], move |target| {
             target.add_subsystem(SubsystemConfig {
-                nqn,
                 serial: "SIM".into(),
                 model: "Raceline simulation".into(),
-                hosts: HostAccess::Any,
+                ..SubsystemConfig::new(nqn)
             })
         })?;
         for namespace in 0..simulated.devices.len() {
@@ -94,8 +91,8 @@ impl SimTarget {
     pub fn add_namespace(&mut self, namespace: usize) -> Result<(), String> {
         let nqn = self.nqn.clone();
         let bdev = Arc::clone(&self.devices[namespace].0);
-        let config =
-            NamespaceConfig { nsid: Some(nsid_of(namespace)), bdev, uuid: None, nguid: None };
+        let nsid = Some(nsid_of(namespace));
+        let config = NamespaceConfig { nsid, ..NamespaceConfig::new(bdev) };
         let add = move |target: &Target| target.add_namespace(&nqn, config).map(drop);
         self.call(&[Step::All, Step::All], add)
     }

@@ -8,8 +8,7 @@ use raceline_host::HostConfig;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::Mode;
 use raceline_target::{
-    HostAccess, NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig,
-    TargetError,
+    NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig, TargetError,
 };
 
 use super::{Case, GapConfig, GapError};
@@ -37,13 +36,11 @@ impl Product {
         let target = Target::start(target_config(config, cases))?;
         let nqn = name(SUBSYSTEM);
         target.add_subsystem(SubsystemConfig {
-            nqn: nqn.clone(),
             serial: "RLGAP".to_owned(),
-            model: "Raceline".to_owned(),
-            hosts: HostAccess::Any,
+            ..SubsystemConfig::new(nqn.clone())
         })?;
         let bdev = device(config)?;
-        let namespace = NamespaceConfig { nsid: None, bdev, uuid: Some(UUID), nguid: None };
+        let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(bdev) };
         target.add_namespace(&nqn, namespace)?;
         let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         target.set_mode(Mode::Interrupt);

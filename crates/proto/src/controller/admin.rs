@@ -2,11 +2,30 @@
 
 use std::time::Instant;
 
+use super::management::MANAGEMENT_COMMANDS;
 use super::transfer::{direction_of, sgl_transfer};
 use super::{AdminOutcome, Controller, ErrorEntry, IoCounters};
+use crate::nvme::identify::cns;
 use crate::nvme::opcode::{admin, fabrics};
 use crate::nvme::property::PropertyAccess;
-use crate::nvme::{CommandId, QueueId, Sqe, Status, Transfer};
+use crate::nvme::{CommandId, ControllerId, HostNqn, QueueId, Sqe, Status, Transfer};
+
+/// What the driver knows and a controller does not, for the command at hand.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Those of the subsystem, for the SMART log.
+    pub counters: IoCounters,
+    /// The controllers of the subsystem and their hosts, for a command that
+    /// [`asks_for_controllers`].
+    pub controllers: Vec<(ControllerId, HostNqn)>,
+}
+
+/// Whether a command of the admin queue is about the other controllers of its subsystem.
+#[must_use]
+pub fn asks_for_controllers(sqe: &Sqe) -> bool {
+    let [cns, ..] = sqe.cdw10.get().to_le_bytes();
+    sqe.opc == admin::IDENTIFY && matches!(cns, cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS)
+}
 
 /// The admin commands that exist, for the effects log and for telling unknown ones early.
 pub(crate) const ADMIN_COMMANDS: [u8; 7] = [
@@ -35,6 +54,7 @@ impl Controller {
                 _ => return Err(Status::INVALID_OPCODE.dnr()),
             },
             opcode if ADMIN_COMMANDS.contains(&opcode) => opcode,
+            opcode if MANAGEMENT_COMMANDS.contains(&opcode) && self.pool().is_some() => opcode,
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         };
         let direction = direction_of(code).ok_or(Status::INVALID_OPCODE.dnr())?;
@@ -42,21 +62,20 @@ impl Controller {
     }
 
     /// Executes a command for which [`Controller::transfer`] gave the length of `data` (what the
-    /// host sent) or of `reply` (zeroed; what the host gets on success). `counters` are those of
-    /// the subsystem, for the SMART log.
+    /// host sent) or of `reply` (zeroed; what the host gets on success).
     pub fn handle_admin(
         &mut self,
         now: Instant,
         sqe: &Sqe,
-        _data: &[u8],
+        data: &[u8],
         reply: &mut [u8],
-        counters: &IoCounters,
+        facts: &Facts,
     ) -> AdminOutcome {
         self.keep_alive.command_seen(now);
         let result = if sqe.opc == fabrics::OPCODE {
             self.handle_fabrics(now, sqe)
         } else {
-            self.handle_ready(now, sqe, reply, counters)
+            self.handle_ready(now, sqe, data, reply, facts)
         };
         result.unwrap_or_else(|status| {
             self.record_error(ErrorEntry {
@@ -101,8 +120,9 @@ impl Controller {
         &mut self,
         now: Instant,
         sqe: &Sqe,
+        data: &[u8],
         reply: &mut [u8],
-        counters: &IoCounters,
+        facts: &Facts,
     ) -> Result<AdminOutcome, Status> {
         if self.abandoned {
             return Err(Status::ABORTED_SQ_DELETION);
@@ -111,17 +131,23 @@ impl Controller {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
         match sqe.opc {
-            admin::IDENTIFY => self.identify(sqe, reply).map(|()| AdminOutcome::success(0)),
+            admin::IDENTIFY => {
+                self.identify(sqe, reply, &facts.controllers).map(|()| AdminOutcome::success(0))
+            }
             admin::GET_LOG_PAGE => {
-                self.get_log_page(now, sqe, reply, counters).map(|()| AdminOutcome::success(0))
+                let page = self.get_log_page(now, sqe, reply, &facts.counters);
+                page.map(|()| AdminOutcome::success(0))
             }
             admin::GET_FEATURES => self.get_features(sqe, reply).map(AdminOutcome::success),
-            admin::SET_FEATURES => self.set_features(sqe).map(AdminOutcome::success),
+            admin::SET_FEATURES => self.set_features(sqe, data).map(AdminOutcome::success),
             admin::ASYNC_EVENT_REQUEST => self
                 .events
                 .request(sqe.command_id(), &mut self.actions)
                 .map(|()| AdminOutcome::Held),
             admin::ABORT => Ok(self.abort(sqe)),
+            opcode if MANAGEMENT_COMMANDS.contains(&opcode) => {
+                self.parse_management(sqe, data).map(|command| AdminOutcome::Manage(command.into()))
+            }
             // that it came is what counts
             admin::KEEP_ALIVE => Ok(AdminOutcome::success(0)),
             _ => Err(Status::INVALID_OPCODE.dnr()),

@@ -18,8 +18,9 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use super::discovery::DISCOVERY_LIMITS;
-use super::subsystem::{Limits, Subsystem, TargetView};
+use super::subsystem::{Limits, Subsystem};
 use super::transfer::sgl_transfer;
+use super::view::TargetView;
 use crate::nvme::fabrics::{CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectWords};
 use crate::nvme::opcode::fabrics;
 use crate::nvme::{ControllerId, Direction, HostId, HostNqn, Nqn, QueueId, Sqe, Status, Transfer};
@@ -185,11 +186,16 @@ impl Role {
     }
 }
 
-/// Looks the subsystem up and checks that the host may connect to it with such a queue.
+/// Looks the subsystem up and checks that the host may connect to it with such a queue, having
+/// come by the listener `port_id`. The discovery service answers at every listener.
 ///
 /// # Errors
 /// What the first check that fails says.
-pub fn find_subsystem(view: &TargetView, request: &ConnectRequest) -> Result<Role, ConnectError> {
+pub fn find_subsystem(
+    view: &TargetView,
+    request: &ConnectRequest,
+    port_id: u16,
+) -> Result<Role, ConnectError> {
     let role = if request.subnqn.is_discovery() {
         Role::Discovery
     } else {
@@ -201,6 +207,11 @@ pub fn find_subsystem(view: &TargetView, request: &ConnectRequest) -> Result<Rol
     if role.subsystem().is_some_and(|subsystem| !subsystem.hosts.admits(&request.hostnqn)) {
         let status = Status::CONNECT_INVALID_HOST.dnr();
         return Err(ConnectError { status, ipo: IPO_HOSTNQN, in_data: true });
+    }
+    if role.subsystem().is_some_and(|subsystem| !view.leads_to(port_id, subsystem)) {
+        // the listener may be about to be added, as after a restart
+        let status = Status::CONNECT_INVALID_HOST;
+        return Err(ConnectError { status, ipo: IPO_SUBNQN, in_data: true });
     }
     let limits = role.limits();
     let most =

@@ -3,15 +3,17 @@
 //! A host reads the page in pieces and checks with GENCTR that they belong together. So the
 //! pieces after the first come from the view that the first came from.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
-use super::subsystem::{Limits, ListenerInfo, TargetView};
+use super::subsystem::Limits;
+use super::view::{ListenerInfo, Referral, TargetView};
 use crate::nvme::discovery::{
-    DiscoveryEntry, DiscoveryHeader, SUBTYPE_NVM, TREQ_DISABLE_SQ_FLOW, TREQ_SECURE_NOT_REQUIRED,
-    TRTYPE_TCP,
+    DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPLICATE, EFLAGS_PERSISTENT,
+    SUBTYPE_CURRENT_DISCOVERY, SUBTYPE_NVM, SUBTYPE_REFERRAL, TREQ_DISABLE_SQ_FLOW,
+    TREQ_SECURE_NOT_REQUIRED, TREQ_SECURE_REQUIRED, TRTYPE_TCP,
 };
 use crate::nvme::identify::ascii_field;
 use crate::nvme::{ControllerId, HostNqn, Nqn, Status};
@@ -37,16 +39,17 @@ struct Snapshot {
 pub(crate) struct DiscoveryLog {
     host: HostNqn,
     /// The address that the host connected to.
-    local: IpAddr,
+    local: SocketAddr,
     current: Snapshot,
     /// What the host is reading.
     reading: Snapshot,
 }
 
 impl DiscoveryLog {
-    pub(crate) fn new(view: Arc<TargetView>, host: &HostNqn, local: IpAddr) -> Self {
+    pub(crate) fn new(view: Arc<TargetView>, host: &HostNqn, local: SocketAddr) -> Self {
         let current = Snapshot { genctr: view.generation, view };
-        Self { host: host.clone(), local: local.to_canonical(), reading: current.clone(), current }
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+        Self { host: host.clone(), local, reading: current.clone(), current }
     }
 
     /// Takes a new view; says whether this host sees a difference.
@@ -85,57 +88,106 @@ impl DiscoveryLog {
         Ok(self.reading.genctr == self.current.genctr)
     }
 
-    /// What this host sees: every subsystem that admits it, at every listener.
+    /// What this host sees: every subsystem that admits it at every listener that leads there,
+    /// the entrances to this service, and where else it may look.
     fn records<'a>(&'a self, view: &'a TargetView) -> impl Iterator<Item = Record<'a>> + 'a {
         let admitted =
             view.subsystems.iter().filter(|subsystem| subsystem.hosts.admits(&self.host));
-        admitted.flat_map(move |subsystem| {
-            view.listeners.iter().filter_map(move |listener| {
-                Some(Record {
+        let subsystems = admitted.flat_map(move |subsystem| {
+            let listeners = view.listeners.iter().filter(|l| l.leads_to(subsystem));
+            listeners.filter_map(move |listener| {
+                Some(Record::Subsystem {
                     nqn: &subsystem.nqn,
                     admin_entries: subsystem.limits.max_admin_entries,
-                    address: self.address(listener)?,
+                    address: self.address(view, listener)?,
                     port_id: listener.port_id,
                 })
             })
-        })
+        });
+        let entrances = view.discovery_ports.iter().filter_map(move |&port_id| {
+            let address = self.address(view, view.listener(port_id)?)?;
+            Some(Record::Entrance { address, port_id })
+        });
+        let referrals = view.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
+        subsystems.chain(entrances).chain(referrals.map(Record::Referral))
     }
 
     /// The listener's address as this host can use it: one that listens on every address is
     /// reached where this host reached us, and loopback only from loopback.
-    fn address(&self, listener: &ListenerInfo) -> Option<SocketAddr> {
-        let bound = listener.address.ip();
-        if bound.is_unspecified() {
-            let reachable = bound.is_ipv6() || self.local.is_ipv4();
-            return reachable.then(|| SocketAddr::new(self.local, listener.address.port()));
-        }
-        let reachable = !bound.is_loopback() || self.local.is_loopback();
-        reachable.then(|| SocketAddr::new(bound.to_canonical(), listener.address.port()))
+    fn address(&self, view: &TargetView, listener: &ListenerInfo) -> Option<SocketAddr> {
+        let (bound, local) = (listener.address.ip(), self.local.ip());
+        let ip = if bound.is_unspecified() {
+            (bound.is_ipv6() || local.is_ipv4()).then_some(local)?
+        } else {
+            (!bound.is_loopback() || local.is_loopback()).then_some(bound.to_canonical())?
+        };
+        let address = SocketAddr::new(ip, listener.address.port());
+        let filter = view.discovery_filter;
+        let shown = !(filter.address && address.ip() != local
+            || filter.service && address.port() != self.local.port());
+        shown.then_some(address)
     }
 }
 
 /// One entry of the page, before it is bytes.
 #[derive(PartialEq, Eq)]
-struct Record<'a> {
-    nqn: &'a Nqn,
-    admin_entries: u16,
-    address: SocketAddr,
-    port_id: u16,
+enum Record<'a> {
+    /// An NVM subsystem at one listener.
+    Subsystem { nqn: &'a Nqn, admin_entries: u16, address: SocketAddr, port_id: u16 },
+    /// This discovery service at one listener.
+    Entrance { address: SocketAddr, port_id: u16 },
+    /// Somewhere else.
+    Referral(&'a Referral),
 }
 
 impl Record<'_> {
     fn entry(&self) -> DiscoveryEntry {
-        let ip = self.address.ip();
+        match *self {
+            Self::Subsystem { nqn, admin_entries, address, port_id } => DiscoveryEntry {
+                subtype: SUBTYPE_NVM,
+                asqsz: admin_entries.into(),
+                subnqn: nqn.to_field(),
+                ..Self::here(address, port_id)
+            },
+            Self::Entrance { address, port_id } => DiscoveryEntry {
+                subtype: SUBTYPE_CURRENT_DISCOVERY,
+                asqsz: DISCOVERY_LIMITS.max_admin_entries.into(),
+                eflags: (EFLAGS_DUPLICATE | EFLAGS_PERSISTENT).into(),
+                subnqn: Nqn::discovery().to_field(),
+                ..Self::here(address, port_id)
+            },
+            Self::Referral(referral) => DiscoveryEntry {
+                trtype: referral.trtype,
+                adrfam: referral.adrfam,
+                subtype: if referral.subnqn.is_discovery() {
+                    SUBTYPE_REFERRAL
+                } else {
+                    SUBTYPE_NVM
+                },
+                treq: if referral.secure_channel {
+                    TREQ_SECURE_REQUIRED
+                } else {
+                    TREQ_SECURE_NOT_REQUIRED
+                },
+                cntlid: ControllerId::DYNAMIC.0.into(),
+                trsvcid: ascii_field(&referral.trsvcid),
+                subnqn: referral.subnqn.to_field(),
+                traddr: ascii_field(&referral.traddr),
+                ..DiscoveryEntry::default()
+            },
+        }
+    }
+
+    /// What all entries for a listener of this target have in common.
+    fn here(address: SocketAddr, port_id: u16) -> DiscoveryEntry {
+        let ip = address.ip();
         DiscoveryEntry {
             trtype: TRTYPE_TCP,
             adrfam: DiscoveryEntry::address_family(ip),
-            subtype: SUBTYPE_NVM,
             treq: TREQ_SECURE_NOT_REQUIRED | TREQ_DISABLE_SQ_FLOW,
-            portid: self.port_id.into(),
+            portid: port_id.into(),
             cntlid: ControllerId::DYNAMIC.0.into(),
-            asqsz: self.admin_entries.into(),
-            trsvcid: ascii_field(&self.address.port().to_string()),
-            subnqn: self.nqn.to_field(),
+            trsvcid: ascii_field(&address.port().to_string()),
             traddr: ascii_field(&ip.to_string()),
             ..DiscoveryEntry::default()
         }

@@ -4,7 +4,9 @@
 
 use super::Controller;
 use super::event::Events;
-use crate::nvme::feature::{CAPABILITY_CHANGEABLE, QueueCounts, Select, feature_id, fid, save};
+use crate::nvme::feature::{
+    CAPABILITY_CHANGEABLE, HOST_BEHAVIOR_LEN, QueueCounts, Select, feature_id, fid, save,
+};
 use crate::nvme::{NamespaceId, Sqe, Status};
 
 /// Temperature Threshold THSEL: over temperature.
@@ -37,6 +39,8 @@ pub(crate) struct Features {
     under_temperature: u16,
     error_recovery: u32,
     write_atomicity: u32,
+    /// ACRE: the host waits for CRDT before it retries.
+    waits_before_retry: bool,
 }
 
 impl Default for Features {
@@ -49,6 +53,7 @@ impl Default for Features {
             under_temperature: 0,
             error_recovery: 0,
             write_atomicity: 0,
+            waits_before_retry: false,
         }
     }
 }
@@ -87,7 +92,8 @@ impl Controller {
                 | fid::TEMPERATURE_THRESHOLD
                 | fid::ERROR_RECOVERY
                 | fid::NUMBER_OF_QUEUES
-                | fid::WRITE_ATOMICITY,
+                | fid::WRITE_ATOMICITY
+                | fid::HOST_BEHAVIOR,
                 Some(_),
             ) => true,
             (fid::HOST_IDENTIFIER, Some(_)) => false,
@@ -126,6 +132,13 @@ impl Controller {
             fid::WRITE_ATOMICITY => features.write_atomicity,
             fid::ASYNC_EVENT_CONFIG => self.events.config(),
             fid::KEEP_ALIVE_TIMER => self.keep_alive.kato_ms(),
+            fid::HOST_BEHAVIOR => {
+                let Some((page, _)) = reply.split_first_chunk_mut::<HOST_BEHAVIOR_LEN>() else {
+                    return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+                };
+                page[0] = features.waits_before_retry.into();
+                0
+            }
             fid::HOST_IDENTIFIER => {
                 if cdw11 & EXHID == 0 {
                     return Err(Status::HOST_ID_INCONSISTENT.dnr());
@@ -156,7 +169,7 @@ impl Controller {
     }
 
     /// Returns DW0.
-    pub(crate) fn set_features(&mut self, sqe: &Sqe) -> Result<u32, Status> {
+    pub(crate) fn set_features(&mut self, sqe: &Sqe, data: &[u8]) -> Result<u32, Status> {
         let fid = feature_id(sqe);
         self.feature_is_changeable(fid)?;
         if save(sqe) {
@@ -184,6 +197,14 @@ impl Controller {
             fid::NUMBER_OF_QUEUES => return self.set_number_of_queues(value),
             fid::WRITE_ATOMICITY => self.features.write_atomicity = value & DISABLE_NORMAL,
             fid::ASYNC_EVENT_CONFIG => self.events.set_config(value)?,
+            // the other behaviours are about formats that no namespace has
+            fid::HOST_BEHAVIOR => {
+                self.features.waits_before_retry = match data.first_chunk::<HOST_BEHAVIOR_LEN>() {
+                    Some([acre @ (0 | 1), ..]) => *acre == 1,
+                    Some(_) => return Err(Status::INVALID_FIELD.dnr()),
+                    None => return Err(Status::DATA_SGL_LENGTH_INVALID.dnr()),
+                }
+            }
             fid::KEEP_ALIVE_TIMER => self.keep_alive.set_kato_ms(value),
             // over fabrics, Connect says it
             fid::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),

@@ -4,20 +4,21 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::event::MAX_EVENT_REQUESTS;
 use super::keep_alive::KAS;
-use super::subsystem::{MAX_NSID, Namespace, Subsystem};
+use super::subsystem::{Namespace, Pool, Subsystem};
 use super::{Controller, ERROR_LOG_ENTRIES, MAX_ABORTS};
 use crate::nvme::identify::{
     CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES,
-    CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, DLFEAT_READS_ZEROES,
+    CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, ControllerList, DLFEAT_READS_ZEROES,
     DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT, FRMW_SLOT1_READ_ONLY, FUSES_COMPARE_AND_WRITE,
     IDENTIFY_LEN, IdentifyController, IdentifyNamespace, IdentifyNamespaceIndependent,
-    IdentifyNvmController, LPA_EFFECTS, LPA_EXTENDED, NIDT_NGUID, NIDT_UUID, NMIC_SHARED,
-    NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NamespaceDescriptorHeader,
-    NamespaceList, ONCS_COMPARE, ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES, SGLS_OFFSET,
-    SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
+    IdentifyNvmController, LPA_EFFECTS, LPA_EXTENDED, LbaFormat, NIDT_EUI64, NIDT_NGUID, NIDT_UUID,
+    NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY,
+    NamespaceDescriptorHeader, NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE,
+    ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES,
+    VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
 };
 use crate::nvme::property::VERSION_1_4;
-use crate::nvme::{NamespaceId, Nqn, Sqe, Status};
+use crate::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Sqe, Status};
 
 /// CSI of the NVM command set.
 const CSI_NVM: u8 = 0;
@@ -27,36 +28,65 @@ const IORCSZ: u32 = 1;
 const MSDBD: u8 = 1;
 
 impl Controller {
-    pub(crate) fn identify(&self, sqe: &Sqe, reply: &mut [u8]) -> Result<(), Status> {
+    /// `controllers` are those of the subsystem, for the lists of them.
+    pub(crate) fn identify(
+        &self,
+        sqe: &Sqe,
+        reply: &mut [u8],
+        controllers: &[(ControllerId, HostNqn)],
+    ) -> Result<(), Status> {
         let Some((page, _)) = reply.split_first_chunk_mut::<IDENTIFY_LEN>() else {
             return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
         };
-        let [cns, ..] = sqe.cdw10.get().to_le_bytes();
+        let [cns, _, c0, c1] = sqe.cdw10.get().to_le_bytes();
+        let from = ControllerId(u16::from_le_bytes([c0, c1]));
         let [.., csi] = sqe.cdw11.get().to_le_bytes();
         let nsid = sqe.namespace_id();
         match (cns, self.subsystem()) {
             (cns::CONTROLLER, _) => put(page, &self.identify_controller()),
-            (cns::NAMESPACE, Some(_)) => {
-                if let Some(namespace) = self.allocated_namespace(nsid)? {
-                    put(page, &identify_namespace(namespace));
+            (cns::NAMESPACE, Some(_)) => match self.pool() {
+                // what any namespace of the pool could be
+                Some(pool) if nsid == NamespaceId::BROADCAST => put(page, &identify_pool(pool)),
+                _ => {
+                    if let Some(namespace) = self.valid_namespace(nsid)? {
+                        put(page, &identify_namespace(namespace, self.pool()));
+                    }
+                }
+            },
+            (cns::ACTIVE_NAMESPACES, Some(subsystem)) => {
+                put(page, &namespace_list(subsystem.namespaces.iter(), nsid)?);
+            }
+            (cns::ALLOCATED_NAMESPACES, Some(_)) if self.pool().is_some() => {
+                put(page, &namespace_list(self.allocated_namespaces(), nsid)?);
+            }
+            (cns::ALLOCATED_NAMESPACE, Some(_)) if self.pool().is_some() => {
+                self.valid_namespace(nsid)?;
+                if let Some(namespace) = self.allocated_namespaces().find(|ns| ns.nsid == nsid) {
+                    put(page, &identify_namespace(namespace, self.pool()));
                 }
             }
-            (cns::ACTIVE_NAMESPACES, Some(subsystem)) => {
-                put(page, &active_namespaces(subsystem, nsid)?);
+            (cns::NAMESPACE_CONTROLLERS, Some(_)) if self.pool().is_some() => {
+                let namespace = self.allocated_namespaces().find(|ns| ns.nsid == nsid);
+                let visibility = &namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?.visibility;
+                let attached = controllers.iter().filter(|(_, host)| visibility.includes(host));
+                put(page, &controller_list(attached, from));
+            }
+            (cns::CONTROLLERS, Some(_)) if self.pool().is_some() => {
+                put(page, &controller_list(controllers.iter(), from));
             }
             (cns::NAMESPACE_DESCRIPTORS, Some(_)) => {
                 put_descriptors(page, self.active_namespace(nsid)?);
             }
             // no field of it applies: no metadata, no protection information
             (cns::COMMAND_SET_NAMESPACE, Some(_)) if csi == CSI_NVM => {
-                self.allocated_namespace(nsid)?;
+                self.valid_namespace(nsid)?;
             }
             // no limit but those of the commands themselves
             (cns::COMMAND_SET_CONTROLLER, Some(_)) if csi == CSI_NVM => {
                 put(page, &IdentifyNvmController::default());
             }
             (cns::INDEPENDENT_NAMESPACE, Some(_)) => {
-                if let Some(namespace) = self.allocated_namespace(nsid)? {
+                if let Some(namespace) = self.valid_namespace(nsid)? {
                     put(page, &identify_independent(namespace));
                 }
             }
@@ -66,11 +96,18 @@ impl Controller {
     }
 
     /// A valid NSID without a namespace is inactive: the structure is all zero (Base 2.0, 5.17).
-    fn allocated_namespace(&self, nsid: NamespaceId) -> Result<Option<&Namespace>, Status> {
-        if nsid.0 == 0 || nsid.0 > MAX_NSID {
+    fn valid_namespace(&self, nsid: NamespaceId) -> Result<Option<&Namespace>, Status> {
+        let most = self.subsystem().map_or(0, |subsystem| subsystem.max_nsid);
+        if nsid.0 == 0 || nsid.0 > most {
             return Err(Status::INVALID_NAMESPACE.dnr());
         }
         Ok(self.namespace(nsid))
+    }
+
+    /// The namespaces that a host which manages the pool knows of: its own and those of the pool.
+    fn allocated_namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        let all = self.whole().into_iter().flat_map(|subsystem| &subsystem.namespaces);
+        all.filter(|ns| ns.pool_bytes.is_some() || ns.visibility.includes(&self.hostnqn))
     }
 
     fn active_namespace(&self, nsid: NamespaceId) -> Result<&Namespace, Status> {
@@ -99,7 +136,15 @@ impl Controller {
             ..IdentifyController::default()
         };
         match self.subsystem() {
-            Some(subsystem) => identify_io_controller(common, subsystem),
+            Some(subsystem) => {
+                let controller = identify_io_controller(common, subsystem);
+                self.pool().map_or(controller, |pool| IdentifyController {
+                    oacs: (OACS_FORMAT | OACS_NAMESPACE_MANAGEMENT).into(),
+                    tnvmcap: u128::from(pool.total_bytes).into(),
+                    unvmcap: u128::from(pool.free_bytes).into(),
+                    ..controller
+                })
+            }
             None => IdentifyController {
                 sn: ascii_field("discovery"),
                 mn: ascii_field(DISCOVERY_MODEL),
@@ -126,8 +171,9 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
         cntrltype: CNTRLTYPE_IO,
         lpa: LPA_EFFECTS | LPA_EXTENDED,
         elpe: zero_based(ERROR_LOG_ENTRIES),
-        nn: MAX_NSID.into(),
-        mnan: MAX_NSID.into(),
+        crdt: subsystem.limits.retry_delays.map(Into::into),
+        nn: subsystem.max_nsid.into(),
+        mnan: subsystem.max_nsid.into(),
         oncs: (ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES).into(),
         fuses: FUSES_COMPARE_AND_WRITE.into(),
         vwc: volatile | VWC_NO_BROADCAST_FLUSH,
@@ -137,7 +183,8 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
 }
 
 /// Atomicity fields stay 0 with NSFEAT bit 1 clear: one block is what we promise (AWUPF 0).
-fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
+/// The formats are those of the pool where the namespace is of one that the host can manage.
+fn identify_namespace(namespace: &Namespace, pool: Option<&Pool>) -> IdentifyNamespace {
     let blocks = namespace.block_count;
     let granularity = granularity(namespace);
     let mut identify = IdentifyNamespace {
@@ -145,8 +192,9 @@ fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
         ncap: blocks.into(),
         nuse: blocks.into(),
         nsfeat: if granularity > 0 { NSFEAT_GRANULARITY } else { 0 },
-        nmic: NMIC_SHARED,
+        nmic: nmic(namespace),
         dlfeat: dlfeat(namespace),
+        nvmcap: u128::from(namespace.pool_bytes.unwrap_or(0)).into(),
         npwg: granularity.into(),
         npwa: granularity.into(),
         npdg: granularity.into(),
@@ -154,16 +202,42 @@ fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
         nows: granularity.into(),
         nsattr: nsattr(namespace),
         nguid: namespace.nguid,
+        eui64: namespace.eui64,
         ..IdentifyNamespace::default()
     };
-    // at most 31: it is the logarithm of 32 bits
-    identify.lbaf[0].lbads = namespace.block_size.max(1).ilog2().to_le_bytes()[0];
+    match pool.filter(|_| namespace.pool_bytes.is_some()) {
+        Some(pool) => {
+            put_formats(&mut identify, &pool.block_sizes);
+            let place = pool.block_sizes.iter().position(|&size| size == namespace.block_size);
+            identify.flbas = zero_based(place.unwrap_or(0) + 1);
+        }
+        None => put_formats(&mut identify, &[namespace.block_size]),
+    }
     identify
+}
+
+/// What all namespaces of the pool have in common (NVM Command Set 1.0, 4.1.5.1).
+fn identify_pool(pool: &Pool) -> IdentifyNamespace {
+    let mut identify = IdentifyNamespace { nmic: NMIC_SHARED, ..IdentifyNamespace::default() };
+    put_formats(&mut identify, &pool.block_sizes);
+    identify
+}
+
+fn put_formats(identify: &mut IdentifyNamespace, block_sizes: &[u32]) {
+    identify.nlbaf = zero_based(block_sizes.len());
+    for (place, size) in identify.lbaf.iter_mut().zip(block_sizes) {
+        // at most 31: it is the logarithm of 32 bits
+        *place = LbaFormat { lbads: size.max(&1).ilog2().to_le_bytes()[0], ..LbaFormat::default() };
+    }
+}
+
+fn nmic(namespace: &Namespace) -> u8 {
+    if namespace.shared { NMIC_SHARED } else { 0 }
 }
 
 fn identify_independent(namespace: &Namespace) -> IdentifyNamespaceIndependent {
     IdentifyNamespaceIndependent {
-        nmic: NMIC_SHARED,
+        nmic: nmic(namespace),
         nsattr: nsattr(namespace),
         nstat: NSTAT_READY,
         ..IdentifyNamespaceIndependent::default()
@@ -189,22 +263,46 @@ fn granularity(namespace: &Namespace) -> u16 {
     u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX)
 }
 
-fn active_namespaces(subsystem: &Subsystem, after: NamespaceId) -> Result<NamespaceList, Status> {
+fn namespace_list<'a>(
+    namespaces: impl Iterator<Item = &'a Namespace>,
+    after: NamespaceId,
+) -> Result<NamespaceList, Status> {
     if after.0 >= NamespaceId::BROADCAST.0 - 1 {
         return Err(Status::INVALID_NAMESPACE.dnr());
     }
     let mut list = NamespaceList::default();
-    let greater =
-        subsystem.namespaces.iter().map(|namespace| namespace.nsid).filter(|&n| n > after);
+    let greater = namespaces.map(|namespace| namespace.nsid).filter(|&n| n > after);
     for (place, nsid) in list.nsids.iter_mut().zip(greater) {
         *place = nsid.0.into();
     }
     Ok(list)
 }
 
+/// Those from a number on, in ascending order.
+fn controller_list<'a>(
+    controllers: impl Iterator<Item = &'a (ControllerId, HostNqn)>,
+    from: ControllerId,
+) -> ControllerList {
+    let mut ids: Vec<u16> = controllers.map(|(id, _)| id.0).filter(|&id| id >= from.0).collect();
+    ids.sort_unstable();
+    let mut list = ControllerList::default();
+    let mut count = 0;
+    for (place, id) in list.ids.iter_mut().zip(ids) {
+        *place = id.into();
+        count += 1;
+    }
+    list.count = count.into();
+    list
+}
+
 fn put_descriptors(page: &mut [u8; IDENTIFY_LEN], namespace: &Namespace) {
     let mut rest: &mut [u8] = page;
-    for (nidt, id) in [(NIDT_NGUID, &namespace.nguid), (NIDT_UUID, &namespace.uuid)] {
+    let ids: [(u8, &[u8]); 3] = [
+        (NIDT_EUI64, &namespace.eui64),
+        (NIDT_NGUID, &namespace.nguid),
+        (NIDT_UUID, &namespace.uuid),
+    ];
+    for (nidt, id) in ids {
         // an identifier of zeroes is none
         if id.iter().all(|&byte| byte == 0) {
             continue;

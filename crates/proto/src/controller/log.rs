@@ -9,9 +9,10 @@ use super::event::EventKind;
 use super::{Controller, Kind, Subsystem};
 use crate::nvme::identify::ascii_field;
 use crate::nvme::log::{
-    EFFECT_CONTENT_CHANGE, EFFECT_SUPPORTED, EffectsLog, FirmwareLog, GetLogPage, SmartLog, lid,
+    EFFECT_CONTENT_CHANGE, EFFECT_INVENTORY_CHANGE, EFFECT_NAMESPACE_CHANGE, EFFECT_SUPPORTED,
+    EffectsLog, FirmwareLog, GetLogPage, SmartLog, lid,
 };
-use crate::nvme::opcode::io;
+use crate::nvme::opcode::{admin, io};
 use crate::nvme::{NamespaceId, Sqe, Status};
 
 /// What the SMART log calls a data unit: a thousand times 512 bytes.
@@ -61,8 +62,8 @@ impl Controller {
                 }
                 Ok(())
             }
-            (lid::ERROR, Kind::Io(_)) => copy_page(&self.errors.page(), command.offset, reply),
-            (lid::SMART, Kind::Io(_)) => {
+            (lid::ERROR, Kind::Io { .. }) => copy_page(&self.errors.page(), command.offset, reply),
+            (lid::SMART, Kind::Io { .. }) => {
                 let nsid = sqe.namespace_id();
                 if nsid.0 != 0 && nsid != NamespaceId::BROADCAST {
                     // LPA bit 0 is clear: the log is that of the controller
@@ -71,10 +72,10 @@ impl Controller {
                 let page = self.smart_log(now, counters);
                 copy_page(page.as_bytes(), command.offset, reply)
             }
-            (lid::FIRMWARE, Kind::Io(subsystem)) => {
+            (lid::FIRMWARE, Kind::Io { whole: subsystem, .. }) => {
                 copy_page(firmware_log(subsystem).as_bytes(), command.offset, reply)
             }
-            (lid::CHANGED_NAMESPACES, Kind::Io(_)) => {
+            (lid::CHANGED_NAMESPACES, Kind::Io { .. }) => {
                 copy_page(self.changed.page().as_bytes(), command.offset, reply)?;
                 if !command.retain_event {
                     self.changed.clear();
@@ -83,8 +84,9 @@ impl Controller {
                 }
                 Ok(())
             }
-            (lid::EFFECTS, Kind::Io(_)) => {
-                copy_page(effects_log().as_bytes(), command.offset, reply)
+            (lid::EFFECTS, Kind::Io { .. }) => {
+                let page = effects_log(self.pool().is_some());
+                copy_page(page.as_bytes(), command.offset, reply)
             }
             _ => Err(Status::INVALID_LOG_PAGE.dnr()),
         }
@@ -118,8 +120,15 @@ fn firmware_log(subsystem: &Subsystem) -> FirmwareLog {
 
 /// No command has effects that a host must prepare for: CSE and CCC stay 0, else Linux freezes
 /// its queues around them.
-fn effects_log() -> EffectsLog {
+fn effects_log(has_pool: bool) -> EffectsLog {
     let mut page = EffectsLog::default();
+    if has_pool {
+        let inventory = EFFECT_SUPPORTED | EFFECT_INVENTORY_CHANGE;
+        page.acs[usize::from(admin::NAMESPACE_MANAGEMENT)] = inventory.into();
+        page.acs[usize::from(admin::NAMESPACE_ATTACHMENT)] = inventory.into();
+        let format = EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE | EFFECT_NAMESPACE_CHANGE;
+        page.acs[usize::from(admin::FORMAT_NVM)] = format.into();
+    }
     for opcode in ADMIN_COMMANDS {
         page.acs[usize::from(opcode)] = EFFECT_SUPPORTED.into();
     }

@@ -29,11 +29,14 @@ mod identify;
 mod io;
 mod keep_alive;
 mod log;
+mod management;
 mod queues;
 mod registers;
 mod subsystem;
 mod transfer;
+mod view;
 
+pub use admin::{Facts, asks_for_controllers};
 pub use connect::{
     ConnectError, ConnectRequest, Role, connect_transfer, find_subsystem, parse_connect,
 };
@@ -45,10 +48,12 @@ pub use keep_alive::{
     ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, KEEP_ALIVE_GRANULARITY, TRAFFIC_REPORT_INTERVAL,
 };
 pub use log::IoCounters;
+pub use management::ManagementCommand;
 pub use subsystem::{
-    HostAccess, Limits, ListenerInfo, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace,
-    Subsystem, SubsystemError, TargetView, find_namespace,
+    HostAccess, Limits, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace, Pool,
+    Subsystem, SubsystemError, Visibility, find_namespace,
 };
+pub use view::{DiscoveryFilter, ListenerInfo, Referral, TargetView};
 
 use changed::ChangedNamespaces;
 use discovery::DiscoveryLog;
@@ -78,7 +83,7 @@ pub struct Association {
 }
 
 /// What became of an admin command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminOutcome {
     /// It is done; with success, the reply buffer is the data to send.
     Complete {
@@ -99,6 +104,9 @@ pub enum AdminOutcome {
         /// The command to abort.
         cid: CommandId,
     },
+    /// A change of the subsystem's namespaces: the driver makes it and completes the command; a
+    /// failure is for [`Controller::record_error`] too.
+    Manage(Box<ManagementCommand>),
 }
 
 impl AdminOutcome {
@@ -174,8 +182,8 @@ pub struct Controller {
 /// What a controller is a controller of.
 #[derive(Debug)]
 enum Kind {
-    /// An NVM subsystem, as of the latest view.
-    Io(Arc<Subsystem>),
+    /// An NVM subsystem, as of the latest view: all of it, and what the host sees of it.
+    Io { whole: Arc<Subsystem>, seen: Arc<Subsystem> },
     /// The discovery service.
     Discovery(DiscoveryLog),
 }
@@ -183,7 +191,7 @@ enum Kind {
 impl Kind {
     fn limits(&self) -> &Limits {
         match self {
-            Self::Io(subsystem) => &subsystem.limits,
+            Self::Io { whole, .. } => &whole.limits,
             Self::Discovery(_) => &DISCOVERY_LIMITS,
         }
     }
@@ -195,9 +203,12 @@ impl Controller {
     pub fn new(association: Association, now: Instant) -> Self {
         let Association { cntlid, request, role, view, local_address } = association;
         let (kind, is_discovery) = match role {
-            Role::Io(subsystem) => (Kind::Io(subsystem), false),
+            Role::Io(whole) => {
+                let seen = whole.seen_by(&request.hostnqn);
+                (Kind::Io { whole, seen }, false)
+            }
             Role::Discovery => {
-                let log = DiscoveryLog::new(view, &request.hostnqn, local_address.ip());
+                let log = DiscoveryLog::new(view, &request.hostnqn, local_address);
                 (Kind::Discovery(log), true)
             }
         };
@@ -238,11 +249,20 @@ impl Controller {
         self.hostid
     }
 
-    /// Its subsystem as of the latest view; `None` for a discovery controller.
+    /// What its host sees of its subsystem as of the latest view; `None` for a discovery
+    /// controller.
     #[must_use]
     pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
         match &self.kind {
-            Kind::Io(subsystem) => Some(subsystem),
+            Kind::Io { seen, .. } => Some(seen),
+            Kind::Discovery(_) => None,
+        }
+    }
+
+    /// Its subsystem with the namespaces that its host does not see.
+    fn whole(&self) -> Option<&Arc<Subsystem>> {
+        match &self.kind {
+            Kind::Io { whole, .. } => Some(whole),
             Kind::Discovery(_) => None,
         }
     }
@@ -264,7 +284,7 @@ impl Controller {
     ) -> Result<(), ConnectError> {
         use connect::{IPO_CNTLID, IPO_HOSTID, IPO_QID, IPO_SUBNQN, check_entries};
 
-        let Kind::Io(subsystem) = &self.kind else {
+        let Kind::Io { whole: subsystem, .. } = &self.kind else {
             return Err(ConnectError::in_sqe(IPO_QID));
         };
         if request.subnqn != subsystem.nqn {
@@ -305,8 +325,8 @@ impl Controller {
         if self.abandoned {
             return;
         }
-        let old = match &mut self.kind {
-            Kind::Io(old) => old,
+        let (whole, seen) = match &mut self.kind {
+            Kind::Io { whole, seen } => (whole, seen),
             Kind::Discovery(log) => {
                 if log.update(view) && self.keep_alive.has_timeout() {
                     self.events.raise(EventKind::DiscoveryChanged, &mut self.actions);
@@ -314,16 +334,21 @@ impl Controller {
                 return;
             }
         };
-        let Some(new) = view.subsystem(&old.nqn) else {
+        let Some(new) = view.subsystem(&whole.nqn) else {
             return self.abandon(AbandonReason::SubsystemRemoved);
         };
+        if Arc::ptr_eq(new, whole) {
+            return;
+        }
         if !new.hosts.admits(&self.hostnqn) {
             return self.abandon(AbandonReason::HostRemoved);
         }
-        if self.changed.compare(&old.namespaces, &new.namespaces) {
+        let now_seen = new.seen_by(&self.hostnqn);
+        if self.changed.compare(&seen.namespaces, &now_seen.namespaces) {
             self.events.raise(EventKind::NamespaceChanged, &mut self.actions);
         }
-        *old = Arc::clone(new);
+        *whole = Arc::clone(new);
+        *seen = now_seen;
     }
 
     /// Records a command that failed; failed admin commands are recorded without being told.

@@ -1,10 +1,9 @@
-//! What a target offers: namespaces, subsystems, listeners, as immutable snapshots.
+//! An NVM subsystem and its namespaces, as an immutable picture.
 //!
-//! A change is a new snapshot with a greater generation; controllers and I/O queues swap an
-//! [`Arc`] and compare what they had with what they have.
+//! A change is a new picture; controllers and I/O queues swap an [`Arc`] and compare what they had
+//! with what they have.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::nvme::{HostNqn, NamespaceId, Nqn};
@@ -15,6 +14,9 @@ pub const MAX_NSID: u32 = 1024;
 /// The smallest and the largest [`Limits::max_io_bytes`]. 4096 is left out because MDTS 0 means
 /// "no limit".
 pub const MAX_IO_BYTES_RANGE: (u32, u32) = (8192, 1 << 25);
+
+/// LBA formats that four bits of Format NVM can name.
+pub(crate) const MAX_LBA_FORMATS: usize = 16;
 
 /// The fewest entries of the admin queue, which ASQSZ must not go below (Fabrics 1.1, 5.3).
 pub const MIN_ADMIN_ENTRIES: u16 = 32;
@@ -32,8 +34,17 @@ pub struct Namespace {
     pub physical_block_size: u32,
     /// UUID, the same through every path for ever.
     pub uuid: [u8; 16],
-    /// NGUID, the same through every path for ever.
+    /// NGUID, the same through every path for ever; zeroes are none.
     pub nguid: [u8; 16],
+    /// EUI64, the same through every path for ever; zeroes are none.
+    pub eui64: [u8; 8],
+    /// Which hosts see it.
+    pub visibility: Visibility,
+    /// Whether the controllers of several hosts may be attached to it (NMIC).
+    pub shared: bool,
+    /// Bytes that it takes from the pool of its subsystem (NVMCAP); `None`: it is not of the pool,
+    /// and no host can change or delete it.
+    pub pool_bytes: Option<u64>,
     /// Completed writes may be lost in a power cut until a Flush.
     pub volatile_write_cache: bool,
     /// Writes are refused.
@@ -65,6 +76,41 @@ impl HostAccess {
     }
 }
 
+/// Which hosts see a namespace. To NVMe it is attached to the controllers of those hosts, and to
+/// no other: attachment belongs to the host, since a controller that reconnects has a new number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Visibility {
+    /// Every host that may connect.
+    All,
+    /// These hosts; nobody when empty.
+    Hosts(Arc<[Nqn]>),
+}
+
+impl Visibility {
+    /// Whether this host sees it.
+    #[must_use]
+    pub fn includes(&self, host: &HostNqn) -> bool {
+        match (self, host) {
+            (Self::All, _) => true,
+            (Self::Hosts(hosts), HostNqn::Named(host)) => hosts.contains(host),
+            (Self::Hosts(_), HostNqn::Unnamed) => false,
+        }
+    }
+}
+
+/// What a subsystem can make namespaces of when its hosts ask (Namespace Management).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Capacity in bytes (TNVMCAP).
+    pub total_bytes: u64,
+    /// What of it belongs to no namespace, in bytes (UNVMCAP).
+    pub free_bytes: u64,
+    /// Block sizes that a namespace can have, 1 to 16 of them, in the order of the LBA formats.
+    pub block_sizes: Vec<u32>,
+    /// Which hosts may create, attach, delete and format namespaces.
+    pub managers: HostAccess,
+}
+
 /// What a subsystem grants its controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -78,6 +124,8 @@ pub struct Limits {
     pub max_admin_entries: u16,
     /// I/O queues of a controller, at least 1.
     pub max_io_queues: u16,
+    /// CRDT1 to 3: after how long a host may retry what was refused for a while, in 100 ms.
+    pub retry_delays: [u16; 3],
 }
 
 impl Limits {
@@ -88,6 +136,7 @@ impl Limits {
         max_queue_entries: 128,
         max_admin_entries: MIN_ADMIN_ENTRIES,
         max_io_queues: 16,
+        retry_delays: [0; 3],
     };
 
     /// MDTS: log2 of the largest transfer in 4 KiB pages.
@@ -117,8 +166,16 @@ pub struct Subsystem {
     pub firmware: String,
     /// Who may connect.
     pub hosts: HostAccess,
+    /// The ports ([`ListenerInfo::port_id`]) that lead to it, besides those open to all.
+    ///
+    /// [`ListenerInfo::port_id`]: super::ListenerInfo::port_id
+    pub ports: Vec<u16>,
+    /// The greatest NSID that it can have (NN), at most [`MAX_NSID`].
+    pub max_nsid: u32,
     /// Its namespaces, by ascending NSID.
     pub namespaces: Vec<Namespace>,
+    /// What its hosts can make namespaces of; `None`: they cannot.
+    pub pool: Option<Pool>,
     /// What it grants.
     pub limits: Limits,
 }
@@ -128,8 +185,13 @@ pub struct Subsystem {
 pub enum SubsystemError {
     /// The NQN is the one of the discovery service.
     DiscoveryNqn,
-    /// An NSID is 0 or above [`MAX_NSID`].
-    NamespaceNumber(NamespaceId),
+    /// An NSID is 0 or above what the subsystem allows.
+    NamespaceNumber {
+        /// The number.
+        nsid: NamespaceId,
+        /// The greatest that the subsystem allows.
+        max: u32,
+    },
     /// NSIDs are not strictly ascending.
     NamespaceOrder(NamespaceId),
     /// A block size is not a power of two, below 512, or above the physical block size.
@@ -146,8 +208,8 @@ impl fmt::Display for SubsystemError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DiscoveryNqn => f.write_str("the NQN of the discovery service is reserved"),
-            Self::NamespaceNumber(nsid) => {
-                write!(f, "namespace number {nsid} is outside 1..={MAX_NSID}")
+            Self::NamespaceNumber { nsid, max } => {
+                write!(f, "namespace number {nsid} is outside 1..={max}")
             }
             Self::NamespaceOrder(nsid) => {
                 write!(f, "namespace {nsid} is there twice or out of order")
@@ -184,8 +246,8 @@ impl Subsystem {
         let mut last = 0;
         for namespace in &self.namespaces {
             let nsid = namespace.nsid;
-            if nsid.0 == 0 || nsid.0 > MAX_NSID {
-                return Err(SubsystemError::NamespaceNumber(nsid));
+            if nsid.0 == 0 || nsid.0 > self.max_nsid {
+                return Err(SubsystemError::NamespaceNumber { nsid, max: self.max_nsid });
             }
             if nsid.0 <= last {
                 return Err(SubsystemError::NamespaceOrder(nsid));
@@ -210,6 +272,13 @@ impl Subsystem {
     fn check_limits(&self) -> Result<(), SubsystemError> {
         let limits = &self.limits;
         let (least, most) = MAX_IO_BYTES_RANGE;
+        if !(1..=MAX_NSID).contains(&self.max_nsid) {
+            return Err(SubsystemError::Limit("max_nsid"));
+        }
+        let formats = self.pool.as_ref().map_or(1, |pool| pool.block_sizes.len());
+        if !(1..=MAX_LBA_FORMATS).contains(&formats) {
+            return Err(SubsystemError::Limit("block_sizes"));
+        }
         if !limits.max_io_bytes.is_power_of_two() || !(least..=most).contains(&limits.max_io_bytes)
         {
             return Err(SubsystemError::Limit("max_io_bytes"));
@@ -237,6 +306,19 @@ impl Subsystem {
         find_namespace(&self.namespaces, nsid).and_then(|index| self.namespaces.get(index))
     }
 
+    /// The subsystem with those namespaces only that this host sees, all of them visible; the
+    /// subsystem itself when the host sees all.
+    #[must_use]
+    pub fn seen_by(self: &Arc<Self>, host: &HostNqn) -> Arc<Self> {
+        if self.namespaces.iter().all(|namespace| namespace.visibility == Visibility::All) {
+            return Arc::clone(self);
+        }
+        let seen = self.namespaces.iter().filter(|namespace| namespace.visibility.includes(host));
+        let namespaces =
+            seen.map(|namespace| Namespace { visibility: Visibility::All, ..namespace.clone() });
+        Arc::new(Self { namespaces: namespaces.collect(), ..Self::clone(self) })
+    }
+
     /// Whether any namespace may lose completed writes in a power cut.
     #[must_use]
     pub fn has_volatile_write_cache(&self) -> bool {
@@ -253,32 +335,4 @@ pub fn find_namespace(namespaces: &[Namespace], nsid: NamespaceId) -> Option<usi
         return Some(guess);
     }
     namespaces.binary_search_by_key(&nsid, |namespace| namespace.nsid).ok()
-}
-
-/// An address where hosts can connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListenerInfo {
-    /// The address as bound; an unspecified IP listens on every address.
-    pub address: SocketAddr,
-    /// PORTID in the Discovery log.
-    pub port_id: u16,
-}
-
-/// Everything a target offers at one moment. Every listener serves every subsystem.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TargetView {
-    /// Greater than the generation of any earlier view.
-    pub generation: u64,
-    /// The subsystems.
-    pub subsystems: Vec<Arc<Subsystem>>,
-    /// The listeners.
-    pub listeners: Vec<ListenerInfo>,
-}
-
-impl TargetView {
-    /// The subsystem of that name.
-    #[must_use]
-    pub fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
-        self.subsystems.iter().find(|subsystem| subsystem.nqn == *nqn)
-    }
 }

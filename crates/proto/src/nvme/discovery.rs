@@ -66,6 +66,10 @@ pub const SUBTYPE_REFERRAL: u8 = 1;
 pub const SUBTYPE_NVM: u8 = 2;
 /// SUBTYPE: the discovery subsystem that was asked.
 pub const SUBTYPE_CURRENT_DISCOVERY: u8 = 3;
+/// EFLAGS bit 0, DUPRETINFO: every entry of this kind gives the same log.
+pub const EFLAGS_DUPLICATE: u16 = 1 << 0;
+/// EFLAGS bit 1, EPCSD: the discovery service takes connections that last.
+pub const EFLAGS_PERSISTENT: u16 = 1 << 1;
 /// TREQ bits 1:0: a secure channel is required.
 pub const TREQ_SECURE_REQUIRED: u8 = 1;
 /// TREQ bits 1:0: a secure channel is not required.

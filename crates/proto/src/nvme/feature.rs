@@ -22,9 +22,15 @@ pub mod fid {
     pub const ASYNC_EVENT_CONFIG: u8 = 0x0b;
     /// Keep Alive Timer.
     pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+    /// Host Behavior Support.
+    pub const HOST_BEHAVIOR: u8 = 0x16;
     /// Host Identifier.
     pub const HOST_IDENTIFIER: u8 = 0x81;
 }
+
+/// Size of the data of Host Behavior Support; its byte 0 is ACRE, whether the host waits for CRDT
+/// before a retry (Base 2.0, 5.27.1.19).
+pub const HOST_BEHAVIOR_LEN: usize = 512;
 
 /// SEL: which value Get Features returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

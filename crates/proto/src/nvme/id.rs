@@ -179,7 +179,7 @@ impl fmt::Debug for Nqn {
 /// HOSTNQN of a Connect: who the host says that it is (Fabrics 1.1, 3.3).
 ///
 /// Hosts exist that leave the field empty. That is a host which no list of hosts can name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostNqn {
     /// The field is empty.
     Unnamed,

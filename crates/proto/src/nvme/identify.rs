@@ -23,6 +23,14 @@ pub mod cns {
     pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
     /// I/O Command Set independent Identify Namespace.
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
+    /// Allocated Namespace ID list: those greater than NSID, attached or not.
+    pub const ALLOCATED_NAMESPACES: u8 = 0x10;
+    /// Identify Namespace of an allocated namespace, attached or not.
+    pub const ALLOCATED_NAMESPACE: u8 = 0x11;
+    /// Controllers that a namespace is attached to: those from CNTID on.
+    pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
+    /// Controllers of the subsystem: those from CNTID on.
+    pub const CONTROLLERS: u8 = 0x13;
 }
 
 wire! {
@@ -224,6 +232,11 @@ pub const CNTRLTYPE_DISCOVERY: u8 = 2;
 pub const CMIC_MULTI_PORT: u8 = 1 << 0;
 /// CMIC bit 1: the subsystem may have several controllers.
 pub const CMIC_MULTI_CONTROLLER: u8 = 1 << 1;
+
+/// OACS bit 1: Format NVM.
+pub const OACS_FORMAT: u16 = 1 << 1;
+/// OACS bit 3: Namespace Management and Namespace Attachment.
+pub const OACS_NAMESPACE_MANAGEMENT: u16 = 1 << 3;
 
 /// CTRATT bit 0: 128-bit host identifiers.
 pub const CTRATT_HOST_ID_128: u32 = 1 << 0;
@@ -446,6 +459,16 @@ wire! {
     pub struct NamespaceList[4096] {
         /// NSIDs.
         pub nsids: [U32; 1024],
+    }
+}
+
+wire! {
+    /// Controller list: ascending (Base 2.0, figure 136).
+    pub struct ControllerList[4096] {
+        /// How many follow.
+        pub count: U16,
+        /// CNTLIDs.
+        pub ids: [U16; 2047],
     }
 }
 

@@ -177,6 +177,10 @@ wire! {
 pub const EFFECT_SUPPORTED: u32 = 1 << 0;
 /// LBCC: the command may change the content of logical blocks.
 pub const EFFECT_CONTENT_CHANGE: u32 = 1 << 1;
+/// NCC: what Identify says of a namespace may change.
+pub const EFFECT_NAMESPACE_CHANGE: u32 = 1 << 2;
+/// NIC: namespaces may come, go, be attached or detached.
+pub const EFFECT_INVENTORY_CHANGE: u32 = 1 << 3;
 
 #[cfg(test)]
 mod tests {

@@ -53,6 +53,7 @@ statuses! {
     LBA_OUT_OF_RANGE = 0, 0x80, "LBA Out of Range";
     CAPACITY_EXCEEDED = 0, 0x81, "Capacity Exceeded";
     NAMESPACE_NOT_READY = 0, 0x82, "Namespace Not Ready";
+    FORMAT_IN_PROGRESS = 0, 0x84, "Format In Progress";
     INVALID_QUEUE_ID = 1, 0x01, "Invalid Queue Identifier";
     INVALID_QUEUE_SIZE = 1, 0x02, "Invalid Queue Size";
     ABORT_LIMIT_EXCEEDED = 1, 0x03, "Abort Command Limit Exceeded";
@@ -62,6 +63,13 @@ statuses! {
     FEATURE_NOT_SAVEABLE = 1, 0x0d, "Feature Identifier Not Saveable";
     FEATURE_NOT_CHANGEABLE = 1, 0x0e, "Feature Not Changeable";
     FEATURE_NOT_NAMESPACE_SPECIFIC = 1, 0x0f, "Feature Not Namespace Specific";
+    NAMESPACE_INSUFFICIENT_CAPACITY = 1, 0x15, "Namespace Insufficient Capacity";
+    NAMESPACE_ID_UNAVAILABLE = 1, 0x16, "Namespace Identifier Unavailable";
+    NAMESPACE_ALREADY_ATTACHED = 1, 0x18, "Namespace Already Attached";
+    NAMESPACE_IS_PRIVATE = 1, 0x19, "Namespace Is Private";
+    NAMESPACE_NOT_ATTACHED = 1, 0x1a, "Namespace Not Attached";
+    THIN_PROVISIONING_NOT_SUPPORTED = 1, 0x1b, "Thin Provisioning Not Supported";
+    CONTROLLER_LIST_INVALID = 1, 0x1c, "Controller List Invalid";
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80, "Connect Incompatible Format";
     CONNECT_CONTROLLER_BUSY = 1, 0x81, "Connect Controller Busy";
     CONNECT_INVALID_PARAMETERS = 1, 0x82, "Connect Invalid Parameters";

@@ -22,7 +22,7 @@ fn target(generation: u64, listeners: Vec<ListenerInfo>) -> Arc<TargetView> {
         ..subsystem()
     };
     let subsystems = vec![Arc::new(hidden), Arc::new(subsystem())];
-    Arc::new(TargetView { generation, subsystems, listeners })
+    Arc::new(TargetView { generation, subsystems, listeners, ..TargetView::default() })
 }
 
 struct Log {
@@ -95,7 +95,7 @@ fn hosts_without_a_name_see_what_admits_any_host() {
     connect.data.hostnqn = [0; 256];
     let open = Subsystem { nqn: nqn(OTHER_SUBNQN), hosts: HostAccess::Any, ..subsystem() };
     let mut view = TargetView::clone(&view(1, subsystem()));
-    view.subsystems.push(Arc::new(open));
+    view.subsystems.insert(0, Arc::new(open));
     let mut host = Host::connect_to(&connect, &Arc::new(view), LOCAL);
     host.enable();
     let log = read(&mut host);

@@ -165,7 +165,7 @@ fn a_removed_subsystem_ends_its_associations() {
     let mut host = Host::ready();
     host.request_event();
     let listeners = vec![listener("192.0.2.1:4420", 1)];
-    let empty = TargetView { generation: 2, subsystems: vec![], listeners };
+    let empty = TargetView { generation: 2, listeners, ..TargetView::default() };
     host.controller.handle_view(Arc::new(empty));
     assert_eq!(host.actions(), abandoned(AbandonReason::SubsystemRemoved));
     host.controller.handle_view(view(3, subsystem()));

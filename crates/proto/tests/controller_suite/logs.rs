@@ -75,7 +75,7 @@ fn error_log_keeps_the_latest() {
 #[test]
 fn smart_log_counts() {
     let mut host = Host::ready();
-    host.counters = IoCounters {
+    host.facts.counters = IoCounters {
         read_commands: 128,
         write_commands: 2,
         // 1016 times 512 bytes: a second thousand has begun

@@ -9,6 +9,8 @@ mod identify;
 mod io;
 mod keep_alive;
 mod logs;
+mod management;
 mod properties;
 mod random;
 mod support;
+mod visibility;

@@ -16,7 +16,7 @@ use raceline_proto::nvme::rw::BlockRange;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, Nqn, QueueId, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::support::{Connect, Host, SUBNQN, namespace, subsystem, view};
+use super::support::{Connect, Host, PORT, SUBNQN, namespace, subsystem, view};
 
 /// Random bytes with opcode, PSDT, FCTYPE and SGL biased towards what exists.
 fn any_sqe() -> impl Strategy<Value = Sqe> {
@@ -24,6 +24,7 @@ fn any_sqe() -> impl Strategy<Value = Sqe> {
         8 => prop::sample::select(vec![
             admin::GET_LOG_PAGE, admin::IDENTIFY, admin::ABORT, admin::SET_FEATURES,
             admin::GET_FEATURES, admin::ASYNC_EVENT_REQUEST, admin::KEEP_ALIVE,
+            admin::NAMESPACE_MANAGEMENT, admin::NAMESPACE_ATTACHMENT, admin::FORMAT_NVM,
             fabrics::OPCODE, io::FLUSH, io::WRITE, io::READ, io::COMPARE, io::WRITE_ZEROES,
             io::DATASET_MANAGEMENT,
         ]),
@@ -200,7 +201,7 @@ proptest! {
                 prop_assert_eq!(len, 1024);
                 prop_assert!(request.queue_entries <= 65_536);
                 prop_assert_eq!(request.hostid.0, data.hostid);
-                let _ = find_subsystem(&view(1, subsystem()), &request);
+                let _ = find_subsystem(&view(1, subsystem()), &request, PORT);
             }
             Err(error) => prop_assert!(!error.status.is_success()),
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::controller::{
-    Action, AdminOutcome, Association, ConnectError, ConnectRequest, Controller, HostAccess,
-    IoCounters, Limits, ListenerInfo, Namespace, Role, Subsystem, TargetView, connect_transfer,
-    find_subsystem, parse_connect,
+    Action, AdminOutcome, Association, ConnectError, ConnectRequest, Controller, Facts, HostAccess,
+    Limits, ListenerInfo, MAX_NSID, Namespace, Role, Subsystem, TargetView, Visibility,
+    connect_transfer, find_subsystem, parse_connect,
 };
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::log::GetLogPage;
@@ -27,6 +27,8 @@ pub(crate) const HOSTNQN: &str =
     "nqn.2014-08.org.nvmexpress:uuid:1b4e28ba-2fa1-11d2-883f-0016d3cca427";
 pub(crate) const OTHER_HOSTNQN: &str = "nqn.2026-01.org.raceline:another-host";
 pub(crate) const CNTLID: ControllerId = ControllerId(7);
+/// The listener that connections come by.
+pub(crate) const PORT: u16 = 1;
 pub(crate) const HOSTID: HostId = HostId([0x5a; 16]);
 
 pub(crate) fn nqn(name: &str) -> Nqn {
@@ -42,6 +44,10 @@ pub(crate) fn namespace(nsid: u32) -> Namespace {
         physical_block_size: 4096,
         uuid: [id; 16],
         nguid: [id | 0x80; 16],
+        eui64: [0; 8],
+        visibility: Visibility::All,
+        shared: true,
+        pool_bytes: None,
         volatile_write_cache: false,
         read_only: false,
         deallocate: true,
@@ -56,7 +62,10 @@ pub(crate) fn subsystem() -> Subsystem {
         model: "Raceline".into(),
         firmware: "0.1".into(),
         hosts: HostAccess::List(vec![nqn(HOSTNQN)]),
+        ports: vec![],
+        max_nsid: MAX_NSID,
         namespaces: vec![namespace(1), namespace(2)],
+        pool: None,
         limits: Limits::DEFAULT,
     }
     .validated()
@@ -64,7 +73,7 @@ pub(crate) fn subsystem() -> Subsystem {
 }
 
 pub(crate) fn listener(address: &str, port_id: u16) -> ListenerInfo {
-    ListenerInfo { address: address.parse().unwrap(), port_id }
+    ListenerInfo { address: address.parse().unwrap(), port_id, open: true }
 }
 
 /// What the target offers, with that subsystem.
@@ -72,7 +81,8 @@ pub(crate) fn view(generation: u64, subsystem: Subsystem) -> Arc<TargetView> {
     Arc::new(TargetView {
         generation,
         subsystems: vec![Arc::new(subsystem)],
-        listeners: vec![listener("192.0.2.1:4420", 1)],
+        listeners: vec![listener("192.0.2.1:4420", PORT)],
+        ..TargetView::default()
     })
 }
 
@@ -104,7 +114,7 @@ impl Connect {
 
     /// All checks that come before there is a controller.
     pub(crate) fn admit(&self, view: &TargetView) -> Result<Role, ConnectError> {
-        find_subsystem(view, &self.parse()?)
+        find_subsystem(view, &self.parse()?, PORT)
     }
 }
 
@@ -112,7 +122,7 @@ impl Connect {
 pub(crate) struct Host {
     pub(crate) controller: Controller,
     pub(crate) now: Instant,
-    pub(crate) counters: IoCounters,
+    pub(crate) facts: Facts,
     pub(crate) start: Instant,
     next_cid: u16,
 }
@@ -146,7 +156,7 @@ impl Host {
             local_address: local.parse::<SocketAddr>().unwrap(),
         };
         let controller = Controller::new(association, start);
-        Self { controller, now: start, start, counters: IoCounters::default(), next_cid: 100 }
+        Self { controller, now: start, start, facts: Facts::default(), next_cid: 100 }
     }
 
     pub(crate) fn connected() -> Self {
@@ -185,15 +195,26 @@ impl Host {
     }
 
     fn submit_for_reply(&mut self, sqe: &Sqe) -> Result<(AdminOutcome, Vec<u8>), Status> {
+        self.submit_with(sqe, &[])
+    }
+
+    /// A command whose data begin so; the rest is zero.
+    pub(crate) fn submit_with(
+        &mut self,
+        sqe: &Sqe,
+        start: &[u8],
+    ) -> Result<(AdminOutcome, Vec<u8>), Status> {
         let transfer = self.controller.transfer(sqe)?;
         let len = usize::try_from(transfer.len).unwrap();
-        let (data, mut reply) = match transfer.direction {
+        let (mut data, mut reply) = match transfer.direction {
             Direction::None => (vec![], vec![]),
             Direction::HostToController => (vec![0; len], vec![]),
             Direction::ControllerToHost => (vec![], vec![0; len]),
         };
-        let outcome =
-            self.controller.handle_admin(self.now, sqe, &data, &mut reply, &self.counters);
+        if !data.is_empty() {
+            data[..start.len()].copy_from_slice(start);
+        }
+        let outcome = self.controller.handle_admin(self.now, sqe, &data, &mut reply, &self.facts);
         Ok((outcome, reply))
     }
 

@@ -38,11 +38,12 @@ pub fn subsystem() -> SubsystemConfig {
         serial: "TEST0001".into(),
         model: "Raceline".into(),
         hosts: HostAccess::Any,
+        ..SubsystemConfig::new(nqn())
     }
 }
 
 pub fn namespace(bdev: SharedBdev) -> NamespaceConfig {
-    NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None }
+    NamespaceConfig::new(bdev)
 }
 
 /// A target with one subsystem over these devices, and where it listens.

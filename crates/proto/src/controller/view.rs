@@ -1,0 +1,94 @@
+//! Everything a target offers at one moment, as an immutable snapshot.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::subsystem::{HostAccess, Subsystem};
+use crate::nvme::Nqn;
+
+/// An address where hosts can connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// The address as bound; an unspecified IP listens on every address.
+    pub address: SocketAddr,
+    /// PORTID in the Discovery log; no other listener of the view has it.
+    pub port_id: u16,
+    /// It leads to every subsystem, not only to those that name it in [`Subsystem::ports`].
+    pub open: bool,
+}
+
+impl ListenerInfo {
+    /// Whether it leads to that subsystem.
+    #[must_use]
+    pub fn leads_to(&self, subsystem: &Subsystem) -> bool {
+        self.open || subsystem.ports.contains(&self.port_id)
+    }
+}
+
+/// Another place that the Discovery log points hosts to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Referral {
+    /// TRTYPE: 1 RDMA, 2 Fibre Channel, 3 TCP.
+    pub trtype: u8,
+    /// ADRFAM: 1 IPv4, 2 IPv6.
+    pub adrfam: u8,
+    /// TRADDR, at most 256 ASCII characters.
+    pub traddr: String,
+    /// TRSVCID, at most 32 ASCII characters.
+    pub trsvcid: String,
+    /// SUBNQN: a discovery service, or the one subsystem that is there.
+    pub subnqn: Nqn,
+    /// TREQ: a secure channel is required there.
+    pub secure_channel: bool,
+    /// Which hosts are told.
+    pub hosts: HostAccess,
+}
+
+/// Which listeners the Discovery log shows: those that agree with the connection over which it is
+/// read in everything that is set here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveryFilter {
+    /// The IP address.
+    pub address: bool,
+    /// The TCP port.
+    pub service: bool,
+}
+
+/// Everything a target offers at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetView {
+    /// Greater than the generation of any earlier view.
+    pub generation: u64,
+    /// The subsystems, by ascending NQN.
+    pub subsystems: Vec<Arc<Subsystem>>,
+    /// The listeners.
+    pub listeners: Vec<ListenerInfo>,
+    /// The listeners, by [`ListenerInfo::port_id`], that the Discovery log names as entrances to
+    /// this discovery service; it answers at all.
+    pub discovery_ports: Vec<u16>,
+    /// Where else hosts may look.
+    pub referrals: Vec<Referral>,
+    /// What the Discovery log leaves out.
+    pub discovery_filter: DiscoveryFilter,
+}
+
+impl TargetView {
+    /// The subsystem of that name.
+    #[must_use]
+    pub fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
+        let place = self.subsystems.binary_search_by(|subsystem| subsystem.nqn.cmp(nqn)).ok()?;
+        self.subsystems.get(place)
+    }
+
+    /// Whether hosts that came by that port can reach the subsystem.
+    #[must_use]
+    pub fn leads_to(&self, port_id: u16, subsystem: &Subsystem) -> bool {
+        self.listener(port_id).is_some_and(|listener| listener.leads_to(subsystem))
+    }
+
+    /// The listener of that number.
+    #[must_use]
+    pub fn listener(&self, port_id: u16) -> Option<&ListenerInfo> {
+        self.listeners.iter().find(|listener| listener.port_id == port_id)
+    }
+}
