@@ -100,7 +100,7 @@ fn a_controller_tells_what_becomes_of_its_namespaces() {
     let first = controller.namespace(NSID).unwrap();
     assert_eq!(first.info().block_count, 2048);
 
-    let second = NamespaceConfig { nsid: None, bdev: open("ram:4M"), uuid: None, nguid: None };
+    let second = NamespaceConfig::new(open("ram:4M"));
     backing.add_namespace(&nqn, second).unwrap();
     wait_until(&controller, "the second comes", || controller.namespaces().len() == 2);
     let second = controller.namespace(NamespaceId(2)).unwrap();

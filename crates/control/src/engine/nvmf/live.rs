@@ -33,10 +33,10 @@ pub(super) fn subsystem_config(
     hosts: &[Nqn],
 ) -> SubsystemConfig {
     SubsystemConfig {
-        nqn: nqn.clone(),
         serial: options.serial_number.clone(),
         model: options.model_number.clone(),
         hosts: access(options.allow_any_host, hosts),
+        ..SubsystemConfig::new(nqn.clone())
     }
 }
 
@@ -51,9 +51,9 @@ pub(super) fn namespace_config(
 ) -> NamespaceConfig {
     NamespaceConfig {
         nsid: Some(NamespaceId(nsid)),
-        bdev,
         uuid: Some(*namespace.uuid.as_bytes()),
         nguid: Some(namespace.nguid),
+        ..NamespaceConfig::new(bdev)
     }
 }
 
