@@ -12,6 +12,7 @@ pub mod error;
 pub mod method;
 mod methods;
 pub mod params;
+pub mod reconcile;
 pub mod request;
 pub mod role;
 pub mod schema;

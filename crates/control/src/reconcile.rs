@@ -1,0 +1,252 @@
+//! How two configurations differ, whatever their order, and the calls that lead from one to the other.
+
+mod object;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+pub use object::{Object, Removal};
+
+use crate::state::{Call, SubsystemConfig};
+
+/// A text that is no configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormError {
+    /// It is not JSON, or has another form.
+    #[error(
+        "it is no configuration: {0}; expected is {{\"subsystems\": [{{\"subsystem\": ..., \"config\": [...]}}]}}"
+    )]
+    Form(String),
+    /// Two calls make the same thing.
+    #[error("{0} is made twice: remove one of the two calls")]
+    Twice(String),
+}
+
+/// What a configuration makes, in its order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Contents {
+    objects: Vec<Object>,
+}
+
+/// One difference between a configuration that is and one that is wanted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Difference<'a> {
+    /// It is not there.
+    Missing(&'a Object),
+    /// It is there and not wanted.
+    Extra(&'a Object),
+    /// It is there with other parameters.
+    Changed {
+        /// As it is.
+        is: &'a Object,
+        /// As it should be.
+        wanted: &'a Object,
+        /// The parameters that differ.
+        params: Vec<String>,
+    },
+}
+
+/// One call of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The call.
+    pub call: Call,
+    /// The configuration has this setting already or cannot change it now: SPDK takes some settings
+    /// before the start only, so a refusal for that reason is no failure of the plan.
+    pub is_setting: bool,
+}
+
+impl Contents {
+    /// Reads a configuration in SPDK's form; members beside `subsystems` are ignored.
+    ///
+    /// # Errors
+    /// When it has another form, or makes something twice.
+    pub fn parse(text: &[u8]) -> Result<Self, FormError> {
+        #[derive(Deserialize)]
+        struct Whole {
+            subsystems: Vec<SubsystemConfig>,
+        }
+        let whole: Whole =
+            serde_json::from_slice(text).map_err(|error| FormError::Form(error.to_string()))?;
+        Self::new(whole.subsystems)
+    }
+
+    /// What these calls make.
+    ///
+    /// # Errors
+    /// When they make something twice.
+    pub fn new(subsystems: Vec<SubsystemConfig>) -> Result<Self, FormError> {
+        let mut objects: Vec<Object> = Vec::new();
+        let mut places: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+        for call in subsystems.into_iter().flat_map(|subsystem| subsystem.config) {
+            let object = Object::new(call);
+            match places.get(&object.key) {
+                // The last call decides a setting.
+                Some(&place) if object.removal == Removal::Setting => objects[place] = object,
+                Some(_) => return Err(FormError::Twice(object.to_string())),
+                None => {
+                    places.insert(object.key.clone(), objects.len());
+                    objects.push(object);
+                }
+            }
+        }
+        Ok(Self { objects: merge_access(objects) })
+    }
+
+    /// What it makes, in its order.
+    #[must_use]
+    pub fn objects(&self) -> &[Object] {
+        &self.objects
+    }
+
+    /// The same without whatever can be removed: what a daemon has at its start.
+    #[must_use]
+    pub fn cleared(&self) -> Self {
+        let settings = self.objects.iter().filter(|object| object.removal == Removal::Setting);
+        Self { objects: settings.cloned().collect() }
+    }
+
+    fn by_key(&self) -> BTreeMap<&[String], &Object> {
+        self.objects.iter().map(|object| (&object.key[..], object)).collect()
+    }
+
+    /// What has to change so that `wanted` is there. Only what `wanted` says counts: a parameter
+    /// that it leaves open may have any value.
+    #[must_use]
+    pub fn differences<'a>(&'a self, wanted: &'a Self) -> Vec<Difference<'a>> {
+        let (is, should) = (self.by_key(), wanted.by_key());
+        let mut differences = Vec::new();
+        for object in &self.objects {
+            match should.get(&object.key[..]) {
+                None => differences.push(Difference::Extra(object)),
+                Some(wanted) => {
+                    let params = object.differing(wanted);
+                    if !params.is_empty() {
+                        differences.push(Difference::Changed { is: object, wanted, params });
+                    }
+                }
+            }
+        }
+        let missing = wanted.objects.iter().filter(|object| !is.contains_key(&object.key[..]));
+        differences.extend(missing.map(Difference::Missing));
+        differences
+    }
+
+    /// The calls that lead from this configuration to `wanted`, and touch nothing that is there
+    /// already. What stands on something that goes, goes before it and comes back after it.
+    #[must_use]
+    pub fn plan(&self, wanted: &Self) -> Vec<Step> {
+        let (mut going, mut in_place) = (BTreeSet::new(), Vec::new());
+        for difference in self.differences(wanted) {
+            match difference {
+                Difference::Extra(object) if object.removal != Removal::Setting => {
+                    going.insert(&object.key[..]);
+                }
+                Difference::Changed { is, wanted, params } => {
+                    if let Some(call) = is.change_in_place(wanted, &params) {
+                        in_place.push(Step { call, is_setting: false });
+                    } else if is.removal != Removal::Setting {
+                        going.insert(&is.key[..]);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.add_what_stands_on(&mut going);
+        let removals = self.objects.iter().rev().filter(|object| going.contains(&object.key[..]));
+        let mut steps: Vec<Step> = removals
+            .filter_map(|object| match &object.removal {
+                Removal::Call(call) => Some(Step { call: call.clone(), is_setting: false }),
+                Removal::WithParent | Removal::Setting => None,
+            })
+            .collect();
+        steps.extend(in_place);
+        let mut settings = Vec::new();
+        let is = self.by_key();
+        for object in &wanted.objects {
+            let there = is.get(&object.key[..]);
+            let stays = there.is_some() && !going.contains(&object.key[..]);
+            let is_setting = object.removal == Removal::Setting;
+            let differs = there.is_some_and(|there| !there.differing(object).is_empty());
+            if !stays || (is_setting && differs) {
+                let step = Step { call: object.call.clone(), is_setting };
+                if is_setting { settings.push(step) } else { steps.push(step) }
+            }
+        }
+        // Settings first: what is made afterwards is made with them.
+        settings.extend(steps);
+        settings
+    }
+
+    /// Adds to what goes everything that stands on it.
+    fn add_what_stands_on<'a>(&'a self, going: &mut BTreeSet<&'a [String]>) {
+        let provided = |object: &Object| object.provides();
+        let gone = self.objects.iter().filter(|object| going.contains(&object.key[..]));
+        let mut gone: BTreeSet<Vec<String>> = gone.flat_map(provided).collect();
+        // One pass finds what comes after its base, as it does in every configuration that loads.
+        loop {
+            let before = going.len();
+            for object in self.objects.iter().filter(|object| object.removal != Removal::Setting) {
+                if !going.contains(&object.key[..])
+                    && object.needs().iter().any(|key| gone.contains(key))
+                {
+                    going.insert(&object.key[..]);
+                    gone.extend(object.provides());
+                }
+            }
+            if going.len() == before {
+                return;
+            }
+        }
+    }
+}
+
+/// `nvmf_subsystem_allow_any_host` after `nvmf_create_subsystem` is one of its parameters.
+fn merge_access(objects: Vec<Object>) -> Vec<Object> {
+    const ANY_HOST: &str = "allow_any_host";
+    let mut merged: Vec<Object> = Vec::new();
+    let mut subsystems: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+    for object in objects {
+        if object.call.method == "nvmf_create_subsystem" {
+            subsystems.insert(object.key.clone(), merged.len());
+        }
+        if object.call.method == "nvmf_subsystem_allow_any_host" {
+            let owner = &object.key[..object.key.len() - 1];
+            let owner = subsystems.get(owner).and_then(|place| merged.get_mut(*place));
+            if let Some(Value::Object(params)) = owner.and_then(|owner| owner.call.params.as_mut())
+            {
+                let allow = object.param(ANY_HOST).cloned().unwrap_or(Value::Bool(true));
+                params.insert(ANY_HOST.to_owned(), allow);
+                continue;
+            }
+        }
+        merged.push(object);
+    }
+    merged
+}
+
+impl fmt::Display for Difference<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(object) => write!(f, "+ {object}"),
+            Self::Extra(object) => write!(f, "- {object}"),
+            Self::Changed { is, wanted, params } => {
+                write!(f, "~ {is}")?;
+                for name in params {
+                    let show = |object: &Object| match object.param(name) {
+                        Some(value) => value.to_string(),
+                        None => "unset".to_owned(),
+                    };
+                    write!(f, " {name}: {} -> {}", show(is), show(wanted))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,340 @@
+//! What one call of a configuration makes: its identity, what it stands on, and how it is removed.
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use crate::state::Call;
+
+/// What a call makes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    /// Its identity; of a part, that of the whole and more.
+    pub key: Vec<String>,
+    /// The call.
+    pub call: Call,
+    /// How it goes away.
+    pub removal: Removal,
+}
+
+/// How something goes away.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Removal {
+    /// By this call.
+    Call(Call),
+    /// With what it is a part of, and not without it.
+    WithParent,
+    /// Not at all: a setting has always some value.
+    Setting,
+}
+
+/// Methods that make a device named by `name`, and those that remove it.
+const DEVICES: &[(&str, &str)] = &[
+    ("bdev_aio_create", "bdev_aio_delete"),
+    ("bdev_delay_create", "bdev_delay_delete"),
+    ("bdev_malloc_create", "bdev_malloc_delete"),
+    ("bdev_null_create", "bdev_null_delete"),
+    ("bdev_passthru_create", "bdev_passthru_delete"),
+    ("bdev_uring_create", "bdev_uring_delete"),
+];
+
+/// Parameters that say which of several settings a method sets.
+const SETTING_NAMES: &[&str] =
+    &["impl_name", "opname", "name", "bdev_name", "module", "flag", "component", "tgt_name"];
+
+/// Parameters that name a device that an object stands on.
+const BASES: &[&str] = &["base_bdev", "base_bdev_name", "base_name", "bdev_name"];
+
+impl Object {
+    /// What a call makes.
+    #[must_use]
+    pub fn new(call: Call) -> Self {
+        let params = Params::of(&call);
+        let (key, removal) = params
+            .device()
+            .or_else(|| params.nvmf())
+            .unwrap_or_else(|| (params.setting_key(), Removal::Setting));
+        Self { key, call, removal }
+    }
+
+    /// One of its parameters; those of a namespace or address are looked for inside these, too.
+    #[must_use]
+    pub fn param(&self, name: &str) -> Option<&Value> {
+        flat(self.call.params.as_ref()).into_iter().find(|(found, _)| *found == name).map(|p| p.1)
+    }
+
+    /// The parameters of `wanted` that differ here.
+    #[must_use]
+    pub fn differing(&self, wanted: &Self) -> Vec<String> {
+        let unset = Value::Null;
+        let differs = |(name, value): &(&str, &Value)| {
+            let is = self.param(name).unwrap_or(&unset);
+            !same(name, is, value)
+        };
+        let wanted = flat(wanted.call.params.as_ref());
+        wanted.into_iter().filter(differs).map(|(name, _)| name.to_owned()).collect()
+    }
+
+    /// The identities under which others stand on it: its own; a namespace's number too, because
+    /// who sees it is known by that.
+    #[must_use]
+    pub fn provides(&self) -> Vec<Vec<String>> {
+        let mut keys = vec![self.key.clone()];
+        if self.call.method == "nvmf_subsystem_add_ns"
+            && let Some(nsid) = self.param("nsid")
+        {
+            let mut number = self.key[..self.key.len() - 2].to_vec();
+            number.extend(["nsid".to_owned(), nsid.to_string()]);
+            keys.push(number);
+        }
+        keys
+    }
+
+    /// The identities of what it stands on: when one of these goes, it has to go before.
+    #[must_use]
+    pub fn needs(&self) -> Vec<Vec<String>> {
+        let mut keys: Vec<_> = (1..self.key.len()).map(|end| self.key[..end].to_vec()).collect();
+        for base in BASES.iter().filter_map(|base| self.param(base)?.as_str()) {
+            keys.push(key(&["bdev", base]));
+        }
+        if self.call.method == "nvmf_ns_add_host"
+            && let Some(nsid) = self.param("nsid")
+        {
+            let mut number = self.key[..self.key.len() - 3].to_vec();
+            number.extend(["nsid".to_owned(), nsid.to_string()]);
+            keys.push(number);
+        }
+        keys
+    }
+
+    /// The call that changes what is there into what is wanted, if these parameters can be changed
+    /// while it is in use.
+    #[must_use]
+    pub fn change_in_place(&self, wanted: &Self, params: &[String]) -> Option<Call> {
+        let is_access = self.call.method == "nvmf_create_subsystem" && params == ["allow_any_host"];
+        if !is_access {
+            return None;
+        }
+        let allow = wanted.param("allow_any_host").and_then(Value::as_bool).unwrap_or(false);
+        let params = Params::of(&self.call);
+        let mut call = params.on_subsystem("nvmf_subsystem_allow_any_host");
+        if let Some(Value::Object(params)) = &mut call.params {
+            params.insert("allow_any_host".to_owned(), allow.into());
+        }
+        Some(call)
+    }
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.removal {
+            Removal::Setting => write!(f, "setting {}", self.key[1..].join(" ")),
+            _ => f.write_str(&self.key.join(" ")),
+        }
+    }
+}
+
+/// Parameters and those inside them, which SPDK puts into `namespace` and `listen_address`.
+fn flat(params: Option<&Value>) -> Vec<(&str, &Value)> {
+    let Some(Value::Object(params)) = params else { return Vec::new() };
+    let mut found = Vec::new();
+    for (name, value) in params {
+        match value {
+            Value::Object(inner) => {
+                found.extend(inner.iter().map(|(name, value)| (name.as_str(), value)));
+            }
+            _ => found.push((name.as_str(), value)),
+        }
+    }
+    found
+}
+
+/// Whether two values mean the same: SPDK spells identities in either case, numbers also as text,
+/// and leaves out what is false, 0 or empty.
+fn same(name: &str, left: &Value, right: &Value) -> bool {
+    let is_unset = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty() || text.bytes().all(|byte| b"0-".contains(&byte)),
+        Value::Array(values) => values.is_empty(),
+        Value::Object(values) => values.is_empty(),
+        Value::Bool(true) => false,
+    };
+    if left == right || (is_unset(left) && is_unset(right)) {
+        return true;
+    }
+    let plain = |value: &Value| match value {
+        Value::String(text) if name == "uuid" || name == "nguid" || name == "eui64" => {
+            text.replace('-', "").to_lowercase()
+        }
+        Value::String(text) if name == "trtype" || name == "adrfam" => text.to_lowercase(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    plain(left) == plain(right)
+}
+
+/// The parameters of a call, and what it makes by them.
+struct Params<'a> {
+    call: &'a Call,
+}
+
+type Identity = (Vec<String>, Removal);
+
+impl<'a> Params<'a> {
+    fn of(call: &'a Call) -> Self {
+        Self { call }
+    }
+
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        flat(self.call.params.as_ref()).into_iter().find(|(found, _)| *found == name).map(|p| p.1)
+    }
+
+    fn text(&self, name: &str) -> String {
+        match self.get(name) {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Null) | None => String::new(),
+            Some(other) => other.to_string(),
+        }
+    }
+
+    fn device(&self) -> Option<Identity> {
+        let name = self.text("name");
+        if let Some((_, remove)) = DEVICES.iter().find(|(make, _)| *make == self.call.method) {
+            let removal = Removal::Call(call(remove, &[("name", json!(name))]));
+            return Some((key(&["bdev", &name]), removal));
+        }
+        Some(match self.call.method.as_str() {
+            // SPDK names the device after the one below, with a prefix.
+            "bdev_error_create" => {
+                let name = format!("EE_{}", self.text("base_name"));
+                let removal = Removal::Call(call("bdev_error_delete", &[("name", json!(name))]));
+                (key(&["bdev", &name]), removal)
+            }
+            "bdev_split_create" => {
+                let base = self.text("base_bdev");
+                let removal =
+                    Removal::Call(call("bdev_split_delete", &[("base_bdev", json!(base))]));
+                (key(&["split", &base]), removal)
+            }
+            "bdev_nvme_attach_controller" => {
+                let removal =
+                    Removal::Call(call("bdev_nvme_detach_controller", &[("name", json!(name))]));
+                (key(&["nvme", &name, &self.text("traddr"), &self.text("trsvcid")]), removal)
+            }
+            _ => return None,
+        })
+    }
+
+    fn nvmf(&self) -> Option<Identity> {
+        let nqn = self.text("nqn");
+        let part = |parts: &[&str]| {
+            let mut all = vec!["subsystem", nqn.as_str()];
+            all.extend_from_slice(parts);
+            self.key_on_target(&all)
+        };
+        let remove = |method, names: &[&str]| {
+            let mut call = self.on_subsystem(method);
+            if let Some(Value::Object(params)) = &mut call.params {
+                for name in names {
+                    let value = self.call.params.as_ref().and_then(|params| params.get(*name));
+                    if let Some(value) = value.or_else(|| self.get(name)) {
+                        params.insert((*name).to_owned(), value.clone());
+                    }
+                }
+            }
+            Removal::Call(call)
+        };
+        Some(match self.call.method.as_str() {
+            "nvmf_create_target" => {
+                let name = self.text("name");
+                (
+                    key(&["target", &name]),
+                    Removal::Call(call("nvmf_delete_target", &[("name", json!(name))])),
+                )
+            }
+            // SPDK has no method that removes a transport.
+            "nvmf_create_transport" => {
+                let kind = self.text("trtype").to_uppercase();
+                (self.key_on_target(&["transport", &kind]), Removal::Setting)
+            }
+            "nvmf_create_subsystem" => (part(&[]), remove("nvmf_delete_subsystem", &[])),
+            "nvmf_subsystem_allow_any_host" => (part(&["any-host"]), Removal::WithParent),
+            "nvmf_subsystem_add_ns" => {
+                let device = self.text("bdev_name");
+                let removal = match self.get("nsid") {
+                    Some(_) => remove("nvmf_subsystem_remove_ns", &["nsid"]),
+                    // A configuration written by hand; nothing is ever removed from it.
+                    None => Removal::WithParent,
+                };
+                (part(&["namespace", &device]), removal)
+            }
+            "nvmf_subsystem_add_listener" => {
+                let address = self.address();
+                (
+                    part(&["port", &address]),
+                    remove("nvmf_subsystem_remove_listener", &["listen_address"]),
+                )
+            }
+            "nvmf_subsystem_add_host" => (
+                part(&["host", &self.text("host")]),
+                remove("nvmf_subsystem_remove_host", &["host"]),
+            ),
+            "nvmf_ns_add_host" => (
+                part(&["visible", &self.text("nsid"), &self.text("host")]),
+                remove("nvmf_ns_remove_host", &["nsid", "host"]),
+            ),
+            "nvmf_discovery_add_referral" => {
+                let mut params = Map::new();
+                for name in ["address", "subnqn", "tgt_name"] {
+                    let value = self.call.params.as_ref().and_then(|params| params.get(name));
+                    params.extend(value.map(|value| (name.to_owned(), value.clone())));
+                }
+                let method = "nvmf_discovery_remove_referral".to_owned();
+                let call = Call { method, params: Some(Value::Object(params)) };
+                let key = self.key_on_target(&["referral", &self.address(), &self.text("subnqn")]);
+                (key, Removal::Call(call))
+            }
+            _ => return None,
+        })
+    }
+
+    /// Of a target that is not the default, a part of that.
+    fn key_on_target(&self, parts: &[&str]) -> Vec<String> {
+        let target = self.text("tgt_name");
+        let mut all = if target.is_empty() { vec![] } else { vec!["target", target.as_str()] };
+        all.extend_from_slice(parts);
+        key(&all)
+    }
+
+    /// A call on the same subsystem.
+    fn on_subsystem(&self, method: &str) -> Call {
+        let mut call = call(method, &[("nqn", json!(self.text("nqn")))]);
+        if let (Some(target), Some(Value::Object(params))) =
+            (self.get("tgt_name"), &mut call.params)
+        {
+            params.insert("tgt_name".to_owned(), target.clone());
+        }
+        call
+    }
+
+    fn address(&self) -> String {
+        format!("{}:{}", self.text("traddr"), self.text("trsvcid"))
+    }
+
+    fn setting_key(&self) -> Vec<String> {
+        let mut key = vec!["setting".to_owned(), self.call.method.clone()];
+        let named = SETTING_NAMES.iter().filter(|name| self.get(name).is_some());
+        key.extend(named.map(|name| self.text(name)));
+        key
+    }
+}
+
+fn key(parts: &[&str]) -> Vec<String> {
+    parts.iter().map(|part| (*part).to_owned()).collect()
+}
+
+fn call(method: &str, params: &[(&str, Value)]) -> Call {
+    let params = params.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    Call { method: method.to_owned(), params: Some(Value::Object(params)) }
+}

@@ -1,0 +1,193 @@
+//! Differences do not depend on order or spelling, and plans do what they must and no more.
+
+use serde_json::json;
+
+use super::*;
+
+fn call(method: &str, params: Value) -> Call {
+    Call { method: method.to_owned(), params: Some(params) }
+}
+
+fn malloc(name: &str, blocks: u64) -> Call {
+    call(
+        "bdev_malloc_create",
+        json!({ "name": name, "num_blocks": blocks, "block_size": 512,
+                "uuid": "6b9f2f8c-0d3a-4c55-9a2f-0000000000AA" }),
+    )
+}
+
+fn subsystem(nqn: &str) -> Call {
+    call(
+        "nvmf_create_subsystem",
+        json!({ "nqn": nqn, "serial_number": "S", "allow_any_host": false }),
+    )
+}
+
+fn namespace(nqn: &str, nsid: u32, device: &str) -> Call {
+    call(
+        "nvmf_subsystem_add_ns",
+        json!({ "nqn": nqn, "namespace": { "nsid": nsid, "bdev_name": device } }),
+    )
+}
+
+fn host(nqn: &str, host: &str) -> Call {
+    call("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": host }))
+}
+
+fn port(nqn: &str, port: &str) -> Call {
+    let address =
+        json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port });
+    call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address }))
+}
+
+fn contents(calls: &[Call]) -> Contents {
+    let (bdev, nvmf) = calls.iter().cloned().partition(|call| call.method.starts_with("bdev"));
+    let part = |name: &str, config| SubsystemConfig { subsystem: name.to_owned(), config };
+    Contents::new(vec![part("bdev", bdev), part("nvmf", nvmf)]).unwrap()
+}
+
+fn sample() -> Vec<Call> {
+    vec![
+        call("nvmf_create_transport", json!({ "trtype": "TCP", "max_queue_depth": 128 })),
+        malloc("m0", 64),
+        malloc("m1", 64),
+        subsystem("a"),
+        namespace("a", 1, "m0"),
+        host("a", "h"),
+        port("a", "4420"),
+        subsystem("b"),
+        namespace("b", 1, "m1"),
+    ]
+}
+
+/// The plan as text: methods, and what they are about.
+fn plan(is: &[Call], wanted: &[Call]) -> Vec<String> {
+    let steps = contents(is).plan(&contents(wanted));
+    let about = |step: Step| {
+        let params = step.call.params.unwrap();
+        let name = ["bdev_name", "name", "nqn", "trtype"]
+            .iter()
+            .find_map(|name| params.get(*name).and_then(Value::as_str));
+        format!("{} {}", step.call.method, name.unwrap_or_default())
+    };
+    steps.into_iter().map(about).collect()
+}
+
+#[test]
+fn order_and_spelling_make_no_difference() {
+    let one = sample();
+    let mut other = sample();
+    other.reverse();
+    let lower = json!({ "name": "m0", "num_blocks": 64, "block_size": 512, "md_size": 0,
+                        "uuid": "6b9f2f8c-0d3a-4c55-9a2f-0000000000aa" });
+    let place = other.iter().position(|call| *call == one[1]).unwrap();
+    other[place] = call("bdev_malloc_create", lower);
+    let (one, other) = (contents(&one), contents(&other));
+    assert_eq!(one.differences(&other), []);
+    assert_eq!(other.differences(&one), []);
+    assert!(one.plan(&other).is_empty());
+}
+
+#[test]
+fn differences_say_what_and_where() {
+    let is = sample();
+    let mut wanted = sample();
+    wanted[1] = malloc("m0", 128);
+    wanted.remove(5);
+    wanted.push(port("b", "4421"));
+    let (is, wanted) = (contents(&is), contents(&wanted));
+    let text: Vec<String> = is.differences(&wanted).iter().map(ToString::to_string).collect();
+    let expected = [
+        "~ bdev m0 num_blocks: 64 -> 128",
+        "- subsystem a host h",
+        "+ subsystem b port 127.0.0.1:4421",
+    ];
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn what_is_equal_is_not_touched() {
+    let mut wanted = sample();
+    wanted.push(host("b", "h"));
+    assert_eq!(plan(&sample(), &wanted), ["nvmf_subsystem_add_host b"]);
+    assert_eq!(plan(&wanted, &sample()), ["nvmf_subsystem_remove_host b"]);
+}
+
+#[test]
+fn what_stands_on_a_changed_device_goes_before_it_and_comes_back() {
+    let mut wanted = sample();
+    wanted[1] = malloc("m0", 128);
+    let expected = [
+        "nvmf_subsystem_remove_ns a",
+        "bdev_malloc_delete m0",
+        "bdev_malloc_create m0",
+        "nvmf_subsystem_add_ns a",
+    ];
+    assert_eq!(plan(&sample(), &wanted), expected);
+}
+
+#[test]
+fn a_subsystem_that_changes_takes_its_parts_along() {
+    let mut wanted = sample();
+    wanted[3] = call("nvmf_create_subsystem", json!({ "nqn": "a", "serial_number": "T" }));
+    let steps = plan(&sample(), &wanted);
+    let expected = [
+        "nvmf_subsystem_remove_listener a",
+        "nvmf_subsystem_remove_host a",
+        "nvmf_subsystem_remove_ns a",
+        "nvmf_delete_subsystem a",
+        "nvmf_create_subsystem a",
+        "nvmf_subsystem_add_ns a",
+        "nvmf_subsystem_add_host a",
+        "nvmf_subsystem_add_listener a",
+    ];
+    assert_eq!(steps, expected);
+}
+
+#[test]
+fn access_is_changed_in_place() {
+    let mut wanted = sample();
+    wanted
+        .push(call("nvmf_subsystem_allow_any_host", json!({ "nqn": "b", "allow_any_host": true })));
+    let steps = contents(&sample()).plan(&contents(&wanted));
+    assert_eq!(steps.len(), 1);
+    let params = json!({ "nqn": "b", "allow_any_host": true });
+    assert_eq!(steps[0].call, call("nvmf_subsystem_allow_any_host", params));
+}
+
+#[test]
+fn clearing_leaves_settings() {
+    let is = contents(&sample());
+    let steps = is.plan(&is.cleared());
+    let methods: Vec<&str> = steps.iter().map(|step| step.call.method.as_str()).collect();
+    let expected = [
+        "nvmf_subsystem_remove_ns",
+        "nvmf_delete_subsystem",
+        "nvmf_subsystem_remove_listener",
+        "nvmf_subsystem_remove_host",
+        "nvmf_subsystem_remove_ns",
+        "nvmf_delete_subsystem",
+        "bdev_malloc_delete",
+        "bdev_malloc_delete",
+    ];
+    assert_eq!(methods, expected);
+    let plan = is.cleared().plan(&is);
+    assert_eq!(plan.len(), sample().len() - 1);
+}
+
+#[test]
+fn texts_that_are_no_configuration_are_refused() {
+    for text in ["", "[]", "{}", r#"{"subsystems":[{"subsystem":"x","config":[{"params":1}]}]}"#] {
+        let error = Contents::parse(text.as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("no configuration"), "{error}");
+    }
+    let twice = vec![SubsystemConfig {
+        subsystem: "bdev".to_owned(),
+        config: vec![malloc("m", 1), malloc("m", 2)],
+    }];
+    let error = Contents::new(twice).unwrap_err();
+    assert_eq!(error.to_string(), "bdev m is made twice: remove one of the two calls");
+    let empty =
+        Contents::parse(br#"{"subsystems":[{"subsystem":"x","config":null}],"raceline":1}"#);
+    assert_eq!(empty.unwrap(), Contents::default());
+}
