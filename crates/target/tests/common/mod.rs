@@ -4,6 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use raceline_bdev::SharedBdev;
@@ -87,7 +88,7 @@ pub enum Heard {
     Connected,
     Response(Cqe),
     Data { cid: CommandId, offset: u32, bytes: Vec<u8> },
-    DataEnd { cid: CommandId, success: bool },
+    DataEnd { cid: CommandId, bytes: Range<usize>, ddgst: Option<u32>, success: bool },
     SendData(R2tGrant),
     Terminated(TermReq),
     Closed,
@@ -293,7 +294,10 @@ impl RawHost {
                     received.resize(received.len().max(end), 0);
                     received[offset as usize..end].copy_from_slice(&bytes);
                 }
-                Heard::DataEnd { cid: of, success } if of == cid => {
+                Heard::DataEnd { cid: of, bytes, ddgst, success } if of == cid => {
+                    if let Some(ddgst) = ddgst {
+                        assert_eq!(ddgst, raceline_accel::crc32c(&received[bytes]), "data digest");
+                    }
                     if success {
                         let cqe = Cqe { cid, ..Cqe::default() };
                         return Answer { cqe, data: received };
@@ -376,7 +380,10 @@ fn own(event: HostEvent<'_>) -> Heard {
         HostEvent::Data { cid, offset, bytes } => {
             Heard::Data { cid, offset, bytes: bytes.to_vec() }
         }
-        HostEvent::DataEnd { cid, success, .. } => Heard::DataEnd { cid, success },
+        HostEvent::DataEnd { cid, offset, len, ddgst, success, .. } => {
+            let bytes = offset as usize..(offset + len) as usize;
+            Heard::DataEnd { cid, bytes, ddgst, success }
+        }
         HostEvent::SendData(grant) => Heard::SendData(grant),
         HostEvent::Terminated(info) => Heard::Terminated(info),
     }

@@ -1,0 +1,195 @@
+//! Data digests computed by an engine that is slow, disorderly, wrong or dead, under I/O.
+
+mod common;
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Heard, RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
+use raceline_accel::dsa::EmulatedEngine;
+use raceline_accel::dsa::emulated::EmulatedConfig;
+use raceline_accel::{Framework, Injection, InjectionKind, OpCode};
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::{Direction, Status};
+use raceline_target::{Target, TargetConfig};
+
+const BS: u32 = 512;
+const DIGESTS: Wants = Wants { hdgst: true, ddgst: true, hpda: 0 };
+
+/// A target whose digests an emulated device computes.
+fn offloaded(device: EmulatedConfig) -> (Target, std::net::SocketAddr, EmulatedEngine, Framework) {
+    let engine = EmulatedEngine::start(device, 2).unwrap();
+    let framework = Framework::new(vec![Arc::new(engine.clone())]).unwrap();
+    framework.assign(OpCode::Crc32c, "dsa_emulated").unwrap();
+    framework.assign(OpCode::CopyCrc32c, "dsa_emulated").unwrap();
+    let config = TargetConfig { accel: Some(framework.clone()), ..config(2) };
+    let (target, address) = start(config, vec![ram("4M")]);
+    (target, address, engine, framework)
+}
+
+fn every(count: u64) -> Option<NonZeroU64> {
+    NonZeroU64::new(count)
+}
+
+/// Writes and reads back data of many sizes, again where a transport error is the answer; gives how
+/// often that was.
+fn exercise(queue: &mut RawHost, rounds: u64) -> u64 {
+    let mut again = 0;
+    let mut retry = |what: &mut dyn FnMut() -> common::Answer| {
+        for _ in 0..20 {
+            let answer = what();
+            if status(&answer).is_success() {
+                return answer;
+            }
+            assert_eq!(status(&answer), Status::TRANSIENT_TRANSPORT_ERROR, "may be sent again");
+            again += 1;
+        }
+        panic!("twenty transport errors in a row");
+    };
+    for round in 0..rounds {
+        for blocks in [1u32, 8, 16, 17, 100, 256] {
+            let data = pattern(round << 10 | u64::from(blocks), (blocks * BS) as usize);
+            let slba = u64::from(blocks) * 3 + round;
+            retry(&mut || queue.write(1, slba, &data, BS));
+            let answer = retry(&mut || queue.read(1, slba, blocks, BS));
+            assert_eq!(answer.data, data, "{blocks} blocks, round {round}");
+        }
+    }
+    again
+}
+
+fn ends_clean(target: Target) {
+    eventually("all associations are gone", || {
+        let stats = target.stats();
+        stats.controllers == 0 && stats.connections.iter().all(|n| *n == 0)
+    });
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn an_engine_computes_what_is_sent_and_what_has_come() {
+    let device = EmulatedConfig { reorder: 8, fault_every: every(3), ..EmulatedConfig::default() };
+    let (target, address, engine, framework) = offloaded(device);
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        assert_eq!(exercise(&mut queue, 4), 0, "page faults are finished in software");
+    }
+    assert!(engine.device().counts().completed >= 40, "{:?}", engine.device().counts());
+    let statistics = framework.statistics();
+    assert!(statistics.of(OpCode::Crc32c).executed >= 20, "{statistics:?}");
+    assert!(statistics.of(OpCode::CopyCrc32c).executed >= 24, "{statistics:?}");
+    ends_clean(target);
+}
+
+#[test]
+fn commands_go_on_while_an_engine_has_the_data_of_others() {
+    const READS: u64 = 60;
+    let latency = Duration::from_millis(100);
+    let device = EmulatedConfig { latency, reorder: 16, ..EmulatedConfig::default() };
+    let (target, address, ..) = offloaded(device);
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        let data = pattern(1, (8 * BS) as usize);
+        let begun = Instant::now();
+        for slba in 0..READS {
+            queue.submit_in_capsule(block_sqe(io::WRITE, 1, slba * 8, 8), &data);
+            queue.submit(block_sqe(io::READ, 1, slba * 8, 8), Direction::ControllerToHost, 8 * BS);
+        }
+        let mut ended = 0;
+        while ended < 2 * READS {
+            match queue.listen() {
+                Heard::Response(cqe) => {
+                    assert!(cqe.status.is_success(), "{}", cqe.status);
+                    ended += 1;
+                }
+                Heard::DataEnd { success: true, .. } => ended += 1,
+                Heard::Closed | Heard::Terminated(_) => panic!("the connection has ended"),
+                _ => {}
+            }
+        }
+        let serially = latency * u32::try_from(2 * READS).unwrap();
+        assert!(begun.elapsed() < serially / 2, "one after another: {:?}", begun.elapsed());
+    }
+    ends_clean(target);
+}
+
+#[test]
+fn an_engine_that_fails_costs_the_command_only() {
+    let device = EmulatedConfig { error_every: every(5), ..EmulatedConfig::default() };
+    let (target, address, ..) = offloaded(device);
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        assert!(exercise(&mut queue, 4) > 4);
+    }
+    ends_clean(target);
+}
+
+#[test]
+fn an_engine_that_hangs_costs_the_command_and_then_is_not_used() {
+    let device = EmulatedConfig { hang_every: every(4), ..EmulatedConfig::default() };
+    let (target, address, engine, framework) = offloaded(device);
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        let again = exercise(&mut queue, 4);
+        assert!((1..=4).contains(&again), "{again} commands had to be sent again");
+        let statistics = framework.statistics();
+        assert!(statistics.of(OpCode::Crc32c).fallbacks > 10, "{statistics:?}");
+    }
+    engine.device().release_hung();
+    ends_clean(target);
+}
+
+#[test]
+fn connections_may_die_while_an_engine_has_their_data() {
+    let latency = Duration::from_millis(20);
+    let device = EmulatedConfig { latency, reorder: 8, ..EmulatedConfig::default() };
+    let (target, address, ..) = offloaded(device);
+    for round in 0..20u64 {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        let data = pattern(round, (8 * BS) as usize);
+        for slba in 0..20 {
+            queue.submit_in_capsule(block_sqe(io::WRITE, 1, slba * 8, 8), &data);
+            queue.submit(block_sqe(io::READ, 1, slba * 8, 8), Direction::ControllerToHost, 8 * BS);
+        }
+        if round % 2 == 0 {
+            std::thread::sleep(Duration::from_millis(round));
+        }
+    }
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        assert_eq!(exercise(&mut queue, 1), 0);
+    }
+    ends_clean(target);
+}
+
+/// Every way in which data come: in the staging buffer, in pieces, by R2T. The bad write is
+/// refused, and does not reach the memory.
+#[test]
+fn corruption_is_injected_where_digests_are_checked() {
+    let framework = Framework::software();
+    let config = TargetConfig { accel: Some(framework.clone()), ..config(1) };
+    let (target, address) = start(config, vec![ram("4M")]);
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        for blocks in [1u32, 8, 100] {
+            let before = pattern(7, (blocks * BS) as usize);
+            assert!(status(&queue.write(1, 0, &before, BS)).is_success());
+            let hit = Injection { kind: InjectionKind::Corrupt, interval: 1, count: 1 };
+            framework.inject(OpCode::Crc32c, Some(hit));
+            let data = pattern(8, (blocks * BS) as usize);
+            let answer = queue.write(1, 0, &data, BS);
+            assert_eq!(status(&answer), Status::TRANSIENT_TRANSPORT_ERROR, "{blocks} blocks");
+            assert_eq!(queue.read(1, 0, blocks, BS).data, before, "{blocks} blocks");
+            assert!(status(&queue.write(1, 0, &data, BS)).is_success(), "once only");
+        }
+    }
+    ends_clean(target);
+}
