@@ -26,15 +26,23 @@ pub struct Counts {
     pub pdus_sent: u64,
     /// Bytes of data copied in user space.
     pub copied_bytes: u64,
+    /// Commands sent again because a data digest was wrong; a target counts none.
+    pub digest_retries: u64,
 }
 
 impl Counts {
     /// What the queues of one core of a host did.
     #[must_use]
     pub fn of_host(queues: QueueTotals, core: &LoopSnapshot) -> Self {
-        let QueueTotals { receives, sends, pdus_received, pdus_sent, copied_bytes, .. } = queues;
-        let system_calls = core.io.system_calls;
-        Self { system_calls, receives, sends, pdus_received, pdus_sent, copied_bytes }
+        Self {
+            system_calls: core.io.system_calls,
+            receives: queues.receives,
+            sends: queues.sends,
+            pdus_received: queues.pdus_received,
+            pdus_sent: queues.pdus_sent,
+            copied_bytes: queues.copied_bytes,
+            digest_retries: queues.retries,
+        }
     }
 
     /// Adds another core's.
@@ -45,6 +53,7 @@ impl Counts {
         self.pdus_received += other.pdus_received;
         self.pdus_sent += other.pdus_sent;
         self.copied_bytes += other.copied_bytes;
+        self.digest_retries += other.digest_retries;
     }
 
     /// What happened since `earlier`.
@@ -57,6 +66,7 @@ impl Counts {
             pdus_received: self.pdus_received.saturating_sub(earlier.pdus_received),
             pdus_sent: self.pdus_sent.saturating_sub(earlier.pdus_sent),
             copied_bytes: self.copied_bytes.saturating_sub(earlier.copied_bytes),
+            digest_retries: self.digest_retries.saturating_sub(earlier.digest_retries),
         }
     }
 
@@ -103,6 +113,7 @@ impl Cost {
             voluntary_switches: per_io(usage.voluntary_switches),
             involuntary_switches: per_io(usage.involuntary_switches),
             copied_bytes: per_io(counts.copied_bytes),
+            digest_retries: counts.digest_retries,
             pdus_received: per_io(counts.pdus_received),
             pdus_sent: per_io(counts.pdus_sent),
             pdus_per_receive: ratio(counts.pdus_received, counts.receives),
@@ -150,6 +161,11 @@ impl Cost {
             cost.pdus_per_receive, cost.pdus_per_send
         );
         let _ = writeln!(out, "  copied        {:.0} bytes in user space", cost.copied_bytes);
+        if cost.digest_retries > 0 {
+            let retries = cost.digest_retries;
+            let _ =
+                writeln!(out, "  digests       {retries} commands sent again: data were spoiled");
+        }
         out
     }
 }
@@ -180,6 +196,8 @@ pub struct CostPerIo {
     pub involuntary_switches: f64,
     /// Bytes copied in user space.
     pub copied_bytes: f64,
+    /// Commands sent again because a data digest was wrong: how many, not per command.
+    pub digest_retries: u64,
     /// PDUs received.
     pub pdus_received: f64,
     /// PDUs sent.
@@ -220,6 +238,7 @@ mod tests {
                 pdus_received: 1000,
                 pdus_sent: 1000,
                 copied_bytes: 4_096_000,
+                digest_retries: 0,
             },
         }
     }

@@ -37,6 +37,7 @@ pub(crate) fn work_of(target: &Target) -> (u64, Counts) {
         pdus_received: queues.pdus_received,
         pdus_sent: queues.pdus_sent,
         copied_bytes: queues.copied_bytes,
+        digest_retries: 0,
     };
     (queues.reads + queues.writes, counts)
 }
