@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use raceline_proto::controller::{
     self as controller, Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ErrorEntry,
-    Facts, IoCounters, asks_for_controllers, connect_transfer, find_subsystem, parse_connect,
+    Facts, IoCounters, ManagementCommand, asks_for_controllers, connect_transfer, find_subsystem,
+    parse_connect,
 };
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{
@@ -20,7 +21,8 @@ use crate::core::Core;
 use crate::counters::QueueCounters;
 use crate::io_queue::IoQueue;
 use crate::ledger::QueueRecord;
-use crate::message::{Home, Message, Place};
+use crate::message::{CommandPlace, Home, Message, Place};
+use crate::pool::ManagementRequest;
 use crate::slots::Phase;
 use crate::snapshot::{Seen, SubsystemStats};
 
@@ -363,14 +365,43 @@ impl Connection {
                 }
             }
             AdminOutcome::Held => {}
-            // no subsystem has a pool
-            AdminOutcome::Manage(_) => self.refuse(core, index, Status::INVALID_OPCODE.dnr()),
+            AdminOutcome::Manage(command) => self.manage(core, index, *command),
             // A command that reached its device cannot be called back, and one that has not will
             // be done soon: bit 0 says "not aborted" (Base 2.0, 5.1).
             AdminOutcome::Abort { .. } => {
                 self.finish(core, index, Cqe { cid, dw0: 1, ..Cqe::default() });
             }
         }
+    }
+
+    /// A change of namespaces takes time, and may wait for this core: another thread makes it.
+    fn manage(&mut self, core: &mut Core, index: u16, command: ManagementCommand) {
+        let Role::Admin(association) = &self.role else { return };
+        let request = ManagementRequest {
+            nqn: association.nqn.clone(),
+            host: association.controller.hostnqn().clone(),
+            command,
+            from: CommandPlace { conn: core.place(self.key), slot: index },
+        };
+        self.slots.get(index).phase = Phase::Device;
+        if !core.shared.manage(request) {
+            self.managed(core, index, Err(Status::INTERNAL));
+        }
+    }
+
+    /// What became of it; with success, DW0.
+    pub(crate) fn managed(&mut self, core: &mut Core, index: u16, result: Result<u32, Status>) {
+        let slot = self.slots.get(index);
+        let (cid, nsid) = (slot.cid, slot.sqe.namespace_id());
+        if let (Err(status), Role::Admin(association)) = (result, &mut self.role) {
+            let sqid = QueueId::ADMIN;
+            association.record_failure(ErrorEntry { sqid, cid, status, nsid, lba: 0 });
+        }
+        let (status, dw0) = match result {
+            Ok(dw0) => (Status::SUCCESS, dw0),
+            Err(status) => (status, 0),
+        };
+        self.finish(core, index, Cqe { cid, status, dw0, ..Cqe::default() });
     }
 
     /// Frees the slot of an event request without an answer; says whether there was one.

@@ -11,6 +11,7 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode};
 
 use crate::placement::PlacementPolicy;
+use crate::pool::MapError;
 
 /// Cores, memory and limits of a target. Constant while it runs.
 #[derive(Clone, Debug)]
@@ -334,6 +335,34 @@ pub enum TargetError {
         /// The rule.
         error: SubsystemError,
     },
+    /// The subsystem has a pool.
+    #[error("{0} has a pool already")]
+    PoolExists(Nqn),
+    /// The subsystem has no pool.
+    #[error("{0} has no pool")]
+    NoPool(Nqn),
+    /// A namespace of the pool is being made or formatted.
+    #[error("a namespace of {0} is being made or formatted: wait until that is done")]
+    PoolBusy(Nqn),
+    /// The map is not that of the pool's device.
+    #[error("the map of the pool of {nqn} does not fit its device: {error}")]
+    PoolMap {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Why.
+        error: MapError,
+    },
+    /// The map of the pool could not be kept.
+    #[error("cannot save the map of the pool of {nqn}: {error}")]
+    PoolStore {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The thread that changes namespaces as hosts ask could not start.
+    #[error("cannot start the thread that manages namespaces: {0}")]
+    Manager(std::io::Error),
     /// A reactor does not answer.
     #[error("core {0} does not answer: it is stuck or has stopped")]
     Unresponsive(usize),

@@ -18,6 +18,7 @@ use raceline_proto::nvme::Nqn;
 use crate::config::{SubsystemConfig, TargetError};
 use crate::counters::QueueTotals;
 use crate::message::{Message, Reply};
+use crate::pool::PoolState;
 use crate::registry::Shared;
 use crate::snapshot::{DeviceId, Snapshot, SubsystemDevices, SubsystemStats};
 
@@ -60,6 +61,8 @@ pub(crate) struct Entry {
     /// Its own listeners, by port id.
     pub(crate) ports: Vec<u16>,
     pub(crate) namespaces: BTreeMap<u32, Exported>,
+    /// What its hosts make namespaces of.
+    pub(crate) pool: Option<PoolState>,
     pub(crate) stats: Arc<SubsystemStats>,
     /// As the cores see it; `None`: that is to be made anew.
     published: Option<Arc<SubsystemDevices>>,
@@ -96,7 +99,7 @@ impl Control {
             ports: entry.ports.clone(),
             max_nsid: config.max_namespaces,
             namespaces: entry.namespaces.values().map(|ns| ns.namespace.clone()).collect(),
-            pool: None,
+            pool: entry.pool.as_ref().map(PoolState::shown),
             limits: Limits { retry_delays, ..self.shared.config.limits() },
         };
         let nqn = &config.nqn;
@@ -123,11 +126,12 @@ impl Control {
         Ok(())
     }
 
-    /// Changes a subsystem, if all is well with it afterwards; the next snapshot shows it.
+    /// Changes a subsystem, if all is well with it afterwards; the next snapshot shows it. If the
+    /// map of its pool has changed, that is saved before.
     ///
     /// # Errors
-    /// When there is no such subsystem, what `change` says, or that it would break a rule of the
-    /// protocol; then nothing has changed.
+    /// When there is no such subsystem, what `change` says, that it would break a rule of the
+    /// protocol, or that the map cannot be saved; then nothing has changed.
     pub(crate) fn change<T>(
         &self,
         state: &mut State,
@@ -139,6 +143,7 @@ impl Control {
         let before = entry.clone();
         let changed = change(entry).and_then(|result| {
             self.prepare(entry, retry_delays)?;
+            entry.save_map_unless(before.pool.as_ref())?;
             Ok(result)
         });
         if changed.is_err() {
@@ -306,6 +311,7 @@ impl Entry {
             hosts,
             ports: Vec::new(),
             namespaces: BTreeMap::new(),
+            pool: None,
             stats: Arc::default(),
             published: None,
         }

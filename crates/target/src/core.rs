@@ -14,6 +14,7 @@ use crate::range_lock::{Fences, LockId, Order, Warden};
 use crate::registry::Shared;
 use crate::slots::Measured;
 use crate::snapshot::{DeviceId, Snapshot};
+use crate::wipe::Wipe;
 
 /// Names a command of this core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub(crate) struct Device {
     pub(crate) meter: Option<Meter>,
     /// Requests in flight.
     in_flight: usize,
+    /// The channel may have gathered something to send.
+    unflushed: bool,
     fences: Fences<LocalCommand>,
     /// On the device's warden core: orders its range locks.
     warden: Option<Warden<CommandPlace>>,
@@ -76,6 +79,8 @@ pub(crate) struct Core {
     pub(crate) snapshot: Arc<Snapshot>,
     /// By [`DeviceId`].
     devices: Vec<Option<Device>>,
+    /// Devices that something has happened at in this turn: there may be thousands of others.
+    unflushed: Vec<DeviceId>,
     /// Finished device requests that nobody has looked at yet.
     pub(crate) done: Vec<Done>,
     /// Commands that wait for an I/O buffer, first come first served.
@@ -84,6 +89,8 @@ pub(crate) struct Core {
     pub(crate) dirty: Vec<ConnKey>,
     /// Commands that a lowered fence lets go.
     pub(crate) released: Vec<LocalCommand>,
+    /// Devices that are being zeroed, by the slot in the tags of the requests.
+    pub(crate) wipes: Vec<Option<Wipe>>,
     /// Headers are encoded here before they go into a batch.
     pub(crate) scratch: Vec<u8>,
 }
@@ -95,10 +102,12 @@ impl Core {
             shared,
             snapshot: Arc::default(),
             devices: Vec::new(),
+            unflushed: Vec::new(),
             done: Vec::new(),
             buffer_waiters: VecDeque::new(),
             dirty: Vec::new(),
             released: Vec::new(),
+            wipes: Vec::new(),
             scratch: Vec::with_capacity(1024),
         }
     }
@@ -138,6 +147,7 @@ impl Core {
             channel,
             meter: bdev.stats().map(|stats| stats.meter()),
             in_flight: 0,
+            unflushed: false,
             fences,
             warden,
             closing: None,
@@ -185,6 +195,9 @@ impl Core {
         device.in_flight += 1;
         device.channel.submit(cx, Request { tag, op }, &mut self.done);
         device.finished(self.done.len() - before);
+        if !std::mem::replace(&mut device.unflushed, true) {
+            self.unflushed.push(id);
+        }
     }
 
     /// Notes when a request starts, for a device that counts.
@@ -237,6 +250,9 @@ impl Core {
         if let Some(Some(device)) = self.devices.get_mut(owner) {
             device.channel.handle_completion(cx, completion, &mut self.done);
             device.finished(self.done.len() - before);
+            if !std::mem::replace(&mut device.unflushed, true) {
+                self.unflushed.push(DeviceId(completion_owner));
+            }
             if device.closing.is_some() {
                 self.close_if_quiet(cx, DeviceId(completion_owner));
             }
@@ -245,7 +261,10 @@ impl Core {
 
     /// Lets channels send what they have gathered.
     pub(crate) fn flush_devices(&mut self, cx: &mut Context<'_>) {
-        for device in self.devices.iter_mut().flatten() {
+        while let Some(id) = self.unflushed.pop() {
+            let device = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
+            let Some(device) = device else { continue };
+            device.unflushed = false;
             let before = self.done.len();
             device.channel.flush(cx, &mut self.done);
             device.finished(self.done.len() - before);

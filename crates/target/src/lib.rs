@@ -20,6 +20,7 @@
 //! | where they connect | [`Target::add_subsystem_listener`], [`Target::remove_subsystem_listener`]; for every subsystem at once, [`Target::add_listener`] |
 //! | namespaces | [`Target::add_namespace`], [`Target::remove_namespace`], [`Target::replace_device`] |
 //! | which hosts see a namespace | [`NamespaceConfig::visibility`], then [`Target::show_namespace`], [`Target::hide_namespace`] |
+//! | namespaces that hosts make themselves | [`Target::set_pool`], [`Target::remove_pool`]; for a host, [`Target::manage_namespaces`] |
 //! | discovery | [`Target::add_referral`], [`Target::remove_referral`], [`Target::set_discovery_filter`] |
 //! | retry delays (CRDT) | [`Target::set_retry_delays`] |
 //!
@@ -29,6 +30,17 @@
 //! was removed, the connections that came by a listener that was removed. A connection refused
 //! because its listener does not (yet) lead to its subsystem is told that it may try again, so set
 //! up namespaces and hosts first and the listener last.
+//!
+//! # Pools
+//!
+//! A subsystem with a pool ([`PoolConfig`]) lets its hosts create, attach, detach, delete and
+//! format namespaces (`nvme create-ns` and so on) on parts of one device. Such a namespace is
+//! attached to hosts, not to controllers, whose numbers change with every connection. Each change
+//! is given to the [`PoolStore`] before any host sees it; after a restart, [`Target::set_pool`]
+//! with the map that was saved last brings the same namespaces back. A new or formatted namespace
+//! reads zeroes.
+//!
+//! # Listing
 //!
 //! What is there is told by [`Target::subsystems`], [`Target::listeners`], [`Target::referrals`];
 //! who is connected by [`Target::controllers`] and [`Target::queues`]; what was done by
@@ -52,12 +64,14 @@ mod message;
 mod namespaces;
 mod placement;
 mod poll_group;
+mod pool;
 mod range_lock;
 mod registry;
 mod slots;
 mod snapshot;
 mod subsystems;
 mod target;
+mod wipe;
 
 pub use config::{NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig, TargetError};
 pub use counters::QueueTotals;
@@ -66,5 +80,8 @@ pub use info::{
 };
 pub use manual::ManualCore;
 pub use placement::PlacementPolicy;
-pub use raceline_proto::controller::{DiscoveryFilter, HostAccess, Limits, Referral, Visibility};
+pub use pool::{MapError, PoolConfig, PoolInfo, PoolMap, PoolNamespace, PoolStore};
+pub use raceline_proto::controller::{
+    DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral, Visibility,
+};
 pub use target::{Target, TargetStats};

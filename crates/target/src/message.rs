@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use raceline_bdev::SharedBdev;
+use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
-use raceline_proto::nvme::{ControllerId, Nqn, QueueId};
+use raceline_proto::nvme::{ControllerId, Nqn, QueueId, Status};
 use raceline_reactor::socket::Socket;
 
 use crate::config::TargetError;
@@ -50,6 +50,10 @@ pub(crate) enum Message {
     OpenDevice { id: DeviceId, bdev: SharedBdev, reply: Reply<Result<(), TargetError>> },
     /// Control: no view shows the device any more; close it once it is quiet.
     CloseDevice { id: DeviceId, reply: Reply<()> },
+    /// Control: zero that much of a device that no view shows.
+    Wipe { id: DeviceId, bytes: u64, reply: Reply<Result<(), BdevError>> },
+    /// Control: what became of a command about namespaces; with success, DW0.
+    Managed { to: CommandPlace, result: Result<u32, Status> },
     /// Control: what exists has changed.
     View { snapshot: Arc<Snapshot>, reply: Reply<()> },
     /// Control: close this host's controllers of a subsystem.

@@ -50,12 +50,17 @@ impl Target {
         }
     }
 
-    /// Removes a namespace; connected hosts are told. Commands in flight finish first.
+    /// Removes a namespace; connected hosts are told. Commands in flight finish first. One of a
+    /// pool is deleted: its part of the device is free again.
     ///
     /// # Errors
-    /// When there is none of that number, or its device does not become quiet.
+    /// When there is none of that number, it is being formatted, or its device does not become
+    /// quiet.
     pub fn remove_namespace(&self, nqn: &Nqn, nsid: NamespaceId) -> Result<(), TargetError> {
         let mut state = self.control.lock();
+        if state.entry(nqn)?.namespace(nsid)?.is_of_pool() {
+            return self.control.delete_from_pool(&mut state, nqn, nsid);
+        }
         let exported = self.control.change(&mut state, nqn, |entry| {
             let removed = entry.namespaces.remove(&nsid.0);
             removed.ok_or_else(|| TargetError::NoNamespace { nqn: nqn.clone(), nsid })
@@ -91,8 +96,8 @@ impl Target {
     /// or anything else that they see is different.
     ///
     /// # Errors
-    /// When there is no such namespace, the device cannot be one, or a core cannot open it; then
-    /// the old device stays.
+    /// When there is no such namespace, it is of a pool, the device cannot be one, or a core cannot
+    /// open it; then the old device stays.
     pub fn replace_device(
         &self,
         nqn: &Nqn,
@@ -100,7 +105,10 @@ impl Target {
         bdev: SharedBdev,
     ) -> Result<(), TargetError> {
         let mut state = self.control.lock();
-        state.entry(nqn)?.namespace(nsid)?;
+        if state.entry(nqn)?.namespace(nsid)?.is_of_pool() {
+            let reason = format!("namespace {nsid} of {nqn} is part of a pool");
+            return Err(TargetError::Unsuitable { device: bdev.info().name, reason });
+        }
         let device = self.control.open_device(&mut state, &bdev)?;
         let changed = self.control.change(&mut state, nqn, |entry| {
             let exported = entry.namespace(nsid)?;
@@ -159,13 +167,16 @@ impl Target {
         change: impl FnOnce(&mut Vec<Nqn>),
     ) -> Result<(), TargetError> {
         self.change(nqn, |entry| {
-            let namespace = &mut entry.namespace(nsid)?.namespace;
-            let Visibility::Hosts(hosts) = &namespace.visibility else {
+            let exported = entry.namespace(nsid)?;
+            let Visibility::Hosts(hosts) = &exported.namespace.visibility else {
                 return Err(TargetError::AlwaysVisible { nqn: nqn.clone(), nsid });
             };
             let mut hosts = hosts.to_vec();
             change(&mut hosts);
-            namespace.visibility = Visibility::Hosts(hosts.into());
+            if exported.is_of_pool() {
+                return entry.set_hosts_of(nsid, hosts);
+            }
+            exported.namespace.visibility = Visibility::Hosts(hosts.into());
             Ok(())
         })
     }
@@ -200,22 +211,32 @@ fn describe_namespace(nsid: NamespaceId, config: &NamespaceConfig) -> Namespace 
     let info: BdevInfo = config.bdev.info();
     let uuid = config.uuid.unwrap_or(info.uuid);
     let identity = Namespace {
+        nguid: config.nguid.unwrap_or(uuid),
+        eui64: config.eui64.unwrap_or_default(),
+        visibility: config.visibility.clone(),
+        ..identity(nsid, uuid)
+    };
+    with_device(&identity, &info)
+}
+
+/// A namespace of that number and UUID, without a device.
+pub(crate) fn identity(nsid: NamespaceId, uuid: [u8; 16]) -> Namespace {
+    Namespace {
         nsid,
         block_size: 0,
         block_count: 0,
         physical_block_size: 0,
         uuid,
-        nguid: config.nguid.unwrap_or(uuid),
-        eui64: config.eui64.unwrap_or_default(),
-        visibility: config.visibility.clone(),
+        nguid: uuid,
+        eui64: [0; 8],
+        visibility: Visibility::All,
         shared: true,
         pool_bytes: None,
         volatile_write_cache: false,
         read_only: false,
         deallocate: false,
         deallocate_zeroes: false,
-    };
-    with_device(&identity, &info)
+    }
 }
 
 /// The same namespace with what this device can do.

@@ -230,6 +230,7 @@ impl PollGroup {
         while !self.core.done.is_empty() {
             let mut batch = std::mem::replace(&mut self.core.done, std::mem::take(&mut self.batch));
             for done in batch.drain(..) {
+                let Some(done) = self.core.wipe_done(cx, done) else { continue };
                 let command = LocalCommand::from_tag(done.tag);
                 self.with(cx, command.key, |connection, cx, core| {
                     connection.handle_done(cx, core, command.slot, done);
@@ -296,6 +297,12 @@ impl Service for PollGroup {
                 let _ = reply.send((self.core.index, result));
             }
             Message::CloseDevice { id, reply } => self.core.close_device(cx, id, reply),
+            Message::Wipe { id, bytes, reply } => self.core.wipe(cx, id, bytes, reply),
+            Message::Managed { to, result } => {
+                self.with(cx, to.conn.key, |connection, _, core| {
+                    connection.managed(core, to.slot, result);
+                });
+            }
             Message::View { snapshot, reply } => self.view(cx, &snapshot, &reply),
             Message::DisconnectHost { nqn, host, reply } => {
                 self.disconnect_host(cx, &nqn, &host);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, hash_map};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
 use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
@@ -12,6 +12,7 @@ use crate::config::TargetConfig;
 use crate::ledger::Ledger;
 use crate::message::{Home, Message, Place};
 use crate::placement::{Arrival, Placement, Seat};
+use crate::pool::ManagementRequest;
 
 /// Shared by all cores of a target.
 pub(crate) struct Shared {
@@ -20,6 +21,8 @@ pub(crate) struct Shared {
     cores: usize,
     registry: Mutex<Registry>,
     ledger: Mutex<Ledger>,
+    /// To the thread that changes namespaces as hosts ask, once there is a pool.
+    manager: Mutex<Option<mpsc::Sender<ManagementRequest>>>,
 }
 
 struct Registry {
@@ -75,7 +78,8 @@ impl Shared {
             pre_connect_total: 0,
         };
         let ledger = Mutex::new(Ledger::new(cores));
-        Self { config, senders: OnceLock::new(), cores, registry: Mutex::new(registry), ledger }
+        let (senders, registry) = (OnceLock::new(), Mutex::new(registry));
+        Self { config, senders, cores, registry, ledger, manager: Mutex::new(None) }
     }
 
     pub(crate) fn set_senders(&self, senders: Vec<Sender<Message>>) {
@@ -216,6 +220,16 @@ impl Shared {
     /// Controllers of the target.
     pub(crate) fn controllers(&self) -> usize {
         self.lock().hosts.values().sum()
+    }
+
+    /// Hands a host's wish to the thread that fulfils it; false: there is none.
+    pub(crate) fn manage(&self, request: ManagementRequest) -> bool {
+        self.manager().as_ref().is_some_and(|manager| manager.send(request).is_ok())
+    }
+
+    /// The way to the thread that changes namespaces; without it, the thread ends.
+    pub(crate) fn manager(&self) -> MutexGuard<'_, Option<mpsc::Sender<ManagementRequest>>> {
+        self.manager.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is known of the queues.

@@ -99,6 +99,7 @@ impl Target {
     /// When a core does not end in time, or has ended by a failure.
     pub fn shutdown(self) -> Result<(), TargetError> {
         let shared = &self.control.shared;
+        drop(shared.manager().take());
         for core in 0..shared.cores() {
             shared.send(core, Message::Shutdown);
         }
