@@ -453,3 +453,160 @@ fn what_is_done_is_counted() {
     assert_eq!(error, (-32603, "Bad address".to_owned()));
     served.end();
 }
+
+/// The daemon behind, whose devices the one in front exports again.
+struct Behind {
+    daemon: Daemon,
+    client: Client,
+    address: SocketAddr,
+}
+
+const BEHIND: &str = "nqn.2016-06.io.spdk:behind";
+
+impl Behind {
+    fn new() -> Self {
+        let daemon = Daemon::started();
+        let mut client = daemon.client();
+        let null = json!({ "name": "Null0", "num_blocks": 2048, "block_size": 512 });
+        client.call("bdev_null_create", null).unwrap();
+        let (method, params) = malloc("M0");
+        client.call(method, params).unwrap();
+        let address = export(&mut client, BEHIND, &["M0", "Null0"]);
+        Self { daemon, client, address }
+    }
+
+    fn attach(&self) -> Value {
+        json!({
+            "name": "Nvme0", "trtype": "tcp", "traddr": "127.0.0.1", "adrfam": "ipv4",
+            "trsvcid": self.address.port().to_string(), "subnqn": BEHIND,
+            "hdgst": false, "ddgst": true, "prchk_reftag": false,
+        })
+    }
+}
+
+#[test]
+fn a_remote_controller_is_exported_again() {
+    let mut behind = Behind::new();
+    let calls = [
+        // Waits for a namespace that is not there.
+        ("bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "Nvme0n7" })),
+        ("bdev_nvme_set_options", json!({ "keep_alive_timeout_ms": 2000 })),
+        ("bdev_nvme_set_options", json!({ "delay_cmd_submit": true })),
+        ("bdev_nvme_attach_controller", behind.attach()),
+    ];
+    let mut served = Served::new(&calls, &["Nvme0n1", "Nvme0n2"]);
+    served.write(1, 8, 0x77);
+    let direct = Host::connect(host_config(behind.address, BEHIND)).unwrap();
+    let mut data = [0; 4096];
+    direct.read(NamespaceId(1), 8, &mut data).unwrap();
+    assert_eq!(data, [0x77; 4096]);
+    let bdev = served.bdev("Nvme0n1");
+    assert_eq!((&bdev["product_name"], &bdev["num_blocks"]), (&json!("NVMe disk"), &json!(2048)));
+    assert_eq!(bdev["driver_specific"]["nvme"][0]["trid"]["subnqn"], BEHIND);
+    assert_eq!(served.iostat("Nvme0n1")["num_write_ops"], 1);
+
+    let listed = served.ok("bdev_nvme_get_controllers", Value::Null);
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["ctrlrs"][0]["state"]),
+        (&json!("Nvme0"), &json!("enabled"))
+    );
+    let health = served.ok("bdev_nvme_get_controller_health_info", json!({ "name": "Nvme0" }));
+    assert_eq!((&health["traddr"], &health["media_errors"]), (&json!("127.0.0.1"), &json!(0)));
+    assert!(health["temperature_celsius"].is_number(), "{health}");
+    let cntlid = listed[0]["ctrlrs"][0]["cntlid"].clone();
+    served.ok("bdev_nvme_reset_controller", json!({ "name": "Nvme0" }));
+    eventually("a new association", || {
+        let listed = served.client.call("bdev_nvme_get_controllers", Value::Null).unwrap();
+        listed[0]["ctrlrs"][0]["cntlid"] != cntlid && listed[0]["ctrlrs"][0]["state"] == "enabled"
+    });
+    assert_eq!(served.read(1, 8, 4096).unwrap(), [0x77; 4096]);
+
+    // One grows, one comes, one goes: hosts in front see it.
+    behind.client.call("bdev_null_resize", json!({ "name": "Null0", "new_size": 4 })).unwrap();
+    eventually("it grows", || {
+        served.host.namespace(NamespaceId(2)).is_some_and(|info| info.block_count == 8192)
+    });
+    let (method, params) = malloc("M1");
+    behind.client.call(method, params).unwrap();
+    let seventh = json!({ "nqn": BEHIND, "namespace": { "bdev_name": "M1", "nsid": 7 } });
+    behind.client.call("nvmf_subsystem_add_ns", seventh.clone()).unwrap();
+    let mut client = served.daemon.client();
+    let mut has = |name: &str| client.call("bdev_get_bdevs", json!({ "name": name })).is_ok();
+    eventually("what waited is there", || has("Nvme0n7") && has("P"));
+    let remove = |nsid: u32| json!({ "nqn": BEHIND, "nsid": nsid });
+    behind.client.call("nvmf_subsystem_remove_ns", remove(7)).unwrap();
+    eventually("it goes with its base", || !has("Nvme0n7") && !has("P"));
+    behind.client.call("nvmf_subsystem_add_ns", seventh).unwrap();
+    eventually("and comes back with it", || has("P"));
+    behind.client.call("nvmf_subsystem_remove_ns", remove(1)).unwrap();
+    eventually("its namespace goes in front too", || {
+        served.host.namespace(NamespaceId(1)).is_none() && !has("Nvme0n1")
+    });
+
+    served.ok("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
+    assert!(!has("Nvme0n2") && !has("P"));
+    assert_eq!(served.ok("bdev_nvme_get_controllers", Value::Null), json!([]));
+    let saved = served.ok("framework_get_config", json!({ "name": "bdev" }));
+    let options = json!({ "keep_alive_timeout_ms": 2000, "delay_cmd_submit": true });
+    assert_eq!(saved, json!([{ "method": "bdev_nvme_set_options", "params": options }]));
+    direct.disconnect();
+    served.end();
+    behind.daemon.engine.shut_down().unwrap();
+}
+
+#[test]
+fn bad_controllers_are_refused_whole() {
+    let behind = Behind::new();
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let with = |more: Value| {
+        let mut params = behind.attach();
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        params
+    };
+    for (more, code, text) in [
+        (json!({ "trtype": "rdma" }), -22, "Invalid argument"),
+        (
+            json!({ "trtype": "PCIe", "traddr": "0000:01:00.0" }),
+            -22,
+            "trtype PCIe is not supported",
+        ),
+        (json!({ "traddr": "x" }), -22, "Invalid argument"),
+        (json!({ "trsvcid": "1" }), -5, "Input/output error"),
+        (json!({ "subnqn": "x" }), -22, "subnqn is no NQN"),
+        (json!({ "subnqn": "nqn.2016-06.io.spdk:nobody" }), -5, "Input/output error"),
+        (json!({ "max_bdevs": 0 }), -22, "max_bdevs cannot be zero"),
+        (json!({ "num_io_queues": 0 }), -22, "num_io_queues out of bounds, min: 1 max: 65536"),
+        (json!({ "psk": "key0" }), -32602, "parameter psk is not supported"),
+        (json!({ "prchk_guard": true }), -32602, "parameter prchk_guard is not supported"),
+        (json!({ "ctrlr_loss_timeout_sec": -1 }), -22, "Invalid argument"),
+        (json!({ "ctrlr_loss_timeout_sec": 2, "reconnect_delay_sec": 3 }), -22, "Invalid argument"),
+        (json!({ "colour": 1 }), -32602, "Invalid parameters"),
+    ] {
+        let error = client.call("bdev_nvme_attach_controller", with(more.clone())).unwrap_err();
+        assert_eq!(error, (code, text.to_owned()), "{more}");
+    }
+    assert_eq!(client.call("bdev_get_bdevs", Value::Null), Ok(json!([])));
+    let patient = json!({ "ctrlr_loss_timeout_sec": 9, "reconnect_delay_sec": 3, "max_bdevs": 1 });
+    let names = client.call("bdev_nvme_attach_controller", with(patient)).unwrap();
+    assert_eq!(names, json!(["Nvme0n1"]));
+    let error = client.call("bdev_nvme_attach_controller", behind.attach()).unwrap_err();
+    let text = "A controller named Nvme0 already exists with the specified network path";
+    assert_eq!(error, (-114, text.to_owned()));
+    let error = client.call("bdev_nvme_set_options", json!({})).unwrap_err();
+    assert_eq!(error.0, -1);
+    for (method, params, code) in [
+        ("bdev_nvme_detach_controller", json!({ "name": "x" }), -19),
+        ("bdev_nvme_detach_controller", json!({ "name": "Nvme0", "traddr": "10.0.0.1" }), -19),
+        ("bdev_nvme_get_controllers", json!({ "name": "x" }), -22),
+        ("bdev_nvme_reset_controller", json!({ "name": "x" }), -32602),
+        ("bdev_nvme_reset_controller", json!({ "name": "Nvme0", "cntlid": 65000 }), -32602),
+        ("bdev_nvme_get_controller_health_info", json!({ "name": "x" }), -32603),
+        ("bdev_malloc_delete", json!({ "name": "Nvme0n1" }), -19),
+    ] {
+        let error = client.call(method, params.clone()).unwrap_err();
+        assert_eq!(error.0, code, "{method} {params}: {error:?}");
+    }
+    daemon.engine.shut_down().unwrap();
+    behind.daemon.engine.shut_down().unwrap();
+}

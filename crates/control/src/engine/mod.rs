@@ -4,6 +4,7 @@
 //! the model is locked for moments, never while a device opens or a core answers.
 
 pub mod bdevs;
+pub mod controllers;
 mod error;
 pub mod journal;
 pub mod ledger;
@@ -14,7 +15,7 @@ pub mod sampling;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
-    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,7 @@ use raceline_bdev::Identity;
 pub use error::EngineError;
 
 use bdevs::{Bdevs, Claim};
+use controllers::{Controllers, SharedEngine};
 use journal::{Journal, JournalError, NoJournal};
 use ledger::{Entry, Key, Ledger, Record};
 use notify::{EventKind, Events};
@@ -76,6 +78,8 @@ pub struct Engine {
     position: AtomicU64,
     /// Changes are being made that have been written down before.
     restoring: AtomicBool,
+    /// For threads of its own.
+    shared: Arc<SharedEngine>,
 }
 
 /// What exists.
@@ -83,6 +87,8 @@ pub struct Engine {
 pub struct Model {
     /// Block devices.
     pub bdevs: Bdevs,
+    /// Remote controllers whose namespaces are devices.
+    pub controllers: Controllers,
     /// What is exported.
     pub nvmf: Nvmf,
     /// The calls that make all of it again.
@@ -116,6 +122,7 @@ impl Engine {
             }),
             position: AtomicU64::new(0),
             restoring: AtomicBool::new(false),
+            shared: Arc::default(),
         }
     }
 
@@ -223,7 +230,18 @@ impl Engine {
         for transport in targets.into_values().filter_map(|target| target.transport) {
             nvmf::stop(transport.target)?;
         }
+        let controllers = std::mem::take(&mut self.model_mut().controllers);
+        controllers.into_values().for_each(|controller| controller.end());
         Ok(())
+    }
+
+    /// Tells hosts of devices that have grown.
+    ///
+    /// # Errors
+    /// When a core does not answer.
+    pub fn sizes_changed(&self) -> Result<(), EngineError> {
+        let cores: Vec<_> = self.model().nvmf.targets.values().filter_map(|t| t.cores()).collect();
+        cores.iter().try_for_each(|cores| Ok(cores.refresh_sizes()?))
     }
 
     /// Whether the cores of all targets are running.
@@ -296,15 +314,6 @@ impl Change<'_> {
         }
         self.notify(EventKind::BdevRegister, &name);
         Ok(())
-    }
-
-    /// Tells hosts of devices that have grown.
-    ///
-    /// # Errors
-    /// When a core does not answer.
-    pub fn sizes_changed(&self) -> Result<(), EngineError> {
-        let cores: Vec<_> = self.model().nvmf.targets.values().filter_map(|t| t.cores()).collect();
-        cores.iter().try_for_each(|cores| Ok(cores.refresh_sizes()?))
     }
 
     /// Claims a device, so that nobody else may use it.

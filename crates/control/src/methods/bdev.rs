@@ -5,6 +5,7 @@ mod disk;
 mod error;
 mod malloc;
 mod null;
+mod nvme;
 mod options;
 mod passthru;
 mod split;
@@ -21,6 +22,7 @@ pub(crate) use crate::engine::bdevs::Plain;
 use crate::engine::{Change, EngineError, ledger};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
+pub(crate) use options::examine_unasked;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.read("bdev_get_bdevs", States::Runtime, get_bdevs);
@@ -35,6 +37,7 @@ pub(super) fn register(registry: &mut Registry) {
         error::register,
         statistics::register,
         options::register,
+        nvme::register,
     ] {
         register(registry);
     }

@@ -1,6 +1,6 @@
 //! The methods, one file for each family of SPDK's.
 
-mod bdev;
+pub(crate) mod bdev;
 mod framework;
 mod notify;
 mod nvmf;

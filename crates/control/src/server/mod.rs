@@ -52,6 +52,7 @@ impl Server {
     /// # Errors
     /// When another instance has the path, the path is not safe, or the socket cannot be made.
     pub fn start(config: ServerConfig, engine: Arc<Engine>) -> Result<Self, ListenError> {
+        engine.share();
         let lock = socket::Lock::take(&config.path)?;
         let listener = socket::listen(&config.path)?;
         let failed = |error| ListenError::Io { path: config.path.clone(), error };

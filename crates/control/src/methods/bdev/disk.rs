@@ -148,7 +148,7 @@ fn rescan(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
             };
             RpcError::errno(errno).because(error)
         })?;
-        change.sizes_changed()?;
+        change.engine().sizes_changed()?;
         Ok(true)
     })
 }

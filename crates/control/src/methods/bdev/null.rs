@@ -122,7 +122,7 @@ fn resize(call: &Call<'_>, Resize { name, new_size }: Resize) -> Result<bool, Rp
                 change.put(key, entry);
             }
         }
-        change.sizes_changed()?;
+        change.engine().sizes_changed()?;
         Ok(true)
     })
 }

@@ -68,7 +68,7 @@ fn examines_unasked(model: &Model) -> bool {
 }
 
 /// Makes what has waited for this device, unless that needs an order.
-pub(super) fn examine_unasked(change: &mut Change<'_>, name: &str) {
+pub(crate) fn examine_unasked(change: &mut Change<'_>, name: &str) {
     let wanted = examines_unasked(&change.model());
     if wanted {
         stacked::examine(change, name);

@@ -1,0 +1,340 @@
+//! `bdev_nvme_*`: the namespaces of a remote NVMe/TCP controller as devices.
+
+mod health;
+mod options;
+
+use std::time::Duration;
+
+use raceline_host::{BackoffConfig, HostConfig, RemoteController};
+use raceline_proto::nvme::{HostId, Nqn};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::Name;
+use crate::engine::Engine;
+use crate::engine::controllers::Controller;
+use crate::engine::ledger::{self, Key, Section};
+use crate::engine::nvmf::ListenAddress;
+use crate::error::{RpcError, code};
+use crate::method::{Call, Registry, States};
+use crate::params::refuse;
+use options::Options;
+
+/// Devices of a controller unless asked otherwise, as in SPDK.
+const DEFAULT_MAX_BDEVS: u32 = 128;
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("bdev_nvme_attach_controller", States::Runtime, attach);
+    registry.alias("construct_nvme_bdev", "bdev_nvme_attach_controller");
+    registry.change("bdev_nvme_detach_controller", States::Runtime, detach);
+    registry.alias("delete_nvme_controller", "bdev_nvme_detach_controller");
+    registry.read("bdev_nvme_get_controllers", States::Runtime, get_controllers);
+    registry.alias("get_nvme_controllers", "bdev_nvme_get_controllers");
+    registry.change("bdev_nvme_reset_controller", States::Runtime, reset);
+    options::register(registry);
+    health::register(registry);
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Attach {
+    name: String,
+    trtype: String,
+    traddr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adrfam: Option<String>,
+    trsvcid: Option<String>,
+    subnqn: Option<String>,
+    hostnqn: Option<String>,
+    #[serde(default)]
+    hdgst: bool,
+    #[serde(default)]
+    ddgst: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fabrics_connect_timeout_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_io_queues: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctrlr_loss_timeout_sec: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reconnect_delay_sec: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_bdevs: Option<u32>,
+    /// What to do when the name is taken: no second path can be added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multipath: Option<String>,
+    /// Always so where the controller allows it.
+    #[serde(default, rename = "disable_sq_flow_control", skip_serializing)]
+    _disable_sq_flow_control: bool,
+    // What is not here.
+    #[serde(default, skip_serializing)]
+    priority: Option<String>,
+    #[serde(default, skip_serializing)]
+    hostaddr: Option<String>,
+    #[serde(default, skip_serializing)]
+    hostsvcid: Option<String>,
+    #[serde(default, skip_serializing)]
+    prchk_reftag: bool,
+    #[serde(default, skip_serializing)]
+    prchk_guard: bool,
+    #[serde(default, skip_serializing)]
+    fast_io_fail_timeout_sec: u32,
+    #[serde(default, skip_serializing)]
+    psk: Option<String>,
+    #[serde(default, skip_serializing)]
+    dhchap_key: Option<String>,
+    #[serde(default, skip_serializing)]
+    dhchap_ctrlr_key: Option<String>,
+    #[serde(default, skip_serializing)]
+    allow_unrecognized_csi: bool,
+    #[serde(default, skip_serializing)]
+    multipath_opts: Option<Value>,
+}
+
+impl Attach {
+    /// Refuses what SPDK has and this program has not.
+    fn refuse(&self) -> Result<(), RpcError> {
+        refuse(&[
+            ("priority", self.priority.is_some()),
+            ("hostaddr", self.hostaddr.is_some()),
+            ("hostsvcid", self.hostsvcid.is_some()),
+            ("prchk_reftag", self.prchk_reftag),
+            ("prchk_guard", self.prchk_guard),
+            ("fast_io_fail_timeout_sec", self.fast_io_fail_timeout_sec != 0),
+            ("psk", self.psk.is_some()),
+            ("dhchap_key", self.dhchap_key.is_some()),
+            ("dhchap_ctrlr_key", self.dhchap_ctrlr_key.is_some()),
+            ("allow_unrecognized_csi", self.allow_unrecognized_csi),
+            ("multipath_opts", self.multipath_opts.is_some()),
+        ])
+    }
+}
+
+fn invalid(text: String) -> RpcError {
+    RpcError::new(-libc::EINVAL, text)
+}
+
+/// Connecting takes time, in which others may change things; only the result is a change.
+fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
+    params.refuse()?;
+    let max_bdevs = params.max_bdevs.unwrap_or(DEFAULT_MAX_BDEVS);
+    if max_bdevs == 0 {
+        return Err(invalid("max_bdevs cannot be zero".to_owned()));
+    }
+    refuse_taken(call.engine, &params)?;
+    let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine));
+    let config = host_config(call.engine, &params, &hostnqn)?;
+    let remote = RemoteController::connect(config)
+        .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
+    let name = params.name.clone();
+    let key = Key::new(&["bdev-nvme", &name]);
+    let max_bdevs = usize::try_from(max_bdevs).unwrap_or(usize::MAX);
+    let controller = Controller::new(name, remote, key.clone(), max_bdevs);
+    let canonical = Attach { hostnqn: Some(hostnqn), ..params };
+    let attached = call.engine.change(|change| {
+        let entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", &canonical)?;
+        let names = change.attach(&controller)?;
+        change.put(key, entry);
+        Ok(names)
+    });
+    if attached.is_err() {
+        controller.remote.disconnect();
+    }
+    attached
+}
+
+fn refuse_taken(engine: &Engine, params: &Attach) -> Result<(), RpcError> {
+    let name = &params.name;
+    if name.is_empty() || name.len() > 64 || name.chars().any(char::is_control) {
+        let detail = "a name has 1 to 64 bytes without control characters";
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    }
+    let model = engine.model();
+    let Some(taken) = model.controllers.get(name) else { return Ok(()) };
+    let config = taken.remote.config();
+    let same = params.traddr == config.address.ip().to_string()
+        && params.trsvcid.as_deref() == Some(&config.address.port().to_string());
+    let text = if params.multipath.as_deref() == Some("disable") {
+        format!("A controller named {name} already exists and multipath is disabled")
+    } else if same {
+        format!("A controller named {name} already exists with the specified network path")
+    } else {
+        format!("A controller named {name} already exists: parameter multipath is not supported")
+    };
+    Err(RpcError::new(-libc::EALREADY, text))
+}
+
+fn default_hostnqn(engine: &Engine) -> String {
+    let uuid = engine.config().identity.derive("host", b"");
+    format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")
+}
+
+/// The host identifier is the UUID in its name, if there is one.
+fn host_id(engine: &Engine, hostnqn: &str) -> HostId {
+    let named = hostnqn.rsplit_once("uuid:").and_then(|(_, uuid)| Uuid::try_parse(uuid).ok());
+    let identity = &engine.config().identity;
+    let uuid = named.unwrap_or_else(|| identity.derive("host", hostnqn.as_bytes()));
+    HostId(uuid.into_bytes())
+}
+
+fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostConfig, RpcError> {
+    if params.trtype.eq_ignore_ascii_case("pcie") {
+        let detail = "for a local drive, bdev_uring_create takes its block device (/dev/nvme0n1)";
+        return Err(invalid("trtype PCIe is not supported".to_owned()).because(detail));
+    }
+    let Attach { trtype, adrfam, traddr, trsvcid, .. } = params;
+    let address = ListenAddress::parse(trtype, adrfam.as_deref(), traddr, trsvcid.as_deref())
+        .and_then(|address| address.socket())?;
+    let nqn = |what: &str, text: &str| {
+        Nqn::new(text).map_err(|error| invalid(format!("{what} is no NQN")).because(error))
+    };
+    let subnqn = params.subnqn.as_deref().unwrap_or_default();
+    let subnqn = nqn("subnqn", subnqn)?;
+    let mut config =
+        HostConfig::new(address, subnqn, nqn("hostnqn", hostnqn)?, host_id(engine, hostnqn));
+    let options = Options::current(engine);
+    config.header_digest = params.hdgst;
+    config.data_digest = params.ddgst;
+    config.kato_ms = options.keep_alive_timeout_ms.unwrap_or(config.kato_ms);
+    if let Some(timeout_us) = options.timeout_us.filter(|timeout_us| *timeout_us > 0) {
+        config.command_timeout = Some(Duration::from_micros(timeout_us));
+    }
+    if let Some(timeout_us) = params.fabrics_connect_timeout_us {
+        config.connect_timeout = Duration::from_micros(timeout_us);
+    }
+    if let Some(queues) = params.num_io_queues {
+        let range = 1..=u32::from(u16::MAX) + 1;
+        if !range.contains(&queues) {
+            let text = "num_io_queues out of bounds, min: 1 max: 65536";
+            return Err(invalid(text.to_owned()));
+        }
+        config.io_queues = u16::try_from(queues).unwrap_or(u16::MAX);
+    }
+    let loss = params.ctrlr_loss_timeout_sec.or(options.ctrlr_loss_timeout_sec).unwrap_or(0);
+    let delay = params.reconnect_delay_sec.or(options.reconnect_delay_sec).unwrap_or(0);
+    config.backoff = backoff(loss, delay)?;
+    Ok(config)
+}
+
+/// How patient to be with a lost controller. Without any wish: ten minutes, with growing delays.
+fn backoff(loss_sec: i32, delay_sec: u32) -> Result<BackoffConfig, RpcError> {
+    let bad = |detail: &str| Err(RpcError::errno(libc::EINVAL).because(detail));
+    let delay = Duration::from_secs(delay_sec.into());
+    let give_up_after = match u32::try_from(loss_sec) {
+        Err(_) if loss_sec != -1 => return bad("ctrlr_loss_timeout_sec must be at least -1"),
+        Err(_) if delay_sec == 0 => {
+            return bad("reconnect_delay_sec must not be 0 with a ctrlr_loss_timeout_sec of -1");
+        }
+        Err(_) => None,
+        Ok(0) if delay_sec == 0 => return Ok(BackoffConfig::default()),
+        Ok(0) => return bad("reconnect_delay_sec needs a ctrlr_loss_timeout_sec"),
+        Ok(loss) if delay_sec == 0 || delay_sec > loss => {
+            return bad("reconnect_delay_sec must be 1 to ctrlr_loss_timeout_sec");
+        }
+        Ok(loss) => Some(Duration::from_secs(loss.into())),
+    };
+    Ok(BackoffConfig { first: delay, longest: delay, give_up_after })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Detach {
+    name: String,
+    // A path of several: there is one, and it must be the one that is named.
+    trtype: Option<String>,
+    traddr: Option<String>,
+    adrfam: Option<String>,
+    trsvcid: Option<String>,
+    subnqn: Option<String>,
+    hostaddr: Option<String>,
+    hostsvcid: Option<String>,
+}
+
+impl Detach {
+    fn names_path(&self, controller: &Controller) -> bool {
+        let trid = controller.trid();
+        let is = |part: &Option<String>, member: &str| {
+            let text = trid[member].as_str().unwrap_or_default();
+            part.as_ref().is_none_or(|part| part.eq_ignore_ascii_case(text))
+        };
+        is(&self.trtype, "trtype")
+            && is(&self.traddr, "traddr")
+            && is(&self.adrfam, "adrfam")
+            && is(&self.trsvcid, "trsvcid")
+            && is(&self.subnqn, "subnqn")
+            && self.hostaddr.is_none()
+            && self.hostsvcid.is_none()
+    }
+}
+
+fn detach(call: &Call<'_>, params: Detach) -> Result<bool, RpcError> {
+    let controller = call.engine.change(|change| {
+        let found = change.model().controllers.get(&params.name).cloned();
+        let found = found.filter(|controller| params.names_path(controller));
+        found.ok_or_else(|| no_controller(&params.name))?;
+        Ok::<_, RpcError>(change.detach(&params.name)?)
+    })?;
+    // It takes as long as the controller needs to shut down: others need not wait.
+    controller.remote.disconnect();
+    Ok(true)
+}
+
+fn no_controller(name: &str) -> RpcError {
+    RpcError::errno(libc::ENODEV).because(format!(
+        "there is no such controller `{name}`: bdev_nvme_get_controllers lists them"
+    ))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GetControllers {
+    name: Option<String>,
+}
+
+fn get_controllers(call: &Call<'_>, params: GetControllers) -> Result<Vec<Value>, RpcError> {
+    let model = call.engine.model();
+    let Some(name) = params.name else {
+        return Ok(model.controllers.values().map(|controller| describe(controller)).collect());
+    };
+    let found = model.controllers.get(&name);
+    let found = found.ok_or_else(|| invalid(format!("Controller {name} does not exist")))?;
+    Ok(vec![describe(found)])
+}
+
+fn describe(controller: &Controller) -> Value {
+    json!({
+        "name": controller.name,
+        "ctrlrs": [{
+            "state": controller.state(),
+            "trid": controller.trid(),
+            "cntlid": controller.remote.controller().cntlid.0,
+            "host": {
+                "nqn": controller.remote.config().hostnqn.as_str(),
+                "addr": "",
+                "svcid": "",
+            },
+        }],
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reset {
+    name: String,
+    cntlid: Option<u16>,
+}
+
+fn reset(call: &Call<'_>, Reset { name, cntlid }: Reset) -> Result<bool, RpcError> {
+    let model = call.engine.model();
+    let found = model.controllers.get(&name).filter(|controller| {
+        cntlid.is_none_or(|cntlid| controller.remote.controller().cntlid.0 == cntlid)
+    });
+    let controller = found.ok_or_else(|| {
+        let text = RpcError::errno(libc::EINVAL).message;
+        RpcError::new(code::INVALID_PARAMS, text)
+            .because(format!("there is no such controller `{name}`"))
+    })?;
+    controller.remote.reset();
+    Ok(true)
+}

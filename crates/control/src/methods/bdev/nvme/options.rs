@@ -1,0 +1,132 @@
+//! `bdev_nvme_set_options`: what controllers that are attached later begin with.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::engine::Engine;
+use crate::engine::ledger::{self, Key, Section};
+use crate::error::RpcError;
+use crate::method::{Call, Registry, States};
+use crate::params::refuse;
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("bdev_nvme_set_options", States::Both, set);
+    registry.alias("set_bdev_nvme_options", "bdev_nvme_set_options");
+}
+
+fn key() -> Key {
+    Key::new(&["bdev-nvme-options"])
+}
+
+/// The options with a meaning here, and those of SPDK's driver that have none: its polling, its
+/// queues, its memory. The latter are kept, so that what was saved is what was set.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Options {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) timeout_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) keep_alive_timeout_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ctrlr_loss_timeout_sec: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reconnect_delay_sec: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    action_on_timeout: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_admin_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arbitration_burst: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    low_priority_weight: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    medium_priority_weight: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    high_priority_weight: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvme_adminq_poll_period_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvme_ioq_poll_period_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    io_queue_requests: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_cmd_submit: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none", alias = "retry_count")]
+    transport_retry_count: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bdev_retry_count: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transport_ack_timeout: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fast_io_fail_timeout_sec: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disable_auto_failback: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generate_uuids: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transport_tos: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvme_error_stat: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdma_srq_size: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    io_path_stat: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allow_accel_sequence: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdma_max_cq_size: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdma_cm_event_timeout_ms: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_digests: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_dhgroups: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdma_umr_per_io: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tcp_connect_timeout_ms: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enable_flush: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multipath_opts: Option<Value>,
+}
+
+impl Options {
+    /// As they are now.
+    pub(super) fn current(engine: &Engine) -> Self {
+        let model = engine.model();
+        let kept = model.ledger.get(&key());
+        kept.and_then(|entry| serde_json::from_value(entry.params.clone()).ok()).unwrap_or_default()
+    }
+}
+
+fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
+    refuse(&[
+        ("action_on_timeout", params.action_on_timeout.as_deref().is_some_and(|it| it != "none")),
+        ("fast_io_fail_timeout_sec", params.fast_io_fail_timeout_sec.is_some_and(|it| it != 0)),
+        ("transport_tos", params.transport_tos.is_some_and(|it| it != 0)),
+        ("generate_uuids", params.generate_uuids == Some(true)),
+        ("multipath_opts", params.multipath_opts.is_some()),
+    ])?;
+    if params.timeout_us.unwrap_or(0) == 0 && params.timeout_admin_us.unwrap_or(0) != 0 {
+        let detail = "timeout_admin_us needs timeout_us";
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    }
+    let (loss, delay) = (params.ctrlr_loss_timeout_sec, params.reconnect_delay_sec);
+    super::backoff(loss.unwrap_or(0), delay.unwrap_or(0))?;
+    call.engine.change(|change| {
+        if !change.model().controllers.is_empty() {
+            let text = "RPC not permitted with nvme controllers already attached";
+            return Err(RpcError::new(-libc::EPERM, text));
+        }
+        // What is not named stays as it was.
+        let before = change.model().ledger.get(&key()).map(|entry| entry.params.clone());
+        let mut entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_set_options", &params)?;
+        if let (Some(Value::Object(before)), Some(after)) = (before, entry.params.as_object_mut()) {
+            let named = std::mem::take(after);
+            *after = before.into_iter().chain(named).collect::<Map<_, _>>();
+        }
+        change.put(key(), entry);
+        Ok(true)
+    })
+}
