@@ -4,6 +4,7 @@
 //! I/O and reads no clock. [`engine::run`] drives one job per queue over NVMe/TCP, and
 //! [`report::Report`] says how it went.
 
+pub mod acceleration;
 pub mod cost;
 pub mod cpu;
 pub mod engine;

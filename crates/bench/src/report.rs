@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::acceleration::Acceleration;
 use crate::cost::{Cost, CostPerIo};
 use crate::cpu::CpuTime;
 use crate::histogram::{Latencies, PERCENTILES};
@@ -31,6 +32,8 @@ pub struct Report {
     pub loops: LoopCounters,
     /// What the commands that were recorded cost this process.
     pub cost: Cost,
+    /// What was done by the acceleration framework in the whole run.
+    pub acceleration: Acceleration,
     /// Commands that were due (open loop) and were not issued before the end.
     pub missed: u64,
     /// Commands' worth of blocks read and found right; `None` when nothing was verified.
@@ -96,6 +99,7 @@ impl Report {
             verified_ios: self.verified,
             loops: self.loops,
             cost: self.cost.per_io(),
+            acceleration: &self.acceleration,
         };
         let document =
             DocumentJson { version: concat!("raceline-", env!("CARGO_PKG_VERSION")), jobs: [job] };
@@ -131,6 +135,10 @@ impl Report {
         if self.cost.ios > 0 {
             out.push('\n');
             out.push_str(&self.cost.to_table("this side"));
+        }
+        if !self.acceleration.is_empty() {
+            out.push('\n');
+            out.push_str(&self.acceleration.to_table());
         }
         out
     }
@@ -309,6 +317,8 @@ struct JobJson<'a> {
     #[serde(rename = "loop")]
     loops: LoopCounters,
     cost: CostPerIo,
+    #[serde(skip_serializing_if = "Acceleration::is_empty")]
+    acceleration: &'a Acceleration,
 }
 
 #[derive(Serialize)]
@@ -354,6 +364,7 @@ mod tests {
             cpu: CpuTime { user: Duration::from_secs(1), system: Duration::from_millis(500) },
             loops: LoopCounters::default(),
             cost: Cost::default(),
+            acceleration: Acceleration::default(),
             missed: 0,
             verified: None,
             error: None,

@@ -4,7 +4,9 @@ use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use raceline_accel::{Framework, Statistics};
 use raceline_bdev::{Backing, DeviceSpec, Identity};
+use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::{Cost, CostPerIo};
 use raceline_bench::report::binary_bytes;
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -58,6 +60,8 @@ struct ReadyNamespace {
 #[derive(Debug, Serialize)]
 struct CostLine {
     cost: CostPerIo,
+    #[serde(skip_serializing_if = "Acceleration::is_empty")]
+    acceleration: Acceleration,
 }
 
 /// Exports the devices until SIGINT or SIGTERM.
@@ -67,6 +71,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--in-capsule must not be more than --max-io-size"));
     }
     limits::raise_file_descriptors();
+    let cores = args.cores.clone().unwrap_or_default().0;
+    let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;
     // Caught before anything is open, so that an early signal is not lost.
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
 
@@ -80,13 +86,13 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     });
     let serial = args.serial.clone().unwrap_or_else(|| naming::serial(&identity, &nqn));
 
-    let cores = args.cores.clone().unwrap_or_default().0;
     let target = Target::start(TargetConfig {
         cores: cores.clone(),
         mode: args.mode.into(),
         backend: args.io.into(),
         placement: args.placement.into(),
         busy_poll: args.busy_poll,
+        accel: Some(framework.clone()),
         max_io_bytes: args.max_io_size,
         in_capsule_bytes: args.in_capsule,
         ..TargetConfig::default()
@@ -102,7 +108,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
 
-    let signal = serve(&target, &cores, &interrupt)?;
+    let signal = serve(&target, &cores, &framework, &interrupt)?;
     tracing::info!("signal {signal}: draining");
     if std::io::stderr().is_terminal() {
         eprintln!("\nending after what is in flight; once more to end at once");
@@ -113,19 +119,27 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
 
 /// Waits for the signal to end, and says what commands cost: since it began when it ends, and on
 /// SIGUSR1 since the last time.
-fn serve(target: &Target, cores: &[usize], interrupt: &Interrupt) -> Result<i32, Failure> {
+fn serve(
+    target: &Target,
+    cores: &[usize],
+    framework: &Framework,
+    interrupt: &Interrupt,
+) -> Result<i32, Failure> {
+    let mut lap_statistics = Statistics::default();
     let mut all = Tally::start(target, cores);
     let mut lap = Tally::start(target, cores);
     loop {
         let signal = interrupt.wait(HEALTH_INTERVAL);
         if interrupt.report_requested() {
             let cost = std::mem::replace(&mut lap, Tally::start(target, cores)).cost(target);
-            report(&cost)?;
+            let acceleration = Acceleration::since(framework, &lap_statistics);
+            lap_statistics = framework.statistics();
+            report(&cost, acceleration)?;
         }
         if let Some(signal) = signal {
             let cost = all.cost(target);
             if cost.ios > 0 {
-                report(&cost)?;
+                report(&cost, Acceleration::since(framework, &Statistics::default()))?;
             }
             return Ok(signal);
         }
@@ -138,13 +152,13 @@ fn serve(target: &Target, cores: &[usize], interrupt: &Interrupt) -> Result<i32,
 }
 
 /// For people on standard error, for programs as one line on standard output.
-fn report(cost: &Cost) -> Result<(), Failure> {
+fn report(cost: &Cost, acceleration: Acceleration) -> Result<(), Failure> {
     if cost.ios == 0 {
         eprintln!("nothing was read or written since the last report");
     }
-    eprint!("{}", cost.to_table("this target"));
-    let line =
-        serde_json::to_string(&CostLine { cost: cost.per_io() }).map_err(Failure::runtime)?;
+    eprint!("{}{}", cost.to_table("this target"), acceleration.to_table());
+    let line = CostLine { cost: cost.per_io(), acceleration };
+    let line = serde_json::to_string(&line).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())
 }
 

@@ -1,5 +1,6 @@
 //! The `raceline` program: NVMe over TCP in user space.
 
+mod accel;
 mod admission;
 mod bench;
 mod cli;

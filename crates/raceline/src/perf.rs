@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use raceline_accel::{Framework, Statistics};
+use raceline_bench::acceleration::Acceleration;
 use raceline_bench::engine::{self, EngineConfig, EngineError, Outcome, Progress};
 use raceline_bench::job::JobError;
 use raceline_bench::report::{Report, binary_bytes};
@@ -19,7 +21,9 @@ const DEFAULT_ENTRIES: u16 = 128;
 
 /// Runs the workload and prints the report.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
-    let config = engine_config(args)?;
+    let mut config = engine_config(args)?;
+    let framework = args.accel.clone().unwrap_or_default().framework(config.cores.len())?;
+    config.accel = Some(framework.clone());
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let mut bar = Bar::new();
@@ -36,7 +40,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
         Err(error) => return Err(failure(error)),
     };
     let error = outcome.error.clone();
-    let report = report(args, &outcome);
+    let report = report(args, &outcome, &framework);
     let text = match args.connect.address.output {
         OutputFormat::Table => report.to_table(),
         OutputFormat::Json => report.to_json(),
@@ -71,6 +75,9 @@ fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
             args.queues,
             cores.len()
         )));
+    }
+    if args.accel.is_some() && !args.connect.data_digest {
+        return Err(Failure::usage("--accel has nothing to do without -G (--data-digest)"));
     }
     let entries = match args.queue_size {
         Some(entries) if args.iodepth >= entries => {
@@ -111,7 +118,7 @@ fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
     })
 }
 
-fn report(args: &PerfArgs, outcome: &Outcome) -> Report {
+fn report(args: &PerfArgs, outcome: &Outcome, framework: &Framework) -> Report {
     let queues =
         if args.queues == 1 { "1 queue".to_owned() } else { format!("{} queues", args.queues) };
     let name = format!(
@@ -134,6 +141,7 @@ fn report(args: &PerfArgs, outcome: &Outcome) -> Report {
         cpu: outcome.cpu,
         loops: outcome.loops,
         cost: outcome.cost.clone(),
+        acceleration: Acceleration::since(framework, &Statistics::default()),
         missed: outcome.missed,
         verified: (args.verify && error.is_none()).then_some(outcome.verified),
         error,
@@ -169,6 +177,9 @@ fn options(args: &PerfArgs) -> BTreeMap<String, String> {
     }
     if let Some(cores) = &args.cores {
         set("cores", cores.to_string());
+    }
+    if let Some(accel) = &args.accel {
+        set("accel", accel.to_string());
     }
     if args.verify {
         set("verify", "crc32c".to_owned());
@@ -235,6 +246,13 @@ mod tests {
             config("--iodepth 32 -Q 32").unwrap_err(),
             "--iodepth 32 needs -Q 33 or more: a queue holds one command less than it has entries"
         );
+    }
+
+    #[test]
+    fn engines_need_digests() {
+        assert!(config("--accel crc32c=software -G").is_ok());
+        let message = "--accel has nothing to do without -G (--data-digest)";
+        assert_eq!(config("--accel crc32c=software").unwrap_err(), message);
     }
 
     #[test]

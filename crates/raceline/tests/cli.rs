@@ -441,3 +441,48 @@ fn generated_texts() {
     sink.write_all(ok(&["--help"]).as_bytes()).unwrap();
     assert!(String::from_utf8(sink).unwrap().contains("Exit codes: 0 done"));
 }
+
+/// Both ends offload to emulated devices, and say what those did.
+#[test]
+fn engines_compute_digests_where_they_are_asked_to() {
+    let export = Export::start(&["ram:64M", "--accel", "dsa_emulated"]);
+    let arguments = ["perf", "--rw", "randrw", "-G", "-o", "json", "--runtime", "300ms"];
+    let more = ["--ramp_time", "0", "--verify", "--accel", "crc32c=dsa_emulated"];
+    let output = run(&export.host(&[&arguments[..], &more[..]].concat()));
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(output.stderr.contains("no faster than the CPU"), "{}", output.stderr);
+    let document = json(&output.stdout);
+    let job = &document["jobs"][0];
+    assert_eq!(job["job options"]["accel"], "crc32c=dsa_emulated");
+    let crc32c = &job["acceleration"]["crc32c"];
+    assert_eq!(crc32c["engine"], "dsa_emulated");
+    assert_eq!(crc32c["failed"], 0);
+    let of = |field: &str| crc32c[field].as_u64().unwrap();
+    assert!(of("executed") > of("fallbacks") && of("bytes") >= of("executed") * 512, "{crc32c}");
+    let people = export.terminate();
+    assert!(people.contains("no faster than the CPU"), "{people}");
+    for operation in ["crc32c", "copy_crc32c"] {
+        let row = format!("{operation:<12} dsa_emulated ");
+        assert!(people.contains(&row), "{people}");
+    }
+}
+
+#[test]
+fn engines_that_are_not_there_are_refused() {
+    for verb in ["export", "perf"] {
+        let words: &[&str] = match verb {
+            "export" => &["export", "ram:8M", "-l", "127.0.0.1:0"],
+            _ => &["perf", "-a", "127.0.0.1", "-n", "nqn.2014-08.org.example:1", "-G"],
+        };
+        let with = |value| [words, &["--accel", value][..]].concat();
+        let line = fails(&with("crc32c=ioat"), 2);
+        assert!(line.contains("engine ioat cannot do crc32c"), "{line}");
+        let line = fails(&with("qat"), 2);
+        assert!(line.contains("engine qat has no driver in this version"), "{line}");
+        if !std::path::Path::new("/sys/bus/dsa").exists() {
+            let line = fails(&with("dsa"), 1);
+            assert!(line.contains("--accel dsa: no DSA: /sys/bus/dsa"), "{line}");
+            assert!(line.contains("modprobe idxd"), "{line}");
+        }
+    }
+}

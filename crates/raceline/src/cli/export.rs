@@ -6,7 +6,8 @@ use std::time::Duration;
 use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
 
-use super::values::{self, CoreList, IoChoice, ModeChoice, PlacementChoice};
+use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice};
+use crate::accel::{AccelChoice, accel_choice};
 
 const DEVICE_HELP: &str = "\
 Device to export, becomes the next namespace (1, 2, ...)
@@ -28,7 +29,7 @@ encrypted; an address that stands for all (0.0.0.0, [::]) needs --allow-wildcard
 
 When it is ready it prints one line of JSON to standard output. SIGINT or SIGTERM ends it after \
 what is in flight; a second one ends it at once. SIGUSR1 prints what each command has cost since the \
-last time: CPU time, system calls, copies.
+last time: CPU time, system calls, copies; and what was done by acceleration engines.
 
 Example: raceline export ram:1G")]
 pub(crate) struct ExportArgs {
@@ -80,6 +81,10 @@ pub(crate) struct ExportArgs {
     /// Look for packets in the network device's queue so long before waiting for an interrupt
     #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
     pub(crate) busy_poll: Option<Duration>,
+
+    /// Which engine does which operation on data [default: software]
+    #[arg(long, value_name = "LIST", value_parser = accel_choice, long_help = ACCEL_HELP)]
+    pub(crate) accel: Option<AccelChoice>,
 
     /// Serial number, up to 20 characters [default: derived from the NQN]
     #[arg(long, value_name = "S", value_parser = values::serial)]

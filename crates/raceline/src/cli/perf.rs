@@ -7,7 +7,8 @@ use raceline_bench::RwMode;
 use raceline_proto::nvme::NamespaceId;
 
 use super::host::{ConnectArgs, namespace};
-use super::values::{self, CoreList, IoChoice, ModeChoice};
+use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice};
+use crate::accel::{AccelChoice, accel_choice};
 
 /// Arguments of `perf`.
 #[derive(Clone, Debug, clap::Args)]
@@ -101,4 +102,8 @@ pub(crate) struct PerfArgs {
     /// Look for packets in the network device's queue so long before waiting for an interrupt
     #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
     pub(crate) busy_poll: Option<Duration>,
+
+    /// Which engine does which operation on data [default: software]; needs -G
+    #[arg(long, value_name = "LIST", value_parser = accel_choice, long_help = ACCEL_HELP)]
+    pub(crate) accel: Option<AccelChoice>,
 }

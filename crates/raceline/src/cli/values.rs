@@ -13,6 +13,17 @@ use uuid::Uuid;
 /// The port that is registered for NVMe over TCP.
 pub(crate) const DEFAULT_PORT: u16 = 4420;
 
+/// What `--accel` takes.
+pub(crate) const ACCEL_HELP: &str = "\
+Which engine does which operation on data: ENGINE for all that it can do, or OP=ENGINE; several with
+commas between, of which the last counts [default: software]
+
+  software      the CPU
+  dsa           Intel DSA, through work queues that are set up for user space
+  dsa_emulated  a thread that behaves as a DSA: to try it out, no faster than the CPU
+
+Digests are the operations crc32c and copy_crc32c; without data digests nothing is done by engines.";
+
 /// Longest time that an option takes: a year.
 const LONGEST: f64 = 365.0 * 86_400.0;
 
