@@ -1,0 +1,161 @@
+# The kernel's host makes namespaces of a pool: create, attach, use, format, detach, delete.
+#
+# Environment: PORT, NQN.  The subsystem has a pool of 256 MiB in units of 1 MiB and no namespace;
+# crates/target/examples/export_pool.rs is such a target.
+. ./lib.sh
+
+# ns_ids: the numbers of the namespaces that the kernel has, in one line.
+ns_ids() {
+    local s d ids=""
+    for s in /sys/class/nvme-subsystem/nvme-subsys*; do
+        [ "$(cat "$s/subsysnqn" 2>/dev/null)" = "$NQN" ] || continue
+        for d in "$s"/nvme*n*; do
+            d=/sys/block/${d##*/}/nsid
+            [ ! -e "$d" ] || ids="$ids $(cat "$d")"
+        done
+    done
+    echo $ids | tr ' ' '\n' | sort -n | xargs
+}
+# wait_ns WORDS: the kernel has those namespaces within 20 s, told by an event or by its own scan.
+wait_ns() {
+    local i=0
+    while [ "$(ns_ids)" != "$1" ]; do
+        [ $i -lt 200 ] || fail "namespaces are '$(ns_ids)' and not '$1'"
+        sleep 0.1
+        i=$((i + 1))
+    done
+}
+cntlid() { cat "/sys/class/nvme/$(ctrl)/cntlid"; }
+unallocated() { nvme id-ctrl "/dev/$(ctrl)" | sed -n 's/^unvmcap *: *//p' | tr -d ,; }
+
+connect_empty() {
+    nvme connect -t tcp -a "$ADDR" -s "$PORT" -n "$NQN" --keep-alive-tmo=30
+    local i=0
+    while [ "$(state)" != live ]; do
+        [ $i -lt 100 ] || fail "the controller is '$(state)'"
+        sleep 0.1
+        i=$((i + 1))
+    done
+    nvme id-ctrl -H "/dev/$(ctrl)" >/tmp/id
+    grep -qi 'NS Management and Attachment Supported' /tmp/id || fail "OACS says nothing of namespace management"
+    grep -qi 'Format NVM Supported' /tmp/id || fail "OACS says nothing of Format NVM"
+    [ "$(unallocated)" = $((256 << 20)) ] || fail "unvmcap is $(unallocated)"
+}
+# The iSCSI set-up of the JBOF paper makes ten of one drive.
+create_ten() {
+    local n c
+    c=/dev/$(ctrl)
+    for n in 1 2 3 4 5 6 7 8 9 10; do
+        nvme create-ns "$c" --nsze=32768 --ncap=32768 --flbas=0 | tee /tmp/created
+        grep -Eq "nsid: ?$n\$" /tmp/created || fail "the new namespace is not number $n"
+    done
+    nvme list-ns "$c" --all | tee /tmp/all
+    [ "$(grep -c '^\[' /tmp/all)" = 10 ] || fail "not ten namespaces are allocated"
+    [ -z "$(ns_ids)" ] || fail "namespaces are there before they are attached"
+    [ "$(unallocated)" = $((96 << 20)) ] || fail "unvmcap is $(unallocated)"
+}
+attach_ten() {
+    local n
+    for n in 1 2 3 4 5 6 7 8 9 10; do
+        nvme attach-ns "/dev/$(ctrl)" --namespace-id=$n --controllers="$(cntlid)"
+    done
+    wait_ns "1 2 3 4 5 6 7 8 9 10"
+    [ "$(bytes "$(dev 10)")" = $((16 << 20)) ] || fail "namespace 10 has $(bytes "$(dev 10)") bytes"
+    refused 'ALREADY_ATTACHED|Already Attached' \
+        nvme attach-ns "/dev/$(ctrl)" --namespace-id=1 --controllers="$(cntlid)"
+    nvme list-ctrl "/dev/$(ctrl)" --namespace-id=1 | tee /tmp/ctrls
+    grep -q "0x$(printf %x "$(cntlid)")" /tmp/ctrls || fail "list-ctrl does not name our controller"
+}
+# zero DEVICE: its first 2 MiB are.  (Emulation is slow.)
+zero() { head -c $((2 << 20)) "$1" | cmp -n $((2 << 20)) - /dev/zero; }
+# marked NSID: the first 2 MiB of that namespace say its number.
+marked() { yes "namespace $1" | head -c $((2 << 20)) | cmp -n $((2 << 20)) - "$(dev "$1")"; }
+# Each namespace holds its own number; none shows through another.
+apart() {
+    local n
+    for n in 1 2 3 4 5 6 7 8 9 10; do
+        zero "$(dev $n)" || fail "namespace $n is not zero"
+    done
+    for n in 1 2 3 4 5 6 7 8 9 10; do
+        yes "namespace $n" | head -c $((2 << 20)) | dd of="$(dev $n)" bs=1M oflag=direct iflag=fullblock 2>/dev/null
+    done
+    cold_caches
+    for n in 1 2 3 4 5 6 7 8 9 10; do
+        marked $n
+    done
+}
+format_4096() {
+    local d
+    nvme format "$(dev 2)" --lbaf=1 --force
+    wait_ns "1 2 3 4 5 6 7 8 9 10"
+    d=$(dev 2)
+    blockdev --rereadpt "$d" 2>/dev/null || true
+    [ "$(block_size "$d")" = 4096 ] || fail "blocks of $(block_size "$d") bytes"
+    [ "$(bytes "$d")" = $((16 << 20)) ] || fail "$(bytes "$d") bytes"
+    cold_caches
+    zero "$d" || fail "it is not zero"
+    marked 3
+}
+detach_delete() {
+    local c
+    c=/dev/$(ctrl)
+    nvme detach-ns "$c" --namespace-id=4 --controllers="$(cntlid)"
+    wait_ns "1 2 3 5 6 7 8 9 10"
+    refused 'NOT_ATTACHED|Not Attached|not attached' nvme detach-ns "$c" --namespace-id=4 --controllers="$(cntlid)"
+    nvme delete-ns "$c" --namespace-id=4
+    nvme delete-ns "$c" --namespace-id=5
+    wait_ns "1 2 3 6 7 8 9 10"
+    [ "$(unallocated)" = $((128 << 20)) ] || fail "unvmcap is $(unallocated)"
+    refused 'INSUFFICIENT|nsufficient' nvme create-ns "$c" --nsze=1048576 --ncap=1048576 --flbas=0
+    nvme create-ns "$c" --nsze=4096 --ncap=4096 --flbas=1
+    nvme attach-ns "$c" --namespace-id=4 --controllers="$(cntlid)"
+    wait_ns "1 2 3 4 6 7 8 9 10"
+    zero "$(dev 4)" || fail "what was deleted shows through"
+}
+# Attachment belongs to the host: it finds its namespaces again under another controller number.
+reconnect() {
+    disconnect
+    connect
+    wait_ns "1 2 3 4 6 7 8 9 10"
+    marked 1
+}
+# Namespaces come and go while another is in use.
+under_io() {
+    local c i=0
+    c=/dev/$(ctrl)
+    fio --name=beside --filename="$(dev 1)" --rw=randwrite --bs=4k --size=8m --direct=1 --ioengine=libaio \
+        --iodepth=8 --verify=crc32c --verify_fatal=1 --time_based --runtime=15 --minimal >/tmp/fio.out 2>&1 &
+    while [ $i -lt 10 ]; do
+        nvme create-ns "$c" --nsze=2048 --ncap=2048 --flbas=0 >/dev/null
+        nvme attach-ns "$c" --namespace-id=5 --controllers="$(cntlid)" >/dev/null
+        dev 5 >/dev/null
+        nvme delete-ns "$c" --namespace-id=5 >/dev/null
+        i=$((i + 1))
+    done
+    wait $! || { cut -c1-200 /tmp/fio.out; fail "the I/O beside it failed"; }
+    wait_ns "1 2 3 4 6 7 8 9 10"
+}
+delete_all() {
+    nvme delete-ns "/dev/$(ctrl)" --namespace-id=0xffffffff
+    wait_ns ""
+    [ "$(unallocated)" = $((256 << 20)) ] || fail "unvmcap is $(unallocated)"
+}
+
+dispatch "$@"
+modprobe nvme-tcp
+log_start
+echo "# kernel $(uname -r), $(nvme version | head -n 1)"
+check connect 30 connect_empty
+check create-ten 60 create_ten
+check attach-ten 60 attach_ten
+check dmesg-attach 10 log_clean
+check apart 120 apart
+check format-4096 60 format_4096
+check dmesg-format 10 log_clean
+check detach-delete 60 detach_delete
+check reconnect 60 reconnect
+check under-io 120 under_io
+check delete-all 30 delete_all
+check dmesg-end 10 log_clean
+check disconnect 30 disconnect
+finish
