@@ -7,8 +7,7 @@
 //! the other is measured, and the connections of a point are made once.
 
 mod grid;
-mod product;
-mod quiet;
+pub(crate) mod product;
 pub mod report;
 
 use std::time::Duration;
@@ -26,7 +25,7 @@ use crate::limit::{self, Fixed, Limit, LimitConfig, LimitError, Tuning, fill_reg
 pub use grid::{Case, Selection, UnknownSelection, full, quick};
 
 use self::product::Product;
-use self::quiet::Machine;
+use crate::quiet::{self, Machine};
 
 /// Pairs that were disturbed are repeated until there are so many times the pairs asked for.
 const ATTEMPTS_FACTOR: usize = 3;

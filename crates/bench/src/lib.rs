@@ -4,9 +4,11 @@
 //! I/O and reads no clock. [`engine::run`] drives one job per queue over NVMe/TCP, and
 //! [`report::Report`] says how it went.
 
+pub mod accel;
 pub mod acceleration;
 pub mod cost;
 pub mod cpu;
+pub mod digest;
 pub mod engine;
 pub mod gap;
 pub mod histogram;
@@ -15,6 +17,7 @@ pub mod limit;
 pub mod model;
 pub mod pacing;
 pub mod pattern;
+mod quiet;
 pub mod random;
 pub mod report;
 pub mod workload;

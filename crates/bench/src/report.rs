@@ -278,7 +278,7 @@ pub fn latency_text(ns: f64) -> String {
     format!("{}{}", three_digits(value), UNITS[unit])
 }
 
-fn three_digits(value: f64) -> String {
+pub(crate) fn three_digits(value: f64) -> String {
     let decimals = if value < 9.995 {
         2
     } else if value < 99.95 {

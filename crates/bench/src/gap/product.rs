@@ -1,12 +1,13 @@
 //! Raceline's side: a target with one namespace, and a host, in this process.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use raceline_bdev::{Backing, ByteSize, DeviceSpec, Identity, RamBdev, SharedBdev};
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
-use raceline_reactor::Mode;
+use raceline_reactor::{HugePages, Mode};
 use raceline_target::{
     NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig, TargetError,
 };
@@ -132,10 +133,15 @@ fn device(config: &GapConfig) -> Result<SharedBdev, GapError> {
     if config.null {
         let spec = DeviceSpec::new(Backing::Null { size: ByteSize(bytes as u64) });
         let device = raceline_bdev::open(&spec, &Identity::of_this_machine());
-        return device.map_err(|error| failed(std::io::Error::other(error)));
+        return device.map_err(|error| failed(io::Error::other(error)));
     }
-    let device = RamBdev::with_pages(bytes as u64, config.pages).map_err(failed)?;
-    let mut random = Random::new(config.seed);
+    filled_ram(bytes, config.pages, config.seed).map_err(failed)
+}
+
+/// Memory as a device, with random data.
+pub(crate) fn filled_ram(bytes: usize, pages: HugePages, seed: u64) -> io::Result<SharedBdev> {
+    let device = RamBdev::with_pages(bytes as u64, pages)?;
+    let mut random = Random::new(seed);
     let mut block = vec![0; FILL_BYTES];
     let region = device.region();
     for offset in (0..region.len()).step_by(FILL_BYTES) {

@@ -56,7 +56,7 @@ pub(crate) fn median(sorted: &[f64]) -> f64 {
 #[must_use]
 pub fn case_name(io_bytes: usize, write: bool, depth: usize, connections: usize) -> String {
     let rw = if write { "write" } else { "read" };
-    format!("{} {rw} depth {depth} x {connections}", size(io_bytes))
+    format!("{} {rw} depth {depth} x {connections}", size_name(io_bytes))
 }
 
 fn case(config: &LimitConfig) -> String {
@@ -64,7 +64,7 @@ fn case(config: &LimitConfig) -> String {
 }
 
 /// A size as options take it: `4k`.
-fn size(bytes: usize) -> String {
+pub(crate) fn size_name(bytes: usize) -> String {
     if bytes.is_multiple_of(1 << 20) {
         format!("{}m", bytes >> 20)
     } else if bytes.is_multiple_of(1 << 10) {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use crate::cpu::CpuTime;
 
 /// Other processes may use so much, in percent of all cores.
-pub(super) const FOREIGN_PERCENT_MAX: f64 = 5.0;
+pub(crate) const FOREIGN_PERCENT_MAX: f64 = 5.0;
 /// The hypervisor may give so much to others.
-pub(super) const STOLEN_PERCENT_MAX: f64 = 1.0;
+pub(crate) const STOLEN_PERCENT_MAX: f64 = 1.0;
 
 /// Units of /proc/stat.
 const TICK: Duration = Duration::from_millis(10);
@@ -17,7 +17,7 @@ const STEAL: usize = 7;
 
 /// What has been used of a machine's processors so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     at: Instant,
     total: Totals,
     own: CpuTime,
@@ -33,13 +33,13 @@ struct Totals {
 
 impl Machine {
     /// Looks now; everything is zero where /proc is not mounted.
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         Self { at: Instant::now(), total: Totals::parse(&stat), own: CpuTime::now() }
     }
 
     /// What other processes used since `earlier`, and what was stolen, in percent of all cores.
-    pub(super) fn since(&self, earlier: &Self) -> (f64, f64) {
+    pub(crate) fn since(&self, earlier: &Self) -> (f64, f64) {
         let all = self.total.cores * self.at.duration_since(earlier.at);
         let own = self.own.since(earlier.own);
         let busy = self.total.busy.saturating_sub(earlier.total.busy);

@@ -1,0 +1,421 @@
+//! What data digests cost a target's core: without, in software, and offloaded.
+//!
+//! One target for each way stands on the same core and exports the same memory; they take turns,
+//! run by short run, and sleep in between. What counts is the time of the core that a command
+//! takes: IOPS over the part of its time that the core was busy. The host, on its own core,
+//! checks every digest by the fastest path.
+//!
+//! Beside what was measured stands what the [model](crate::model) says, and what was published.
+
+pub mod report;
+mod side;
+
+use std::fmt;
+use std::time::Duration;
+
+use raceline_accel::{CrcPath, CrcPathError, OpCode, TableError};
+use raceline_reactor::{Backend, HugePages, Mode};
+use raceline_target::TargetError;
+
+use crate::accel::{self, AccelBench, AccelBenchError, AccelConfig, Device, Way};
+use crate::engine::{EngineError, Progress, Session};
+use crate::gap::product::filled_ram;
+use crate::limit::report::{median, size_name};
+use crate::model::published;
+use crate::quiet::{FOREIGN_PERCENT_MAX, Machine, STOLEN_PERCENT_MAX};
+
+use self::side::Side;
+
+/// Commands in flight on one queue, at most; more are spread over several.
+const QUEUE_DEPTH: u32 = 64;
+/// Commands in flight on all queues, at most.
+pub const DEPTH_MAX: u32 = 4096;
+/// Rounds that were disturbed are repeated until there are so many times the rounds asked for.
+const ATTEMPTS_FACTOR: usize = 2;
+/// How long each queue delays the start of a run.
+const RAMP_PER_QUEUE: Duration = Duration::from_millis(1);
+/// Memory that is digested to learn what a digest costs: more than caches hold.
+const DIGESTED_BYTES: usize = 64 << 20;
+/// Runs to learn that, and how long each takes.
+const DIGESTED_RUNS: usize = 5;
+const DIGESTED_TIME: Duration = Duration::from_millis(10);
+
+/// How to measure, for all cases.
+#[derive(Clone, Debug)]
+pub struct DigestConfig {
+    /// Bytes of the namespace.
+    pub memory_bytes: usize,
+    /// What it is made of.
+    pub pages: HugePages,
+    /// The paths of CRC32C in software; the last is what is usual on this machine.
+    pub paths: Vec<CrcPath>,
+    /// The engine, if one is to be measured.
+    pub device: Option<Device>,
+    /// What the cores do when they are idle. IOPS per core of a core that sleeps are lower than
+    /// they are: waking is not counted.
+    pub mode: Mode,
+    /// How target and host do I/O.
+    pub backend: Backend,
+    /// The core of the target; `None` lets it float.
+    pub target_core: Option<usize>,
+    /// The core of the host; `None` lets it float.
+    pub host_core: Option<usize>,
+    /// Runs of each way.
+    pub rounds: usize,
+    /// How long each run goes before it is measured, at least.
+    pub ramp: Duration,
+    /// How long each run is measured.
+    pub time: Duration,
+    /// The same seed gives the same addresses and data.
+    pub seed: u64,
+}
+
+/// Reads of one size, so many in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Bytes per command.
+    pub io_bytes: u32,
+    /// Commands in flight, all queues together.
+    pub depth: u32,
+}
+
+/// Who computes the target's data digests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Nobody: there are none.
+    Nobody,
+    /// The target's core, on this path.
+    Software(CrcPath),
+    /// An engine.
+    Offload {
+        /// Its name.
+        name: &'static str,
+        /// It only looks like a device.
+        is_emulated: bool,
+    },
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Run {
+    /// Commands per second.
+    pub iops: f64,
+    /// Busy time of the target's core per command, in nanoseconds.
+    pub core_ns: f64,
+    /// The part of the digests that an engine should have computed and software did.
+    pub fallback_share: f64,
+}
+
+/// All ways in turn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Round {
+    /// A run of each way.
+    pub runs: Vec<Run>,
+    /// What other processes used meanwhile, in percent of all cores.
+    pub foreign_percent: f64,
+    /// What the hypervisor gave to others meanwhile, in percent of all cores.
+    pub stolen_percent: f64,
+}
+
+/// What was found for one case.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// Which.
+    pub case: Case,
+    /// As many as asked for: the quiet ones, else the least disturbed.
+    pub rounds: Vec<Round>,
+    /// Rounds that were repeated because something disturbed them.
+    pub repeated: usize,
+}
+
+/// What a digest of data that no cache holds costs in software, by itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DigestCost {
+    /// Bytes of data.
+    pub io_bytes: u32,
+    /// How.
+    pub path: CrcPath,
+    /// Time, in nanoseconds: of the copy, too, that keeps the data from changing.
+    pub ns: f64,
+}
+
+/// Why digests could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum DigestError {
+    /// A target failed.
+    #[error("the target: {0}")]
+    Target(#[from] TargetError),
+    /// A host failed.
+    #[error("the host: {0}")]
+    Host(#[from] EngineError),
+    /// The engines cannot be had.
+    #[error("{0}")]
+    Table(#[from] TableError),
+    /// A path cannot be taken.
+    #[error("{0}")]
+    Path(#[from] CrcPathError),
+    /// An operation by itself could not be measured.
+    #[error("{0}")]
+    Accel(#[from] AccelBenchError),
+    /// A command failed.
+    #[error("{case}, {who}: {why}")]
+    Command {
+        /// At which case.
+        case: Case,
+        /// With whose digests.
+        who: Who,
+        /// Why.
+        why: String,
+    },
+    /// The namespace's memory cannot be had.
+    #[error("cannot map {bytes} bytes for the namespace: {error}")]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Asked to stop.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl Case {
+    /// Queues, and commands in flight on each.
+    #[must_use]
+    pub fn queues(self) -> (u16, u16) {
+        let queues = self.depth.div_ceil(QUEUE_DEPTH).max(1);
+        let small = |number| u16::try_from(number).unwrap_or(u16::MAX);
+        (small(queues), small(self.depth / queues))
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (queues, depth) = self.queues();
+        let size = size_name(self.io_bytes as usize);
+        write!(f, "{size} read depth {} ({depth} x {queues})", self.depth)
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nobody => f.write_str("no digest"),
+            Self::Software(path) => write!(f, "software, {path}"),
+            Self::Offload { name, is_emulated: false } => write!(f, "offload, {name}"),
+            Self::Offload { name, is_emulated: true } => write!(f, "offload, {name} (emulation)"),
+        }
+    }
+}
+
+impl Round {
+    /// Whether the figures may be somebody else's fault.
+    #[must_use]
+    pub fn is_disturbed(&self) -> bool {
+        self.foreign_percent > FOREIGN_PERCENT_MAX || self.stolen_percent > STOLEN_PERCENT_MAX
+    }
+
+    fn disturbance(&self) -> f64 {
+        self.foreign_percent + self.stolen_percent
+    }
+}
+
+/// The cases of the published table; `quick` leaves out the depths in between.
+#[must_use]
+pub fn cases(quick: bool) -> Vec<Case> {
+    let [least, .., most] = published::DEPTHS;
+    let mut cases = Vec::new();
+    for io_bytes in published::SIZES {
+        for depth in published::DEPTHS {
+            if !quick || depth == least || depth == most {
+                cases.push(Case { io_bytes, depth });
+            }
+        }
+    }
+    cases
+}
+
+/// The paths of CRC32C that this machine has, the usual one last.
+#[must_use]
+pub fn paths() -> Vec<CrcPath> {
+    let all = [CrcPath::Table, CrcPath::Sse42, CrcPath::Avx512, CrcPath::Neon];
+    let mut paths: Vec<CrcPath> = all.into_iter().filter(|path| path.is_available()).collect();
+    if !matches!(paths.last(), Some(CrcPath::Avx512 | CrcPath::Neon)) {
+        paths.push(CrcPath::Auto);
+    }
+    paths
+}
+
+/// Targets that handle digests in every way.
+pub struct DigestBench {
+    config: DigestConfig,
+    sides: Vec<Side>,
+    /// The runs so far: each has a seed of its own.
+    runs: u64,
+}
+
+impl DigestBench {
+    /// Starts the targets on a filled namespace that can serve these cases.
+    ///
+    /// # Errors
+    /// When memory, threads, an engine or the listening sockets cannot be had.
+    pub fn start(config: DigestConfig, cases: &[Case]) -> Result<Self, DigestError> {
+        let bytes = config.memory_bytes;
+        let bdev = filled_ram(bytes, config.pages, config.seed)
+            .map_err(|error| DigestError::Memory { bytes, error })?;
+        let queues = cases.iter().map(|case| case.queues().0).max().unwrap_or(1);
+        let mut sides = Vec::new();
+        for who in ways(&config) {
+            sides.push(Side::start(who, &config, &bdev, queues)?);
+        }
+        Ok(Self { config, sides, runs: 0 })
+    }
+
+    /// Whom the runs of a round are of, in order: first nobody.
+    #[must_use]
+    pub fn ways(&self) -> Vec<Who> {
+        self.sides.iter().map(|side| side.who).collect()
+    }
+
+    /// Measures one case. `stop` is asked several times a second.
+    ///
+    /// # Errors
+    /// When a side fails, or `stop` says true.
+    pub fn measure(&mut self, case: Case, stop: &dyn Fn() -> bool) -> Result<Point, DigestError> {
+        let queues = u32::from(case.queues().0);
+        let config = DigestConfig {
+            ramp: self.config.ramp.max(RAMP_PER_QUEUE * queues),
+            ..self.config.clone()
+        };
+        let mut watches: Vec<_> = self.sides.iter().map(|_| |_: Progress| !stop()).collect();
+        let mut sessions = Vec::new();
+        for (side, watch) in self.sides.iter().zip(&mut watches) {
+            sessions.push(side.connect(&config, case, watch)?);
+        }
+        let wanted = config.rounds;
+        let (mut quiet, mut disturbed) = (Vec::new(), Vec::new());
+        while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
+            self.runs += 1;
+            let seed = config.seed.wrapping_add(self.runs);
+            let round = round(&config, case, &self.sides, &mut sessions, seed)?;
+            if stop() {
+                return Err(DigestError::Stopped);
+            }
+            if round.is_disturbed() { &mut disturbed } else { &mut quiet }.push(round);
+        }
+        disturbed.sort_by(|a: &Round, b| a.disturbance().total_cmp(&b.disturbance()));
+        let missing = wanted - quiet.len();
+        let repeated = disturbed.len().saturating_sub(missing);
+        quiet.extend(disturbed.into_iter().take(missing));
+        Ok(Point { case, rounds: quiet, repeated })
+    }
+
+    /// Ends the targets.
+    ///
+    /// # Errors
+    /// When one does not end.
+    pub fn stop(self) -> Result<(), DigestError> {
+        self.sides.into_iter().try_for_each(Side::stop)
+    }
+}
+
+/// The ways to compare.
+fn ways(config: &DigestConfig) -> Vec<Who> {
+    let device = config.device.as_ref();
+    let offload = device
+        .map(|device| Who::Offload { name: device.engine.name(), is_emulated: device.is_emulated });
+    let software = config.paths.iter().copied().map(Who::Software);
+    std::iter::once(Who::Nobody).chain(software).chain(offload).collect()
+}
+
+fn round(
+    config: &DigestConfig,
+    case: Case,
+    sides: &[Side],
+    sessions: &mut [Session<'_>],
+    seed: u64,
+) -> Result<Round, DigestError> {
+    let before = Machine::now();
+    let mut runs = Vec::with_capacity(sides.len());
+    for (side, session) in sides.iter().zip(sessions) {
+        runs.push(side.run(config, case, session, seed)?);
+    }
+    let (foreign_percent, stolen_percent) = Machine::now().since(&before);
+    Ok(Round { runs, foreign_percent, stolen_percent })
+}
+
+/// Measures what digests cost by themselves: each size by each path.
+///
+/// # Errors
+/// When a path cannot be taken.
+pub fn digest_costs(
+    sizes: &[u32],
+    paths: &[CrcPath],
+    seed: u64,
+) -> Result<Vec<DigestCost>, DigestError> {
+    let mut bench = AccelBench::open(AccelConfig {
+        operations: vec![OpCode::CopyCrc32c],
+        paths: paths.to_vec(),
+        devices: Vec::new(),
+        sizes: sizes.iter().map(|&size| size as usize).collect(),
+        depths: Vec::new(),
+        working_sets: vec![DIGESTED_BYTES],
+        runs: DIGESTED_RUNS,
+        time: DIGESTED_TIME,
+        seed,
+    })?;
+    let mut costs = Vec::new();
+    for (case, &io_bytes) in bench.cases().into_iter().zip(sizes) {
+        for row in bench.measure(case)? {
+            if let Way::Software(Some(path)) = row.way {
+                costs.push(DigestCost {
+                    io_bytes,
+                    path,
+                    ns: accel::report::median_of(&row.runs_ns),
+                });
+            }
+        }
+    }
+    Ok(costs)
+}
+
+impl Point {
+    /// The median over the rounds of a figure of one way's run.
+    fn median(&self, way: usize, figure: impl Fn(&Run) -> f64) -> f64 {
+        let mut values: Vec<f64> =
+            self.rounds.iter().map(|round| figure(&round.runs[way])).collect();
+        values.sort_by(f64::total_cmp);
+        median(&values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_is_spread_over_queues() {
+        let queues = |depth| Case { io_bytes: 4096, depth }.queues();
+        assert_eq!((queues(1), queues(64)), ((1, 1), (1, 64)));
+        assert_eq!((queues(128), queues(1024)), ((2, 64), (16, 64)));
+        let case = Case { io_bytes: 16 << 10, depth: 256 };
+        assert_eq!(case.to_string(), "16k read depth 256 (64 x 4)");
+    }
+
+    #[test]
+    fn the_cases_are_those_that_were_published() {
+        assert_eq!((cases(false).len(), cases(true).len()), (12, 6));
+        assert!(cases(false).iter().all(|case| {
+            published::gain(case.io_bytes, case.depth).is_some() && case.depth <= DEPTH_MAX
+        }));
+    }
+
+    #[test]
+    fn paths_end_with_the_usual_one() {
+        let paths = paths();
+        assert_eq!(paths[0], CrcPath::Table);
+        let last = paths.last().unwrap();
+        assert!(matches!(last, CrcPath::Auto | CrcPath::Avx512 | CrcPath::Neon), "{last}");
+    }
+}
