@@ -1,7 +1,11 @@
 //! `raceline bench`: experiments that say how good this machine and this program are.
 
+mod accel;
+mod digest;
+mod engines;
 mod gap;
 mod limit;
+mod progress;
 
 use crate::cli::bench::{BenchArgs, Experiment};
 use crate::failure::Failure;
@@ -11,5 +15,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.experiment {
         Experiment::Limit(args) => limit::run(args),
         Experiment::Gap(args) => gap::run(args),
+        Experiment::Accel(args) => accel::run(args),
+        Experiment::Digest(args) => digest::run(args),
     }
 }

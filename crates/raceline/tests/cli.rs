@@ -424,6 +424,30 @@ fn bench_measures_the_limit_and_the_gap() {
 }
 
 #[test]
+fn bench_measures_operations_and_digests() {
+    let accel = ["bench", "accel", "--op", "crc32c", "--size", "512", "--working-set", "hot"];
+    let quick = ["--runs", "1", "--runtime", "1ms", "--depth", "4", "-o", "json"];
+    let rows = json(&ok(&[&accel[..], &quick].concat()));
+    let engine = |row: &Value| row["engine"].as_str().unwrap_or_default().to_owned();
+    let engines: Vec<String> = rows.as_array().unwrap().iter().map(engine).collect();
+    assert_eq!(engines, ["direct", "software", "dsa_emulated"]);
+    assert_eq!(rows[2]["emulated"], true);
+    let table = ok(&[&accel[..], &quick[..6]].concat());
+    assert!(table.contains("crc-fast called directly"), "{table}");
+    assert!(table.contains("says nothing of a device's speed"), "{table}");
+
+    let core = some_core();
+    let digest = ["bench", "digest", "--mode", "interrupt", "--rounds", "1", "--io-size", "4k"];
+    let short = ["--depth", "8", "--memory", "4m", "--runtime", "20ms", "--path", "auto"];
+    let cores = ["--target-core", &core, "--host-core", &core];
+    let table = ok(&[&digest[..], &short, &cores].concat());
+    assert!(table.contains("4k read depth 8 (8 x 1)"), "{table}");
+    assert!(table.contains("offload, dsa_emulated (emulation)"), "{table}");
+    assert!(table.contains("model: offload, one DSA"), "{table}");
+    assert!(table.contains("published: DSA over ISA-L with AVX-512"), "{table}");
+}
+
+#[test]
 fn generated_texts() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(ok(&["completions", shell]).contains("raceline"));

@@ -1,10 +1,10 @@
 //! `raceline bench gap`: the points of a grid, each in pairs of runs.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use raceline_bench::gap::report::Report;
 use raceline_bench::gap::{self, Case, Gap, GapConfig, GapError};
 use raceline_bench::limit::{CONNECTIONS_MAX, DEPTH_MAX};
 
+use super::progress;
 use crate::cli::bench::GapArgs;
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
@@ -40,7 +40,7 @@ fn measure(
     if table {
         shell::print(report.heading().as_bytes())?;
     }
-    let bar = bar(cases.len());
+    let bar = progress::bar(cases.len());
     for &case in cases {
         bar.set_message(case.to_string());
         let point = gap.measure(case, &|| interrupt.requested().is_some());
@@ -97,14 +97,4 @@ fn failure(error: GapError) -> Failure {
         GapError::Limit(error) => super::limit::failure(error),
         other => Failure::runtime(other),
     }
-}
-
-/// A line on standard error that shows how far it is, if that is a terminal.
-fn bar(points: usize) -> ProgressBar {
-    let target = ProgressDrawTarget::stderr();
-    let bar = ProgressBar::with_draw_target(Some(points as u64), target);
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos} of {len}, {msg}") {
-        bar.set_style(style);
-    }
-    bar
 }

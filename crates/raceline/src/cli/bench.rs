@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use raceline_accel::{CrcPath, OpCode};
 use raceline_bdev::ByteSize;
-use raceline_bench::{gap, limit};
+use raceline_bench::{accel, digest, gap, limit};
 use raceline_reactor::HugePages;
 
 use super::values::{self, IoChoice, ModeChoice, OutputFormat};
@@ -22,6 +23,10 @@ pub(crate) enum Experiment {
     Limit(LimitArgs),
     /// Measure target and host against that limit, pair of short runs by pair
     Gap(GapArgs),
+    /// Measure operations on data: called directly, through the framework, and on engines
+    Accel(AccelArgs),
+    /// Measure what data digests cost a target's core: none, in software, and offloaded
+    Digest(DigestArgs),
 }
 
 /// Arguments of `bench limit`.
@@ -180,6 +185,171 @@ pub(crate) struct GapArgs {
     pub(crate) output: OutputFormat,
 }
 
+/// Arguments of `bench accel`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Every way to do an operation takes its turn, run by short run: called directly (crc-fast, memcpy...), through the \
+framework in software, and on each engine at each depth. The ratio is taken run beside run. dsa_emulated is a thread \
+that plays a DSA device: it shows that things work, and says nothing of a device's speed.
+
+Example: raceline bench accel --op crc32c,copy_crc32c --size 4k,128k --path table,avx512 -o json")]
+pub(crate) struct AccelArgs {
+    /// Operations [default: all]
+    #[arg(long = "op", value_name = "OP,...", value_delimiter = ',', help_heading = "What")]
+    pub(crate) operations: Vec<OpCode>,
+
+    /// Engines
+    #[arg(long, value_enum, value_name = "ENGINE,...", value_delimiter = ',')]
+    #[arg(default_value = "software,dsa_emulated", help_heading = "What")]
+    pub(crate) engine: Vec<EngineChoice>,
+
+    /// Paths of CRC32C in software: auto, table, sse4.2, avx512, neon
+    #[arg(long, value_name = "PATH,...", default_value = "auto", value_delimiter = ',')]
+    #[arg(help_heading = "What")]
+    pub(crate) path: Vec<CrcPath>,
+
+    /// Bytes of an operand
+    #[arg(long, value_name = "SIZE,...", default_value = "4k,16k,128k", value_delimiter = ',')]
+    #[arg(value_parser = operand_size, help_heading = "What")]
+    pub(crate) size: Vec<usize>,
+
+    /// Operations in flight, on engines that complete later
+    #[arg(long, value_name = "N,...", default_value = "1,32", value_delimiter = ',')]
+    #[arg(value_parser = operations_in_flight, help_heading = "What")]
+    pub(crate) depth: Vec<usize>,
+
+    /// Bytes of all operands together: more than the caches hold, or `hot`, as few as there can be
+    #[arg(long, value_name = "hot|SIZE,...", default_value = "hot,64m", value_delimiter = ',')]
+    #[arg(value_parser = working_set, help_heading = "What")]
+    pub(crate) working_set: Vec<usize>,
+
+    /// Runs of each way; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "How")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) runs: u16,
+
+    /// How long one run takes
+    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "10ms")]
+    #[arg(value_parser = values::positive_time, help_heading = "How")]
+    pub(crate) runtime: Duration,
+
+    /// The same seed gives the same data
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "How")]
+    pub(crate) seed: u64,
+
+    /// The core that asks [default: any]
+    #[arg(long, value_name = "N", help_heading = "Cores")]
+    pub(crate) core: Option<usize>,
+
+    /// The core of an emulated device [default: any]
+    #[arg(long, value_name = "N", help_heading = "Cores")]
+    pub(crate) device_core: Option<usize>,
+
+    /// For people or for programs
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(crate) output: OutputFormat,
+}
+
+/// Arguments of `bench digest`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Targets on one core export the same memory: one without data digests, one for each path of CRC32C in software, and \
+one that offloads. They take turns, run by short run; what is compared is the busy time of the core per command. \
+Beside what was measured stand a model of an engine, and what was published of Intel DSA; lines say which they are.
+
+Example: raceline bench digest --io-size 128k --depth 128,1024 -o json")]
+pub(crate) struct DigestArgs {
+    /// The lowest and the highest depth only
+    #[arg(long, conflicts_with = "depth", help_heading = "Workload")]
+    pub(crate) quick: bool,
+
+    /// Bytes per read [default: 4k,16k,128k]
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = values::io_size)]
+    #[arg(help_heading = "Workload")]
+    pub(crate) io_size: Vec<u32>,
+
+    /// Reads in flight, 64 at most on a queue [default: 128,256,512,1024]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = reads_in_flight)]
+    #[arg(help_heading = "Workload")]
+    pub(crate) depth: Vec<u32>,
+
+    /// Size of the namespace
+    #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = memory)]
+    #[arg(help_heading = "Workload")]
+    pub(crate) memory: usize,
+
+    /// Its pages; huge ones must be reserved (sysctl vm.nr_hugepages)
+    #[arg(long, value_enum, value_name = "KIND", default_value_t, help_heading = "Workload")]
+    pub(crate) pages: PagesChoice,
+
+    /// Paths of CRC32C in software, the usual one last [default: all that this machine has]
+    #[arg(long, value_name = "PATH,...", value_delimiter = ',', help_heading = "Digests")]
+    pub(crate) path: Vec<CrcPath>,
+
+    /// What to offload to
+    #[arg(long, value_enum, value_name = "ENGINE", default_value = "dsa_emulated")]
+    #[arg(help_heading = "Digests")]
+    pub(crate) offload: OffloadChoice,
+
+    /// Rounds, in which each way has its turn; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "How")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) rounds: u16,
+
+    /// How long each run is measured
+    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "300ms")]
+    #[arg(value_parser = values::positive_time, help_heading = "How")]
+    pub(crate) runtime: Duration,
+
+    /// How long each run goes before it is measured
+    #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "100ms")]
+    #[arg(value_parser = values::time, help_heading = "How")]
+    pub(crate) ramp_time: Duration,
+
+    /// The same seed gives the same addresses and data
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "How")]
+    pub(crate) seed: u64,
+
+    /// What a core does when it has nothing to do
+    #[arg(long, value_enum, default_value = "poll")]
+    pub(crate) mode: ModeChoice,
+
+    /// How to do I/O
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub(crate) io: IoChoice,
+
+    #[command(flatten)]
+    pub(crate) cores: CoreArgs,
+
+    /// For people or for programs
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(crate) output: OutputFormat,
+}
+
+/// `--engine` of `bench accel`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum EngineChoice {
+    /// The CPU
+    Software,
+    /// Intel DSA, by the idxd driver's work queues
+    Dsa,
+    /// A thread that plays a DSA device
+    DsaEmulated,
+}
+
+/// `--offload` of `bench digest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum OffloadChoice {
+    /// Nothing
+    None,
+    /// Intel DSA, by the idxd driver's work queues
+    Dsa,
+    /// A thread that plays a DSA device, on the host's core
+    DsaEmulated,
+}
+
 /// Where the two sides run.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct CoreArgs {
@@ -299,6 +469,26 @@ fn depth(text: &str) -> Result<usize, String> {
 
 fn connections(text: &str) -> Result<usize, String> {
     number(text, limit::CONNECTIONS_MAX)
+}
+
+fn operations_in_flight(text: &str) -> Result<usize, String> {
+    number(text, accel::DEPTH_MAX)
+}
+
+fn reads_in_flight(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (1..=digest::DEPTH_MAX).contains(number));
+    number.ok_or_else(|| format!("a number from 1 to {}", digest::DEPTH_MAX))
+}
+
+fn operand_size(text: &str) -> Result<usize, String> {
+    let ByteSize(bytes) = values::size(text)?;
+    let bytes = usize::try_from(bytes).ok();
+    let bytes = bytes.filter(|bytes| (1..=accel::SIZE_MAX).contains(bytes));
+    bytes.ok_or_else(|| "an operand has 1 byte to 64M".to_owned())
+}
+
+fn working_set(text: &str) -> Result<usize, String> {
+    if text == "hot" { Ok(accel::HOT) } else { memory(text) }
 }
 
 fn number(text: &str, most: usize) -> Result<usize, String> {

@@ -1,6 +1,7 @@
 //! The command line as users type it: what is accepted, and the exact line when it is not.
 
 use clap::CommandFactory as _;
+use raceline_accel::{CrcPath, OpCode};
 
 use super::values::{IoChoice, ModeChoice, OutputFormat};
 use super::*;
@@ -207,6 +208,37 @@ fn bench_gap_takes_points() {
 }
 
 #[test]
+fn bench_accel_takes_operations_engines_and_paths() {
+    let line = "bench accel --op crc32c,copy_crc32c --engine software,dsa --path table,sse4.2 --size 1,64m \
+                --depth 1,1024 --working-set hot,32m --runs 9 --runtime 2ms --core 0 --device-core 1";
+    let Verb::Bench(args) = parse(line).unwrap() else { unreachable!() };
+    let bench::Experiment::Accel(args) = args.experiment else { unreachable!() };
+    assert_eq!(args.operations, [OpCode::Crc32c, OpCode::CopyCrc32c]);
+    assert_eq!(args.engine, [bench::EngineChoice::Software, bench::EngineChoice::Dsa]);
+    assert_eq!(args.path, [CrcPath::Table, CrcPath::Sse42]);
+    assert_eq!((args.size, args.depth), (vec![1, 64 << 20], vec![1, 1024]));
+    assert_eq!((args.working_set, args.runs), (vec![0, 32 << 20], 9));
+    assert_eq!((args.core, args.device_core), (Some(0), Some(1)));
+    let Verb::Bench(args) = parse("bench accel").unwrap() else { unreachable!() };
+    let bench::Experiment::Accel(args) = args.experiment else { unreachable!() };
+    assert!(args.operations.is_empty() && args.path == [CrcPath::Auto]);
+    assert_eq!(args.engine.last(), Some(&bench::EngineChoice::DsaEmulated));
+}
+
+#[test]
+fn bench_digest_takes_sizes_and_depths() {
+    let line = "bench digest --io-size 4k,128k --depth 1,4096 --path auto --offload none --rounds 5 --mode interrupt";
+    let Verb::Bench(args) = parse(line).unwrap() else { unreachable!() };
+    let bench::Experiment::Digest(args) = args.experiment else { unreachable!() };
+    assert_eq!((args.io_size, args.depth), (vec![4096, 131_072], vec![1, 4096]));
+    assert_eq!((args.path, args.rounds), (vec![CrcPath::Auto], 5));
+    assert_eq!((args.offload, args.mode), (bench::OffloadChoice::None, ModeChoice::Interrupt));
+    let Verb::Bench(args) = parse("bench digest --quick").unwrap() else { unreachable!() };
+    let bench::Experiment::Digest(args) = args.experiment else { unreachable!() };
+    assert!(args.quick && args.depth.is_empty() && args.mode == ModeChoice::Poll);
+}
+
+#[test]
 fn bench_says_what_would_be_right() {
     for (options, message) in [
         ("limit --depth 0", "a number from 1 to 4096"),
@@ -215,6 +247,12 @@ fn bench_says_what_would_be_right() {
         ("limit --receive-size 64", "auto, or a size from 128 bytes to 16M"),
         ("limit --prefetch yes", "auto, on, ahead or off"),
         ("limit --per-pdu --chunk 2", "cannot be used with"),
+        ("accel --op crc64", "no operation is called \"crc64\""),
+        ("accel --path avx2", "no CRC path is called \"avx2\""),
+        ("accel --size 0", "an operand has 1 byte to 64M"),
+        ("accel --depth 1025", "a number from 1 to 1024"),
+        ("digest --depth 0", "a number from 1 to 4096"),
+        ("digest --quick --depth 1", "cannot be used with"),
         ("gap --points size=4k", "points are chosen as in io=4k|16k,rw=read,depth=1|32"),
     ] {
         let line = parse(&format!("bench {options}")).unwrap_err();

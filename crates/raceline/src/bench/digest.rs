@@ -1,0 +1,109 @@
+//! `raceline bench digest`: what data digests cost a target's core, way by way.
+
+use raceline_bench::digest::report::Report;
+use raceline_bench::digest::{self, Case, DigestBench, DigestConfig, DigestError};
+
+use super::{engines, progress};
+use crate::cli::bench::{DigestArgs, OffloadChoice};
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{limits, shell};
+
+/// Measures all cases and prints the report.
+pub(crate) fn run(args: &DigestArgs) -> Result<(), Failure> {
+    limits::raise_file_descriptors();
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let (cases, config) = (cases(args), config(args)?);
+    let mut sizes: Vec<u32> = cases.iter().map(|case| case.io_bytes).collect();
+    sizes.dedup();
+    let costs = digest::digest_costs(&sizes, &config.paths, config.seed).map_err(failure)?;
+    let mut bench = DigestBench::start(config.clone(), &cases).map_err(failure)?;
+    let (ways, pages) = (bench.ways(), args.pages.name().to_owned());
+    let report = Report { config, pages, ways, costs, points: Vec::new() };
+    let measured = measure(args, &cases, &mut bench, report, &interrupt);
+    let stopped = bench.stop().map_err(failure);
+    let report = measured?;
+    stopped?;
+    match args.output {
+        OutputFormat::Table => shell::print(report.summary().as_bytes()),
+        OutputFormat::Json => shell::print(report.to_json().as_bytes()),
+    }
+}
+
+fn measure(
+    args: &DigestArgs,
+    cases: &[Case],
+    bench: &mut DigestBench,
+    mut report: Report,
+    interrupt: &Interrupt,
+) -> Result<Report, Failure> {
+    let table = args.output == OutputFormat::Table;
+    if table {
+        shell::print(report.heading().as_bytes())?;
+    }
+    let bar = progress::bar(cases.len());
+    for &case in cases {
+        bar.set_message(case.to_string());
+        let point = bench.measure(case, &|| interrupt.requested().is_some());
+        if let Some(signal) = interrupt.requested() {
+            return Err(Failure::signal(signal));
+        }
+        let point = point.map_err(failure)?;
+        if table {
+            bar.suspend(|| shell::print(report.rows(&point).as_bytes()))?;
+        }
+        report.points.push(point);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(report)
+}
+
+/// The published cases, or all combinations of what was chosen.
+fn cases(args: &DigestArgs) -> Vec<Case> {
+    let published = digest::cases(args.quick);
+    let mut sizes = args.io_size.clone();
+    if sizes.is_empty() {
+        sizes = published.iter().map(|case| case.io_bytes).collect();
+        sizes.dedup();
+    }
+    let mut depths = args.depth.clone();
+    if depths.is_empty() {
+        let first = published.iter().take_while(|case| case.io_bytes == published[0].io_bytes);
+        depths = first.map(|case| case.depth).collect();
+    }
+    let at_size = |&io_bytes: &u32| {
+        depths.iter().map(|&depth| Case { io_bytes, depth }).collect::<Vec<Case>>()
+    };
+    sizes.iter().flat_map(at_size).collect()
+}
+
+fn config(args: &DigestArgs) -> Result<DigestConfig, Failure> {
+    let device = match args.offload {
+        OffloadChoice::None => None,
+        OffloadChoice::Dsa => Some(engines::dsa()?),
+        OffloadChoice::DsaEmulated => Some(engines::emulated_dsa(Some(args.cores.host_core))?),
+    };
+    Ok(DigestConfig {
+        memory_bytes: args.memory,
+        pages: args.pages.into(),
+        paths: if args.path.is_empty() { digest::paths() } else { args.path.clone() },
+        device,
+        mode: args.mode.into(),
+        backend: args.io.into(),
+        target_core: Some(args.cores.target_core),
+        host_core: Some(args.cores.host_core),
+        rounds: args.rounds.into(),
+        ramp: args.ramp_time,
+        time: args.runtime,
+        seed: args.seed,
+    })
+}
+
+fn failure(error: DigestError) -> Failure {
+    match error {
+        DigestError::Path(error) => Failure::usage(error),
+        other => Failure::runtime(other),
+    }
+}
