@@ -39,14 +39,13 @@ fn verified(target: &Framework, host: &Framework, io_bytes: u32) -> Outcome {
     };
     let target = Target::start(config).expect("a target");
     let subsystem = SubsystemConfig {
-        nqn: nqn.clone(),
         serial: "RLOFFLOAD".to_owned(),
-        model: "Raceline".to_owned(),
         hosts: HostAccess::Any,
+        ..SubsystemConfig::new(nqn.clone())
     };
     target.add_subsystem(subsystem).expect("a subsystem");
     let bdev = Arc::new(RamBdev::with_pages(8 << 20, HugePages::None).expect("memory"));
-    let namespace = NamespaceConfig { nsid: None, bdev, uuid: None, nguid: None };
+    let namespace = NamespaceConfig::new(bdev);
     target.add_namespace(&nqn, namespace).expect("a namespace");
     let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a port");
     let mut config =
