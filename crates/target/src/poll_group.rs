@@ -230,7 +230,10 @@ impl PollGroup {
         while !self.core.done.is_empty() {
             let mut batch = std::mem::replace(&mut self.core.done, std::mem::take(&mut self.batch));
             for done in batch.drain(..) {
-                let Some(done) = self.core.wipe_done(cx, done) else { continue };
+                if Core::is_wipe(&done) {
+                    self.core.wipe_done(cx, done);
+                    continue;
+                }
                 let command = LocalCommand::from_tag(done.tag);
                 self.with(cx, command.key, |connection, cx, core| {
                     connection.handle_done(cx, core, command.slot, done);

@@ -46,14 +46,16 @@ impl Core {
         self.wipe_on(cx, place, Ok(()));
     }
 
-    /// Takes a finished request if it is one of these; gives it back if it is a command's.
-    pub(crate) fn wipe_done(&mut self, cx: &mut Context<'_>, done: Done) -> Option<Done> {
-        let command = LocalCommand::from_tag(done.tag);
-        if command.key.index != NO_CONNECTION {
-            return Some(done);
-        }
-        self.wipe_on(cx, command.slot.into(), done.result);
-        None
+    /// Whether a finished request is one of these, and not a command's.
+    pub(crate) fn is_wipe(done: &Done) -> bool {
+        LocalCommand::from_tag(done.tag).key.index == NO_CONNECTION
+    }
+
+    /// Takes such a request.
+    #[cold]
+    pub(crate) fn wipe_done(&mut self, cx: &mut Context<'_>, done: Done) {
+        let place = LocalCommand::from_tag(done.tag).slot;
+        self.wipe_on(cx, place.into(), done.result);
     }
 
     /// The request before has ended like that: on to the next.
