@@ -28,7 +28,7 @@ const PAGE_BYTES: usize = 4096;
 const TARGETS: usize = 32;
 
 /// Bytes that are digested while they are hot in the cache.
-const CHUNK_BYTES: usize = 4096;
+const CHUNK_BYTES: usize = 16 << 10;
 
 type Bytes = Box<[u8]>;
 
@@ -78,8 +78,11 @@ fn digest(channel: &mut Channel<Bytes, Bytes>, lent: &mut Option<Bytes>) {
 
 /// Ways to copy with a digest of the copy.
 fn copies(bytes: usize) -> Result<(), raceline_accel::TableError> {
-    let shared: &'static [u8] = Box::leak(pattern(SOURCE_BYTES + PAGE_BYTES));
-    let shared = &shared[page_start(shared)..][..SOURCE_BYTES];
+    // One each: what one has read would be in the cache for the next.
+    let [plain_from, two_from, chunks_from, fused_from] = [(); 4].map(|()| {
+        let source: &'static [u8] = Box::leak(pattern(SOURCE_BYTES + PAGE_BYTES));
+        &source[page_start(source)..][..SOURCE_BYTES]
+    });
     let parts = SOURCE_BYTES / bytes;
     // The same walk for all: random parts, so that no prefetcher knows the next.
     let walk = |at: &mut usize| {
@@ -100,7 +103,7 @@ fn copies(bytes: usize) -> Result<(), raceline_accel::TableError> {
             Box::new(|| {
                 let (from, turn) = (walk(&mut a), a % TARGETS);
                 let to = &mut plain[turn][plain_at[turn]..][..bytes];
-                black_box(to).copy_from_slice(&shared[from]);
+                black_box(to).copy_from_slice(&plain_from[from]);
             }),
         ),
         (
@@ -108,7 +111,7 @@ fn copies(bytes: usize) -> Result<(), raceline_accel::TableError> {
             Box::new(|| {
                 let (from, turn) = (walk(&mut b), b % TARGETS);
                 let to = &mut two[turn][two_at[turn]..][..bytes];
-                to.copy_from_slice(&shared[from]);
+                to.copy_from_slice(&two_from[from]);
                 black_box(crc32c(black_box(to)));
             }),
         ),
@@ -118,7 +121,9 @@ fn copies(bytes: usize) -> Result<(), raceline_accel::TableError> {
                 let (from, turn) = (walk(&mut c), c % TARGETS);
                 let to = &mut chunks[turn][chunks_at[turn]..][..bytes];
                 let mut digest = Crc32c::new();
-                for (to, from) in to.chunks_mut(CHUNK_BYTES).zip(shared[from].chunks(CHUNK_BYTES)) {
+                for (to, from) in
+                    to.chunks_mut(CHUNK_BYTES).zip(chunks_from[from].chunks(CHUNK_BYTES))
+                {
                     to.copy_from_slice(from);
                     digest.update(black_box(to));
                 }
@@ -131,7 +136,7 @@ fn copies(bytes: usize) -> Result<(), raceline_accel::TableError> {
                 let (from, turn) = (walk(&mut d), d % TARGETS);
                 let range = fused_at[turn]..fused_at[turn] + bytes;
                 let to = Part::range(lent[turn].take().expect("it came back"), range);
-                let work = Work::copy_crc32c(0, &shared[from], to);
+                let work = Work::copy_crc32c(0, &fused_from[from], to);
                 if let Submitted::Done(done) = channel.submit(1, work) {
                     let _ = black_box((done.token, done.result));
                     lent[turn] = done.work.and_then(|work| work.into_memory().1[0].take());

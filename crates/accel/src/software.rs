@@ -11,8 +11,12 @@ use crate::memory::{Piece, PieceMut, Source, Target};
 use crate::operation::{AccelError, Operation, Output};
 use crate::work::{Extent, Work};
 
-/// Bytes that are copied before they are looked at: a part of the first-level cache.
-const CHUNK_BYTES: usize = 4096;
+/// Bytes that may change are copied in chunks of this before they are looked at.
+const BOUNCE_BYTES: usize = 4096;
+
+/// Where copy and digest are two passes, they take turns after so many bytes: half of a first-level
+/// cache. Fewer cost more for carrying the digest on than they save.
+const CHUNK_BYTES: usize = 16 << 10;
 
 /// One core's software engine.
 #[derive(Debug)]
@@ -127,7 +131,7 @@ impl Software {
         let mut digest = Crc32c::resume(seed);
         for_each_run(source, target, |from, to, len| {
             #[cfg(target_arch = "x86_64")]
-            if self.is_fused {
+            if self.is_fused && len >= fused::WORTH_BYTES {
                 // SAFETY: the request's pieces are valid, a target overlaps nothing, and the CPU
                 // can.
                 let register =
@@ -207,9 +211,9 @@ fn copy(source: &[Piece], target: &[PieceMut]) {
 fn is_equal(first: &[Piece], second: &[Piece]) -> bool {
     let mut equal = true;
     for_each_run(first, second, |a, b, len| {
-        for offset in (0..len).step_by(CHUNK_BYTES) {
+        for offset in (0..len).step_by(BOUNCE_BYTES) {
             if equal {
-                let chunk = CHUNK_BYTES.min(len - offset);
+                let chunk = BOUNCE_BYTES.min(len - offset);
                 with_bytes(&a.part(offset, chunk), |a| {
                     with_bytes(&b.part(offset, chunk), |b| equal &= a == b);
                 });
@@ -231,9 +235,9 @@ pub(crate) fn with_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
 }
 
 fn with_copied_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
-    let mut copy = [0; CHUNK_BYTES];
-    for offset in (0..piece.len).step_by(CHUNK_BYTES) {
-        let chunk = &mut copy[..CHUNK_BYTES.min(piece.len - offset)];
+    let mut copy = [0; BOUNCE_BYTES];
+    for offset in (0..piece.len).step_by(BOUNCE_BYTES) {
+        let chunk = &mut copy[..BOUNCE_BYTES.min(piece.len - offset)];
         let from = piece.part(offset, chunk.len());
         // SAFETY: the request's pieces are valid; a writer meanwhile makes it a mixture.
         unsafe { std::ptr::copy_nonoverlapping(from.pointer, chunk.as_mut_ptr(), chunk.len()) };
