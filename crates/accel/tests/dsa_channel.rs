@@ -186,7 +186,7 @@ fn a_device_that_hangs() {
 
 /// Nothing is freed under a device that never answers; that costs the memory.
 #[test]
-fn a_channel_that_is_dropped_over_a_hung_device() {
+fn a_channel_that_is_dropped_over_a_hung_device_leaks_on_purpose() {
     let config = EmulatedConfig { hang_every: every(3), ..EmulatedConfig::default() };
     let mut rig = Rig::new(config, Duration::from_millis(50));
     for token in 0..9 {
