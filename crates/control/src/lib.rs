@@ -13,6 +13,7 @@ pub mod method;
 mod methods;
 pub mod params;
 pub mod reconcile;
+pub mod reference;
 pub mod request;
 pub mod role;
 pub mod schema;
