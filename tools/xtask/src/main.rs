@@ -11,6 +11,7 @@ mod placement;
 mod quiet;
 mod raceline;
 mod raw;
+mod rpc_docs;
 mod setup;
 mod spdk;
 mod step;
@@ -87,6 +88,8 @@ enum Verb {
     Bench(bench::Options),
     /// Measure our target and host beside SPDK's, built elsewhere.
     Spdk(spdk::Options),
+    /// Write docs/RPC.md from the methods that the daemon has.
+    RpcDocs,
     /// Run one emulated machine's checks.
     Interop {
         /// Kernel inside the guest.
@@ -154,6 +157,10 @@ fn run(verb: Verb) -> Result<bool> {
             true
         }
         Verb::Spdk(options) => spdk::run(&tree, &options)?,
+        Verb::RpcDocs => {
+            rpc_docs::write(&tree.root)?;
+            true
+        }
         Verb::Interop { kernel, part, peer } => {
             one("interop", Box::new(|| interop::run(&tree, kernel, part, peer)))
         }
@@ -187,6 +194,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
         step("format", "cargo fmt --check", true, Box::new(|| lint::format(root))),
         step("tidy", "this repository's own rules", true, Box::new(|| lint::tidy(root))),
         step("clippy", "cargo clippy, warnings denied", true, Box::new(|| lint::clippy(root))),
+        step("rpc-docs", "docs/RPC.md says what is", true, Box::new(|| rpc_docs::check(root))),
         step("unit", "cargo test --workspace", true, Box::new(|| unit(tree))),
         step(
             "sim",

@@ -181,3 +181,14 @@ fn help_names_what_a_method_takes() {
         assert!(text.contains(word), "{word} in {text}");
     }
 }
+
+proptest::proptest! {
+    /// Whatever is typed is a request or a complaint.
+    #[test]
+    fn no_words_panic(
+        method in 0..schema().methods().len(),
+        words in proptest::collection::vec("(-{0,2}[a-z_-]{0,6}=?)?[ -~é]{0,8}", 0..6),
+    ) {
+        let _ = parse(schema().methods()[method].name, &words);
+    }
+}
