@@ -87,6 +87,12 @@ fn describe(bdev: &Entry) -> Value {
         "product_name": bdev.product_name,
         "block_size": info.block_size,
         "num_blocks": info.block_count,
+        // Hints that no device here gives.
+        "preferred_write_alignment": 0,
+        "preferred_write_granularity": 0,
+        "optimal_write_size": 0,
+        "preferred_unmap_alignment": 0,
+        "preferred_unmap_granularity": 0,
         "uuid": bdev.uuid,
         "numa_id": -1,
         "assigned_rate_limits": {

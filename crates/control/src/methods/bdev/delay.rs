@@ -143,12 +143,11 @@ struct UpdateLatency {
 fn update_latency(call: &Call<'_>, params: UpdateLatency) -> Result<bool, RpcError> {
     let UpdateLatency { delay_bdev_name: name, latency_type, latency_us } = params;
     call.engine.change(|change| {
-        let bdev = change.model().bdevs.find(&name).cloned().ok_or_else(|| {
-            RpcError::new(code::INVALID_PARAMS, "The requested bdev does not exist.")
-        })?;
+        // SPDK says the same of a device of another kind.
+        let missing = || RpcError::new(code::INVALID_PARAMS, "The requested bdev does not exist.");
+        let bdev = change.model().bdevs.find(&name).cloned().ok_or_else(missing)?;
         let Some(Delayed { control, .. }) = bdev.details.as_any().downcast_ref() else {
-            let text = "The requested bdev is not a delay bdev.";
-            return Err(RpcError::new(code::INVALID_REQUEST, text));
+            return Err(missing().because(format!("`{name}` is a {} device", bdev.module)));
         };
         let kind = match latency_type {
             LatencyType::AvgRead | LatencyType::P99Read => OpKind::Read,

@@ -88,7 +88,10 @@ fn create_uring(call: &Call<'_>, params: CreateUring) -> Result<String, RpcError
     let spec = DeviceSpec { backing: backing(&params.filename, params.buffered), ..spec };
     let details = Plain(json!({ "uring": { "filename": params.filename } }));
     call.engine.change(|change| {
-        let (name, bdev) = make(change, &params.name, (URING, "URING bdev"), &spec)?;
+        let made = make(change, &params.name, (URING, "URING bdev"), &spec);
+        // SPDK has one answer to all that can go wrong.
+        let (name, bdev) = made
+            .map_err(|error| RpcError::internal("Unable to create URING bdev.").because(error))?;
         let canonical = CreateUring { uuid: Some(bdev.uuid), ..params };
         let entry = ledger::Entry::new(Section::Bdev, "bdev_uring_create", &canonical)?;
         super::add(change, bdev.described_by(details), entry)?;

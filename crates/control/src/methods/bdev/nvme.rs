@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::engine::controllers::Controller;
 use crate::engine::ledger::{self, Key, Section};
 use crate::engine::nvmf::ListenAddress;
-use crate::error::{RpcError, code};
+use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 use options::Options;
@@ -330,11 +330,6 @@ fn reset(call: &Call<'_>, Reset { name, cntlid }: Reset) -> Result<bool, RpcErro
     let found = model.controllers.get(&name).filter(|controller| {
         cntlid.is_none_or(|cntlid| controller.remote.controller().cntlid.0 == cntlid)
     });
-    let controller = found.ok_or_else(|| {
-        let text = RpcError::errno(libc::EINVAL).message;
-        RpcError::new(code::INVALID_PARAMS, text)
-            .because(format!("there is no such controller `{name}`"))
-    })?;
-    controller.remote.reset();
+    found.ok_or_else(|| no_controller(&name))?.remote.reset();
     Ok(true)
 }
