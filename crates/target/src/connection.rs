@@ -381,12 +381,17 @@ impl Connection {
         rest: &[u8],
     ) {
         self.counters.copied_bytes.add(bytes.len() as u64);
-        let ddgst = self.queue.data_digest_ahead(rest);
+        let digest = self.queue.data_digest();
+        let ddgst = if digest { self.queue.data_digest_ahead(rest) } else { None };
         let available = bytes.len() + if ddgst.is_some() { DIGEST_LEN } else { 0 };
-        if offset == 0 && self.writes_now(cx, core, index, available) {
-            self.slots.get(index).checked = true;
-            let found = ddgst.map(|_| cx.io.accelerator().crc32c_now(bytes));
-            if ddgst.is_none_or(|ddgst| self.judge_data(index, found.and_then(Result::ok), ddgst)) {
+        let direct = self.slots.get(index).direct;
+        if direct || offset == 0 && self.writes_now(cx, core, index, available) {
+            let good = ddgst.is_none_or(|ddgst| {
+                self.slots.get(index).checked = true;
+                let found = cx.io.accelerator().crc32c_now(bytes);
+                self.judge_data(index, found.ok(), ddgst)
+            });
+            if good {
                 self.write_now(core, index, cx.now, bytes);
             }
             return;

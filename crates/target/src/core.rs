@@ -77,6 +77,8 @@ pub(crate) struct Core {
     pub(crate) index: usize,
     pub(crate) shared: Arc<Shared>,
     pub(crate) snapshot: Arc<Snapshot>,
+    /// There are, or were, devices here that count: requests are to be measured.
+    pub(crate) meters: bool,
     /// By [`DeviceId`].
     devices: Vec<Option<Device>>,
     /// Devices that something has happened at in this turn: there may be thousands of others.
@@ -101,6 +103,7 @@ impl Core {
             index,
             shared,
             snapshot: Arc::default(),
+            meters: false,
             devices: Vec::new(),
             unflushed: Vec::new(),
             done: Vec::new(),
@@ -120,6 +123,7 @@ impl Core {
         self.shared.send(core, message);
     }
 
+    #[inline]
     pub(crate) fn device(&mut self, id: DeviceId) -> Option<&mut Device> {
         self.devices.get_mut(usize::from(id.0))?.as_mut()
     }
@@ -141,11 +145,13 @@ impl Core {
         let cores = self.shared.cores();
         let warden = (Self::warden_of(id, cores) == self.index).then(|| Warden::new(cores));
         let fences = Fences::default();
+        let meter = bdev.stats().map(|stats| stats.meter());
+        self.meters |= meter.is_some();
         self.devices[index] = Some(Device {
             info,
             writes_now: channel.writes_now(),
             channel,
-            meter: bdev.stats().map(|stats| stats.meter()),
+            meter,
             in_flight: 0,
             unflushed: false,
             fences,
@@ -188,6 +194,7 @@ impl Core {
     }
 
     /// Starts a device request; its end appears in `done`, maybe at once.
+    #[inline]
     pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: u64, op: Op) {
         let entry = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
         let device = entry.expect("views show only devices that are open");
@@ -201,6 +208,7 @@ impl Core {
     }
 
     /// Notes when a request starts, for a device that counts.
+    #[inline(never)]
     pub(crate) fn measure(
         &mut self,
         id: DeviceId,
@@ -227,6 +235,7 @@ impl Core {
     }
 
     /// Whether a device takes writes from anywhere, and nothing holds them back there.
+    #[inline]
     pub(crate) fn writes_now(&mut self, id: DeviceId) -> bool {
         self.device(id).is_some_and(|device| device.writes_now && device.fences.is_empty())
     }

@@ -86,7 +86,9 @@ impl Connection {
             return;
         }
         if self.is_staged(index) && self.writes_now(cx, core, index, self.staged) {
-            self.slots.get(index).phase = Phase::Data;
+            let slot = self.slots.get(index);
+            slot.phase = Phase::Data;
+            slot.direct = true;
             return;
         }
         let buffer = self.needs_buffer(core, index);
@@ -127,7 +129,9 @@ impl Connection {
         let slot = self.slots.get(index);
         if let Some(device) = slot.device {
             slot.pending = 1;
-            slot.measured = core.measure(device, now, OpKind::Write, data.len() as u64);
+            if core.meters {
+                slot.measured = core.measure(device, now, OpKind::Write, data.len() as u64);
+            }
             slot.written = Some(core.write_now(device, slot.bytes.start, data));
         }
     }
@@ -212,9 +216,11 @@ impl Connection {
             if core.device(device).is_some_and(|device| device.info.copies_data) {
                 self.counters.copied_bytes.add(bytes_through_buffer(&op));
             }
-            // A command of several requests counts as one, with the bytes of all.
-            let before = slot.measured.map_or(0, |measured| measured.bytes);
-            slot.measured = core.measure(device, cx.now, OpKind::of(&op), before + op.bytes());
+            if core.meters {
+                // A command of several requests counts as one, with the bytes of all.
+                let before = slot.measured.map_or(0, |measured| measured.bytes);
+                slot.measured = core.measure(device, cx.now, OpKind::of(&op), before + op.bytes());
+            }
             core.submit(cx, device, tag, op);
         }
     }
@@ -288,10 +294,11 @@ impl Connection {
         if slot.pending > 0 {
             return;
         }
-        if let (Some(measured), Some(device)) = (slot.measured.take(), slot.device) {
+        if core.meters
+            && let (Some(measured), Some(device)) = (slot.measured.take(), slot.device)
+        {
             core.count(device, measured, cx.now, result);
         }
-        let slot = self.slots.get(index);
         if let (true, Some(device)) = (slot.changes_data(), slot.device) {
             let bytes = slot.bytes.clone();
             core.write_drained(device, &bytes);

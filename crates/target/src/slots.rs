@@ -62,6 +62,9 @@ pub(crate) struct Slot {
     pub(crate) in_capsule: bool,
     /// A data digest did not match: the data must not be used.
     pub(crate) corrupt: bool,
+    /// All its data, and their digest, are in the staging buffer, and its device takes them from
+    /// there.
+    pub(crate) direct: bool,
     /// The digest of its data was checked where they lay: they need not be looked at again.
     pub(crate) checked: bool,
     /// What its digest is for that an engine computes.

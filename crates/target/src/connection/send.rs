@@ -86,6 +86,7 @@ impl Connection {
     }
 
     /// As [`Self::push_data`], for an I/O queue whose data digest is known.
+    #[inline]
     pub(crate) fn push_payload(
         &mut self,
         core: &mut Core,
