@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod export;
 pub(crate) mod host;
+pub(crate) mod manage;
 pub(crate) mod perf;
 pub(crate) mod rpc;
 pub(crate) mod values;
@@ -54,6 +55,18 @@ pub(crate) enum Verb {
     Read(host::ReadArgs),
     /// Copy a file or standard input to blocks of a namespace
     Write(host::WriteArgs),
+    /// Manage the devices of a daemon
+    Bdev(manage::BdevArgs),
+    /// Manage the subsystems of a daemon
+    Subsys(manage::SubsysArgs),
+    /// Manage the namespaces of a daemon
+    Ns(manage::NsArgs),
+    /// Manage the addresses at which a daemon is reached
+    Port(manage::PortArgs),
+    /// Manage who may connect to a daemon
+    Host(manage::HostArgs),
+    /// Save, restore, compare or clear the configuration of a daemon
+    Config(manage::ConfigArgs),
     /// Drive a daemon by SPDK's JSON-RPC, spelled as its rpc.py
     Rpc(rpc::RpcArgs),
     /// Measure, and with --verify prove, what a namespace does
@@ -62,7 +75,7 @@ pub(crate) enum Verb {
     Bench(bench::BenchArgs),
     /// Show it all at work in this process: export, connect, verify, measure
     Demo(DemoArgs),
-    /// Print a completion script for a shell
+    /// Print a completion script for a shell; names are completed as the daemon has them
     Completions(CompletionsArgs),
     /// Print the manual page, or write the pages of all verbs to a directory
     Man(ManArgs),

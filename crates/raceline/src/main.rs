@@ -10,6 +10,7 @@ mod export;
 mod failure;
 mod identify;
 mod limits;
+mod manage;
 mod naming;
 mod perf;
 mod remote;
@@ -22,8 +23,8 @@ mod transfer;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, LogArgs, Verb};
@@ -33,6 +34,8 @@ use crate::failure::Failure;
 const LOG_VARIABLE: &str = "RACELINE_LOG";
 
 fn main() -> ExitCode {
+    // Only when a shell asks for completions; does not return then.
+    clap_complete::CompleteEnv::with_factory(Cli::command).complete();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return command_line_error(&error),
@@ -52,6 +55,12 @@ fn run(verb: Verb) -> Result<(), Failure> {
         Verb::Read(args) => transfer::read(&args),
         Verb::Write(args) => transfer::write(&args),
         Verb::Perf(args) => perf::run(&args),
+        Verb::Bdev(args) => manage::bdev(&args),
+        Verb::Subsys(args) => manage::subsystem(&args),
+        Verb::Ns(args) => manage::namespace(&args),
+        Verb::Port(args) => manage::port(&args),
+        Verb::Host(args) => manage::host(&args),
+        Verb::Config(args) => manage::config(&args),
         Verb::Rpc(args) => rpc::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Demo(args) => demo::run(&args),

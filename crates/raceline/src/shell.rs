@@ -4,14 +4,31 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use clap::CommandFactory as _;
+use clap_complete::Shell;
+use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Zsh};
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 
+/// The program, as shells find it.
+const NAME: &str = "raceline";
+/// The environment variable by which a completion script says which shell asks.
+const VARIABLE: &str = "COMPLETE";
+
 /// `raceline completions SHELL`.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "raceline", &mut script);
+    let shell: &dyn EnvCompleter = match args.shell {
+        Shell::Bash => &Bash,
+        Shell::Elvish => &Elvish,
+        Shell::Fish => &Fish,
+        Shell::PowerShell => &Powershell,
+        Shell::Zsh => &Zsh,
+        other => return Err(Failure::usage(format!("no completions for {other}"))),
+    };
+    // The script asks this program, which asks the daemon for the names that exist.
+    let registered = shell.write_registration(VARIABLE, NAME, NAME, NAME, &mut script);
+    registered.map_err(Failure::runtime)?;
     print(&script)
 }
 

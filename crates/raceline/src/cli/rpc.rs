@@ -57,7 +57,8 @@ pub(crate) struct RpcArgs {
     pub(crate) command: Vec<String>,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// A time in seconds.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let wrong = || "not a time in seconds".to_owned();
     let time = Duration::try_from_secs_f64(text.parse().map_err(|_| wrong())?);
     time.ok().filter(|time| !time.is_zero()).ok_or_else(wrong)

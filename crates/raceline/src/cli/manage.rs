@@ -1,0 +1,326 @@
+//! Arguments of the verbs that manage a daemon: `bdev`, `subsys`, `ns`, `port`, `host`, `config`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Subcommand, ValueHint};
+use clap_complete::ArgValueCandidates;
+use raceline_bdev::{ByteSize, DeviceSpec};
+use raceline_control::client::DEFAULT_SOCKET;
+use uuid::Uuid;
+
+use crate::cli::values::OutputFormat;
+use crate::manage::complete;
+
+/// The environment variable that says where the daemon listens.
+pub(crate) const SOCKET_VARIABLE: &str = "RACELINE_RPC_SOCKET";
+
+/// Which daemon, and how to print.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DaemonArgs {
+    /// The daemon's socket
+    #[arg(short = 's', long, value_name = "PATH", env = SOCKET_VARIABLE, global = true)]
+    #[arg(default_value = DEFAULT_SOCKET, value_hint = ValueHint::FilePath)]
+    pub(crate) socket: String,
+    /// How long to wait for the daemon, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "60", global = true)]
+    #[arg(value_parser = super::rpc::seconds)]
+    pub(crate) timeout: Duration,
+    /// Form of the output
+    #[arg(short = 'o', long, value_enum, value_name = "FORM", default_value_t, global = true)]
+    pub(crate) output: OutputFormat,
+}
+
+/// Arguments of `bdev`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct BdevArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: BdevVerb,
+}
+
+/// What to do with devices.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum BdevVerb {
+    /// List devices
+    Ls {
+        /// Only this one
+        #[arg(value_name = "NAME", add = ArgValueCandidates::new(complete::bdevs))]
+        name: Option<String>,
+    },
+    /// Open a device, as in export: ram:SIZE, null:SIZE, file:PATH, block:PATH, or a path
+    Add {
+        /// The device
+        #[arg(value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+        device: DeviceSpec,
+        /// Its name; by default that of the file, or the next free one
+        #[arg(short, long, value_name = "NAME")]
+        name: Option<String>,
+    },
+    /// Close devices
+    Rm {
+        /// Their names
+        #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(complete::bdevs))]
+        names: Vec<String>,
+        /// Also those in use: their namespaces go with them
+        #[arg(long)]
+        force: bool,
+    },
+    /// Change a device
+    Set {
+        /// Its name
+        #[arg(value_name = "NAME", add = ArgValueCandidates::new(complete::bdevs))]
+        name: String,
+        /// Its new size (null devices)
+        #[arg(long, value_name = "SIZE", required_unless_present = "rescan")]
+        size: Option<ByteSize>,
+        /// Look again how large its file or block device is
+        #[arg(long, conflicts_with = "size")]
+        rescan: bool,
+    },
+}
+
+/// Arguments of `subsys`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct SubsysArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: SubsysVerb,
+}
+
+/// What to do with subsystems.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum SubsysVerb {
+    /// List subsystems
+    Ls {
+        /// Only this one
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: Option<String>,
+    },
+    /// Create a subsystem, to which nobody may connect yet
+    Add {
+        /// Its name
+        #[arg(value_name = "NQN")]
+        nqn: String,
+        /// Its serial number
+        #[arg(long, value_name = "TEXT")]
+        serial: Option<String>,
+        /// Its model number
+        #[arg(long, value_name = "TEXT")]
+        model: Option<String>,
+        /// How many namespaces it may have
+        #[arg(long, value_name = "N")]
+        max_namespaces: Option<u32>,
+        /// Let every host connect
+        #[arg(long)]
+        allow_any_host: bool,
+    },
+    /// Delete subsystems with all that they have
+    Rm {
+        /// Their names
+        #[arg(required = true, value_name = "NQN")]
+        #[arg(add = ArgValueCandidates::new(complete::subsystems))]
+        nqns: Vec<String>,
+        /// Also those with connected hosts
+        #[arg(long)]
+        force: bool,
+    },
+    /// Change a subsystem
+    Set {
+        /// Its name
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: String,
+        /// Whether every host may connect, or only those that are listed
+        #[arg(long, value_name = "true|false", action = ArgAction::Set)]
+        allow_any_host: bool,
+    },
+}
+
+/// Arguments of `ns`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct NsArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: NsVerb,
+}
+
+/// What to do with namespaces.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum NsVerb {
+    /// List namespaces
+    Ls {
+        /// Only those of this subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: Option<String>,
+    },
+    /// Show a device to hosts
+    Add {
+        /// The subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: String,
+        /// The device
+        #[arg(value_name = "DEVICE", add = ArgValueCandidates::new(complete::bdevs))]
+        device: String,
+        /// The namespace's number; by default the next free one
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        nsid: Option<u32>,
+        /// The namespace's identity; by default that of the device
+        #[arg(long, value_name = "UUID")]
+        uuid: Option<Uuid>,
+        /// Let no host see it before ns set --show
+        #[arg(long)]
+        hidden: bool,
+    },
+    /// Take a namespace away; its device stays
+    Rm {
+        /// The subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: String,
+        /// The namespace's number
+        #[arg(value_name = "NSID")]
+        nsid: u32,
+    },
+    /// Say which hosts see a namespace that was added hidden
+    #[command(group = clap::ArgGroup::new("who").required(true))]
+    Set {
+        /// The subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: String,
+        /// The namespace's number
+        #[arg(value_name = "NSID")]
+        nsid: u32,
+        /// Show it to this host
+        #[arg(long, value_name = "HOSTNQN", group = "who")]
+        #[arg(add = ArgValueCandidates::new(complete::hosts))]
+        show: Option<String>,
+        /// Hide it from this host
+        #[arg(long, value_name = "HOSTNQN", group = "who")]
+        #[arg(add = ArgValueCandidates::new(complete::hosts))]
+        hide: Option<String>,
+    },
+}
+
+/// Arguments of `port`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct PortArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: PortVerb,
+}
+
+/// What to do with addresses.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum PortVerb {
+    /// List the addresses at which subsystems are reached
+    Ls {
+        /// Only those of this subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: Option<String>,
+    },
+    /// Let hosts reach a subsystem at an address
+    Add(PortChange),
+    /// Stop it
+    Rm(PortChange),
+}
+
+/// A subsystem and an address.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PortChange {
+    /// The subsystem
+    #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+    pub(crate) nqn: String,
+    /// Where: ADDR, ADDR:PORT or [ADDR]:PORT; the port is 4420 unless given
+    #[arg(value_name = "ADDR[:PORT]", value_parser = super::values::listen_address)]
+    pub(crate) address: std::net::SocketAddr,
+}
+
+/// Arguments of `host`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct HostArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: HostVerb,
+}
+
+/// What to do with hosts.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum HostVerb {
+    /// List the hosts that may connect
+    Ls {
+        /// Only those of this subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: Option<String>,
+    },
+    /// Let a host connect
+    Add(HostChange),
+    /// Shut a host out; its connections end
+    Rm(HostChange),
+}
+
+/// A subsystem and a host.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct HostChange {
+    /// The subsystem
+    #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+    pub(crate) nqn: String,
+    /// The host's NQN, or "any" for every host
+    #[arg(value_name = "HOSTNQN|any", add = ArgValueCandidates::new(complete::hosts))]
+    pub(crate) host: String,
+}
+
+/// Arguments of `config`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct ConfigArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: ConfigVerb,
+}
+
+/// What to do with the configuration.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum ConfigVerb {
+    /// Write the running configuration to a file, or to standard output
+    Save {
+        /// The file; it is replaced whole or not at all
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
+    /// Make the daemon what a file says; what is equal already is not touched
+    ///
+    /// When a call fails, what has been changed is changed back.
+    Restore {
+        /// The file, as config save or SPDK's save_config writes it; - is standard input
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Print the calls and make none
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show what restoring a file would change; exit code 1 if anything
+    Diff {
+        /// The file; - is standard input
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Compare with this file instead of the daemon
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        with: Option<PathBuf>,
+    },
+    /// Remove everything that is exported and every device; settings stay
+    Clear {
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+}

@@ -1,0 +1,181 @@
+//! The verbs that manage a daemon over its RPC socket, for people and their scripts.
+
+mod bdev;
+pub(crate) mod complete;
+mod config;
+mod host;
+mod namespace;
+mod port;
+mod subsystem;
+
+use raceline_control::client::{Address, ClientError, Connection, DEFAULT_PORT};
+use raceline_control::state::Call;
+use serde_json::{Map, Value};
+
+use crate::cli::manage::DaemonArgs;
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::shell;
+use crate::table::{Table, printable};
+
+pub(crate) use bdev::run as bdev;
+pub(crate) use config::run as config;
+pub(crate) use host::run as host;
+pub(crate) use namespace::run as namespace;
+pub(crate) use port::run as port;
+pub(crate) use subsystem::run as subsystem;
+
+/// A daemon to talk to.
+struct Daemon {
+    connection: Connection,
+    output: OutputFormat,
+}
+
+impl Daemon {
+    fn connect(args: &DaemonArgs) -> Result<Self, Failure> {
+        let address = Address::new(&args.socket, DEFAULT_PORT);
+        let connection = Connection::open(&address, args.timeout, 0).map_err(failure)?;
+        Ok(Self { connection, output: args.output })
+    }
+
+    /// Calls a method with an object of parameters; those that are null are left out.
+    fn call(&mut self, method: &str, params: Value) -> Result<Value, Failure> {
+        self.try_call(method, params).map_err(failure)
+    }
+
+    fn try_call(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
+        let params = match params {
+            Value::Object(params) => {
+                params.into_iter().filter(|(_, value)| !value.is_null()).collect()
+            }
+            _ => Map::new(),
+        };
+        self.connection.call(method, &params)
+    }
+
+    fn make(&mut self, call: &Call) -> Result<Value, ClientError> {
+        self.try_call(&call.method, call.params.clone().unwrap_or(Value::Null))
+    }
+
+    /// A list that a method gives.
+    fn list(&mut self, method: &str, params: Value) -> Result<Vec<Value>, Failure> {
+        match self.call(method, params)? {
+            Value::Array(list) => Ok(list),
+            other => Err(Failure::runtime(format!("{method}: not a list but {other}"))),
+        }
+    }
+
+    /// The subsystem of that name, or all but discovery.
+    fn subsystems(&mut self, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
+        let listed = self.list("nvmf_get_subsystems", Value::Null)?;
+        let exported = listed.into_iter().filter(|subsystem| subsystem["subtype"] != "Discovery");
+        let Some(nqn) = nqn else { return Ok(exported.collect()) };
+        let (found, others): (Vec<Value>, Vec<Value>) =
+            exported.partition(|subsystem| subsystem["nqn"] == nqn);
+        if found.is_empty() {
+            return Err(none_of_that_name("subsystem", nqn, &names(&others, "nqn")));
+        }
+        Ok(found)
+    }
+
+    /// Prints a list: for programs as the daemon gave it.
+    fn print(&self, list: &[Value], table: impl FnOnce() -> Table) -> Result<(), Failure> {
+        let text = match self.output {
+            OutputFormat::Json => format!("{:#}\n", Value::from(list)),
+            OutputFormat::Table => table().render(""),
+        };
+        shell::print(text.as_bytes())
+    }
+
+    /// Prints what has been done: for programs the daemon's answer.
+    fn done(&self, answer: &Value, sentence: &str) -> Result<(), Failure> {
+        let text = match self.output {
+            OutputFormat::Json => format!("{answer:#}\n"),
+            OutputFormat::Table => format!("{}\n", printable(sentence)),
+        };
+        shell::print(text.as_bytes())
+    }
+}
+
+/// What a daemon said, for a person: the detail if there is one.
+fn failure(error: ClientError) -> Failure {
+    match error {
+        ClientError::Connect { .. } => Failure::connect(error),
+        other => Failure::runtime(other),
+    }
+}
+
+/// Nothing has that name; similar names are shown.
+fn none_of_that_name(kind: &str, name: &str, others: &[String]) -> Failure {
+    let name = printable(name);
+    let hint = match others {
+        [] => format!("there is no {kind} at all"),
+        [only] => format!("there is only {}", printable(only)),
+        _ => {
+            // The one that shares the longest beginning, else the first.
+            let shared = |other: &&String| {
+                other.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count()
+            };
+            let nearest = others.iter().max_by_key(shared).map_or("", String::as_str);
+            format!("did you mean {}?", printable(nearest))
+        }
+    };
+    Failure::runtime(format!("there is no {kind} {name}: {hint}"))
+}
+
+/// A member of each element of a list.
+fn names(list: &[Value], member: &str) -> Vec<String> {
+    list.iter().map(|element| text(&element[member])).collect()
+}
+
+/// A value as a cell of a table.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// The elements of a list inside a value; none if there is no list.
+fn elements<'a>(value: &'a Value, member: &str) -> &'a [Value] {
+    value[member].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A size in the unit that fits: 64 MiB.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut whole = bytes;
+    let mut unit = 0;
+    let mut rest = 0;
+    while whole >= 1024 && unit + 1 < UNITS.len() {
+        rest = whole % 1024;
+        whole /= 1024;
+        unit += 1;
+    }
+    match rest * 10 / 1024 {
+        0 => format!("{whole} {}", UNITS[unit]),
+        tenths => format!("{whole}.{tenths} {}", UNITS[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_short() {
+        let shown = [0, 1023, 1024, 1536, 64 << 20, (3 << 40) + (1 << 39)].map(size);
+        assert_eq!(shown, ["0 B", "1023 B", "1 KiB", "1.5 KiB", "64 MiB", "3.5 TiB"]);
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_nearest() {
+        let names = ["nqn.a:one".to_owned(), "nqn.b:two".to_owned()];
+        let error = none_of_that_name("subsystem", "nqn.b:tow\x1b", &names);
+        let expected = "there is no subsystem nqn.b:tow\u{fffd}: did you mean nqn.b:two?";
+        assert_eq!(error.message, expected);
+        let error = none_of_that_name("device", "m", &[]);
+        assert_eq!(error.message, "there is no device m: there is no device at all");
+    }
+}

@@ -1,0 +1,246 @@
+//! `raceline bdev`: devices.
+
+use std::path::Path;
+
+use raceline_bdev::{Backing, ByteSize, DeviceSpec};
+use raceline_control::reconcile::Removal;
+use serde_json::{Value, json};
+
+use super::{Daemon, config, elements, names, none_of_that_name, size, text};
+use crate::cli::manage::{BdevArgs, BdevVerb};
+use crate::failure::Failure;
+use crate::table::Table;
+
+/// Block size of devices in memory unless another is asked for.
+const DEFAULT_BLOCK_BYTES: u32 = 512;
+/// The unit of bdev_null_resize.
+const MIB: u64 = 1 << 20;
+
+/// Runs the verb.
+pub(crate) fn run(args: &BdevArgs) -> Result<(), Failure> {
+    let mut daemon = Daemon::connect(&args.daemon)?;
+    match &args.verb {
+        BdevVerb::Ls { name } => list(&mut daemon, name.as_deref()),
+        BdevVerb::Add { device, name } => add(&mut daemon, device, name.as_deref()),
+        BdevVerb::Rm { names, force } => {
+            names.iter().try_for_each(|name| remove(&mut daemon, name, *force))
+        }
+        BdevVerb::Set { name, size, rescan: _ } => set(&mut daemon, name, *size),
+    }
+}
+
+fn list(daemon: &mut Daemon, name: Option<&str>) -> Result<(), Failure> {
+    let mut bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
+    if let Some(name) = name {
+        bdevs = vec![find(&bdevs, name)?.clone()];
+    }
+    let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
+    daemon.print(&bdevs, || {
+        let mut table = Table::new(&["name", "kind", "size", "block", "uuid", "used by"]);
+        for bdev in &bdevs {
+            table.row([
+                text(&bdev["name"]),
+                text(&bdev["product_name"]),
+                size(bytes(bdev)),
+                text(&bdev["block_size"]),
+                text(&bdev["uuid"]),
+                user(bdev, &subsystems).unwrap_or_default(),
+            ]);
+        }
+        table
+    })
+}
+
+/// The capacity of a device as the daemon describes it.
+pub(super) fn bytes(bdev: &Value) -> u64 {
+    let number = |member: &str| bdev[member].as_u64().unwrap_or(0);
+    number("block_size").saturating_mul(number("num_blocks"))
+}
+
+fn find<'a>(bdevs: &'a [Value], name: &str) -> Result<&'a Value, Failure> {
+    let found = bdevs.iter().find(|bdev| bdev["name"] == name || bdev["uuid"] == name);
+    found.ok_or_else(|| none_of_that_name("device", name, &names(bdevs, "name")))
+}
+
+/// Who uses a device: a namespace if there is one, else the module that has claimed it.
+fn user(bdev: &Value, subsystems: &[Value]) -> Option<String> {
+    for subsystem in subsystems {
+        for namespace in elements(subsystem, "namespaces") {
+            if namespace["bdev_name"] == bdev["name"] {
+                return Some(format!("{} {}", text(&subsystem["nqn"]), namespace["nsid"]));
+            }
+        }
+    }
+    (bdev["claimed"] == true).then(|| text(&bdev["claimed_by"]))
+}
+
+fn add(daemon: &mut Daemon, device: &DeviceSpec, name: Option<&str>) -> Result<(), Failure> {
+    let taken = match name {
+        Some(_) => Vec::new(),
+        None => names(&daemon.list("bdev_get_bdevs", Value::Null)?, "name"),
+    };
+    let (method, params) = creation(device, name, &taken)?;
+    let answer = daemon.call(method, params)?;
+    let name = text(&answer);
+    let bdevs = daemon.list("bdev_get_bdevs", json!({ "name": name }))?;
+    let size = bdevs.first().map_or_else(String::new, |bdev| format!(", {}", size(bytes(bdev))));
+    daemon.done(&answer, &format!("added device {name}{size}"))
+}
+
+/// The call that makes a device.
+fn creation(
+    device: &DeviceSpec,
+    name: Option<&str>,
+    taken: &[String],
+) -> Result<(&'static str, Value), Failure> {
+    if device.delay.is_some() || !device.errors.is_empty() {
+        return Err(Failure::usage(
+            "delay= and error= are devices of their own here: raceline rpc bdev_delay_create, \
+             bdev_error_create",
+        ));
+    }
+    let block_size = device.block_size.map(|size| size.bytes());
+    let uuid = device.uuid;
+    let in_memory = |bytes: ByteSize, prefix: &str| {
+        let block_size = block_size.unwrap_or(DEFAULT_BLOCK_BYTES);
+        json!({
+            "name": name.map_or_else(|| free_name(prefix, taken), str::to_owned),
+            "num_blocks": bytes.0 / u64::from(block_size),
+            "block_size": block_size,
+            "uuid": uuid,
+        })
+    };
+    let on_disk = |path: &Path| {
+        let absolute = std::path::absolute(path);
+        let absolute = absolute.map_err(|error| {
+            Failure::usage(format!("{} cannot be made absolute: {error}", path.display()))
+        })?;
+        let filename = absolute.to_str().ok_or_else(|| {
+            Failure::usage(format!("{} is not UTF-8, as JSON has to be", path.display()))
+        })?;
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or("disk");
+        let own = || {
+            if taken.iter().any(|name| name == stem) {
+                free_name(stem, taken)
+            } else {
+                stem.to_owned()
+            }
+        };
+        let name = name.map_or_else(own, str::to_owned);
+        let mut params =
+            json!({ "filename": filename, "name": name, "block_size": block_size, "uuid": uuid });
+        if device.read_only {
+            params["readonly"] = true.into();
+        }
+        // Only this one can be read-only.
+        Ok((if device.read_only { "bdev_aio_create" } else { "bdev_uring_create" }, params))
+    };
+    match &device.backing {
+        Backing::Ram { huge_pages: true, .. } => {
+            Err(Failure::usage("hugepages cannot be asked for over RPC"))
+        }
+        Backing::Ram { size, .. } => Ok(("bdev_malloc_create", in_memory(*size, "Malloc"))),
+        Backing::Null { size } => Ok(("bdev_null_create", in_memory(*size, "Null"))),
+        Backing::File { size: Some(_), path, .. } => Err(Failure::usage(format!(
+            "size= would create a file: truncate -s SIZE {} first",
+            path.display()
+        ))),
+        Backing::File { buffered: true, .. } => {
+            Err(Failure::usage("buffered files cannot be asked for over RPC"))
+        }
+        Backing::File { path, .. } | Backing::Block { path } | Backing::Path { path } => {
+            on_disk(path)
+        }
+    }
+}
+
+/// The first of PREFIX0, PREFIX1... that is not taken.
+fn free_name(prefix: &str, taken: &[String]) -> String {
+    let mut names = (0..=taken.len()).map(|number| format!("{prefix}{number}"));
+    names.find(|name| !taken.contains(name)).unwrap_or_default()
+}
+
+fn remove(daemon: &mut Daemon, name: &str, force: bool) -> Result<(), Failure> {
+    let bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
+    let bdev = find(&bdevs, name)?;
+    let name = text(&bdev["name"]);
+    let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
+    if !force && let Some(user) = user(bdev, &subsystems) {
+        return Err(Failure::runtime(format!(
+            "device {name} is used by {user}: remove that first, or use --force"
+        )));
+    }
+    let configuration = config::running(daemon)?;
+    let key = ["bdev".to_owned(), name.clone()];
+    let object = configuration.objects().iter().find(|object| object.key == key);
+    let Some(Removal::Call(call)) = object.map(|object| &object.removal) else {
+        return Err(Failure::runtime(format!(
+            "device {name} ({}) is a part of another: remove what it was made of (raceline rpc \
+             bdev_split_delete, bdev_nvme_detach_controller)",
+            text(&bdev["product_name"])
+        )));
+    };
+    let answer = daemon.make(call).map_err(super::failure)?;
+    daemon.done(&answer, &format!("removed device {name}"))
+}
+
+fn set(daemon: &mut Daemon, name: &str, new_size: Option<ByteSize>) -> Result<(), Failure> {
+    let bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
+    let name = text(&find(&bdevs, name)?["name"]);
+    let configuration = config::running(daemon)?;
+    let key = ["bdev".to_owned(), name.clone()];
+    let object = configuration.objects().iter().find(|object| object.key == key);
+    let made_by = object.map_or("", |object| object.call.method.as_str());
+    let answer = match (new_size, made_by) {
+        (Some(size), "bdev_null_create") => {
+            if !size.0.is_multiple_of(MIB) {
+                return Err(Failure::usage(format!("{size} is not a multiple of 1 MiB")));
+            }
+            daemon.call("bdev_null_resize", json!({ "name": name, "new_size": size.0 / MIB }))?
+        }
+        (Some(_), _) => {
+            return Err(Failure::runtime(format!(
+                "device {name} takes its size from what it stands on: change that, then use --rescan"
+            )));
+        }
+        (None, "bdev_aio_create") => daemon.call("bdev_aio_rescan", json!({ "name": name }))?,
+        (None, "bdev_uring_create") => daemon.call("bdev_uring_rescan", json!({ "name": name }))?,
+        (None, _) => {
+            return Err(Failure::runtime(format!("device {name} has no file to look at again")));
+        }
+    };
+    let bdevs = daemon.list("bdev_get_bdevs", json!({ "name": name }))?;
+    let now = bdevs.first().map_or(0, bytes);
+    daemon.done(&answer, &format!("device {name} has {}", size(now)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create(spec: &str, taken: &[&str]) -> Result<(&'static str, Value), Failure> {
+        let taken: Vec<String> = taken.iter().map(|&name| name.to_owned()).collect();
+        creation(&spec.parse().unwrap(), None, &taken)
+    }
+
+    #[test]
+    fn devices_are_made_by_the_methods_of_their_kind() {
+        let (method, params) = create("ram:1M,bs=4096", &["Malloc0"]).unwrap();
+        assert_eq!(method, "bdev_malloc_create");
+        assert_eq!(params["name"], "Malloc1");
+        assert_eq!((&params["num_blocks"], &params["block_size"]), (&json!(256), &json!(4096)));
+        let (method, params) = create("file:/srv/disk.img", &["disk"]).unwrap();
+        assert_eq!(method, "bdev_uring_create");
+        assert_eq!(params["name"], "disk0");
+        let (method, params) = create("block:/dev/nvme0n1,readonly", &[]).unwrap();
+        assert_eq!((method, &params["name"]), ("bdev_aio_create", &json!("nvme0n1")));
+        assert_eq!(params["readonly"], true);
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_said() {
+        for spec in ["ram:1M,hugepages", "file:/x,size=1M", "file:/x,buffered", "ram:1M,delay=5"] {
+            create(spec, &[]).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! `raceline config`: the whole configuration of a daemon, saved, compared, restored and cleared.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use raceline_control::client::{ClientError, config};
+use raceline_control::error::code;
+use raceline_control::reconcile::{Contents, Difference, Step};
+use serde_json::{Value, json};
+
+use super::{Daemon, failure, names};
+use crate::cli::manage::{ConfigArgs, ConfigVerb};
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::shell;
+use crate::table::printable;
+
+/// Only its owner reads a saved configuration: names of devices and hosts are nobody else's business.
+const FILE_MODE: u32 = 0o600;
+/// The largest file that is read.
+const FILE_LIMIT_BYTES: u64 = 256 << 20;
+
+/// Runs the verb.
+pub(crate) fn run(args: &ConfigArgs) -> Result<(), Failure> {
+    if let ConfigVerb::Diff { file, with: Some(with) } = &args.verb {
+        return diff(&read(with)?, &read(file)?, args.daemon.output);
+    }
+    let mut daemon = Daemon::connect(&args.daemon)?;
+    match &args.verb {
+        ConfigVerb::Save { file } => save(&mut daemon, file.as_deref()),
+        ConfigVerb::Restore { file, dry_run } => restore(&mut daemon, &read(file)?, *dry_run),
+        ConfigVerb::Diff { file, .. } => diff(&running(&mut daemon)?, &read(file)?, daemon.output),
+        ConfigVerb::Clear { yes } => clear(&mut daemon, *yes),
+    }
+}
+
+/// The running configuration.
+pub(super) fn running(daemon: &mut Daemon) -> Result<Contents, Failure> {
+    let saved = saved(daemon)?;
+    Contents::parse(saved.to_string().as_bytes())
+        .map_err(|error| Failure::runtime(format!("what the daemon says of itself: {error}")))
+}
+
+fn saved(daemon: &mut Daemon) -> Result<Value, Failure> {
+    config::save(&mut daemon.connection, None, false).map_err(|error| match error {
+        config::ConfigError::Client(error) => failure(error),
+        other => Failure::runtime(other),
+    })
+}
+
+fn read(file: &Path) -> Result<Contents, Failure> {
+    let is_input = file == Path::new("-");
+    let name = if is_input { "standard input".into() } else { file.display().to_string() };
+    let failed = |error: &dyn std::fmt::Display| Failure::runtime(format!("{name}: {error}"));
+    let mut bytes = Vec::new();
+    let source: Box<dyn io::Read> = match is_input {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(file).map_err(|error| failed(&error))?),
+    };
+    let read = source.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes);
+    if read.map_err(|error| failed(&error))? as u64 > FILE_LIMIT_BYTES {
+        return Err(failed(&"it is larger than 256 MiB"));
+    }
+    Contents::parse(&bytes).map_err(|error| failed(&error))
+}
+
+fn save(daemon: &mut Daemon, file: Option<&Path>) -> Result<(), Failure> {
+    let text = format!("{:#}\n", saved(daemon)?);
+    let Some(file) = file.filter(|file| *file != Path::new("-")) else {
+        return shell::print(text.as_bytes());
+    };
+    replace(file, text.as_bytes())
+        .map_err(|error| Failure::runtime(format!("cannot write {}: {error}", file.display())))
+}
+
+/// Replaces a file whole or not at all, also when power is lost.
+fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let directory = match file.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+    let mut unfinished = name.to_owned();
+    unfinished.push(format!(".{}.unfinished", std::process::id()));
+    let unfinished: PathBuf = directory.join(unfinished);
+    let written = (|| {
+        let mut options = File::options();
+        let mut new = options.write(true).create_new(true).mode(FILE_MODE).open(&unfinished)?;
+        new.write_all(bytes)?;
+        new.sync_all()?;
+        std::fs::rename(&unfinished, file)?;
+        File::open(directory)?.sync_all()
+    })();
+    if written.is_err() {
+        // It may not be there; what matters has been said.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    written
+}
+
+fn diff(is: &Contents, wanted: &Contents, output: OutputFormat) -> Result<(), Failure> {
+    let differences = is.differences(wanted);
+    let text = match output {
+        OutputFormat::Json => format!("{:#}\n", document(&differences)),
+        OutputFormat::Table => {
+            differences.iter().map(|one| printable(&one.to_string()) + "\n").collect()
+        }
+    };
+    shell::print(text.as_bytes())?;
+    match differences.len() {
+        0 => Ok(()),
+        1 => Err(Failure::runtime("1 difference")),
+        count => Err(Failure::runtime(format!("{count} differences"))),
+    }
+}
+
+fn document(differences: &[Difference<'_>]) -> Value {
+    let one = |difference: &Difference<'_>| match difference {
+        Difference::Missing(object) => json!({ "missing": object.key, "call": object.call }),
+        Difference::Extra(object) => json!({ "extra": object.key, "call": object.call }),
+        Difference::Changed { is, wanted, params } => {
+            json!({ "changed": is.key, "params": params, "is": is.call, "wanted": wanted.call })
+        }
+    };
+    differences.iter().map(one).collect()
+}
+
+fn clear(daemon: &mut Daemon, yes: bool) -> Result<(), Failure> {
+    let is = running(daemon)?;
+    let count = is.objects().len() - is.cleared().objects().len();
+    if count > 0 && !yes && !agreed(count)? {
+        return Err(Failure::runtime("nothing was removed"));
+    }
+    apply(daemon, &is, &is.cleared())
+}
+
+/// Asks on the terminal; without one, the option has to be given.
+fn agreed(count: usize) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage(format!("clear would remove {count} things: use --yes")));
+    }
+    eprint!("Remove {count} things, and end all connections? [y/N] ");
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(Failure::runtime)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn restore(daemon: &mut Daemon, wanted: &Contents, dry_run: bool) -> Result<(), Failure> {
+    let is = running(daemon)?;
+    if dry_run {
+        let steps = is.plan(wanted);
+        let lines: String = steps.iter().map(|step| json!(step.call).to_string() + "\n").collect();
+        return shell::print(lines.as_bytes());
+    }
+    apply(daemon, &is, wanted)
+}
+
+/// Makes the daemon what is wanted; if that fails, what it was.
+fn apply(daemon: &mut Daemon, is: &Contents, wanted: &Contents) -> Result<(), Failure> {
+    let steps = is.plan(wanted);
+    let known = daemon.list("rpc_get_methods", json!({ "include_aliases": true }))?;
+    let known: BTreeSet<&str> = known.iter().filter_map(Value::as_str).collect();
+    let unknown = steps.iter().find(|step| !known.contains(step.call.method.as_str()));
+    if let Some(step) = unknown {
+        return Err(Failure::runtime(format!(
+            "nothing was changed: this daemon has no method {}, which the configuration needs",
+            step.call.method
+        )));
+    }
+    let total = steps.len();
+    match make(daemon, &steps) {
+        Ok(later) => {
+            let left = running(daemon)?;
+            let left: Vec<String> = left
+                .differences(wanted)
+                .iter()
+                .filter(|difference| !matches!(difference, Difference::Extra(object) if is_setting(object)))
+                .map(ToString::to_string)
+                .collect();
+            if !left.is_empty() {
+                let restart = if later > 0 {
+                    " (some settings are taken before the start only: serve -c FILE)"
+                } else {
+                    ""
+                };
+                return Err(Failure::runtime(format!(
+                    "{} of {total} calls were made, but this still differs{restart}: {}",
+                    total - later,
+                    printable(&left.join("; "))
+                )));
+            }
+            let made = json!({ "calls": total });
+            daemon.done(&made, &format!("{total} calls made, nothing differs any more"))
+        }
+        Err((place, error)) => Err(undo(daemon, is, &steps[place], place, total, &error)),
+    }
+}
+
+fn is_setting(object: &raceline_control::reconcile::Object) -> bool {
+    object.removal == raceline_control::reconcile::Removal::Setting
+}
+
+/// Makes calls in their order; gives how many settings could not be made now, or the call that
+/// failed.
+fn make(daemon: &mut Daemon, steps: &[Step]) -> Result<usize, (usize, ClientError)> {
+    let mut later = 0;
+    for (place, step) in steps.iter().enumerate() {
+        match daemon.make(&step.call) {
+            Ok(_) => {}
+            Err(ClientError::Refused { refusal, .. })
+                if step.is_setting && refusal.code == i64::from(code::INVALID_STATE) =>
+            {
+                later += 1;
+            }
+            Err(error) => return Err((place, error)),
+        }
+    }
+    Ok(later)
+}
+
+/// Goes back to what was there, and says what failed and how that went.
+fn undo(
+    daemon: &mut Daemon,
+    was: &Contents,
+    step: &Step,
+    place: usize,
+    total: usize,
+    error: &ClientError,
+) -> Failure {
+    let call = json!(step.call);
+    let what =
+        format!("call {} of {total}, {}, failed: {error}", place + 1, printable(&call.to_string()));
+    let back = running(daemon).and_then(|now| {
+        make(daemon, &now.plan(was)).map_err(|(_, error)| failure(error))?;
+        let now = running(daemon)?;
+        match now.differences(was)[..] {
+            [] => Ok(()),
+            ref left => {
+                let left: Vec<Value> =
+                    left.iter().map(|one| json!({ "left": one.to_string() })).collect();
+                Err(Failure::runtime(names(&left, "left").join("; ")))
+            }
+        }
+    });
+    match back {
+        Ok(()) => Failure::runtime(format!("nothing was changed: {what}")),
+        Err(error) => Failure::runtime(format!(
+            "{what}; and not everything could be changed back: {error}; see raceline config diff"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config.json");
+        replace(&file, b"one").unwrap();
+        replace(&file, b"two").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"two");
+        assert_eq!(directory.path().read_dir().unwrap().count(), 1);
+        assert!(replace(&directory.path().join("missing/config.json"), b"x").is_err());
+    }
+}

@@ -1,0 +1,82 @@
+//! `raceline ns`: namespaces.
+
+use serde_json::{Value, json};
+
+use super::subsystem::{documents, rows};
+use super::{Daemon, bdev, elements, size, text};
+use crate::cli::manage::{NsArgs, NsVerb};
+use crate::failure::Failure;
+use crate::table::Table;
+
+/// Runs the verb.
+pub(crate) fn run(args: &NsArgs) -> Result<(), Failure> {
+    let mut daemon = Daemon::connect(&args.daemon)?;
+    match &args.verb {
+        NsVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
+        NsVerb::Add { nqn, device, nsid, uuid, hidden } => {
+            daemon.subsystems(Some(nqn))?;
+            let mut namespace = json!({ "bdev_name": device });
+            let options = [
+                ("nsid", nsid.map(Value::from)),
+                ("uuid", uuid.map(|uuid| uuid.to_string().into())),
+                ("no_auto_visible", hidden.then_some(Value::Bool(true))),
+            ];
+            for (name, value) in options {
+                if let Some(value) = value {
+                    namespace[name] = value;
+                }
+            }
+            let params = json!({ "nqn": nqn, "namespace": namespace });
+            let answer = daemon.call("nvmf_subsystem_add_ns", params)?;
+            daemon.done(&answer, &format!("added namespace {answer} ({device}) to {nqn}"))
+        }
+        NsVerb::Rm { nqn, nsid } => {
+            check(&mut daemon, nqn, *nsid)?;
+            let params = json!({ "nqn": nqn, "nsid": nsid });
+            let answer = daemon.call("nvmf_subsystem_remove_ns", params)?;
+            daemon.done(&answer, &format!("removed namespace {nsid} from {nqn}"))
+        }
+        NsVerb::Set { nqn, nsid, show, hide } => {
+            check(&mut daemon, nqn, *nsid)?;
+            let (method, host, verb) = match (show, hide) {
+                (Some(host), _) => ("nvmf_ns_add_host", host, "shown to"),
+                (None, Some(host)) => ("nvmf_ns_remove_host", host, "hidden from"),
+                (None, None) => return Err(Failure::usage("--show or --hide")),
+            };
+            let params = json!({ "nqn": nqn, "nsid": nsid, "host": host });
+            let answer = daemon.call(method, params)?;
+            daemon.done(&answer, &format!("namespace {nsid} of {nqn} is {verb} {host}"))
+        }
+    }
+}
+
+fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
+    let subsystems = daemon.subsystems(nqn)?;
+    let bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
+    daemon.print(&documents(&subsystems, "namespaces"), || {
+        let mut table = Table::new(&["subsystem", "nsid", "device", "size", "uuid"]);
+        for (subsystem, namespace) in rows(&subsystems, "namespaces") {
+            let bdev = bdevs.iter().find(|bdev| bdev["name"] == namespace["bdev_name"]);
+            table.row([
+                text(&subsystem["nqn"]),
+                text(&namespace["nsid"]),
+                text(&namespace["bdev_name"]),
+                bdev.map_or_else(String::new, |bdev| size(bdev::bytes(bdev))),
+                text(&namespace["uuid"]),
+            ]);
+        }
+        table
+    })
+}
+
+/// Whether there is such a namespace; if not, which there are.
+fn check(daemon: &mut Daemon, nqn: &str, nsid: u32) -> Result<(), Failure> {
+    let found = daemon.subsystems(Some(nqn))?;
+    let namespaces = found.first().map_or(&[][..], |subsystem| elements(subsystem, "namespaces"));
+    if namespaces.iter().any(|namespace| namespace["nsid"] == nsid) {
+        return Ok(());
+    }
+    let there: Vec<String> = namespaces.iter().map(|namespace| text(&namespace["nsid"])).collect();
+    let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+    Err(Failure::runtime(format!("{nqn} has no namespace {nsid}: it has {there}")))
+}

@@ -1,0 +1,62 @@
+//! `raceline port`: the addresses at which subsystems are reached.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use super::subsystem::{documents, rows};
+use super::{Daemon, text};
+use crate::cli::manage::{PortArgs, PortChange, PortVerb};
+use crate::failure::Failure;
+use crate::table::Table;
+
+/// Runs the verb.
+pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
+    let mut daemon = Daemon::connect(&args.daemon)?;
+    match &args.verb {
+        PortVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
+        PortVerb::Add(PortChange { nqn, address }) => {
+            daemon.subsystems(Some(nqn))?;
+            // The cores start with the transport; people need not know.
+            if daemon.list("nvmf_get_transports", Value::Null)?.is_empty() {
+                daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
+            }
+            let answer = daemon.call("nvmf_subsystem_add_listener", params(nqn, *address))?;
+            daemon.done(&answer, &format!("{nqn} is reached at {address}"))
+        }
+        PortVerb::Rm(PortChange { nqn, address }) => {
+            daemon.subsystems(Some(nqn))?;
+            let answer = daemon.call("nvmf_subsystem_remove_listener", params(nqn, *address))?;
+            daemon.done(&answer, &format!("{nqn} is not reached at {address} any more"))
+        }
+    }
+}
+
+fn params(nqn: &str, address: SocketAddr) -> Value {
+    json!({
+        "nqn": nqn,
+        "listen_address": {
+            "trtype": "TCP",
+            "adrfam": if address.is_ipv4() { "IPv4" } else { "IPv6" },
+            "traddr": address.ip().to_string(),
+            "trsvcid": address.port().to_string(),
+        },
+    })
+}
+
+fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
+    let subsystems = daemon.subsystems(nqn)?;
+    daemon.print(&documents(&subsystems, "listen_addresses"), || {
+        let mut table = Table::new(&["subsystem", "transport", "address"]);
+        for (subsystem, listener) in rows(&subsystems, "listen_addresses") {
+            table.row([text(&subsystem["nqn"]), text(&listener["trtype"]), address(listener)]);
+        }
+        table
+    })
+}
+
+/// ADDR:PORT, an IPv6 address in brackets.
+pub(super) fn address(listener: &Value) -> String {
+    let (ip, port) = (text(&listener["traddr"]), text(&listener["trsvcid"]));
+    if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
+}

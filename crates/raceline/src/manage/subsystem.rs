@@ -1,0 +1,107 @@
+//! `raceline subsys`: subsystems.
+
+use serde_json::{Value, json};
+
+use super::{Daemon, elements, text};
+use crate::cli::manage::{SubsysArgs, SubsysVerb};
+use crate::failure::Failure;
+use crate::table::Table;
+
+/// Runs the verb.
+pub(crate) fn run(args: &SubsysArgs) -> Result<(), Failure> {
+    let mut daemon = Daemon::connect(&args.daemon)?;
+    match &args.verb {
+        SubsysVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
+        SubsysVerb::Add { nqn, serial, model, max_namespaces, allow_any_host } => {
+            let params = json!({
+                "nqn": nqn,
+                "serial_number": serial,
+                "model_number": model,
+                "max_namespaces": max_namespaces,
+                "allow_any_host": allow_any_host.then_some(true),
+            });
+            let answer = daemon.call("nvmf_create_subsystem", params)?;
+            daemon.done(&answer, &format!("added subsystem {nqn}"))
+        }
+        SubsysVerb::Rm { nqns, force } => {
+            nqns.iter().try_for_each(|nqn| remove(&mut daemon, nqn, *force))
+        }
+        SubsysVerb::Set { nqn, allow_any_host } => {
+            daemon.subsystems(Some(nqn))?;
+            allow(&mut daemon, nqn, *allow_any_host)
+        }
+    }
+}
+
+/// Lets every host connect, or only those that are listed.
+pub(super) fn allow(daemon: &mut Daemon, nqn: &str, any: bool) -> Result<(), Failure> {
+    let params = json!({ "nqn": nqn, "allow_any_host": any });
+    let answer = daemon.call("nvmf_subsystem_allow_any_host", params)?;
+    let who = if any { "every host" } else { "only hosts that are listed" };
+    daemon.done(&answer, &format!("{who} may connect to {nqn}"))
+}
+
+fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
+    let subsystems = daemon.subsystems(nqn)?;
+    daemon.print(&subsystems, || {
+        let mut table = Table::new(&["nqn", "serial", "model", "namespaces", "hosts", "addresses"]);
+        for subsystem in &subsystems {
+            let hosts = if subsystem["allow_any_host"] == true {
+                "any".to_owned()
+            } else {
+                elements(subsystem, "hosts").len().to_string()
+            };
+            let addresses = elements(subsystem, "listen_addresses");
+            table.row([
+                text(&subsystem["nqn"]),
+                text(&subsystem["serial_number"]),
+                text(&subsystem["model_number"]),
+                elements(subsystem, "namespaces").len().to_string(),
+                hosts,
+                addresses.iter().map(super::port::address).collect::<Vec<_>>().join(" "),
+            ]);
+        }
+        table
+    })
+}
+
+fn remove(daemon: &mut Daemon, nqn: &str, force: bool) -> Result<(), Failure> {
+    daemon.subsystems(Some(nqn))?;
+    if !force {
+        // A daemon that does not list controllers is asked in vain, and no reason to stop.
+        let params = json!({ "nqn": nqn });
+        let controllers = daemon.try_call("nvmf_subsystem_get_controllers", params);
+        let controllers = controllers.ok().and_then(|list| list.as_array().map(Vec::len));
+        if let Some(count @ 1..) = controllers {
+            return Err(Failure::runtime(format!(
+                "{count} controllers are connected to {nqn}: disconnect them, or use --force"
+            )));
+        }
+    }
+    let answer = daemon.call("nvmf_delete_subsystem", json!({ "nqn": nqn }))?;
+    daemon.done(&answer, &format!("removed subsystem {nqn}"))
+}
+
+/// Every subsystem with each element of one of its lists: the rows of the other verbs.
+pub(super) fn rows<'a>(
+    subsystems: &'a [Value],
+    member: &'a str,
+) -> impl Iterator<Item = (&'a Value, &'a Value)> {
+    subsystems.iter().flat_map(move |subsystem| {
+        elements(subsystem, member).iter().map(move |element| (subsystem, element))
+    })
+}
+
+/// The rows as JSON: the element, and the subsystem that it belongs to.
+pub(super) fn documents(subsystems: &[Value], member: &str) -> Vec<Value> {
+    rows(subsystems, member)
+        .map(|(subsystem, element)| {
+            let mut document = json!({ "subsystem": subsystem["nqn"] });
+            if let (Some(document), Some(element)) = (document.as_object_mut(), element.as_object())
+            {
+                document.extend(element.clone());
+            }
+            document
+        })
+        .collect()
+}
