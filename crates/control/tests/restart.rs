@@ -1,0 +1,143 @@
+//! A target with a state directory comes back after a restart as it was, whatever was done to it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::path::Path;
+
+use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::method::Registry;
+use raceline_control::role::Peer;
+use raceline_control::state::StateJournal;
+use serde_json::{Value, json};
+
+/// A daemon without a socket. Dropped without an orderly end it leaves what a kill leaves.
+struct Daemon {
+    engine: Engine,
+    registry: Registry,
+}
+
+impl Daemon {
+    fn start(dir: &Path) -> Self {
+        let (journal, kept) = StateJournal::open(dir).unwrap();
+        let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
+        let (engine, registry) = (Engine::new(config), Registry::new());
+        engine.restore(&registry, &kept.ledger).unwrap();
+        engine.start();
+        engine.restore(&registry, &kept.ledger).unwrap();
+        Self { engine, registry }
+    }
+
+    fn call(&self, method: &str, params: Value) -> Result<Value, String> {
+        let raw = serde_json::value::to_raw_value(&params).unwrap();
+        let params = (!params.is_null()).then_some(&*raw);
+        let result = self.registry.call(&self.engine, Peer::this_process(), method, params);
+        let result = result.map_err(|error| format!("{method}: {error}"))?;
+        self.engine.wait_durable().unwrap();
+        Ok(result)
+    }
+
+    /// All that a client can see of what is configured.
+    fn picture(&self) -> Value {
+        let sections = self.call("framework_get_subsystems", Value::Null).unwrap();
+        let config = |section: &Value| {
+            self.call("framework_get_config", json!({ "name": section["subsystem"] })).unwrap()
+        };
+        let config: Vec<Value> = sections.as_array().unwrap().iter().map(config).collect();
+        json!({
+            "config": config,
+            "bdevs": self.call("bdev_get_bdevs", Value::Null).unwrap(),
+            "subsystems": self.call("nvmf_get_subsystems", Value::Null).unwrap(),
+        })
+    }
+
+    fn kill(self) {
+        self.engine.shut_down().unwrap();
+    }
+}
+
+fn nqn(number: usize) -> String {
+    format!("nqn.2026-01.io.raceline:s{number}")
+}
+
+#[test]
+fn identities_access_and_addresses_survive() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(dir.path());
+    let change = |method, params| daemon.call(method, params).unwrap();
+    change("nvmf_create_transport", json!({ "trtype": "tcp" }));
+    for number in 0..3 {
+        change("bdev_malloc_create", json!({ "num_blocks": 64, "block_size": 512 }));
+        change("nvmf_create_subsystem", json!({ "nqn": nqn(number), "allow_any_host": true }));
+        let namespace = json!({ "bdev_name": format!("Malloc{number}") });
+        change("nvmf_subsystem_add_ns", json!({ "nqn": nqn(number), "namespace": namespace }));
+    }
+    change("nvmf_subsystem_allow_any_host", json!({ "nqn": nqn(0), "allow_any_host": false }));
+    change("nvmf_subsystem_add_host", json!({ "nqn": nqn(0), "host": "nqn.2014-08.org:h" }));
+    let address = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" });
+    change("nvmf_subsystem_add_listener", json!({ "nqn": nqn(0), "listen_address": address }));
+    change("nvmf_delete_subsystem", json!({ "nqn": nqn(1) }));
+    change("nvmf_subsystem_remove_ns", json!({ "nqn": nqn(2), "nsid": 1 }));
+    change("bdev_malloc_delete", json!({ "name": "Malloc2" }));
+    let before = daemon.picture();
+    daemon.kill();
+    let daemon = Daemon::start(dir.path());
+    assert_eq!(daemon.picture(), before);
+    // In good order, twice: from a configuration file without any log.
+    for _ in 0..2 {
+        daemon.engine.close_journal().unwrap();
+    }
+    daemon.kill();
+    let daemon = Daemon::start(dir.path());
+    assert_eq!(daemon.picture(), before);
+    daemon.kill();
+}
+
+#[test]
+fn random_lives_survive_random_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    // A linear congruential generator (Knuth, MMIX) is random enough to choose between methods.
+    let mut state = 2026u64;
+    let mut below = move |limit: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from((state >> 33) % limit).unwrap()
+    };
+    let mut daemon = Daemon::start(dir.path());
+    let (mut made, mut refused) = (0, 0);
+    for _ in 0..400 {
+        let (name, nqn) = (format!("m{}", below(6)), nqn(below(4)));
+        let host = format!("nqn.2014-08.org:h{}", below(3));
+        let result = match below(10) {
+            0 | 1 => daemon.call(
+                "bdev_malloc_create",
+                json!({ "name": name, "num_blocks": 8 + below(99), "block_size": 512 }),
+            ),
+            2 => daemon.call("bdev_malloc_delete", json!({ "name": name })),
+            3 => daemon.call("nvmf_create_subsystem", json!({ "nqn": nqn, "serial_number": name })),
+            4 if below(3) == 0 => daemon.call("nvmf_delete_subsystem", json!({ "nqn": nqn })),
+            5 | 6 => daemon.call(
+                "nvmf_subsystem_add_ns",
+                json!({ "nqn": nqn, "namespace": { "bdev_name": name } }),
+            ),
+            7 => daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": nqn, "nsid": 1 })),
+            8 => daemon.call("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": host })),
+            _ => daemon.call("nvmf_subsystem_remove_host", json!({ "nqn": nqn, "host": host })),
+        };
+        if result.is_ok() {
+            made += 1
+        } else {
+            refused += 1
+        }
+        if below(20) == 0 {
+            let before = daemon.picture();
+            if below(2) == 0 {
+                daemon.engine.close_journal().unwrap();
+            }
+            daemon.kill();
+            daemon = Daemon::start(dir.path());
+            assert_eq!(daemon.picture(), before);
+        }
+    }
+    assert!(made > 100 && refused > 50, "{made} made, {refused} refused");
+    daemon.kill();
+}

@@ -1,0 +1,225 @@
+//! The verbs for people against a daemon's socket: what they make, show, refuse and restore.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::role::Roles;
+use raceline_control::server::{Server, ServerConfig};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const NQN: &str = "nqn.2026-01.io.raceline:one";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:host";
+
+/// A daemon in this process, for the program as a process of its own.
+struct Daemon {
+    engine: Arc<Engine>,
+    server: Option<Server>,
+    directory: TempDir,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Arc::new(Engine::new(EngineConfig::default()));
+        let path = directory.path().join("run/rpc.sock");
+        let config = ServerConfig { path, roles: Roles::default() };
+        let server = Server::start(config, Arc::clone(&engine)).unwrap();
+        engine.start();
+        Self { engine, server: Some(server), directory }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_raceline"));
+        command.env("RACELINE_RPC_SOCKET", self.server.as_ref().unwrap().path());
+        command
+    }
+
+    fn output(&self, words: &[&str]) -> Output {
+        self.command().args(words).output().unwrap()
+    }
+
+    /// Standard output of a verb that has to succeed.
+    fn ok(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Standard error of a verb that has to fail.
+    fn refused(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[words, &["-o", "json"]].concat())).unwrap()
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.directory.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Two devices, one of them exported to one host.
+    fn export(&self) {
+        self.ok(&["bdev", "add", "ram:8M", "--name", "m0"]);
+        self.ok(&["bdev", "add", "ram:1M,bs=4096", "-n", "m1"]);
+        self.ok(&["subsys", "add", NQN, "--serial", "RL1"]);
+        self.ok(&["ns", "add", NQN, "m0", "--nsid", "7"]);
+        self.ok(&["port", "add", NQN, "127.0.0.1:0"]);
+        self.ok(&["host", "add", NQN, HOST]);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.server.take());
+        self.engine.shut_down().unwrap();
+    }
+}
+
+#[test]
+fn what_is_added_is_listed_and_what_is_removed_is_not() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let bdevs = daemon.ok(&["bdev", "ls"]);
+    let row = bdevs.lines().find(|line| line.starts_with("m0")).unwrap();
+    assert!(row.contains("8 MiB") && row.contains(&format!("{NQN} 7")), "{bdevs}");
+    let namespaces = daemon.json(&["ns", "ls"]);
+    assert_eq!(namespaces[0]["subsystem"], NQN);
+    assert_eq!((&namespaces[0]["nsid"], &namespaces[0]["bdev_name"]), (&7.into(), &"m0".into()));
+    let ports = daemon.ok(&["port", "ls", NQN]);
+    assert!(ports.contains("127.0.0.1:") && !ports.contains("127.0.0.1:0"), "{ports}");
+    assert_eq!(daemon.json(&["host", "ls"])[0]["nqn"], HOST);
+    let subsystems = daemon.ok(&["subsys", "ls"]);
+    assert!(subsystems.contains("RL1") && !subsystems.contains("discovery"), "{subsystems}");
+
+    daemon.ok(&["host", "add", NQN, "any"]);
+    assert!(daemon.ok(&["host", "ls"]).contains("any"));
+    daemon.ok(&["subsys", "set", NQN, "--allow-any-host", "false"]);
+    assert!(!daemon.ok(&["host", "ls"]).contains("any"));
+    let port = ports.split_whitespace().find(|word| word.starts_with("127.")).unwrap();
+    daemon.ok(&["port", "rm", NQN, port]);
+    daemon.ok(&["host", "rm", NQN, HOST]);
+    daemon.ok(&["ns", "rm", NQN, "7"]);
+    daemon.ok(&["subsys", "rm", NQN]);
+    daemon.ok(&["bdev", "rm", "m0", "m1"]);
+    for verb in ["bdev", "subsys", "ns", "port", "host"] {
+        assert_eq!(daemon.json(&[verb, "ls"]), Value::Array(Vec::new()), "{verb}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_with_what_would_be_right() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let error = daemon.refused(&["bdev", "rm", "m0"]);
+    assert!(error.contains(&format!("used by {NQN} 7")) && error.contains("--force"), "{error}");
+    let error = daemon.refused(&["ns", "rm", NQN, "8"]);
+    assert!(error.contains("has no namespace 8: it has 7"), "{error}");
+    let error = daemon.refused(&["ns", "add", "nqn.2026-01.io.raceline:two", "m1"]);
+    assert!(error.contains(&format!("there is only {NQN}")), "{error}");
+    let error = daemon.refused(&["bdev", "ls", "m2"]);
+    assert!(error.contains("did you mean m"), "{error}");
+    let error = daemon.refused(&["ns", "add", NQN, "nothing"]);
+    assert!(error.lines().count() == 1 && error.contains("nvmf_subsystem_add_ns"), "{error}");
+    daemon.ok(&["bdev", "rm", "m0", "--force"]);
+    assert_eq!(daemon.json(&["ns", "ls"]), Value::Array(Vec::new()));
+
+    let nobody = daemon.command().args(["bdev", "ls", "-s", "/nonexistent/socket"]).output();
+    let nobody = nobody.unwrap();
+    assert_eq!(nobody.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("/nonexistent/socket"));
+}
+
+#[test]
+fn a_configuration_is_saved_compared_cleared_and_restored_with_its_identities() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let file = daemon.file("saved.json");
+    daemon.ok(&["config", "save", &file]);
+    assert_eq!(daemon.ok(&["config", "diff", &file]), "");
+    let before = daemon.json(&["bdev", "ls"]);
+
+    daemon.ok(&["host", "rm", NQN, HOST]);
+    daemon.ok(&["bdev", "add", "null:1G", "-n", "more"]);
+    let output = daemon.output(&["config", "diff", &file]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text, format!("- bdev more\n+ subsystem {NQN} host {HOST}\n"));
+    let plan = daemon.ok(&["config", "restore", &file, "--dry-run"]);
+    assert_eq!(plan.lines().count(), 2, "{plan}");
+    daemon.ok(&["config", "restore", &file]);
+    assert_eq!(daemon.ok(&["config", "diff", &file]), "");
+
+    let refused = daemon.output(&["config", "clear"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    daemon.ok(&["config", "clear", "--yes"]);
+    assert_eq!(daemon.json(&["bdev", "ls"]), Value::Array(Vec::new()));
+    daemon.ok(&["config", "restore", &file]);
+    assert_eq!(daemon.json(&["bdev", "ls"]), before);
+    assert_eq!(daemon.ok(&["config", "diff", &file]), "");
+}
+
+#[test]
+fn a_configuration_that_cannot_be_restored_changes_nothing() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let (saved, wrong) = (daemon.file("saved.json"), daemon.file("wrong.json"));
+    daemon.ok(&["config", "save", &saved]);
+    // m1 goes, m0 stays, and one more device is wrong.
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+    for section in config["subsystems"].as_array_mut().unwrap() {
+        if section["subsystem"] == "bdev" {
+            for call in section["config"].as_array_mut().unwrap() {
+                if call["params"]["name"] == "m1" {
+                    call["params"]["name"] = "bad".into();
+                    call["params"]["block_size"] = 77.into();
+                    call["params"]["uuid"] = Value::Null;
+                }
+            }
+        }
+    }
+    std::fs::write(&wrong, config.to_string()).unwrap();
+    let error = daemon.refused(&["config", "restore", &wrong]);
+    assert!(error.contains("nothing was changed") && error.contains("77"), "{error}");
+    assert_eq!(daemon.ok(&["config", "diff", &saved]), "");
+
+    for (text, complaint) in [
+        ("{", "no configuration"),
+        (
+            r#"{"subsystems":[{"subsystem":"x","config":[{"method":"no_such_method"}]}]}"#,
+            "no_such_method",
+        ),
+    ] {
+        std::fs::write(&wrong, text).unwrap();
+        let error = daemon.refused(&["config", "restore", &wrong]);
+        assert!(error.contains(complaint), "{error}");
+    }
+    assert_eq!(daemon.ok(&["config", "diff", &saved]), "");
+}
+
+#[test]
+fn shells_complete_the_names_that_exist() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let complete = |words: &[&str]| {
+        let mut command = daemon.command();
+        command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", (words.len()).to_string());
+        command.env("_CLAP_COMPLETE_COMP_TYPE", "9").env("_CLAP_IFS", "\n");
+        command.args(["--", "raceline"]).args(words);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let names = complete(&["bdev", "rm", ""]);
+    assert!(names.lines().any(|line| line == "m0") && names.contains("m1"), "{names}");
+    assert!(complete(&["subsys", "set", ""]).contains(NQN));
+    assert!(complete(&["host", "rm", NQN, ""]).contains(HOST));
+    let mut verbs = complete(&["n"]);
+    verbs.retain(|letter| letter != '\n');
+    assert_eq!(verbs, "ns");
+}
