@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_hang_on_what_is_assumed() {
+    fn the_shape_stays_when_what_is_assumed_is_halved_or_doubled() {
         let dsa = Engine::DSA;
         for factor in [0.5, 2.0] {
             assert_published_shape(Engine { latency_ns: dsa.latency_ns * factor, ..dsa });
