@@ -277,7 +277,8 @@ IOPS/core is IOPS over the part of its time that the target's core was busy, cor
 at the published costs, are IOPS of a core that polls, so at low depth it is idle in part: those two compare with
 each other. The model at this machine's costs takes a core's time for the rest of a command, and for a digest by
 itself, from measurements here; what it says of an engine is computed. An emulation is a thread that plays the
-device, on the host's core: it shows what the target's core saves, and nothing of a device's speed.
+device, on the host's core, and waking it costs the target's core a system call: it shows that offloading works,
+not what it brings.
 ";
 
 impl Line {
