@@ -131,9 +131,7 @@ fn a_hanging_engine_costs_a_timeout_and_gets_nothing_more() {
     // The engine comes late: it may still touch the memory, which is then free.
     control.lock().unwrap().touch_everything();
     control.lock().unwrap().let_go();
-    while driver.alive() > 0 {
-        driver.poll().unwrap();
-    }
+    driver.poll_until(|driver| driver.alive() == 0).unwrap();
     assert_eq!(framework.statistics().quarantined, 0);
     assert_eq!(framework.statistics().timed_out, 3);
 }
@@ -152,7 +150,7 @@ fn a_late_poll_is_no_timeout() {
     }
     assert!(done.is_empty());
     control.lock().unwrap().let_go();
-    while done.is_empty() {
+    for _ in 0..1000 {
         driver.channel.poll(driver.now, &mut done);
     }
     assert_eq!(done[0].result, Ok(Output::Nothing));
@@ -216,10 +214,10 @@ fn injected_errors_hit_every_nth_operation() {
                 Submitted::Pending => {}
                 Submitted::Full(_) => panic!("one at a time"),
             }
-            while done.is_empty() {
+            for _ in 0..1000 {
                 driver.channel.poll(driver.now, &mut done);
             }
-            done.pop().unwrap()
+            done.pop().expect("it completes")
         };
         let (mut random, alive) = (Random(1), Arc::new(()));
         let mut memory = |bytes: &[u8]| Counted::new(bytes, 3, &mut random, &alive);

@@ -12,6 +12,9 @@ use super::memory::Counted;
 use super::model::{Expected, Sizes, check, random_work};
 use super::random::Random;
 
+/// Nothing that comes at all takes more polls.
+const MOST_POLLS: usize = 20_000;
+
 /// A channel of counted memory.
 pub(crate) type TestChannel = Channel<Counted, Counted>;
 
@@ -61,6 +64,7 @@ impl Driver {
             let (mut work, expected) = random_work(&mut self.random, sizes, &self.alive);
             let token = self.next_token;
             self.next_token += 1;
+            let mut polls = 0;
             let now = loop {
                 match self.channel.submit(token, work) {
                     Submitted::Done(done) => break Some(done),
@@ -68,6 +72,10 @@ impl Driver {
                     Submitted::Full(back) => {
                         work = back;
                         self.poll()?;
+                        polls += 1;
+                        if polls > MOST_POLLS {
+                            return Err("a channel stays full".to_owned());
+                        }
                     }
                 }
             };
@@ -99,13 +107,19 @@ impl Driver {
 
     /// Polls until everything is complete.
     pub(crate) fn drain(&mut self) -> Result<(), String> {
-        for _ in 0..100_000 {
-            if self.expected.is_empty() {
+        self.poll_until(|driver| driver.expected.is_empty())
+    }
+
+    /// Polls until something is so.
+    pub(crate) fn poll_until(&mut self, is_so: impl Fn(&Driver) -> bool) -> Result<(), String> {
+        for _ in 0..MOST_POLLS {
+            if is_so(self) {
                 return Ok(());
             }
             self.poll()?;
         }
-        Err(format!("{} operations never completed", self.expected.len()))
+        let (open, alive) = (self.expected.len(), self.alive());
+        Err(format!("{open} operations open and {alive} operands left after {MOST_POLLS} polls"))
     }
 
     /// Owners of memory besides the driver.
