@@ -149,10 +149,18 @@ impl<S: Source, T: Target> Channel<S, T> {
     /// It appends at most one entry for each operation in flight.
     #[inline]
     pub fn poll(&mut self, now: Instant, done: &mut Vec<Done<S, T>>) {
-        if self.queues.iter().any(Queue::is_busy) {
+        if self.is_busy() {
             self.poll_queues(done);
             self.check_deadlines(now, done);
         }
+    }
+
+    /// True if [`Channel::poll`] has something to look after: operations in flight, or memory that
+    /// an engine owns although its operation was given up.
+    #[inline]
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.queues.iter().any(Queue::is_busy)
     }
 
     /// How many operations are to come back from [`Channel::poll`].

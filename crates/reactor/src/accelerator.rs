@@ -98,10 +98,11 @@ impl Accelerator {
     }
 
     /// Lets engines begin what was started, and announces what they have finished. True while
-    /// they have something: nothing but looking finds its end.
+    /// they have something: nothing but looking finds its end. Memory of operations that were
+    /// given up comes back as well, but nobody stays awake for it.
     #[inline]
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) -> bool {
-        if self.channel.in_flight() == 0 {
+        if !self.channel.is_busy() {
             return false;
         }
         self.poll_engines(now, completions);
