@@ -581,12 +581,13 @@ impl QueuePair {
 
     /// Takes a command out and reports its end, unless it is sent again.
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
-        if result.is_err_and(CommandError::is_spoiled_data) && self.retry(cid) {
-            return;
-        }
+        // Before it is sent again, too: what an engine reports names the command by `cid`.
         if let Some(entry) = self.commands.get_mut(cid)
             && entry.digest.defer_end(result)
         {
+            return;
+        }
+        if result.is_err_and(CommandError::is_spoiled_data) && self.retry(cid) {
             return;
         }
         let admin = self.config.qid.is_admin();

@@ -41,7 +41,7 @@ fn read_data(data: Data) -> Vec<u8> {
 
 #[test]
 fn data_survive_every_digest_size_and_split() {
-    for seed in 0..32u64 {
+    for seed in 0..64u64 {
         let mut random = Random::new(seed);
         let mut config = config();
         config.header_digest = seed & 1 != 0;
@@ -50,6 +50,7 @@ fn data_survive_every_digest_size_and_split() {
         config.io_entries = if seed & 8 == 0 { 128 } else { 4 };
         let sim = SimConfig {
             max_chunk: if seed & 16 == 0 { 100_000 } else { 37 },
+            engines: seed & 32 != 0,
             ..SimConfig::default()
         };
         let mut world = World::new(seed, sim, &config, Script::default());
@@ -178,6 +179,32 @@ fn a_read_is_sent_again_after_a_wrong_data_digest() {
     let totals = world.queues.counters().totals();
     // The script answers in two C2HData, both wrong.
     assert_eq!((totals.digest_errors, totals.retries), (2, 1));
+}
+
+/// The target must not do so, and then the digest that nobody needs any more is still being computed.
+#[test]
+fn a_write_may_end_while_an_engine_has_its_data() {
+    for seed in 0..16 {
+        let config = HostConfig { data_digest: true, ..config() };
+        let script = Script { wrong: Some(Wrong::EarlyRefusal), ..Script::default() };
+        let sim = SimConfig { engines: true, ..SimConfig::default() };
+        let mut world = World::new(seed, sim, &config, script);
+        world.run_until_ready();
+        // Engines are slow, the network is fast.
+        world.world.set_config(SimConfig {
+            min_delay: Duration::from_millis(10),
+            max_delay: Duration::from_millis(20),
+            engines: true,
+            ..SimConfig::default()
+        });
+        world.submit(write(0, &[5; 16 * BLOCK]), 1);
+        world.world.set_config(SimConfig { engines: true, ..SimConfig::default() });
+        let done = world.take_done(1);
+        assert!(done.result.is_ok(), "seed {seed}: {:?}", done.failure());
+        assert_eq!(world.target.storage[..16 * BLOCK], [5; 16 * BLOCK]);
+        assert_eq!(world.queues.counters().totals().retries, 1);
+        assert_eq!(world.queues.outstanding(), 0);
+    }
 }
 
 #[test]

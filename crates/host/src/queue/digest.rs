@@ -8,9 +8,9 @@ use raceline_accel::{OpCode, Output};
 use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::{CommandId, Cqe};
 use raceline_proto::tcp::R2tGrant;
-use raceline_reactor::{Accelerated, Accelerator, Context, Payload, Token, Work, WorkDone};
+use raceline_reactor::{Accelerated, Accelerator, Context, IoBuf, Payload, Token, Work, WorkDone};
 
-use super::send::Grant;
+use super::send::{Grant, to_usize};
 use super::{Entry, QueuePair};
 use crate::command::Data;
 use crate::error::CommandError;
@@ -113,8 +113,12 @@ impl QueuePair {
     fn digest_checked(&mut self, cid: CommandId, expected: u32, done: WorkDone) {
         let found = crc32c_of(&done);
         let ([payload, _], _) = done.work.map(Work::into_memory).unwrap_or_default();
-        if let (Some(Payload::Buf(buf, _)), Some(entry)) = (payload, self.commands.get_mut(cid)) {
-            entry.data = Data::Read(buf);
+        if let Some(entry) = self.commands.get_mut(cid) {
+            entry.data = Data::Read(match payload {
+                Some(Payload::Buf(buf, _)) => buf,
+                // An engine that hangs keeps it: the command goes on in other memory.
+                _ => IoBuf::heap(to_usize(entry.len)),
+            });
         }
         self.judge_digest(cid, found, expected);
     }

@@ -52,6 +52,8 @@ pub enum Wrong {
     DataBeyondEnd,
     Garbage,
     BadDigest,
+    /// A write larger than the capsule ends with Transient Transport Error before its data.
+    EarlyRefusal,
 }
 
 /// What the target does other than its best.
@@ -73,6 +75,8 @@ pub struct Script {
     /// Connections are closed as soon as they are accepted.
     pub away: bool,
     pub namespace_blocks: Option<u64>,
+    /// Reads are answered by one C2HData, as our target does it, not by two.
+    pub whole_reads: bool,
 }
 
 /// What was seen.
@@ -183,6 +187,11 @@ impl Target {
         }
     }
 
+    /// Closes all connections at once.
+    pub fn drop_connections(&mut self) {
+        (0..self.connections.len()).for_each(|index| self.close(index));
+    }
+
     fn flush(&mut self, index: usize) {
         let limit = self.script.close_after;
         let connection = &mut self.connections[index];
@@ -263,6 +272,11 @@ impl Target {
             let wrong = self.script.wrong.filter(|_| !self.script.hold_io);
             if wrong == Some(Wrong::DataForWrite) {
                 self.answer_wrongly(index, sqe, Wrong::DataForWrite);
+                return;
+            }
+            if wrong == Some(Wrong::EarlyRefusal) {
+                self.script.wrong = None;
+                self.respond(index, sqe, Status::TRANSIENT_TRANSPORT_ERROR, 0, 0);
                 return;
             }
             let slot = connection.transfers.iter().position(Option::is_none).unwrap();
@@ -417,9 +431,12 @@ impl Target {
     fn send_data(&mut self, index: usize, sqe: &Sqe, data: &[u8], good_digest: bool) {
         let connection = &mut self.connections[index];
         let cid = sqe.command_id();
-        let half = data.len() / 8 * 4;
+        let half = if self.script.whole_reads { 0 } else { data.len() / 8 * 4 };
         let success = connection.flow_off || self.script.success_always;
         for (offset, part, last) in [(0, &data[..half], false), (half, &data[half..], true)] {
+            if part.is_empty() {
+                continue;
+            }
             let (offset, len) =
                 (u32::try_from(offset).unwrap(), u32::try_from(part.len()).unwrap());
             connection.queue.c2h_data(cid, offset, len, last, last && success, &mut connection.out);
@@ -463,6 +480,7 @@ impl Target {
                 connection.out.extend(vec![0; len as usize + 4]);
             }
             Wrong::Garbage => connection.out.extend([0xee; 64]),
+            Wrong::EarlyRefusal => unreachable!("only writes are refused early"),
             Wrong::BadDigest => self.send_data(index, sqe, &vec![1; len as usize], false),
         }
     }
