@@ -9,153 +9,32 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::core::{BUFFERS, Core};
 use common::{BLOCK, BLOCKS, Target, config};
 use raceline_accel::dsa::EmulatedEngine;
 use raceline_accel::dsa::emulated::EmulatedConfig;
 use raceline_accel::{ChannelConfig, Framework, OpCode};
-use raceline_host::{
-    BlockRange, Command, CommandDone, CommandError, Controller, ControllerEvent, Data, HostConfig,
-    IoQueueEvent, IoQueueSet,
-};
-use raceline_proto::nvme::NamespaceId;
+use raceline_host::{CommandError, Data, HostConfig};
 use raceline_reactor::core::{Backend, open_io};
-use raceline_reactor::{Accelerator, BufferPool, Context, Io, IoBuf, PoolConfig, Token, Wait};
+use raceline_reactor::{Accelerator, Context};
 
-const NS: NamespaceId = NamespaceId(1);
-/// Bound of everything that waits.
-const LIMIT: Duration = Duration::from_secs(20);
 /// When an engine is given up.
 const ENGINE_LIMIT: Duration = Duration::from_millis(300);
-const BUFFERS: usize = 24;
-const BUFFER_BYTES: usize = 128 << 10;
 
-/// A host core whose digests an emulated device computes, and the target it talks to, taking turns
-/// on this thread.
-struct Core {
-    target: Target,
-    io: Box<dyn Io>,
-    pool: BufferPool,
-    controller: Controller,
-    queues: IoQueueSet,
-    done: Vec<CommandDone>,
-    closed: bool,
-    engine: EmulatedEngine,
-    framework: Framework,
-}
-
-impl Core {
-    fn new(device: EmulatedConfig, digest_retries: u8) -> Self {
-        let (io, _) = open_io(Backend::Auto).unwrap();
-        let target = Target::new(io, "127.0.0.1:0".parse().unwrap());
-        let engine = EmulatedEngine::start(device, 1).unwrap();
-        let framework = Framework::new(vec![Arc::new(engine.clone())]).unwrap();
-        framework.assign(OpCode::Crc32c, "dsa_emulated").unwrap();
-        let channel = ChannelConfig { timeout: ENGINE_LIMIT, ..ChannelConfig::default() };
-        let (mut io, _) = open_io(Backend::Auto).unwrap();
-        *io.accelerator() = Accelerator::new(framework.open_channel(&channel).unwrap());
-        // One more for the staging of each queue.
-        let pool = BufferPool::new(&PoolConfig::new(&[(BUFFER_BYTES, BUFFERS + 2)])).unwrap();
-        let address = target.address;
-        let config = HostConfig { address, data_digest: true, digest_retries, ..config() };
-        let token = Token { owner: 1, generation: 0, index: 0 };
-        let queues = IoQueueSet::new(&config, 1..=1, Token { index: 2, ..token });
-        let now = io.now();
-        let mut cx = Context { io: &mut *io, pool: &pool, now };
-        let controller = Controller::connect(&mut cx, config, token);
-        let (done, closed) = (Vec::new(), false);
-        let mut core =
-            Self { target, io, pool, controller, queues, done, closed, engine, framework };
-        core.until("ready", |core| core.queues.is_ready());
-        core
-    }
-
-    fn turn(&mut self) {
-        self.target.turn(Wait::No);
-        let mut completions = Vec::new();
-        self.io.poll(Wait::No, &mut completions).unwrap();
-        let now = self.io.now();
-        let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
-        for completion in completions {
-            if completion.token.index < 2 {
-                self.controller.handle_completion(&mut cx, completion);
-            } else {
-                self.queues.handle_completion(&mut cx, completion);
-            }
-        }
-        while let Some(event) = self.controller.poll_event() {
-            match &event {
-                ControllerEvent::Up(association) => self.queues.handle_up(&mut cx, association),
-                ControllerEvent::Down(error) => self.queues.handle_down(&mut cx, error),
-                ControllerEvent::Failed(_) => self.queues.close(&mut cx),
-                _ => {}
-            }
-        }
-        while let Some(event) = self.queues.poll_event() {
-            if let IoQueueEvent::Lost { cntlid, error, .. } = &event {
-                self.controller.queue_lost(&mut cx, *cntlid, error.clone());
-            }
-        }
-        while let Some((_, done)) = self.queues.poll_done() {
-            self.done.push(done);
-        }
-        self.closed = self.queues.is_closed();
-        self.controller.flush(&mut cx);
-        self.queues.flush(&mut cx);
-    }
-
-    #[track_caller]
-    fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
-        let start = Instant::now();
-        while !holds(self) {
-            assert!(start.elapsed() < LIMIT, "not in time: {what}");
-            self.turn();
-            std::thread::yield_now();
-        }
-    }
-
-    fn submit(&mut self, command: Command, user: u64) {
-        let now = self.io.now();
-        let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
-        self.queues.submit(&mut cx, 0, command, user).unwrap();
-    }
-
-    fn buffer(&self, len: usize) -> IoBuf {
-        let mut buf = self.pool.take(len).expect("as many buffers as commands");
-        buf.set_len(len);
-        buf
-    }
-
-    fn read(&mut self, slba: u64, blocks: u32, user: u64) {
-        let buf = self.buffer(blocks as usize * BLOCK);
-        self.submit(Command::read(NS, BlockRange::new(slba, blocks).unwrap(), buf), user);
-    }
-
-    fn write(&mut self, slba: u64, data: &[u8], user: u64) {
-        let blocks = u32::try_from(data.len() / BLOCK).unwrap();
-        let mut buf = self.buffer(data.len());
-        buf.copy_from_slice(data);
-        let range = BlockRange::new(slba, blocks).unwrap();
-        self.submit(Command::write(NS, range, buf.share(), false), user);
-    }
-
-    #[track_caller]
-    fn take_done(&mut self, user: u64) -> CommandDone {
-        self.until("a command's end", |core| core.done.iter().any(|done| done.user == user));
-        let index = self.done.iter().position(|done| done.user == user).unwrap();
-        self.done.remove(index)
-    }
-
-    /// Closes the queue and the controller; every buffer is back in the pool then.
-    #[track_caller]
-    fn ends_clean(mut self) {
-        let now = self.io.now();
-        let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
-        self.queues.close(&mut cx);
-        self.controller.disconnect(&mut cx);
-        self.until("closed", |core| core.closed && core.controller.is_finished());
-        self.done.clear();
-        self.until("all buffers", |core| core.pool.available_total() == BUFFERS + 2);
-    }
+/// A host core whose digests an emulated device computes.
+fn offloaded(device: EmulatedConfig, digest_retries: u8) -> (Core, EmulatedEngine, Framework) {
+    let (io, _) = open_io(Backend::Auto).unwrap();
+    let mut target = Target::new(io, "127.0.0.1:0".parse().unwrap());
+    // As our target does it; an engine checks data that come whole.
+    target.script.whole_reads = true;
+    let engine = EmulatedEngine::start(device, 1).unwrap();
+    let framework = Framework::new(vec![Arc::new(engine.clone())]).unwrap();
+    framework.assign(OpCode::Crc32c, "dsa_emulated").unwrap();
+    let channel = ChannelConfig { timeout: ENGINE_LIMIT, ..ChannelConfig::default() };
+    let accelerator = Accelerator::new(framework.open_channel(&channel).unwrap());
+    let config =
+        HostConfig { address: target.address, data_digest: true, digest_retries, ..config() };
+    (Core::new(config, accelerator, Some(target)), engine, framework)
 }
 
 fn every(count: u64) -> Option<NonZeroU64> {
@@ -203,23 +82,22 @@ fn an_engine_computes_what_is_sent_and_what_has_come() {
         latency: Duration::from_micros(100),
         ..EmulatedConfig::default()
     };
-    let mut core = Core::new(device, 0);
-    // The target of the script sends what is read in two C2HData: the CPU checks those.
+    let (mut core, engine, framework) = offloaded(device, 0);
     exercise(&mut core, 4);
-    core.target.script.whole_reads = true;
+    // Data that come in several C2HData: the CPU checks those.
+    core.script().whole_reads = false;
     exercise(&mut core, 4);
-    let statistics = core.framework.statistics();
+    let statistics = framework.statistics();
     let crc32c = statistics.of(OpCode::Crc32c);
     assert!(crc32c.executed >= 60 && crc32c.failed == 0, "{statistics:?}");
-    assert!(core.engine.device().counts().completed >= 60, "{:?}", core.engine.device().counts());
+    assert!(engine.device().counts().completed >= 60, "{:?}", engine.device().counts());
     core.ends_clean();
 }
 
 #[test]
 fn an_engine_that_fails_costs_a_command_sent_again() {
     let device = EmulatedConfig { error_every: every(5), ..EmulatedConfig::default() };
-    let mut core = Core::new(device, 5);
-    core.target.script.whole_reads = true;
+    let (mut core, ..) = offloaded(device, 5);
     exercise(&mut core, 8);
     assert!(core.queues.counters().totals().retries > 4);
     core.ends_clean();
@@ -228,8 +106,7 @@ fn an_engine_that_fails_costs_a_command_sent_again() {
 #[test]
 fn without_retries_the_command_fails_and_its_buffer_comes_back() {
     let device = EmulatedConfig { error_every: every(1), ..EmulatedConfig::default() };
-    let mut core = Core::new(device, 0);
-    core.target.script.whole_reads = true;
+    let (mut core, ..) = offloaded(device, 0);
     core.write(0, &contents(0, 64, 1), 1);
     assert!(core.take_done(1).result.is_ok(), "the CPU computes the digest");
     core.read(0, 64, 2);
@@ -242,15 +119,14 @@ fn without_retries_the_command_fails_and_its_buffer_comes_back() {
 #[test]
 fn an_engine_that_hangs_keeps_its_memory_and_nothing_else() {
     let device = EmulatedConfig { hang_every: every(2), ..EmulatedConfig::default() };
-    let mut core = Core::new(device, 5);
-    core.target.script.whole_reads = true;
+    let (mut core, engine, framework) = offloaded(device, 5);
     exercise(&mut core, 4);
-    let statistics = core.framework.statistics();
+    let statistics = framework.statistics();
     assert!(statistics.timed_out > 0 && statistics.quarantined > 0, "{statistics:?}");
     assert!(statistics.of(OpCode::Crc32c).fallbacks > 10, "the CPU does the rest");
     core.turn();
     assert!(core.pool.available_total() < BUFFERS, "some are with the device");
-    core.engine.device().release_hung();
+    engine.device().release_hung();
     core.ends_clean();
 }
 
@@ -258,13 +134,12 @@ fn an_engine_that_hangs_keeps_its_memory_and_nothing_else() {
 #[test]
 fn a_read_whose_memory_is_lost_fails() {
     let device = EmulatedConfig { hang_every: every(1), ..EmulatedConfig::default() };
-    let mut core = Core::new(device, 0);
-    core.target.script.whole_reads = true;
+    let (mut core, engine, _) = offloaded(device, 0);
     core.read(0, 8, 1);
     let done = core.take_done(1);
     assert_eq!(done.result, Err(CommandError::Digest));
     assert_eq!(done.data.into_read().unwrap().len(), 8 * BLOCK);
-    core.engine.device().release_hung();
+    engine.device().release_hung();
     core.ends_clean();
 }
 
@@ -272,8 +147,7 @@ fn a_read_whose_memory_is_lost_fails() {
 fn connections_may_die_while_an_engine_has_their_data() {
     let latency = Duration::from_millis(20);
     let device = EmulatedConfig { latency, reorder: 8, ..EmulatedConfig::default() };
-    let mut core = Core::new(device, 5);
-    core.target.script.whole_reads = true;
+    let (mut core, ..) = offloaded(device, 5);
     let last = u64::try_from(BLOCKS).unwrap() - 64;
     for round in 0..10u64 {
         let mut writes = Vec::new();
@@ -287,7 +161,7 @@ fn connections_may_die_while_an_engine_has_their_data() {
         while start.elapsed() < Duration::from_millis(round * 4) {
             core.turn();
         }
-        core.target.drop_connections();
+        core.target.as_mut().unwrap().drop_connections();
         for place in writes {
             let result = core.take_done(place).result;
             assert!(matches!(result, Ok(_) | Err(CommandError::UnknownFate)), "{result:?}");
@@ -310,8 +184,7 @@ fn a_queue_closes_while_an_engine_has_its_data() {
             hang_every: if hang { every(1) } else { None },
             ..EmulatedConfig::default()
         };
-        let mut core = Core::new(device, 5);
-        core.target.script.whole_reads = true;
+        let (mut core, engine, _) = offloaded(device, 5);
         for user in 0..8 {
             core.write(user * 64, &contents(0, 40, user), user);
             core.read(user * 64, 8, 100 + user);
@@ -323,8 +196,8 @@ fn a_queue_closes_while_an_engine_has_its_data() {
         let now = core.io.now();
         let mut cx = Context { io: &mut *core.io, pool: &core.pool, now };
         core.queues.close(&mut cx);
-        core.until("all have ended", |core| core.done.len() == 16 && core.closed);
-        core.engine.device().release_hung();
+        core.until("all have ended", |core| core.done.len() == 16 && core.queues.is_closed());
+        engine.device().release_hung();
         core.ends_clean();
     }
 }

@@ -58,12 +58,16 @@ impl QueuePair {
         Token { generation: cid.0, ..self.token }
     }
 
+    /// Whether an engine computes digests: not those of admin commands, which are few, and on which
+    /// the controller depends.
+    fn offloads(&self, cx: &mut Context<'_>) -> bool {
+        !self.config.qid.is_admin() && !cx.io.accelerates_now(OpCode::Crc32c)
+    }
+
     /// Gives the data of a write to an engine, if one computes digests. Halves of fused operations
     /// are sent in order, so they do not wait for one.
     pub(super) fn begin_digest(&mut self, cx: &mut Context<'_>, cid: CommandId) {
-        if !self.link.as_ref().is_some_and(|link| link.queue.data_digest())
-            || cx.io.accelerates_now(OpCode::Crc32c)
-        {
+        if !self.link.as_ref().is_some_and(|link| link.queue.data_digest()) || !self.offloads(cx) {
             return;
         }
         let token = self.engine_token(cid);
@@ -91,12 +95,12 @@ impl QueuePair {
         bytes: std::ops::Range<usize>,
         expected: u32,
     ) {
-        let token = self.engine_token(cid);
+        let (token, offloads) = (self.engine_token(cid), self.offloads(cx));
         let Some(entry) = self.commands.get_mut(cid) else { return };
         let Data::Read(buf) = std::mem::take(&mut entry.data) else { return };
         // While an engine had the buffer, the next PDU's data could not go there.
         let all = bytes.len() == buf.len();
-        if !all || cx.io.accelerates_now(OpCode::Crc32c) {
+        if !all || !offloads {
             let found = cx.io.accelerator().crc32c_now(&buf[bytes]);
             entry.data = Data::Read(buf);
             return self.judge_digest(cid, found.ok(), expected);

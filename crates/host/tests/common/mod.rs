@@ -7,6 +7,9 @@
     reason = "a test fails by panicking; not every test uses all"
 )]
 
+pub mod core;
+pub mod proxy;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
