@@ -171,6 +171,20 @@ fn a_wrong_data_digest_costs_the_command_only() {
 }
 
 #[test]
+fn one_of_several_data_digests_is_enough() {
+    for (part, engines) in [(0, false), (1, false), (0, true), (1, true)] {
+        let config = HostConfig { data_digest: true, digest_retries: 0, ..config() };
+        let script = Script { wrong: Some(Wrong::BadDigestOf(part)), ..Script::default() };
+        let sim = SimConfig { engines, ..SimConfig::default() };
+        let mut world = World::new(1, sim, &config, script);
+        world.run_until_ready();
+        world.submit(read(0, 8), 1);
+        assert_eq!(world.take_done(1).result, Err(CommandError::Digest), "part {part}");
+        assert_eq!(world.queues.counters().totals().digest_errors, 1);
+    }
+}
+
+#[test]
 fn a_read_is_sent_again_after_a_wrong_data_digest() {
     let config = HostConfig { data_digest: true, digest_retries: 1, ..config() };
     let mut world = ready(&config, Script { wrong: Some(Wrong::BadDigest), ..Script::default() });

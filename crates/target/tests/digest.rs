@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::Write as _;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -194,4 +195,115 @@ fn corruption_is_injected_where_digests_are_checked() {
         }
     }
     ends_clean(target);
+}
+
+/// A write in several H2CData, of which one has a wrong digest, first or last: it is refused, and
+/// the next one, in as many, is not.
+#[test]
+fn one_of_several_h2c_data_may_be_bad() {
+    const PART: u32 = 16 << 10;
+    const PARTS: u32 = 4;
+    let (target, address, ..) = offloaded(EmulatedConfig::default());
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+        let blocks = PARTS * PART / BS;
+        let before = pattern(1, (PARTS * PART) as usize);
+        let data = pattern(2, (PARTS * PART) as usize);
+        let mut write = |bytes: &[u8], bad: Option<u32>| {
+            let sqe = block_sqe(io::WRITE, 1, 0, blocks);
+            queue.submit(sqe, Direction::HostToController, PARTS * PART);
+            let Heard::SendData(grant) = queue.listen() else { panic!("no R2T") };
+            for part in 0..PARTS {
+                let (mut pdu, offset) = (Vec::new(), part * PART);
+                queue.queue.h2c_data(&grant, offset, PART, part + 1 == PARTS, &mut pdu);
+                let bytes = &bytes[offset as usize..][..PART as usize];
+                let digest = raceline_accel::crc32c(bytes) ^ u32::from(bad == Some(part));
+                pdu.extend_from_slice(bytes);
+                pdu.extend_from_slice(&digest.to_le_bytes());
+                queue.stream.write_all(&pdu).unwrap();
+            }
+            let Heard::Response(cqe) = queue.listen() else { panic!("no response") };
+            cqe.status
+        };
+        assert!(write(&before, None).is_success());
+        for bad in 0..PARTS {
+            assert_eq!(write(&data, Some(bad)), Status::TRANSIENT_TRANSPORT_ERROR, "part {bad}");
+        }
+        assert_eq!(queue.read(1, 0, blocks, BS).data, before);
+    }
+    ends_clean(target);
+}
+
+/// Data of the commands whose bits are flipped, and their digests.
+const FLIPPED_BYTES: usize = 4096 + 4;
+
+/// One bit flipped at every offset of data and digest, in the capsule and in H2CData, with the CPU
+/// and with an engine: each write is refused, and the memory is as before.
+#[test]
+fn no_flipped_bit_reaches_the_memory() {
+    for engines in [false, true] {
+        let device = EmulatedConfig { reorder: 8, ..EmulatedConfig::default() };
+        let (target, address) = if engines {
+            let (target, address, ..) = offloaded(device);
+            (target, address)
+        } else {
+            start(config(1), vec![ram("4M")])
+        };
+        {
+            let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+            let mut queue = RawHost::io(address, cntlid, 1, DIGESTS);
+            let (before, data) = (pattern(7, 4096), pattern(8, 4096));
+            assert!(status(&queue.write(1, 0, &before, BS)).is_success());
+            flip_all(&mut queue, &data, true);
+            flip_all(&mut queue, &data, false);
+            assert_eq!(queue.read(1, 0, 8, BS).data, before);
+            assert!(status(&queue.write(1, 0, &data, BS)).is_success());
+            assert_eq!(queue.read(1, 0, 8, BS).data, data);
+        }
+        ends_clean(target);
+    }
+}
+
+/// Writes `data` with one bit flipped, at each offset in turn; each write must be refused.
+fn flip_all(queue: &mut RawHost, data: &[u8], in_capsule: bool) {
+    /// Commands in flight.
+    const DEPTH: usize = 64;
+    let sqe = block_sqe(io::WRITE, 1, 0, 8);
+    let flip = |pdu: &mut Vec<u8>, offset: usize| {
+        let begin = pdu.len() - FLIPPED_BYTES;
+        pdu[begin + offset] ^= 1 << (offset * 3 % 8);
+    };
+    let (mut flipped, mut sent, mut ended) = (0, 0, 0);
+    while ended < FLIPPED_BYTES {
+        while sent < FLIPPED_BYTES && sent - ended < DEPTH {
+            if in_capsule {
+                let (_, mut capsule) = queue.capsule(sqe, data);
+                flip(&mut capsule, flipped);
+                flipped += 1;
+                queue.stream.write_all(&capsule).unwrap();
+            } else {
+                queue.submit(sqe, Direction::HostToController, 4096);
+            }
+            sent += 1;
+        }
+        match queue.listen() {
+            Heard::Response(cqe) => {
+                let at = format!("{ended}, in capsule {in_capsule}");
+                assert_eq!(cqe.status, Status::TRANSIENT_TRANSPORT_ERROR, "{at}");
+                ended += 1;
+            }
+            Heard::SendData(grant) => {
+                let mut pdu = Vec::new();
+                queue.queue.h2c_data(&grant, 0, 4096, true, &mut pdu);
+                pdu.extend_from_slice(data);
+                pdu.extend_from_slice(&raceline_accel::crc32c(data).to_le_bytes());
+                flip(&mut pdu, flipped);
+                flipped += 1;
+                queue.stream.write_all(&pdu).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(flipped, FLIPPED_BYTES);
 }

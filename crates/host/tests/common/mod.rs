@@ -55,6 +55,8 @@ pub enum Wrong {
     DataBeyondEnd,
     Garbage,
     BadDigest,
+    /// Of two C2HData, the one with this number.
+    BadDigestOf(usize),
     /// A write larger than the capsule ends with Transient Transport Error before its data.
     EarlyRefusal,
 }
@@ -360,7 +362,7 @@ impl Target {
             (admin::ASYNC_EVENT_REQUEST, _) => {
                 self.connections[index].events.push(sqe.command_id())
             }
-            (admin::GET_LOG_PAGE, _) => self.send_data(index, sqe, &vec![0; 4096], true),
+            (admin::GET_LOG_PAGE, _) => self.send_data(index, sqe, &vec![0; 4096], &[]),
             other => panic!("admin command {other:?}"),
         }
     }
@@ -398,7 +400,7 @@ impl Target {
             2 => page[0] = 1,
             _ => {}
         }
-        self.send_data(index, sqe, &page, true);
+        self.send_data(index, sqe, &page, &[]);
     }
 
     fn io(&mut self, index: usize, sqe: &Sqe, data: &[u8]) {
@@ -419,7 +421,7 @@ impl Target {
             }
             io::READ => {
                 let data = self.storage[start..end].to_vec();
-                self.send_data(index, sqe, &data, true);
+                self.send_data(index, sqe, &data, &[]);
             }
             io::WRITE => {
                 self.storage[start..end].copy_from_slice(data);
@@ -431,12 +433,13 @@ impl Target {
     }
 
     /// Sends data in two PDUs, and the completion in the last of them where that is allowed.
-    fn send_data(&mut self, index: usize, sqe: &Sqe, data: &[u8], good_digest: bool) {
+    fn send_data(&mut self, index: usize, sqe: &Sqe, data: &[u8], spoiled: &[usize]) {
         let connection = &mut self.connections[index];
         let cid = sqe.command_id();
         let half = if self.script.whole_reads { 0 } else { data.len() / 8 * 4 };
         let success = connection.flow_off || self.script.success_always;
-        for (offset, part, last) in [(0, &data[..half], false), (half, &data[half..], true)] {
+        let parts = [(0, &data[..half], false), (half, &data[half..], true)];
+        for (index, (offset, part, last)) in parts.into_iter().enumerate() {
             if part.is_empty() {
                 continue;
             }
@@ -445,7 +448,7 @@ impl Target {
             connection.queue.c2h_data(cid, offset, len, last, last && success, &mut connection.out);
             connection.out.extend_from_slice(part);
             if connection.queue.data_digest() {
-                let digest = raceline_accel::crc32c(part) ^ u32::from(!good_digest);
+                let digest = raceline_accel::crc32c(part) ^ u32::from(spoiled.contains(&index));
                 connection.out.extend_from_slice(&digest.to_le_bytes());
             }
         }
@@ -483,8 +486,9 @@ impl Target {
                 connection.out.extend(vec![0; len as usize + 4]);
             }
             Wrong::Garbage => connection.out.extend([0xee; 64]),
+            Wrong::BadDigestOf(part) => self.send_data(index, sqe, &vec![1; len as usize], &[part]),
             Wrong::EarlyRefusal => unreachable!("only writes are refused early"),
-            Wrong::BadDigest => self.send_data(index, sqe, &vec![1; len as usize], false),
+            Wrong::BadDigest => self.send_data(index, sqe, &vec![1; len as usize], &[0, 1]),
         }
     }
 }
