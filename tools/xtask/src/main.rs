@@ -1,5 +1,6 @@
-//! The developer's one door: `cargo xtask setup|test|lint|fuzz|sim|cost|bench|spdk|interop`.
+//! The developer's one door: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|interop`.
 
+mod asan;
 mod bench;
 mod child;
 mod cli;
@@ -70,6 +71,8 @@ enum Verb {
         #[arg(long, default_value_t = FUZZ_SECONDS)]
         seconds: u64,
     },
+    /// Run the tests in which engines own memory under AddressSanitizer.
+    Asan,
     /// Run seeded simulations.
     Sim {
         /// How many seeds.
@@ -144,6 +147,7 @@ fn run(verb: Verb) -> Result<bool> {
         Verb::Fuzz { target, seconds } => {
             one("fuzz", Box::new(|| fuzz::run(&tree, target.as_deref(), seconds)))
         }
+        Verb::Asan => one("asan", Box::new(|| asan::run(&tree))),
         Verb::Sim { seeds, seed, rest } => {
             let mut words = rest;
             words.extend(seeds.into_iter().flat_map(|n| ["--seeds".to_owned(), n.to_string()]));
