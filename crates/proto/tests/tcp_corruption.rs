@@ -62,12 +62,12 @@ impl Line {
         match self.kind {
             Kind::InCapsule => {}
             Kind::C2hData => {
-                self.to_controller();
+                self.deliver_command();
                 let cid = command.command_id();
                 self.controller.c2h_data(cid, 0, len, true, true, &mut self.wire);
             }
             Kind::H2cData => {
-                self.to_controller();
+                self.deliver_command();
                 self.controller.r2t(3, command.command_id(), 0, len, &mut self.wire);
                 let grant = self.granted();
                 self.host.h2c_data(&grant, 0, len, true, &mut self.wire);
@@ -79,7 +79,7 @@ impl Line {
     }
 
     /// The command arrives; the wire is free again.
-    fn to_controller(&mut self) {
+    fn deliver_command(&mut self) {
         let wire = std::mem::take(&mut self.wire);
         let event = self.controller.receive(&mut &wire[..]).unwrap();
         assert!(matches!(event, Some(Event::Command { in_capsule: 0, .. })));

@@ -72,7 +72,7 @@ impl Proxy {
 /// Moves PDUs until one end closes.
 fn forward(from: &TcpStream, mut to: &TcpStream, sweep: &Sweep) {
     let mut from = BufReader::with_capacity(64 << 10, from);
-    let mut pdu = Vec::new();
+    let mut pdu = vec![0; 8];
     loop {
         pdu.resize(8, 0);
         if from.read_exact(&mut pdu).is_err() {
