@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: the figures of docs/PERFORMANCE.md, target on core 0 and host on core 1.
 
+mod control;
 mod figures;
 mod gap;
 mod idle;
@@ -69,6 +70,8 @@ enum Section {
     Scale,
     /// Latencies in an open loop at 70 % of the most.
     Tail,
+    /// The control plane: 1,000 subsystems, and calls and changes under I/O.
+    Control,
 }
 
 /// Measures and prints the sections.
@@ -87,6 +90,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
             Section::Modes => modes::run(tree, options),
             Section::Scale => gap::scale(tree),
             Section::Tail => tail::run(tree, options),
+            Section::Control => control::run(tree, options),
         };
         report.insert(name.get_name().to_owned(), found?);
         // What has been measured is kept even if a later section fails.

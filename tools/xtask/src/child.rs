@@ -100,6 +100,12 @@ impl Task {
         self
     }
 
+    /// Gives it this file as standard input.
+    pub(crate) fn input(mut self, file: std::fs::File) -> Self {
+        self.command.stdin(Stdio::from(file));
+        self
+    }
+
     /// Sets the time limit in seconds (60 unless told).
     pub(crate) fn limit(mut self, limit_s: u64) -> Self {
         self.limit = Duration::from_secs(limit_s);

@@ -8,11 +8,13 @@ mod cost;
 mod fuzz;
 mod interop;
 mod lint;
+mod official;
 mod placement;
 mod quiet;
 mod raceline;
 mod raw;
 mod rpc_docs;
+mod serve;
 mod setup;
 mod spdk;
 mod step;
@@ -223,6 +225,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             "the program, end to end and with bad input",
             true,
             Box::new(|| cli::run(tree)),
+        ),
+        step(
+            "spdk-client",
+            "SPDK's own clients drive a daemon",
+            true,
+            Box::new(|| official::run(tree)),
         ),
         step(
             "tshark",

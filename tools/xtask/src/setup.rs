@@ -15,7 +15,7 @@ struct Need {
 }
 
 /// Everything from outside; the first word of `steps` is what `missing_for` looks for.
-const NEEDS: [Need; 10] = [
+const NEEDS: [Need; 11] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -25,6 +25,7 @@ const NEEDS: [Need; 10] = [
     Need { program: "tshark", package: "tshark", steps: "tshark" },
     Need { program: "valgrind", package: "valgrind", steps: "cost" },
     Need { program: "ip", package: "iproute2", steps: "placement" },
+    Need { program: "python3", package: "python3-venv", steps: "spdk-client" },
     Need { program: "ethtool", package: "ethtool", steps: "placement" },
 ];
 
@@ -32,7 +33,7 @@ fn missing() -> Vec<&'static Need> {
     NEEDS.iter().filter(|need| !has_program(need.program)).collect()
 }
 
-/// Why a group of steps ("kernel", "tshark", "cost", "placement") cannot run on this machine, if so.
+/// Why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client") cannot run on this machine, if so.
 pub(crate) fn missing_for(steps: &str) -> Option<String> {
     let programs: Vec<&str> =
         missing().iter().filter(|need| need.steps == steps).map(|need| need.program).collect();
