@@ -7,8 +7,11 @@
 
 pub mod client;
 pub mod codec;
+pub mod cores;
+pub mod daemon;
 pub mod engine;
 pub mod error;
+pub mod logging;
 pub mod method;
 mod methods;
 pub mod params;

@@ -58,6 +58,8 @@ pub struct Call<'a> {
 
 type Handler = Box<dyn Fn(&Call<'_>, Option<&RawValue>) -> Result<Value, RpcError> + Send + Sync>;
 
+type Check = fn(Option<&RawValue>) -> Result<(), RpcError>;
+
 /// One method.
 pub struct Method {
     /// SPDK's name.
@@ -69,6 +71,7 @@ pub struct Method {
     /// The names of its parameters, old ones included.
     pub parameters: &'static [&'static str],
     takes_nothing: bool,
+    check: Check,
     handler: Handler,
 }
 
@@ -138,7 +141,8 @@ impl Registry {
                 .map_err(|error| RpcError::internal("Internal error").because(error))
         });
         let parameters = params::field_names::<P>();
-        let method = Method { name, states, access, parameters, takes_nothing, handler };
+        let check: Check = |raw| params::decode::<P>(raw).map(|_| ());
+        let method = Method { name, states, access, parameters, takes_nothing, check, handler };
         let before = self.methods.insert(name, method);
         assert!(before.is_none(), "method {name} is registered twice");
     }
@@ -158,6 +162,17 @@ impl Registry {
     /// Old names and what they stand for.
     pub fn aliases(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.aliases.iter().map(|(old, name)| (*old, *name))
+    }
+
+    /// Whether a method takes these parameters, as far as it can be said without calling it.
+    ///
+    /// # Errors
+    /// When there is no such method, or a parameter is missing, unknown or of the wrong type.
+    pub fn check(&self, name: &str, params: Option<&RawValue>) -> Result<(), RpcError> {
+        match self.get(name) {
+            Some(method) => (method.check)(params),
+            None => Err(RpcError::new(code::METHOD_NOT_FOUND, "Method not found")),
+        }
     }
 
     /// Calls a method.
@@ -180,7 +195,10 @@ impl Registry {
                 peer.uid
             )));
         }
-        let phase = engine.phase();
+        let phase = match engine.phase() {
+            Phase::Starting if peer.is_internal => Phase::Runtime,
+            phase => phase,
+        };
         if !method.states.admits(phase) {
             return Err(wrong_state(phase));
         }
@@ -190,7 +208,7 @@ impl Registry {
         }
         let call = Call { engine, registry: self, method: method.name, peer };
         let result = (method.handler)(&call, params);
-        if method.access == Access::Change {
+        if method.access == Access::Change && !peer.is_internal {
             audit(&call, params, &result);
         }
         result
@@ -201,7 +219,7 @@ fn wrong_state(phase: Phase) -> RpcError {
     RpcError::new(
         code::INVALID_STATE,
         match phase {
-            Phase::Startup => {
+            Phase::Startup | Phase::Starting => {
                 "Method may only be called after framework is initialized using \
                  framework_start_init RPC."
             }

@@ -18,6 +18,8 @@ pub struct Peer {
     pub pid: i32,
     /// What it may do.
     pub role: Role,
+    /// It is this program, which makes again what it had.
+    pub is_internal: bool,
 }
 
 impl Peer {
@@ -25,7 +27,7 @@ impl Peer {
     #[must_use]
     pub fn this_process() -> Self {
         let pid = i32::try_from(std::process::id()).unwrap_or(0);
-        Self { uid: rustix::process::geteuid().as_raw(), pid, role: Role::Admin }
+        Self { uid: rustix::process::geteuid().as_raw(), pid, role: Role::Admin, is_internal: true }
     }
 }
 

@@ -264,3 +264,110 @@ fn what_is_wrong_changes_nothing() {
     assert_eq!(client.call("framework_get_config", json!({ "name": "nvmf" })).unwrap(), config);
     daemon.engine.shut_down().unwrap();
 }
+
+#[test]
+fn hosts_see_what_they_are_shown_and_are_counted() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let address = export(&mut client);
+    let ok = Ok(json!(true));
+    let device = json!({ "name": "Hidden", "num_blocks": 8, "block_size": 512 });
+    client.call("bdev_malloc_create", device).unwrap();
+    let namespace =
+        json!({ "nqn": NQN, "namespace": { "bdev_name": "Hidden", "no_auto_visible": true } });
+    assert_eq!(client.call("nvmf_subsystem_add_ns", namespace), Ok(json!(2)));
+    let host = connect(address).unwrap();
+    assert!(host.namespace(NamespaceId(2)).is_none());
+    host.disconnect();
+    let visible = json!({ "nqn": NQN, "nsid": 2, "host": HOST });
+    assert_eq!(client.call("nvmf_ns_add_host", visible.clone()), ok);
+    let always = json!({ "nqn": NQN, "nsid": 1, "host": HOST });
+    assert_eq!(client.call("nvmf_ns_add_host", always).unwrap_err().0, -32602);
+    let host = connect(address).unwrap();
+    assert!(host.namespace(NamespaceId(2)).is_some());
+    host.write(NamespaceId(2), 0, &[1; 512], false).unwrap();
+
+    let nqn = json!({ "nqn": NQN });
+    let controllers = client.call("nvmf_subsystem_get_controllers", nqn.clone()).unwrap();
+    assert_eq!(
+        (&controllers[0]["hostnqn"], &controllers[0]["num_io_qpairs"]),
+        (&json!(HOST), &json!(1))
+    );
+    let queues = client.call("nvmf_subsystem_get_qpairs", nqn).unwrap();
+    assert_eq!(queues.as_array().unwrap().len(), 2);
+    assert_eq!(queues[1]["statistics"]["num_write_ops"], 1);
+    let stats = client.call("nvmf_get_stats", Value::Null).unwrap();
+    assert_eq!(stats["poll_groups"][0]["current_io_qpairs"], 1);
+    let mut hosts = stats["hosts"].as_array().unwrap().iter();
+    let counts = hosts.find(|host| host["hostnqn"] == HOST).unwrap();
+    assert_eq!(counts["statistics"]["bytes_written"], 512);
+    for method in [
+        "framework_get_reactors",
+        "thread_get_stats",
+        "thread_get_pollers",
+        "thread_get_io_channels",
+        "iobuf_get_stats",
+        "accel_get_stats",
+    ] {
+        client.call(method, Value::Null).unwrap();
+    }
+    assert_eq!(client.call("nvmf_ns_remove_host", visible), ok);
+    host.disconnect();
+    daemon.engine.shut_down().unwrap();
+}
+
+#[test]
+fn options_come_before_the_start_and_referrals_are_listed() {
+    let daemon = Daemon::waiting();
+    let mut client = daemon.client();
+    let ok = Ok(json!(true));
+    for (method, params) in [
+        // As the client of v20.10 sends it, and as those of now do.
+        (
+            "sock_impl_set_options",
+            json!({ "impl_name": "posix", "enable_zerocopy_send": true, "enable_placement_id": true }),
+        ),
+        (
+            "sock_impl_set_options",
+            json!({ "impl_name": "uring", "enable_placement_id": 2, "enable_quickack": false }),
+        ),
+        ("sock_set_default_impl", json!({ "impl_name": "posix" })),
+        ("iobuf_set_options", json!({ "small_pool_count": 128, "large_pool_count": 16 })),
+        ("nvmf_set_config", Value::Null),
+        ("nvmf_set_config", json!({ "discovery_filter": "address,svcid" })),
+        ("nvmf_set_crdt", json!({ "crdt1": 5 })),
+        ("nvmf_set_max_subsystems", json!({ "max_subsystems": 1 })),
+        ("accel_assign_opc", json!({ "opname": "crc32c", "module": "software" })),
+        ("log_set_flag", json!({ "flag": "nvmf" })),
+        ("framework_set_scheduler", json!({ "name": "static" })),
+        ("framework_start_init", Value::Null),
+    ] {
+        assert_eq!(client.call(method, params.clone()), ok, "{method} {params}");
+    }
+    let posix = client.call("sock_impl_get_options", json!({ "impl_name": "posix" })).unwrap();
+    assert_eq!(
+        (&posix["enable_placement_id"], &posix["enable_zerocopy_send_client"]),
+        (&json!(1), &json!(true))
+    );
+    assert_eq!(client.call("log_get_flags", Value::Null).unwrap()["nvmf"], true);
+    export(&mut client);
+    let second = json!({ "nqn": "nqn.2016-06.io.spdk:second" });
+    assert_eq!(client.call("nvmf_create_subsystem", second).unwrap_err().0, -32603);
+    let there = json!({ "trtype": "tcp", "traddr": "192.0.2.7", "trsvcid": "8009" });
+    let referral = json!({ "address": there });
+    assert_eq!(client.call("nvmf_discovery_add_referral", referral.clone()), ok);
+    assert_eq!(client.call("nvmf_discovery_add_referral", referral.clone()).unwrap_err().0, -32603);
+    let listed = client.call("nvmf_discovery_get_referrals", Value::Null).unwrap();
+    assert_eq!(listed[0]["address"]["traddr"], "192.0.2.7");
+    assert_eq!(client.call("nvmf_discovery_remove_referral", referral), ok);
+    for (method, params) in [
+        ("sock_impl_get_options", json!({ "impl_name": "ssl" })),
+        ("accel_error_inject_error", json!({ "opcode": "crc32c", "type": "odd" })),
+        ("log_set_flag", json!({ "flag": "nothing" })),
+        ("log_set_level", json!({ "level": "debug" })),
+        ("spdk_kill_instance", json!({ "sig_name": "SIGSTOP" })),
+    ] {
+        assert_eq!(client.call(method, params).unwrap_err().0, -32602, "{method}");
+    }
+    daemon.engine.shut_down().unwrap();
+}

@@ -6,6 +6,7 @@ pub(crate) mod host;
 pub(crate) mod manage;
 pub(crate) mod perf;
 pub(crate) mod rpc;
+pub(crate) mod serve;
 pub(crate) mod values;
 
 use std::path::PathBuf;
@@ -47,6 +48,8 @@ pub(crate) struct LogArgs {
 pub(crate) enum Verb {
     /// Export RAM, files and block devices over NVMe/TCP
     Export(export::ExportArgs),
+    /// Run a target that SPDK's clients configure
+    Serve(serve::ServeArgs),
     /// List what a target offers
     Discover(host::DiscoverArgs),
     /// Show a controller and its namespaces

@@ -10,11 +10,13 @@ mod export;
 mod failure;
 mod identify;
 mod limits;
+mod log;
 mod manage;
 mod naming;
 mod perf;
 mod remote;
 mod rpc;
+mod serve;
 mod shell;
 mod signals;
 mod table;
@@ -25,13 +27,9 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
-use tracing_subscriber::EnvFilter;
 
-use crate::cli::{Cli, LogArgs, Verb};
+use crate::cli::{Cli, Verb};
 use crate::failure::Failure;
-
-/// The environment variable that filters messages, as in `RACELINE_LOG=raceline_target=trace`.
-const LOG_VARIABLE: &str = "RACELINE_LOG";
 
 fn main() -> ExitCode {
     // Only when a shell asks for completions; does not return then.
@@ -40,16 +38,17 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return command_line_error(&error),
     };
-    start_log(&cli.log);
-    match run(cli.verb) {
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-fn run(verb: Verb) -> Result<(), Failure> {
-    match verb {
+fn run(cli: Cli) -> Result<(), Failure> {
+    let settings = log::start(&cli.log);
+    match cli.verb {
         Verb::Export(args) => export::run(&args),
+        Verb::Serve(args) => serve::run(&args, settings),
         Verb::Discover(args) => discover::run(&args),
         Verb::Identify(args) => identify::run(&args),
         Verb::Read(args) => transfer::read(&args),
@@ -87,21 +86,4 @@ fn command_line_error(error: &clap::Error) -> ExitCode {
             Failure::usage(failure::usage_line(error, &words)).report()
         }
     }
-}
-
-fn start_log(args: &LogArgs) {
-    let level = match (args.quiet, args.verbose) {
-        (true, _) => "error",
-        (false, 0) => "warn",
-        (false, 1) => "info",
-        (false, 2) => "debug",
-        (false, _) => "trace",
-    };
-    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(args.verbose > 1)
-        .init();
 }

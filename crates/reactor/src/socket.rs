@@ -112,6 +112,17 @@ impl Socket {
         }
     }
 
+    /// Gives what is sent a priority for queueing disciplines; does nothing in simulation.
+    ///
+    /// # Errors
+    /// As [`check_priority`].
+    pub fn set_priority(&self, priority: u32) -> io::Result<()> {
+        match &self.inner {
+            Inner::Os(fd) => socket_option::set_priority(fd, priority),
+            Inner::Simulated(_) => Ok(()),
+        }
+    }
+
     /// The descriptor, or `Unsupported` for a simulated socket.
     pub(crate) fn into_fd(self) -> io::Result<OwnedFd> {
         match self.inner {
@@ -133,6 +144,15 @@ impl fmt::Debug for Socket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Socket({} -> {})", self.local, self.peer)
     }
+}
+
+/// Whether this process may give its sockets this priority.
+///
+/// # Errors
+/// `PermissionDenied` where the kernel wants CAP_NET_ADMIN for it, above 6.
+pub fn check_priority(priority: u32) -> io::Result<()> {
+    let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket_option::set_priority(&socket.into(), priority)
 }
 
 /// Whether this process may have its sockets busy poll for so long. Warns if it may, but not

@@ -25,6 +25,14 @@ pub(crate) fn incoming_cpu(fd: &OwnedFd) -> Option<usize> {
     usize::try_from(get(fd, libc::SO_INCOMING_CPU).ok()?).ok()
 }
 
+/// The priority of what is sent (SO_PRIORITY): queueing disciplines sort by it.
+///
+/// # Errors
+/// `PermissionDenied` where the kernel wants CAP_NET_ADMIN for it, above 6.
+pub(crate) fn set_priority(fd: &OwnedFd, priority: u32) -> io::Result<()> {
+    set(fd, libc::SO_PRIORITY, c_int::try_from(priority).unwrap_or(c_int::MAX))
+}
+
 /// What busy polling a process is permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BusyPoll {

@@ -27,6 +27,8 @@ pub struct TargetConfig {
     /// How long a receive that finds nothing looks into the network device's queue itself, rather
     /// than wait for an interrupt; `None`: not at all.
     pub busy_poll: Option<Duration>,
+    /// The priority of what is sent (SO_PRIORITY), for queueing disciplines.
+    pub socket_priority: u32,
     /// Which engine computes digests; `None`: the CPU.
     pub accel: Option<Framework>,
     /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
@@ -79,6 +81,7 @@ impl Default for TargetConfig {
             backend: Backend::default(),
             placement: PlacementPolicy::default(),
             busy_poll: None,
+            socket_priority: 0,
             accel: None,
             max_io_bytes: 128 << 10,
             in_capsule_bytes: 8 << 10,
@@ -116,6 +119,11 @@ impl TargetConfig {
         }
         if let Some(time) = self.busy_poll {
             raceline_reactor::socket::check_busy_poll(time).map_err(TargetError::BusyPoll)?;
+        }
+        let priority = self.socket_priority;
+        if priority != 0 {
+            raceline_reactor::socket::check_priority(priority)
+                .map_err(|error| TargetError::SocketPriority { priority, error })?;
         }
         Ok(())
     }
@@ -208,6 +216,14 @@ pub enum TargetError {
     /// Busy polling is not to be had.
     #[error("{0}")]
     BusyPoll(std::io::Error),
+    /// Sockets may not have this priority.
+    #[error("socket priority {priority} is refused ({error}): above 6 it needs CAP_NET_ADMIN")]
+    SocketPriority {
+        /// The priority.
+        priority: u32,
+        /// What the kernel said.
+        error: std::io::Error,
+    },
     /// A reactor thread could not start.
     #[error("cannot start the reactor on core {core}: {error}")]
     Reactor {

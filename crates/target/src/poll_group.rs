@@ -128,6 +128,13 @@ impl PollGroup {
             // It was permitted when the target started.
             tracing::warn!(%peer, %error, "a connection without busy polling");
         }
+        let priority = self.core.shared.config.socket_priority;
+        if priority != 0
+            && let Err(error) = socket.set_priority(priority)
+        {
+            // As above.
+            tracing::warn!(%peer, %error, "a connection without priority");
+        }
         let arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
         let seat = self.core.shared.place(arrival);
         let core = seat.core();

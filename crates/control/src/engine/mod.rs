@@ -10,15 +10,18 @@ pub mod journal;
 pub mod ledger;
 pub mod notify;
 pub mod nvmf;
+pub mod options;
 pub mod restore;
 pub mod sampling;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
+    RwLockWriteGuard,
 };
 use std::time::{Duration, Instant};
 
+use raceline_accel::Framework;
 use raceline_bdev::Identity;
 
 pub use error::EngineError;
@@ -29,7 +32,10 @@ use journal::{Journal, JournalError, NoJournal};
 use ledger::{Entry, Key, Ledger, Record};
 use notify::{EventKind, Events};
 use nvmf::{DEFAULT_MAX_SUBSYSTEMS, Nvmf};
+use options::TargetOptions;
 use raceline_proto::nvme::Nqn;
+
+use crate::logging::Logging;
 
 /// How long a client may wait for a device: a thread waits with it.
 const MAX_BDEV_WAIT: Duration = Duration::from_secs(600);
@@ -42,6 +48,8 @@ const BDEV_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub enum Phase {
     /// Options may be set; nothing exists.
     Startup,
+    /// What was kept or configured is being made; clients wait.
+    Starting,
     /// After framework_start_init.
     Runtime,
 }
@@ -54,6 +62,10 @@ pub struct EngineConfig {
     pub identity: Identity,
     /// Where changes are written down.
     pub journal: Box<dyn Journal>,
+    /// What is logged.
+    pub logging: Logging,
+    /// Which engines compute digests.
+    pub accel: Framework,
 }
 
 impl Default for EngineConfig {
@@ -62,6 +74,8 @@ impl Default for EngineConfig {
             cores: Vec::new(),
             identity: Identity::of_this_machine(),
             journal: Box::new(NoJournal),
+            logging: Logging::default(),
+            accel: Framework::software(),
         }
     }
 }
@@ -80,7 +94,15 @@ pub struct Engine {
     restoring: AtomicBool,
     /// For threads of its own.
     shared: Arc<SharedEngine>,
+    /// What is still to be made when the startup phase ends.
+    at_start: Mutex<Option<AtStart>>,
+    /// Why this engine must not go on.
+    failure: OnceLock<String>,
+    began: Instant,
 }
+
+/// What is left to do at the end of the startup phase; its error says why the start has failed.
+pub type AtStart = Box<dyn FnOnce(&Engine) -> Result<(), String> + Send>;
 
 /// What exists.
 #[derive(Default)]
@@ -95,6 +117,8 @@ pub struct Model {
     pub ledger: Ledger,
     /// What has happened.
     pub events: Events,
+    /// What targets are told that are made later.
+    pub target_options: TargetOptions,
 }
 
 /// A change that is being made.
@@ -123,7 +147,16 @@ impl Engine {
             position: AtomicU64::new(0),
             restoring: AtomicBool::new(false),
             shared: Arc::default(),
+            at_start: Mutex::default(),
+            failure: OnceLock::new(),
+            began: Instant::now(),
         }
+    }
+
+    /// When it began.
+    #[must_use]
+    pub fn began(&self) -> Instant {
+        self.began
     }
 
     /// What it was given.
@@ -140,14 +173,47 @@ impl Engine {
 
     /// Ends the startup phase.
     pub fn start(&self) {
-        *lock(&self.phase) = Phase::Runtime;
+        self.set_phase(Phase::Runtime);
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        *lock(&self.phase) = phase;
         self.phase_changed.notify_all();
+    }
+
+    /// Gives the engine something to do when the startup phase ends.
+    pub fn at_start(&self, make: AtStart) {
+        *lock(&self.at_start) = Some(make);
+    }
+
+    /// Ends the startup phase, and makes what has been left for this moment.
+    ///
+    /// # Errors
+    /// When that fails: the engine is then half configured, and must not go on.
+    pub fn start_all(&self) -> Result<(), String> {
+        let left = lock(&self.at_start).take();
+        self.set_phase(Phase::Starting);
+        let made = left.map_or(Ok(()), |make| make(self));
+        match &made {
+            Ok(()) => self.start(),
+            Err(error) => {
+                // The first failure is the one that counts.
+                let _ = self.failure.set(error.clone());
+                self.phase_changed.notify_all();
+            }
+        }
+        made
+    }
+
+    /// Why this engine must not go on, if that is so.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// Waits for the end of the startup phase. Blocks.
     pub fn wait_started(&self) {
         let mut phase = lock(&self.phase);
-        while *phase == Phase::Startup {
+        while *phase != Phase::Runtime && self.failure.get().is_none() {
             phase = self.phase_changed.wait(phase).unwrap_or_else(PoisonError::into_inner);
         }
     }

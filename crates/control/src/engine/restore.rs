@@ -43,7 +43,10 @@ impl Engine {
     /// When a call fails; and, after the start, when something is not as it was.
     pub fn restore(&self, registry: &Registry, ledger: &Ledger) -> Result<(), RestoreError> {
         let _restoring = Restoring::begin(&self.restoring);
-        let phase = self.phase();
+        let phase = match self.phase() {
+            Phase::Startup => Phase::Startup,
+            Phase::Starting | Phase::Runtime => Phase::Runtime,
+        };
         for section in Section::ALL {
             for (key, entry) in ledger.entries().filter(|(_, entry)| entry.section == section) {
                 // One call can make several entries.

@@ -1,9 +1,9 @@
 //! `framework_*`: starting, and what is configured.
 
+use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::engine::Phase;
 use crate::engine::ledger::Section;
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
@@ -18,20 +18,24 @@ pub(super) fn register(registry: &mut Registry) {
     registry.alias("get_subsystems", "framework_get_subsystems");
     registry.read("framework_get_config", States::Runtime, get_config);
     registry.alias("get_subsystem_config", "framework_get_config");
+    registry.change("spdk_kill_instance", States::Runtime, kill_instance);
+    registry.alias("kill_instance", "spdk_kill_instance");
 }
 
 fn start_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
-    call.engine.start();
+    let started = call.engine.start_all();
+    started.map_err(|error| RpcError::internal("Internal error").because(error))?;
     Ok(true)
 }
 
 fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     // Asking is not waiting: a client that asks before the start waits here, on a thread of its
     // own connection.
-    if call.engine.phase() == Phase::Startup {
-        call.engine.wait_started();
+    call.engine.wait_started();
+    match call.engine.failure() {
+        None => Ok(true),
+        Some(failure) => Err(RpcError::internal("Internal error").because(failure)),
     }
-    Ok(true)
 }
 
 fn get_subsystems(_call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
@@ -59,4 +63,42 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
     let model = call.engine.model();
     let entries = model.ledger.section(section);
     Ok(entries.map(|entry| json!({ "method": entry.method, "params": entry.params })).collect())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KillInstance {
+    sig_name: Value,
+}
+
+/// Signals by name, with or without SIG, or by number.
+fn signal(name: &Value) -> Option<Signal> {
+    let known = [
+        ("INT", Signal::INT),
+        ("TERM", Signal::TERM),
+        ("QUIT", Signal::QUIT),
+        ("HUP", Signal::HUP),
+        ("KILL", Signal::KILL),
+        ("USR1", Signal::USR1),
+    ];
+    let wanted = match name {
+        Value::String(text) => text.strip_prefix("SIG").unwrap_or(text).to_owned(),
+        Value::Number(number) => number.to_string(),
+        _ => return None,
+    };
+    let mut known = known.into_iter();
+    known
+        .find(|(name, signal)| wanted == *name || wanted == signal.as_raw().to_string())
+        .map(|(_, signal)| signal)
+}
+
+/// The answer may be lost with the process, as in SPDK.
+fn kill_instance(_call: &Call<'_>, params: KillInstance) -> Result<bool, RpcError> {
+    let unknown = || {
+        RpcError::invalid_params(format!("sig_name {} is not a signal that ends", params.sig_name))
+    };
+    let signal = signal(&params.sig_name).ok_or_else(unknown)?;
+    rustix::process::kill_process(rustix::process::getpid(), signal)
+        .map_err(|error| RpcError::errno(error.raw_os_error()))?;
+    Ok(true)
 }

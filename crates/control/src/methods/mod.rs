@@ -1,10 +1,15 @@
 //! The methods, one file for each family of SPDK's.
 
+mod accel;
 pub(crate) mod bdev;
 mod framework;
+mod iobuf;
+mod log;
 mod notify;
 mod nvmf;
 mod rpc;
+mod sock;
+mod thread;
 
 use crate::method::Registry;
 
@@ -12,7 +17,12 @@ use crate::method::Registry;
 pub(crate) fn register(registry: &mut Registry) {
     rpc::register(registry);
     framework::register(registry);
+    log::register(registry);
     notify::register(registry);
     bdev::register(registry);
     nvmf::register(registry);
+    accel::register(registry);
+    iobuf::register(registry);
+    sock::register(registry);
+    thread::register(registry);
 }

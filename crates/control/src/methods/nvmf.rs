@@ -3,6 +3,8 @@
 mod host;
 mod listener;
 mod namespace;
+mod options;
+mod referral;
 mod stats;
 mod subsystem;
 mod target;
@@ -17,12 +19,14 @@ use crate::error::RpcError;
 use crate::method::Registry;
 
 pub(super) fn register(registry: &mut Registry) {
+    options::register(registry);
     target::register(registry);
     transport::register(registry);
     subsystem::register(registry);
     namespace::register(registry);
     host::register(registry);
     listener::register(registry);
+    referral::register(registry);
     stats::register(registry);
 }
 

@@ -33,6 +33,7 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
             uid: cred.uid(),
             pid: cred.pid().unwrap_or(0),
             role: shared.roles.of(cred.uid()),
+            is_internal: false,
         },
         Err(error) => {
             tracing::warn!("an RPC client without credentials was refused: {error}");

@@ -1,6 +1,7 @@
 //! Runs the built program: exports that end with their test, verbs under a time limit.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
@@ -164,6 +165,60 @@ impl Drop for Export {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A running `raceline serve`.
+pub(crate) struct Served(Running);
+
+impl Served {
+    /// Starts it, and waits until clients may connect.
+    pub(crate) fn start(socket: &std::path::Path, arguments: &[&str]) -> Self {
+        let mut served = Self::spawn(socket, arguments);
+        let deadline = Instant::now() + LIMIT;
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            if served.0.child.try_wait().unwrap().is_some() || Instant::now() > deadline {
+                let output = served.0.finish();
+                panic!("it is not ready: {}", output.stderr);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !arguments.contains(&"--wait-for-rpc") {
+            served.wait_init(socket);
+        }
+        served
+    }
+
+    /// Starts it where that must fail.
+    pub(crate) fn fail(socket: &std::path::Path, arguments: &[&str]) -> Output {
+        Self::spawn(socket, arguments).finish()
+    }
+
+    fn spawn(socket: &std::path::Path, arguments: &[&str]) -> Self {
+        let mut all = vec!["serve", "-r", socket.to_str().unwrap()];
+        all.extend(arguments);
+        Self(Running::start(&all, Stdio::null()))
+    }
+
+    /// What it began with may still be on its way.
+    fn wait_init(&mut self, socket: &std::path::Path) {
+        let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.write_all(b"{\"method\":\"framework_wait_init\",\"id\":1}").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        assert!(line.contains("\"result\":true"), "{line}");
+    }
+
+    /// Sends a signal and waits for the end.
+    pub(crate) fn end(self, number: Signal) -> Output {
+        signal(&self.0.child, number);
+        self.finish()
+    }
+
+    /// Waits for the end.
+    pub(crate) fn finish(self) -> Output {
+        self.0.finish()
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::live;
 use super::{
     DEFAULT_TARGET, ListenAddress, MAX_HOSTS, MAX_LISTENERS, Namespace, NewNamespace, NvmfTarget,
-    Subsystem, SubsystemOptions, Transport, TransportOptions,
+    Referral, Subsystem, SubsystemOptions, Transport, TransportOptions,
 };
 use crate::engine::bdevs::Claim;
 use crate::engine::ledger::{Entry, Key, Section};
@@ -50,6 +50,15 @@ impl Change<'_> {
         Ok(())
     }
 
+    /// Says how many subsystems a target may have.
+    ///
+    /// # Errors
+    /// When there is no such target.
+    pub fn set_max_subsystems(&mut self, target: &str, max: u32) -> Result<(), EngineError> {
+        self.model_mut().nvmf.target_mut(target)?.max_subsystems = max;
+        Ok(())
+    }
+
     /// Removes a target with everything that it exports.
     ///
     /// # Errors
@@ -80,18 +89,20 @@ impl Change<'_> {
         if self.model().nvmf.target(target)?.transport.is_some() {
             return Err(EngineError::exists("transport", "TCP"));
         }
-        let config = live::target_config(&options, &self.engine().config().cores);
+        let mut config = live::target_config(&options, self.engine().config());
+        self.model().apply_options(&mut config);
+        let cpus = config.cores.clone();
         let cores = Arc::new(Target::start(config)?);
         let populated = {
             let model = self.model();
-            model.nvmf.target(target).and_then(|t| live::populate(&cores, t, &model.bdevs))
+            model.nvmf.target(target).and_then(|t| live::populate(&cores, t, &model))
         };
         if let Err(error) = populated {
             live::stop(cores)?;
             return Err(error);
         }
         self.model_mut().nvmf.target_mut(target)?.transport =
-            Some(Transport { options, target: cores });
+            Some(Transport { options, cpus, target: cores });
         self.put(key(target, &["transport"]), entry(target, "nvmf_create_transport", params));
         Ok(())
     }
@@ -139,15 +150,13 @@ impl Change<'_> {
     /// # Errors
     /// When there is none, or its devices do not become quiet.
     pub fn delete_subsystem(&mut self, target: &str, nqn: &Nqn) -> Result<(), EngineError> {
-        let (cores, listeners) = {
+        let cores = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
-            (found.cores(), found.subsystem(nqn)?.listeners.clone())
+            found.subsystem(nqn)?;
+            found.cores()
         };
         if let Some(cores) = cores {
-            for address in &listeners {
-                self.unlisten(target, &cores, nqn, address)?;
-            }
             cores.remove_subsystem(nqn)?;
         }
         let removed = self.model_mut().nvmf.target_mut(target)?.subsystems.remove(nqn);
@@ -172,9 +181,11 @@ impl Change<'_> {
             // Anybody may ask; what is found depends on who asks.
             return Ok(());
         }
-        self.change_access(target, nqn, |subsystem| {
+        if let Some(cores) = self.cores_of(target, nqn)? {
+            cores.allow_any_host(nqn, allow)?;
+        }
+        self.with_subsystem(target, nqn, |subsystem| {
             subsystem.options.allow_any_host = allow;
-            Ok(())
         })?;
         let options = self.model().nvmf.target(target)?.subsystem(nqn)?.options.clone();
         self.put(key(target, &["subsystem", nqn.as_str()]), subsystem_entry(target, &options));
@@ -186,17 +197,22 @@ impl Change<'_> {
     /// # Errors
     /// When there is no such subsystem, or the host is on its list.
     pub fn add_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), EngineError> {
-        self.change_access(target, nqn, |subsystem| {
-            if subsystem.hosts.contains(host) {
+        let cores = self.cores_of(target, nqn)?;
+        {
+            let model = self.model();
+            let hosts = &model.nvmf.target(target)?.subsystem(nqn)?.hosts;
+            if hosts.contains(host) {
                 return Err(EngineError::exists("host", host.as_str()));
             }
-            if subsystem.hosts.len() >= MAX_HOSTS {
+            if hosts.len() >= MAX_HOSTS {
                 let text = format!("{nqn} has {MAX_HOSTS} hosts already");
                 return Err(EngineError::Invalid(text));
             }
-            subsystem.hosts.push(host.clone());
-            Ok(())
-        })?;
+        }
+        if let Some(cores) = cores {
+            cores.add_host(nqn, host)?;
+        }
+        self.with_subsystem(target, nqn, |subsystem| subsystem.hosts.push(host.clone()))?;
         let params = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
         let key = key(target, &["subsystem", nqn.as_str(), "host", host.as_str()]);
         self.put(key, entry(target, "nvmf_subsystem_add_host", params));
@@ -208,43 +224,35 @@ impl Change<'_> {
     /// # Errors
     /// When there is no such subsystem, or the host is not on its list.
     pub fn remove_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), EngineError> {
-        self.change_access(target, nqn, |subsystem| {
-            let place = subsystem.hosts.iter().position(|listed| listed == host);
-            let place = place.ok_or_else(|| EngineError::missing("host", host.as_str()))?;
-            subsystem.hosts.remove(place);
-            Ok(())
+        let cores = self.cores_of(target, nqn)?;
+        if !self.model().nvmf.target(target)?.subsystem(nqn)?.hosts.contains(host) {
+            return Err(EngineError::missing("host", host.as_str()));
+        }
+        if let Some(cores) = cores {
+            cores.remove_host(nqn, host)?;
+        }
+        self.with_subsystem(target, nqn, |subsystem| {
+            subsystem.hosts.retain(|listed| listed != host);
         })?;
         self.remove(key(target, &["subsystem", nqn.as_str(), "host", host.as_str()]));
         Ok(())
     }
 
-    /// Changes who may connect, on the cores before in the model.
-    fn change_access(
+    /// The cores of a target, if a subsystem is there.
+    fn cores_of(&self, target: &str, nqn: &Nqn) -> Result<Option<Arc<Target>>, EngineError> {
+        let model = self.model();
+        let found = model.nvmf.target(target)?;
+        found.subsystem(nqn)?;
+        Ok(found.cores())
+    }
+
+    fn with_subsystem(
         &mut self,
         target: &str,
         nqn: &Nqn,
-        change: impl Fn(&mut Subsystem) -> Result<(), EngineError>,
+        change: impl FnOnce(&mut Subsystem),
     ) -> Result<(), EngineError> {
-        let (cores, options, hosts) = {
-            let model = self.model();
-            let found = model.nvmf.target(target)?;
-            let subsystem = found.subsystem(nqn)?;
-            (found.cores(), subsystem.options.clone(), subsystem.hosts.clone())
-        };
-        let mut changed = Subsystem {
-            options,
-            hosts,
-            listeners: Vec::new(),
-            namespaces: std::collections::BTreeMap::new(),
-        };
-        change(&mut changed)?;
-        if let Some(cores) = cores {
-            cores.set_hosts(nqn, live::access(changed.options.allow_any_host, &changed.hosts))?;
-        }
-        let mut model = self.model_mut();
-        let subsystem = model.nvmf.target_mut(target)?.subsystem_mut(nqn)?;
-        subsystem.options = changed.options;
-        subsystem.hosts = changed.hosts;
+        change(self.model_mut().nvmf.target_mut(target)?.subsystem_mut(nqn)?);
         Ok(())
     }
 
@@ -351,7 +359,7 @@ impl Change<'_> {
             }
             found.cores().ok_or_else(|| EngineError::missing("transport", "TCP"))?
         };
-        let real = self.listen(target, &cores, nqn, address)?;
+        let real = ListenAddress::from(cores.add_subsystem_listener(nqn, address.socket()?)?);
         let params = json!({ "nqn": nqn.as_str(), "listen_address": real });
         self.put(
             key(target, &["subsystem", nqn.as_str(), "listener", &real.to_string()]),
@@ -380,7 +388,7 @@ impl Change<'_> {
             }
             found.cores().ok_or_else(|| EngineError::missing("transport", "TCP"))?
         };
-        self.unlisten(target, &cores, nqn, address)?;
+        cores.remove_subsystem_listener(nqn, address.socket()?)?;
         {
             let mut model = self.model_mut();
             listeners_mut(model.nvmf.target_mut(target)?, nqn)?.retain(|other| other != address);
@@ -390,44 +398,104 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn listen(
-        &self,
+    /// Lets a host see a namespace that hosts do not see of themselves, or hides it from one.
+    ///
+    /// # Errors
+    /// When there is no such namespace, or every host sees it.
+    pub fn set_visible(
+        &mut self,
         target: &str,
-        cores: &Target,
         nqn: &Nqn,
-        address: &ListenAddress,
-    ) -> Result<ListenAddress, EngineError> {
-        if self.users_of(target, nqn, address)? {
-            return Ok(address.clone());
-        }
-        Ok(cores.add_listener(address.socket()?)?.into())
-    }
-
-    fn unlisten(
-        &self,
-        target: &str,
-        cores: &Target,
-        nqn: &Nqn,
-        address: &ListenAddress,
+        nsid: u32,
+        host: &Nqn,
+        visible: bool,
     ) -> Result<(), EngineError> {
-        if self.users_of(target, nqn, address)? {
-            return Ok(());
+        let cores = {
+            let model = self.model();
+            let found = model.nvmf.target(target)?;
+            if found.subsystem(nqn)?.namespace(nsid)?.hosts.is_none() {
+                let text = format!(
+                    "every host sees namespace {nsid}: add it with no_auto_visible instead"
+                );
+                return Err(EngineError::Invalid(text));
+            }
+            found.cores()
+        };
+        match (cores, visible) {
+            (Some(cores), true) => cores.show_namespace(nqn, NamespaceId(nsid), host)?,
+            (Some(cores), false) => cores.hide_namespace(nqn, NamespaceId(nsid), host)?,
+            (None, _) => {}
         }
-        Ok(cores.remove_listener(address.socket()?)?)
+        self.with_subsystem(target, nqn, |subsystem| {
+            let namespace = subsystem.namespaces.get_mut(&nsid);
+            if let Some(hosts) = namespace.and_then(|namespace| namespace.hosts.as_mut()) {
+                hosts.retain(|listed| listed != host);
+                if visible {
+                    hosts.push(host.clone());
+                }
+            }
+        })?;
+        let nsid_text = nsid.to_string();
+        let parts =
+            ["subsystem", nqn.as_str(), "namespace", nsid_text.as_str(), "host", host.as_str()];
+        if visible {
+            let params = json!({ "nqn": nqn.as_str(), "nsid": nsid, "host": host.as_str() });
+            self.put(key(target, &parts), entry(target, "nvmf_ns_add_host", params));
+        } else {
+            self.remove(key(target, &parts));
+        }
+        Ok(())
     }
 
-    /// Whether another subsystem listens at an address.
-    fn users_of(
-        &self,
+    /// Points hosts that ask for discovery to another place.
+    ///
+    /// # Errors
+    /// When there is such a referral.
+    pub fn add_referral(&mut self, target: &str, referral: Referral) -> Result<(), EngineError> {
+        let cores = {
+            let model = self.model();
+            let found = model.nvmf.target(target)?;
+            if found.referrals.iter().any(|other| other.is_same(&referral)) {
+                return Err(EngineError::exists("referral", &referral.address.to_string()));
+            }
+            found.cores()
+        };
+        let taken = referral.to_target()?;
+        if let Some(cores) = cores {
+            cores.add_referral(taken)?;
+        }
+        let params = serde_json::to_value(&referral).unwrap_or_default();
+        let place = entry(target, "nvmf_discovery_add_referral", params);
+        self.put(referral_key(target, &referral), place);
+        self.model_mut().nvmf.target_mut(target)?.referrals.push(referral);
+        Ok(())
+    }
+
+    /// Takes a referral back.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn remove_referral(
+        &mut self,
         target: &str,
-        nqn: &Nqn,
-        address: &ListenAddress,
-    ) -> Result<bool, EngineError> {
-        let model = self.model();
-        let found = model.nvmf.target(target)?;
-        let mut others = found.subsystems.iter().filter(|(other, _)| *other != nqn);
-        Ok(others.any(|(_, subsystem)| subsystem.listeners.contains(address))
-            || (!nqn.is_discovery() && found.discovery_listeners.contains(address)))
+        referral: &Referral,
+    ) -> Result<(), EngineError> {
+        let cores = {
+            let model = self.model();
+            let found = model.nvmf.target(target)?;
+            if !found.referrals.iter().any(|other| other.is_same(referral)) {
+                return Err(EngineError::missing("referral", &referral.address.to_string()));
+            }
+            found.cores()
+        };
+        if let Some(cores) = cores {
+            cores.remove_referral(&referral.to_target()?)?;
+        }
+        let mut model = self.model_mut();
+        model.nvmf.target_mut(target)?.referrals.retain(|other| !other.is_same(referral));
+        drop(model);
+        self.remove(referral_key(target, referral));
+        Ok(())
     }
 
     fn release_namespaces(&mut self, subsystem: &Subsystem) {
@@ -435,6 +503,10 @@ impl Change<'_> {
             self.release_bdev(&namespace.bdev_name);
         }
     }
+}
+
+fn referral_key(target: &str, referral: &Referral) -> Key {
+    key(target, &["referral", &referral.address.to_string(), &referral.subnqn])
 }
 
 fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), EngineError> {
@@ -447,6 +519,10 @@ fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), EngineEr
             let text = format!("{what} must be at most {max} printable ASCII characters");
             return Err(EngineError::Invalid(text));
         }
+    }
+    let max = SubsystemConfig::MAX_NAMESPACES;
+    if !(1..=max).contains(&config.max_namespaces) {
+        return Err(EngineError::Invalid(format!("max_namespaces must be 1 to {max}")));
     }
     Ok(())
 }

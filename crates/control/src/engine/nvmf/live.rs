@@ -6,19 +6,22 @@ use std::time::{Duration, Instant};
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::HostAccess;
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError};
+use raceline_target::{
+    NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError, Visibility,
+};
 
 use super::{Namespace, NvmfTarget, Subsystem, SubsystemOptions, TransportOptions};
-use crate::engine::EngineError;
-use crate::engine::bdevs::Bdevs;
+use crate::engine::{EngineConfig, EngineError, Model};
 
 /// How long those who look at a target may hold it while it is to be stopped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the cores need to know of a transport.
-pub(super) fn target_config(options: &TransportOptions, cores: &[usize]) -> TargetConfig {
+pub(super) fn target_config(options: &TransportOptions, engine: &EngineConfig) -> TargetConfig {
     TargetConfig {
-        cores: cores.to_vec(),
+        cores: engine.cores.clone(),
+        accel: Some(engine.accel.clone()),
+        socket_priority: options.sock_priority,
         max_io_bytes: options.max_io_size,
         in_capsule_bytes: options.in_capsule_data_size,
         max_queue_entries: options.max_queue_depth,
@@ -36,11 +39,13 @@ pub(super) fn subsystem_config(
         serial: options.serial_number.clone(),
         model: options.model_number.clone(),
         hosts: access(options.allow_any_host, hosts),
+        max_namespaces: options.max_namespaces,
+        controller_ids: options.min_cntlid..=options.max_cntlid,
         ..SubsystemConfig::new(nqn.clone())
     }
 }
 
-pub(super) fn access(any: bool, hosts: &[Nqn]) -> HostAccess {
+fn access(any: bool, hosts: &[Nqn]) -> HostAccess {
     if any { HostAccess::Any } else { HostAccess::List(hosts.to_vec()) }
 }
 
@@ -53,6 +58,11 @@ pub(super) fn namespace_config(
         nsid: Some(NamespaceId(nsid)),
         uuid: Some(*namespace.uuid.as_bytes()),
         nguid: Some(namespace.nguid),
+        eui64: (namespace.eui64 != [0; 8]).then_some(namespace.eui64),
+        visibility: match &namespace.hosts {
+            None => Visibility::All,
+            Some(hosts) => Visibility::Hosts(hosts.as_slice().into()),
+        },
         ..NamespaceConfig::new(bdev)
     }
 }
@@ -61,17 +71,27 @@ pub(super) fn namespace_config(
 pub(super) fn populate(
     cores: &Target,
     target: &NvmfTarget,
-    bdevs: &Bdevs,
+    model: &Model,
 ) -> Result<(), EngineError> {
+    let options = &model.target_options;
+    cores.set_retry_delays(options.retry_delays)?;
+    cores.set_discovery_filter(options.filter.into())?;
     for (nqn, subsystem) in &target.subsystems {
         let Subsystem { options, hosts, namespaces, .. } = subsystem;
-        cores.add_subsystem(subsystem_config(nqn, options, hosts))?;
+        // A list beside any host is kept for the day when not any host may connect.
+        cores.add_subsystem(subsystem_config(nqn, options, &[]))?;
+        for host in hosts {
+            cores.add_host(nqn, host)?;
+        }
         for (nsid, namespace) in namespaces {
             let name = &namespace.bdev_name;
-            let bdev = bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.clone()))?;
+            let bdev = model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.clone()))?;
             let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device));
             cores.add_namespace(nqn, config)?;
         }
+    }
+    for referral in &target.referrals {
+        cores.add_referral(referral.to_target()?)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 mod change;
 mod listener;
 mod live;
+mod referral;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use super::EngineError;
 pub(crate) use change::hex;
 pub use listener::ListenAddress;
 pub(crate) use live::stop;
+pub use referral::Referral;
 
 /// The target that every method means that names none.
 pub const DEFAULT_TARGET: &str = "nvmf_tgt";
@@ -54,6 +56,8 @@ pub struct NvmfTarget {
     pub subsystems: BTreeMap<Nqn, Subsystem>,
     /// Listeners that the discovery service names as its own.
     pub discovery_listeners: Vec<ListenAddress>,
+    /// Where else hosts may look.
+    pub referrals: Vec<Referral>,
 }
 
 /// A transport and the cores that serve it.
@@ -61,6 +65,8 @@ pub struct NvmfTarget {
 pub struct Transport {
     /// What it was made with.
     pub options: TransportOptions,
+    /// The CPUs of the cores; empty: one core that is not pinned.
+    pub cpus: Vec<usize>,
     /// The cores.
     pub target: Arc<Target>,
 }
@@ -78,6 +84,8 @@ pub struct TransportOptions {
     pub max_io_size: u32,
     /// Entries of the admin queue.
     pub max_aq_depth: u32,
+    /// SO_PRIORITY of connections.
+    pub sock_priority: u32,
 }
 
 /// A subsystem.

@@ -12,6 +12,8 @@ use crate::params::refuse;
 pub(super) fn register(registry: &mut Registry) {
     registry.change("nvmf_subsystem_add_ns", States::Runtime, add);
     registry.change("nvmf_subsystem_remove_ns", States::Runtime, remove);
+    registry.change("nvmf_ns_add_host", States::Runtime, show);
+    registry.change("nvmf_ns_remove_host", States::Runtime, hide);
 }
 
 /// SPDK's decoder is relaxed here, but strict inside `namespace`.
@@ -92,6 +94,33 @@ fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
     let nqn = super::nqn(&params.nqn)?;
     call.engine
         .change(|change| change.remove_namespace(&target, &nqn, params.nsid))
+        .map_err(super::invalid)?;
+    Ok(true)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Visible {
+    nqn: String,
+    nsid: u32,
+    host: String,
+    tgt_name: Option<String>,
+}
+
+fn show(call: &Call<'_>, params: Visible) -> Result<bool, RpcError> {
+    set_visible(call, params, true)
+}
+
+fn hide(call: &Call<'_>, params: Visible) -> Result<bool, RpcError> {
+    set_visible(call, params, false)
+}
+
+fn set_visible(call: &Call<'_>, params: Visible, visible: bool) -> Result<bool, RpcError> {
+    let target = super::target_name(params.tgt_name);
+    super::check_target(call.engine, &target)?;
+    let (nqn, host) = (super::nqn(&params.nqn)?, super::nqn(&params.host)?);
+    call.engine
+        .change(|change| change.set_visible(&target, &nqn, params.nsid, &host, visible))
         .map_err(super::invalid)?;
     Ok(true)
 }

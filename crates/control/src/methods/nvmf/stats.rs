@@ -1,16 +1,95 @@
+//! Who is connected and what was done: `nvmf_subsystem_get_controllers`, `nvmf_subsystem_get_qpairs`,
 //! `nvmf_get_stats`.
 
+use std::sync::Arc;
+
+use raceline_proto::nvme::{HostNqn, Nqn};
+use raceline_target::{HostStats, PollGroupStats, QueueInfo, QueueTotals, Target};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
+use crate::engine::nvmf::ListenAddress;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 
 /// Times are given in nanoseconds.
-pub(super) const TICK_RATE: u64 = 1_000_000_000;
+const TICK_RATE: u64 = 1_000_000_000;
 
 pub(super) fn register(registry: &mut Registry) {
+    registry.read("nvmf_subsystem_get_controllers", States::Runtime, controllers);
+    registry.read("nvmf_subsystem_get_qpairs", States::Runtime, queues);
     registry.read("nvmf_get_stats", States::Runtime, get);
+}
+
+/// The cores of the subsystem that is asked for, and its name.
+fn find(
+    call: &Call<'_>,
+    params: &super::subsystem::Query,
+) -> Result<(Option<Arc<Target>>, Nqn), RpcError> {
+    let model = call.engine.model();
+    let (target, nqn) = params.find(&model)?;
+    Ok((target.cores(), nqn))
+}
+
+fn host_name(host: &HostNqn) -> &str {
+    match host {
+        HostNqn::Named(name) => name.as_str(),
+        HostNqn::Unnamed => "",
+    }
+}
+
+fn controllers(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
+    let (cores, nqn) = find(call, &params)?;
+    let controllers = cores.iter().flat_map(|cores| cores.controllers(&nqn));
+    Ok(controllers
+        .map(|controller| {
+            json!({
+                "cntlid": controller.cntlid.0,
+                "cntrltype": if nqn.is_discovery() { "discovery" } else { "io" },
+                "hostnqn": host_name(&controller.host),
+                "hostid": Uuid::from_bytes(controller.hostid.0),
+                "num_io_qpairs": controller.io_queues,
+            })
+        })
+        .collect())
+}
+
+fn queues(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
+    let (cores, nqn) = find(call, &params)?;
+    Ok(cores.iter().flat_map(|cores| cores.queues(&nqn)).map(|queue| describe(&queue)).collect())
+}
+
+/// SPDK's description, and the counts that its users ask for.
+fn describe(queue: &QueueInfo) -> Value {
+    json!({
+        "cntlid": queue.cntlid.0,
+        "qid": queue.qid.0,
+        "state": "enabled",
+        "thread": group_name(queue.core),
+        "hostnqn": host_name(&queue.host),
+        "listen_address": ListenAddress::from(queue.local),
+        "peer_address": ListenAddress::from(queue.peer),
+        "statistics": totals(&queue.totals),
+    })
+}
+
+fn group_name(core: usize) -> String {
+    format!("nvmf_tgt_poll_group_{core:03}")
+}
+
+fn totals(totals: &QueueTotals) -> Value {
+    json!({
+        "commands": totals.commands,
+        "num_read_ops": totals.reads,
+        "bytes_read": totals.read_bytes,
+        "num_write_ops": totals.writes,
+        "bytes_written": totals.written_bytes,
+        "errors": totals.errors,
+        "media_errors": totals.media_errors,
+        "digest_errors": totals.digest_errors,
+        "buffer_waits": totals.buffer_waits,
+    })
 }
 
 #[derive(Deserialize)]
@@ -23,16 +102,38 @@ fn get(call: &Call<'_>, params: Get) -> Result<Value, RpcError> {
     let name = super::target_name(params.tgt_name);
     super::check_target(call.engine, &name)?;
     let cores = call.engine.model().nvmf.target(&name)?.cores();
-    let groups: Vec<Value> = cores
-        .iter()
-        .flat_map(|cores| cores.stats().connections)
-        .enumerate()
-        .map(|(index, connections)| {
-            json!({
-                "name": format!("nvmf_tgt_poll_group_{index:03}"),
-                "current_io_qpairs": connections,
-            })
-        })
-        .collect();
-    Ok(json!({ "tick_rate": TICK_RATE, "poll_groups": groups }))
+    let groups = cores.iter().flat_map(|cores| cores.poll_groups()).enumerate();
+    let groups: Vec<Value> = groups.map(|(core, group)| describe_group(core, &group)).collect();
+    let hosts = cores.iter().flat_map(|cores| cores.hosts());
+    let hosts: Vec<Value> = hosts.map(|host| describe_host(&host)).collect();
+    Ok(json!({ "tick_rate": TICK_RATE, "poll_groups": groups, "hosts": hosts }))
+}
+
+fn describe_group(core: usize, group: &PollGroupStats) -> Value {
+    let done = group.totals.reads + group.totals.writes + group.totals.errors;
+    json!({
+        "name": group_name(core),
+        "admin_qpairs": group.admin_queues_ever,
+        "io_qpairs": group.io_queues_ever,
+        "current_admin_qpairs": group.admin_queues,
+        "current_io_qpairs": group.io_queues,
+        "pending_bdev_io": 0,
+        "completed_nvme_io": done,
+        "transports": [{
+            "trtype": "TCP",
+            "pending_data_buffer": group.totals.buffer_waits,
+            "unassociated_qpairs": group.unassociated,
+        }],
+        "statistics": totals(&group.totals),
+    })
+}
+
+fn describe_host(host: &HostStats) -> Value {
+    json!({
+        "subnqn": host.nqn.as_str(),
+        "hostnqn": host_name(&host.host),
+        "controllers": host.controllers,
+        "io_qpairs": host.io_queues,
+        "statistics": totals(&host.totals),
+    })
 }

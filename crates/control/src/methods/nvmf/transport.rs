@@ -129,6 +129,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         in_capsule_data_size: params.in_capsule_data_size.min(params.max_io_size),
         max_io_size: params.max_io_size,
         max_aq_depth: params.max_aq_depth,
+        sock_priority: params.sock_priority,
     };
     let kept = serde_json::to_value(&params).unwrap_or_default();
     call.engine

@@ -1,0 +1,233 @@
+//! A control plane put together: options, socket, what was kept or configured, then service.
+//!
+//! Options come first, when nobody can connect yet. While what was kept or configured is made, the
+//! socket answers, so that clients can ask how far the start is; what they may not do yet is
+//! refused. A start that fails leaves nothing behind: the caller ends the process.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use raceline_bdev::Identity;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::engine::ledger::Ledger;
+use crate::engine::{Engine, EngineConfig, EngineError, Phase};
+use crate::error::RpcError;
+use crate::logging::Logging;
+use crate::method::{Registry, States};
+use crate::role::{Peer, Roles};
+use crate::server::{ListenError, Server, ServerConfig};
+use crate::state::{StateError, StateJournal, SubsystemConfig};
+
+/// The largest configuration file.
+const MAX_CONFIG_BYTES: u64 = 256 << 20;
+
+/// What a daemon is told.
+#[derive(Default)]
+pub struct DaemonConfig {
+    /// Where clients connect.
+    pub socket: PathBuf,
+    /// Users that may change things, besides root and the daemon's own.
+    pub admins: Vec<u32>,
+    /// CPUs for I/O; empty: one core that is not pinned.
+    pub cores: Vec<usize>,
+    /// What to begin with, in SPDK's form.
+    pub config: Option<PathBuf>,
+    /// Where changes are kept.
+    pub state_dir: Option<PathBuf>,
+    /// Wait for framework_start_init.
+    pub wait_for_rpc: bool,
+    /// What is logged.
+    pub logging: Logging,
+}
+
+/// Why a daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The state directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The configuration file cannot be read.
+    #[error("{path}: {problem}")]
+    Config {
+        /// Which.
+        path: PathBuf,
+        /// What, and where.
+        problem: String,
+    },
+    /// The configuration file and the state directory both have something to say.
+    #[error(
+        "{state_dir} holds a configuration, so {config} cannot be loaded: leave out -c, or \
+         clear the state with raceline config clear"
+    )]
+    Both {
+        /// The state directory.
+        state_dir: PathBuf,
+        /// The file.
+        config: PathBuf,
+    },
+    /// A call of the configuration failed.
+    #[error("{0}")]
+    Load(String),
+}
+
+/// A running control plane.
+pub struct Daemon {
+    engine: Arc<Engine>,
+    server: Server,
+}
+
+/// What has to be made at the start.
+enum Origin {
+    Nothing,
+    /// From the state directory.
+    Kept(Ledger),
+    /// From a file.
+    File(PathBuf, Vec<SubsystemConfig>),
+}
+
+impl Daemon {
+    /// Starts; without `wait_for_rpc`, everything is in service when this returns.
+    ///
+    /// # Errors
+    /// When something cannot be had or a call of the configuration fails: the process should end.
+    pub fn start(config: DaemonConfig) -> Result<Self, StartError> {
+        let mut engine = EngineConfig {
+            cores: config.cores,
+            identity: Identity::of_this_machine(),
+            logging: config.logging,
+            ..EngineConfig::default()
+        };
+        let file = config.config.map(|path| read_config(&path).map(|calls| (path, calls)));
+        let file = file.transpose()?;
+        let mut origin = file.map_or(Origin::Nothing, |(path, calls)| Origin::File(path, calls));
+        if let Some(state_dir) = config.state_dir {
+            let (journal, kept) = StateJournal::open(&state_dir)?;
+            engine.journal = Box::new(journal);
+            if !kept.ledger.is_empty() {
+                if let Origin::File(config, _) = origin {
+                    return Err(StartError::Both { state_dir, config });
+                }
+                origin = Origin::Kept(kept.ledger);
+            }
+        }
+        let engine = Arc::new(Engine::new(engine));
+        let registry = Registry::new();
+        origin.make(&engine, &registry)?;
+        let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
+        let server = Server::start(server, Arc::clone(&engine))?;
+        engine.at_start(Box::new(move |engine| {
+            origin.make(engine, &registry).map_err(|error| error.to_string())?;
+            engine.wait_durable().map_err(|error| error.to_string())
+        }));
+        if !config.wait_for_rpc {
+            engine.start_all().map_err(StartError::Load)?;
+        }
+        Ok(Self { engine, server })
+    }
+
+    /// The manager.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        self.server.path()
+    }
+
+    /// Ends in good order: clients first, then what is exported; the state is written last.
+    ///
+    /// # Errors
+    /// When a core does not end in time, or the state cannot be written; nothing acknowledged is
+    /// lost.
+    pub fn stop(self) -> Result<(), EngineError> {
+        let Self { engine, server } = self;
+        drop(server);
+        let stopped = engine.shut_down();
+        engine.close_journal().map_err(EngineError::Journal)?;
+        stopped
+    }
+}
+
+impl Origin {
+    /// Makes what this phase allows.
+    fn make(&self, engine: &Engine, registry: &Registry) -> Result<(), StartError> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Kept(ledger) => {
+                let restored = engine.restore(registry, ledger);
+                restored.map_err(|error| StartError::Load(error.to_string()))
+            }
+            Self::File(path, calls) => load(engine, registry, path, calls),
+        }
+    }
+}
+
+/// Makes the calls of a file that this phase allows. Like SPDK: what is for the startup phase only
+/// is made before the start, everything else after it. Before the first call is made, all are
+/// looked at.
+fn load(
+    engine: &Engine,
+    registry: &Registry,
+    path: &Path,
+    sections: &[SubsystemConfig],
+) -> Result<(), StartError> {
+    let is_startup = engine.phase() == Phase::Startup;
+    if is_startup {
+        each_call(path, sections, |method, params| registry.check(method, params))?;
+    }
+    each_call(path, sections, |method, params| {
+        let is_early = registry.get(method).is_some_and(|m| m.states == States::Startup);
+        if is_early != is_startup {
+            return Ok(());
+        }
+        registry.call(engine, Peer::this_process(), method, params).map(|_| ())
+    })
+}
+
+/// Does something with each call; an error says which one it was.
+fn each_call(
+    path: &Path,
+    sections: &[SubsystemConfig],
+    work: impl Fn(&str, Option<&RawValue>) -> Result<(), RpcError>,
+) -> Result<(), StartError> {
+    for SubsystemConfig { subsystem, config } in sections {
+        for (index, call) in config.iter().enumerate() {
+            let done = raw(call.params.as_ref()).and_then(|raw| work(&call.method, raw.as_deref()));
+            done.map_err(|error| {
+                let (path, method) = (path.display(), &call.method);
+                StartError::Load(format!("{path}: {subsystem} config[{index}] {method}: {error}"))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn raw(params: Option<&Value>) -> Result<Option<Box<RawValue>>, RpcError> {
+    let some = params.filter(|params| !params.is_null());
+    let raw = some.map(serde_json::value::to_raw_value).transpose();
+    raw.map_err(RpcError::invalid_params)
+}
+
+fn read_config(path: &Path) -> Result<Vec<SubsystemConfig>, StartError> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        subsystems: Vec<SubsystemConfig>,
+    }
+    let failed = |problem: String| StartError::Config { path: path.to_owned(), problem };
+    let size = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
+    if size > MAX_CONFIG_BYTES {
+        return Err(failed(format!("{size} bytes are more than {MAX_CONFIG_BYTES}")));
+    }
+    let text = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+    let file: File = serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?;
+    Ok(file.subsystems)
+}

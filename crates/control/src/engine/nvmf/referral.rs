@@ -1,0 +1,49 @@
+//! Referrals: where else hosts may look.
+
+use raceline_proto::nvme::Nqn;
+use raceline_target::HostAccess;
+use serde::Serialize;
+
+use super::ListenAddress;
+use crate::engine::EngineError;
+
+/// TRTYPE of TCP in the Discovery log.
+const TRTYPE_TCP: u8 = 3;
+
+/// Another place that discovery points to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Referral {
+    /// Where it is.
+    pub address: ListenAddress,
+    /// A secure channel is required there.
+    pub secure_channel: bool,
+    /// A discovery service, or the one subsystem that is there.
+    pub subnqn: String,
+}
+
+impl Referral {
+    /// Whether another one points to the same; how secure it is does not matter.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.address, &self.subnqn) == (&other.address, &other.subnqn)
+    }
+
+    /// As the target takes it.
+    ///
+    /// # Errors
+    /// When the name is none.
+    pub(super) fn to_target(&self) -> Result<raceline_target::Referral, EngineError> {
+        let subnqn =
+            Nqn::new(&self.subnqn).map_err(|error| EngineError::Invalid(error.to_string()))?;
+        let ListenAddress { adrfam, traddr, trsvcid, .. } = self.address.clone();
+        Ok(raceline_target::Referral {
+            trtype: TRTYPE_TCP,
+            adrfam: if adrfam == "IPv6" { 2 } else { 1 },
+            traddr,
+            trsvcid,
+            subnqn,
+            secure_channel: self.secure_channel,
+            hosts: HostAccess::Any,
+        })
+    }
+}

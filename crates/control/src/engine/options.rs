@@ -1,0 +1,176 @@
+//! Options that are set before there is anything: sockets, buffers, discovery. They are read when a
+//! transport is made, from the calls that the ledger keeps.
+
+use raceline_reactor::Backend;
+use raceline_target::{DiscoveryFilter, PlacementPolicy, TargetConfig};
+use serde::{Deserialize, Serialize};
+
+use super::Model;
+use super::ledger::Key;
+
+/// The kinds of sockets by SPDK's names, and what does their I/O here.
+pub const SOCKET_KINDS: [(&str, Backend); 2] =
+    [("posix", Backend::Auto), ("uring", Backend::Uring)];
+
+/// The fewest I/O buffers of each size that a core works with.
+const MIN_BUFFERS_PER_CORE: usize = 4;
+
+/// The key of an option.
+#[must_use]
+pub fn option_key(name: &str) -> Key {
+    Key::new(&["option", name])
+}
+
+/// What sockets of one kind are told, by SPDK's names. Sizes of buffers are the kernel's here, which
+/// tunes them itself; of the rest only the placement has an effect that can be seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOptions {
+    /// The kind.
+    pub impl_name: String,
+    /// SO_RCVBUF.
+    pub recv_buf_size: u32,
+    /// SO_SNDBUF.
+    pub send_buf_size: u32,
+    /// Receives are gathered in a buffer of the user's.
+    pub enable_recv_pipe: bool,
+    /// TCP_QUICKACK.
+    pub enable_quickack: bool,
+    /// 0: no; 1: by the receive queue's NAPI id; 2: by the CPU of the packets.
+    pub enable_placement_id: u32,
+    /// MSG_ZEROCOPY of targets.
+    pub enable_zerocopy_send_server: bool,
+    /// MSG_ZEROCOPY of hosts.
+    pub enable_zerocopy_send_client: bool,
+    /// Bytes below which a send is copied.
+    pub zerocopy_threshold: u32,
+    /// TLS version.
+    pub tls_version: u32,
+    /// TLS in the kernel.
+    pub enable_ktls: bool,
+}
+
+impl SocketOptions {
+    /// SPDK's defaults.
+    #[must_use]
+    pub fn new(impl_name: &str) -> Self {
+        Self {
+            impl_name: impl_name.to_owned(),
+            recv_buf_size: 2 << 20,
+            send_buf_size: 2 << 20,
+            enable_recv_pipe: true,
+            enable_quickack: false,
+            enable_placement_id: 0,
+            enable_zerocopy_send_server: true,
+            enable_zerocopy_send_client: false,
+            zerocopy_threshold: 0,
+            tls_version: 0,
+            enable_ktls: false,
+        }
+    }
+}
+
+/// How many I/O buffers there are, by SPDK's names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BufferOptions {
+    /// Small ones of all cores.
+    pub small_pool_count: u64,
+    /// Large ones of all cores.
+    pub large_pool_count: u64,
+    /// Their size; the target's own sizes hold.
+    pub small_bufsize: u32,
+    /// Their size; the transport's largest transfer holds.
+    pub large_bufsize: u32,
+    /// Memory near each core.
+    pub enable_numa: bool,
+}
+
+impl Default for BufferOptions {
+    /// SPDK's defaults.
+    fn default() -> Self {
+        Self {
+            small_pool_count: 8192,
+            large_pool_count: 1024,
+            small_bufsize: 8192,
+            large_bufsize: 135_168,
+            enable_numa: false,
+        }
+    }
+}
+
+/// What a target is told of its own, from `nvmf_set_config` and `nvmf_set_crdt`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetOptions {
+    /// What the Discovery log leaves out.
+    pub filter: FilterOptions,
+    /// The cores that serve connections; empty: all.
+    pub cores: Vec<usize>,
+    /// CRDT1 to 3.
+    pub retry_delays: [u16; 3],
+}
+
+/// Which listeners the Discovery log shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterOptions {
+    /// Those of the transport that the host came by; there is one.
+    pub transport: bool,
+    /// Those of the address that the host came by.
+    pub address: bool,
+    /// Those of the port that the host came by.
+    pub svcid: bool,
+}
+
+impl From<FilterOptions> for DiscoveryFilter {
+    fn from(options: FilterOptions) -> Self {
+        Self { address: options.address, service: options.svcid }
+    }
+}
+
+impl Model {
+    /// The options of a kind of sockets, as set or SPDK's defaults.
+    #[must_use]
+    pub fn socket_options(&self, kind: &str) -> SocketOptions {
+        let set = self.ledger.get(&option_key(&format!("sock-{kind}")));
+        let set = set.and_then(|entry| serde_json::from_value(entry.params.clone()).ok());
+        set.unwrap_or_else(|| SocketOptions::new(kind))
+    }
+
+    /// The kind of sockets that is used.
+    #[must_use]
+    pub fn default_socket_kind(&self) -> &'static str {
+        let set = self.ledger.get(&option_key("sock-default"));
+        let name = set.and_then(|entry| entry.params["impl_name"].as_str());
+        let known = SOCKET_KINDS.into_iter().map(|(known, _)| known);
+        known.into_iter().find(|known| Some(*known) == name).unwrap_or(SOCKET_KINDS[0].0)
+    }
+
+    /// How many I/O buffers there are.
+    #[must_use]
+    pub fn buffer_options(&self) -> Option<BufferOptions> {
+        let set = self.ledger.get(&option_key("iobuf"))?;
+        serde_json::from_value(set.params.clone()).ok()
+    }
+
+    /// Puts what was set into the configuration of a target.
+    pub(super) fn apply_options(&self, config: &mut TargetConfig) {
+        let kind = self.default_socket_kind();
+        config.placement = match self.socket_options(kind).enable_placement_id {
+            0 => PlacementPolicy::Balanced,
+            1 => PlacementPolicy::Napi,
+            _ => PlacementPolicy::Cpu,
+        };
+        let backend = SOCKET_KINDS.into_iter().find(|(name, _)| *name == kind);
+        config.backend = backend.map_or(Backend::Auto, |(_, backend)| backend);
+        if !self.target_options.cores.is_empty() {
+            config.cores.clone_from(&self.target_options.cores);
+        }
+        if let Some(buffers) = self.buffer_options() {
+            let cores = config.cores.len().max(1);
+            let share = |count: u64| {
+                let count = usize::try_from(count).unwrap_or(usize::MAX);
+                count.div_ceil(cores).max(MIN_BUFFERS_PER_CORE)
+            };
+            config.small_buffers_per_core = share(buffers.small_pool_count);
+            config.large_buffers_per_core = share(buffers.large_pool_count);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! `iobuf_*`: I/O buffers.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::engine::ledger::{Entry, Section};
+use crate::engine::options::{BufferOptions, option_key};
+use crate::error::RpcError;
+use crate::method::{Call, Registry, States};
+use crate::params::NoParams;
+
+/// SPDK's lower bounds.
+const MIN_SMALL_COUNT: u64 = 64;
+const MIN_LARGE_COUNT: u64 = 8;
+const MIN_SMALL_BYTES: u32 = 4096;
+const MIN_LARGE_BYTES: u32 = 8192;
+/// Buffers are memory from the start: 64 GiB of the default sizes is a mistake.
+const MAX_COUNT: u64 = 1 << 19;
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("iobuf_set_options", States::Startup, set_options);
+    registry.read("iobuf_get_stats", States::Runtime, get_stats);
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetOptions {
+    small_pool_count: Option<u64>,
+    large_pool_count: Option<u64>,
+    small_bufsize: Option<u32>,
+    large_bufsize: Option<u32>,
+    enable_numa: Option<bool>,
+}
+
+fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
+    let old = call.engine.model().buffer_options().unwrap_or_default();
+    let options = BufferOptions {
+        small_pool_count: params.small_pool_count.unwrap_or(old.small_pool_count),
+        large_pool_count: params.large_pool_count.unwrap_or(old.large_pool_count),
+        small_bufsize: params.small_bufsize.unwrap_or(old.small_bufsize),
+        large_bufsize: params.large_bufsize.unwrap_or(old.large_bufsize),
+        enable_numa: params.enable_numa.unwrap_or(old.enable_numa),
+    };
+    let counts = (MIN_SMALL_COUNT..=MAX_COUNT).contains(&options.small_pool_count)
+        && (MIN_LARGE_COUNT..=MAX_COUNT).contains(&options.large_pool_count);
+    if !counts || options.small_bufsize < MIN_SMALL_BYTES || options.large_bufsize < MIN_LARGE_BYTES
+    {
+        let detail = format!(
+            "small_pool_count must be {MIN_SMALL_COUNT} to {MAX_COUNT}, large_pool_count \
+             {MIN_LARGE_COUNT} to {MAX_COUNT}, small_bufsize at least {MIN_SMALL_BYTES}, \
+             large_bufsize at least {MIN_LARGE_BYTES}"
+        );
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    }
+    call.engine.change(|change| {
+        let entry = Entry::new(Section::Iobuf, "iobuf_set_options", &options)?;
+        change.put(option_key("iobuf"), entry);
+        Ok(true)
+    })
+}
+
+/// Each core has its own buffers, without a cache before them. A wait is counted when a command
+/// comes and finds no buffer; which size it wanted is not.
+fn get_stats(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
+    let model = call.engine.model();
+    let cores = model.nvmf.targets.values().filter_map(|target| target.cores());
+    let groups = cores.flat_map(|cores| cores.poll_groups());
+    let totals = groups.fold((0, 0), |(done, waits), group| {
+        let totals = group.totals;
+        (done + totals.reads + totals.writes, waits + totals.buffer_waits)
+    });
+    let pool = |main: u64, retry: u64| json!({ "cache": 0, "main": main, "retry": retry, "cache_size": 0 });
+    let (done, waits) = totals;
+    Ok(vec![json!({
+        "module": "nvmf_TCP",
+        "small_pool": pool(0, 0),
+        "large_pool": pool(done, waits),
+    })])
+}

@@ -1,0 +1,157 @@
+//! Before the start: `nvmf_set_config`, `nvmf_set_crdt`, `nvmf_set_max_subsystems`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::cores::parse_cores;
+use crate::engine::ledger::{Entry, Section};
+use crate::engine::nvmf::DEFAULT_TARGET;
+use crate::engine::options::{FilterOptions, option_key};
+use crate::error::RpcError;
+use crate::method::{Call, Registry, States};
+use crate::params::refuse;
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("nvmf_set_config", States::Startup, set_config);
+    registry.alias("set_nvmf_target_config", "nvmf_set_config");
+    registry.change("nvmf_set_crdt", States::Startup, set_crdt);
+    registry.change("nvmf_set_max_subsystems", States::Startup, set_max_subsystems);
+    registry.alias("set_nvmf_target_max_subsystems", "nvmf_set_max_subsystems");
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetConfig {
+    #[serde(default)]
+    admin_cmd_passthru: BTreeMap<String, bool>,
+    poll_groups_mask: Option<String>,
+    /// One text, parts separated by commas.
+    discovery_filter: Option<String>,
+    /// The same as a list.
+    discovery_filters: Option<Vec<String>>,
+    /// What keys may be used with; there are no keys that could be.
+    #[serde(rename = "dhchap_digests")]
+    _dhchap_digests: Option<Vec<String>>,
+    #[serde(rename = "dhchap_dhgroups")]
+    _dhchap_dhgroups: Option<Vec<String>>,
+    dup_host_policy: Option<String>,
+    /// How often listening sockets are looked at: the kernel tells.
+    #[serde(rename = "acceptor_poll_rate")]
+    _acceptor_poll_rate: Option<u32>,
+    /// How connections were spread by the first clients.
+    #[serde(rename = "conn_sched")]
+    _conn_sched: Option<String>,
+}
+
+fn set_config(call: &Call<'_>, params: SetConfig) -> Result<bool, RpcError> {
+    let policy = params.dup_host_policy.as_deref().unwrap_or("allow");
+    refuse(&[
+        ("admin_cmd_passthru", params.admin_cmd_passthru.values().any(|wanted| *wanted)),
+        ("dup_host_policy", policy != "allow"),
+    ])?;
+    let parts = match (params.discovery_filters, params.discovery_filter) {
+        (Some(parts), _) => parts,
+        (None, Some(text)) => text.split(',').map(str::to_owned).collect(),
+        (None, None) => Vec::new(),
+    };
+    let filter = parse_filter(&parts)?;
+    let cores = match &params.poll_groups_mask {
+        None => Vec::new(),
+        Some(mask) => parse_subset(mask, &call.engine.config().cores)?,
+    };
+    call.engine.change(|change| {
+        let mut kept = json!({ "discovery_filter": filter_text(filter) });
+        if let (Some(mask), Some(members)) = (params.poll_groups_mask, kept.as_object_mut()) {
+            members.insert("poll_groups_mask".to_owned(), mask.into());
+        }
+        {
+            let options = &mut change.model_mut().target_options;
+            (options.filter, options.cores) = (filter, cores);
+        }
+        change.put(option_key("nvmf"), Entry::new(Section::Nvmf, "nvmf_set_config", &kept)?);
+        Ok(true)
+    })
+}
+
+fn parse_filter(parts: &[String]) -> Result<FilterOptions, RpcError> {
+    let mut filter = FilterOptions::default();
+    for part in parts {
+        match part.trim() {
+            "match_any" if parts.len() == 1 => {}
+            "transport" => filter.transport = true,
+            "address" => filter.address = true,
+            "svcid" => filter.svcid = true,
+            other => {
+                let detail = format!(
+                    "discovery_filter `{}`: use match_any alone, or transport, address, svcid",
+                    other.escape_debug()
+                );
+                return Err(RpcError::invalid_params(detail));
+            }
+        }
+    }
+    Ok(filter)
+}
+
+fn filter_text(filter: FilterOptions) -> String {
+    let parts =
+        [(filter.transport, "transport"), (filter.address, "address"), (filter.svcid, "svcid")];
+    let set: Vec<&str> = parts.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
+    if set.is_empty() { "match_any".to_owned() } else { set.join(",") }
+}
+
+fn parse_subset(mask: &str, all: &[usize]) -> Result<Vec<usize>, RpcError> {
+    let cores = parse_cores(mask).map_err(RpcError::invalid_params)?;
+    match cores.iter().find(|core| !all.contains(core)) {
+        None => Ok(cores),
+        Some(core) => {
+            let detail = format!("poll_groups_mask names core {core}, which -m does not");
+            Err(RpcError::invalid_params(detail))
+        }
+    }
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetCrdt {
+    #[serde(default)]
+    crdt1: u16,
+    #[serde(default)]
+    crdt2: u16,
+    #[serde(default)]
+    crdt3: u16,
+}
+
+fn set_crdt(call: &Call<'_>, params: SetCrdt) -> Result<bool, RpcError> {
+    let SetCrdt { crdt1, crdt2, crdt3 } = params;
+    call.engine.change(|change| {
+        change.model_mut().target_options.retry_delays = [crdt1, crdt2, crdt3];
+        let kept: Value = json!({ "crdt1": crdt1, "crdt2": crdt2, "crdt3": crdt3 });
+        change.put(option_key("nvmf-crdt"), Entry::new(Section::Nvmf, "nvmf_set_crdt", &kept)?);
+        Ok(true)
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetMaxSubsystems {
+    max_subsystems: u32,
+}
+
+fn set_max_subsystems(call: &Call<'_>, params: SetMaxSubsystems) -> Result<bool, RpcError> {
+    let key = option_key("nvmf-max");
+    if call.engine.model().ledger.get(&key).is_some() {
+        return Err(RpcError::internal("Must not call more than once"));
+    }
+    if params.max_subsystems == 0 {
+        return Err(RpcError::invalid_params("max_subsystems must be at least 1"));
+    }
+    call.engine.change(|change| {
+        change.set_max_subsystems(DEFAULT_TARGET, params.max_subsystems)?;
+        let kept = json!({ "max_subsystems": params.max_subsystems });
+        change.put(key, Entry::new(Section::Nvmf, "nvmf_set_max_subsystems", &kept)?);
+        Ok(true)
+    })
+}

@@ -1,0 +1,78 @@
+//! Where else hosts may look: `nvmf_discovery_*_referral(s)`.
+
+use serde::Deserialize;
+
+use super::AddressParams;
+use crate::engine::nvmf::Referral;
+use crate::error::RpcError;
+use crate::method::{Call, Registry, States};
+
+/// The name of the discovery service, which a referral means that names no other.
+const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("nvmf_discovery_add_referral", States::Runtime, add);
+    registry.change("nvmf_discovery_remove_referral", States::Runtime, remove);
+    registry.read("nvmf_discovery_get_referrals", States::Runtime, get);
+}
+
+/// SPDK's decoder is relaxed here.
+#[derive(Deserialize)]
+struct Add {
+    address: AddressParams,
+    tgt_name: Option<String>,
+    #[serde(default)]
+    secure_channel: bool,
+    subnqn: Option<String>,
+}
+
+fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
+    let target = super::target_name(params.tgt_name);
+    super::check_target(call.engine, &target)?;
+    let referral = referral(&params.address, params.secure_channel, params.subnqn)?;
+    let added = call.engine.change(|change| change.add_referral(&target, referral));
+    added.map_err(|error| RpcError::internal("Internal error").because(error))?;
+    Ok(true)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Remove {
+    address: AddressParams,
+    tgt_name: Option<String>,
+    subnqn: Option<String>,
+}
+
+fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
+    let target = super::target_name(params.tgt_name);
+    super::check_target(call.engine, &target)?;
+    let referral = referral(&params.address, false, params.subnqn)?;
+    let removed = call.engine.change(|change| change.remove_referral(&target, &referral));
+    removed.map_err(|error| RpcError::internal("Unable to remove a referral.").because(error))?;
+    Ok(true)
+}
+
+fn referral(
+    address: &AddressParams,
+    secure_channel: bool,
+    subnqn: Option<String>,
+) -> Result<Referral, RpcError> {
+    if address.trsvcid.as_deref().unwrap_or("").is_empty() {
+        return Err(RpcError::internal("Service ID is required."));
+    }
+    let subnqn = subnqn.unwrap_or_else(|| DISCOVERY_NQN.to_owned());
+    super::nqn(&subnqn)?;
+    Ok(Referral { address: address.parse()?, secure_channel, subnqn })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Get {
+    tgt_name: Option<String>,
+}
+
+fn get(call: &Call<'_>, params: Get) -> Result<Vec<Referral>, RpcError> {
+    let target = super::target_name(params.tgt_name);
+    super::check_target(call.engine, &target)?;
+    Ok(call.engine.model().nvmf.target(&target)?.referrals.clone())
+}

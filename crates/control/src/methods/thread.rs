@@ -1,0 +1,169 @@
+//! `thread_*` and `framework_get_reactors`: the cores, their threads and what they do.
+
+use std::time::Duration;
+
+use raceline_reactor::LoopSnapshot;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::cores::mask_text;
+use crate::engine::Engine;
+use crate::error::RpcError;
+use crate::method::{Call, Registry, States};
+use crate::params::NoParams;
+
+/// Times are given in nanoseconds.
+const TICK_RATE: u64 = 1_000_000_000;
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.read("framework_get_reactors", States::Runtime, reactors);
+    registry.read("framework_get_scheduler", States::Both, get_scheduler);
+    registry.change("framework_set_scheduler", States::Both, set_scheduler);
+    registry.read("framework_get_governor", States::Runtime, get_governor);
+    registry.read("thread_get_stats", States::Runtime, stats);
+    registry.read("thread_get_pollers", States::Runtime, pollers);
+    registry.read("thread_get_io_channels", States::Runtime, io_channels);
+}
+
+/// A thread that serves connections on a core of its own.
+struct Thread {
+    name: String,
+    id: usize,
+    core: usize,
+    mask: String,
+    counts: LoopSnapshot,
+    channels: Vec<String>,
+}
+
+/// The threads of all targets; a target without a transport has none yet.
+fn threads(engine: &Engine) -> Vec<Thread> {
+    let model = engine.model();
+    let mut threads = Vec::new();
+    for (name, target) in &model.nvmf.targets {
+        let Some(transport) = &target.transport else { continue };
+        let devices = target.subsystems.values().flat_map(|s| s.namespaces.values());
+        let channels: Vec<String> = devices.map(|ns| ns.bdev_name.clone()).collect();
+        for (index, counts) in transport.target.stats().loops.into_iter().enumerate() {
+            let cpu = transport.cpus.get(index).copied();
+            threads.push(Thread {
+                name: format!("{name}_poll_group_{index:03}"),
+                id: threads.len() + 1,
+                core: cpu.unwrap_or(index),
+                mask: cpu.map_or_else(|| "ffffffff".to_owned(), |cpu| mask_text(&[cpu])),
+                counts,
+                channels: channels.clone(),
+            });
+        }
+    }
+    threads
+}
+
+fn ticks(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Time since the engine began in which the thread had nothing to do.
+fn idle(engine: &Engine, counts: &LoopSnapshot) -> u64 {
+    ticks(engine.began().elapsed().saturating_sub(counts.busy))
+}
+
+fn reactors(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
+    let describe = |thread: Thread| {
+        json!({
+            "lcore": thread.core,
+            "tid": thread.id,
+            "busy": ticks(thread.counts.busy),
+            "idle": idle(call.engine, &thread.counts),
+            "in_interrupt": false,
+            "lw_threads": [{
+                "name": thread.name,
+                "id": thread.id,
+                "cpumask": thread.mask,
+                "elapsed": ticks(call.engine.began().elapsed()),
+            }],
+        })
+    };
+    let reactors: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    Ok(json!({ "tick_rate": TICK_RATE, "pid": std::process::id(), "reactors": reactors }))
+}
+
+fn stats(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
+    let describe = |thread: Thread| {
+        json!({
+            "name": thread.name,
+            "id": thread.id,
+            "cpumask": thread.mask,
+            "busy": ticks(thread.counts.busy),
+            "idle": idle(call.engine, &thread.counts),
+            "active_pollers_count": 1,
+            "timed_pollers_count": 0,
+            "paused_pollers_count": 0,
+        })
+    };
+    let threads: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
+}
+
+/// A core has one loop, which is its one poller.
+fn pollers(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
+    let describe = |thread: Thread| {
+        json!({
+            "name": thread.name,
+            "id": thread.id,
+            "active_pollers": [{
+                "name": "loop",
+                "id": 1,
+                "state": "waiting",
+                "run_count": thread.counts.turns,
+                "busy_count": thread.counts.busy_turns,
+            }],
+            "timed_pollers": [],
+            "paused_pollers": [],
+        })
+    };
+    let threads: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
+}
+
+/// Every core has a channel to the device of every namespace.
+fn io_channels(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
+    let describe = |thread: Thread| {
+        let channels = thread.channels.iter();
+        let channels: Vec<Value> =
+            channels.map(|name| json!({ "name": format!("bdev_{name}"), "ref": 1 })).collect();
+        json!({ "name": thread.name, "io_channels": channels })
+    };
+    let threads: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
+}
+
+/// Connections stay on the core that they were given to.
+fn get_scheduler(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
+    let first = call.engine.config().cores.first().copied().unwrap_or(0);
+    Ok(json!({
+        "scheduler_name": "static",
+        "scheduler_period": 0,
+        "isolated_core_mask": "0",
+        "scheduling_core": first,
+    }))
+}
+
+#[derive(Deserialize)]
+struct SetScheduler {
+    name: String,
+    #[serde(rename = "period")]
+    _period: Option<u64>,
+}
+
+fn set_scheduler(_call: &Call<'_>, params: SetScheduler) -> Result<bool, RpcError> {
+    if params.name == "static" {
+        return Ok(true);
+    }
+    let detail = format!("scheduler `{}`: there is only static", params.name.escape_debug());
+    Err(RpcError::errno(libc::ENOENT).because(detail))
+}
+
+/// The frequency of cores is the kernel's business.
+fn get_governor(_call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
+    Ok(json!({}))
+}

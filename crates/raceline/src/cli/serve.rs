@@ -1,0 +1,48 @@
+//! Arguments of `raceline serve`.
+
+use std::path::PathBuf;
+
+use super::values::CoreList;
+
+/// Where SPDK's clients look when they are not told.
+pub(crate) const DEFAULT_SOCKET: &str = "/var/tmp/spdk.sock";
+
+/// Arguments of `serve`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Clients of SPDK (rpc.py, spdk-rpc, and raceline rpc) configure it on the socket. Users named with \
+--rpc-admin, root, and the user it runs as may change things; others whom the mode of the socket \
+lets in may look.
+
+SIGINT or SIGTERM ends it after what is in flight; a second one ends it at once.
+
+Example: raceline serve -r /run/raceline/rpc.sock -m [0,1] --state-dir /var/lib/raceline")]
+pub(crate) struct ServeArgs {
+    /// Begin with this configuration, as save_config writes it
+    #[arg(short = 'c', long = "config", visible_alias = "json", value_name = "CONFIG.json")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Where clients connect
+    #[arg(short = 'r', long = "rpc-socket", value_name = "SOCKET", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+
+    /// Cores to run on, a mask like 0x3 or a list like [0,2-4] [default: one thread that is not bound]
+    #[arg(short = 'm', long = "cpumask", value_name = "CORES", value_parser = cores)]
+    pub(crate) cores: Option<CoreList>,
+
+    /// Wait for framework_start_init, so that options can be set first
+    #[arg(long)]
+    pub(crate) wait_for_rpc: bool,
+
+    /// Keep every change here, and begin with what is there
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// Let this user (by number) change things, repeatable
+    #[arg(long = "rpc-admin", value_name = "UID")]
+    pub(crate) admins: Vec<u32>,
+}
+
+fn cores(text: &str) -> Result<CoreList, String> {
+    raceline_control::cores::parse_cores(text).map(CoreList)
+}

@@ -1,0 +1,70 @@
+//! Messages on standard error: how many, and how they look; can be changed while the program runs.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use raceline_control::logging::{LogLevel, LogSettings};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry, reload};
+
+use crate::cli::LogArgs;
+
+/// The environment variable that filters messages, as in `RACELINE_LOG=raceline_target=trace`.
+const VARIABLE: &str = "RACELINE_LOG";
+
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+static TIMESTAMPS: AtomicBool = AtomicBool::new(true);
+
+/// Begins to log; gives the settings that the command line means.
+pub(crate) fn start(args: &LogArgs) -> LogSettings {
+    let level = match (args.quiet, args.verbose) {
+        (true, _) => "error",
+        (false, 0) => "warn",
+        (false, 1) => "info",
+        (false, 2) => "debug",
+        (false, _) => "trace",
+    };
+    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(level));
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(args.verbose > 1)
+        .with_timer(Timer);
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    // The first is the only one: this is called once.
+    let _ = FILTER.set(handle);
+    let level = match (args.quiet, args.verbose) {
+        (true, _) => LogLevel::Error,
+        (false, 0) => LogLevel::Notice,
+        (false, 1) => LogLevel::Info,
+        (false, _) => LogLevel::Debug,
+    };
+    LogSettings { print_level: level, level, ..LogSettings::default() }
+}
+
+/// Changes what is logged. The environment variable stays above everything.
+pub(crate) fn apply(settings: &LogSettings) {
+    TIMESTAMPS.store(settings.timestamps, Ordering::Relaxed);
+    if std::env::var_os(VARIABLE).is_some() {
+        return;
+    }
+    if let Some(handle) = FILTER.get()
+        && let Err(error) = handle.reload(EnvFilter::new(settings.directives()))
+    {
+        tracing::warn!("cannot change what is logged: {error}");
+    }
+}
+
+/// The time, if it is wanted.
+struct Timer;
+
+impl FormatTime for Timer {
+    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        if TIMESTAMPS.load(Ordering::Relaxed) { SystemTime.format_time(writer) } else { Ok(()) }
+    }
+}

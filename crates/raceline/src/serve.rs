@@ -1,0 +1,106 @@
+//! `raceline serve`: a target that SPDK's clients configure, until a signal.
+
+use std::time::{Duration, Instant};
+
+use raceline_control::daemon::{Daemon, DaemonConfig};
+use raceline_control::logging::{LogSettings, Logging};
+use sd_notify::NotifyState;
+use serde::Serialize;
+
+use crate::cli::serve::ServeArgs;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{limits, log, shell};
+
+/// How often it looks whether all is well, and tells systemd so.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The line on standard output that says it is ready.
+#[derive(Debug, Serialize)]
+struct Ready {
+    ready: bool,
+    socket: String,
+    /// Options can still be set: framework_start_init is awaited.
+    waits_for_rpc: bool,
+    pid: u32,
+}
+
+/// Serves until SIGINT or SIGTERM.
+pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure> {
+    limits::raise_file_descriptors();
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let cores = args.cores.clone().unwrap_or_default().0;
+    check_cores(&cores)?;
+    let daemon = Daemon::start(DaemonConfig {
+        socket: args.socket.clone(),
+        admins: args.admins.clone(),
+        cores,
+        config: args.config.clone(),
+        state_dir: args.state_dir.clone(),
+        wait_for_rpc: args.wait_for_rpc,
+        logging: Logging::new(settings, Box::new(log::apply)),
+    })
+    .map_err(Failure::runtime)?;
+    let ready = Ready {
+        ready: true,
+        socket: daemon.socket().display().to_string(),
+        waits_for_rpc: args.wait_for_rpc,
+        pid: std::process::id(),
+    };
+    let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
+    shell::print(format!("{line}\n").as_bytes())?;
+    tell(&[NotifyState::Ready]);
+
+    let ended = watch(&daemon, &interrupt);
+    tell(&[NotifyState::Stopping]);
+    let stopped = daemon.stop().map_err(Failure::runtime);
+    ended.and(stopped)
+}
+
+/// Waits for the signal to end. While all is well systemd's watchdog is fed.
+fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
+    let watchdog = sd_notify::watchdog_enabled();
+    // Twice as often as it must be.
+    let interval = watchdog.map_or(HEALTH_INTERVAL, |limit| (limit / 2).min(HEALTH_INTERVAL));
+    let mut last_sign = Instant::now();
+    loop {
+        if let Some(signal) = interrupt.wait(interval) {
+            tracing::info!("signal {signal}: draining");
+            return Ok(());
+        }
+        if let Some(failure) = daemon.engine().failure() {
+            return Err(Failure::runtime(failure));
+        }
+        if !daemon.engine().is_healthy() {
+            return Err(Failure::runtime(
+                "a core of the target has stopped: see the messages above",
+            ));
+        }
+        if last_sign.elapsed() >= interval / 2 {
+            tell(&[NotifyState::Watchdog]);
+            last_sign = Instant::now();
+        }
+    }
+}
+
+/// Without systemd there is nobody to tell.
+fn tell(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!("cannot notify systemd: {error}");
+    }
+}
+
+/// A core that this process may not use is refused at once, not when a transport is made.
+fn check_cores(cores: &[usize]) -> Result<(), Failure> {
+    let allowed = raceline_reactor::affinity::allowed_cores().map_err(Failure::runtime)?;
+    match cores.iter().find(|core| !allowed.contains(core)) {
+        None => Ok(()),
+        Some(core) => {
+            let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
+            let allowed = allowed.join(",");
+            Err(Failure::usage(format!(
+                "core {core} is not one that this process may use: choose of [{allowed}] with -m"
+            )))
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `raceline serve` as operators run it: configured by RPC, killed, restarted, ended.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::Served;
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+
+/// Calls a method on a connection of its own.
+fn call(socket: &Path, method: &str, params: Value) -> Result<Value, Value> {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut request = json!({ "jsonrpc": "2.0", "method": method, "id": 1 });
+    if !params.is_null() {
+        request["params"] = params;
+    }
+    stream.write_all(request.to_string().as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    let mut answer: Value = serde_json::from_str(&line).unwrap();
+    if answer["error"].is_null() {
+        Ok(answer["result"].take())
+    } else {
+        Err(answer["error"].take())
+    }
+}
+
+fn configure(socket: &Path) {
+    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    for (method, params) in [
+        ("nvmf_create_transport", json!({ "trtype": "TCP" })),
+        ("bdev_malloc_create", json!({ "name": "M", "num_blocks": 2048, "block_size": 512 })),
+        ("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })),
+        ("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } })),
+        ("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address })),
+    ] {
+        call(socket, method, params).unwrap();
+    }
+}
+
+/// Everything that clients can ask for.
+fn picture(socket: &Path) -> Value {
+    let mut all = serde_json::Map::new();
+    for method in ["bdev_get_bdevs", "nvmf_get_subsystems", "nvmf_get_transports"] {
+        all.insert(method.to_owned(), call(socket, method, Value::Null).unwrap());
+    }
+    for name in ["bdev", "nvmf"] {
+        let config = call(socket, "framework_get_config", json!({ "name": name })).unwrap();
+        all.insert(name.to_owned(), config);
+    }
+    all.into()
+}
+
+fn identify(socket: &Path) -> String {
+    let listeners = call(socket, "nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
+    let port = listeners[0]["address"]["trsvcid"].as_str().unwrap().to_owned();
+    let output = support::run(&["identify", "-a", "127.0.0.1", "-s", &port, "-n", NQN]);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    output.stdout
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("run/rpc.sock");
+    let state = directory.path().join("state");
+    let arguments = ["--state-dir", state.to_str().unwrap()];
+    let served = Served::start(&socket, &arguments);
+    configure(&socket);
+    let (before, identity) = (picture(&socket), identify(&socket));
+    served.end(Signal::KILL);
+    let served = Served::start(&socket, &arguments);
+    assert_eq!(picture(&socket), before);
+    assert_eq!(identify(&socket), identity);
+    assert_eq!(served.end(Signal::TERM).code, Some(0));
+    assert!(!socket.exists());
+    let served = Served::start(&socket, &arguments);
+    assert_eq!(picture(&socket), before);
+    call(&socket, "spdk_kill_instance", json!({ "sig_name": "SIGTERM" })).unwrap();
+    assert_eq!(served.finish().code, Some(0));
+}
+
+#[test]
+fn a_configuration_is_loaded_whole_or_not_at_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("rpc.sock");
+    let file = directory.path().join("config.json");
+    let arguments = ["-c", file.to_str().unwrap()];
+    let config = |method: &str| {
+        json!({ "subsystems": [
+            { "subsystem": "bdev", "config": [
+                { "method": "bdev_malloc_create", "params": { "name": "M", "num_blocks": 8, "block_size": 512 } },
+                { "method": method, "params": { "name": "N", "num_blocks": 8, "block_size": 512 } },
+            ] },
+            { "subsystem": "nvmf", "config": null },
+        ] })
+    };
+    std::fs::write(&file, config("bdev_malloc_create").to_string()).unwrap();
+    let served = Served::start(&socket, &arguments);
+    let bdevs = call(&socket, "bdev_get_bdevs", Value::Null).unwrap();
+    assert_eq!(bdevs.as_array().unwrap().len(), 2);
+    assert_eq!(served.end(Signal::INT).code, Some(0));
+
+    std::fs::write(&file, config("bdev_nothing").to_string()).unwrap();
+    let output = Served::fail(&socket, &arguments);
+    assert_eq!(output.code, Some(1));
+    let expected = "bdev config[1] bdev_nothing: Method not found";
+    assert!(output.stderr.contains(expected), "{}", output.stderr);
+    assert!(!socket.exists());
+    std::fs::write(&file, "{\"subsystems\": [\n {").unwrap();
+    let output = Served::fail(&socket, &arguments);
+    assert!(output.stderr.contains("line 2"), "{}", output.stderr);
+    let output = Served::fail(&socket, &["-m", "0xz"]);
+    assert_eq!(output.code, Some(2), "{}", output.stderr);
+    let output = Served::fail(&socket, &["-m", "[1000]"]);
+    assert!(output.stderr.contains("core 1000"), "{}", output.stderr);
+}
+
+#[test]
+fn the_start_can_wait_for_options() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("rpc.sock");
+    let served = Served::start(&socket, &["--wait-for-rpc"]);
+    let early = call(&socket, "bdev_get_bdevs", Value::Null).unwrap_err();
+    assert_eq!(early["code"], -1);
+    call(&socket, "framework_start_init", Value::Null).unwrap();
+    configure(&socket);
+    identify(&socket);
+    assert_eq!(served.end(Signal::TERM).code, Some(0));
+}
