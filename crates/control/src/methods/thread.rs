@@ -10,7 +10,7 @@ use crate::cores::mask_text;
 use crate::engine::Engine;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
-use crate::params::NoParams;
+use crate::params::{NoParams, refuse};
 
 /// Times are given in nanoseconds.
 const TICK_RATE: u64 = 1_000_000_000;
@@ -149,13 +149,25 @@ fn get_scheduler(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> 
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SetScheduler {
     name: String,
+    /// How often connections are moved: never.
     #[serde(rename = "period")]
     _period: Option<u64>,
+    load_limit: Option<u8>,
+    core_limit: Option<u8>,
+    core_busy: Option<u8>,
+    mappings: Option<String>,
 }
 
 fn set_scheduler(_call: &Call<'_>, params: SetScheduler) -> Result<bool, RpcError> {
+    refuse(&[
+        ("load_limit", params.load_limit.is_some()),
+        ("core_limit", params.core_limit.is_some()),
+        ("core_busy", params.core_busy.is_some()),
+        ("mappings", params.mappings.is_some()),
+    ])?;
     if params.name == "static" {
         return Ok(true);
     }
