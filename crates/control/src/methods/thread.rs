@@ -71,10 +71,8 @@ fn reactors(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     let describe = |thread: Thread| {
         json!({
             "lcore": thread.core,
-            "tid": thread.id,
             "busy": ticks(thread.counts.busy),
             "idle": idle(call.engine, &thread.counts),
-            "in_interrupt": false,
             "lw_threads": [{
                 "name": thread.name,
                 "id": thread.id,
