@@ -254,6 +254,7 @@ mod tests {
             "system_calls": 0.125,
             "voluntary_switches": 0.01, "involuntary_switches": 0.002,
             "copied_bytes": 4096.0,
+            "digest_retries": 0,
             "pdus_received": 1.0, "pdus_sent": 1.0,
             "pdus_per_receive": 10.0, "pdus_per_send": 20.0,
         });
