@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -65,9 +66,13 @@ async fn converse(stream: &mut UnixStream, shared: &Arc<Shared>, peer: Peer) -> 
             }
         };
         if let Some(value) = value {
-            if let Some(answer) = call(shared, peer, value).await {
-                write(stream, answer).await?;
-            }
+            shared.answering.fetch_add(1, Ordering::Relaxed);
+            let answered = match call(shared, peer, value).await {
+                Some(answer) => write(stream, answer).await,
+                None => Ok(()),
+            };
+            shared.answering.fetch_sub(1, Ordering::Relaxed);
+            answered?;
             continue;
         }
         let len = if splitter.is_inside() {

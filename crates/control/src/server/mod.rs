@@ -9,7 +9,9 @@ mod socket;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -22,6 +24,12 @@ pub use socket::ListenError;
 
 /// Connections at a time; the next one is told so and closed. SPDK has as many.
 pub const MAX_CONNECTIONS: usize = 64;
+
+/// How long a server that ends waits for calls in progress.
+const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How often it looks whether there are any.
+const LAST_ANSWERS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What a server needs.
 pub struct ServerConfig {
@@ -36,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     pub(crate) engine: Arc<Engine>,
     pub(crate) roles: Roles,
+    /// Calls whose answers have not been written.
+    pub(crate) answering: AtomicUsize,
 }
 
 /// A running server. It ends when dropped.
@@ -64,14 +74,16 @@ impl Server {
             .build()
             .map_err(failed)?;
         let (end, ended) = oneshot::channel();
-        let shared = Arc::new(Shared { registry: Registry::new(), engine, roles: config.roles });
+        let (registry, answering) = (Registry::new(), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { registry, engine, roles: config.roles, answering });
         let thread = std::thread::Builder::new().name("rpc".to_owned()).spawn(move || {
             runtime.block_on(async move {
                 match UnixListener::from_std(listener) {
                     Ok(listener) => {
-                        tokio::spawn(accept(listener, shared));
+                        tokio::spawn(accept(listener, Arc::clone(&shared)));
                         // Its sender is used or dropped: either is the end.
                         let _ = ended.await;
+                        last_answers(&shared).await;
                     }
                     Err(error) => tracing::error!("the RPC socket cannot be served: {error}"),
                 }
@@ -101,6 +113,17 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+/// Lets calls that end soon be answered: the one, for instance, that asked for the end.
+async fn last_answers(shared: &Shared) {
+    let answered = async {
+        while shared.answering.load(Ordering::Relaxed) > 0 {
+            tokio::time::sleep(LAST_ANSWERS_INTERVAL).await;
+        }
+    };
+    // Others wait for something that may not happen any more.
+    let _ = tokio::time::timeout(LAST_ANSWERS_TIMEOUT, answered).await;
 }
 
 async fn accept(listener: UnixListener, shared: Arc<Shared>) {
