@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use raceline_accel::{Framework, Statistics};
 use raceline_bdev::{Backing, DeviceSpec, Identity};
@@ -29,13 +29,6 @@ pub(crate) const MODEL: &str = "Raceline";
 
 /// How often an export looks whether its cores are well.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long a port in use is tried again. The kernel takes the io_uring of a killed process down
-/// after the process is gone, and its listening socket with it: a restart may come before that.
-const LISTEN_PATIENCE: Duration = Duration::from_secs(2);
-
-/// The time between two attempts to listen.
-const LISTEN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The line on standard output that says it is ready.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -203,24 +196,11 @@ fn set_up(
     }
     let mut listeners = Vec::with_capacity(admission.listen.len());
     for &address in &admission.listen {
-        listeners.push(listen(target, address).map_err(|error| listen_failure(&error))?);
+        let listening = Target::listen_after_restart(|| target.add_listener(address));
+        listeners.push(listening.map_err(|error| listen_failure(&error))?);
     }
     let pid = std::process::id();
     Ok(Ready { ready: true, nqn: nqn.as_str().to_owned(), listeners, namespaces, pid })
-}
-
-fn listen(target: &Target, address: SocketAddr) -> Result<SocketAddr, TargetError> {
-    let give_up = Instant::now() + LISTEN_PATIENCE;
-    loop {
-        match target.add_listener(address) {
-            Err(TargetError::Listen { error, .. })
-                if error.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < give_up =>
-            {
-                std::thread::sleep(LISTEN_INTERVAL);
-            }
-            result => return result,
-        }
-    }
 }
 
 /// What to do about an address that cannot be had.

@@ -1,6 +1,7 @@
 //! Changes of listeners, and of what else discovery tells.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral};
 use raceline_proto::nvme::Nqn;
@@ -10,7 +11,36 @@ use crate::control::State;
 use crate::message::Message;
 use crate::target::Target;
 
+/// How long an address in use is tried again after a restart.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The time between two attempts to listen.
+const LISTEN_INTERVAL: Duration = Duration::from_millis(50);
+
 impl Target {
+    /// Listens by `listen`, again while the address is in use, for a moment. The kernel takes the
+    /// io_uring of a killed process down after the process is gone, and its listening sockets with
+    /// it: a restart may come before that.
+    ///
+    /// # Errors
+    /// Those of `listen`.
+    pub fn listen_after_restart(
+        mut listen: impl FnMut() -> Result<SocketAddr, TargetError>,
+    ) -> Result<SocketAddr, TargetError> {
+        let give_up = Instant::now() + LISTEN_PATIENCE;
+        loop {
+            match listen() {
+                Err(TargetError::Listen { error, .. })
+                    if error.kind() == std::io::ErrorKind::AddrInUse
+                        && Instant::now() < give_up =>
+                {
+                    std::thread::sleep(LISTEN_INTERVAL);
+                }
+                result => return result,
+            }
+        }
+    }
+
     /// Listens on an address, for every subsystem and for discovery. Gives the real address:
     /// port 0 takes any free one. A listener of some subsystems becomes one of all.
     ///

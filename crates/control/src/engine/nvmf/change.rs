@@ -1,11 +1,9 @@
 //! Changes of what is exported: the effect on the cores first, then the model and the record.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_target::{SubsystemConfig, Target, TargetError};
+use raceline_target::{SubsystemConfig, Target};
 use serde_json::{Value, json};
 
 use super::live;
@@ -16,33 +14,6 @@ use super::{
 use crate::engine::bdevs::Claim;
 use crate::engine::ledger::{Entry, Key, Section};
 use crate::engine::{Change, EngineError, Phase};
-
-/// How long a port in use is tried again while what was kept is made again. The kernel takes the
-/// io_uring of a killed process down after the process is gone, and its listening socket with it: a
-/// restart may come before that.
-const LISTEN_PATIENCE: Duration = Duration::from_secs(2);
-
-/// The time between two attempts to listen.
-const LISTEN_INTERVAL: Duration = Duration::from_millis(50);
-
-fn listen(
-    cores: &Target,
-    nqn: &Nqn,
-    address: SocketAddr,
-    patience: Duration,
-) -> Result<SocketAddr, TargetError> {
-    let give_up = Instant::now() + patience;
-    loop {
-        match cores.add_subsystem_listener(nqn, address) {
-            Err(TargetError::Listen { error, .. })
-                if error.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < give_up =>
-            {
-                std::thread::sleep(LISTEN_INTERVAL);
-            }
-            result => return result,
-        }
-    }
-}
 
 /// The key of a part of a target.
 fn key(target: &str, parts: &[&str]) -> Key {
@@ -388,10 +359,14 @@ impl Change<'_> {
             }
             found.cores().ok_or_else(|| EngineError::missing("transport", "TCP"))?
         };
-        let patience =
-            if self.engine.phase() == Phase::Runtime { Duration::ZERO } else { LISTEN_PATIENCE };
-        let real = listen(&cores, nqn, address.socket()?, patience)?;
-        let real = ListenAddress::from(real);
+        let socket = address.socket()?;
+        let listen = || cores.add_subsystem_listener(nqn, socket);
+        // What is made again after a restart is worth a wait; a client can ask again itself.
+        let real = match self.engine.phase() {
+            Phase::Runtime => listen(),
+            Phase::Startup | Phase::Starting => Target::listen_after_restart(listen),
+        };
+        let real = ListenAddress::from(real?);
         let params = json!({ "nqn": nqn.as_str(), "listen_address": real });
         self.put(
             key(target, &["subsystem", nqn.as_str(), "listener", &real.to_string()]),
