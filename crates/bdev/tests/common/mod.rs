@@ -361,8 +361,14 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if let Err(error) = command("umount", &[self.0.to_str().unwrap()]) {
-            eprintln!("{} stays mounted: {error}", self.0.display());
+        // The kernel closes the files of a ring a moment after the ring.
+        let give_up = Instant::now() + Duration::from_secs(2);
+        while let Err(error) = command("umount", &[self.0.to_str().unwrap()]) {
+            if Instant::now() > give_up {
+                eprintln!("{} stays mounted: {error}", self.0.display());
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
