@@ -1,9 +1,11 @@
-//! Runs jobs over NVMe/TCP: one reactor per core, the queues dealt out to them.
+//! Runs jobs over NVMe/TCP: reactors on the cores that the jobs name, their queues dealt out to
+//! them.
 //!
 //! The calling thread coordinates: it waits until every queue is connected, gives all cores one
 //! common start, samples the CPU time, and collects the results.
 
 mod core;
+pub mod stage;
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
@@ -17,11 +19,14 @@ use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, Reacto
 use crate::cost::{Cost, Counts, Meter, Usage};
 use crate::cpu::CpuTime;
 use crate::histogram::Latencies;
-use crate::job::{JobConfig, JobConfigError, JobError, JobResult, QueueJob};
+use crate::job::{Batch, JobConfig, JobConfigError, JobError, JobResult, QueueJob};
 use crate::report::LoopCounters;
-use crate::workload::{RwMode, Workload};
+use crate::workload::RwMode;
 
-use self::core::{Core, CoreConfig, Event, Message};
+use self::core::{Core, CoreConfig, Event, LoadConfig, Message, PortConfig};
+use self::stage::{
+    Cpus, FileSpec, JobSpec, Layout, Plan, Size, StageConfig, Volume, find_namespace,
+};
 
 /// How long before the common start the cores are told of it.
 const START_DELAY: Duration = Duration::from_millis(5);
@@ -30,7 +35,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// Commands in flight at the end, and the disconnection, may take this long.
 const DRAIN_LIMIT: Duration = Duration::from_secs(35);
 
-/// What to run.
+/// What to run, for the usual case: one job on one namespace.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// The controller; `io_queues` and `io_entries` are the queues that will be used.
@@ -67,6 +72,42 @@ pub struct EngineConfig {
     pub reactor_mode: Mode,
     /// How to do I/O.
     pub backend: Backend,
+}
+
+impl EngineConfig {
+    /// The same as a stage of one job.
+    fn stage(&self) -> StageConfig {
+        let cores = self.cores.clone();
+        let job = JobSpec {
+            files: vec![FileSpec { host: 0, nsid: self.nsid }],
+            mode: self.mode,
+            mixed_read_percent: self.mixed_read_percent,
+            io_bytes: self.io_bytes,
+            depth: self.depth,
+            batch: Batch::NONE,
+            clones: 1,
+            queues: self.host.io_queues,
+            random_map: false,
+            offset_bytes: self.offset_bytes,
+            offset_increment_bytes: 0,
+            size: self.size_bytes.map_or(Size::Rest, Size::Bytes),
+            volume: Volume::Endless,
+            seed: self.seed,
+            verify: self.verify,
+            rate_iops: self.rate_iops,
+            ramp: self.ramp,
+            runtime: Some(self.runtime),
+            cpus: if cores.is_empty() { Cpus::Any } else { Cpus::Split(cores) },
+        };
+        StageConfig {
+            hosts: vec![self.host.clone()],
+            accel: self.accel.clone(),
+            jobs: vec![job],
+            exit_all: false,
+            reactor_mode: self.reactor_mode,
+            backend: self.backend,
+        }
+    }
 }
 
 /// Why a run could not be made.
@@ -117,13 +158,49 @@ pub struct Outcome {
     pub namespace: NamespaceInfo,
 }
 
+/// What one clone of a job recorded, all its queues together.
+#[derive(Clone, Debug)]
+pub struct CloneOutcome {
+    /// Position of the job in the stage.
+    pub job: usize,
+    /// Which of its clones, from 0.
+    pub clone: u16,
+    /// Latencies of reads.
+    pub read: Latencies,
+    /// Latencies of writes.
+    pub write: Latencies,
+    /// How long was recorded.
+    pub measured: Duration,
+    /// Commands that were due and not issued before the end.
+    pub missed: u64,
+    /// Commands' worth of blocks read and found right.
+    pub verified: u64,
+    /// The first thing that went wrong.
+    pub error: Option<JobError>,
+}
+
+/// What a stage recorded.
+#[derive(Clone, Debug)]
+pub struct StageOutcome {
+    /// Every clone of every job, in order.
+    pub clones: Vec<CloneOutcome>,
+    /// CPU time of this process while it was recorded.
+    pub cpu: CpuTime,
+    /// What the loops of the cores did while it was recorded.
+    pub loops: LoopCounters,
+    /// What the commands that were recorded cost this process.
+    pub cost: Cost,
+    /// How long the CPU time and the loops were looked at.
+    pub window: Duration,
+}
+
 /// How far a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Connecting.
     Connecting,
-    /// Running since this long, of this long (ramp included).
-    Running(Duration, Duration),
+    /// Running since this long, of this long (ramp included) if that is known.
+    Running(Duration, Option<Duration>),
     /// Commands in flight finish; what was written is read back.
     Finishing,
 }
@@ -140,14 +217,24 @@ pub fn run(
     Session::connect(config, watch)?.run(config.seed)
 }
 
+/// Runs the jobs of a stage at the same time; `watch` as in [`run`].
+///
+/// # Errors
+/// When the run cannot begin; failures during the run are in [`CloneOutcome::error`].
+pub fn run_stage(
+    config: &StageConfig,
+    watch: &mut dyn FnMut(Progress) -> bool,
+) -> Result<StageOutcome, EngineError> {
+    Session::connect_stage(config, watch)?.run_stage()
+}
+
 /// Connected queues, for one run after the other. Dropped, it disconnects.
 pub struct Session<'a> {
     coordinator: Coordinator<'a>,
-    config: EngineConfig,
-    /// Queue identifiers of each core.
-    queues: Vec<Vec<u16>>,
-    namespace: NamespaceInfo,
-    workload: Workload,
+    config: StageConfig,
+    layout: Layout,
+    associations: Vec<Association>,
+    plans: Vec<Vec<Plan>>,
 }
 
 impl<'a> Session<'a> {
@@ -159,23 +246,71 @@ impl<'a> Session<'a> {
         config: &EngineConfig,
         watch: &'a mut dyn FnMut(Progress) -> bool,
     ) -> Result<Self, EngineError> {
+        Self::connect_stage(&config.stage(), watch)
+    }
+
+    /// Connects all queues of a stage; `watch` as in [`run`].
+    ///
+    /// # Errors
+    /// When that fails, or the jobs do not fit their namespaces.
+    pub fn connect_stage(
+        config: &StageConfig,
+        watch: &'a mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Self, EngineError> {
+        let layout = config.layout()?;
+        let mut config = config.clone();
+        for (host, &queues) in config.hosts.iter_mut().zip(&layout.queues) {
+            host.io_queues = queues;
+        }
         let (sender, events) = mpsc::channel();
         let mut coordinator =
             Coordinator { cores: Vec::new(), counters: Vec::new(), events, watch };
-        let queues = coordinator.spawn(config, &sender)?;
+        coordinator.spawn(&config, &layout, &sender)?;
         drop(sender);
-        let (namespace, workload) = coordinator.bring_up(config)?;
-        Ok(Self { coordinator, config: config.clone(), queues, namespace, workload })
+        let (associations, plans) = coordinator.bring_up(&config, &layout)?;
+        Ok(Self { coordinator, config, layout, associations, plans })
     }
 
-    /// Runs the workload with the addresses and data that follow from this seed.
+    /// Runs the workload with the addresses and data that follow from this seed, and takes all
+    /// jobs together.
     ///
     /// # Errors
     /// When the run cannot begin; a failure during the run is in [`Outcome::error`].
     pub fn run(&mut self, seed: u64) -> Result<Outcome, EngineError> {
-        self.workload.seed = seed;
-        let start = self.coordinator.begin(&self.config, &self.queues, &self.workload)?;
-        self.coordinator.collect(&self.config, start, self.namespace.clone())
+        self.plans.iter_mut().flatten().for_each(|plan| plan.workload.seed = seed);
+        let file = self.config.jobs[0].files[0];
+        let namespace = find_namespace(&self.associations[file.host], file.nsid)?;
+        let stage = self.run_stage()?;
+        let mut outcome = Outcome {
+            read: Latencies::new(),
+            write: Latencies::new(),
+            measured: Duration::ZERO,
+            cpu: stage.cpu,
+            loops: stage.loops,
+            cost: stage.cost,
+            missed: 0,
+            verified: 0,
+            error: None,
+            namespace,
+        };
+        for clone in stage.clones {
+            outcome.read.merge(&clone.read);
+            outcome.write.merge(&clone.write);
+            outcome.measured = outcome.measured.max(clone.measured);
+            outcome.missed += clone.missed;
+            outcome.verified += clone.verified;
+            outcome.error = outcome.error.or(clone.error);
+        }
+        Ok(outcome)
+    }
+
+    /// Runs all jobs once.
+    ///
+    /// # Errors
+    /// When the run cannot begin; failures during the run are in [`CloneOutcome::error`].
+    pub fn run_stage(&mut self) -> Result<StageOutcome, EngineError> {
+        let start = self.coordinator.begin(&self.config, &self.layout, &self.plans)?;
+        self.coordinator.collect(&self.config, &self.layout, start)
     }
 
     /// Changes what the cores do when they are idle.
@@ -188,114 +323,128 @@ impl<'a> Session<'a> {
 struct Coordinator<'a> {
     cores: Vec<ReactorHandle<Message>>,
     /// Of the queues of each core.
-    counters: Vec<Arc<QueueCounters>>,
+    counters: Vec<Vec<Arc<QueueCounters>>>,
     events: Receiver<Event>,
     watch: &'a mut dyn FnMut(Progress) -> bool,
 }
 
 impl Coordinator<'_> {
-    /// Starts the reactors; gives the queue identifiers of each.
+    /// Starts the reactors.
     fn spawn(
         &mut self,
-        config: &EngineConfig,
+        config: &StageConfig,
+        layout: &Layout,
         events: &mpsc::Sender<Event>,
-    ) -> Result<Vec<Vec<u16>>, EngineError> {
-        let queues = deal_queues(config.host.io_queues, config.cores.len().max(1));
-        for (index, qids) in queues.iter().enumerate() {
-            let core = config.cores.get(index).copied();
-            let io_bytes = usize::try_from(config.io_bytes).unwrap_or(usize::MAX);
-            let buffers = qids.len() * usize::from(config.depth);
+    ) -> Result<(), EngineError> {
+        for (thread, cpus) in layout.threads.iter().enumerate() {
+            let core = CoreConfig {
+                loads: load_configs(config, layout, thread),
+                ports: port_configs(config, layout, thread),
+                thread,
+                seed: config.jobs.first().map_or(0, |job| job.seed),
+                report_each: config.exit_all,
+                events: events.clone(),
+            };
+            let classes: Vec<(usize, usize)> =
+                core.loads.iter().map(|load| (load.io_bytes, load.depth)).collect();
+            let pinned = if let [core] = cpus[..] { Some(core) } else { None };
             let reactor = ReactorConfig {
-                core,
+                core: pinned,
                 mode: config.reactor_mode,
                 backend: config.backend,
-                pool: PoolConfig::new(&[(io_bytes, buffers)]),
+                pool: PoolConfig::new(&classes),
                 accel: config.accel.clone(),
-                name: format!("perf-{}", core.unwrap_or(index)),
-            };
-            let core = CoreConfig {
-                index,
-                host: config.host.clone(),
-                nsid: config.nsid,
-                qids: qids.clone(),
-                io_bytes,
-                seed: config.seed,
-                events: events.clone(),
+                name: format!("perf-{}", pinned.unwrap_or(thread)),
             };
             let counters = Arc::new(OnceLock::new());
             let made = Arc::clone(&counters);
+            let cpus = cpus.clone();
             let handle = Reactor::spawn(reactor, move |cx| {
+                if cpus.len() > 1 {
+                    restrict(&cpus)?;
+                }
                 let core = Core::new(cx, core);
                 let _ = made.set(core.counters());
                 Ok(core)
             });
             self.cores.push(handle.map_err(EngineError::Reactor)?);
-            self.counters.extend(counters.get().cloned());
+            self.counters.push(counters.get().cloned().unwrap_or_default());
         }
-        Ok(queues)
+        Ok(())
     }
 
     /// Waits until all queues are connected.
     fn bring_up(
         &mut self,
-        config: &EngineConfig,
-    ) -> Result<(NamespaceInfo, Workload), EngineError> {
-        let association = self.connect()?;
-        let granted = association.io_queues;
-        if granted < config.host.io_queues {
-            let asked = config.host.io_queues;
-            return Err(EngineError::Invalid(format!(
-                "the controller grants {granted} I/O queues and {asked} were asked for: use -i {granted}"
-            )));
+        config: &StageConfig,
+        layout: &Layout,
+    ) -> Result<(Vec<Association>, Vec<Vec<Plan>>), EngineError> {
+        let associations = self.connect(config.hosts.len())?;
+        for (association, &asked) in associations.iter().zip(&layout.queues) {
+            let granted = association.io_queues;
+            if granted < asked {
+                return Err(EngineError::Invalid(format!(
+                    "the controller grants {granted} I/O queues and {asked} were asked for: use -i {granted}"
+                )));
+            }
         }
-        let namespace = find_namespace(&association, config.nsid)?;
-        let workload = plan(config, &association, &namespace)?;
-        self.broadcast(|| Message::Up(association.clone()));
+        let plan = |job| stage::plan(job, &config.hosts, &associations);
+        let plans = config.jobs.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        stage::check_overlaps(&config.jobs, &plans)?;
+        for (host, association) in associations.iter().enumerate() {
+            self.broadcast(|| Message::Up(host, association.clone()));
+        }
         self.wait_ready()?;
-        Ok((namespace, workload))
+        Ok((associations, plans))
     }
 
     /// Gives all cores a common start.
     fn begin(
         &self,
-        config: &EngineConfig,
-        queues: &[Vec<u16>],
-        workload: &Workload,
+        config: &StageConfig,
+        layout: &Layout,
+        plans: &[Vec<Plan>],
     ) -> Result<Instant, EngineError> {
         let start = Instant::now() + START_DELAY;
-        let total = u64::from(config.host.io_queues);
-        for (core, qids) in self.cores.iter().zip(queues) {
-            let job = |&qid: &u16| {
-                QueueJob::new(JobConfig {
-                    workload: workload.clone(),
-                    queue: u64::from(qid) - 1,
-                    queues: total,
-                    depth: config.depth,
-                    start,
-                    ramp: config.ramp,
-                    runtime: config.runtime,
-                })
-            };
-            let jobs = qids.iter().map(job).collect::<Result<Vec<QueueJob>, _>>()?;
+        let mut jobs: Vec<Vec<QueueJob>> = self.cores.iter().map(|_| Vec::new()).collect();
+        for (stream, load) in (0..).zip(&layout.loads) {
+            let job = &config.jobs[load.job];
+            let plan = &plans[load.job][usize::from(load.clone)];
+            jobs[load.thread].push(QueueJob::new(JobConfig {
+                workload: plan.workload.clone(),
+                queue: plan.first_part + u64::from(load.queue),
+                queues: plan.parts,
+                stream,
+                depth: job.depth,
+                batch: job.batch,
+                start,
+                ramp: job.ramp,
+                runtime: job.runtime,
+                commands: plan.commands_of(load.queue, job.queues),
+            })?);
+        }
+        for (core, jobs) in self.cores.iter().zip(jobs) {
             // A core that has ended is noticed by the missing results.
             let _ = core.sender().send(Message::Begin(jobs));
         }
         Ok(start)
     }
 
-    /// Waits for the admin queue's first success or failure.
-    fn connect(&mut self) -> Result<Association, EngineError> {
-        loop {
+    /// Waits for each admin queue's first success, or the first failure of any.
+    fn connect(&mut self, hosts: usize) -> Result<Vec<Association>, EngineError> {
+        let mut up: Vec<Option<Association>> = vec![None; hosts];
+        while up.iter().any(Option::is_none) {
             match self.next_event(TICK)? {
-                Some(Event::Up(association)) => return Ok(association),
-                Some(Event::Down(error) | Event::Failed(error) | Event::QueueLost(_, error)) => {
-                    return Err(error.into());
-                }
+                Some(Event::Up(host, association)) => up[host] = Some(association),
+                Some(
+                    Event::Down(_, error) | Event::Failed(_, error) | Event::QueueLost(_, _, error),
+                ) => return Err(error.into()),
                 Some(_) => {}
                 None if !(self.watch)(Progress::Connecting) => return Err(EngineError::Stopped),
                 None => {}
             }
         }
+        Ok(up.into_iter().flatten().collect())
     }
 
     fn wait_ready(&mut self) -> Result<(), EngineError> {
@@ -303,9 +452,9 @@ impl Coordinator<'_> {
         while ready < self.cores.len() {
             match self.next_event(TICK)? {
                 Some(Event::Ready) => ready += 1,
-                Some(Event::Down(error) | Event::Failed(error) | Event::QueueLost(_, error)) => {
-                    return Err(error.into());
-                }
+                Some(
+                    Event::Down(_, error) | Event::Failed(_, error) | Event::QueueLost(_, _, error),
+                ) => return Err(error.into()),
                 Some(_) => {}
                 None if !(self.watch)(Progress::Connecting) => return Err(EngineError::Stopped),
                 None => {}
@@ -317,37 +466,48 @@ impl Coordinator<'_> {
     /// Samples what has been used and done at both ends of the window and gathers the results.
     fn collect(
         &mut self,
-        config: &EngineConfig,
+        config: &StageConfig,
+        layout: &Layout,
         start: Instant,
-        namespace: NamespaceInfo,
-    ) -> Result<Outcome, EngineError> {
-        let (measure_from, end) = (start + config.ramp, start + config.ramp + config.runtime);
-        let mut outcome = empty_outcome(namespace);
-        let mut window = Window::begin(config, self.sample());
-        let (mut ended, mut stopped) = (None, false);
-        let mut sampled_start = false;
+    ) -> Result<StageOutcome, EngineError> {
+        let (measure_from, end) = config.window(start);
+        let cores = layout.bound_cores();
+        let mut clones = config.empty_clones();
+        let mut window = Window::begin(&cores, self.sample());
+        let (mut ended, mut stopped, mut sampled_start) = (None, false, false);
         let mut left = self.cores.len();
         while left > 0 {
             let now = Instant::now();
             if !sampled_start && now >= measure_from {
-                (window, sampled_start) = (Window::begin(config, self.sample()), true);
+                (window, sampled_start) = (Window::begin(&cores, self.sample()), true);
             }
-            if ended.is_none() && (now >= end || stopped) {
-                ended = Some((self.sample(), window.meter.usage()));
+            if ended.is_none() && (end.is_some_and(|end| now >= end) || stopped) {
+                ended = Some(window.end(self.sample()));
             }
-            let next = [measure_from, end].into_iter().find(|&at| at > now);
+            let next = [Some(measure_from), end].into_iter().flatten().find(|&at| at > now);
             let wait = next.map_or(TICK, |at| TICK.min(at - now));
             match self.next_event(wait)? {
-                Some(Event::Finished(results)) => {
+                Some(Event::Finished(core, results)) => {
                     left -= 1;
-                    results.into_iter().for_each(|result| merge(&mut outcome, result));
+                    let loads = layout.loads.iter().filter(|load| load.thread == core);
+                    for (load, result) in loads.zip(results) {
+                        let which = |clone: &&mut CloneOutcome| {
+                            (clone.job, clone.clone) == (load.job, load.clone)
+                        };
+                        clones.iter_mut().find(which).into_iter().for_each(|c| c.add(&result));
+                    }
                 }
-                Some(event) => self.pass_on(event),
+                Some(Event::JobEnded) => {
+                    stopped = true;
+                    self.broadcast(|| Message::Finish);
+                }
+                Some(event) => self.pass_on(layout, event),
                 None => {
                     let progress = if ended.is_some() {
                         Progress::Finishing
                     } else {
-                        Progress::Running(now.saturating_duration_since(start), end - start)
+                        let done = now.saturating_duration_since(start);
+                        Progress::Running(done, end.map(|end| end - start))
                     };
                     if !(self.watch)(progress) && !stopped {
                         stopped = true;
@@ -356,9 +516,8 @@ impl Coordinator<'_> {
                 }
             }
         }
-        let ended = ended.unwrap_or_else(|| (self.sample(), window.meter.usage()));
-        window.end(&mut outcome, ended);
-        Ok(outcome)
+        let used = ended.unwrap_or_else(|| window.end(self.sample()));
+        Ok(used.outcome(clones))
     }
 
     /// What has been used and done so far.
@@ -367,27 +526,34 @@ impl Coordinator<'_> {
         for (core, counters) in self.cores.iter().zip(&self.counters) {
             let stats = core.stats().snapshot();
             sample.loops.add(LoopCounters { busy_turns: stats.busy_turns, waits: stats.waits });
-            sample.counts.add(Counts::of_host(counters.totals(), &stats));
+            // What the loop did is counted once, however many controllers it talks to.
+            let mut stats = Some(stats);
+            for counters in counters {
+                let stats = stats.take().unwrap_or_default();
+                sample.counts.add(Counts::of_host(counters.totals(), &stats));
+            }
         }
         sample
     }
 
-    /// What one core learns about the association, the others have to know.
-    fn pass_on(&self, event: Event) {
+    /// What one core learns about an association, the others have to know.
+    fn pass_on(&self, layout: &Layout, event: Event) {
         match event {
-            Event::Up(association) => self.broadcast(|| Message::Up(association.clone())),
-            Event::Down(error) => {
-                tracing::warn!("{error}; trying to connect again");
-                self.broadcast(|| Message::Down(error.clone()));
+            Event::Up(host, association) => {
+                self.broadcast(|| Message::Up(host, association.clone()));
             }
-            Event::Failed(error) => self.broadcast(|| Message::Failed(error.clone())),
-            Event::QueueLost(cntlid, error) => {
+            Event::Down(host, error) => {
+                tracing::warn!("{error}; trying to connect again");
+                self.broadcast(|| Message::Down(host, error.clone()));
+            }
+            Event::Failed(host, error) => self.broadcast(|| Message::Failed(host, error.clone())),
+            Event::QueueLost(host, cntlid, error) => {
                 tracing::warn!("{error}");
-                if let Some(first) = self.cores.first() {
-                    let _ = first.sender().send(Message::QueueLost(cntlid, error));
+                if let Some(admin) = self.cores.get(layout.admins[host]) {
+                    let _ = admin.sender().send(Message::QueueLost(host, cntlid, error));
                 }
             }
-            Event::Ready | Event::Finished(_) | Event::Closed => {}
+            Event::Ready | Event::JobEnded | Event::Finished(..) | Event::Closed => {}
         }
     }
 
@@ -446,146 +612,123 @@ struct Sample {
 
 /// The time in which commands are recorded.
 struct Window {
+    since: Instant,
     begun: Sample,
     meter: Meter,
 }
 
+/// What was used and done in a window.
+struct Used {
+    window: Duration,
+    cpu: CpuTime,
+    loops: LoopCounters,
+    counts: Counts,
+    usage: Usage,
+}
+
 impl Window {
-    fn begin(config: &EngineConfig, begun: Sample) -> Self {
-        Self { begun, meter: Meter::start(&config.cores) }
+    fn begin(cores: &[usize], begun: Sample) -> Self {
+        Self { since: Instant::now(), begun, meter: Meter::start(cores) }
     }
 
-    fn end(self, outcome: &mut Outcome, (ended, usage): (Sample, Usage)) {
-        outcome.cpu = ended.cpu.since(self.begun.cpu);
-        outcome.loops = ended.loops.since(self.begun.loops);
-        outcome.cost = Cost {
-            ios: outcome.read.count() + outcome.write.count(),
-            usage,
+    fn end(&mut self, ended: Sample) -> Used {
+        Used {
+            window: self.since.elapsed(),
+            cpu: ended.cpu.since(self.begun.cpu),
+            loops: ended.loops.since(self.begun.loops),
             counts: ended.counts.since(self.begun.counts),
-        };
-    }
-}
-
-/// Queue identifiers 1.. in turn to each core.
-fn deal_queues(queues: u16, cores: usize) -> Vec<Vec<u16>> {
-    let mut dealt = vec![Vec::new(); cores.min(usize::from(queues.max(1)))];
-    let count = dealt.len();
-    for qid in 1..=queues {
-        dealt[(usize::from(qid) - 1) % count].push(qid);
-    }
-    dealt
-}
-
-fn find_namespace(
-    association: &Association,
-    nsid: NamespaceId,
-) -> Result<NamespaceInfo, EngineError> {
-    let found = association.namespaces.iter().find(|namespace| namespace.nsid == nsid);
-    found.cloned().ok_or_else(|| {
-        let known: Vec<String> =
-            association.namespaces.iter().map(|ns| ns.nsid.to_string()).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        EngineError::Invalid(format!("there is no namespace {nsid}; the subsystem has {known}"))
-    })
-}
-
-/// Fits the options to the namespace.
-fn plan(
-    config: &EngineConfig,
-    association: &Association,
-    namespace: &NamespaceInfo,
-) -> Result<Workload, EngineError> {
-    let invalid = |message: String| Err(EngineError::Invalid(message));
-    let (block_size, io_bytes) = (namespace.block_size, config.io_bytes);
-    if io_bytes == 0 || !io_bytes.is_multiple_of(block_size) {
-        return invalid(format!(
-            "--bs {io_bytes} is not a multiple of the block size {block_size}"
-        ));
-    }
-    if let Some(max) = association.controller.max_transfer_bytes.filter(|max| io_bytes > *max) {
-        return invalid(format!(
-            "--bs {io_bytes} is more than the controller's largest transfer {max}"
-        ));
-    }
-    let entries = association.max_entries.min(config.host.io_entries);
-    if config.depth >= entries {
-        return invalid(format!(
-            "--iodepth {} needs a queue of {} entries and the controller has {entries}: use --iodepth {}",
-            config.depth,
-            u32::from(config.depth) + 1,
-            entries.saturating_sub(1)
-        ));
-    }
-    let writes = config.mode.read_percent(config.mixed_read_percent) < 100;
-    if writes && namespace.read_only {
-        return invalid(format!("namespace {} is write protected", namespace.nsid));
-    }
-    let block = u64::from(block_size);
-    for (option, bytes) in
-        [("--offset", config.offset_bytes), ("--size", config.size_bytes.unwrap_or(0))]
-    {
-        if !bytes.is_multiple_of(block) {
-            return invalid(format!(
-                "{option} {bytes} is not a multiple of the block size {block_size}"
-            ));
+            usage: self.meter.usage(),
         }
     }
-    let available = namespace.size_bytes().saturating_sub(config.offset_bytes);
-    let size = config.size_bytes.unwrap_or(available);
-    if size > available || available == 0 {
-        return invalid(format!(
-            "the namespace has {} bytes, and --offset and --size reach to {}",
-            namespace.size_bytes(),
-            config.offset_bytes.saturating_add(size)
-        ));
-    }
-    Ok(Workload {
-        mode: config.mode,
-        mixed_read_percent: config.mixed_read_percent,
-        block_size,
-        blocks_per_io: io_bytes / block_size,
-        first_block: config.offset_bytes / block,
-        block_count: size / block,
-        seed: config.seed,
-        verify: config.verify,
-        rate_iops: config.rate_iops,
-    })
 }
 
-fn empty_outcome(namespace: NamespaceInfo) -> Outcome {
-    Outcome {
-        read: Latencies::new(),
-        write: Latencies::new(),
-        measured: Duration::ZERO,
-        cpu: CpuTime::default(),
-        loops: LoopCounters::default(),
-        cost: Cost::default(),
-        missed: 0,
-        verified: 0,
-        error: None,
-        namespace,
+impl Used {
+    fn outcome(self, clones: Vec<CloneOutcome>) -> StageOutcome {
+        let ios = clones.iter().map(|clone| clone.read.count() + clone.write.count()).sum();
+        let cost = Cost { ios, usage: self.usage, counts: self.counts };
+        StageOutcome { clones, cpu: self.cpu, loops: self.loops, cost, window: self.window }
     }
 }
 
-fn merge(outcome: &mut Outcome, result: JobResult) {
-    outcome.read.merge(&result.read);
-    outcome.write.merge(&result.write);
-    outcome.measured = outcome.measured.max(result.measured);
-    outcome.missed += result.missed;
-    outcome.verified += result.verified;
-    if outcome.error.is_none() {
-        outcome.error = result.error;
+impl StageConfig {
+    /// When the first job begins to record, and when the last stops, if it is time that stops it.
+    fn window(&self, start: Instant) -> (Instant, Option<Instant>) {
+        let ramp = self.jobs.iter().map(|job| job.ramp).min().unwrap_or_default();
+        let ends = self.jobs.iter().map(|job| Some(start + job.ramp + job.runtime?));
+        // One that only its volume ends makes the end unknown.
+        let end = ends.collect::<Option<Vec<Instant>>>().and_then(|ends| ends.into_iter().max());
+        (start + ramp, end)
+    }
+
+    fn empty_clones(&self) -> Vec<CloneOutcome> {
+        let clones = |(index, job): (usize, &JobSpec)| {
+            (0..job.clones.max(1)).map(move |clone| CloneOutcome {
+                job: index,
+                clone,
+                read: Latencies::new(),
+                write: Latencies::new(),
+                measured: Duration::ZERO,
+                missed: 0,
+                verified: 0,
+                error: None,
+            })
+        };
+        self.jobs.iter().enumerate().flat_map(clones).collect()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queues_are_dealt_out_evenly() {
-        assert_eq!(deal_queues(5, 2), [vec![1, 3, 5], vec![2, 4]]);
-        assert_eq!(deal_queues(1, 1), [vec![1]]);
-        assert_eq!(deal_queues(2, 4), [vec![1], vec![2]]);
+impl CloneOutcome {
+    /// Adds what one of its queues recorded.
+    fn add(&mut self, result: &JobResult) {
+        self.read.merge(&result.read);
+        self.write.merge(&result.write);
+        self.measured = self.measured.max(result.measured);
+        self.missed += result.missed;
+        self.verified += result.verified;
+        if self.error.is_none() {
+            self.error.clone_from(&result.error);
+        }
     }
+}
+
+/// The queue jobs of one thread.
+fn load_configs(config: &StageConfig, layout: &Layout, thread: usize) -> Vec<LoadConfig> {
+    let loads = layout.loads.iter().filter(|load| load.thread == thread);
+    let load = |load: &stage::Load| {
+        let job = &config.jobs[load.job];
+        LoadConfig {
+            files: job
+                .files
+                .iter()
+                .map(|file| (file.host, load.qids[&file.host], file.nsid))
+                .collect(),
+            io_bytes: usize::try_from(job.io_bytes).unwrap_or(usize::MAX),
+            depth: usize::from(job.depth),
+            complete_max: job.batch.complete_max.map(usize::from),
+        }
+    };
+    loads.map(load).collect()
+}
+
+/// The controllers of one thread.
+fn port_configs(config: &StageConfig, layout: &Layout, thread: usize) -> Vec<PortConfig> {
+    let port = |(index, queues)| PortConfig {
+        index,
+        host: config.hosts[index].clone(),
+        queues,
+        admin: layout.admins[index] == thread,
+    };
+    layout.ports(thread).into_iter().map(port).collect()
+}
+
+/// Lets the calling thread run on these CPUs only.
+fn restrict(cpus: &[usize]) -> std::io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for &cpu in cpus {
+        if cpu >= rustix::thread::CpuSet::MAX_CPU {
+            return Err(std::io::Error::other(format!("there is no CPU {cpu}")));
+        }
+        set.set(cpu);
+    }
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }

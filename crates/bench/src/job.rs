@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use crate::histogram::Latencies;
 use crate::pacing::Pacer;
 use crate::pattern::{self, Mismatch};
+use crate::permutation::Permutation;
 use crate::random::{Random, mix};
-use crate::workload::{Access, Extent, Workload};
+use crate::workload::{Access, Extent, Span, Workload};
 
 /// Verification remembers the last write of every command-sized unit, 4 bytes each: all queues
 /// together remember at most this many (256 MiB).
@@ -24,14 +25,53 @@ pub struct JobConfig {
     pub queue: u64,
     /// How many there are.
     pub queues: u64,
+    /// Which of the random sequences of the workload's seed it follows.
+    pub stream: u64,
     /// Most commands in flight.
     pub depth: u16,
+    /// How commands are gathered.
+    pub batch: Batch,
     /// When the run begins.
     pub start: Instant,
     /// How long it runs before anything is recorded.
     pub ramp: Duration,
-    /// How long it is recorded.
-    pub runtime: Duration,
+    /// How long it is recorded; `None`: until all commands are done.
+    pub runtime: Option<Duration>,
+    /// How many commands it issues; `None`: until the time is over.
+    pub commands: Option<u64>,
+}
+
+/// How commands are gathered on their way out, and completions before the next go out: fio's
+/// `iodepth_batch` and its relatives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Most commands that leave together; `None`: all that are due.
+    pub submit: Option<u16>,
+    /// With the depth reached, so many completions are awaited before the next command; 0 and 1
+    /// are the same.
+    pub complete_min: u16,
+    /// Most completions that are taken together before commands are issued; `None`: all there are.
+    pub complete_max: Option<u16>,
+    /// With the depth reached, completions are awaited until no more than so many commands are in
+    /// flight; `None`: one less than the depth.
+    pub low: Option<u16>,
+}
+
+impl Batch {
+    /// Everything goes as soon as it can.
+    pub const NONE: Self = Self { submit: None, complete_min: 1, complete_max: None, low: None };
+
+    /// How many completions are awaited once the depth is reached.
+    fn awaited(&self, depth: u16) -> u16 {
+        let to_low = self.low.map_or(1, |low| depth.saturating_sub(low));
+        self.complete_min.max(to_low).clamp(1, depth)
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::NONE
+    }
 }
 
 /// Why a workload cannot run.
@@ -71,6 +111,9 @@ pub enum JobConfigError {
     /// A command without blocks, or a queue without depth.
     #[error("a command needs at least one block, and a queue a depth of at least 1")]
     Nothing,
+    /// Neither a time nor a number of commands ends it.
+    #[error("a job ends after a time or after a number of commands, and has neither")]
+    Endless,
 }
 
 /// A command to issue now.
@@ -78,8 +121,12 @@ pub enum JobConfigError {
 pub struct Issue {
     /// The job's name for it, below the depth.
     pub slot: u16,
+    /// Which of the workload's spans it is in.
+    pub span: u16,
     /// A write; else a read.
     pub write: bool,
+    /// The last of its batch: what was issued up to here is to be sent.
+    pub flush: bool,
     /// First block.
     pub slba: u64,
     /// Number of blocks.
@@ -116,20 +163,49 @@ pub struct JobResult {
 #[derive(Debug)]
 pub struct QueueJob {
     workload: Workload,
-    extent: Extent,
-    access: Access,
     read_percent: u8,
     measure_from: Instant,
-    end: Instant,
+    /// When nothing is recorded any more.
+    end: Option<Instant>,
+    /// Commands still to be issued.
+    left: Option<u64>,
     phase: Phase,
     pacer: Option<Pacer>,
     random: Random,
-    cursor: u64,
+    areas: Vec<Area>,
+    /// The area of the next command.
+    turn: usize,
+    batch: Batch,
+    /// Commands issued since the last that ended a batch.
+    gathered: u16,
+    /// Completions that are awaited before the next command.
+    awaited: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
+    result: JobResult,
+}
+
+/// One span of the workload: this queue's part of it, and where in it the queue is.
+#[derive(Debug)]
+struct Area {
+    span: Span,
+    extent: Extent,
+    order: Order,
+    cursor: u64,
     /// Per unit, in verification only.
     units: Vec<Unit>,
-    result: JobResult,
+}
+
+/// In which order an area's units are visited.
+#[derive(Debug)]
+enum Order {
+    Sequential,
+    Anywhere,
+    /// All of them in a random order, then all of them in another.
+    Map {
+        order: Permutation,
+        next: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +222,7 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
+    area: u16,
     unit: u64,
     write: bool,
     /// When it was issued, or was due (open loop).
@@ -180,22 +257,91 @@ impl Unit {
     }
 }
 
+impl Area {
+    fn new(workload: &Workload, config: &JobConfig, span: Span) -> Result<Self, JobConfigError> {
+        let (queue, queues, depth) = (config.queue, config.queues, config.depth);
+        let extent = workload.extent(&span, queue, queues);
+        if extent.units == 0 {
+            return Err(JobConfigError::RangeTooSmall { units: span.units(), queues });
+        }
+        let units = if workload.verify { check_verify(span, extent, depth)? } else { 0 };
+        let order = match workload.mode.access() {
+            Access::Sequential => Order::Sequential,
+            Access::Random if workload.random_map => Order::Map {
+                order: Permutation::new(extent.units, mix(workload.seed ^ mix(config.stream))),
+                next: 0,
+            },
+            Access::Random => Order::Anywhere,
+        };
+        Ok(Self { span, extent, order, cursor: 0, units: vec![Unit::default(); units] })
+    }
+
+    /// The unit for the next command. In verification one without a command in flight: there are
+    /// at least as many units as slots, and a slot is free. So in the moment when a random map
+    /// begins again, a unit still in flight gives way to its neighbour.
+    fn choose_unit(&mut self, random: &mut Random) -> u64 {
+        let mut unit = match &mut self.order {
+            Order::Sequential => self.cursor,
+            Order::Anywhere => random.below(self.extent.units),
+            Order::Map { order, next } => {
+                if *next == self.extent.units {
+                    *order = Permutation::new(self.extent.units, random.next_u64());
+                    *next = 0;
+                }
+                *next += 1;
+                order.get(*next - 1)
+            }
+        };
+        while self.unit(unit).is_some_and(Unit::is_busy) {
+            unit = (unit + 1) % self.extent.units;
+        }
+        self.cursor = (unit + 1) % self.extent.units;
+        unit
+    }
+
+    /// The first unit from the cursor on that this run wrote.
+    fn peek_written(&self) -> Option<u64> {
+        let from = usize::try_from(self.cursor).ok()?;
+        let rest = self.units.get(from..)?;
+        let skip = rest.iter().position(|unit| unit.generation() != 0)?;
+        u64::try_from(from + skip).ok()
+    }
+
+    fn slba(&self, unit: u64) -> u64 {
+        self.extent.first_block + unit * u64::from(self.span.blocks_per_io)
+    }
+
+    fn block_size(&self) -> usize {
+        usize::try_from(self.span.block_size).unwrap_or(usize::MAX)
+    }
+
+    fn unit(&self, unit: u64) -> Option<Unit> {
+        self.units.get(usize::try_from(unit).ok()?).copied()
+    }
+
+    fn unit_mut(&mut self, unit: u64) -> Option<&mut Unit> {
+        self.units.get_mut(usize::try_from(unit).ok()?)
+    }
+}
+
 impl QueueJob {
     /// A job that has issued nothing yet. Allocates all that it will need.
     ///
     /// # Errors
     /// When the workload does not fit its range.
     pub fn new(config: JobConfig) -> Result<Self, JobConfigError> {
-        let JobConfig { workload, queue, queues, depth, start, ramp, runtime } = config;
-        if workload.blocks_per_io == 0 || depth == 0 || queues == 0 {
+        let workload = &config.workload;
+        let no_blocks = workload.spans.iter().any(|span| span.blocks_per_io == 0);
+        if no_blocks || workload.spans.is_empty() || config.depth == 0 || config.queues == 0 {
             return Err(JobConfigError::Nothing);
         }
-        let extent = workload.extent(queue, queues);
-        if extent.units == 0 {
-            return Err(JobConfigError::RangeTooSmall { units: workload.units(), queues });
+        if config.runtime.is_none() && config.commands.is_none() {
+            return Err(JobConfigError::Endless);
         }
-        let units = if workload.verify { check_verify(&workload, extent, depth)? } else { 0 };
-        let measure_from = start + ramp;
+        let area = |span: &Span| Area::new(workload, &config, *span);
+        let areas = workload.spans.iter().map(area).collect::<Result<Vec<Area>, _>>()?;
+        let JobConfig { workload, queue, queues, stream, depth, batch, start, .. } = config;
+        let measure_from = start + config.ramp;
         let result = JobResult {
             read: Latencies::new(),
             write: Latencies::new(),
@@ -205,18 +351,20 @@ impl QueueJob {
             error: None,
         };
         Ok(Self {
-            access: workload.mode.access(),
             read_percent: workload.mode.read_percent(workload.mixed_read_percent),
             measure_from,
-            end: measure_from + runtime,
+            end: config.runtime.map(|runtime| measure_from + runtime),
+            left: config.commands,
             phase: Phase::Running,
             pacer: workload.rate_iops.map(|rate| Pacer::new(start, rate, queue, queues)),
-            random: Random::new(mix(workload.seed ^ mix(queue))),
-            cursor: 0,
-            slots: vec![Slot { unit: 0, write: false, since: start }; usize::from(depth)],
+            random: Random::new(mix(workload.seed ^ mix(stream))),
+            areas,
+            turn: 0,
+            batch,
+            gathered: 0,
+            awaited: 0,
+            slots: vec![Slot { area: 0, unit: 0, write: false, since: start }; usize::from(depth)],
             free: (0..depth).rev().collect(),
-            units: vec![Unit::default(); units],
-            extent,
             workload,
             result,
         })
@@ -226,49 +374,79 @@ impl QueueJob {
     pub fn poll_issue(&mut self, now: Instant) -> Option<Issue> {
         self.advance(now);
         let slot = *self.free.last()?;
-        let (unit, write, since) = match self.phase {
+        let (area, unit, write, since) = match self.phase {
+            Phase::Running if self.awaited > 0 || self.left == Some(0) => return None,
             Phase::Running => {
                 let since = match &mut self.pacer {
                     Some(pacer) => pacer.take(now)?,
                     None => now,
                 };
                 let write = !self.random.percent(self.read_percent);
-                (self.choose_unit(), write, since)
+                let area = self.turn;
+                self.turn = if area + 1 == self.areas.len() { 0 } else { area + 1 };
+                (area, self.areas[area].choose_unit(&mut self.random), write, since)
             }
-            Phase::ReadBack => (self.next_written()?, false, now),
+            Phase::ReadBack => {
+                let (area, unit) = self.next_written()?;
+                (area, unit, false, now)
+            }
             Phase::Draining | Phase::Finished => return None,
         };
         self.free.pop();
-        self.slots[usize::from(slot)] = Slot { unit, write, since };
-        if let Some(state) = self.unit_mut(unit) {
+        let span = u16::try_from(area).unwrap_or(u16::MAX);
+        self.slots[usize::from(slot)] = Slot { area: span, unit, write, since };
+        let area = &mut self.areas[area];
+        if let Some(state) = area.unit_mut(unit) {
             state.set_busy(true);
             if write {
                 state.written();
             }
         }
-        let block_count = self.workload.blocks_per_io;
-        Some(Issue { slot, write, slba: self.slba(unit), block_count })
+        let (slba, block_count) = (area.slba(unit), area.span.blocks_per_io);
+        let flush = self.count_issue();
+        Some(Issue { slot, span, write, flush, slba, block_count })
+    }
+
+    /// Counts an issued command; whether its batch ends with it.
+    fn count_issue(&mut self) -> bool {
+        if self.phase == Phase::Running
+            && let Some(left) = &mut self.left
+        {
+            *left -= 1;
+        }
+        if self.free.is_empty() {
+            self.awaited = self.batch.awaited(u16::try_from(self.slots.len()).unwrap_or(u16::MAX));
+        }
+        self.gathered += 1;
+        let full = self.free.is_empty() || self.left == Some(0);
+        let ends = self.batch.submit.is_some_and(|most| full || self.gathered >= most);
+        if ends || self.batch.submit.is_none() {
+            self.gathered = 0;
+        }
+        ends
     }
 
     /// Puts the data of a write into its buffer: only in verification, the data do not matter
     /// otherwise.
     pub fn fill(&self, slot: u16, data: &mut [u8]) {
-        let unit = self.slots[usize::from(slot)].unit;
-        if let Some(state) = self.unit(unit) {
-            let (block_size, slba) = (self.block_size(), self.slba(unit));
+        let Slot { area, unit, .. } = self.slots[usize::from(slot)];
+        let area = &self.areas[usize::from(area)];
+        if let Some(state) = area.unit(unit) {
+            let (block_size, slba) = (area.block_size(), area.slba(unit));
             pattern::fill(data, block_size, slba, self.workload.seed, state.generation());
         }
     }
 
     /// A read finished with these data.
     pub fn handle_read(&mut self, now: Instant, slot: u16, data: &[u8]) {
-        let unit = self.slots[usize::from(slot)].unit;
-        if let Some(state) = self.unit(unit) {
+        let Slot { area, unit, .. } = self.slots[usize::from(slot)];
+        let area = &self.areas[usize::from(area)];
+        if let Some(state) = area.unit(unit) {
             // A workload that writes nothing checks what an earlier run wrote; one that writes
             // knows nothing about blocks that it has not written yet.
             let known = (state.generation() != 0).then_some(state.generation());
             if known.is_some() || self.read_percent == 100 {
-                let (block_size, slba) = (self.block_size(), self.slba(unit));
+                let (block_size, slba) = (area.block_size(), area.slba(unit));
                 match pattern::check(data, block_size, slba, self.workload.seed, known) {
                     Ok(()) => self.result.verified += 1,
                     Err(mismatch) => self.fail(now, JobError::Mismatch(mismatch)),
@@ -293,7 +471,7 @@ impl QueueJob {
 
     /// Ends the run now, as if its time were over.
     pub fn stop(&mut self, now: Instant) {
-        self.end = self.end.min(now);
+        self.end_by(now);
         self.advance(now);
     }
 
@@ -307,10 +485,10 @@ impl QueueJob {
     #[must_use]
     pub fn wake_at(&self) -> Option<Instant> {
         match (self.phase, &self.pacer) {
-            (Phase::Running, Some(pacer)) if !self.free.is_empty() => {
-                Some(pacer.next_due().min(self.end))
+            (Phase::Running, Some(pacer)) if !self.free.is_empty() && self.awaited == 0 => {
+                self.end.into_iter().chain([pacer.next_due()]).min()
             }
-            (Phase::Running, _) => Some(self.end),
+            (Phase::Running, _) => self.end,
             _ => None,
         }
     }
@@ -342,14 +520,21 @@ impl QueueJob {
     /// Moves on when the time is over, the last command in flight is done, or nothing is left
     /// to read back.
     fn advance(&mut self, now: Instant) {
-        if self.phase == Phase::Running && now >= self.end {
-            self.result.measured = self.end.saturating_duration_since(self.measure_from);
-            self.result.missed =
-                self.pacer.as_ref().map_or(0, |pacer| pacer.missed_before(self.end));
-            self.phase = Phase::Draining;
+        if self.phase == Phase::Running {
+            if let Some(end) = self.end.filter(|&end| now >= end) {
+                self.result.measured = end.saturating_duration_since(self.measure_from);
+                self.result.missed =
+                    self.pacer.as_ref().map_or(0, |pacer| pacer.missed_before(end));
+                self.phase = Phase::Draining;
+            } else if self.left == Some(0) && self.in_flight() == 0 {
+                // Its work is done: what it measured ends with the last completion.
+                self.result.measured = now.saturating_duration_since(self.measure_from);
+                self.phase = Phase::Draining;
+            }
         }
         if self.phase == Phase::Draining && self.in_flight() == 0 {
-            self.cursor = 0;
+            self.areas.iter_mut().for_each(|area| area.cursor = 0);
+            self.turn = 0;
             let failed = self.result.error.is_some();
             self.phase = if failed { Phase::Finished } else { Phase::ReadBack };
         }
@@ -358,10 +543,14 @@ impl QueueJob {
         }
     }
 
+    fn end_by(&mut self, now: Instant) {
+        self.end = Some(self.end.map_or(now, |end| end.min(now)));
+    }
+
     fn fail(&mut self, now: Instant, error: JobError) {
         self.result.error.get_or_insert(error);
         match self.phase {
-            Phase::Running => self.end = self.end.min(now),
+            Phase::Running => self.end_by(now),
             Phase::ReadBack => self.phase = Phase::Draining,
             Phase::Draining | Phase::Finished => {}
         }
@@ -373,8 +562,8 @@ impl QueueJob {
         // Closed loop: what completes in the window counts, as fio does. Open loop: what was due
         // in the window counts, however late it is, else the worst latencies were left out.
         let counts = match self.pacer {
-            None => now >= self.measure_from && now <= self.end,
-            Some(_) => since >= self.measure_from && since < self.end,
+            None => now >= self.measure_from && self.end.is_none_or(|end| now <= end),
+            Some(_) => since >= self.measure_from && self.end.is_none_or(|end| since < end),
         };
         if counts && matches!(self.phase, Phase::Running | Phase::Draining) {
             let side = if write { &mut self.result.write } else { &mut self.result.read };
@@ -386,68 +575,38 @@ impl QueueJob {
 
     fn release(&mut self, slot: u16) {
         debug_assert!(!self.free.contains(&slot), "slot {slot} completed twice");
-        let unit = self.slots[usize::from(slot)].unit;
-        if let Some(state) = self.unit_mut(unit) {
+        let Slot { area, unit, .. } = self.slots[usize::from(slot)];
+        if let Some(state) = self.areas[usize::from(area)].unit_mut(unit) {
             state.set_busy(false);
         }
         self.free.push(slot);
+        self.awaited = self.awaited.saturating_sub(1);
     }
 
-    /// The unit for the next command. In verification one without a command in flight: there are
-    /// at least as many units as slots, and a slot is free.
-    fn choose_unit(&mut self) -> u64 {
-        let mut unit = match self.access {
-            Access::Sequential => self.cursor,
-            Access::Random => self.random.below(self.extent.units),
-        };
-        while self.unit(unit).is_some_and(Unit::is_busy) {
-            unit = (unit + 1) % self.extent.units;
-        }
-        self.cursor = (unit + 1) % self.extent.units;
-        unit
+    fn next_written(&mut self) -> Option<(usize, u64)> {
+        let (area, unit) = self.peek_written()?;
+        self.turn = area;
+        self.areas[area].cursor = unit + 1;
+        Some((area, unit))
     }
 
-    fn next_written(&mut self) -> Option<u64> {
-        let unit = self.peek_written()?;
-        self.cursor = unit + 1;
-        Some(unit)
-    }
-
-    /// The first unit from the cursor on that this run wrote.
-    fn peek_written(&self) -> Option<u64> {
-        let from = usize::try_from(self.cursor).ok()?;
-        let rest = self.units.get(from..)?;
-        let skip = rest.iter().position(|unit| unit.generation() != 0)?;
-        u64::try_from(from + skip).ok()
-    }
-
-    fn slba(&self, unit: u64) -> u64 {
-        self.extent.first_block + unit * u64::from(self.workload.blocks_per_io)
-    }
-
-    fn block_size(&self) -> usize {
-        usize::try_from(self.workload.block_size).unwrap_or(usize::MAX)
-    }
-
-    fn unit(&self, unit: u64) -> Option<Unit> {
-        self.units.get(usize::try_from(unit).ok()?).copied()
-    }
-
-    fn unit_mut(&mut self, unit: u64) -> Option<&mut Unit> {
-        self.units.get_mut(usize::try_from(unit).ok()?)
+    /// The first unit, from where reading back has come to, that this run wrote.
+    fn peek_written(&self) -> Option<(usize, u64)> {
+        let areas = self.areas.iter().enumerate().skip(self.turn);
+        areas.into_iter().find_map(|(index, area)| Some((index, area.peek_written()?)))
     }
 }
 
 /// How many units verification has to remember.
-fn check_verify(workload: &Workload, extent: Extent, depth: u16) -> Result<usize, JobConfigError> {
-    let block_size = workload.block_size;
+fn check_verify(span: Span, extent: Extent, depth: u16) -> Result<usize, JobConfigError> {
+    let block_size = span.block_size;
     if usize::try_from(block_size).is_ok_and(|size| size < pattern::HEADER_LEN) {
         return Err(JobConfigError::BlockTooSmall(block_size));
     }
     if extent.units < u64::from(depth) {
         return Err(JobConfigError::RangeBelowDepth { units: extent.units, depth });
     }
-    let units = workload.units();
+    let units = span.units();
     if units > VERIFY_UNITS_MAX {
         return Err(JobConfigError::RangeTooLarge { units });
     }

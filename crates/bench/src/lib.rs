@@ -17,12 +17,13 @@ pub mod limit;
 pub mod model;
 pub mod pacing;
 pub mod pattern;
+pub mod permutation;
 mod quiet;
 pub mod random;
 pub mod report;
 pub mod workload;
 
 pub use histogram::Latencies;
-pub use job::{Issue, JobConfig, JobResult, QueueJob};
+pub use job::{Batch, Issue, JobConfig, JobResult, QueueJob};
 pub use pattern::Mismatch;
-pub use workload::{Access, RwMode, Workload};
+pub use workload::{Access, RwMode, Span, Workload};

@@ -94,6 +94,8 @@ impl FromStr for RwMode {
     type Err = UnknownRwMode;
 
     fn from_str(name: &str) -> Result<Self, UnknownRwMode> {
+        // fio knows one of them by two names.
+        let name = if name == "readwrite" { "rw" } else { name };
         Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or(UnknownRwMode)
     }
 }
@@ -105,6 +107,22 @@ pub struct Workload {
     pub mode: RwMode,
     /// Percentage of reads where `mode` is mixed.
     pub mixed_read_percent: u8,
+    /// Where: commands go to these in turn.
+    pub spans: Vec<Span>,
+    /// Random access visits each address once before any a second time; else each command goes
+    /// anywhere.
+    pub random_map: bool,
+    /// The same seed gives the same addresses and the same data.
+    pub seed: u64,
+    /// Write blocks that can be recognised, and check what is read.
+    pub verify: bool,
+    /// Commands per second of all queues together (open loop); `None` is as fast as it goes.
+    pub rate_iops: Option<u64>,
+}
+
+/// The part of a namespace that a workload uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
     /// Logical block size of the namespace in bytes.
     pub block_size: u32,
     /// Blocks per command.
@@ -113,12 +131,6 @@ pub struct Workload {
     pub first_block: u64,
     /// How many blocks are used; what does not fill a command at the end is left alone.
     pub block_count: u64,
-    /// The same seed gives the same addresses and the same data.
-    pub seed: u64,
-    /// Write blocks that can be recognised, and check what is read.
-    pub verify: bool,
-    /// Commands per second of all queues together (open loop); `None` is as fast as it goes.
-    pub rate_iops: Option<u64>,
 }
 
 /// A part of a workload's addresses, in units of one command.
@@ -130,34 +142,36 @@ pub struct Extent {
     pub units: u64,
 }
 
-impl Workload {
-    /// Bytes per command.
-    #[must_use]
-    pub fn io_bytes(&self) -> u64 {
-        u64::from(self.block_size) * u64::from(self.blocks_per_io)
-    }
-
-    /// Number of commands that fit into the range.
+impl Span {
+    /// Number of commands that fit.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.block_count / u64::from(self.blocks_per_io.max(1))
     }
+}
 
-    /// The addresses of queue `queue` of `queues`. Random access without verification shares all
-    /// of them; otherwise each queue has its own part: sequential streams are then sequential,
-    /// and no two queues write the same block at once, which no one could verify.
+impl Workload {
+    /// Number of commands that fit into all spans.
     #[must_use]
-    pub fn extent(&self, queue: u64, queues: u64) -> Extent {
-        let units = self.units();
+    pub fn units(&self) -> u64 {
+        self.spans.iter().fold(0, |sum: u64, span| sum.saturating_add(span.units()))
+    }
+
+    /// The addresses of queue `queue` of `queues` in a span. Random access without verification
+    /// shares all of them; otherwise each queue has its own part: sequential streams are then
+    /// sequential, and no two queues write the same block at once, which no one could verify.
+    #[must_use]
+    pub fn extent(&self, span: &Span, queue: u64, queues: u64) -> Extent {
+        let units = span.units();
         if self.mode.access() == Access::Random && !self.verify {
-            return Extent { first_block: self.first_block, units };
+            return Extent { first_block: span.first_block, units };
         }
         let part = |queue: u64| {
             let unit = u128::from(units) * u128::from(queue) / u128::from(queues.max(1));
             u64::try_from(unit).unwrap_or(u64::MAX)
         };
         let (first, end) = (part(queue), part(queue + 1));
-        let first_block = self.first_block + first * u64::from(self.blocks_per_io);
+        let first_block = span.first_block + first * u64::from(span.blocks_per_io);
         Extent { first_block, units: end - first }
     }
 }
@@ -166,14 +180,16 @@ impl Workload {
 pub(crate) mod tests {
     use super::*;
 
+    /// 100 commands of 4 KiB, and a rest.
+    pub(crate) const SPAN: Span =
+        Span { block_size: 512, blocks_per_io: 8, first_block: 16, block_count: 8 * 100 + 7 };
+
     pub(crate) fn workload(mode: RwMode) -> Workload {
         Workload {
             mode,
             mixed_read_percent: 50,
-            block_size: 512,
-            blocks_per_io: 8,
-            first_block: 16,
-            block_count: 8 * 100 + 7,
+            spans: vec![SPAN],
+            random_map: false,
             seed: 1,
             verify: false,
             rate_iops: None,
@@ -198,8 +214,8 @@ pub(crate) mod tests {
     #[test]
     fn parts_cover_the_range_once() {
         let workload = Workload { verify: true, ..workload(RwMode::RandWrite) };
-        assert_eq!((workload.units(), workload.io_bytes()), (100, 4096));
-        let parts: Vec<Extent> = (0..3).map(|queue| workload.extent(queue, 3)).collect();
+        assert_eq!(workload.units(), 100);
+        let parts: Vec<Extent> = (0..3).map(|queue| workload.extent(&SPAN, queue, 3)).collect();
         assert_eq!(parts.iter().map(|part| part.units).sum::<u64>(), 100);
         let mut next = 16;
         for part in parts {
@@ -211,6 +227,6 @@ pub(crate) mod tests {
     #[test]
     fn random_access_shares_the_range() {
         let workload = workload(RwMode::RandRead);
-        assert_eq!(workload.extent(2, 3), Extent { first_block: 16, units: 100 });
+        assert_eq!(workload.extent(&SPAN, 2, 3), Extent { first_block: 16, units: 100 });
     }
 }

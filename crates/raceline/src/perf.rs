@@ -208,9 +208,13 @@ impl Bar {
         match progress {
             Progress::Connecting => self.0.set_message("connecting"),
             Progress::Running(done, total) => {
-                self.0.set_length(millis(total));
                 self.0.set_position(millis(done));
-                self.0.set_message(format!("{} of {} s", done.as_secs(), total.as_secs()));
+                if let Some(total) = total {
+                    self.0.set_length(millis(total));
+                    self.0.set_message(format!("{} of {} s", done.as_secs(), total.as_secs()));
+                } else {
+                    self.0.set_message(format!("{} s", done.as_secs()));
+                }
             }
             Progress::Finishing => self.0.set_message("finishing"),
         }

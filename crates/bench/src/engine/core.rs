@@ -1,5 +1,7 @@
-//! One core of a run: its queues, their jobs and their buffers; the first also has the admin queue.
+//! One core of a run: its queues, their jobs and their buffers; one core of each controller also has
+//! the admin queue.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
@@ -13,33 +15,52 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, Service, Token};
 use crate::job::{Issue, JobResult, QueueJob};
 use crate::random::Random;
 
-/// Owners of completions on this core.
+/// Owner of this core's timer; each port has two more, for its admin queue and its I/O queues.
 const OWN: u16 = 0;
-const ADMIN: u16 = 1;
-const QUEUES: u16 = 2;
 
 /// What a core is made of.
 pub(super) struct CoreConfig {
-    pub(super) index: usize,
-    pub(super) host: HostConfig,
-    pub(super) nsid: NamespaceId,
-    pub(super) qids: Vec<u16>,
-    pub(super) io_bytes: usize,
+    pub(super) ports: Vec<PortConfig>,
+    pub(super) loads: Vec<LoadConfig>,
+    /// Its number.
+    pub(super) thread: usize,
     pub(super) seed: u64,
+    /// Say so whenever a job has ended.
+    pub(super) report_each: bool,
     pub(super) events: mpsc::Sender<Event>,
 }
 
-/// From the coordinator to a core.
+/// A controller that this core talks to.
+pub(super) struct PortConfig {
+    /// Which of the stage's hosts it is.
+    pub(super) index: usize,
+    pub(super) host: HostConfig,
+    /// The I/O queues of this core, and the load that each serves.
+    pub(super) queues: Vec<(u16, usize)>,
+    /// The admin queue is here.
+    pub(super) admin: bool,
+}
+
+/// A queue job to be.
+pub(super) struct LoadConfig {
+    /// By span of the workload: the stage's host, the queue there, and the namespace.
+    pub(super) files: Vec<(usize, u16, NamespaceId)>,
+    pub(super) io_bytes: usize,
+    pub(super) depth: usize,
+    pub(super) complete_max: Option<usize>,
+}
+
+/// From the coordinator to a core. The first number is the host's.
 pub(super) enum Message {
     /// The association is up (again).
-    Up(Association),
+    Up(usize, Association),
     /// The association is lost, for now.
-    Down(HostError),
+    Down(usize, HostError),
     /// The association is lost for good.
-    Failed(HostError),
+    Failed(usize, HostError),
     /// An I/O queue of another core was lost; the core with the admin queue has to know.
-    QueueLost(ControllerId, HostError),
-    /// Run these, one per queue.
+    QueueLost(usize, ControllerId, HostError),
+    /// Run these, one per load.
     Begin(Vec<QueueJob>),
     /// End the run as if its time were over.
     Finish,
@@ -47,20 +68,22 @@ pub(super) enum Message {
     Close,
 }
 
-/// From a core to the coordinator.
+/// From a core to the coordinator. The first number is the host's.
 pub(super) enum Event {
     /// The association is up (again).
-    Up(Association),
+    Up(usize, Association),
     /// The association is lost; connecting again is being tried.
-    Down(HostError),
+    Down(usize, HostError),
     /// The association is lost for good.
-    Failed(HostError),
+    Failed(usize, HostError),
     /// All queues of this core are connected.
     Ready,
     /// A queue of this association was lost.
-    QueueLost(ControllerId, HostError),
-    /// All jobs of this core have ended.
-    Finished(Vec<JobResult>),
+    QueueLost(usize, ControllerId, HostError),
+    /// A job has ended before its core's others.
+    JobEnded,
+    /// All jobs of this core, the number, have ended.
+    Finished(usize, Vec<JobResult>),
     /// Everything of this core is closed.
     Closed,
 }
@@ -68,18 +91,40 @@ pub(super) enum Event {
 /// The service of one core.
 pub(super) struct Core {
     config: CoreConfig,
-    controller: Option<Controller>,
-    queues: IoQueueSet,
-    ready: Vec<bool>,
-    jobs: Vec<QueueJob>,
-    /// Per queue and slot: the buffer, while no command has it.
-    buffers: Vec<Vec<Option<IoBuf>>>,
+    ports: Vec<Port>,
+    loads: Vec<Load>,
     /// The earliest timer that is set.
     timer: Option<Instant>,
-    /// Jobs to look at: those with completions, or all.
+    /// Loads to look at: those with completions, or all.
     due: Vec<usize>,
     all_due: bool,
     state: State,
+}
+
+/// A controller, as far as it is on this core.
+struct Port {
+    /// Which of the stage's hosts it is.
+    host: usize,
+    controller: Option<Controller>,
+    queues: IoQueueSet,
+    ready: Vec<bool>,
+    /// By queue: whom it serves.
+    loads: Vec<usize>,
+}
+
+/// A queue job and its memory.
+struct Load {
+    /// By span: port, position of the queue in its set, namespace.
+    files: Vec<(usize, usize, NamespaceId)>,
+    io_bytes: usize,
+    depth: usize,
+    complete_max: Option<usize>,
+    job: Option<QueueJob>,
+    /// Per slot: the buffer, while no command has it.
+    buffers: Vec<Option<IoBuf>>,
+    /// Completions that its batch has no room for yet.
+    done: VecDeque<CommandDone>,
+    ended: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,23 +138,170 @@ enum State {
     Closed,
 }
 
+impl Port {
+    fn new(cx: &mut Context<'_>, position: usize, config: &PortConfig) -> Self {
+        let owner = OWN + 1 + 2 * u16::try_from(position).unwrap_or(u16::MAX / 4);
+        let token = |owner| Token { owner, generation: 0, index: 0 };
+        let controller =
+            config.admin.then(|| Controller::connect(cx, config.host.clone(), token(owner)));
+        let qids = config.queues.iter().map(|&(qid, _)| qid);
+        Self {
+            host: config.index,
+            controller,
+            queues: IoQueueSet::new(&config.host, qids, token(owner + 1)),
+            ready: vec![false; config.queues.len()],
+            loads: config.queues.iter().map(|&(_, load)| load).collect(),
+        }
+    }
+
+    fn all_ready(&self) -> bool {
+        self.ready.iter().all(|&ready| ready)
+    }
+
+    fn poll_controller(&mut self, report: &mut dyn FnMut(Event)) {
+        let host = self.host;
+        let Some(controller) = &mut self.controller else { return };
+        while controller.poll_done().is_some() {}
+        let mut gone = false;
+        while let Some(event) = controller.poll_event() {
+            match event {
+                ControllerEvent::Up(association) => report(Event::Up(host, association)),
+                ControllerEvent::Down(error) => report(Event::Down(host, error)),
+                ControllerEvent::Failed(error) => {
+                    gone = true;
+                    report(Event::Failed(host, error));
+                }
+                ControllerEvent::Closed => gone = true,
+                ControllerEvent::Namespaces(_) | ControllerEvent::DiscoveryChanged => {}
+            }
+        }
+        if gone {
+            self.controller = None;
+        }
+    }
+}
+
+impl Load {
+    fn new(config: &LoadConfig, ports: &[PortConfig]) -> Self {
+        let file = |&(host, qid, nsid): &(usize, u16, NamespaceId)| {
+            let port = ports.iter().position(|port| port.index == host)?;
+            let queue = ports[port].queues.iter().position(|&(has, _)| has == qid)?;
+            Some((port, queue, nsid))
+        };
+        Self {
+            files: config.files.iter().filter_map(file).collect(),
+            io_bytes: config.io_bytes,
+            depth: config.depth,
+            complete_max: config.complete_max,
+            job: None,
+            buffers: Vec::new(),
+            done: VecDeque::with_capacity(config.depth),
+            ended: false,
+        }
+    }
+
+    /// A run before this one has left its buffers, unless a failure kept some.
+    fn begin(&mut self, cx: &Context<'_>, job: QueueJob, random: &mut Random) {
+        self.job = Some(job);
+        self.ended = false;
+        self.done.clear();
+        if self.buffers.len() == self.depth && self.buffers.iter().all(Option::is_some) {
+            return;
+        }
+        self.buffers.clear();
+        self.buffers.resize_with(self.depth, || {
+            let mut buf = cx.pool.take(self.io_bytes).unwrap_or_else(|| IoBuf::heap(self.io_bytes));
+            random.fill(&mut buf);
+            Some(buf)
+        });
+    }
+
+    fn handle_done(&mut self, now: Instant, done: CommandDone) {
+        let Ok(slot) = u16::try_from(done.user) else { return };
+        let Some(job) = &mut self.job else { return };
+        match (done.failure(), &done.data) {
+            (Some(failure), _) => job.handle_failed(now, slot, failure.to_string()),
+            (None, Data::Read(buf)) => job.handle_read(now, slot, buf),
+            (None, Data::Write(_) | Data::None) => job.handle_written(now, slot),
+        }
+        self.put_back(usize::from(slot), done.data);
+    }
+
+    fn put_back(&mut self, slot: usize, data: Data) {
+        let buf = match data {
+            Data::Read(buf) => Some(buf),
+            // The queue gives its last reference back; a new buffer only if it did not.
+            Data::Write(buf) => buf.try_unique().ok(),
+            Data::None => None,
+        };
+        self.buffers[slot] = Some(buf.unwrap_or_else(|| IoBuf::heap(self.io_bytes)));
+    }
+
+    /// Takes a batch of what has finished and issues what is due then, until nothing is left.
+    fn work(&mut self, cx: &mut Context<'_>, ports: &mut [Port]) {
+        loop {
+            let most = self.complete_max.unwrap_or(usize::MAX).max(1);
+            for _ in 0..most {
+                let Some(done) = self.done.pop_front() else { break };
+                self.handle_done(cx.now, done);
+            }
+            while let Some(issue) = self.job.as_mut().and_then(|job| job.poll_issue(cx.now)) {
+                self.issue(cx, ports, issue);
+                if issue.flush {
+                    self.flush(cx, ports);
+                }
+            }
+            if self.done.is_empty() {
+                return;
+            }
+            self.flush(cx, ports);
+        }
+    }
+
+    fn issue(&mut self, cx: &mut Context<'_>, ports: &mut [Port], issue: Issue) {
+        let slot = usize::from(issue.slot);
+        let Some(job) = &mut self.job else { return };
+        let range = BlockRange::new(issue.slba, issue.block_count);
+        let file = self.files.get(usize::from(issue.span));
+        let (Some(range), Some(&(port, queue, nsid)), Some(mut buf)) =
+            (range, file, self.buffers[slot].take())
+        else {
+            let why = format!("LBA {}: no command can carry these blocks", issue.slba);
+            return job.handle_failed(cx.now, issue.slot, why);
+        };
+        let command = if issue.write {
+            job.fill(issue.slot, &mut buf);
+            Command::write(nsid, range, buf.share(), false)
+        } else {
+            Command::read(nsid, range, buf)
+        };
+        let user = u64::from(issue.slot);
+        if let Err(rejected) = ports[port].queues.submit(cx, queue, command, user) {
+            let why = format!("LBA {}: {}", issue.slba, rejected.reason);
+            job.handle_failed(cx.now, issue.slot, why);
+            self.put_back(slot, rejected.command.data);
+        }
+    }
+
+    fn flush(&self, cx: &mut Context<'_>, ports: &mut [Port]) {
+        for &(port, ..) in &self.files {
+            ports[port].queues.flush(cx);
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.job.as_ref().is_none_or(QueueJob::is_finished)
+    }
+}
+
 impl Core {
     pub(super) fn new(cx: &mut Context<'_>, config: CoreConfig) -> Self {
-        let controller = (config.index == 0).then(|| {
-            Controller::connect(
-                cx,
-                config.host.clone(),
-                Token { owner: ADMIN, generation: 0, index: 0 },
-            )
-        });
-        let token = Token { owner: QUEUES, generation: 0, index: 0 };
-        let queues = IoQueueSet::new(&config.host, config.qids.iter().copied(), token);
+        let ports = config.ports.iter().enumerate();
+        let ports = ports.map(|(position, port)| Port::new(cx, position, port)).collect();
+        let loads = config.loads.iter().map(|load| Load::new(load, &config.ports)).collect();
         Self {
-            ready: vec![false; config.qids.len()],
-            controller,
-            queues,
-            jobs: Vec::new(),
-            buffers: Vec::new(),
+            ports,
+            loads,
             timer: None,
             due: Vec::new(),
             all_due: false,
@@ -118,9 +310,9 @@ impl Core {
         }
     }
 
-    /// What the I/O queues have done.
-    pub(super) fn counters(&self) -> Arc<QueueCounters> {
-        Arc::clone(self.queues.counters())
+    /// What the I/O queues have done, by port.
+    pub(super) fn counters(&self) -> Vec<Arc<QueueCounters>> {
+        self.ports.iter().map(|port| Arc::clone(port.queues.counters())).collect()
     }
 
     fn report(&self, event: Event) {
@@ -128,101 +320,52 @@ impl Core {
         let _ = self.config.events.send(event);
     }
 
-    fn begin(&mut self, cx: &Context<'_>, jobs: Vec<QueueJob>, depth: usize) {
-        self.jobs = jobs;
+    fn begin(&mut self, cx: &Context<'_>, jobs: Vec<QueueJob>) {
         self.state = State::Running;
-        // A run before this one has left its buffers, unless a failure kept some.
-        let complete = |buffers: &Vec<Option<IoBuf>>| buffers.iter().all(Option::is_some);
-        if !self.buffers.is_empty() && self.buffers.iter().all(complete) {
-            return;
-        }
-        self.buffers.clear();
         let mut random = Random::new(self.config.seed);
-        let mut buffer = || {
-            let mut buf = cx
-                .pool
-                .take(self.config.io_bytes)
-                .unwrap_or_else(|| IoBuf::heap(self.config.io_bytes));
-            random.fill(&mut buf);
-            Some(buf)
-        };
-        self.buffers = self.jobs.iter().map(|_| (0..depth).map(|_| buffer()).collect()).collect();
+        for (load, job) in self.loads.iter_mut().zip(jobs) {
+            load.begin(cx, job, &mut random);
+        }
     }
 
     /// Takes what the queues have finished, then issues what is due.
     fn work(&mut self, cx: &mut Context<'_>) {
         let mut due = std::mem::take(&mut self.due);
-        while let Some((queue, done)) = self.queues.poll_done() {
-            self.handle_done(cx.now, queue, done);
-            if due.last() != Some(&queue) {
-                due.push(queue);
+        for port in &mut self.ports {
+            while let Some((queue, done)) = port.queues.poll_done() {
+                let load = port.loads[queue];
+                self.loads[load].done.push_back(done);
+                if due.last() != Some(&load) {
+                    due.push(load);
+                }
             }
         }
         if std::mem::take(&mut self.all_due) {
             due.clear();
-            due.extend(0..self.jobs.len());
+            due.extend(0..self.loads.len());
         }
         let mut finished = false;
         let mut wake_at: Option<Instant> = None;
-        for queue in due.drain(..) {
-            while let Some(issue) = self.jobs[queue].poll_issue(cx.now) {
-                self.issue(cx, queue, issue);
+        for index in due.drain(..) {
+            let load = &mut self.loads[index];
+            load.work(cx, &mut self.ports);
+            let ended = load.is_finished();
+            if ended && !std::mem::replace(&mut load.ended, true) && self.config.report_each {
+                let _ = self.config.events.send(Event::JobEnded);
             }
-            let job = &self.jobs[queue];
-            finished |= job.is_finished();
-            wake_at = wake_at.into_iter().chain(job.wake_at()).min();
+            finished |= ended;
+            let at = load.job.as_ref().and_then(QueueJob::wake_at);
+            wake_at = wake_at.into_iter().chain(at).min();
         }
         self.due = due;
-        if finished && self.jobs.iter().all(QueueJob::is_finished) {
-            let results = std::mem::take(&mut self.jobs).into_iter().map(QueueJob::into_result);
-            let results = results.collect();
+        if finished && self.loads.iter().all(Load::is_finished) {
+            let jobs = self.loads.iter_mut().filter_map(|load| load.job.take());
+            let results = jobs.map(QueueJob::into_result).collect();
             self.state = State::Idle;
-            self.report(Event::Finished(results));
+            self.report(Event::Finished(self.config.thread, results));
             return;
         }
         self.set_timer(cx, wake_at);
-    }
-
-    fn issue(&mut self, cx: &mut Context<'_>, queue: usize, issue: Issue) {
-        let slot = usize::from(issue.slot);
-        let range = BlockRange::new(issue.slba, issue.block_count);
-        let (Some(range), Some(mut buf)) = (range, self.buffers[queue][slot].take()) else {
-            let why = format!("LBA {}: no command can carry these blocks", issue.slba);
-            return self.jobs[queue].handle_failed(cx.now, issue.slot, why);
-        };
-        let command = if issue.write {
-            self.jobs[queue].fill(issue.slot, &mut buf);
-            Command::write(self.config.nsid, range, buf.share(), false)
-        } else {
-            Command::read(self.config.nsid, range, buf)
-        };
-        if let Err(rejected) = self.queues.submit(cx, queue, command, u64::from(issue.slot)) {
-            let why = format!("LBA {}: {}", issue.slba, rejected.reason);
-            self.put_back(queue, slot, rejected.command.data);
-            self.jobs[queue].handle_failed(cx.now, issue.slot, why);
-        }
-    }
-
-    fn handle_done(&mut self, now: Instant, queue: usize, done: CommandDone) {
-        let Ok(slot) = u16::try_from(done.user) else { return };
-        let Some(job) = self.jobs.get_mut(queue) else { return };
-        match (done.failure(), &done.data) {
-            (Some(failure), _) => job.handle_failed(now, slot, failure.to_string()),
-            (None, Data::Read(buf)) => job.handle_read(now, slot, buf),
-            (None, Data::Write(_) | Data::None) => job.handle_written(now, slot),
-        }
-        self.put_back(queue, usize::from(slot), done.data);
-    }
-
-    fn put_back(&mut self, queue: usize, slot: usize, data: Data) {
-        let buf = match data {
-            Data::Read(buf) => Some(buf),
-            // The queue gives its last reference back; a new buffer only if it did not.
-            Data::Write(buf) => buf.try_unique().ok(),
-            Data::None => None,
-        };
-        let io_bytes = self.config.io_bytes;
-        self.buffers[queue][slot] = Some(buf.unwrap_or_else(|| IoBuf::heap(io_bytes)));
     }
 
     /// One timer at a time, for the earliest of what the jobs that were looked at wait for.
@@ -233,58 +376,49 @@ impl Core {
         }
     }
 
-    fn poll_controller(&mut self) {
-        let Some(controller) = &mut self.controller else { return };
-        let mut events = Vec::new();
-        while controller.poll_done().is_some() {}
-        while let Some(event) = controller.poll_event() {
-            events.push(event);
-        }
-        for event in events {
-            match event {
-                ControllerEvent::Up(association) => self.report(Event::Up(association)),
-                ControllerEvent::Down(error) => self.report(Event::Down(error)),
-                ControllerEvent::Failed(error) => {
-                    self.controller = None;
-                    self.report(Event::Failed(error));
-                }
-                ControllerEvent::Closed => self.controller = None,
-                ControllerEvent::Namespaces(_) | ControllerEvent::DiscoveryChanged => {}
-            }
-        }
-    }
-
     fn poll_queues(&mut self) {
-        while let Some(event) = self.queues.poll_event() {
-            match event {
-                IoQueueEvent::Ready { queue } => {
-                    let all = |ready: &[bool]| ready.iter().all(|&ready| ready);
-                    let before = all(&self.ready);
-                    self.ready[queue] = true;
-                    if !before && all(&self.ready) {
-                        self.report(Event::Ready);
+        let mut ready = false;
+        for port in &mut self.ports {
+            while let Some(event) = port.queues.poll_event() {
+                match event {
+                    IoQueueEvent::Ready { queue } => {
+                        let before = port.all_ready();
+                        port.ready[queue] = true;
+                        ready |= !before && port.all_ready();
+                    }
+                    IoQueueEvent::Lost { queue, cntlid, error } => {
+                        port.ready[queue] = false;
+                        let lost = Event::QueueLost(port.host, cntlid, error);
+                        let _ = self.config.events.send(lost);
                     }
                 }
-                IoQueueEvent::Lost { queue, cntlid, error } => {
-                    self.ready[queue] = false;
-                    self.report(Event::QueueLost(cntlid, error));
-                }
             }
+        }
+        if ready && self.ports.iter().all(Port::all_ready) {
+            self.report(Event::Ready);
         }
     }
 
-    /// Queues first, then the controller that they belong to.
+    /// Queues first, then the controllers that they belong to.
     fn poll_close(&mut self, cx: &mut Context<'_>) {
-        if self.state == State::ClosingQueues && self.queues.is_closed() {
-            if let Some(controller) = &mut self.controller {
+        if self.state == State::ClosingQueues
+            && self.ports.iter().all(|port| port.queues.is_closed())
+        {
+            for controller in self.ports.iter_mut().filter_map(|port| port.controller.as_mut()) {
                 controller.disconnect(cx);
             }
             self.state = State::ClosingController;
         }
-        if self.state == State::ClosingController && self.controller.is_none() {
+        if self.state == State::ClosingController
+            && self.ports.iter().all(|port| port.controller.is_none())
+        {
             self.state = State::Closed;
             self.report(Event::Closed);
         }
+    }
+
+    fn port(&mut self, host: usize) -> Option<&mut Port> {
+        self.ports.iter_mut().find(|port| port.host == host)
     }
 }
 
@@ -294,55 +428,81 @@ impl Service for Core {
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         self.all_due = true;
         match message {
-            Message::Up(association) => self.queues.handle_up(cx, &association),
-            Message::Down(error) => self.queues.handle_down(cx, &error),
-            Message::Failed(error) => {
-                self.queues.close(cx);
-                self.jobs.iter_mut().for_each(|job| job.abandon(cx.now, error.to_string()));
+            Message::Up(host, association) => {
+                if let Some(port) = self.port(host) {
+                    port.queues.handle_up(cx, &association);
+                }
             }
-            Message::QueueLost(cntlid, error) => {
-                if let Some(controller) = &mut self.controller {
+            Message::Down(host, error) => {
+                if let Some(port) = self.port(host) {
+                    port.queues.handle_down(cx, &error);
+                }
+            }
+            Message::Failed(host, error) => {
+                let Some(position) = self.ports.iter().position(|port| port.host == host) else {
+                    return;
+                };
+                self.ports[position].queues.close(cx);
+                for load in &mut self.loads {
+                    let uses = load.files.iter().any(|&(port, ..)| port == position);
+                    if let Some(job) = load.job.as_mut().filter(|_| uses) {
+                        job.abandon(cx.now, error.to_string());
+                    }
+                }
+            }
+            Message::QueueLost(host, cntlid, error) => {
+                if let Some(controller) = self.port(host).and_then(|port| port.controller.as_mut())
+                {
                     controller.queue_lost(cx, cntlid, error);
                 }
             }
-            Message::Begin(jobs) => {
-                let depth = jobs.iter().map(QueueJob::depth).max().unwrap_or(0);
-                self.begin(cx, jobs, depth);
+            Message::Begin(jobs) => self.begin(cx, jobs),
+            Message::Finish => {
+                self.loads
+                    .iter_mut()
+                    .filter_map(|load| load.job.as_mut())
+                    .for_each(|job| job.stop(cx.now));
             }
-            Message::Finish => self.jobs.iter_mut().for_each(|job| job.stop(cx.now)),
             Message::Close => {
-                self.queues.close(cx);
+                self.ports.iter_mut().for_each(|port| port.queues.close(cx));
                 self.state = State::ClosingQueues;
             }
         }
     }
 
     fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
-        match completion.token.owner {
-            ADMIN => {
-                if let Some(controller) = &mut self.controller {
-                    controller.handle_completion(cx, completion);
-                }
-            }
-            QUEUES => self.queues.handle_completion(cx, completion),
-            _ => {
-                debug_assert!(matches!(completion.outcome, Outcome::Timer));
-                self.timer = None;
-                self.all_due = true;
-            }
+        let Some(owner) = completion.token.owner.checked_sub(OWN + 1) else {
+            debug_assert!(matches!(completion.outcome, Outcome::Timer));
+            self.timer = None;
+            self.all_due = true;
+            return;
+        };
+        let Some(port) = self.ports.get_mut(usize::from(owner / 2)) else { return };
+        match &mut port.controller {
+            _ if owner % 2 == 1 => port.queues.handle_completion(cx, completion),
+            Some(controller) => controller.handle_completion(cx, completion),
+            None => {}
         }
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
-        self.poll_controller();
+        let events = &self.config.events;
+        for port in &mut self.ports {
+            port.poll_controller(&mut |event| {
+                // As in `report`.
+                let _ = events.send(event);
+            });
+        }
         self.poll_queues();
         if self.state == State::Running {
             self.work(cx);
         }
-        if let Some(controller) = &mut self.controller {
-            controller.flush(cx);
+        for port in &mut self.ports {
+            if let Some(controller) = &mut port.controller {
+                controller.flush(cx);
+            }
+            port.queues.flush(cx);
         }
-        self.queues.flush(cx);
         self.poll_close(cx);
     }
 

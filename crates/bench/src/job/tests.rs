@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use super::*;
 use crate::pattern::Found;
 use crate::workload::RwMode;
-use crate::workload::tests::workload;
+use crate::workload::tests::{SPAN, workload};
 
 /// A device that completes commands in order, each `service` after the one before.
 struct Device {
@@ -76,8 +76,10 @@ impl Device {
 
 fn config(workload: Workload, start: Instant, depth: u16) -> JobConfig {
     let ramp = Duration::from_millis(10);
-    let runtime = Duration::from_millis(100);
-    JobConfig { workload, queue: 0, queues: 1, depth, start, ramp, runtime }
+    let runtime = Some(Duration::from_millis(100));
+    let batch = Batch::NONE;
+    let (queue, queues, stream, commands) = (0, 1, 0, None);
+    JobConfig { workload, queue, queues, stream, depth, batch, start, ramp, runtime, commands }
 }
 
 fn run(workload: Workload, depth: u16, service_us: u64) -> (JobResult, Device) {
@@ -191,7 +193,8 @@ fn written_blocks_are_read_back() {
 
 #[test]
 fn no_two_commands_share_blocks_while_verifying() {
-    let small = Workload { block_count: 8 * 8, verify: true, ..workload(RwMode::RandReadWrite) };
+    let spans = vec![Span { block_count: 8 * 8, ..SPAN }];
+    let small = Workload { spans, verify: true, ..workload(RwMode::RandReadWrite) };
     let start = Instant::now();
     let mut job = QueueJob::new(config(small, start, 8)).unwrap();
     let mut taken = BTreeSet::new();
@@ -268,18 +271,144 @@ fn workloads_that_do_not_fit_are_refused() {
             .map(|_| ())
             .unwrap_err()
     };
-    let small = Workload { block_count: 8 * 3, ..workload(RwMode::Read) };
+    let on = |span: Span, verify| Workload { spans: vec![span], verify, ..workload(RwMode::Read) };
+    let small = Span { block_count: 8 * 3, ..SPAN };
     let error = JobConfigError::RangeTooSmall { units: 3, queues: 4 };
-    assert_eq!(refused(small.clone(), 1, 4), error);
-    let verify = Workload { verify: true, ..small };
-    assert_eq!(
-        refused(verify.clone(), 4, 1),
-        JobConfigError::RangeBelowDepth { units: 3, depth: 4 }
-    );
-    let large = Workload { block_count: u64::MAX, ..verify.clone() };
-    let units = u64::MAX / 8;
-    assert_eq!(refused(large, 4, 1), JobConfigError::RangeTooLarge { units });
-    let tiny = Workload { block_size: 16, ..verify };
-    assert_eq!(refused(tiny.clone(), 1, 1), JobConfigError::BlockTooSmall(16));
-    assert_eq!(refused(Workload { blocks_per_io: 0, ..tiny }, 1, 1), JobConfigError::Nothing);
+    assert_eq!(refused(on(small, false), 1, 4), error);
+    let error = JobConfigError::RangeBelowDepth { units: 3, depth: 4 };
+    assert_eq!(refused(on(small, true), 4, 1), error);
+    let large = Span { block_count: u64::MAX, ..SPAN };
+    let error = JobConfigError::RangeTooLarge { units: u64::MAX / 8 };
+    assert_eq!(refused(on(large, true), 4, 1), error);
+    let tiny = Span { block_size: 16, ..small };
+    assert_eq!(refused(on(tiny, true), 1, 1), JobConfigError::BlockTooSmall(16));
+    let nothing = Span { blocks_per_io: 0, ..tiny };
+    assert_eq!(refused(on(nothing, true), 1, 1), JobConfigError::Nothing);
+    let no_span = Workload { spans: Vec::new(), ..workload(RwMode::Read) };
+    assert_eq!(refused(no_span, 1, 1), JobConfigError::Nothing);
+    let endless = JobConfig { runtime: None, ..config(workload(RwMode::Read), start, 1) };
+    assert_eq!(QueueJob::new(endless).map(|_| ()), Err(JobConfigError::Endless));
+}
+
+/// Blocks in the order in which a job with so many commands visits them.
+fn visited(workload: Workload, depth: u16, commands: u64) -> (Vec<(u16, u64)>, JobResult) {
+    let start = Instant::now();
+    let limited = JobConfig {
+        runtime: None,
+        commands: Some(commands),
+        ramp: Duration::ZERO,
+        ..config(workload, start, depth)
+    };
+    let mut job = QueueJob::new(limited).unwrap();
+    let mut device = Device::new(start, Duration::from_micros(100));
+    device.run(&mut job);
+    let order = device.issued.iter().map(|(_, issue)| (issue.span, issue.slba)).collect();
+    (order, job.into_result())
+}
+
+#[test]
+fn a_random_map_visits_every_block_once_per_pass() {
+    let mapped = Workload { random_map: true, ..workload(RwMode::RandRead) };
+    let (order, _) = visited(mapped.clone(), 7, 300);
+    let passes: Vec<BTreeSet<_>> =
+        order.chunks(100).map(|pass| pass.iter().copied().collect()).collect();
+    assert!(passes.iter().all(|pass| pass.len() == 100), "a block came twice in a pass");
+    assert_ne!(order[..100], order[100..200], "each pass has an order of its own");
+    let sorted = passes[0].iter().copied().collect::<Vec<_>>();
+    assert_ne!(order[..100], sorted, "and it is no sequence");
+    let (without, _) = visited(Workload { random_map: false, ..mapped }, 7, 100);
+    assert!(without.iter().collect::<BTreeSet<_>>().len() < 80, "anywhere is not everywhere");
+}
+
+#[test]
+fn a_random_map_is_verified_as_everything_else() {
+    let mapped = Workload { random_map: true, verify: true, ..workload(RwMode::RandWrite) };
+    let (order, result) = visited(mapped, 8, 250);
+    assert_eq!(result.error, None);
+    assert_eq!((order.len(), result.verified), (350, 100), "all were written, and read back");
+}
+
+#[test]
+fn a_number_of_commands_ends_a_job_and_its_time() {
+    let (order, result) = visited(workload(RwMode::Read), 4, 10);
+    assert_eq!(order.len(), 10);
+    // One command per 100 us: the time until the last completion counts.
+    assert_eq!((result.read.count(), result.measured), (10, Duration::from_millis(1)));
+}
+
+#[test]
+fn spans_take_turns() {
+    let second = Span { first_block: 0, block_count: 8 * 3, ..SPAN };
+    let (order, _) =
+        visited(Workload { spans: vec![SPAN, second], ..workload(RwMode::Read) }, 1, 8);
+    let expected = [(0, 16), (1, 0), (0, 24), (1, 8), (0, 32), (1, 16), (0, 40), (1, 0)];
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn spans_are_verified_each() {
+    let other = Span { first_block: 816, block_count: 8 * 20, ..SPAN };
+    let both =
+        Workload { spans: vec![SPAN, other], verify: true, ..workload(RwMode::RandReadWrite) };
+    let (result, device) = run(both, 8, 50);
+    assert_eq!(result.error, None);
+    let written = device.issued.iter().filter(|(_, issue)| issue.write);
+    let written: BTreeSet<u64> = written.map(|(_, issue)| issue.slba).collect();
+    assert!(written.len() > 100 && result.verified >= u64::try_from(written.len()).unwrap());
+}
+
+/// Issues all that a job wants, and gives the sizes of the batches and whether the last one ended.
+fn batches(job: &mut QueueJob, now: Instant, slots: &mut VecDeque<u16>) -> (Vec<usize>, bool) {
+    let (mut sizes, mut open) = (Vec::new(), 0);
+    while let Some(issue) = job.poll_issue(now) {
+        slots.push_back(issue.slot);
+        open += 1;
+        if issue.flush {
+            sizes.push(std::mem::take(&mut open));
+        }
+    }
+    let ended = open == 0;
+    sizes.extend((open > 0).then_some(open));
+    (sizes, ended)
+}
+
+#[test]
+fn commands_leave_in_batches() {
+    let start = Instant::now();
+    let batch = Batch { submit: Some(8), ..Batch::NONE };
+    let with = |depth| JobConfig { batch, ..config(workload(RwMode::Read), start, depth) };
+    let (mut job, mut slots) = (QueueJob::new(with(20)).unwrap(), VecDeque::new());
+    assert_eq!(batches(&mut job, start, &mut slots), (vec![8, 8, 4], true));
+    for slot in slots.drain(..3) {
+        job.handle_read(start, slot, &[]);
+    }
+    // What there is does not wait for more: the depth is reached again.
+    assert_eq!(batches(&mut job, start, &mut slots), (vec![3], true));
+    let all = JobConfig { batch: Batch::NONE, ..with(20) };
+    let mut job = QueueJob::new(all).unwrap();
+    assert_eq!(batches(&mut job, start, &mut VecDeque::new()), (vec![20], false));
+}
+
+#[test]
+fn a_full_queue_awaits_its_batch_of_completions() {
+    let start = Instant::now();
+    for (batch, awaited) in [
+        (Batch { complete_min: 4, ..Batch::NONE }, 4),
+        (Batch { complete_min: 0, ..Batch::NONE }, 1),
+        (Batch { complete_min: 40, ..Batch::NONE }, 8),
+        (Batch { low: Some(2), ..Batch::NONE }, 6),
+        (Batch { low: Some(6), complete_min: 3, ..Batch::NONE }, 3),
+    ] {
+        let with = JobConfig { batch, ..config(workload(RwMode::Read), start, 8) };
+        let (mut job, mut slots) = (QueueJob::new(with).unwrap(), VecDeque::new());
+        batches(&mut job, start, &mut slots);
+        for round in 0..3 {
+            assert_eq!(slots.len(), 8, "{batch:?}, round {round}");
+            for count in 1..=awaited {
+                assert_eq!(job.poll_issue(start), None, "{batch:?}, {count} of {awaited}");
+                job.handle_read(start, slots.pop_front().unwrap(), &[]);
+            }
+            assert_eq!(batches(&mut job, start, &mut slots).0, [awaited]);
+        }
+    }
 }

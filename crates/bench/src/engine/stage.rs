@@ -1,0 +1,466 @@
+//! What runs at the same time: jobs, the threads and queues that they get, and whether they fit
+//! the namespaces.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use raceline_accel::Framework;
+use raceline_host::{Association, HostConfig, NamespaceInfo};
+use raceline_proto::nvme::NamespaceId;
+use raceline_reactor::{Backend, Mode};
+
+use super::EngineError;
+use crate::job::Batch;
+use crate::workload::{RwMode, Span, Workload};
+
+/// Jobs that run at the same time.
+#[derive(Clone, Debug)]
+pub struct StageConfig {
+    /// The controllers. Each gets as many I/O queues as the jobs use; `io_queues` is not looked at.
+    pub hosts: Vec<HostConfig>,
+    /// Which engine computes digests; `None`: the CPU.
+    pub accel: Option<Framework>,
+    /// The jobs, at least one.
+    pub jobs: Vec<JobSpec>,
+    /// The first job that ends, ends all.
+    pub exit_all: bool,
+    /// What a core does when it is idle.
+    pub reactor_mode: Mode,
+    /// How to do I/O.
+    pub backend: Backend,
+}
+
+/// A job, as many times as it has clones.
+#[derive(Clone, Debug)]
+pub struct JobSpec {
+    /// The namespaces: commands go to them in turn.
+    pub files: Vec<FileSpec>,
+    /// Order and kind of the commands.
+    pub mode: RwMode,
+    /// Percentage of reads where `mode` is mixed.
+    pub mixed_read_percent: u8,
+    /// Bytes per command.
+    pub io_bytes: u32,
+    /// Commands in flight per queue.
+    pub depth: u16,
+    /// How commands are gathered.
+    pub batch: Batch,
+    /// How often the job runs at the same time.
+    pub clones: u16,
+    /// Queues of each clone on each of its controllers; each has the whole depth.
+    pub queues: u16,
+    /// Random access visits each address once before any a second time.
+    pub random_map: bool,
+    /// First byte of each namespace that is used.
+    pub offset_bytes: u64,
+    /// How much further each clone begins than the one before.
+    pub offset_increment_bytes: u64,
+    /// How much of each namespace is used.
+    pub size: Size,
+    /// What ends the job before its time.
+    pub volume: Volume,
+    /// The same seed gives the same addresses and the same data.
+    pub seed: u64,
+    /// Write blocks that can be recognised, and check what is read.
+    pub verify: bool,
+    /// Commands per second of all queues of a clone together (open loop).
+    pub rate_iops: Option<u64>,
+    /// How long it runs before anything is recorded.
+    pub ramp: Duration,
+    /// How long it is recorded; `None`: until the volume is done.
+    pub runtime: Option<Duration>,
+    /// Where its threads run.
+    pub cpus: Cpus,
+}
+
+impl JobSpec {
+    /// Random reads of this size and depth by one queue, for a second, on no namespace yet.
+    #[must_use]
+    pub fn new(io_bytes: u32, depth: u16) -> Self {
+        Self {
+            files: Vec::new(),
+            mode: RwMode::RandRead,
+            mixed_read_percent: 50,
+            io_bytes,
+            depth,
+            batch: Batch::NONE,
+            clones: 1,
+            queues: 1,
+            random_map: false,
+            offset_bytes: 0,
+            offset_increment_bytes: 0,
+            size: Size::Rest,
+            volume: Volume::Endless,
+            seed: 1,
+            verify: false,
+            rate_iops: None,
+            ramp: Duration::ZERO,
+            runtime: Some(Duration::from_secs(1)),
+            cpus: Cpus::Any,
+        }
+    }
+}
+
+/// A namespace of one of the controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSpec {
+    /// Position of the controller in [`StageConfig::hosts`].
+    pub host: usize,
+    /// The namespace.
+    pub nsid: NamespaceId,
+}
+
+/// How much of a namespace is used, from the offset on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// All that follows.
+    Rest,
+    /// So many bytes.
+    Bytes(u64),
+    /// So much of what follows, rounded down to whole commands.
+    Percent(u8),
+}
+
+/// How much a clone does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Volume {
+    /// Only time ends it.
+    Endless,
+    /// As many commands as fit into what it uses, so many times.
+    Passes(u64),
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// On which CPUs the threads of a job run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cpus {
+    /// Anywhere: a thread for each clone, but no more than there are CPUs.
+    #[default]
+    Any,
+    /// Each thread on any of these: a thread for each clone, but no more than CPUs.
+    Shared(Vec<usize>),
+    /// A thread bound to each of these; queues are dealt out to them in turn, and jobs that name
+    /// the same CPU share its thread.
+    Split(Vec<usize>),
+}
+
+/// One queue job: which job, clone and queue it is, and the thread that runs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) job: usize,
+    pub(super) clone: u16,
+    pub(super) queue: u16,
+    pub(super) thread: usize,
+    /// Queue identifier by host, for the hosts that the job uses.
+    pub(super) qids: BTreeMap<usize, u16>,
+}
+
+/// Who runs where with which queues.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    /// The CPUs of each thread; empty: any.
+    pub(super) threads: Vec<Vec<usize>>,
+    pub(super) loads: Vec<Load>,
+    /// I/O queues of each host.
+    pub(super) queues: Vec<u16>,
+    /// The thread that has each host's admin queue: the first that uses it.
+    pub(super) admins: Vec<usize>,
+}
+
+impl StageConfig {
+    /// Deals queues and threads out.
+    pub(super) fn layout(&self) -> Result<Layout, EngineError> {
+        let machine = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut layout = Layout {
+            threads: Vec::new(),
+            loads: Vec::new(),
+            queues: vec![0; self.hosts.len()],
+            admins: vec![usize::MAX; self.hosts.len()],
+        };
+        for (index, job) in self.jobs.iter().enumerate() {
+            let clones = usize::from(job.clones.max(1));
+            let first = layout.threads.len();
+            let own = match &job.cpus {
+                Cpus::Any => clones.min(machine),
+                Cpus::Shared(cpus) => clones.min(cpus.len()),
+                Cpus::Split(_) => 0,
+            };
+            let cpus = if let Cpus::Shared(cpus) = &job.cpus { cpus.clone() } else { Vec::new() };
+            layout.threads.extend(std::iter::repeat_n(cpus, own));
+            let queues = usize::from(job.queues.max(1));
+            for (position, (clone, queue)) in (0..job.clones.max(1))
+                .flat_map(|c| (0..job.queues.max(1)).map(move |q| (c, q)))
+                .enumerate()
+            {
+                let thread = match &job.cpus {
+                    Cpus::Split(cpus) => layout.bound_thread(cpus[position % cpus.len()]),
+                    Cpus::Any | Cpus::Shared(_) => first + position / queues % own,
+                };
+                let qids = layout.take_queues(job, thread)?;
+                layout.loads.push(Load { job: index, clone, queue, thread, qids });
+            }
+        }
+        Ok(layout)
+    }
+}
+
+impl Layout {
+    /// The thread that is bound to this CPU; there is one for all jobs.
+    fn bound_thread(&mut self, cpu: usize) -> usize {
+        let found = self.threads.iter().position(|cpus| cpus == &[cpu]);
+        found.unwrap_or_else(|| {
+            self.threads.push(vec![cpu]);
+            self.threads.len() - 1
+        })
+    }
+
+    /// A queue on each controller that the job uses.
+    fn take_queues(
+        &mut self,
+        job: &JobSpec,
+        thread: usize,
+    ) -> Result<BTreeMap<usize, u16>, EngineError> {
+        let mut qids = BTreeMap::new();
+        for file in &job.files {
+            if qids.contains_key(&file.host) {
+                continue;
+            }
+            let queues = &mut self.queues[file.host];
+            *queues = queues.checked_add(1).ok_or_else(|| {
+                EngineError::Invalid("a controller has at most 65535 I/O queues".to_owned())
+            })?;
+            qids.insert(file.host, *queues);
+            let admin = &mut self.admins[file.host];
+            *admin = (*admin).min(thread);
+        }
+        Ok(qids)
+    }
+
+    /// The CPUs that threads are bound to; empty when one of them may run anywhere.
+    pub(super) fn bound_cores(&self) -> Vec<usize> {
+        if self.threads.iter().any(Vec::is_empty) {
+            return Vec::new();
+        }
+        let all: BTreeSet<usize> = self.threads.iter().flatten().copied().collect();
+        all.into_iter().collect()
+    }
+
+    /// The hosts that a thread talks to, with the queue identifiers and the position among the
+    /// thread's loads of whoever uses them.
+    pub(super) fn ports(&self, thread: usize) -> BTreeMap<usize, Vec<(u16, usize)>> {
+        let mut ports: BTreeMap<usize, Vec<(u16, usize)>> = BTreeMap::new();
+        let loads = self.loads.iter().filter(|load| load.thread == thread);
+        for (position, load) in loads.enumerate() {
+            for (&host, &qid) in &load.qids {
+                ports.entry(host).or_default().push((qid, position));
+            }
+        }
+        ports
+    }
+}
+
+/// What the clones of a job do: one job for each of its queues, in the order of the loads.
+pub(super) fn plan(
+    job: &JobSpec,
+    hosts: &[HostConfig],
+    associations: &[Association],
+) -> Result<Vec<Plan>, EngineError> {
+    let mut plans = Vec::with_capacity(usize::from(job.clones));
+    for clone in 0..job.clones.max(1) {
+        let offset = job.offset_increment_bytes.checked_mul(u64::from(clone));
+        let offset = offset.and_then(|more| job.offset_bytes.checked_add(more));
+        let offset = offset.ok_or_else(|| invalid("--offset is past any namespace".to_owned()))?;
+        let mut spans = Vec::with_capacity(job.files.len());
+        for file in &job.files {
+            let association = &associations[file.host];
+            let namespace = find_namespace(association, file.nsid)?;
+            check_limits(job, &hosts[file.host], association, &namespace)?;
+            spans.push(span(job, offset, &namespace)?);
+        }
+        plans.push(Plan::new(job, clone, spans));
+    }
+    Ok(plans)
+}
+
+/// What one clone of a job does.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) workload: Workload,
+    /// The first of the parts that this clone's queues have, and how many there are: each queue
+    /// has one of a clone's range, or of the job's while that is verified.
+    pub(super) first_part: u64,
+    pub(super) parts: u64,
+    /// Commands of all its queues.
+    pub(super) commands: Option<u64>,
+}
+
+impl Plan {
+    fn new(job: &JobSpec, clone: u16, spans: Vec<Span>) -> Self {
+        let queues = u64::from(job.queues.max(1));
+        let clones = u64::from(job.clones.max(1));
+        // Clones that write the same blocks at once could not be verified.
+        let divided = job.verify && job.offset_increment_bytes == 0;
+        let (first_part, parts) =
+            if divided { (u64::from(clone) * queues, clones * queues) } else { (0, queues) };
+        let workload = Workload {
+            mode: job.mode,
+            mixed_read_percent: job.mixed_read_percent,
+            spans,
+            random_map: job.random_map,
+            seed: job.seed,
+            verify: job.verify,
+            // Those who take turns with the arrivals are those who share the range.
+            rate_iops: job.rate_iops.map(|rate| rate.saturating_mul(parts / queues)),
+        };
+        let commands = match job.volume {
+            Volume::Endless => None,
+            Volume::Passes(passes) => {
+                let all = workload.units().saturating_mul(passes);
+                Some(if divided { all / clones } else { all })
+            }
+            Volume::Bytes(bytes) => Some(bytes.div_ceil(u64::from(job.io_bytes.max(1)))),
+        };
+        Self { workload, first_part, parts, commands }
+    }
+
+    /// The commands of one of the clone's queues.
+    pub(super) fn commands_of(&self, queue: u16, queues: u16) -> Option<u64> {
+        let (queue, queues) = (u64::from(queue), u64::from(queues.max(1)));
+        self.commands.map(|all| all / queues + u64::from(queue < all % queues))
+    }
+}
+
+/// Nobody else may write what a job verifies.
+pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<(), EngineError> {
+    let ranges: Vec<Vec<(FileSpec, u64, u64)>> = jobs
+        .iter()
+        .zip(plans)
+        .map(|(job, plans)| {
+            let spans = plans.iter().flat_map(|plan| job.files.iter().zip(&plan.workload.spans));
+            spans
+                .map(|(file, at)| (*file, at.first_block, at.first_block + at.block_count))
+                .collect()
+        })
+        .collect();
+    let overlap = |one: &[(FileSpec, u64, u64)], other: &[(FileSpec, u64, u64)]| {
+        one.iter().any(|a| other.iter().any(|b| a.0 == b.0 && a.1 < b.2 && b.1 < a.2))
+    };
+    for (one, job) in jobs.iter().enumerate().filter(|(_, job)| job.verify) {
+        for (other, neighbour) in jobs.iter().enumerate() {
+            let writes = |job: &JobSpec| job.mode.read_percent(job.mixed_read_percent) < 100;
+            if one != other
+                && (writes(job) || writes(neighbour))
+                && overlap(&ranges[one], &ranges[other])
+            {
+                return Err(invalid(
+                    "two jobs use the same blocks at once and one of them verifies: give each a range of its own, or let one wait (stonewall)".to_owned(),
+                ));
+            }
+        }
+        let increment = job.offset_increment_bytes;
+        let too_long = |plan: &Plan| {
+            plan.workload
+                .spans
+                .iter()
+                .any(|at| at.block_count * u64::from(at.block_size) > increment)
+        };
+        if increment > 0 && job.clones > 1 && plans[one].iter().any(too_long) {
+            return Err(invalid(format!(
+                "to verify, clones may not overlap: use a --size of at most {increment}, the offset_increment"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn invalid(message: String) -> EngineError {
+    EngineError::Invalid(message)
+}
+
+/// The namespace, if the subsystem has it.
+pub(super) fn find_namespace(
+    association: &Association,
+    nsid: NamespaceId,
+) -> Result<NamespaceInfo, EngineError> {
+    let found = association.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+    found.cloned().ok_or_else(|| {
+        let known: Vec<String> =
+            association.namespaces.iter().map(|ns| ns.nsid.to_string()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        invalid(format!("there is no namespace {nsid}; the subsystem has {known}"))
+    })
+}
+
+/// Whether controller and namespace can do what the job asks.
+fn check_limits(
+    job: &JobSpec,
+    host: &HostConfig,
+    association: &Association,
+    namespace: &NamespaceInfo,
+) -> Result<(), EngineError> {
+    let (block_size, io_bytes) = (namespace.block_size, job.io_bytes);
+    if io_bytes == 0 || !io_bytes.is_multiple_of(block_size) {
+        return Err(invalid(format!(
+            "--bs {io_bytes} is not a multiple of the block size {block_size}"
+        )));
+    }
+    if let Some(max) = association.controller.max_transfer_bytes.filter(|max| io_bytes > *max) {
+        return Err(invalid(format!(
+            "--bs {io_bytes} is more than the controller's largest transfer {max}"
+        )));
+    }
+    let entries = association.max_entries.min(host.io_entries);
+    if job.depth >= entries {
+        return Err(invalid(format!(
+            "--iodepth {} needs a queue of {} entries and the controller has {entries}: use --iodepth {}",
+            job.depth,
+            u32::from(job.depth) + 1,
+            entries.saturating_sub(1)
+        )));
+    }
+    let writes = job.mode.read_percent(job.mixed_read_percent) < 100;
+    if writes && namespace.read_only {
+        return Err(invalid(format!("namespace {} is write protected", namespace.nsid)));
+    }
+    Ok(())
+}
+
+/// The part of a namespace that the job uses, from `offset` on.
+fn span(job: &JobSpec, offset: u64, namespace: &NamespaceInfo) -> Result<Span, EngineError> {
+    let block = u64::from(namespace.block_size);
+    let asked = if let Size::Bytes(bytes) = job.size { bytes } else { 0 };
+    for (option, bytes) in [("--offset", offset), ("--size", asked)] {
+        if !bytes.is_multiple_of(block) {
+            return Err(invalid(format!(
+                "{option} {bytes} is not a multiple of the block size {block}"
+            )));
+        }
+    }
+    let available = namespace.size_bytes().saturating_sub(offset);
+    let size = match job.size {
+        Size::Rest => available,
+        Size::Bytes(bytes) => bytes,
+        Size::Percent(percent) => {
+            let part = u128::from(available) * u128::from(percent) / 100;
+            let part = u64::try_from(part).unwrap_or(available);
+            part - part % u64::from(job.io_bytes)
+        }
+    };
+    if size > available || available == 0 {
+        return Err(invalid(format!(
+            "the namespace has {} bytes, and --offset and --size reach to {}",
+            namespace.size_bytes(),
+            offset.saturating_add(size)
+        )));
+    }
+    Ok(Span {
+        block_size: namespace.block_size,
+        blocks_per_io: job.io_bytes / namespace.block_size,
+        first_block: offset / block,
+        block_count: size / block,
+    })
+}
+
+#[cfg(test)]
+mod tests;
