@@ -40,7 +40,8 @@ impl Host {
     /// # Errors
     /// When the controller cannot be reached or used.
     pub fn connect(config: HostConfig) -> Result<Self, HostError> {
-        let own_queues = if config.subnqn.is_discovery() { 0 } else { config.io_queues };
+        let own_queues =
+            if config.subnqn.is_discovery() { 0 } else { config.queue_request().total() };
         Self::start(config, own_queues)
     }
 

@@ -68,38 +68,50 @@ pub struct Command {
     pub sqe: Sqe,
     /// Its data.
     pub data: Data,
+    /// How urgent it is.
+    pub hints: Hints,
+}
+
+/// How urgent a command is to be sent. What they promise is never relied on: a command that waits
+/// leaves after a bounded time ([`crate::doorbell`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// It waits for no other command, and takes those with it that wait.
+    pub high_priority: bool,
+    /// Another follows at once: this is not the last of its batch, and may wait for that.
+    pub more: bool,
 }
 
 impl Command {
     /// Reads blocks into `buf`, whose length is that of the blocks.
     #[must_use]
     pub fn read(nsid: NamespaceId, range: BlockRange, buf: IoBuf) -> Self {
-        Self { sqe: command::read(nsid, range), data: Data::Read(buf) }
+        Self::new(command::read(nsid, range), Data::Read(buf))
     }
 
     /// Writes blocks from `buf`, whose length is that of the blocks; with `fua`, they are on
     /// stable media when the command completes.
     #[must_use]
     pub fn write(nsid: NamespaceId, range: BlockRange, buf: SharedBuf, fua: bool) -> Self {
-        Self { sqe: command::write(nsid, range, fua), data: Data::Write(buf) }
+        Self::new(command::write(nsid, range, fua), Data::Write(buf))
     }
 
     /// Compares blocks with `buf`.
     #[must_use]
     pub fn compare(nsid: NamespaceId, range: BlockRange, buf: SharedBuf) -> Self {
-        Self { sqe: command::compare(nsid, range), data: Data::Write(buf) }
+        Self::new(command::compare(nsid, range), Data::Write(buf))
     }
 
     /// Zeroes blocks; with `deallocate`, the controller may free them instead.
     #[must_use]
     pub fn write_zeroes(nsid: NamespaceId, range: BlockRange, deallocate: bool, fua: bool) -> Self {
-        Self { sqe: command::write_zeroes(nsid, range, deallocate, fua), data: Data::None }
+        Self::new(command::write_zeroes(nsid, range, deallocate, fua), Data::None)
     }
 
     /// Everything that completed before is on stable media when this completes.
     #[must_use]
     pub fn flush(nsid: NamespaceId) -> Self {
-        Self { sqe: command::flush(nsid), data: Data::None }
+        Self::new(command::flush(nsid), Data::None)
     }
 
     /// Frees up to 256 ranges, of [`command::DEALLOCATE_RANGE_LEN`] bytes each in `ranges`, made
@@ -111,13 +123,19 @@ impl Command {
         }
         let last_range = (ranges.len() / command::DEALLOCATE_RANGE_LEN).checked_sub(1)?;
         let sqe = command::deallocate(nsid, u8::try_from(last_range).ok()?);
-        Some(Self { sqe, data: Data::Write(ranges) })
+        Some(Self::new(sqe, Data::Write(ranges)))
     }
 
     /// Any command without data or with data from the controller (an admin command).
     #[must_use]
     pub fn new(sqe: Sqe, data: Data) -> Self {
-        Self { sqe, data }
+        Self { sqe, data, hints: Hints::default() }
+    }
+
+    /// The same, with hints.
+    #[must_use]
+    pub fn with_hints(self, hints: Hints) -> Self {
+        Self { hints, ..self }
     }
 }
 

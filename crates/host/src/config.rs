@@ -7,6 +7,9 @@ use std::time::Duration;
 use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 
+use crate::doorbell::I10Config;
+use crate::maps::QueueRequest;
+
 /// Keep alive timeout unless asked otherwise, as other hosts have it.
 pub const DEFAULT_KATO_MS: u32 = 5000;
 /// Entries of an I/O queue unless asked otherwise: 127 commands outstanding.
@@ -22,6 +25,8 @@ pub const MAX_ENTRIES: u16 = 4096;
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 /// How often a command whose data were spoiled on the way is sent again, as Linux does it.
 pub const DEFAULT_DIGEST_RETRIES: u8 = 5;
+/// PDUs in one send at most; what does not fit goes with the next.
+pub const MAX_SEND_PDUS: u16 = 128;
 /// How long the TCP connection, ICResp, and the answer to Connect may take, each.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -45,8 +50,13 @@ pub struct HostConfig {
     /// How often an I/O command is sent again when a data digest says that its data were spoiled on
     /// the way: those of a read, or those of a write, which the controller then has not executed.
     pub digest_retries: u8,
-    /// I/O queues to ask for, over all cores.
+    /// I/O queues to ask for, over all cores: for everything, or only for reads when there are
+    /// `write_queues`.
     pub io_queues: u16,
+    /// More of them, for what is no read; see [`crate::maps`].
+    pub write_queues: u16,
+    /// More of them, for polled commands.
+    pub poll_queues: u16,
     /// Entries of each I/O queue, at most [`MAX_ENTRIES`]; one less commands may be outstanding.
     pub io_entries: u16,
     /// Entries of the admin queue, at least 32 (Fabrics 1.1, 5.1).
@@ -63,6 +73,12 @@ pub struct HostConfig {
     /// How long a receive that finds nothing looks into the network device's queue itself, rather
     /// than wait for an interrupt; `None`: not at all.
     pub busy_poll: Option<Duration>,
+    /// Priority of what is sent, for queueing disciplines (SO_PRIORITY); `None`: the kernel's.
+    pub priority: Option<u32>,
+    /// Gather commands of I/O queues before they are sent; `None`: what is ready leaves at once.
+    pub i10: Option<I10Config>,
+    /// PDUs in one send at most: 1 shows what sending them together saves.
+    pub send_pdus: u16,
 }
 
 impl HostConfig {
@@ -79,6 +95,8 @@ impl HostConfig {
             data_digest: false,
             digest_retries: DEFAULT_DIGEST_RETRIES,
             io_queues: 1,
+            write_queues: 0,
+            poll_queues: 0,
             io_entries: DEFAULT_IO_ENTRIES,
             admin_entries: DEFAULT_ADMIN_ENTRIES,
             disable_sq_flow: true,
@@ -86,7 +104,16 @@ impl HostConfig {
             backoff: BackoffConfig::default(),
             connect_timeout: CONNECT_TIMEOUT,
             busy_poll: None,
+            priority: None,
+            i10: None,
+            send_pdus: MAX_SEND_PDUS,
         }
+    }
+
+    /// The I/O queues to ask for, by what they are for.
+    #[must_use]
+    pub fn queue_request(&self) -> QueueRequest {
+        QueueRequest { io: self.io_queues, write: self.write_queues, poll: self.poll_queues }
     }
 
     /// The admin queue of a new association.
@@ -109,6 +136,9 @@ impl HostConfig {
             command_timeout: self.command_timeout,
             connect_timeout: self.connect_timeout,
             busy_poll: self.busy_poll,
+            priority: self.priority,
+            i10: None,
+            send_pdus: self.send_pdus,
         }
     }
 
@@ -121,6 +151,7 @@ impl HostConfig {
             digest_retries: self.digest_retries,
             entries: self.io_entries.min(association.max_entries).clamp(MIN_ENTRIES, MAX_ENTRIES),
             in_capsule_bytes: association.controller.in_capsule_bytes,
+            i10: self.i10,
             ..self.admin_queue()
         }
     }
@@ -177,4 +208,10 @@ pub struct QueuePairConfig {
     pub connect_timeout: Duration,
     /// How long a receive that finds nothing busy polls.
     pub busy_poll: Option<Duration>,
+    /// SO_PRIORITY.
+    pub priority: Option<u32>,
+    /// Gather commands before they are sent.
+    pub i10: Option<I10Config>,
+    /// PDUs in one send at most, 1..=[`MAX_SEND_PDUS`].
+    pub send_pdus: u16,
 }

@@ -266,7 +266,7 @@ impl Controller {
             cntlid,
             discovery: self.config.subnqn.is_discovery(),
             keep_alive: self.config.kato_ms > 0,
-            io_queues: self.config.io_queues,
+            io_queues: self.config.queue_request().total(),
         })));
     }
 

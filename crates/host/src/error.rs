@@ -81,6 +81,9 @@ pub enum RejectedReason {
     /// whole double words.
     #[error("the buffer does not suit the command")]
     BadData,
+    /// The map has fewer queues than there are cores, and this core's lives on another.
+    #[error("the queue for such commands lives on another core: ask for one per core")]
+    Elsewhere,
 }
 
 /// A command that was not taken, given back with its buffer.

@@ -11,6 +11,7 @@ mod send;
 mod teardown;
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,16 +27,17 @@ use raceline_reactor::io::SocketId;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
 
 use crate::command::{Command, CommandDone, CommandSummary, Data};
-use crate::config::{MAX_ENTRIES, MIN_ENTRIES, QueuePairConfig};
+use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
+use crate::doorbell::{Doorbell, I10Config};
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
 use digest::EntryDigest;
 use send::Grant;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
 const STAGING_BYTES: usize = 68 << 10;
-/// PDUs in one send; what does not fit goes with the next.
-const BATCH_PDUS: usize = 128;
+/// PDUs in one send.
+const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
 /// Header bytes of one PDU at most: header, digests, 128-byte alignment, rounded up.
 const BATCH_PDU_BYTES: usize = 256;
 /// How much of the command timeout may pass before it is looked at again.
@@ -163,9 +165,22 @@ pub struct QueuePair {
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
     disable_sq_flow: bool,
     phase_deadline: Option<Instant>,
-    /// The next timer that will expire.
+    /// The next timer that will expire, for deadlines.
     alarm: Option<Instant>,
+    doorbell: Doorbell,
+    /// Where the packets of this connection come in.
+    arrival: Arrival,
     counters: Arc<QueueCounters>,
+}
+
+/// Where the packets of a connection come into this machine, as of its first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrival {
+    /// The network device's receive queue, by its NAPI id; `None` when the kernel does not know it,
+    /// as on loopback.
+    pub napi_id: Option<NonZeroU32>,
+    /// The CPU that processed them; `None` when it is not known.
+    pub cpu: Option<usize>,
 }
 
 impl QueuePair {
@@ -194,6 +209,8 @@ impl QueuePair {
         let capacity = commands.capacity();
         Self {
             disable_sq_flow: config.disable_sq_flow,
+            doorbell: Doorbell::new(config.i10),
+            arrival: Arrival::default(),
             config,
             token,
             state: State::Lost,
@@ -235,8 +252,8 @@ impl QueuePair {
         }
     }
 
-    /// Accepts a command; it leaves with the next [`Self::flush`]. While there is no connection,
-    /// it waits for one.
+    /// Accepts a command; it leaves with the next [`Self::flush`] unless it may wait for others
+    /// ([`crate::doorbell`]). While there is no connection, it waits for one.
     ///
     /// # Errors
     /// Gives the command back when the queue is full or closed, or its data do not suit it.
@@ -249,6 +266,7 @@ impl QueuePair {
         let reason = match self.check(&command) {
             Ok(len) => {
                 let deadline = self.deadline_of(&command, cx.now);
+                self.doorbell.handle_submitted(cx.now, len, command.hints);
                 let entry = Entry::new(command, user, len, deadline);
                 let cid = self.insert(entry);
                 self.begin_digest(cx, cid);
@@ -257,6 +275,47 @@ impl QueuePair {
             Err(reason) => reason,
         };
         Err(Rejected { reason, command })
+    }
+
+    /// Accepts commands that leave together, from the front of `batch`: of all but the last it is
+    /// known that more follow. What is not accepted stays there.
+    ///
+    /// # Errors
+    /// As [`Self::submit`], about the command that is at the front now.
+    pub fn submit_batch(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut VecDeque<(Command, u64)>,
+    ) -> Result<(), RejectedReason> {
+        while let Some((mut command, user)) = batch.pop_front() {
+            let hints = command.hints;
+            command.hints.more |= !batch.is_empty();
+            if let Err(Rejected { reason, mut command }) = self.submit(cx, command, user) {
+                command.hints = hints;
+                batch.push_front((command, user));
+                // Those that were accepted need not wait for it.
+                self.doorbell.release();
+                return Err(reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes how commands are gathered before they are sent, from now on; `None`: not at all.
+    pub fn set_i10(&mut self, i10: Option<I10Config>) {
+        self.doorbell.set(i10);
+    }
+
+    /// How commands are gathered before they are sent.
+    #[must_use]
+    pub fn i10(&self) -> Option<I10Config> {
+        self.doorbell.i10()
+    }
+
+    /// Where the packets of the connection come in, or of the last one.
+    #[must_use]
+    pub fn arrival(&self) -> Arrival {
+        self.arrival
     }
 
     /// How many more commands [`Self::submit`] takes.
@@ -373,6 +432,7 @@ impl QueuePair {
     fn start(&mut self, cx: &mut Context<'_>) {
         self.token.generation = self.token.generation.wrapping_add(1);
         self.alarm = None;
+        self.doorbell.forget_alarm();
         self.state = State::Tcp;
         cx.io.connect(self.config.address, self.token);
         self.expect(cx, self.config.connect_timeout);
@@ -386,6 +446,11 @@ impl QueuePair {
             if let Some(time) = self.config.busy_poll {
                 socket.set_busy_poll(time)?;
             }
+            if let Some(priority) = self.config.priority {
+                socket.set_priority(priority)?;
+            }
+            self.arrival =
+                Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
             cx.io.adopt(socket)
         });
         let socket = match adopted {
@@ -489,6 +554,7 @@ impl QueuePair {
         self.state = State::Ready;
         self.phase_deadline = None;
         self.restart_deadlines(cx.now);
+        self.doorbell.release();
         self.events.push_back(QueueEvent::Ready { cntlid: response.cntlid });
     }
 
@@ -508,6 +574,7 @@ impl QueuePair {
     }
 
     fn handle_timer(&mut self, cx: &mut Context<'_>) {
+        self.doorbell.handle_timer(cx.now);
         if self.alarm.is_none_or(|alarm| cx.now < alarm) {
             return; // an earlier, longer one
         }
@@ -631,6 +698,7 @@ impl QueuePair {
             unreachable!("a slot has just become free");
         };
         self.pending.push_back(cid);
+        self.doorbell.release();
         self.counters.retries.add(1);
         true
     }
@@ -638,7 +706,7 @@ impl QueuePair {
 
 impl Entry {
     fn new(command: Command, user: u64, len: u32, deadline: Option<Instant>) -> Self {
-        let Command { sqe, data } = command;
+        let Command { sqe, data, hints: _ } = command;
         let direction = data.direction();
         Self {
             user,

@@ -9,8 +9,10 @@ use raceline_reactor::{Completion, Context, Token};
 use crate::command::{Command, CommandDone};
 use crate::config::{Association, HostConfig};
 use crate::counters::QueueCounters;
+use crate::doorbell::I10Config;
 use crate::error::{HostError, Rejected, RejectedReason};
-use crate::queue::{QueueEvent, QueuePair};
+use crate::maps::{CoreMaps, CorePlace};
+use crate::queue::{Arrival, QueueEvent, QueuePair};
 
 /// What happened to one of the queues.
 #[derive(Clone, Debug)]
@@ -33,13 +35,16 @@ pub enum IoQueueEvent {
 
 /// Some I/O queues of an association, driven like a [`QueuePair`].
 ///
+/// The queues of one core share that core's poller: one turn of its loop looks at all of them. In
+/// [`raceline_reactor::Mode::Poll`] it never sleeps, so nobody is ever woken for their completions.
+///
 /// The program tells it what the [`crate::Controller`] reports, by message if that lives on
 /// another core, and reports lost queues back.
 #[derive(Debug)]
 pub struct IoQueueSet {
     config: HostConfig,
     token: Token,
-    qids: Vec<u16>,
+    layout: Layout,
     /// Made when the first association is up.
     queues: Vec<Member>,
     /// The association that is up.
@@ -50,6 +55,17 @@ pub struct IoQueueSet {
     closed: bool,
     events: VecDeque<IoQueueEvent>,
     counters: Arc<QueueCounters>,
+}
+
+/// Which of an association's queues are here.
+#[derive(Debug)]
+enum Layout {
+    /// Those that the program named.
+    Named(Vec<u16>),
+    /// Those of this core: which, is known when the controller has granted some.
+    Core(CorePlace),
+    /// Those of this core.
+    Mapped(CoreMaps),
 }
 
 /// A queue and the association that it was last connected to.
@@ -77,6 +93,16 @@ impl Member {
     }
 }
 
+impl Layout {
+    fn qids(&self) -> &[u16] {
+        match self {
+            Self::Named(qids) => qids,
+            Self::Core(_) => &[],
+            Self::Mapped(maps) => maps.qids(),
+        }
+    }
+}
+
 impl IoQueueSet {
     /// Queues with these QIDs (from 1). Operations are started with the token's owner, and its
     /// index plus the queue's position.
@@ -84,17 +110,27 @@ impl IoQueueSet {
     pub fn new(config: &HostConfig, qids: impl IntoIterator<Item = u16>, token: Token) -> Self {
         let qids: Vec<u16> = qids.into_iter().collect();
         let capacity = qids.len();
-        let queues = Vec::with_capacity(capacity);
-        let events = VecDeque::with_capacity(2 * qids.len());
+        Self::with_layout(config, Layout::Named(qids), capacity, token)
+    }
+
+    /// The queues of one of the cores in use, as [`crate::maps`] divides those that the controller
+    /// grants. [`Self::submit_mapped`] chooses among them. Tokens as for [`Self::new`].
+    #[must_use]
+    pub fn mapped(config: &HostConfig, core: CorePlace, token: Token) -> Self {
+        let capacity = usize::from(config.queue_request().total()).div_ceil(core.count.max(1));
+        Self::with_layout(config, Layout::Core(core), capacity, token)
+    }
+
+    fn with_layout(config: &HostConfig, layout: Layout, capacity: usize, token: Token) -> Self {
         Self {
             config: config.clone(),
             token,
-            qids,
-            queues,
+            layout,
+            queues: Vec::with_capacity(capacity),
             association: None,
             touched: VecDeque::with_capacity(capacity),
             closed: false,
-            events,
+            events: VecDeque::with_capacity(2 * capacity),
             counters: Arc::default(),
         }
     }
@@ -106,7 +142,11 @@ impl IoQueueSet {
         }
         self.association = Some(association.clone());
         if self.queues.is_empty() {
-            for (index, &qid) in (self.token.index..).zip(&self.qids) {
+            if let Layout::Core(core) = self.layout {
+                let maps = self.config.queue_request().grant(association.io_queues);
+                self.layout = Layout::Mapped(maps.core(core));
+            }
+            for (index, &qid) in (self.token.index..).zip(self.layout.qids()) {
                 if qid <= association.io_queues {
                     let config = self.config.io_queue(association, QueueId(qid));
                     let token = Token { index, ..self.token };
@@ -202,6 +242,71 @@ impl IoQueueSet {
             Some(queue) => queue.pair.submit(cx, command, user),
             None => Err(Rejected { reason: RejectedReason::Closed, command }),
         }
+    }
+
+    /// Accepts commands for the queue at this position that leave together, from the front of `batch`
+    /// ([`QueuePair::submit_batch`]).
+    ///
+    /// # Errors
+    /// When there is no such queue, or it does not take the command that is at the front now.
+    pub fn submit_batch(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: usize,
+        batch: &mut VecDeque<(Command, u64)>,
+    ) -> Result<(), RejectedReason> {
+        self.touch(queue);
+        match self.queues.get_mut(queue) {
+            Some(queue) => queue.pair.submit_batch(cx, batch),
+            None => Err(RejectedReason::Closed),
+        }
+    }
+
+    /// Accepts a command for the queue of its map: polled commands go to a queue for these, reads to
+    /// one for reads, where there are such queues. `lane` says who submits: where this core has
+    /// several queues that would do, a lane always gets the same one. Gives its position.
+    ///
+    /// # Errors
+    /// Gives the command back as [`Self::submit`] does, and when this core's queue of the map is one
+    /// that lives on another core ([`RejectedReason::Elsewhere`]).
+    pub fn submit_mapped(
+        &mut self,
+        cx: &mut Context<'_>,
+        (polled, lane): (bool, usize),
+        command: Command,
+        user: u64,
+    ) -> Result<usize, Rejected> {
+        let position = match &self.layout {
+            Layout::Mapped(maps) => maps.route(command.sqe.opc, polled, lane),
+            Layout::Named(_) => lane.checked_rem(self.queues.len()),
+            Layout::Core(_) => {
+                return Err(Rejected { reason: RejectedReason::Closed, command });
+            }
+        };
+        let Some(position) = position else {
+            return Err(Rejected { reason: RejectedReason::Elsewhere, command });
+        };
+        self.submit(cx, position, command, user).map(|()| position)
+    }
+
+    /// How commands find their queue, once that is known: for a set made by [`Self::mapped`].
+    #[must_use]
+    pub fn maps(&self) -> Option<&CoreMaps> {
+        if let Layout::Mapped(maps) = &self.layout { Some(maps) } else { None }
+    }
+
+    /// Changes how commands are gathered before they are sent, on all queues from now on and on those
+    /// that are made later.
+    pub fn set_i10(&mut self, i10: Option<I10Config>) {
+        self.config.i10 = i10;
+        self.queues.iter_mut().for_each(|queue| queue.pair.set_i10(i10));
+        self.touch_all();
+    }
+
+    /// Where the packets of the queue at this position come in.
+    #[must_use]
+    pub fn arrival(&self, queue: usize) -> Arrival {
+        self.queues.get(queue).map(|queue| queue.pair.arrival()).unwrap_or_default()
     }
 
     /// Takes a completion of an operation of one of the queues.

@@ -9,6 +9,7 @@ use super::{Entry, Link, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
+use crate::doorbell::Decision;
 
 /// Bytes of a digest.
 const DIGEST_LEN: usize = 4;
@@ -18,6 +19,21 @@ const DIGEST_LEN: usize = 4;
 pub(super) struct Grant {
     pub(super) r2t: R2tGrant,
     pub(super) sent: u32,
+}
+
+/// A batch that is being filled.
+struct Filling<'a> {
+    batch: &'a mut SendBatch,
+    /// Its number.
+    number: u64,
+    pdus_left: usize,
+}
+
+impl Filling<'_> {
+    /// Whether another PDU of so many bytes without payload, and a payload, fit.
+    fn has_room(&self, bytes: usize) -> bool {
+        self.pdus_left > 0 && self.batch.has_room(bytes, 1)
+    }
 }
 
 impl QueuePair {
@@ -34,20 +50,41 @@ impl QueuePair {
 
     fn flush_ready(&mut self, cx: &mut Context<'_>) {
         let Some(link) = &mut self.link else { return };
-        if link.sending || link.closed {
+        if link.sending || link.closed || self.waits_for_more(cx) {
             return;
         }
+        let Some(link) = &mut self.link else { return };
         let Some(mut batch) = self.batch.take() else { return };
         let number = link.batches_started + 1;
         let accelerator = cx.io.accelerator();
-        self.put_data(accelerator, &mut batch, number);
-        self.put_commands(accelerator, &mut batch, number);
+        let mut filling =
+            Filling { batch: &mut batch, number, pdus_left: self.config.send_pdus.into() };
+        self.put_data(accelerator, &mut filling);
+        self.put_commands(accelerator, &mut filling);
+        self.doorbell.handle_sent(self.pending.len());
         if batch.is_empty() {
             self.batch = Some(batch);
             return;
         }
         self.start_send(cx, batch);
         self.watch_deadlines(cx);
+    }
+
+    /// Whether the commands that are ready are kept back so that others go with them. Data that the
+    /// controller has asked for are not: it keeps a buffer for them.
+    fn waits_for_more(&mut self, cx: &mut Context<'_>) -> bool {
+        if !matches!(self.state, State::Ready) || !self.grants.is_empty() {
+            return false;
+        }
+        let in_flight = self.commands.len() - self.pending.len();
+        match self.doorbell.decide(cx.now, self.pending.len(), in_flight) {
+            Decision::Send => false,
+            Decision::Wait => true,
+            Decision::WaitUntil(at) => {
+                cx.io.timer(at, self.token);
+                true
+            }
+        }
     }
 
     /// Sends what `fill` puts into an empty batch, if none is in flight.
@@ -76,15 +113,15 @@ impl QueuePair {
     }
 
     /// Answers R2Ts, in the order in which they came.
-    fn put_data(&mut self, accelerator: &mut Accelerator, batch: &mut SendBatch, number: u64) {
+    fn put_data(&mut self, accelerator: &mut Accelerator, filling: &mut Filling<'_>) {
         let Some(link) = &mut self.link else { return };
         while let Some(grant) = self.grants.front_mut() {
             let Some(entry) = self.commands.get_mut(grant.r2t.cid) else {
                 self.grants.pop_front();
                 continue;
             };
-            entry.batch = number;
-            if !put_grant(link, accelerator, batch, grant, entry, &self.counters) {
+            entry.batch = filling.number;
+            if !put_grant(link, accelerator, filling, grant, entry, &self.counters) {
                 return; // the batch is full
             }
             self.grants.pop_front();
@@ -92,13 +129,13 @@ impl QueuePair {
     }
 
     /// Sends commands, as many as the submission queue takes.
-    fn put_commands(&mut self, accelerator: &mut Accelerator, batch: &mut SendBatch, number: u64) {
+    fn put_commands(&mut self, accelerator: &mut Accelerator, filling: &mut Filling<'_>) {
         let Some(link) = &mut self.link else { return };
         let admin = self.config.qid.is_admin();
         let room = link.queue.capsule_overhead() + DIGEST_LEN;
         let only_connect = if let State::Connect(cid) = self.state { Some(cid) } else { None };
         while let Some(&cid) = self.pending.front() {
-            if only_connect.is_some_and(|connect| connect != cid) || !batch.has_room(room, 1) {
+            if only_connect.is_some_and(|connect| connect != cid) || !filling.has_room(room) {
                 return;
             }
             let sent = self.commands.len() - self.pending.len();
@@ -121,8 +158,9 @@ impl QueuePair {
             }
             self.pending.pop_front();
             entry.sent = true;
-            entry.batch = number;
-            put_command(link, accelerator, batch, cid, entry, limit);
+            entry.batch = filling.number;
+            put_command(link, accelerator, filling.batch, cid, entry, limit);
+            filling.pdus_left -= 1;
             self.counters.pdus_sent.add(1);
         }
     }
@@ -149,7 +187,7 @@ fn put_command(
 fn put_grant(
     link: &mut Link,
     accelerator: &mut Accelerator,
-    batch: &mut SendBatch,
+    filling: &mut Filling<'_>,
     grant: &mut Grant,
     entry: &Entry,
     counters: &QueueCounters,
@@ -160,9 +198,11 @@ fn put_grant(
     let room = link.queue.h2c_overhead() + DIGEST_LEN;
     let most = link.queue.max_h2c_data();
     while grant.sent < grant.r2t.len {
-        if !batch.has_room(room, 1) {
+        if !filling.has_room(room) {
             return false;
         }
+        filling.pdus_left -= 1;
+        let batch = &mut *filling.batch;
         let left = grant.r2t.len - grant.sent;
         let len = left.min(most);
         // Both were checked against the command's length when the R2T came.

@@ -14,7 +14,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raceline_host::{
-    Command, CommandDone, Controller, ControllerEvent, HostConfig, IoQueueEvent, IoQueueSet,
+    Command, CommandDone, Controller, ControllerEvent, CorePlace, HostConfig, IoQueueEvent,
+    IoQueueSet,
 };
 use raceline_proto::nvme::fabrics::ConnectWords;
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
@@ -82,6 +83,8 @@ pub struct Script {
     pub namespace_blocks: Option<u64>,
     /// Reads are answered by one C2HData, as our target does it, not by two.
     pub whole_reads: bool,
+    /// I/O queues that are granted; 4 unless it says so.
+    pub queues_granted: Option<u16>,
 }
 
 /// What was seen.
@@ -92,6 +95,8 @@ pub struct Seen {
     pub keep_alives: u32,
     pub shutdowns: u32,
     pub io: Vec<u8>,
+    /// The queue and the first LBA of each.
+    pub places: Vec<(u16, u64)>,
     pub terminated: u32,
 }
 
@@ -352,7 +357,10 @@ impl Target {
                 self.respond(index, sqe, Status::SUCCESS, word(low), word(high));
             }
             (admin::IDENTIFY, _) => self.identify(index, sqe),
-            (admin::SET_FEATURES, _) => self.respond(index, sqe, Status::SUCCESS, 3 << 16 | 3, 0),
+            (admin::SET_FEATURES, _) => {
+                let last = u32::from(self.script.queues_granted.unwrap_or(4)) - 1;
+                self.respond(index, sqe, Status::SUCCESS, last << 16 | last, 0);
+            }
             (admin::KEEP_ALIVE, _) => {
                 self.seen.keep_alives += 1;
                 if !self.script.ignore_keep_alive {
@@ -405,6 +413,8 @@ impl Target {
 
     fn io(&mut self, index: usize, sqe: &Sqe, data: &[u8]) {
         self.seen.io.push(sqe.opc);
+        let qid = self.connections[index].qid.unwrap_or(0);
+        self.seen.places.push((qid, BlockRange::parse(sqe).slba));
         if self.script.hold_io {
             return;
         }
@@ -547,7 +557,7 @@ impl World {
         let mut io = world.io();
         let pool = BufferPool::new(&PoolConfig::new(&[(128 << 10, 4)])).unwrap();
         let token = Token { owner: 1, generation: 0, index: 0 };
-        let queues = IoQueueSet::new(config, 1..=config.io_queues, Token { index: 2, ..token });
+        let queues = IoQueueSet::mapped(config, CorePlace::ALONE, Token { index: 2, ..token });
         let now = io.now();
         let mut cx = Context { io: &mut io, pool: &pool, now };
         let controller = Controller::connect(&mut cx, config.clone(), token);
