@@ -5,6 +5,9 @@
 //! counter that live in the pool, so the I/O path never allocates.
 //!
 //! Every buffer keeps its pool alive: the mapping goes away with the last of them.
+//!
+//! A pool may also have slots without memory ([`BufferPool::lending`]), for buffers over memory
+//! that a program lends to one operation after another.
 
 #![allow(unsafe_code)]
 
@@ -48,6 +51,15 @@ impl BufferPool {
     /// # Errors
     /// The error of mmap(2), or `InvalidInput` if the sizes overflow.
     pub fn new(config: &PoolConfig) -> io::Result<BufferPool> {
+        BufferPool::lending(config, 0)
+    }
+
+    /// As [`BufferPool::new`], and so many buffers may be over lent memory at a time
+    /// ([`BufferPool::lend`]).
+    ///
+    /// # Errors
+    /// As [`BufferPool::new`].
+    pub fn lending(config: &PoolConfig, lent_count: usize) -> io::Result<BufferPool> {
         let mut classes: Vec<(usize, usize)> = Vec::with_capacity(config.classes.len());
         let mut total = 0usize;
         for &(size, count) in &config.classes {
@@ -69,15 +81,14 @@ impl BufferPool {
             for _ in 0..count {
                 // SAFETY: `offset` < the sum of all classes, which is the mapping's length.
                 let memory = unsafe { mapping.base().add(offset) };
-                let free = Cell::new(0);
-                slots.push(Slot { references: free, memory, capacity: size, class });
+                slots.push(Slot::free(memory, size, class));
                 offset += size;
             }
-            // Last in, first out, so that a hot buffer is used again; the first goes out first.
-            let free = RefCell::new((0..count).rev().collect());
-            built.push(Class { size, slots: slots.into_boxed_slice(), free });
+            built.push(Class::new(size, slots));
         }
-        let inner = PoolInner { classes: built, waits: Cell::new(0), _mapping: mapping };
+        let nothing = || Slot::free(NonNull::dangling(), 0, LENT_CLASS);
+        let lent = Class::new(0, std::iter::repeat_with(nothing).take(lent_count).collect());
+        let inner = PoolInner { classes: built, lent, waits: Cell::new(0), _mapping: mapping };
         Ok(BufferPool { inner: Rc::new(inner) })
     }
 
@@ -95,6 +106,31 @@ impl BufferPool {
         }
         self.inner.waits.set(self.inner.waits.get() + 1);
         None
+    }
+
+    /// A buffer over memory that belongs to somebody else. `None` when as many are in use as
+    /// [`BufferPool::lending`] was told.
+    ///
+    /// # Safety
+    /// Until the buffer, and all that [`IoBuf::share`] makes of it, are gone, the memory is valid
+    /// for reads and writes of `len` bytes, and nobody else writes it; nobody else reads it while
+    /// the buffer is not shared.
+    #[must_use]
+    pub unsafe fn lend(&self, memory: NonNull<u8>, len: usize) -> Option<IoBuf> {
+        let index = self.inner.lent.free.borrow_mut().pop()?;
+        let slot = &self.inner.lent.slots[index];
+        debug_assert_eq!(slot.references.get(), 0);
+        slot.references.set(1);
+        slot.memory.set(memory);
+        slot.capacity.set(len);
+        let slot = NonNull::from(slot);
+        Some(IoBuf { slot: SlotRef { slot, pool: Some(self.inner.clone()) }, len })
+    }
+
+    /// How many more buffers [`BufferPool::lend`] gives.
+    #[must_use]
+    pub fn lent_available(&self) -> usize {
+        self.inner.lent.free.borrow().len()
     }
 
     /// Number of size classes, ordered from small to large.
@@ -155,7 +191,8 @@ impl IoBuf {
         let Some(memory) = NonNull::new(memory) else {
             std::alloc::handle_alloc_error(heap_layout(capacity));
         };
-        let slot = Slot { references: Cell::new(1), memory, capacity, class: 0 };
+        let slot = Slot::free(memory, capacity, 0);
+        slot.references.set(1);
         let slot = NonNull::from(Box::leak(Box::new(slot)));
         IoBuf { slot: SlotRef { slot, pool: None }, len }
     }
@@ -175,7 +212,7 @@ impl IoBuf {
 
     /// Bytes it could hold.
     pub fn capacity(&self) -> usize {
-        self.slot.get().capacity
+        self.slot.get().capacity.get()
     }
 
     /// Changes the number of bytes in use; bytes never written are stale, not undefined.
@@ -194,7 +231,7 @@ impl IoBuf {
 
     /// Where the bytes are, for system calls: valid for [`IoBuf::capacity`] bytes.
     pub(crate) fn as_io_ptr(&self) -> *mut u8 {
-        self.slot.get().memory.as_ptr()
+        self.slot.get().memory.get().as_ptr()
     }
 }
 
@@ -204,14 +241,14 @@ impl Deref for IoBuf {
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` <= capacity, the memory is initialised (zeroed when mapped), and this
         // is the only owner.
-        unsafe { std::slice::from_raw_parts(self.slot.get().memory.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.slot.get().memory.get().as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for IoBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; the only owner is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.slot.get().memory.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.slot.get().memory.get().as_ptr(), self.len) }
     }
 }
 
@@ -249,7 +286,7 @@ impl SharedBuf {
 
     /// Where the bytes are, for system calls that read them.
     pub(crate) fn as_io_ptr(&self) -> *const u8 {
-        self.slot.get().memory.as_ptr()
+        self.slot.get().memory.get().as_ptr()
     }
 }
 
@@ -258,7 +295,7 @@ impl Deref for SharedBuf {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` <= capacity, the memory is initialised, and all owners only read.
-        unsafe { std::slice::from_raw_parts(self.slot.get().memory.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.slot.get().memory.get().as_ptr(), self.len) }
     }
 }
 
@@ -274,8 +311,12 @@ impl fmt::Debug for SharedBuf {
     }
 }
 
+/// The class of slots over lent memory, which is not among those that buffers are taken from.
+const LENT_CLASS: usize = usize::MAX;
+
 struct PoolInner {
     classes: Vec<Class>,
+    lent: Class,
     waits: Cell<u64>,
     /// What the slots point into.
     _mapping: Mapping,
@@ -289,12 +330,28 @@ struct Class {
     free: RefCell<Vec<usize>>,
 }
 
-/// One buffer's memory and how many own it.
+impl Class {
+    fn new(size: usize, slots: Vec<Slot>) -> Class {
+        // Last in, first out, so that a hot buffer is used again; the first goes out first.
+        let free = RefCell::new((0..slots.len()).rev().collect());
+        Class { size, slots: slots.into_boxed_slice(), free }
+    }
+}
+
+/// One buffer's memory and how many own it. Only the memory of a lent slot changes, while nobody
+/// owns it.
 struct Slot {
     references: Cell<u32>,
-    memory: NonNull<u8>,
-    capacity: usize,
+    memory: Cell<NonNull<u8>>,
+    capacity: Cell<usize>,
     class: usize,
+}
+
+impl Slot {
+    fn free(memory: NonNull<u8>, capacity: usize, class: usize) -> Slot {
+        let (memory, capacity) = (Cell::new(memory), Cell::new(capacity));
+        Slot { references: Cell::new(0), memory, capacity, class }
+    }
 }
 
 /// One counted reference to a slot, in a pool (kept alive) or on the heap.
@@ -328,12 +385,12 @@ impl Drop for SlotRef {
             return;
         }
         if let Some(pool) = &self.pool {
-            let class = &pool.classes[slot.class];
+            let class = pool.classes.get(slot.class).unwrap_or(&pool.lent);
             // SAFETY: a pool slot points into the slots of its own class.
             let index = unsafe { self.slot.as_ptr().offset_from(class.slots.as_ptr()) };
             class.free.borrow_mut().push(index.unsigned_abs());
         } else {
-            let (memory, layout) = (slot.memory, heap_layout(slot.capacity));
+            let (memory, layout) = (slot.memory.get(), heap_layout(slot.capacity.get()));
             // SAFETY: both were allocated in `IoBuf::heap`, and this was the last reference.
             unsafe {
                 std::alloc::dealloc(memory.as_ptr(), layout);
@@ -411,6 +468,26 @@ mod tests {
         drop(pool);
         buf.fill(7);
         assert_eq!(buf.share()[15], 7);
+    }
+
+    #[test]
+    fn lent_memory_is_used_in_place_and_given_back() {
+        let mut own = vec![1u8; 5000];
+        let pool = BufferPool::lending(&PoolConfig::new(&[(4096, 1)]), 1).unwrap();
+        let memory = NonNull::from(&mut own[..]).cast();
+        // SAFETY: `own` lives and is left alone until the buffer is gone.
+        let mut buf = unsafe { pool.lend(memory, 5000) }.unwrap();
+        assert_eq!((buf.len(), buf.capacity(), pool.lent_available()), (5000, 5000, 0));
+        // SAFETY: it gives nothing.
+        assert!(unsafe { pool.lend(memory, 1) }.is_none());
+        buf[4999] = 7;
+        let shared = buf.share();
+        let other = shared.clone();
+        drop(shared);
+        assert_eq!((other[4999], pool.lent_available()), (7, 0));
+        drop(other);
+        assert_eq!((pool.lent_available(), pool.available_total()), (1, 1));
+        assert_eq!(own[4999], 7);
     }
 
     #[test]

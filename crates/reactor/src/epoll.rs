@@ -42,6 +42,12 @@ const EVENTS: usize = 256;
 /// Connections accepted per listener and poll, so that a storm does not delay others.
 const ACCEPTS_PER_POLL: usize = 64;
 
+/// Sockets that an eager instance tries at every poll; with more, events say which to try.
+const EAGER_SOCKETS: usize = 4;
+
+/// Polls in a row that an eager instance makes without asking for events.
+const EAGER_POLLS: u32 = 32;
+
 /// What an event is about: this in the upper half of its data, an id in the lower.
 const SOCKET: u64 = 0;
 const LISTENER: u64 = 1;
@@ -55,6 +61,8 @@ const EDGE: u32 = libc::EPOLLET.cast_unsigned();
 
 /// Sockets, files, clock and timers of one core, on one epoll instance. Timers have the
 /// resolution of epoll_wait(2), a millisecond.
+///
+/// Unlike a ring, it may be used by one thread after another.
 pub struct EpollIo {
     epoll: OwnedFd,
     events: Vec<libc::epoll_event>,
@@ -74,6 +82,10 @@ pub struct EpollIo {
     accelerator: Accelerator,
     now: Instant,
     counts: IoCounts,
+    /// Tries the sockets themselves before it asks which are ready.
+    eager: bool,
+    /// Polls since events were asked for.
+    polls_without_events: u32,
 }
 
 struct SocketSlot {
@@ -134,8 +146,21 @@ impl EpollIo {
             accelerator: Accelerator::default(),
             now: Instant::now(),
             counts: IoCounts::default(),
+            eager: false,
+            polls_without_events: 0,
         };
         io.control(libc::EPOLL_CTL_ADD, io.waker.fd(), READABLE, WAKER << 32)?;
+        Ok(io)
+    }
+
+    /// As [`EpollIo::new`], for few sockets whose owner polls often: what is sent leaves at once,
+    /// and a poll that does not wait tries to receive before it asks which sockets are ready.
+    ///
+    /// # Errors
+    /// When descriptors have run out.
+    pub fn eager() -> io::Result<EpollIo> {
+        let mut io = EpollIo::new()?;
+        io.eager = true;
         Ok(io)
     }
 
@@ -166,9 +191,26 @@ impl EpollIo {
             if let Some(slot) = self.sockets.get_mut(socket) {
                 slot.attempting = false;
                 slot.try_recv(&mut self.counts, done);
-                slot.try_send(&mut self.counts, done);
+                done.extend(slot.try_send(&mut self.counts));
             }
         }
+    }
+
+    /// Tries all receives, and tells whether events have to be asked for none the less.
+    fn try_sockets(&mut self, done: &mut Vec<Completion>) -> bool {
+        if !self.eager || self.sockets.live() > EAGER_SOCKETS {
+            return true;
+        }
+        let mut sending = false;
+        for slot in self.sockets.iter_mut() {
+            if slot.recv.is_some() {
+                slot.readable = true;
+                slot.try_recv(&mut self.counts, done);
+            }
+            sending |= slot.send.is_some();
+        }
+        self.polls_without_events += 1;
+        sending || self.connects.live() > 0 || self.polls_without_events > EAGER_POLLS
     }
 
     /// Fetches events, waiting up to `timeout_ms` (-1: for ever) for the first.
@@ -176,6 +218,7 @@ impl EpollIo {
         let capacity = i32::try_from(self.events.capacity()).unwrap_or(i32::MAX);
         let events = self.events.as_mut_ptr();
         self.counts.system_calls += 1;
+        self.polls_without_events = 0;
         // SAFETY: the vector has room for `capacity` events.
         let count =
             unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events, capacity, timeout_ms) };
@@ -349,11 +392,11 @@ impl SocketSlot {
     }
 
     /// Sends until the batch is gone or the socket is full.
-    fn try_send(&mut self, counts: &mut IoCounts, done: &mut Vec<Completion>) {
+    fn try_send(&mut self, counts: &mut IoCounts) -> Option<Completion> {
         if !self.writable {
-            return;
+            return None;
         }
-        let Some((token, mut batch)) = self.send.take() else { return };
+        let (token, mut batch) = self.send.take()?;
         let result = loop {
             if batch.is_empty() {
                 break Ok(());
@@ -368,12 +411,12 @@ impl SocketSlot {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.writable = false;
                     self.send = Some((token, batch));
-                    return;
+                    return None;
                 }
                 Err(error) => break Err(error),
             }
         };
-        done.push(Completion { token, outcome: Outcome::Sent(result, batch) });
+        Some(Completion { token, outcome: Outcome::Sent(result, batch) })
     }
 }
 
@@ -451,7 +494,11 @@ impl Io for EpollIo {
         match self.sockets.get_mut(socket.0) {
             Some(slot) if slot.send.is_none() => {
                 slot.send = Some((token, batch));
-                self.attempt(socket.0);
+                if self.eager {
+                    self.ready.extend(slot.try_send(&mut self.counts));
+                } else {
+                    self.attempt(socket.0);
+                }
             }
             _ => self.finish(token, Outcome::Sent(Err(not_usable()), batch)),
         }
@@ -516,6 +563,7 @@ impl Io for EpollIo {
         loop {
             self.run_attempts(done);
             done.extend(self.ready.drain(..));
+            let ask = self.try_sockets(done);
             let idle = wait == Wait::Yes && done.len() == before;
             if idle && self.waker.start_wait() {
                 let timeout_ms = self.timeout_ms();
@@ -524,7 +572,11 @@ impl Io for EpollIo {
                 fetched?;
             } else {
                 self.woken |= idle;
-                self.fetch_events(0)?;
+                if ask {
+                    self.fetch_events(0)?;
+                } else {
+                    self.events.clear();
+                }
             }
             self.handle_events(done);
             self.run_attempts(done);

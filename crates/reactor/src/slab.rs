@@ -57,6 +57,16 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// How many objects there are.
+    pub(crate) fn live(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// All objects.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.iter_mut().filter_map(|entry| entry.value.as_mut())
+    }
+
     /// The ids of all objects.
     pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
         self.entries.iter().filter(|entry| entry.value.is_some()).map(|entry| entry.id)

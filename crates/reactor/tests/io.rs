@@ -32,6 +32,9 @@ macro_rules! conformance {
         mod epoll {
             $(#[test] fn $test() { super::$test(super::Bed::new(Box::new(super::EpollIo::new().unwrap()))) })*
         }
+        mod eager_epoll {
+            $(#[test] fn $test() { super::$test(super::Bed::new(Box::new(super::EpollIo::eager().unwrap()))) })*
+        }
     };
 }
 

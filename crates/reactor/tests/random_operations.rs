@@ -39,6 +39,13 @@ fn epoll_does_what_the_model_says() {
     }
 }
 
+#[test]
+fn eager_epoll_does_what_the_model_says() {
+    for seed in 0..SEEDS {
+        Run::new(Box::new(EpollIo::eager().unwrap()), seed).run();
+    }
+}
+
 /// One end of a connection: what it has sent and received, by the model.
 struct End {
     socket: SocketId,
