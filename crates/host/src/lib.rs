@@ -1,10 +1,12 @@
 //! NVMe/TCP host: queue pairs, controllers, remote namespaces as block devices.
 //!
-//! Two ways to use it:
+//! Three ways to use it:
 //!
 //! * the poll API, for programs that own their reactor: a [`Controller`] brings an association up
 //!   and keeps it alive, an [`IoQueueSet`] holds I/O queues of one core, both driven by the
 //!   completions of [`raceline_reactor::Io`];
+//! * queues that the program's own threads drive ([`caller::CallerHost`]), without a reactor: the
+//!   shortest way for a thread that submits and waits itself;
 //! * the blocking API ([`blocking::Host`]), for everything where a thread per host is no burden.
 //!
 //! A [`RemoteController`] has namespaces that are each a [`raceline_bdev::Bdev`].
@@ -22,6 +24,7 @@
 //! [`CommandError::UnknownFate`], because it may have been executed, and is never replayed.
 
 pub mod blocking;
+pub mod caller;
 pub mod command;
 pub mod config;
 pub mod controller;
@@ -34,6 +37,7 @@ pub mod queue_set;
 pub mod remote;
 mod service;
 
+pub use caller::{CallerHost, CallerOptions, CallerQueues};
 pub use command::{Command, CommandDone, CommandSummary, Data, Hints};
 pub use config::{Association, HostConfig, QueuePairConfig};
 pub use controller::{Controller, ControllerEvent};

@@ -25,6 +25,8 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/accel/tests/dsa_queue.rs",
     "crates/accel/tests/support/engine.rs",
     "crates/accel/tests/support/memory.rs",
+    "crates/host/src/caller.rs",
+    "crates/host/src/caller/memory.rs",
     "crates/reactor/src/accel.rs",
     "crates/reactor/src/affinity.rs",
     "crates/reactor/src/buffer.rs",

@@ -1,0 +1,114 @@
+//! Memory of a program that an operation owns until it completes.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use raceline_reactor::{HugePages, PageBuf};
+
+/// Memory for the data of one operation: handed over with it, and given back with its end. What
+/// the socket receives is written here, and what it sends is read here; there is no copy between.
+#[derive(Debug)]
+pub struct Memory(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Pages(PageBuf),
+    Bytes(Vec<u8>),
+    Foreign(Foreign),
+}
+
+/// Memory whose owner has promised to leave it alone.
+#[derive(Debug)]
+struct Foreign {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: whoever made it has promised that nobody else uses the memory, on whatever thread.
+unsafe impl Send for Foreign {}
+
+impl Memory {
+    /// Whole pages of zeroes: what a program that moves many data allocates once and uses again.
+    ///
+    /// # Errors
+    /// The error of mmap(2).
+    pub fn pages(len: usize) -> io::Result<Self> {
+        Ok(Self(Kind::Pages(PageBuf::new(len, HugePages::None)?)))
+    }
+
+    /// Memory that belongs to somebody who does not speak Rust.
+    ///
+    /// # Safety
+    /// Until the operation that it goes with has ended, or the queues are dropped, the memory is
+    /// valid for reads and writes of `len` bytes and nobody else uses it; with an operation that
+    /// sends it, others may read it. As an owner of such memory, this may be moved to another
+    /// thread.
+    #[must_use]
+    pub unsafe fn foreign(start: NonNull<u8>, len: usize) -> Self {
+        Self(Kind::Foreign(Foreign { start, len }))
+    }
+
+    /// The bytes, where they are the program's own and not foreign.
+    #[must_use]
+    pub fn into_bytes(self) -> Option<Vec<u8>> {
+        match self.0 {
+            Kind::Bytes(bytes) => Some(bytes),
+            Kind::Pages(pages) => Some(pages.to_vec()),
+            Kind::Foreign(_) => None,
+        }
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty, reason = "slices have is_empty, through Deref")]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Kind::Pages(pages) => pages.len(),
+            Kind::Bytes(bytes) => bytes.len(),
+            Kind::Foreign(foreign) => foreign.len,
+        }
+    }
+
+    /// Where it begins. What is done through the pointer while the owner stays where it is counts
+    /// as done by the owner.
+    pub(super) fn start(&mut self) -> NonNull<u8> {
+        NonNull::from(&mut self[..]).cast()
+    }
+}
+
+impl From<Vec<u8>> for Memory {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Kind::Bytes(bytes))
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Kind::Pages(pages) => pages,
+            Kind::Bytes(bytes) => bytes,
+            // SAFETY: valid and left alone, as its maker has promised.
+            Kind::Foreign(foreign) => unsafe {
+                std::slice::from_raw_parts(foreign.start.as_ptr(), foreign.len)
+            },
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Kind::Pages(pages) => pages,
+            Kind::Bytes(bytes) => bytes,
+            // SAFETY: as in `deref`, and this is its only owner.
+            Kind::Foreign(foreign) => unsafe {
+                std::slice::from_raw_parts_mut(foreign.start.as_ptr(), foreign.len)
+            },
+        }
+    }
+}
