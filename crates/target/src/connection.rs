@@ -32,6 +32,9 @@ const EARLY_STAGING_BYTES: usize = 2048;
 const ADMIN_STAGING_BYTES: usize = 16 << 10;
 /// Staging memory of an I/O queue: one receive brings many capsules.
 const IO_STAGING_BYTES: usize = 64 << 10;
+/// Offered while the data of a large write are awaited: a 4 KiB write's capsule, so that the data
+/// come into their I/O buffer and are not copied there.
+const SMALL_STAGING_BYTES: usize = 4096 + 256;
 /// A payload of at least this size is received straight into its I/O buffer; below, one more
 /// copy costs less than one more system call.
 const DIRECT_MIN_BYTES: u32 = 8 << 10;
@@ -105,6 +108,8 @@ pub(crate) struct Connection {
     /// Bytes in the staging buffer behind the PDU header that is being handled.
     pub(crate) staged: usize,
     receiving: bool,
+    /// Large writes whose data were asked for and have not all come.
+    large_writes: u16,
     /// The slot whose buffer is with the receive in flight.
     direct: Option<u16>,
 
@@ -168,6 +173,7 @@ impl Connection {
             unparsed: 0..0,
             staged: 0,
             receiving: false,
+            large_writes: 0,
             direct: None,
             out: new_batch(1),
             spare: Some(new_batch(1)),
@@ -219,7 +225,8 @@ impl Connection {
             staging = IoBuf::heap(self.staging_bytes);
         }
         let payload = self.direct_payload();
-        let staging_range = 0..staging.len();
+        let len = if self.large_writes > 0 { SMALL_STAGING_BYTES } else { IO_STAGING_BYTES };
+        let staging_range = 0..staging.len().min(len);
         self.receiving = true;
         let buffers = RecvBuffers { payload, staging, staging_range };
         cx.io.recv(self.socket, buffers, self.token());
@@ -353,6 +360,9 @@ impl Connection {
                     let all = transfer_done && offset == 0;
                     let waits =
                         ddgst.is_some_and(|ddgst| self.check_data(cx, slot, bytes, ddgst, all));
+                    if transfer_done && self.slots.get(slot).is_large_write() {
+                        self.large_writes -= 1;
+                    }
                     if transfer_done && !waits {
                         self.data_complete(cx, core, slot);
                     }
@@ -528,6 +538,7 @@ impl Connection {
                         self.parse(cx, core);
                     }
                 } else {
+                    self.large_writes += u16::from(slot.is_large_write());
                     core.scratch.clear();
                     self.queue.r2t(index, cid, 0, len, &mut core.scratch);
                     self.push_scratch(core);

@@ -4,12 +4,16 @@ use std::time::Instant;
 
 use raceline_bdev::{BdevError, OpKind};
 use raceline_proto::controller::IoCommand;
-use raceline_proto::nvme::{CommandId, Sqe, Status, Transfer};
+use raceline_proto::nvme::{CommandId, Direction, Sqe, Status, Transfer};
 use raceline_reactor::IoBuf;
 
 use crate::digest::DigestUse;
 use crate::range_lock::LockId;
 use crate::snapshot::DeviceId;
+
+/// Data of more bytes than this that the host sends when asked are received into the command's
+/// buffer at once. Smaller ones often lie whole in the staging buffer, half of it or less.
+const LARGE_WRITE_BYTES: u32 = 32 << 10;
 
 /// What a command is waiting for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,6 +89,15 @@ pub(crate) struct Slot {
     pub(crate) lock_asked: bool,
     /// The lock held for a fused operation.
     pub(crate) lock: Option<LockId>,
+}
+
+impl Slot {
+    /// Whether it takes so much data, by R2T, that they should not lie in staging memory first.
+    pub(crate) fn is_large_write(&self) -> bool {
+        self.transfer.direction == Direction::HostToController
+            && self.transfer.len > LARGE_WRITE_BYTES
+            && !self.in_capsule
+    }
 }
 
 /// All slots of a queue, and the set of command identifiers in use.
