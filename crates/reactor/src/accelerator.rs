@@ -86,6 +86,12 @@ impl Accelerator {
         }
     }
 
+    /// Whether engines have operations, whose end only looking finds.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.channel.is_busy()
+    }
+
     /// Takes a finished operation, once.
     pub fn take(&mut self, finished: FinishedId) -> Option<WorkDone> {
         self.finished.remove(finished.0)

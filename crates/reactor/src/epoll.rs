@@ -33,8 +33,10 @@ use crate::transfer::{receive, transmit};
 use crate::waker::Waker;
 
 mod files;
+mod sleeper;
 
 use files::FileWorkers;
+pub use sleeper::Sleeper;
 
 /// Events taken from the kernel per poll.
 const EVENTS: usize = 256;
@@ -162,6 +164,38 @@ impl EpollIo {
         let mut io = EpollIo::new()?;
         io.eager = true;
         Ok(io)
+    }
+
+    /// What a thread waits with that does not use this meanwhile.
+    ///
+    /// # Errors
+    /// When descriptors have run out.
+    pub fn sleeper(&self) -> io::Result<Sleeper> {
+        Ok(Sleeper::new(self.epoll.try_clone()?, self.waker.clone()))
+    }
+
+    /// Has the next poll ask for events even if this is eager: before a [`Sleeper`] is used, those
+    /// that have come and are dealt with must not end its sleep.
+    pub fn ask_events(&mut self) {
+        self.polls_without_events = EAGER_POLLS;
+    }
+
+    /// Whether there is something to do that no event will tell of: then who drives this must poll
+    /// again and not sleep.
+    #[must_use]
+    pub fn wants_poll(&self) -> bool {
+        let can_go_on = |&socket: &u32| {
+            self.sockets.get(socket).is_some_and(|slot| {
+                (slot.readable && slot.recv.is_some()) || (slot.writable && slot.send.is_some())
+            })
+        };
+        !self.ready.is_empty() || self.attempts.iter().any(can_go_on) || self.accelerator.is_busy()
+    }
+
+    /// When the next timer is due, until which a thread may sleep.
+    #[must_use]
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.timers.next_at()
     }
 
     fn control(&self, operation: libc::c_int, fd: RawFd, events: u32, data: u64) -> io::Result<()> {

@@ -11,6 +11,7 @@ pub mod buffer;
 pub mod core;
 mod epoll;
 mod file_op;
+mod gate;
 pub mod io;
 pub mod mailbox;
 mod memory;
@@ -23,9 +24,12 @@ pub mod socket;
 mod socket_option;
 pub mod stats;
 mod stream;
+pub mod submission;
+mod sync;
 mod timer;
 mod transfer;
 mod uring;
+mod wake_state;
 pub mod waker;
 
 pub use accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
@@ -33,7 +37,8 @@ pub use buffer::{
     BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };
 pub use core::{Backend, Mode, Reactor, ReactorConfig, ReactorError, ReactorHandle, open_io};
-pub use epoll::EpollIo;
+pub use epoll::{EpollIo, Sleeper};
+pub use gate::Gate;
 pub use io::{Completion, Io, Outcome, Token, Wait};
 pub use mailbox::{Mailbox, SendError, Sender};
 pub use send::{Payload, SendBatch};

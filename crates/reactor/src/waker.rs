@@ -1,11 +1,6 @@
 //! Ends a core's wait from another thread, with a system call only if it really waits.
 //!
-//! One atomic holds what the core does: `RUNNING`, `WAITING`, or `NOTIFIED` (it was woken since
-//! it last looked). Waking is one exchange to `NOTIFIED`; only when that replaces `WAITING` is
-//! the eventfd written. Before it waits, the core turns `RUNNING` into `WAITING`; if it finds
-//! `NOTIFIED` instead, it takes another turn. Nothing is lost: a thread publishes its message
-//! before the exchange, so either the core's own exchange comes later and sees `NOTIFIED` (and
-//! with it the message), or it came before and the waker sees `WAITING`.
+//! Whether it does is in a [`WakeState`].
 
 #![allow(unsafe_code)]
 
@@ -13,11 +8,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
-const RUNNING: u8 = 0;
-const WAITING: u8 = 1;
-const NOTIFIED: u8 = 2;
+use crate::wake_state::WakeState;
 
 /// Ends a waiting [`crate::Io::poll`], or the next one. Cheap when the core is awake.
 #[derive(Clone, Debug)]
@@ -28,7 +20,7 @@ pub struct Waker {
 
 #[derive(Debug)]
 struct Shared {
-    state: AtomicU8,
+    state: WakeState,
     /// An eventfd(2).
     event: File,
 }
@@ -42,13 +34,13 @@ impl Waker {
     /// A waker with its own eventfd.
     pub(crate) fn new() -> io::Result<Waker> {
         let event = File::from(eventfd()?);
-        Ok(Waker { shared: Some(Arc::new(Shared { state: AtomicU8::new(RUNNING), event })) })
+        Ok(Waker { shared: Some(Arc::new(Shared { state: WakeState::new(), event })) })
     }
 
     /// Wakes the core, now or as soon as it wants to wait.
     pub fn wake(&self) {
         let Some(shared) = &self.shared else { return };
-        if shared.state.swap(NOTIFIED, Ordering::AcqRel) == WAITING {
+        if shared.state.notify() {
             // It can only fail when the counter is about to overflow: then it is readable.
             let _ = (&shared.event).write(&1u64.to_ne_bytes());
         }
@@ -57,18 +49,13 @@ impl Waker {
     /// Declares that the core is about to wait. False if it was woken meanwhile: then it must
     /// not wait, but look for work again.
     pub(crate) fn start_wait(&self) -> bool {
-        let Some(shared) = &self.shared else { return false };
-        if shared.state.swap(WAITING, Ordering::AcqRel) == NOTIFIED {
-            shared.state.swap(RUNNING, Ordering::AcqRel);
-            return false;
-        }
-        true
+        self.shared.as_ref().is_some_and(|shared| shared.state.start_wait())
     }
 
     /// Declares that the core runs again.
     pub(crate) fn end_wait(&self) {
         if let Some(shared) = &self.shared {
-            shared.state.swap(RUNNING, Ordering::AcqRel);
+            shared.state.end_wait();
         }
     }
 
@@ -122,7 +109,7 @@ mod tests {
 
     #[test]
     fn no_wake_up_is_lost() {
-        use std::sync::atomic::AtomicU32;
+        use std::sync::atomic::{AtomicU32, Ordering};
         let waker = Waker::new().unwrap();
         let sent = Arc::new(AtomicU32::new(0));
         let count = 20_000;
