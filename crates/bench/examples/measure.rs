@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         rate_iops: None,
         ramp: Duration::from_secs(1),
         runtime: Duration::from_secs(5),
+        polled: false,
         cores: Vec::new(),
         reactor_mode: Mode::default(),
         backend: Backend::Auto,

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use raceline_accel::Framework;
-use raceline_host::{Association, HostConfig, HostError, NamespaceInfo, QueueCounters};
+use raceline_host::{Association, HostConfig, HostError, I10Config, NamespaceInfo, QueueCounters};
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
 
@@ -25,7 +25,7 @@ use crate::workload::RwMode;
 
 use self::core::{Core, CoreConfig, Event, LoadConfig, Message, PortConfig};
 use self::stage::{
-    Cpus, FileSpec, JobSpec, Layout, Plan, Size, StageConfig, Volume, find_namespace,
+    Cpus, FileSpec, JobSpec, Layout, Plan, Route, Size, StageConfig, Volume, find_namespace,
 };
 
 /// How long before the common start the cores are told of it.
@@ -66,6 +66,8 @@ pub struct EngineConfig {
     pub ramp: Duration,
     /// How long it is recorded.
     pub runtime: Duration,
+    /// Commands take poll queues, where the controller has any.
+    pub polled: bool,
     /// Cores to run on; empty is one reactor that is not pinned.
     pub cores: Vec<usize>,
     /// What a core does when it is idle.
@@ -98,6 +100,11 @@ impl EngineConfig {
             ramp: self.ramp,
             runtime: Some(self.runtime),
             cpus: if cores.is_empty() { Cpus::Any } else { Cpus::Split(cores) },
+            route: if self.host.write_queues + self.host.poll_queues > 0 {
+                Route::Maps { polled: self.polled }
+            } else {
+                Route::Own
+            },
         };
         StageConfig {
             hosts: vec![self.host.clone()],
@@ -259,8 +266,11 @@ impl<'a> Session<'a> {
     ) -> Result<Self, EngineError> {
         let layout = config.layout()?;
         let mut config = config.clone();
-        for (host, &queues) in config.hosts.iter_mut().zip(&layout.queues) {
-            host.io_queues = queues;
+        for (index, host) in config.hosts.iter_mut().enumerate() {
+            if !layout.mapped[index] {
+                host.io_queues = layout.queues[index];
+                (host.write_queues, host.poll_queues) = (0, 0);
+            }
         }
         let (sender, events) = mpsc::channel();
         let mut coordinator =
@@ -311,6 +321,11 @@ impl<'a> Session<'a> {
     pub fn run_stage(&mut self) -> Result<StageOutcome, EngineError> {
         let start = self.coordinator.begin(&self.config, &self.layout, &self.plans)?;
         self.coordinator.collect(&self.config, &self.layout, start)
+    }
+
+    /// Changes how all queues gather commands before they send them.
+    pub fn set_i10(&self, i10: Option<I10Config>) {
+        self.coordinator.broadcast(|| Message::Gather(i10));
     }
 
     /// Changes what the cores do when they are idle.
@@ -380,8 +395,13 @@ impl Coordinator<'_> {
         layout: &Layout,
     ) -> Result<(Vec<Association>, Vec<Vec<Plan>>), EngineError> {
         let associations = self.connect(config.hosts.len())?;
-        for (association, &asked) in associations.iter().zip(&layout.queues) {
+        for (index, association) in associations.iter().enumerate() {
             let granted = association.io_queues;
+            if layout.mapped[index] {
+                layout.check_maps(index, &config.hosts[index].queue_request().grant(granted))?;
+                continue;
+            }
+            let asked = layout.queues[index];
             if granted < asked {
                 return Err(EngineError::Invalid(format!(
                     "the controller grants {granted} I/O queues and {asked} were asked for: use -i {granted}"
@@ -702,6 +722,7 @@ fn load_configs(config: &StageConfig, layout: &Layout, thread: usize) -> Vec<Loa
                 .iter()
                 .map(|file| (file.host, load.qids[&file.host], file.nsid))
                 .collect(),
+            polled: job.route == Route::Maps { polled: true },
             io_bytes: usize::try_from(job.io_bytes).unwrap_or(usize::MAX),
             depth: usize::from(job.depth),
             complete_max: job.batch.complete_max.map(usize::from),
@@ -716,6 +737,7 @@ fn port_configs(config: &StageConfig, layout: &Layout, thread: usize) -> Vec<Por
         index,
         host: config.hosts[index].clone(),
         queues,
+        place: layout.mapped[index].then(|| layout.place(index, thread)),
         admin: layout.admins[index] == thread,
     };
     layout.ports(thread).into_iter().map(port).collect()

@@ -68,6 +68,7 @@ fn verified(target: &Framework, host: &Framework, io_bytes: u32) -> Outcome {
         rate_iops: None,
         ramp: Duration::ZERO,
         runtime: Duration::from_millis(300),
+        polled: false,
         cores: Vec::new(),
         reactor_mode: Mode::Interrupt,
         backend: Backend::Auto,

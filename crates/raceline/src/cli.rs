@@ -5,6 +5,7 @@ pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod manage;
 pub(crate) mod perf;
+pub(crate) mod queues;
 pub(crate) mod rpc;
 pub(crate) mod serve;
 pub(crate) mod values;

@@ -112,6 +112,7 @@ fn measure(
             rate_iops: None,
             ramp: part / 8,
             runtime: part - part / 8,
+            polled: false,
             cores: Vec::new(),
             reactor_mode: Mode::default(),
             backend,

@@ -1,5 +1,7 @@
 //! `raceline perf`: measures, and with `--verify` proves, what a namespace does.
 
+mod maps;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use raceline_bench::acceleration::Acceleration;
 use raceline_bench::engine::{self, EngineConfig, EngineError, Outcome, Progress};
 use raceline_bench::job::JobError;
 use raceline_bench::report::{Report, binary_bytes};
+use raceline_reactor::Mode;
 
 use crate::cli::perf::PerfArgs;
 use crate::cli::values::OutputFormat;
@@ -22,6 +25,9 @@ const DEFAULT_ENTRIES: u16 = 128;
 /// Runs the workload and prints the report.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
     let mut config = engine_config(args)?;
+    if args.maps.show_maps {
+        return maps::show(config.host, &config.cores, args.connect.address.output);
+    }
     let framework = args.accel.clone().unwrap_or_default().framework(config.cores.len())?;
     config.accel = Some(framework.clone());
     limits::raise_file_descriptors();
@@ -79,20 +85,28 @@ fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
     if args.accel.is_some() && !args.connect.data_digest {
         return Err(Failure::usage("--accel has nothing to do without -G (--data-digest)"));
     }
-    let entries = match args.queue_size {
-        Some(entries) if args.iodepth >= entries => {
+    let (entries, in_flight) = (args.queue_size, commands_per_queue(args, cores.len()));
+    let entries = match entries {
+        Some(entries) if in_flight >= entries => {
+            let depth = args.iodepth;
+            let shared = if in_flight > depth { " where queues are shared" } else { "" };
             return Err(Failure::usage(format!(
-                "--iodepth {} needs -Q {} or more: a queue holds one command less than it has entries",
-                args.iodepth,
-                u32::from(args.iodepth) + 1
+                "--iodepth {depth}{shared} needs -Q {} or more: a queue holds one command less than it has entries",
+                u32::from(in_flight) + 1
             )));
         }
         Some(entries) => entries,
-        None => DEFAULT_ENTRIES.max(args.iodepth.saturating_add(1)),
+        None => DEFAULT_ENTRIES.max(in_flight.saturating_add(1)),
     };
     let mut host = remote::config(&args.connect)?;
     host.io_queues = args.queues;
+    (host.write_queues, host.poll_queues) = (args.maps.write, args.maps.poll);
     host.io_entries = entries;
+    host.i10 = args.maps.i10;
+    host.priority = args.maps.priority;
+    if let Some(priority) = host.priority {
+        raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
+    }
     if let Some(time) = args.busy_poll {
         raceline_reactor::socket::check_busy_poll(time).map_err(Failure::runtime)?;
         host.busy_poll = Some(time);
@@ -112,10 +126,26 @@ fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
         rate_iops: args.rate_iops,
         ramp: args.ramp_time,
         runtime: args.runtime,
+        polled: args.maps.hipri,
         cores,
-        reactor_mode: args.mode.into(),
+        // A core that slept would have to be woken for a completion.
+        reactor_mode: if args.maps.hipri { Mode::Poll } else { args.mode.into() },
         backend: args.io.into(),
     })
+}
+
+/// Commands in flight on one queue at most: there are as many times the depth as there are queues of
+/// -i, and those who submit on one core share its queues of a map.
+fn commands_per_queue(args: &PerfArgs, cores: usize) -> u16 {
+    if !args.maps.are_mapped() {
+        return args.iodepth;
+    }
+    let threads = u16::try_from(cores.max(1)).unwrap_or(u16::MAX);
+    let submitters = args.queues.div_ceil(threads);
+    let fewest =
+        [args.queues, args.maps.write, args.maps.poll].into_iter().filter(|&n| n > 0).min();
+    let here = (fewest.unwrap_or(1) / threads).max(1);
+    args.iodepth.saturating_mul(submitters.div_ceil(here))
 }
 
 fn report(args: &PerfArgs, outcome: &Outcome, framework: &Framework) -> Report {
@@ -156,6 +186,17 @@ fn options(args: &PerfArgs) -> BTreeMap<String, String> {
     set("bs", args.bs.to_string());
     set("iodepth", args.iodepth.to_string());
     set("nr_io_queues", args.queues.to_string());
+    if args.maps.are_mapped() {
+        set("nr_write_queues", args.maps.write.to_string());
+        set("nr_poll_queues", args.maps.poll.to_string());
+    }
+    if args.maps.hipri {
+        set("hipri", "1".to_owned());
+    }
+    if let Some(i10) = args.maps.i10 {
+        let text = format!("{},{},{}", i10.requests, i10.bytes, i10.delay.as_micros());
+        set("i10", text);
+    }
     set("runtime", seconds(args.runtime));
     set("ramp_time", seconds(args.ramp_time));
     set("seed", args.seed.to_string());
@@ -250,6 +291,24 @@ mod tests {
             config("--iodepth 32 -Q 32").unwrap_err(),
             "--iodepth 32 needs -Q 33 or more: a queue holds one command less than it has entries"
         );
+    }
+
+    #[test]
+    fn queues_of_maps_hold_what_their_submitters_have_in_flight() {
+        let entries = |options: &str| config(options).map(|config| config.host.io_entries);
+        assert_eq!(entries("-i 4 -W 4 --iodepth 32"), Ok(128));
+        assert_eq!(entries("-i 8 -W 2 --iodepth 32"), Ok(129));
+        assert_eq!(entries("-i 8 -W 2 --iodepth 32 --cores 0,1"), Ok(129));
+        let message = "--iodepth 32 where queues are shared needs -Q 129 or more: a queue holds one command less than it has entries";
+        assert_eq!(entries("-i 8 -W 2 --iodepth 32 -Q 64"), Err(message.to_owned()));
+    }
+
+    #[test]
+    fn polled_commands_have_cores_that_poll() {
+        assert_eq!(config("--hipri -P 1 --mode interrupt").unwrap().reactor_mode, Mode::Poll);
+        assert!(config("--i10=8").unwrap().host.i10.is_some_and(|i10| i10.requests == 8));
+        assert!(config("--i10").unwrap().host.i10.is_some());
+        assert!(config("").unwrap().host.i10.is_none());
     }
 
     #[test]

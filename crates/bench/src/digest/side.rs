@@ -92,6 +92,7 @@ impl Side {
             rate_iops: None,
             ramp: config.ramp,
             runtime: config.time,
+            polled: false,
             cores: config.host_core.into_iter().collect(),
             reactor_mode: Mode::Interrupt,
             backend: config.backend,

@@ -6,8 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use raceline_host::{
-    Association, BlockRange, Command, CommandDone, Controller, ControllerEvent, Data, HostConfig,
-    HostError, IoQueueEvent, IoQueueSet, QueueCounters,
+    Association, BlockRange, Command, CommandDone, Controller, ControllerEvent, CorePlace, Data,
+    HostConfig, HostError, I10Config, IoQueueEvent, IoQueueSet, QueueCounters,
 };
 use raceline_proto::nvme::{ControllerId, NamespaceId};
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, Service, Token};
@@ -17,6 +17,9 @@ use crate::random::Random;
 
 /// Owner of this core's timer; each port has two more, for its admin queue and its I/O queues.
 const OWN: u16 = 0;
+/// A command's name: the load's number above, the job's slot below.
+const SLOT_BITS: u32 = 16;
+const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
 /// What a core is made of.
 pub(super) struct CoreConfig {
@@ -35,8 +38,10 @@ pub(super) struct PortConfig {
     /// Which of the stage's hosts it is.
     pub(super) index: usize,
     pub(super) host: HostConfig,
-    /// The I/O queues of this core, and the load that each serves.
+    /// The I/O queues of this core, and the load that each serves; not used with a `place`.
     pub(super) queues: Vec<(u16, usize)>,
+    /// Queues are those of this core's part of the maps.
+    pub(super) place: Option<CorePlace>,
     /// The admin queue is here.
     pub(super) admin: bool,
 }
@@ -45,6 +50,7 @@ pub(super) struct PortConfig {
 pub(super) struct LoadConfig {
     /// By span of the workload: the stage's host, the queue there, and the namespace.
     pub(super) files: Vec<(usize, u16, NamespaceId)>,
+    pub(super) polled: bool,
     pub(super) io_bytes: usize,
     pub(super) depth: usize,
     pub(super) complete_max: Option<usize>,
@@ -60,6 +66,8 @@ pub(super) enum Message {
     Failed(usize, HostError),
     /// An I/O queue of another core was lost; the core with the admin queue has to know.
     QueueLost(usize, ControllerId, HostError),
+    /// Gather commands like this from now on.
+    Gather(Option<I10Config>),
     /// Run these, one per load.
     Begin(Vec<QueueJob>),
     /// End the run as if its time were over.
@@ -107,15 +115,17 @@ struct Port {
     host: usize,
     controller: Option<Controller>,
     queues: IoQueueSet,
-    ready: Vec<bool>,
-    /// By queue: whom it serves.
-    loads: Vec<usize>,
+    /// All queues are connected, and that was reported.
+    ready: bool,
 }
 
 /// A queue job and its memory.
 struct Load {
-    /// By span: port, position of the queue in its set, namespace.
-    files: Vec<(usize, usize, NamespaceId)>,
+    /// By span: port, position of the queue in its set unless a map says which, namespace.
+    files: Vec<(usize, Option<usize>, NamespaceId)>,
+    /// Its number here: part of its commands' names, and its lane where it shares queues.
+    index: usize,
+    polled: bool,
     io_bytes: usize,
     depth: usize,
     complete_max: Option<usize>,
@@ -145,17 +155,11 @@ impl Port {
         let controller =
             config.admin.then(|| Controller::connect(cx, config.host.clone(), token(owner)));
         let qids = config.queues.iter().map(|&(qid, _)| qid);
-        Self {
-            host: config.index,
-            controller,
-            queues: IoQueueSet::new(&config.host, qids, token(owner + 1)),
-            ready: vec![false; config.queues.len()],
-            loads: config.queues.iter().map(|&(_, load)| load).collect(),
-        }
-    }
-
-    fn all_ready(&self) -> bool {
-        self.ready.iter().all(|&ready| ready)
+        let queues = match config.place {
+            Some(place) => IoQueueSet::mapped(&config.host, place, token(owner + 1)),
+            None => IoQueueSet::new(&config.host, qids, token(owner + 1)),
+        };
+        Self { host: config.index, controller, queues, ready: false }
     }
 
     fn poll_controller(&mut self, report: &mut dyn FnMut(Event)) {
@@ -182,13 +186,18 @@ impl Port {
 }
 
 impl Load {
-    fn new(config: &LoadConfig, ports: &[PortConfig]) -> Self {
+    fn new(index: usize, config: &LoadConfig, ports: &[PortConfig]) -> Self {
         let file = |&(host, qid, nsid): &(usize, u16, NamespaceId)| {
             let port = ports.iter().position(|port| port.index == host)?;
+            if ports[port].place.is_some() {
+                return Some((port, None, nsid));
+            }
             let queue = ports[port].queues.iter().position(|&(has, _)| has == qid)?;
-            Some((port, queue, nsid))
+            Some((port, Some(queue), nsid))
         };
         Self {
+            index,
+            polled: config.polled,
             files: config.files.iter().filter_map(file).collect(),
             io_bytes: config.io_bytes,
             depth: config.depth,
@@ -217,7 +226,7 @@ impl Load {
     }
 
     fn handle_done(&mut self, now: Instant, done: CommandDone) {
-        let Ok(slot) = u16::try_from(done.user) else { return };
+        let Ok(slot) = u16::try_from(done.user & SLOT_MASK) else { return };
         let Some(job) = &mut self.job else { return };
         match (done.failure(), &done.data) {
             (Some(failure), _) => job.handle_failed(now, slot, failure.to_string()),
@@ -275,8 +284,16 @@ impl Load {
         } else {
             Command::read(nsid, range, buf)
         };
-        let user = u64::from(issue.slot);
-        if let Err(rejected) = ports[port].queues.submit(cx, queue, command, user) {
+        let user = (self.index as u64) << SLOT_BITS | u64::from(issue.slot);
+        let queues = &mut ports[port].queues;
+        let submitted = match queue {
+            Some(queue) => queues.submit(cx, queue, command, user),
+            None => {
+                let lane = (self.polled, self.index);
+                queues.submit_mapped(cx, lane, command, user).map(drop)
+            }
+        };
+        if let Err(rejected) = submitted {
             let why = format!("LBA {}: {}", issue.slba, rejected.reason);
             job.handle_failed(cx.now, issue.slot, why);
             self.put_back(slot, rejected.command.data);
@@ -298,7 +315,8 @@ impl Core {
     pub(super) fn new(cx: &mut Context<'_>, config: CoreConfig) -> Self {
         let ports = config.ports.iter().enumerate();
         let ports = ports.map(|(position, port)| Port::new(cx, position, port)).collect();
-        let loads = config.loads.iter().map(|load| Load::new(load, &config.ports)).collect();
+        let load = |(index, load)| Load::new(index, load, &config.ports);
+        let loads = config.loads.iter().enumerate().map(load).collect();
         Self {
             ports,
             loads,
@@ -332,8 +350,8 @@ impl Core {
     fn work(&mut self, cx: &mut Context<'_>) {
         let mut due = std::mem::take(&mut self.due);
         for port in &mut self.ports {
-            while let Some((queue, done)) = port.queues.poll_done() {
-                let load = port.loads[queue];
+            while let Some((_, done)) = port.queues.poll_done() {
+                let Ok(load) = usize::try_from(done.user >> SLOT_BITS) else { continue };
                 self.loads[load].done.push_back(done);
                 if due.last() != Some(&load) {
                     due.push(load);
@@ -381,20 +399,19 @@ impl Core {
         for port in &mut self.ports {
             while let Some(event) = port.queues.poll_event() {
                 match event {
-                    IoQueueEvent::Ready { queue } => {
-                        let before = port.all_ready();
-                        port.ready[queue] = true;
-                        ready |= !before && port.all_ready();
+                    IoQueueEvent::Ready { .. } => {
+                        let before = std::mem::replace(&mut port.ready, port.queues.is_ready());
+                        ready |= !before && port.ready;
                     }
-                    IoQueueEvent::Lost { queue, cntlid, error } => {
-                        port.ready[queue] = false;
+                    IoQueueEvent::Lost { cntlid, error, .. } => {
+                        port.ready = false;
                         let lost = Event::QueueLost(port.host, cntlid, error);
                         let _ = self.config.events.send(lost);
                     }
                 }
             }
         }
-        if ready && self.ports.iter().all(Port::all_ready) {
+        if ready && self.ports.iter().all(|port| port.ready) {
             self.report(Event::Ready);
         }
     }
@@ -455,6 +472,9 @@ impl Service for Core {
                 {
                     controller.queue_lost(cx, cntlid, error);
                 }
+            }
+            Message::Gather(i10) => {
+                self.ports.iter_mut().for_each(|port| port.queues.set_i10(i10));
             }
             Message::Begin(jobs) => self.begin(cx, jobs),
             Message::Finish => {

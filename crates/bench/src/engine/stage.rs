@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use raceline_accel::Framework;
-use raceline_host::{Association, HostConfig, NamespaceInfo};
+use raceline_host::{Association, CorePlace, HostConfig, NamespaceInfo, QueueKind, QueueMaps};
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode};
 
@@ -16,7 +16,8 @@ use crate::workload::{RwMode, Span, Workload};
 /// Jobs that run at the same time.
 #[derive(Clone, Debug)]
 pub struct StageConfig {
-    /// The controllers. Each gets as many I/O queues as the jobs use; `io_queues` is not looked at.
+    /// The controllers. Each gets as many I/O queues as the jobs use; `io_queues` and its relatives
+    /// are only looked at where jobs take the queues of maps.
     pub hosts: Vec<HostConfig>,
     /// Which engine computes digests; `None`: the CPU.
     pub accel: Option<Framework>,
@@ -71,6 +72,8 @@ pub struct JobSpec {
     pub runtime: Option<Duration>,
     /// Where its threads run.
     pub cpus: Cpus,
+    /// Which queues its commands take.
+    pub route: Route,
 }
 
 impl JobSpec {
@@ -97,8 +100,23 @@ impl JobSpec {
             ramp: Duration::ZERO,
             runtime: Some(Duration::from_secs(1)),
             cpus: Cpus::Any,
+            route: Route::Own,
         }
     }
+}
+
+/// Which queues the commands of a job take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Route {
+    /// Queues that only this job uses: as many on each controller as the job has.
+    #[default]
+    Own,
+    /// Those of the controller's queue maps ([`raceline_host::maps`]), which are as large as its
+    /// [`HostConfig`] says, together with all other jobs on it.
+    Maps {
+        /// As commands whose completion is polled for.
+        polled: bool,
+    },
 }
 
 /// A namespace of one of the controllers.
@@ -145,6 +163,9 @@ pub enum Cpus {
     Split(Vec<usize>),
 }
 
+/// In place of the identifier of a queue: a map says which, for each command.
+pub(super) const BY_MAP: u16 = 0;
+
 /// One queue job: which job, clone and queue it is, and the thread that runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Load {
@@ -162,8 +183,10 @@ pub(super) struct Layout {
     /// The CPUs of each thread; empty: any.
     pub(super) threads: Vec<Vec<usize>>,
     pub(super) loads: Vec<Load>,
-    /// I/O queues of each host.
+    /// I/O queues of each host that jobs have for themselves.
     pub(super) queues: Vec<u16>,
+    /// Whether jobs take the queues of each host's maps.
+    pub(super) mapped: Vec<bool>,
     /// The thread that has each host's admin queue: the first that uses it.
     pub(super) admins: Vec<usize>,
 }
@@ -176,6 +199,7 @@ impl StageConfig {
             threads: Vec::new(),
             loads: Vec::new(),
             queues: vec![0; self.hosts.len()],
+            mapped: vec![false; self.hosts.len()],
             admins: vec![usize::MAX; self.hosts.len()],
         };
         for (index, job) in self.jobs.iter().enumerate() {
@@ -226,15 +250,49 @@ impl Layout {
             if qids.contains_key(&file.host) {
                 continue;
             }
+            let admin = &mut self.admins[file.host];
+            *admin = (*admin).min(thread);
             let queues = &mut self.queues[file.host];
+            let mapped = &mut self.mapped[file.host];
+            let (own, others) = (job.route == Route::Own, *queues > 0 || *mapped);
+            if others && own == *mapped {
+                return Err(invalid("jobs with queues of their own and jobs on queue maps need controllers of their own".to_owned()));
+            }
+            if !own {
+                *mapped = true;
+                qids.insert(file.host, BY_MAP);
+                continue;
+            }
             *queues = queues.checked_add(1).ok_or_else(|| {
                 EngineError::Invalid("a controller has at most 65535 I/O queues".to_owned())
             })?;
             qids.insert(file.host, *queues);
-            let admin = &mut self.admins[file.host];
-            *admin = (*admin).min(thread);
         }
         Ok(qids)
+    }
+
+    /// Which of the threads that use the maps of a host one is.
+    pub(super) fn place(&self, host: usize, thread: usize) -> CorePlace {
+        let uses = |load: &&Load| load.qids.contains_key(&host);
+        let threads: BTreeSet<usize> =
+            self.loads.iter().filter(uses).map(|load| load.thread).collect();
+        let index = threads.iter().take_while(|&&other| other != thread).count();
+        CorePlace { index, count: threads.len() }
+    }
+
+    /// Whether every thread that uses a host's maps has a queue of each.
+    pub(super) fn check_maps(&self, host: usize, maps: &QueueMaps) -> Result<(), EngineError> {
+        let threads = self.place(host, usize::MAX).count;
+        for kind in QueueKind::ALL {
+            let count = usize::from(maps.count(kind));
+            if count > 0 && count < threads || maps.total() == 0 {
+                return Err(invalid(format!(
+                    "{count} {kind} queues, of the {} that the controller grants, are fewer than the {threads} threads: ask for at least one for each, or use fewer --cores",
+                    maps.total()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The CPUs that threads are bound to; empty when one of them may run anywhere.

@@ -75,6 +75,7 @@ impl Product {
             rate_iops: None,
             ramp: config.ramp,
             runtime: config.time,
+            polled: false,
             cores: config.host_core.into_iter().collect(),
             reactor_mode: Mode::Interrupt,
             backend: config.backend,

@@ -7,6 +7,7 @@ use raceline_bench::RwMode;
 use raceline_proto::nvme::NamespaceId;
 
 use super::host::{ConnectArgs, namespace};
+use super::queues::QueueArgs;
 use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice};
 use crate::accel::{AccelChoice, accel_choice};
 
@@ -30,6 +31,9 @@ pub(crate) struct PerfArgs {
     #[arg(short = 'i', long = "nr-io-queues", value_name = "QUEUES", help_heading = "Connection")]
     #[arg(default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) queues: u16,
+
+    #[command(flatten)]
+    pub(crate) maps: QueueArgs,
 
     /// Entries of each queue [default: 128, or iodepth + 1]
     #[arg(short = 'Q', long = "queue-size", value_name = "DEPTH", help_heading = "Connection")]

@@ -70,6 +70,23 @@ fn split_gives_each_clone_a_cpu_and_shared_gives_all_of_them() {
 }
 
 #[test]
+fn jobs_share_the_queues_of_maps() {
+    let mapped =
+        |clones, cpus| JobSpec { route: Route::Maps { polled: false }, ..job(clones, 1, cpus) };
+    let jobs = vec![mapped(3, Cpus::Split(vec![4, 6])), mapped(1, Cpus::Split(vec![7]))];
+    let layout = layout(jobs, 1);
+    assert_eq!((layout.queues[0], layout.mapped[0]), (0, true));
+    assert_eq!(dealt(&layout), [(0, BY_MAP), (1, BY_MAP), (0, BY_MAP), (2, BY_MAP)]);
+    let places = [0, 1, 2].map(|thread| layout.place(0, thread));
+    assert_eq!(places, [0, 1, 2].map(|index| CorePlace { index, count: 3 }));
+    let maps = |io, write| raceline_host::QueueRequest { io, write, poll: 0 };
+    assert!(layout.check_maps(0, &maps(3, 3).grant(6)).is_ok());
+    let error = layout.check_maps(0, &maps(3, 3).grant(5)).unwrap_err().to_string();
+    assert!(error.starts_with("2 default queues, of the 5 that the controller grants"), "{error}");
+    assert!(layout.check_maps(0, &maps(3, 3).grant(3)).is_ok(), "reads share with all else");
+}
+
+#[test]
 fn a_clone_has_one_queue_for_all_namespaces_of_a_controller() {
     let files = [(0, 1), (1, 1), (0, 2)];
     let files = files.map(|(host, nsid)| FileSpec { host, nsid: NamespaceId(nsid) });

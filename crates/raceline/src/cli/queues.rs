@@ -1,0 +1,103 @@
+//! Arguments of `raceline perf` about queues: their maps, and how commands are gathered on them.
+
+use std::time::Duration;
+
+use raceline_host::I10Config;
+use raceline_host::doorbell::{DEFAULT_BYTES, DEFAULT_DELAY, DEFAULT_REQUESTS, MAX_DELAY};
+
+use super::values;
+
+/// Which queues commands take, and when they leave.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct QueueArgs {
+    /// More I/O queues, for what is no read; those of -i are for reads then
+    #[arg(short = 'W', long = "nr-write-queues", value_name = "QUEUES", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub(crate) write: u16,
+
+    /// More I/O queues, for the commands of --hipri
+    #[arg(short = 'P', long = "nr-poll-queues", value_name = "QUEUES", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub(crate) poll: u16,
+
+    /// Commands take the poll queues, and cores poll: nobody is woken for a completion
+    #[arg(long)]
+    pub(crate) hipri: bool,
+
+    /// Print which queue each core uses for what, as the controller grants them, and run nothing
+    #[arg(long)]
+    pub(crate) show_maps: bool,
+
+    /// Let commands wait for others, so that one send carries several; as many, as many bytes, as long
+    ///
+    /// A command leaves when REQUESTS commands wait, or BYTES of data, or when the first has waited for
+    /// MICROSECONDS; at once when nothing is in flight on its queue. What is left out is as it is
+    /// without a value: 16,64k,50.
+    #[arg(long, value_name = "REQUESTS[,BYTES[,MICROSECONDS]]", value_parser = i10)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) i10: Option<I10Config>,
+
+    /// Priority of what is sent, for the kernel's queueing disciplines (SO_PRIORITY)
+    #[arg(long = "sock-priority", value_name = "N")]
+    pub(crate) priority: Option<u32>,
+}
+
+impl QueueArgs {
+    /// Whether I/O queues are divided by what they are for.
+    pub(crate) fn are_mapped(&self) -> bool {
+        self.write > 0 || self.poll > 0
+    }
+}
+
+/// `16,64k,50`, each part may be missing from the end on.
+pub(crate) fn i10(text: &str) -> Result<I10Config, String> {
+    let wrong = |what: &str, part: &str| {
+        format!("`{part}` is no {what}: REQUESTS,BYTES,MICROSECONDS, e.g. 16,64k,50")
+    };
+    let mut parts = text.split(',').map(str::trim);
+    let mut next = || parts.next().filter(|part| !part.is_empty());
+    let requests = match next() {
+        None => DEFAULT_REQUESTS,
+        Some(part) => part.parse().ok().filter(|&n| n > 0).ok_or_else(|| wrong("number", part))?,
+    };
+    let bytes = match next() {
+        None => DEFAULT_BYTES,
+        Some(part) => values::io_size(part)?,
+    };
+    let delay = match next() {
+        None => DEFAULT_DELAY,
+        Some(part) => {
+            let us = part.parse().map_err(|_| wrong("number of microseconds", part))?;
+            Duration::from_micros(us)
+        }
+    };
+    if let Some(part) = parts.next() {
+        return Err(wrong("part of it", part));
+    }
+    if delay > MAX_DELAY {
+        return Err(format!("a command may wait {} us at most", MAX_DELAY.as_micros()));
+    }
+    Ok(I10Config { requests, bytes, delay })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_i10_may_be_left_out() {
+        let us = Duration::from_micros;
+        let config = |requests, bytes, delay| Ok(I10Config { requests, bytes, delay: us(delay) });
+        assert_eq!(i10(""), config(16, 65536, 50));
+        assert_eq!(i10("8"), config(8, 65536, 50));
+        assert_eq!(i10("8,32k"), config(8, 32768, 50));
+        assert_eq!(i10("8,32k,100"), config(8, 32768, 100));
+        assert_eq!(i10("8,,100"), config(8, 65536, 100));
+        let form = "REQUESTS,BYTES,MICROSECONDS, e.g. 16,64k,50";
+        assert_eq!(i10("0"), Err(format!("`0` is no number: {form}")));
+        assert_eq!(i10("1,4k,x"), Err(format!("`x` is no number of microseconds: {form}")));
+        assert_eq!(i10("1,4k,5,6"), Err(format!("`6` is no part of it: {form}")));
+        assert_eq!(i10("1,4k,100001"), Err("a command may wait 100000 us at most".to_owned()));
+    }
+}
