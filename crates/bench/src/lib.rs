@@ -12,6 +12,7 @@ pub mod digest;
 pub mod engine;
 pub mod gap;
 pub mod histogram;
+pub mod host;
 pub mod job;
 pub mod limit;
 pub mod model;

@@ -4,6 +4,7 @@ mod accel;
 mod digest;
 mod engines;
 mod gap;
+mod host;
 mod limit;
 mod progress;
 
@@ -17,5 +18,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Experiment::Gap(args) => gap::run(args),
         Experiment::Accel(args) => accel::run(args),
         Experiment::Digest(args) => digest::run(args),
+        Experiment::Host(args) => host::run(args),
     }
 }

@@ -1,5 +1,7 @@
 //! Arguments of `raceline bench`.
 
+pub(crate) mod host;
+
 use std::time::Duration;
 
 use raceline_accel::{CrcPath, OpCode};
@@ -27,6 +29,8 @@ pub(crate) enum Experiment {
     Accel(AccelArgs),
     /// Measure what data digests cost a target's core: none, in software, and offloaded
     Digest(DigestArgs),
+    /// Measure what the host's ways of using queues bring: maps, gathered commands
+    Host(host::HostBenchArgs),
 }
 
 /// Arguments of `bench limit`.

@@ -1,0 +1,141 @@
+//! What the host's ways of using queues bring: case by case, in rounds of interleaved runs.
+//!
+//! A case compares a few ways of doing the same work. Each way is a stage of jobs with its own
+//! connections to one target; in every round each way runs once, in turn, for a short time, so that
+//! what disturbs the machine for longer disturbs all. Rounds in which others used the machine are
+//! repeated. Ratios are of runs of the same round.
+//!
+//! To add a case: write `host/NAME.rs` with a function that takes a [`Bed`] and gives a
+//! [`report::Section`], as [`maps`] does; put its name into [`Case`], and call it in [`run`]. A case
+//! whose ways are not stages (threads of the program's own, say) uses [`Bed::rounds_of`] with a
+//! closure for each way.
+
+mod bed;
+mod gather;
+mod maps;
+pub mod report;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use raceline_host::I10Config;
+use raceline_proto::nvme::Nqn;
+use raceline_reactor::{Backend, Mode};
+use raceline_target::TargetError;
+
+use crate::engine::EngineError;
+use crate::job::JobError;
+
+pub(crate) use bed::{Bed, Round};
+
+/// What to compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// Queues for reads of their own, against queues shared with a large writer.
+    Maps,
+    /// Commands gathered as i10 does, against one PDU per send and against the usual.
+    I10,
+}
+
+impl Case {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Maps, Self::I10];
+
+    /// Its name, as options have it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Maps => "maps",
+            Self::I10 => "i10",
+        }
+    }
+}
+
+/// How to measure, for all cases.
+#[derive(Clone, Debug)]
+pub struct HostBenchConfig {
+    /// A target that runs already; `None`: one in this process.
+    pub target: Option<(SocketAddr, Nqn)>,
+    /// Bytes of the namespace of our own target.
+    pub memory_bytes: usize,
+    /// What cores do when they are idle.
+    pub mode: Mode,
+    /// How target and host do I/O.
+    pub backend: Backend,
+    /// The core of our own target.
+    pub target_core: usize,
+    /// The core of the host.
+    pub host_core: usize,
+    /// Rounds of each comparison.
+    pub rounds: usize,
+    /// How long each run goes before it is measured.
+    pub ramp: Duration,
+    /// How long each run is measured.
+    pub time: Duration,
+    /// The same seed gives the same addresses and data.
+    pub seed: u64,
+    /// Bytes per second that a capped writer writes.
+    pub writer_bytes: u64,
+    /// How commands are gathered where they are.
+    pub i10: I10Config,
+}
+
+/// Why a case could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum HostBenchError {
+    /// The target failed.
+    #[error("the target: {0}")]
+    Target(#[from] TargetError),
+    /// The host failed.
+    #[error("the host: {0}")]
+    Host(#[from] EngineError),
+    /// A command failed.
+    #[error("{way}: {why}")]
+    Command {
+        /// On which way.
+        way: String,
+        /// Why.
+        why: String,
+    },
+    /// The namespace's memory cannot be had.
+    #[error("cannot map {bytes} bytes for the namespace: {error}")]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Asked to stop.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl HostBenchError {
+    fn command(way: &str, error: JobError) -> Self {
+        let why = match error {
+            JobError::Io(why) => why,
+            JobError::Mismatch(mismatch) => mismatch.to_string(),
+        };
+        Self::Command { way: way.to_owned(), why }
+    }
+}
+
+/// Measures a case. `stop` is asked between runs.
+///
+/// # Errors
+/// When either side fails, or `stop` says true.
+pub fn run(
+    case: Case,
+    config: &HostBenchConfig,
+    stop: &dyn Fn() -> bool,
+) -> Result<report::Section, HostBenchError> {
+    let bed = Bed::start(config, stop)?;
+    let section = match case {
+        Case::Maps => maps::measure(&bed),
+        Case::I10 => gather::measure(&bed),
+    };
+    let stopped = bed.end();
+    let section = section?;
+    stopped?;
+    Ok(section)
+}

@@ -1,0 +1,197 @@
+//! The target, the sessions of the ways that are compared, and the rounds in which they take turns.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use raceline_host::HostConfig;
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::{HugePages, Mode};
+use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig};
+
+use super::{HostBenchConfig, HostBenchError};
+use crate::engine::stage::{Cpus, FileSpec, JobSpec, StageConfig};
+use crate::engine::{Session, StageOutcome};
+use crate::gap::product::filled_ram;
+use crate::quiet::{FOREIGN_PERCENT_MAX, Machine, STOLEN_PERCENT_MAX};
+
+const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:bench-host";
+const HOST: &str = "nqn.2026-01.io.raceline:bench-host-host";
+/// The namespace and the host, in a process of their own, need no better ones.
+const UUID: [u8; 16] = *b"raceline-bh-ours";
+/// Largest command of any case.
+const IO_BYTES_MAX: u32 = 1 << 20;
+/// Buffers of that size that the target has.
+const LARGE_BUFFERS: usize = 64;
+/// Entries of every queue.
+const ENTRIES: u16 = 128;
+/// Rounds that were disturbed are repeated until there are so many times the rounds asked for.
+const ATTEMPTS_FACTOR: usize = 2;
+
+/// A target, and what all ways have in common.
+pub(crate) struct Bed<'a> {
+    pub(crate) config: &'a HostBenchConfig,
+    stop: &'a dyn Fn() -> bool,
+    target: Option<Target>,
+    address: SocketAddr,
+    nqn: Nqn,
+}
+
+/// A run of each way, next to each other in time.
+pub(crate) struct Round<T> {
+    /// By way.
+    pub(crate) runs: Vec<T>,
+    /// What others used of the machine meanwhile, in percent of all cores.
+    foreign_percent: f64,
+    stolen_percent: f64,
+}
+
+impl<T> Round<T> {
+    fn is_disturbed(&self) -> bool {
+        self.foreign_percent > FOREIGN_PERCENT_MAX || self.stolen_percent > STOLEN_PERCENT_MAX
+    }
+
+    fn disturbance(&self) -> f64 {
+        self.foreign_percent + self.stolen_percent
+    }
+}
+
+/// One of the ways that are compared.
+pub(crate) struct Way {
+    pub(crate) name: &'static str,
+    pub(crate) stage: StageConfig,
+}
+
+impl<'a> Bed<'a> {
+    /// Starts the target with a filled namespace, unless there is one.
+    pub(super) fn start(
+        config: &'a HostBenchConfig,
+        stop: &'a dyn Fn() -> bool,
+    ) -> Result<Self, HostBenchError> {
+        if let Some((address, nqn)) = &config.target {
+            return Ok(Self { config, stop, target: None, address: *address, nqn: nqn.clone() });
+        }
+        let target = Target::start(target_config(config))?;
+        let nqn = name(SUBSYSTEM);
+        let subsystem =
+            SubsystemConfig { serial: "RLHOST".to_owned(), ..SubsystemConfig::new(nqn.clone()) };
+        target.add_subsystem(subsystem)?;
+        let bytes = config.memory_bytes;
+        let device = filled_ram(bytes, HugePages::Transparent, config.seed)
+            .map_err(|error| HostBenchError::Memory { bytes, error })?;
+        let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(device) };
+        target.add_namespace(&nqn, namespace)?;
+        let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        Ok(Self { config, stop, target: Some(target), address, nqn })
+    }
+
+    /// Ends the target, if it is ours.
+    pub(super) fn end(self) -> Result<(), HostBenchError> {
+        match self.target {
+            Some(target) => Ok(target.shutdown()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Jobs on the host's core, on a controller that `shape` may change.
+    pub(crate) fn way(
+        &self,
+        name: &'static str,
+        jobs: Vec<JobSpec>,
+        shape: impl FnOnce(&mut HostConfig),
+    ) -> Way {
+        let mut host =
+            HostConfig::new(self.address, self.nqn.clone(), self::name(HOST), HostId(UUID));
+        host.io_entries = ENTRIES;
+        // A host that sleeps while others are measured has nothing to say.
+        host.kato_ms = 0;
+        shape(&mut host);
+        let config = self.config;
+        let on_core = |job: JobSpec| JobSpec {
+            files: vec![FileSpec { host: 0, nsid: NamespaceId(1) }],
+            cpus: Cpus::Split(vec![config.host_core]),
+            ramp: config.ramp,
+            runtime: Some(config.time),
+            seed: config.seed,
+            ..job
+        };
+        let stage = StageConfig {
+            hosts: vec![host],
+            accel: None,
+            jobs: jobs.into_iter().map(on_core).collect(),
+            exit_all: false,
+            reactor_mode: Mode::Interrupt,
+            backend: config.backend,
+        };
+        Way { name, stage }
+    }
+
+    /// Runs all ways, round after round: as many as asked for, quiet ones if possible.
+    pub(crate) fn rounds(&self, ways: &[Way]) -> Result<Vec<Round<StageOutcome>>, HostBenchError> {
+        let mut watches: Vec<_> = ways.iter().map(|_| |_| !(self.stop)()).collect();
+        let mut sessions = Vec::with_capacity(ways.len());
+        for (way, watch) in ways.iter().zip(&mut watches) {
+            sessions.push((way.name, Session::connect_stage(&way.stage, watch)?));
+        }
+        self.rounds_of(sessions.len(), |index| {
+            let (name, session) = &mut sessions[index];
+            session.set_mode(self.config.mode);
+            let outcome = session.run_stage();
+            session.set_mode(Mode::Interrupt);
+            let mut outcome = outcome?;
+            match outcome.clones.iter_mut().find_map(|clone| clone.error.take()) {
+                Some(error) => Err(HostBenchError::command(name, error)),
+                None => Ok(outcome),
+            }
+        })
+    }
+
+    /// As [`Self::rounds`], of ways that `run` runs by their number.
+    pub(crate) fn rounds_of<T>(
+        &self,
+        ways: usize,
+        mut run: impl FnMut(usize) -> Result<T, HostBenchError>,
+    ) -> Result<Vec<Round<T>>, HostBenchError> {
+        let wanted = self.config.rounds;
+        let mut quiet: Vec<Round<T>> = Vec::with_capacity(wanted);
+        let mut disturbed: Vec<Round<T>> = Vec::new();
+        while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
+            let before = Machine::now();
+            let mut runs = Vec::with_capacity(ways);
+            for way in 0..ways {
+                if (self.stop)() {
+                    return Err(HostBenchError::Stopped);
+                }
+                runs.push(run(way)?);
+            }
+            let (mut foreign_percent, stolen_percent) = Machine::now().since(&before);
+            if self.target.is_none() {
+                // The target is another process: what it uses is part of the measurement.
+                foreign_percent = 0.0;
+            }
+            let round = Round { runs, foreign_percent, stolen_percent };
+            if round.is_disturbed() { &mut disturbed } else { &mut quiet }.push(round);
+        }
+        disturbed.sort_by(|a, b| a.disturbance().total_cmp(&b.disturbance()));
+        let missing = wanted - quiet.len();
+        quiet.extend(disturbed.into_iter().take(missing));
+        Ok(quiet)
+    }
+}
+
+/// A target for all cases.
+fn target_config(config: &HostBenchConfig) -> TargetConfig {
+    let usual = TargetConfig::default();
+    TargetConfig {
+        cores: vec![config.target_core],
+        mode: config.mode,
+        backend: config.backend,
+        max_io_bytes: IO_BYTES_MAX,
+        large_buffers_per_core: LARGE_BUFFERS,
+        max_queue_entries: ENTRIES,
+        pre_connect: PreConnectLimits { ..usual.pre_connect.clone() },
+        ..usual
+    }
+}
+
+fn name(nqn: &str) -> Nqn {
+    Nqn::new(nqn).expect("a constant NQN")
+}
