@@ -9,6 +9,7 @@ use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 
 use crate::doorbell::I10Config;
 use crate::maps::QueueRequest;
+use crate::placement::HostPlacement;
 
 /// Keep alive timeout unless asked otherwise, as other hosts have it.
 pub const DEFAULT_KATO_MS: u32 = 5000;
@@ -75,6 +76,8 @@ pub struct HostConfig {
     pub busy_poll: Option<Duration>,
     /// Priority of what is sent, for queueing disciplines (SO_PRIORITY); `None`: the kernel's.
     pub priority: Option<u32>,
+    /// Which connections are good for the I/O queues of a core.
+    pub placement: HostPlacement,
     /// Gather commands of I/O queues before they are sent; `None`: what is ready leaves at once.
     pub i10: Option<I10Config>,
     /// PDUs in one send at most: 1 shows what sending them together saves.
@@ -105,6 +108,7 @@ impl HostConfig {
             connect_timeout: CONNECT_TIMEOUT,
             busy_poll: None,
             priority: None,
+            placement: HostPlacement::Any,
             i10: None,
             send_pdus: MAX_SEND_PDUS,
         }
@@ -137,6 +141,7 @@ impl HostConfig {
             connect_timeout: self.connect_timeout,
             busy_poll: self.busy_poll,
             priority: self.priority,
+            placement: HostPlacement::Any,
             i10: None,
             send_pdus: self.send_pdus,
         }
@@ -151,6 +156,7 @@ impl HostConfig {
             digest_retries: self.digest_retries,
             entries: self.io_entries.min(association.max_entries).clamp(MIN_ENTRIES, MAX_ENTRIES),
             in_capsule_bytes: association.controller.in_capsule_bytes,
+            placement: self.placement,
             i10: self.i10,
             ..self.admin_queue()
         }
@@ -210,6 +216,8 @@ pub struct QueuePairConfig {
     pub busy_poll: Option<Duration>,
     /// SO_PRIORITY.
     pub priority: Option<u32>,
+    /// Which connections are good for the core.
+    pub placement: HostPlacement,
     /// Gather commands before they are sent.
     pub i10: Option<I10Config>,
     /// PDUs in one send at most, 1..=[`MAX_SEND_PDUS`].

@@ -11,7 +11,6 @@ mod send;
 mod teardown;
 
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +30,7 @@ use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
 use crate::doorbell::{Doorbell, I10Config};
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
+use crate::placement::{Arrival, NapiGroup, Search};
 use digest::EntryDigest;
 use send::Grant;
 
@@ -170,17 +170,8 @@ pub struct QueuePair {
     doorbell: Doorbell,
     /// Where the packets of this connection come in.
     arrival: Arrival,
+    search: Search,
     counters: Arc<QueueCounters>,
-}
-
-/// Where the packets of a connection come into this machine, as of its first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arrival {
-    /// The network device's receive queue, by its NAPI id; `None` when the kernel does not know it,
-    /// as on loopback.
-    pub napi_id: Option<NonZeroU32>,
-    /// The CPU that processed them; `None` when it is not known.
-    pub cpu: Option<usize>,
 }
 
 impl QueuePair {
@@ -211,6 +202,7 @@ impl QueuePair {
             disable_sq_flow: config.disable_sq_flow,
             doorbell: Doorbell::new(config.i10),
             arrival: Arrival::default(),
+            search: Search::new(config.placement),
             config,
             token,
             state: State::Lost,
@@ -228,6 +220,11 @@ impl QueuePair {
             alarm: None,
             counters: Arc::default(),
         }
+    }
+
+    /// Shares the receive queue of its connection with others of its core.
+    pub(crate) fn join(&mut self, group: &NapiGroup) {
+        self.search.join(group);
     }
 
     /// Counts what this queue does together with others of its core.
@@ -434,6 +431,7 @@ impl QueuePair {
         self.alarm = None;
         self.doorbell.forget_alarm();
         self.state = State::Tcp;
+        self.search.begin();
         cx.io.connect(self.config.address, self.token);
         self.expect(cx, self.config.connect_timeout);
     }
@@ -443,18 +441,15 @@ impl QueuePair {
             return;
         }
         let adopted = result.and_then(|socket| {
-            if let Some(time) = self.config.busy_poll {
-                socket.set_busy_poll(time)?;
+            if !self.keeps(&socket)? {
+                return Ok(None);
             }
-            if let Some(priority) = self.config.priority {
-                socket.set_priority(priority)?;
-            }
-            self.arrival =
-                Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
-            cx.io.adopt(socket)
+            cx.io.adopt(socket).map(Some)
         });
         let socket = match adopted {
-            Ok(socket) => socket,
+            Ok(Some(socket)) => socket,
+            // Again, from another port; the limit of time is for all attempts together.
+            Ok(None) => return cx.io.connect(self.config.address, self.token),
             Err(error) => {
                 let error = HostError::Tcp(self.config.address, Arc::new(error));
                 self.lose(cx, Ending::Lost(error), None);
@@ -486,6 +481,18 @@ impl QueuePair {
         self.expect(cx, self.config.connect_timeout);
         self.send_with(cx, |queue, batch| queue.ic_req(&mut batch.bytes_mut()));
         self.post_receive(cx);
+    }
+
+    /// Prepares a connection; whether it comes in where it is wanted.
+    fn keeps(&mut self, socket: &Socket) -> std::io::Result<bool> {
+        if let Some(time) = self.config.busy_poll {
+            socket.set_busy_poll(time)?;
+        }
+        if let Some(priority) = self.config.priority {
+            socket.set_priority(priority)?;
+        }
+        self.arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
+        Ok(self.search.accepts(self.arrival))
     }
 
     /// ICResp has come: Connect is the first command (Fabrics 1.1, 3.3).

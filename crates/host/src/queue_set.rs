@@ -12,7 +12,8 @@ use crate::counters::QueueCounters;
 use crate::doorbell::I10Config;
 use crate::error::{HostError, Rejected, RejectedReason};
 use crate::maps::{CoreMaps, CorePlace};
-use crate::queue::{Arrival, QueueEvent, QueuePair};
+use crate::placement::{Arrival, NapiGroup};
+use crate::queue::{QueueEvent, QueuePair};
 
 /// What happened to one of the queues.
 #[derive(Clone, Debug)]
@@ -55,6 +56,7 @@ pub struct IoQueueSet {
     closed: bool,
     events: VecDeque<IoQueueEvent>,
     counters: Arc<QueueCounters>,
+    napi_group: NapiGroup,
 }
 
 /// Which of an association's queues are here.
@@ -132,6 +134,7 @@ impl IoQueueSet {
             closed: false,
             events: VecDeque::with_capacity(2 * capacity),
             counters: Arc::default(),
+            napi_group: NapiGroup::default(),
         }
     }
 
@@ -152,6 +155,7 @@ impl IoQueueSet {
                     let token = Token { index, ..self.token };
                     let mut pair = QueuePair::connect(cx, config, token);
                     pair.share_counters(Arc::clone(&self.counters));
+                    pair.join(&self.napi_group);
                     let cntlid = association.cntlid;
                     self.queues.push(Member { pair, cntlid, touched: false });
                 }

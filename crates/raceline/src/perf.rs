@@ -104,6 +104,7 @@ fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
     host.io_entries = entries;
     host.i10 = args.maps.i10;
     host.priority = args.maps.priority;
+    host.placement = args.maps.placement.into();
     if let Some(priority) = host.priority {
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use raceline_host::I10Config;
 use raceline_host::doorbell::{DEFAULT_BYTES, DEFAULT_DELAY, DEFAULT_REQUESTS, MAX_DELAY};
+use raceline_host::{HostPlacement, I10Config};
 
 use super::values;
 
@@ -38,9 +38,36 @@ pub(crate) struct QueueArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) i10: Option<I10Config>,
 
+    /// Which connections a core keeps: each queue connects again, from another port, until it has one
+    /// of these, up to 16 times
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub(crate) placement: HostPlacementChoice,
+
     /// Priority of what is sent, for the kernel's queueing disciplines (SO_PRIORITY)
     #[arg(long = "sock-priority", value_name = "N")]
     pub(crate) priority: Option<u32>,
+}
+
+/// `--placement` of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum HostPlacementChoice {
+    /// All
+    #[default]
+    Any,
+    /// Those of the receive queue, by its NAPI id, that the core's first connection has
+    Napi,
+    /// Those whose packets the core's own CPU processes
+    Cpu,
+}
+
+impl From<HostPlacementChoice> for HostPlacement {
+    fn from(choice: HostPlacementChoice) -> Self {
+        match choice {
+            HostPlacementChoice::Any => Self::Any,
+            HostPlacementChoice::Napi => Self::Napi,
+            HostPlacementChoice::Cpu => Self::Cpu,
+        }
+    }
 }
 
 impl QueueArgs {
