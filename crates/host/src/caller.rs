@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use raceline_proto::host::NamespaceInfo;
-use raceline_proto::nvme::{ControllerId, Cqe, Direction, NamespaceId};
+use raceline_proto::nvme::{Cqe, Direction, NamespaceId};
 use raceline_reactor::{
     BufferPool, Completion, Context, EpollIo, Io, PoolConfig, Token, Wait, Waker,
 };
@@ -189,7 +189,7 @@ pub struct CallerQueues {
     shared: Arc<CallerShared>,
     qids: Vec<u16>,
     /// The association that the queues follow.
-    followed: Option<ControllerId>,
+    followed: Option<Association>,
     namespaces: Arc<[NamespaceInfo]>,
     max_transfer_bytes: u32,
     /// When the association is looked at next.
@@ -465,8 +465,11 @@ impl CallerQueues {
             }
             (Some(association), None) => {
                 self.namespaces = Arc::clone(&association.namespaces);
-                if self.followed != Some(association.cntlid) {
-                    self.followed = Some(association.cntlid);
+                if self.followed.as_ref().is_none_or(|followed| !followed.is(association)) {
+                    // It may have been lost and made again since we looked.
+                    if self.followed.replace(association.clone()).is_some() {
+                        self.queues.handle_down(&mut cx, &HostError::Closed);
+                    }
                     self.max_transfer_bytes = max_transfer(association);
                     self.queues.handle_up(&mut cx, association);
                 }

@@ -179,6 +179,14 @@ pub struct Association {
     pub namespaces: Arc<[NamespaceInfo]>,
 }
 
+impl Association {
+    /// Whether the other is the same association, maybe with other namespaces. The number does not
+    /// tell: a controller that was started again begins with the same.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.controller, &other.controller)
+    }
+}
+
 /// One queue and its connection.
 #[derive(Clone, Debug)]
 pub struct QueuePairConfig {

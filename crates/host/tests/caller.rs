@@ -286,6 +286,25 @@ fn a_lost_target_that_comes_back_is_used_again() {
 }
 
 #[test]
+fn a_target_that_comes_back_unseen_is_used_again() {
+    let (target, address) = serve(any_port());
+    let host = CallerHost::connect(config(address)).unwrap();
+    let mut queues = host.open(&options(1)).unwrap();
+    execute(&mut queues, read(0, BLOCK)).result.unwrap();
+    target.shutdown().unwrap();
+    // Nobody polls until the controller is up again, with the number that it had.
+    let (target, _) = serve(address);
+    let start = Instant::now();
+    while host.host().identify(1, NamespaceId(0)).is_err() {
+        assert!(start.elapsed() < LIMIT, "it does not come back");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    execute(&mut queues, read(1, BLOCK)).result.unwrap();
+    host.disconnect();
+    target.shutdown().unwrap();
+}
+
+#[test]
 fn a_target_that_stays_away_ends_everything_with_its_memory() {
     let (target, address) = serve(any_port());
     let backoff = BackoffConfig {

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use raceline_bdev::{BdevError, Channel, Done, Op, Request};
 use raceline_proto::host::{BlockRange, command};
-use raceline_proto::nvme::{ControllerId, Status};
+use raceline_proto::nvme::Status;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, Payload, SharedBuf, Token};
 
 use super::{Remote, Scope};
 use crate::command::{Command, CommandDone, CommandSummary, Data};
+use crate::config::Association;
 use crate::error::{CommandError, HostError};
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
 
@@ -30,7 +31,7 @@ pub(super) struct RemoteChannel {
     queues: IoQueueSet,
     watch: Token,
     /// The association that the queue follows.
-    followed: Option<ControllerId>,
+    followed: Option<Association>,
     operations: Vec<Option<Operation>>,
     free: Vec<u32>,
     /// Commands that found no room.
@@ -82,11 +83,15 @@ impl RemoteChannel {
                 self.queues.close(cx);
                 return;
             }
-            (Some(association), None) if self.followed != Some(association.cntlid) => {
-                self.followed = Some(association.cntlid);
-                self.queues.handle_up(cx, association);
+            (Some(association), None) => {
+                if self.followed.as_ref().is_none_or(|followed| !followed.is(association)) {
+                    // It may have been lost and made again since we looked.
+                    if self.followed.replace(association.clone()).is_some() {
+                        self.queues.handle_down(cx, &HostError::Closed);
+                    }
+                    self.queues.handle_up(cx, association);
+                }
             }
-            (Some(_), None) => {}
             (None, None) => {
                 if self.followed.take().is_some() {
                     self.queues.handle_down(cx, &HostError::Closed);
