@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code)]
 
+mod driving;
 mod memory;
 mod operation;
 

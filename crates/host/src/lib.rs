@@ -37,6 +37,7 @@ pub mod queue;
 pub mod queue_set;
 pub mod remote;
 mod service;
+pub mod shared;
 
 pub use caller::{CallerHost, CallerOptions, CallerQueues};
 pub use command::{Command, CommandDone, CommandSummary, Data, Hints};
@@ -51,3 +52,4 @@ pub use queue::{QueueEvent, QueuePair};
 pub use queue_set::{IoQueueEvent, IoQueueSet};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};
 pub use remote::{RemoteController, RemoteNamespace, RemoteState};
+pub use shared::{Pending, Poller, SharedError, SharedOptions, SharedQueues, SharedTotals};

@@ -358,7 +358,7 @@ impl<Q, R> Receiver<Q, R> {
     /// Collects all submissions, in one exchange.
     pub fn collect(&mut self) {
         // Looking first leaves the cache line where it is while there is nothing.
-        if self.table.submitted.0.load(Ordering::Relaxed) == NONE {
+        if self.table.submitted.0.load(Ordering::Relaxed) >= CLOSED {
             return;
         }
         self.append(NONE);
@@ -385,6 +385,13 @@ impl<Q, R> Receiver<Q, R> {
             self.table.slot(self.last).next.store(oldest, Ordering::Relaxed);
         }
         self.last = newest;
+    }
+
+    /// Refuses what comes later, and collects what has come: it can be taken still.
+    pub fn close(&mut self) {
+        if self.table.submitted.0.load(Ordering::Relaxed) != CLOSED {
+            self.append(CLOSED);
+        }
     }
 
     /// Whether there is nothing to [`Self::take`] in what was collected.
@@ -447,7 +454,7 @@ impl<Q, R> Receiver<Q, R> {
 impl<Q, R> Drop for Receiver<Q, R> {
     /// Ends all that waits for a result, and whatever comes later.
     fn drop(&mut self) {
-        self.append(CLOSED);
+        self.close();
         while let Some((_, request)) = self.take() {
             drop(request);
         }

@@ -1,0 +1,342 @@
+//! I/O queues that many threads share: any of them submits, and whichever comes by sends and receives.
+//!
+//! A group of [`CallerQueues`](crate::CallerQueues) is behind a [`Gate`]. An operation goes into a
+//! lock-free list; then its thread tries the gate. If nobody drives the group, the thread does, and so
+//! sends the operation at once, in its own context; if somebody does, that one takes the operation
+//! from the list before it goes. No submitter ever waits, for a lock or for another thread.
+//!
+//! Who receives? While there is a [`Poller`], its owner, by [`Poller::poll`]: in its own context, with
+//! nobody woken; it also sends what others have submitted. Else a worker thread, which sleeps in the
+//! kernel or spins for a while, by its [`Mode`]. The end of an operation is taken from a [`Pending`]:
+//! by looking, as a future on any executor, or by a thread that waits.
+//!
+//! An operation owns its memory until the controller has answered or the connection is gone. Dropping
+//! the [`Pending`] drops only the interest in the end: the memory is freed when nobody can write to it
+//! or read it any more.
+
+mod group;
+mod wait;
+mod worker;
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use raceline_reactor::submission::{self, SubmitError, Submitter, submission_list};
+use raceline_reactor::{Gate, Mode, Waker};
+
+use crate::caller::{CallerHost, CallerOptions, Finished, Operation, Refusal, Refused};
+use crate::error::HostError;
+use group::{After, Group, Turn};
+pub use group::{SharedCounters, SharedTotals};
+
+/// Operations of all threads together, unless told otherwise.
+pub const DEFAULT_OPERATIONS: u32 = 1024;
+
+/// How queues are shared.
+#[derive(Clone, Debug)]
+pub struct SharedOptions {
+    /// How many queues.
+    pub queues: u16,
+    /// Operations at a time, of all threads together; one more is refused. Those that find no room on
+    /// a queue wait for it in order.
+    pub operations: u32,
+    /// How eagerly the worker looks for work while there is no [`Poller`].
+    pub mode: Mode,
+    /// Whether a thread that submits, and finds that nobody drives the group, sends at once. Without
+    /// it, the operation is handed to the worker, which may have to be woken.
+    pub direct_send: bool,
+}
+
+impl Default for SharedOptions {
+    fn default() -> Self {
+        let mode = Mode::default();
+        Self { queues: 1, operations: DEFAULT_OPERATIONS, mode, direct_send: true }
+    }
+}
+
+/// Why an operation has no end of its own.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedError {
+    /// It could not be executed; it comes back with its memory.
+    #[error("{0}")]
+    Refused(#[from] Refused),
+    /// The queues ended before it did.
+    #[error("the queues were closed")]
+    Closed,
+}
+
+/// What is asked of a group, and what comes of it.
+type Request = Operation;
+type Outcome = Result<Finished, Refused>;
+
+/// I/O queues of a controller, for many threads. A clone for each thread is faster than one that they
+/// share. With the last clone and [`Poller`], the queues are closed.
+#[derive(Clone, Debug)]
+pub struct SharedQueues {
+    submitter: Submitter<Request, Outcome>,
+    owner: Arc<Owner>,
+}
+
+/// Ends the worker when the last handle goes.
+#[derive(Debug)]
+struct Owner {
+    core: Arc<Core>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What all handles and the worker share.
+#[derive(Debug)]
+struct Core {
+    gate: Gate<Group>,
+    /// One of its own, so that submitters do not pass its counter around.
+    submitter: Submitter<Request, Outcome>,
+    waker: Waker,
+    mode: Mode,
+    direct_send: bool,
+    /// Pollers that there are.
+    pollers: AtomicU32,
+    /// Calls of [`Poller::poll`]: the worker looks whether they go on.
+    polls: AtomicU64,
+    stopping: AtomicBool,
+    counters: Arc<SharedCounters>,
+}
+
+impl SharedQueues {
+    /// Opens queues of a connected controller, and waits until commands flow.
+    ///
+    /// # Errors
+    /// When there are not so many queues, or they cannot be connected.
+    pub fn open(host: &CallerHost, options: &SharedOptions) -> Result<Self, HostError> {
+        let queues = CallerOptions { queues: options.queues, ..CallerOptions::default() };
+        let queues = host.open(&queues)?;
+        let (submitter, receiver) = submission_list(options.operations);
+        let group = Group::new(queues, receiver);
+        let reactor = |error| HostError::Reactor(Arc::new(error));
+        let sleeper = group.sleeper().map_err(reactor)?;
+        let core = Arc::new(Core {
+            counters: Arc::clone(group.counters()),
+            gate: Gate::new(group),
+            submitter: submitter.clone(),
+            waker: sleeper.waker().clone(),
+            mode: options.mode,
+            direct_send: options.direct_send,
+            pollers: AtomicU32::new(0),
+            polls: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+        });
+        let worker = worker::spawn(Arc::clone(&core), sleeper).map_err(reactor)?;
+        let owner = Owner { core, worker: Mutex::new(Some(worker)) };
+        Ok(Self { submitter, owner: Arc::new(owner) })
+    }
+
+    /// Submits an operation. Never blocks and takes no lock: if nobody drives the queues, it leaves
+    /// now, else whoever does sends it.
+    ///
+    /// # Errors
+    /// Gives the operation back when there are as many as there may be, or the queues are closed.
+    /// What no command can express is told by its end.
+    pub fn submit(&self, operation: Operation) -> Result<Pending, Refused> {
+        let pending = push(&self.submitter, operation)?;
+        self.owner.core.go(1);
+        Ok(pending)
+    }
+
+    /// Submits operations that leave together, and appends them to `pending`.
+    ///
+    /// # Errors
+    /// At the first that is not taken, as [`Self::submit`]; those before it are on their way.
+    pub fn submit_batch(
+        &self,
+        operations: impl IntoIterator<Item = Operation>,
+        pending: &mut Vec<Pending>,
+    ) -> Result<(), Refused> {
+        let before = pending.len();
+        let pushed = operations.into_iter().try_for_each(|operation| {
+            pending.push(push(&self.submitter, operation)?);
+            Ok(())
+        });
+        if pending.len() > before {
+            self.owner.core.go(pending.len() - before);
+        }
+        pushed
+    }
+
+    /// Makes the caller the one who receives: until the poller is dropped, nobody else does, and
+    /// submissions wake nobody.
+    #[must_use]
+    pub fn poller(&self) -> Poller {
+        self.owner.core.pollers.fetch_add(1, Ordering::SeqCst);
+        Poller { queues: self.clone() }
+    }
+
+    /// What has been done so far.
+    #[must_use]
+    pub fn totals(&self) -> SharedTotals {
+        self.owner.core.counters.totals()
+    }
+
+    /// Closes the queues and waits until that is done. Operations that have not ended do so with an
+    /// error; what other handles submit from then on is refused.
+    pub fn close(self) {
+        self.owner.core.stop();
+        let worker = self.owner.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(worker) = worker
+            && worker.join().is_err()
+        {
+            tracing::warn!("the worker of shared queues has panicked");
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.core.stop();
+    }
+}
+
+impl Core {
+    /// After `count` operations were put in the list: sends them, or sees to it that somebody does.
+    fn go(&self, count: usize) {
+        // Whoever ends polling sees our operation, or we see that nobody polls.
+        fence(Ordering::SeqCst);
+        if self.pollers.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        if !self.direct_send {
+            self.waker.wake();
+            return;
+        }
+        let after = self.drive(Turn::Submitter { count });
+        if after.is_some_and(|after| after.wake_worker) {
+            self.waker.wake();
+        }
+    }
+
+    /// Drives the group, unless another thread does, which then looks at the list before it goes.
+    fn drive(&self, turn: Turn) -> Option<After> {
+        let mut after = None;
+        self.gate.drive(|| self.submitter.has_waiting(), |group| after = Some(group.turn(turn)));
+        after
+    }
+
+    fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+}
+
+fn push(submitter: &Submitter<Request, Outcome>, operation: Operation) -> Result<Pending, Refused> {
+    let (reason, operation) = match submitter.submit(operation) {
+        Ok(operation) => return Ok(Pending { inner: operation }),
+        Err(SubmitError::Full(operation)) => (Refusal::Full, operation),
+        Err(SubmitError::Closed(operation)) => (Refusal::Closed, operation),
+    };
+    Err(Refused { reason, operation })
+}
+
+/// The right to receive, and with it the duty: as long as there is one, operations end only when it
+/// polls. (If it does not for long, the worker does, so that time limits hold.)
+#[derive(Debug)]
+pub struct Poller {
+    queues: SharedQueues,
+}
+
+impl Poller {
+    /// Submits and sends at once, in the caller's context, and whatever else was submitted with it.
+    ///
+    /// # Errors
+    /// As [`SharedQueues::submit`].
+    pub fn submit(&mut self, operation: Operation) -> Result<Pending, Refused> {
+        let pending = push(&self.queues.submitter, operation)?;
+        // A worker that drives just now, which is rare, takes the operation with it.
+        self.queues.owner.core.drive(Turn::Owner);
+        Ok(pending)
+    }
+
+    /// Submits without sending: the next [`Self::poll`] sends it, together with others.
+    ///
+    /// # Errors
+    /// As [`SharedQueues::submit`].
+    pub fn submit_later(&mut self, operation: Operation) -> Result<Pending, Refused> {
+        push(&self.queues.submitter, operation)
+    }
+
+    /// Sends what was submitted by anybody, receives, and completes operations. Gives how many ended.
+    /// Never blocks.
+    pub fn poll(&mut self) -> usize {
+        let core = &*self.queues.owner.core;
+        core.polls.fetch_add(1, Ordering::Relaxed);
+        core.drive(Turn::Poller).map_or(0, |after| after.ended)
+    }
+
+    /// Polls until the operation has ended.
+    ///
+    /// # Errors
+    /// When it could not be executed, or the queues were closed.
+    pub fn wait(&mut self, mut pending: Pending) -> Result<Finished, SharedError> {
+        loop {
+            if let Some(end) = pending.try_take() {
+                return end;
+            }
+            if self.poll() == 0 {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        let core = &*self.queues.owner.core;
+        core.pollers.fetch_sub(1, Ordering::SeqCst);
+        // What was submitted and not polled is the worker's now.
+        fence(Ordering::SeqCst);
+        core.waker.wake();
+    }
+}
+
+/// An operation on its way: a future of its end, for any executor. Dropped, the operation is executed
+/// all the same, and its memory freed after that.
+#[derive(Debug)]
+pub struct Pending {
+    inner: submission::Operation<Request, Outcome>,
+}
+
+impl Pending {
+    /// Its end, if it has come: once, then never again.
+    pub fn try_take(&mut self) -> Option<Result<Finished, SharedError>> {
+        self.inner.try_take().map(flatten)
+    }
+
+    /// Waits for its end. Not for the thread that has the [`Poller`]: nobody would receive.
+    ///
+    /// # Errors
+    /// When it could not be executed, or the queues were closed.
+    pub fn wait(self) -> Result<Finished, SharedError> {
+        wait::block_on(self)
+    }
+
+    /// Waits for its end until the time is over.
+    ///
+    /// # Errors
+    /// Gives itself back when the time is over.
+    pub fn wait_until(self, until: Instant) -> Result<Result<Finished, SharedError>, Self> {
+        wait::block_on_until(self, until)
+    }
+}
+
+impl Future for Pending {
+    type Output = Result<Finished, SharedError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.inner).poll(cx).map(flatten)
+    }
+}
+
+fn flatten(end: Result<Outcome, submission::Closed>) -> Result<Finished, SharedError> {
+    end.map_err(|_| SharedError::Closed)?.map_err(SharedError::Refused)
+}
