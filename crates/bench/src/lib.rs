@@ -10,6 +10,7 @@ pub mod cost;
 pub mod cpu;
 pub mod digest;
 pub mod engine;
+pub mod fio;
 pub mod gap;
 pub mod histogram;
 pub mod host;

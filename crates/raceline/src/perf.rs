@@ -1,62 +1,82 @@
-//! `raceline perf`: measures, and with `--verify` proves, what a namespace does.
+//! `raceline perf`: measures, and with `--verify` proves, what namespaces do.
 
 mod maps;
+mod plan;
+mod targets;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use raceline_accel::{Framework, Statistics};
+use raceline_accel::Framework;
 use raceline_bench::acceleration::Acceleration;
-use raceline_bench::engine::{self, EngineConfig, EngineError, Outcome, Progress};
+use raceline_bench::engine::stage::{FileSpec, StageConfig};
+use raceline_bench::engine::{self, CloneOutcome, EngineError, Progress, StageOutcome};
 use raceline_bench::job::JobError;
-use raceline_bench::report::{Report, binary_bytes};
-use raceline_reactor::Mode;
+use raceline_bench::report::{JobReport, Precondition, Report, Side, StageReport, Verified};
+use raceline_host::HostConfig;
+use raceline_host::blocking::Host;
 
+use self::plan::Stage;
+use self::targets::Targets;
 use crate::cli::perf::PerfArgs;
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::{limits, remote, shell};
 
-/// Entries of a queue unless it has to be deeper.
-const DEFAULT_ENTRIES: u16 = 128;
-
 /// Runs the workload and prints the report.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
-    let mut config = engine_config(args)?;
-    if args.maps.show_maps {
-        return maps::show(config.host, &config.cores, args.connect.address.output);
+    if args.accel.is_some() && !args.connect.data_digest {
+        return Err(Failure::usage("--accel has nothing to do without -G (--data-digest)"));
     }
-    let framework = args.accel.clone().unwrap_or_default().framework(config.cores.len())?;
-    config.accel = Some(framework.clone());
+    if let Some(time) = args.busy_poll {
+        raceline_reactor::socket::check_busy_poll(time).map_err(Failure::runtime)?;
+    }
+    if let Some(priority) = args.maps.priority {
+        raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
+    }
+    let mut targets = Targets::new(args)?;
+    let mut stages = plan::stages(args, &mut targets)?;
+    let cores = args.cores.clone().unwrap_or_default().0;
+    if args.maps.show_maps {
+        let host = stages[0].config.hosts[0].clone();
+        return maps::show(host, &cores, args.connect.address.output);
+    }
+    let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;
+    plan::set_framework(&mut stages, &framework);
     limits::raise_file_descriptors();
-    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
-    let mut bar = Bar::new();
-    let outcome = engine::run(&config, &mut |progress| {
-        bar.show(progress);
-        interrupt.requested().is_none()
-    });
-    bar.clear();
-    let outcome = match outcome {
-        Ok(outcome) => outcome,
-        Err(EngineError::Stopped) => {
-            return Err(Failure::signal(interrupt.requested().unwrap_or(0)));
-        }
-        Err(error) => return Err(failure(error)),
+    let mut runner = Runner {
+        interrupt: Interrupt::catch().map_err(Failure::runtime)?,
+        bar: Bar::new(),
+        framework,
     };
-    let error = outcome.error.clone();
-    let report = report(args, &outcome, &framework);
+    let mut report = Report { precondition: Vec::new(), stages: Vec::new() };
+    let mut failure = None;
+    if args.precondition {
+        for pass in plan::precondition(args, &stages, &mut limits_of)? {
+            let outcome = runner.run(&pass)?;
+            failure = failure.or_else(|| failed(&pass, &outcome));
+            report.precondition.push(precondition(&pass, &outcome));
+        }
+    }
+    for stage in &stages {
+        if failure.is_some() || runner.interrupt.requested().is_some() {
+            break;
+        }
+        let before = runner.framework.statistics();
+        let outcome = runner.run(stage)?;
+        let acceleration = Acceleration::since(&runner.framework, &before);
+        failure = failed(stage, &outcome);
+        report.stages.push(stage_report(stage, outcome, acceleration));
+    }
+    runner.bar.clear();
     let text = match args.connect.address.output {
         OutputFormat::Table => report.to_table(),
         OutputFormat::Json => report.to_json(),
     };
     shell::print(text.as_bytes())?;
-    match (error, interrupt.requested()) {
-        (Some(JobError::Mismatch(mismatch)), _) => {
-            Err(Failure::mismatch(format!("namespace {}, {mismatch}", args.namespace)))
-        }
-        (Some(JobError::Io(why)), _) => Err(Failure::runtime(why)),
+    match (failure, runner.interrupt.requested()) {
+        (Some(failure), _) => Err(failure),
         (None, Some(signal)) => Err(Failure::signal(signal)),
         (None, None) => Ok(()),
     }
@@ -72,165 +92,117 @@ pub(crate) fn failure(error: EngineError) -> Failure {
     }
 }
 
-fn engine_config(args: &PerfArgs) -> Result<EngineConfig, Failure> {
-    let cores = args.cores.clone().unwrap_or_default().0;
-    if cores.len() > usize::from(args.queues) {
-        return Err(Failure::usage(format!(
-            "--cores names {} cores and -i {} queues cannot use them all: use -i {}",
-            cores.len(),
-            args.queues,
-            cores.len()
-        )));
+/// Runs stages, and shows how far they are.
+struct Runner {
+    interrupt: Interrupt,
+    bar: Bar,
+    framework: Framework,
+}
+
+impl Runner {
+    fn run(&mut self, stage: &Stage) -> Result<StageOutcome, Failure> {
+        let outcome = engine::run_stage(&stage.config, &mut |progress| {
+            self.bar.show(progress);
+            self.interrupt.requested().is_none()
+        });
+        outcome.map_err(|error| {
+            self.bar.clear();
+            match error {
+                EngineError::Stopped => Failure::signal(self.interrupt.requested().unwrap_or(0)),
+                error => failure(error),
+            }
+        })
     }
-    if args.accel.is_some() && !args.connect.data_digest {
-        return Err(Failure::usage("--accel has nothing to do without -G (--data-digest)"));
-    }
-    let (entries, in_flight) = (args.queue_size, commands_per_queue(args, cores.len()));
-    let entries = match entries {
-        Some(entries) if in_flight >= entries => {
-            let depth = args.iodepth;
-            let shared = if in_flight > depth { " where queues are shared" } else { "" };
-            return Err(Failure::usage(format!(
-                "--iodepth {depth}{shared} needs -Q {} or more: a queue holds one command less than it has entries",
-                u32::from(in_flight) + 1
-            )));
+}
+
+/// The largest transfer and the block size of a namespace.
+fn limits_of(config: &StageConfig, file: FileSpec) -> Result<(u32, u32), Failure> {
+    let host = HostConfig { io_queues: 0, ..config.hosts[file.host].clone() };
+    let host = Host::connect(host).map_err(|error| remote::failure(&error))?;
+    let largest = host.controller().max_transfer_bytes.unwrap_or(plan::FILL_BYTES);
+    let block = host.namespace(file.nsid).map(|namespace| namespace.block_size);
+    host.disconnect();
+    // One that does not exist is found by the run.
+    Ok((largest, block.unwrap_or(0)))
+}
+
+/// What went wrong first.
+fn failed(stage: &Stage, outcome: &StageOutcome) -> Option<Failure> {
+    let found = |clone: &CloneOutcome| Some((clone.job, clone.error.clone()?));
+    let (job, error) = outcome.clones.iter().find_map(found)?;
+    let files = &stage.config.jobs[job].files;
+    Some(match (error, &files[..]) {
+        (JobError::Io(why), _) => Failure::runtime(why),
+        (JobError::Mismatch(mismatch), [file]) => {
+            Failure::mismatch(format!("namespace {}, {mismatch}", file.nsid))
         }
-        Some(entries) => entries,
-        None => DEFAULT_ENTRIES.max(in_flight.saturating_add(1)),
-    };
-    let mut host = remote::config(&args.connect)?;
-    host.io_queues = args.queues;
-    (host.write_queues, host.poll_queues) = (args.maps.write, args.maps.poll);
-    host.io_entries = entries;
-    host.i10 = args.maps.i10;
-    host.priority = args.maps.priority;
-    host.placement = args.maps.placement.into();
-    if let Some(priority) = host.priority {
-        raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
-    }
-    if let Some(time) = args.busy_poll {
-        raceline_reactor::socket::check_busy_poll(time).map_err(Failure::runtime)?;
-        host.busy_poll = Some(time);
-    }
-    Ok(EngineConfig {
-        host,
-        accel: None,
-        nsid: args.namespace,
-        mode: args.rw,
-        mixed_read_percent: args.rwmixread,
-        io_bytes: args.bs,
-        depth: args.iodepth,
-        offset_bytes: args.offset.0,
-        size_bytes: args.size.map(|size| size.0),
-        seed: args.seed,
-        verify: args.verify,
-        rate_iops: args.rate_iops,
-        ramp: args.ramp_time,
-        runtime: args.runtime,
-        polled: args.maps.hipri,
-        cores,
-        // A core that slept would have to be woken for a completion.
-        reactor_mode: if args.maps.hipri { Mode::Poll } else { args.mode.into() },
-        backend: args.io.into(),
+        (JobError::Mismatch(mismatch), _) => Failure::mismatch(mismatch),
     })
 }
 
-/// Commands in flight on one queue at most: there are as many times the depth as there are queues of
-/// -i, and those who submit on one core share its queues of a map.
-fn commands_per_queue(args: &PerfArgs, cores: usize) -> u16 {
-    if !args.maps.are_mapped() {
-        return args.iodepth;
+fn precondition(pass: &Stage, outcome: &StageOutcome) -> Precondition {
+    let (mut bytes, mut time) = (0, Duration::ZERO);
+    for clone in &outcome.clones {
+        let io_bytes = pass.config.jobs[clone.job].io_bytes;
+        bytes += clone.write.count().saturating_mul(u64::from(io_bytes));
+        time = time.max(clone.measured);
     }
-    let threads = u16::try_from(cores.max(1)).unwrap_or(u16::MAX);
-    let submitters = args.queues.div_ceil(threads);
-    let fewest =
-        [args.queues, args.maps.write, args.maps.poll].into_iter().filter(|&n| n > 0).min();
-    let here = (fewest.unwrap_or(1) / threads).max(1);
-    args.iodepth.saturating_mul(submitters.div_ceil(here))
+    let first = &pass.config.jobs[0];
+    Precondition {
+        rw: first.mode.name(),
+        io_bytes: first.io_bytes,
+        bytes,
+        millis: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+    }
 }
 
-fn report(args: &PerfArgs, outcome: &Outcome, framework: &Framework) -> Report {
-    let queues =
-        if args.queues == 1 { "1 queue".to_owned() } else { format!("{} queues", args.queues) };
-    let name = format!(
-        "{} {}, {queues} of depth {}",
-        args.rw,
-        binary_bytes(u64::from(args.bs)),
-        args.iodepth
-    );
-    let error = outcome.error.as_ref().map(|error| match error {
+fn stage_report(stage: &Stage, outcome: StageOutcome, acceleration: Acceleration) -> StageReport {
+    let mut jobs: Vec<JobReport> = Vec::new();
+    // The group that the last of them adds up.
+    let mut open: Option<u32> = None;
+    for clone in outcome.clones {
+        let described = &stage.jobs[clone.job];
+        let group = described.grouped.then_some(described.group);
+        let report = job_report(stage, clone);
+        match jobs.last_mut() {
+            Some(last) if group.is_some() && open == group => last.merge(&report),
+            _ => jobs.push(report),
+        }
+        open = group;
+    }
+    StageReport {
+        jobs,
+        window: outcome.window,
+        cpu: outcome.cpu,
+        loops: outcome.loops,
+        cost: outcome.cost,
+        acceleration,
+    }
+}
+
+fn job_report(stage: &Stage, clone: CloneOutcome) -> JobReport {
+    let (spec, described) = (&stage.config.jobs[clone.job], &stage.jobs[clone.job]);
+    let error = clone.error.as_ref().map(|error| match error {
         JobError::Io(why) => why.clone(),
         JobError::Mismatch(mismatch) => mismatch.to_string(),
     });
-    Report {
-        name,
-        options: options(args),
-        io_bytes: u64::from(args.bs),
-        measured: outcome.measured,
-        read: outcome.read.clone(),
-        write: outcome.write.clone(),
-        cpu: outcome.cpu,
-        loops: outcome.loops,
-        cost: outcome.cost.clone(),
-        acceleration: Acceleration::since(framework, &Statistics::default()),
-        missed: outcome.missed,
-        verified: (args.verify && error.is_none()).then_some(outcome.verified),
+    let verified = Verified {
+        ios: clone.verified,
+        bytes: clone.verified.saturating_mul(u64::from(spec.io_bytes)),
+    };
+    JobReport {
+        name: described.name.clone(),
+        title: described.title.clone(),
+        group: described.group,
+        options: described.options.clone(),
+        percentiles: described.percentiles.clone(),
+        measured: clone.measured,
+        read: Side::new(clone.read, spec.io_bytes),
+        write: Side::new(clone.write, spec.io_bytes),
+        missed: clone.missed,
+        verified: (spec.verify && error.is_none()).then_some(verified),
         error,
     }
-}
-
-/// What was asked for, under the names of the options.
-fn options(args: &PerfArgs) -> BTreeMap<String, String> {
-    let mut options = BTreeMap::new();
-    let mut set = |name: &str, value: String| options.insert(name.to_owned(), value);
-    set("rw", args.rw.to_string());
-    set("bs", args.bs.to_string());
-    set("iodepth", args.iodepth.to_string());
-    set("nr_io_queues", args.queues.to_string());
-    if args.maps.are_mapped() {
-        set("nr_write_queues", args.maps.write.to_string());
-        set("nr_poll_queues", args.maps.poll.to_string());
-    }
-    if args.maps.hipri {
-        set("hipri", "1".to_owned());
-    }
-    if let Some(i10) = args.maps.i10 {
-        let text = format!("{},{},{}", i10.requests, i10.bytes, i10.delay.as_micros());
-        set("i10", text);
-    }
-    set("runtime", seconds(args.runtime));
-    set("ramp_time", seconds(args.ramp_time));
-    set("seed", args.seed.to_string());
-    set("offset", args.offset.to_string());
-    set("traddr", args.connect.address.address.clone());
-    set("trsvcid", args.connect.address.port.to_string());
-    set("nqn", args.connect.nqn.to_string());
-    set("namespace", args.namespace.to_string());
-    set("hdr_digest", args.connect.header_digest.to_string());
-    set("data_digest", args.connect.data_digest.to_string());
-    if args.rw.is_mixed() {
-        set("rwmixread", args.rwmixread.to_string());
-    }
-    if let Some(rate) = args.rate_iops {
-        set("rate_iops", rate.to_string());
-    }
-    if let Some(size) = args.size {
-        set("size", size.to_string());
-    }
-    if let Some(cores) = &args.cores {
-        set("cores", cores.to_string());
-    }
-    if let Some(accel) = &args.accel {
-        set("accel", accel.to_string());
-    }
-    if args.verify {
-        set("verify", "crc32c".to_owned());
-    }
-    options
-}
-
-fn seconds(time: Duration) -> String {
-    time.as_secs_f64().to_string()
 }
 
 /// A line on standard error that shows how far the run is, if that is a terminal.
@@ -275,56 +247,13 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Verb};
 
-    fn config(options: &str) -> Result<EngineConfig, String> {
-        let line = format!("raceline perf -a 127.0.0.1 -n nqn.2014-08.org.example:1 {options}");
+    #[test]
+    fn engines_need_digests() {
+        let line = "raceline perf -a h -n nqn.2014-08.org.example:1 --accel crc32c=software";
         let Verb::Perf(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().verb else {
             unreachable!()
         };
-        engine_config(&args).map_err(|failure| failure.message)
-    }
-
-    #[test]
-    fn queues_are_as_deep_as_they_have_to_be() {
-        assert_eq!(config("").unwrap().host.io_entries, 128);
-        assert_eq!(config("--iodepth 128").unwrap().host.io_entries, 129);
-        assert_eq!(config("--iodepth 32 -Q 33").unwrap().host.io_entries, 33);
-        assert_eq!(
-            config("--iodepth 32 -Q 32").unwrap_err(),
-            "--iodepth 32 needs -Q 33 or more: a queue holds one command less than it has entries"
-        );
-    }
-
-    #[test]
-    fn queues_of_maps_hold_what_their_submitters_have_in_flight() {
-        let entries = |options: &str| config(options).map(|config| config.host.io_entries);
-        assert_eq!(entries("-i 4 -W 4 --iodepth 32"), Ok(128));
-        assert_eq!(entries("-i 8 -W 2 --iodepth 32"), Ok(129));
-        assert_eq!(entries("-i 8 -W 2 --iodepth 32 --cores 0,1"), Ok(129));
-        let message = "--iodepth 32 where queues are shared needs -Q 129 or more: a queue holds one command less than it has entries";
-        assert_eq!(entries("-i 8 -W 2 --iodepth 32 -Q 64"), Err(message.to_owned()));
-    }
-
-    #[test]
-    fn polled_commands_have_cores_that_poll() {
-        assert_eq!(config("--hipri -P 1 --mode interrupt").unwrap().reactor_mode, Mode::Poll);
-        assert!(config("--i10=8").unwrap().host.i10.is_some_and(|i10| i10.requests == 8));
-        assert!(config("--i10").unwrap().host.i10.is_some());
-        assert!(config("").unwrap().host.i10.is_none());
-    }
-
-    #[test]
-    fn engines_need_digests() {
-        assert!(config("--accel crc32c=software -G").is_ok());
         let message = "--accel has nothing to do without -G (--data-digest)";
-        assert_eq!(config("--accel crc32c=software").unwrap_err(), message);
-    }
-
-    #[test]
-    fn cores_without_a_queue_are_refused() {
-        assert!(config("--cores 0,1 -i 2").is_ok());
-        assert_eq!(
-            config("--cores 0,1").unwrap_err(),
-            "--cores names 2 cores and -i 1 queues cannot use them all: use -i 2"
-        );
+        assert_eq!(run(&args).unwrap_err().message, message);
     }
 }

@@ -510,3 +510,58 @@ fn engines_that_are_not_there_are_refused() {
         }
     }
 }
+
+#[test]
+fn perf_runs_job_files() {
+    let scratch = Scratch::new();
+    let (one, two) = (Export::start(&["ram:8M", "ram:4M"]), Export::start(&["ram:8M"]));
+    let file = scratch.file(
+        "jobs.fio",
+        b"[global]\ndirect=1\nbs=4k\niodepth=8\nrw=randread\npercentile_list=50:99\n\
+          [both]\nfilename=Nvme0n1:Nvme0n2:Backn1\niodepth_batch=4\niodepth_batch_complete_min=2\n\
+          iodepth_batch_complete_max=4\nio_size=2m\nnumjobs=2\ncpus_allowed=0\n\
+          [group]\nnumjobs=3\ngroup_reporting\nio_size=1m\n\
+          [fill]\nstonewall\nrw=write\nverify=crc32c\nfilename=/dev/nvme0n2\n",
+    );
+    let target = format!("Back={}:{},{}", two.address, two.port, two.nqn);
+    let arguments = ["perf", "--job", &file, "--target", &target, "-o", "json"];
+    let document = json(&ok(&one.host(&arguments)));
+    let jobs = document["jobs"].as_array().unwrap();
+    let names: Vec<&str> = jobs.iter().map(|job| job["jobname"].as_str().unwrap()).collect();
+    assert_eq!(names, ["both", "both", "group", "fill"]);
+    let total = |job: usize, side: &str| jobs[job][side]["total_ios"].as_u64().unwrap();
+    assert_eq!([total(0, "read"), total(1, "read"), total(2, "read")], [512, 512, 3 * 256]);
+    // No time, no io_size: once over the namespace, and read back.
+    assert_eq!((total(3, "write"), jobs[3]["verified_ios"].as_u64().unwrap()), (1024, 1024));
+    assert_eq!(jobs[0]["job options"]["iodepth_batch"], "4");
+    let percentile = jobs[0]["read"]["clat_ns"]["percentile"].as_object().unwrap();
+    assert_eq!(percentile.len(), 2);
+    assert!(jobs[0].get("usr_cpu").is_none() && jobs[3]["usr_cpu"].is_f64());
+    assert_eq!(document["stages"].as_array().unwrap().len(), 2);
+    let wrong = scratch.file("wrong.fio", b"[x]\nbs=4k\nbssplit=4k/50\n");
+    let line = fails(&one.host(&["perf", "--job", &wrong]), 2);
+    assert!(
+        line.contains("wrong.fio:3: `bssplit` is not a key that raceline perf knows"),
+        "{line}"
+    );
+    one.terminate();
+    two.terminate();
+}
+
+#[test]
+fn perf_fills_before_it_reads() {
+    let export = Export::start(&["ram:2M"]);
+    let arguments = ["perf", "--precondition", "--runtime", "100ms", "--ramp_time", "0"];
+    let table = ok(&export.host(&[&arguments[..], &["--numjobs", "2"]].concat()));
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].starts_with("precondition  write 128 KiB: 2 MiB written in "), "{table}");
+    assert!(lines[1].starts_with("precondition  randwrite 4 KiB: 2 MiB written in "), "{table}");
+    assert!(table.contains("randread 4 KiB, 2 jobs of 1 queue of depth 32"), "{table}");
+    assert!(table.contains("all read"), "{table}");
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    ok(&export.host(&["read", "--blocks", "4096", &out]));
+    let data = std::fs::read(out).unwrap();
+    assert!(data.chunks(512).all(|block| block.iter().any(|&byte| byte != 0)), "all was written");
+    export.terminate();
+}

@@ -80,6 +80,7 @@ fn perf_speaks_fio() {
     assert_eq!((args.rw.name(), args.rwmixread, args.rate_iops), ("randrw", 70, Some(1000)));
     assert_eq!((args.runtime.as_millis(), args.ramp_time.as_millis()), (500, 0));
     let Verb::Perf(args) = parse(&format!("perf {TARGET}")).unwrap() else { unreachable!() };
+    assert_eq!((args.numjobs, args.iodepth_batch, args.norandommap), (1, None, false));
     assert_eq!((args.rw.name(), args.bs, args.iodepth), ("randread", 4096, 32));
     assert_eq!((args.runtime.as_secs(), args.ramp_time.as_secs()), (8, 2));
 }

@@ -1,0 +1,175 @@
+//! fio's job files: read, checked, and turned into jobs of ours.
+//!
+//! The format is fio's (fio(1), "Job file format"): sections, `[global]` for what all later jobs
+//! share, comments, `${NAME}` from the environment, sizes with suffixes. A key that is not in
+//! [`KEYS`] is an error that names file and line: a job that is not run as written must not look
+//! as if it were.
+
+mod keys;
+mod syntax;
+mod units;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::engine::stage::JobSpec;
+
+use self::keys::Draft;
+pub use self::keys::{KEYS, Key};
+pub use self::units::percentile_list;
+
+/// Most jobs in a file.
+pub const JOBS_MAX: usize = 1024;
+/// Longest file.
+pub const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// A job of a file: one section.
+#[derive(Clone, Debug)]
+pub struct FioJob {
+    /// The section's name.
+    pub name: String,
+    /// Where it begins.
+    pub line: usize,
+    /// It begins when all jobs before it have ended.
+    pub stonewall: bool,
+    /// It begins a group of its own for reporting.
+    pub new_group: bool,
+    /// The jobs of its group are reported together.
+    pub group_reporting: bool,
+    /// When it ends, so do the jobs that run beside it.
+    pub exit_all: bool,
+    /// The percentiles to report, if it says which.
+    pub percentiles: Option<Vec<f64>>,
+    /// The seed is another one each time.
+    pub any_seed: bool,
+    /// What `filename` names, in order.
+    pub filenames: Vec<String>,
+    /// The target that the keys of our fio engine name.
+    pub remote: RemoteKeys,
+    /// What it does, on no namespaces yet.
+    pub spec: JobSpec,
+    /// Bytes of all its namespaces together, to be divided among them.
+    pub size_bytes: Option<u64>,
+    /// What was set, as it was written.
+    pub options: BTreeMap<String, String>,
+}
+
+/// Keys of our fio engine that say where a namespace is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteKeys {
+    /// `traddr`.
+    pub address: Option<String>,
+    /// `trsvcid`.
+    pub port: Option<u16>,
+    /// `nqn`.
+    pub nqn: Option<String>,
+    /// `nsid`.
+    pub nsid: Option<u32>,
+    /// `hostnqn`.
+    pub hostnqn: Option<String>,
+    /// `hdr_digest`.
+    pub header_digest: Option<bool>,
+    /// `data_digest`.
+    pub data_digest: Option<bool>,
+}
+
+/// What is wrong with a job file, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FioError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1; 0: no line in particular.
+    pub line: usize,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+impl fmt::Display for FioError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.file, self.message),
+            line => write!(f, "{}:{line}: {}", self.file, self.message),
+        }
+    }
+}
+
+impl std::error::Error for FioError {}
+
+/// Reads a job file. `environment` gives the values of variables.
+///
+/// # Errors
+/// The first line that is not understood.
+pub fn parse(
+    file: &str,
+    text: &str,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<FioJob>, FioError> {
+    let error = |(line, message)| FioError { file: file.to_owned(), line, message };
+    if text.len() > FILE_BYTES_MAX {
+        return Err(error((0, format!("a job file has at most {FILE_BYTES_MAX} bytes"))));
+    }
+    let sections = syntax::sections(text, environment).map_err(error)?;
+    if sections.is_empty() {
+        let message = "there is no job: a job begins with its name in brackets, [name]".to_owned();
+        return Err(error((0, message)));
+    }
+    if sections.len() > JOBS_MAX {
+        return Err(error((0, format!("a job file has at most {JOBS_MAX} jobs"))));
+    }
+    sections.into_iter().map(|section| job(section).map_err(error)).collect()
+}
+
+/// Line and message.
+type Problem = (usize, String);
+
+/// A section as a job.
+fn job(section: syntax::Section) -> Result<FioJob, Problem> {
+    let mut draft = Draft::new();
+    // Sizes depend on it, wherever it stands.
+    let (first, rest): (Vec<_>, Vec<_>) =
+        section.settings.iter().partition(|setting| setting.key == "kb_base");
+    let mut options = BTreeMap::new();
+    for setting in first.into_iter().chain(rest) {
+        let unknown = || {
+            let (line, key) = (setting.line, &setting.key);
+            (line, format!("`{key}` is not a key that raceline perf knows{}", suggestion(key)))
+        };
+        let key = keys::find(&setting.key).ok_or_else(unknown)?;
+        (key.apply)(&mut draft, setting.value.as_deref())
+            .map_err(|message| (setting.line, format!("{}: {message}", setting.key)))?;
+        options
+            .insert(key.name.to_owned(), setting.value.clone().unwrap_or_else(|| "1".to_owned()));
+    }
+    draft.finish(section.name, section.line, options).map_err(|message| (section.line, message))
+}
+
+/// The key that was meant, perhaps.
+fn suggestion(key: &str) -> String {
+    let close = |name: &&str| name.len().abs_diff(key.len()) <= 2 && distance(name, key) <= 2;
+    let names = KEYS
+        .iter()
+        .flat_map(|known| std::iter::once(known.name).chain(known.aliases.iter().copied()));
+    names
+        .into_iter()
+        .find(|name| close(name))
+        .map_or_else(String::new, |name| format!("; did you mean `{name}`?"))
+}
+
+/// Letters that differ between two words (Levenshtein).
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &b) in other.iter().enumerate() {
+            let above = row[j + 1];
+            let changed = diagonal + usize::from(a != b);
+            row[j + 1] = changed.min(above + 1).min(row[j] + 1);
+            diagonal = above;
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! The targets of a run: what the command line names, and how job files refer to it.
+
+use raceline_bench::engine::stage::FileSpec;
+use raceline_bench::fio::RemoteKeys;
+use raceline_host::HostConfig;
+use raceline_proto::nvme::{NamespaceId, Nqn};
+
+use crate::cli::host::{ConnectArgs, namespace};
+use crate::cli::perf::PerfArgs;
+use crate::cli::values;
+use crate::failure::Failure;
+use crate::remote;
+
+/// What job files call the target of -a and -n: as SPDK's and the kernel's first controller.
+const FIRST: &str = "Nvme0";
+
+/// All targets that a run may use.
+pub(super) struct Targets {
+    connect: ConnectArgs,
+    busy_poll: Option<std::time::Duration>,
+    targets: Vec<Named>,
+    /// The namespaces of the command line.
+    namespaces: Vec<NamespaceId>,
+    /// How many of the targets the command line names.
+    known: usize,
+}
+
+struct Named {
+    name: String,
+    /// What it was resolved from.
+    key: (String, u16, Nqn, Option<Nqn>, bool, bool),
+    host: HostConfig,
+}
+
+impl Targets {
+    /// Those of the command line.
+    pub(super) fn new(args: &PerfArgs) -> Result<Self, Failure> {
+        let mut targets = Self {
+            connect: args.connect.clone(),
+            busy_poll: args.busy_poll,
+            targets: Vec::new(),
+            namespaces: args.namespace.0.clone(),
+            known: 0,
+        };
+        targets.add(FIRST.to_owned(), args.connect.clone())?;
+        for spec in &args.target {
+            if targets.targets.iter().any(|known| known.name.eq_ignore_ascii_case(&spec.name)) {
+                return Err(Failure::usage(format!(
+                    "--target {}: another target has this name; -a and -n name {FIRST}",
+                    spec.name
+                )));
+            }
+            let mut connect = args.connect.clone();
+            connect.address.address.clone_from(&spec.address);
+            connect.address.port = spec.port;
+            connect.nqn = spec.nqn.clone();
+            targets.add(spec.name.clone(), connect)?;
+        }
+        targets.known = targets.targets.len();
+        Ok(targets)
+    }
+
+    /// How to connect to one.
+    pub(super) fn host(&self, index: usize) -> &HostConfig {
+        &self.targets[index].host
+    }
+
+    /// What the command line means: its namespaces on each of its targets.
+    pub(super) fn all(&self) -> Vec<FileSpec> {
+        let on = |host| self.namespaces.iter().map(move |&nsid| FileSpec { host, nsid });
+        (0..self.known).flat_map(on).collect()
+    }
+
+    /// What a name in a job file means: `Nvme0n1`, `/dev/nvme0n1`, or the words of SPDK's engine.
+    pub(super) fn named(&mut self, name: &str) -> Result<FileSpec, String> {
+        if name.contains("traddr=") {
+            return self.spelled(name);
+        }
+        let bare = name.strip_prefix("/dev/").unwrap_or(name);
+        let split = bare.char_indices().rev().find(|(_, letter)| matches!(letter, 'n' | 'N'));
+        let (controller, nsid) = split.map_or((bare, ""), |(at, _)| (&bare[..at], &bare[at + 1..]));
+        let host = self.targets[..self.known]
+            .iter()
+            .position(|known| known.name.eq_ignore_ascii_case(controller));
+        match (host, namespace(nsid)) {
+            (Some(host), Ok(nsid)) => Ok(FileSpec { host, nsid }),
+            _ => {
+                let known: Vec<&str> =
+                    self.targets[..self.known].iter().map(|known| known.name.as_str()).collect();
+                Err(format!(
+                    "filename `{name}` names no target: write {FIRST}n1 for namespace 1 of the target of -a \
+                     and -n; known are {} (--target adds others)",
+                    known.join(", ")
+                ))
+            }
+        }
+    }
+
+    /// `traddr=... trsvcid=... subnqn=... ns=...`, as SPDK's engine for NVMe has it.
+    fn spelled(&mut self, name: &str) -> Result<FileSpec, String> {
+        let mut keys = RemoteKeys::default();
+        for word in name.split_ascii_whitespace() {
+            let wrong = || {
+                format!(
+                    "filename `{name}`: `{word}` is not understood: trtype=tcp adrfam traddr trsvcid subnqn ns are"
+                )
+            };
+            let (key, value) = word.split_once('=').ok_or_else(wrong)?;
+            match key.to_ascii_lowercase().as_str() {
+                "trtype" if value.eq_ignore_ascii_case("tcp") => {}
+                "adrfam" => {}
+                "traddr" => keys.address = Some(value.to_owned()),
+                "trsvcid" => keys.port = Some(value.parse().map_err(|_| wrong())?),
+                "subnqn" => keys.nqn = Some(value.to_owned()),
+                "ns" => keys.nsid = Some(value.parse().map_err(|_| wrong())?),
+                _ => return Err(wrong()),
+            }
+        }
+        self.remote(&keys)
+    }
+
+    /// The namespace that the keys of a job name; what they leave out is the command line's.
+    pub(super) fn remote(&mut self, keys: &RemoteKeys) -> Result<FileSpec, String> {
+        let mut connect = self.connect.clone();
+        if let Some(address) = &keys.address {
+            connect.address.address.clone_from(address);
+            connect.address.port = values::DEFAULT_PORT;
+        }
+        if let Some(port) = keys.port {
+            connect.address.port = port;
+        }
+        if let Some(nqn) = &keys.nqn {
+            connect.nqn = values::nqn(nqn).map_err(|error| format!("nqn `{nqn}`: {error}"))?;
+        }
+        if let Some(nqn) = &keys.hostnqn {
+            let parsed = values::nqn(nqn).map_err(|error| format!("hostnqn `{nqn}`: {error}"))?;
+            connect.address.hostnqn = Some(parsed);
+        }
+        connect.header_digest = keys.header_digest.unwrap_or(connect.header_digest);
+        connect.data_digest = keys.data_digest.unwrap_or(connect.data_digest);
+        let nsid = NamespaceId(keys.nsid.unwrap_or(1));
+        let host = self.add(String::new(), connect).map_err(|failure| failure.message)?;
+        Ok(FileSpec { host, nsid })
+    }
+
+    /// Adds a target unless it is there, and gives its position.
+    fn add(&mut self, name: String, connect: ConnectArgs) -> Result<usize, Failure> {
+        let ConnectArgs { address, nqn, header_digest, data_digest } = &connect;
+        let (host, port) = (address.address.clone(), address.port);
+        let key = (host, port, nqn.clone(), address.hostnqn.clone(), *header_digest, *data_digest);
+        let found = self.targets.iter().position(|known| known.key == key);
+        if let Some(index) = found.filter(|_| name.is_empty()) {
+            return Ok(index);
+        }
+        let mut host = remote::config(&connect)?;
+        host.busy_poll = self.busy_poll;
+        self.targets.push(Named { name, key, host });
+        Ok(self.targets.len() - 1)
+    }
+}
