@@ -164,6 +164,9 @@ pub struct JobResult {
 pub struct QueueJob {
     workload: Workload,
     read_percent: u8,
+    start: Instant,
+    /// The start has come.
+    started: bool,
     measure_from: Instant,
     /// When nothing is recorded any more.
     end: Option<Instant>,
@@ -352,6 +355,8 @@ impl QueueJob {
         };
         Ok(Self {
             read_percent: workload.mode.read_percent(workload.mixed_read_percent),
+            start,
+            started: false,
             measure_from,
             end: config.runtime.map(|runtime| measure_from + runtime),
             left: config.commands,
@@ -373,7 +378,8 @@ impl QueueJob {
     /// The next command to issue at `now`, if any.
     pub fn poll_issue(&mut self, now: Instant) -> Option<Issue> {
         self.advance(now);
-        let slot = *self.free.last()?;
+        self.started |= now >= self.start;
+        let slot = *self.free.last().filter(|_| self.started)?;
         let (area, unit, write, since) = match self.phase {
             Phase::Running if self.awaited > 0 || self.left == Some(0) => return None,
             Phase::Running => {
@@ -485,6 +491,7 @@ impl QueueJob {
     #[must_use]
     pub fn wake_at(&self) -> Option<Instant> {
         match (self.phase, &self.pacer) {
+            (Phase::Running, _) if !self.started => Some(self.start),
             (Phase::Running, Some(pacer)) if !self.free.is_empty() && self.awaited == 0 => {
                 self.end.into_iter().chain([pacer.next_due()]).min()
             }

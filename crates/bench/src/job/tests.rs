@@ -337,6 +337,16 @@ fn a_number_of_commands_ends_a_job_and_its_time() {
 }
 
 #[test]
+fn nothing_is_issued_before_the_start() {
+    let start = Instant::now();
+    let later = start + Duration::from_millis(5);
+    let mut job = QueueJob::new(config(workload(RwMode::Read), later, 4)).unwrap();
+    assert_eq!(job.poll_issue(start), None);
+    assert_eq!(job.wake_at(), Some(later));
+    assert!(job.poll_issue(later).is_some());
+}
+
+#[test]
 fn spans_take_turns() {
     let second = Span { first_block: 0, block_count: 8 * 3, ..SPAN };
     let (order, _) =
