@@ -71,6 +71,8 @@ pub struct EpollIo {
     sockets: Slab<SocketSlot>,
     /// Sockets whose operations may be able to go on, each at most once.
     attempts: Vec<u32>,
+    /// Sockets whose batch goes on with the next poll.
+    unfinished: Vec<u32>,
     listeners: Slab<ListenerSlot>,
     connects: Slab<ConnectSlot>,
     files: Slab<Arc<File>>,
@@ -137,6 +139,7 @@ impl EpollIo {
             events: Vec::with_capacity(EVENTS),
             sockets: Slab::new(),
             attempts: Vec::new(),
+            unfinished: Vec::new(),
             listeners: Slab::new(),
             connects: Slab::new(),
             files: Slab::new(),
@@ -220,12 +223,23 @@ impl EpollIo {
         }
     }
 
+    /// Batches that have had their share of the last poll go on.
+    fn attempt_unfinished(&mut self) {
+        for index in 0..self.unfinished.len() {
+            self.attempt(self.unfinished[index]);
+        }
+        self.unfinished.clear();
+    }
+
     fn run_attempts(&mut self, done: &mut Vec<Completion>) {
         for socket in self.attempts.drain(..) {
             if let Some(slot) = self.sockets.get_mut(socket) {
                 slot.attempting = false;
                 slot.try_recv(&mut self.counts, done);
                 done.extend(slot.try_send(&mut self.counts));
+                if slot.has_share_to_come() {
+                    self.unfinished.push(socket);
+                }
             }
         }
     }
@@ -425,7 +439,12 @@ impl SocketSlot {
         done.push(Completion { token, outcome: Outcome::Received(result, buffers) });
     }
 
-    /// Sends until the batch is gone or the socket is full.
+    /// What it sends has had its share of this poll, and the socket is not full.
+    fn has_share_to_come(&self) -> bool {
+        self.send.is_some() && self.writable
+    }
+
+    /// Sends until the batch is gone, its share is, or the socket is full.
     fn try_send(&mut self, counts: &mut IoCounts) -> Option<Completion> {
         if !self.writable {
             return None;
@@ -440,6 +459,10 @@ impl SocketSlot {
                 Ok(sent) => {
                     counts.sent(sent);
                     batch.advance(sent);
+                    if batch.takes_turns() && !batch.is_empty() {
+                        self.send = Some((token, batch));
+                        return None;
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -530,6 +553,9 @@ impl Io for EpollIo {
                 slot.send = Some((token, batch));
                 if self.eager {
                     self.ready.extend(slot.try_send(&mut self.counts));
+                    if slot.has_share_to_come() {
+                        self.unfinished.push(socket.0);
+                    }
                 } else {
                     self.attempt(socket.0);
                 }
@@ -595,10 +621,11 @@ impl Io for EpollIo {
         let busy = self.accelerator.poll(self.now, done);
         let wait = if busy { Wait::No } else { wait };
         loop {
+            self.attempt_unfinished();
             self.run_attempts(done);
             done.extend(self.ready.drain(..));
             let ask = self.try_sockets(done);
-            let idle = wait == Wait::Yes && done.len() == before;
+            let idle = wait == Wait::Yes && done.len() == before && self.unfinished.is_empty();
             if idle && self.waker.start_wait() {
                 let timeout_ms = self.timeout_ms();
                 let fetched = self.fetch_events(timeout_ms);

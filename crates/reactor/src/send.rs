@@ -104,6 +104,8 @@ pub struct SendBatch {
     part_capacity: usize,
     /// Bytes not yet sent.
     remaining: usize,
+    /// Most bytes of one system call.
+    call_bytes_max: usize,
     /// The first part that is not completely sent, and how much of it is.
     next_part: usize,
     sent_of_part: usize,
@@ -139,11 +141,28 @@ impl SendBatch {
             header_capacity,
             part_capacity,
             remaining: 0,
+            call_bytes_max: usize::MAX,
             next_part: 0,
             sent_of_part: 0,
             iovecs: Vec::with_capacity(part_capacity.clamp(16, IOV_MAX)),
             message,
         })
+    }
+
+    /// Lets the back end hand at most so many bytes to the kernel in each poll. A socket's buffer
+    /// takes megabytes, and while they are copied nobody else on the core is served.
+    ///
+    /// # Panics
+    /// If it is 0: nothing would ever be sent.
+    pub fn set_call_bytes_max(&mut self, bytes: usize) {
+        assert!(bytes > 0, "a batch that never leaves");
+        self.call_bytes_max = bytes;
+    }
+
+    /// True if [`SendBatch::set_call_bytes_max`] was called: what one system call leaves has to wait
+    /// for the next poll.
+    pub(crate) fn takes_turns(&self) -> bool {
+        self.call_bytes_max != usize::MAX
     }
 
     /// True if `header_bytes` more and `payloads` more fit, in any order.
@@ -237,14 +256,18 @@ impl SendBatch {
         }
     }
 
-    /// Describes the bytes not yet sent (at most [`IOV_MAX`] segments) for sendmsg(2). The
+    /// Describes the bytes not yet sent (at most [`IOV_MAX`] segments, and the bytes of one call) for
+    /// sendmsg(2). The
     /// result stays valid until the batch is changed or dropped; the box it lives in may move.
     pub(crate) fn prepare(&mut self) -> &libc::msghdr {
         self.iovecs.clear();
         let mut skip = self.sent_of_part;
+        let mut room = self.call_bytes_max;
         'parts: for part in &self.parts[self.next_part..] {
             while skip < part.len() {
-                if self.iovecs.len() == self.iovecs.capacity() || self.iovecs.len() == IOV_MAX {
+                let full =
+                    self.iovecs.len() == self.iovecs.capacity() || self.iovecs.len() == IOV_MAX;
+                if full || room == 0 {
                     break 'parts;
                 }
                 let (base, len) = match part {
@@ -254,8 +277,10 @@ impl SendBatch {
                     }
                     Part::Payload(payload) => payload.segment(skip),
                 };
+                let len = len.min(room);
                 self.iovecs.push(libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len });
                 skip += len;
+                room -= len;
             }
             skip = 0;
         }
@@ -373,6 +398,22 @@ mod tests {
         expected.extend([3; 200]);
         expected.extend(b"\0\0\0\0end");
         (batch, expected)
+    }
+
+    #[test]
+    fn a_call_takes_no_more_than_its_share() {
+        for most in [1, 4, 5, 100, 1000] {
+            let (mut batch, expected) = sample();
+            batch.set_call_bytes_max(most);
+            let mut sent = Vec::new();
+            while !batch.is_empty() {
+                let bytes = gather(&mut batch);
+                assert_eq!(bytes.len(), most.min(expected.len() - sent.len()));
+                batch.advance(bytes.len());
+                sent.extend(bytes);
+            }
+            assert_eq!(sent, expected);
+        }
     }
 
     #[test]

@@ -13,6 +13,12 @@ use raceline_reactor::{Backend, Mode};
 use crate::placement::PlacementPolicy;
 use crate::pool::MapError;
 
+/// What a connection moves in a pass unless asked otherwise: some 50 us of a core's time.
+pub const DEFAULT_PASS_BYTES: u32 = 256 << 10;
+
+/// The least that a connection may move in a pass.
+pub const MIN_PASS_BYTES: u32 = 4096;
+
 /// Cores, memory and limits of a target. Constant while it runs.
 #[derive(Clone, Debug)]
 pub struct TargetConfig {
@@ -39,6 +45,10 @@ pub struct TargetConfig {
     pub max_queue_entries: u16,
     /// I/O queues of one controller.
     pub max_io_queues: u16,
+    /// Bytes that one connection moves before the others of its core have their turn: in one
+    /// receive, in one send, and from or to devices and through digests for the commands of one
+    /// receive. The last command may be longer.
+    pub pass_bytes: u32,
     /// I/O buffers of `max_io_bytes` on each core; commands beyond wait for one.
     pub large_buffers_per_core: usize,
     /// I/O buffers of 4 KiB on each core.
@@ -87,6 +97,7 @@ impl Default for TargetConfig {
             in_capsule_bytes: 8 << 10,
             max_queue_entries: 128,
             max_io_queues: 128,
+            pass_bytes: DEFAULT_PASS_BYTES,
             large_buffers_per_core: 256,
             small_buffers_per_core: 2048,
             pre_connect: PreConnectLimits::default(),
@@ -116,6 +127,9 @@ impl TargetConfig {
         let bad = |what: &'static str, need: &'static str| Err(TargetError::Config { what, need });
         if self.large_buffers_per_core < 4 || self.small_buffers_per_core < 4 {
             return bad("buffers per core", "at least 4 of each size");
+        }
+        if self.pass_bytes < MIN_PASS_BYTES {
+            return bad("bytes of a pass", "at least 4096");
         }
         if let Some(time) = self.busy_poll {
             raceline_reactor::socket::check_busy_poll(time).map_err(TargetError::BusyPoll)?;

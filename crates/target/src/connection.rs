@@ -112,6 +112,11 @@ pub(crate) struct Connection {
     large_writes: u16,
     /// The slot whose buffer is with the receive in flight.
     direct: Option<u16>,
+    /// Bytes moved in this pass, from or to a device or through a digest, and how many may be.
+    pub(crate) moved: usize,
+    pass_bytes: usize,
+    /// The rest of what was received waits for the next pass.
+    deferred: bool,
 
     out: Box<SendBatch>,
     spare: Option<Box<SendBatch>>,
@@ -128,9 +133,11 @@ pub(crate) struct Connection {
     draining: bool,
 }
 
-fn new_batch(entries: u16) -> Box<SendBatch> {
+fn new_batch(entries: u16, pass_bytes: usize) -> Box<SendBatch> {
     let entries = usize::from(entries);
-    SendBatch::new(entries * HEADER_BYTES_PER_COMMAND + 256, entries * 3 + 4)
+    let mut batch = SendBatch::new(entries * HEADER_BYTES_PER_COMMAND + 256, entries * 3 + 4);
+    batch.set_call_bytes_max(pass_bytes);
+    batch
 }
 
 impl Connection {
@@ -144,6 +151,7 @@ impl Connection {
         now: Instant,
     ) -> Self {
         let config = &core.shared.config;
+        let pass_bytes = config.pass_bytes as usize;
         Self {
             key,
             socket,
@@ -175,8 +183,11 @@ impl Connection {
             receiving: false,
             large_writes: 0,
             direct: None,
-            out: new_batch(1),
-            spare: Some(new_batch(1)),
+            moved: 0,
+            pass_bytes,
+            deferred: false,
+            out: new_batch(1, pass_bytes),
+            spare: Some(new_batch(1, pass_bytes)),
             dirty: false,
             early: true,
             accepted: now,
@@ -205,10 +216,10 @@ impl Connection {
         self.staging_bytes = staging;
         // A batch in use stays as it is: it grows.
         if self.out.is_empty() {
-            self.out = new_batch(entries);
+            self.out = new_batch(entries, self.pass_bytes);
         }
         if let Some(spare) = &mut self.spare {
-            *spare = new_batch(entries);
+            *spare = new_batch(entries, self.pass_bytes);
         }
     }
 
@@ -245,7 +256,7 @@ impl Connection {
         let buf = self.slots.get(slot).buf.take()?;
         self.direct = Some(slot);
         let start = wanted.offset as usize;
-        Some((buf, start..start + wanted.len as usize))
+        Some((buf, start..start + (wanted.len as usize).min(self.pass_bytes)))
     }
 
     fn data_slot(&self, dest: DataDest) -> Option<u16> {
@@ -288,15 +299,33 @@ impl Connection {
         }
         let start = buffers.staging_range.start;
         self.unparsed = start..start + (len - direct);
+        self.moved = 0;
         self.parse(cx, core);
     }
 
-    /// Takes in what has come, until the bytes or the buffers run out.
+    /// Goes on with what the last pass has left.
+    pub(crate) fn resume(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        self.deferred = false;
+        self.moved = 0;
+        self.parse(cx, core);
+    }
+
+    /// Takes in what has come, until the bytes, the buffers or the connection's share of the core
+    /// run out.
     pub(crate) fn parse(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         let Some(staging) = self.staging.take() else { return };
         let end = self.unparsed.end;
         let mut input = &staging[self.unparsed.clone()];
         while self.paused.is_none() && !self.draining && self.stage < Stage::Terminating {
+            let pass_over = self.moved >= self.pass_bytes && !input.is_empty();
+            // Between PDUs only: a write that goes to the device at once is checked with its header.
+            if pass_over && self.queue.payload_wanted().is_none() {
+                // A host that asks for a lot at once must not keep its neighbours waiting.
+                if !std::mem::replace(&mut self.deferred, true) {
+                    core.deferred.push(self.key);
+                }
+                break;
+            }
             match self.queue.receive(&mut input) {
                 Ok(Some(event)) => {
                     self.staged = input.len();
@@ -358,6 +387,9 @@ impl Connection {
                     let bytes = start..start + len as usize;
                     // A command whose data come in one PDU, as they usually do.
                     let all = transfer_done && offset == 0;
+                    if ddgst.is_some() {
+                        self.moved = self.moved.saturating_add(len as usize);
+                    }
                     let waits =
                         ddgst.is_some_and(|ddgst| self.check_data(cx, slot, bytes, ddgst, all));
                     if transfer_done && self.slots.get(slot).is_large_write() {

@@ -89,6 +89,8 @@ pub(crate) struct Core {
     pub(crate) buffer_waiters: VecDeque<LocalCommand>,
     /// Connections with something to send.
     pub(crate) dirty: Vec<ConnKey>,
+    /// Connections that have had their share of this pass, each once.
+    pub(crate) deferred: Vec<ConnKey>,
     /// Commands that a lowered fence lets go.
     pub(crate) released: Vec<LocalCommand>,
     /// Devices that are being zeroed, by the slot in the tags of the requests.
@@ -109,6 +111,7 @@ impl Core {
             done: Vec::new(),
             buffer_waiters: VecDeque::new(),
             dirty: Vec::new(),
+            deferred: Vec::new(),
             released: Vec::new(),
             wipes: Vec::new(),
             scratch: Vec::with_capacity(1024),

@@ -184,6 +184,9 @@ impl Connection {
                 let in_place = device.is_some_and(|device| device.info.reads_in_place);
                 // The copy is made together with the digest.
                 let buf = if in_place { None } else { slot.buf.take() };
+                if self.queue.data_digest() {
+                    self.moved = self.moved.saturating_add(slot.transfer.len as usize);
+                }
                 Op::Read { offset, len: slot.transfer.len as usize, buf }
             }
             IoCommand::Write { fua, .. } => match slot.buf.take() {
@@ -214,7 +217,9 @@ impl Connection {
         slot.pending += 1;
         if let Some(device) = slot.device {
             if core.device(device).is_some_and(|device| device.info.copies_data) {
-                self.counters.copied_bytes.add(bytes_through_buffer(&op));
+                let bytes = bytes_through_buffer(&op);
+                self.counters.copied_bytes.add(bytes as u64);
+                self.moved = self.moved.saturating_add(bytes);
             }
             if core.meters {
                 // A command of several requests counts as one, with the bytes of all.
@@ -364,10 +369,10 @@ impl Connection {
 }
 
 /// Bytes that go from a buffer to the device, or the other way.
-fn bytes_through_buffer(op: &Op) -> u64 {
+fn bytes_through_buffer(op: &Op) -> usize {
     match op {
-        Op::Read { len, buf: Some(_), .. } => *len as u64,
-        Op::Write { data, .. } => data.len() as u64,
+        Op::Read { len, buf: Some(_), .. } => *len,
+        Op::Write { data, .. } => data.len(),
         _ => 0,
     }
 }

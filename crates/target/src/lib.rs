@@ -73,7 +73,10 @@ mod subsystems;
 mod target;
 mod wipe;
 
-pub use config::{NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig, TargetError};
+pub use config::{
+    DEFAULT_PASS_BYTES, MIN_PASS_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig,
+    TargetConfig, TargetError,
+};
 pub use counters::QueueTotals;
 pub use info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,

@@ -18,6 +18,8 @@ use crate::snapshot::Snapshot;
 
 /// Token index bit that marks a listener.
 const LISTENER_BIT: u32 = 1 << 31;
+/// Token index of the timer that begins the next pass over deferred connections.
+const NEXT_PASS: u32 = u32::MAX;
 
 struct Listener {
     id: ListenerId,
@@ -44,6 +46,10 @@ pub(crate) struct PollGroup {
     live: usize,
     batch: Vec<Done>,
     flushing: Vec<ConnKey>,
+    /// Deferred connections whose turn it is.
+    resuming: Vec<ConnKey>,
+    /// The timer of the next pass is set.
+    next_pass: bool,
 }
 
 impl PollGroup {
@@ -58,6 +64,8 @@ impl PollGroup {
             live: 0,
             batch: Vec::new(),
             flushing: Vec::new(),
+            resuming: Vec::new(),
+            next_pass: false,
         }
     }
 
@@ -250,6 +258,17 @@ impl PollGroup {
         }
     }
 
+    /// Connections that had their share of the last pass go on.
+    fn run_deferred(&mut self, cx: &mut Context<'_>) {
+        self.next_pass = false;
+        let resuming = std::mem::take(&mut self.resuming);
+        let mut keys = std::mem::replace(&mut self.core.deferred, resuming);
+        for key in keys.drain(..) {
+            self.with(cx, key, |connection, cx, core| connection.resume(cx, core));
+        }
+        self.resuming = keys;
+    }
+
     /// Commands that a lowered fence lets go.
     fn run_released(&mut self, cx: &mut Context<'_>) {
         while let Some(command) = self.core.released.pop() {
@@ -397,6 +416,7 @@ impl Service for PollGroup {
                     connection.handle_sent(cx, core, result, batch);
                 });
             }
+            Outcome::Timer if token.index == NEXT_PASS => self.run_deferred(cx),
             Outcome::Timer => {
                 self.with(cx, key, |connection, cx, core| connection.handle_timer(cx, core));
             }
@@ -436,6 +456,10 @@ impl Service for PollGroup {
             self.with(cx, key, |connection, cx, _| connection.flush(cx));
         }
         self.flushing = dirty;
+        if !self.core.deferred.is_empty() && !std::mem::replace(&mut self.next_pass, true) {
+            // Expired at once, and looked at after all else that the next poll brings.
+            cx.io.timer(cx.now, Token { owner: 0, generation: 0, index: NEXT_PASS });
+        }
         if self.stopping && self.live == 0 {
             self.core.close_devices(cx);
         }

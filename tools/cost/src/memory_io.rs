@@ -81,6 +81,14 @@ impl MemoryIo {
         self.timers.iter().map(|(at, _)| at.saturating_duration_since(self.now)).min()
     }
 
+    /// Bytes in the send of each socket, in the order in which they were adopted.
+    #[cfg(test)]
+    pub(crate) fn sending(&self) -> Vec<usize> {
+        let bytes =
+            |socket: &MemorySocket| socket.send.as_ref().map_or(0, |(batch, _)| batch.len());
+        self.sockets.iter().map(bytes).collect()
+    }
+
     fn socket(&mut self, socket: SocketId) -> &mut MemorySocket {
         &mut self.sockets[socket.0 as usize]
     }

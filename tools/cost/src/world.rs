@@ -80,15 +80,28 @@ struct Program {
 impl World {
     /// Starts a target and a host, and connects them.
     pub(crate) fn start(case: Case) -> Result<Self> {
+        Self::with(case, TargetConfig::default(), 1, false)
+    }
+
+    /// The same with these settings, I/O queues, and data digests.
+    fn with(case: Case, config: TargetConfig, queues: u16, data_digest: bool) -> Result<Self> {
         let now = Instant::now();
         let mut target_io = MemoryIo::new(now);
-        let (target, mut cores) = Target::manual(TargetConfig::default(), &[&target_io])?;
+        let (target, mut cores) = Target::manual(config, &[&target_io])?;
         let mut core = cores.pop().context("a target without cores")?;
         let target = Arc::new(target);
         let nqn = Nqn::new(SUBNQN).map_err(|error| anyhow!("{error}"))?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 4420));
         configure(&target, &mut core, &mut target_io, nqn.clone(), address)?;
-        let host = Host::start(case.shape, MemoryIo::new(now), address, nqn)?;
+        let hostnqn = Nqn::new(HOSTNQN).map_err(|error| anyhow!("{error}"))?;
+        // No keep alive: time passes only when nothing else happens.
+        let config = HostConfig {
+            kato_ms: 0,
+            io_queues: queues,
+            data_digest,
+            ..HostConfig::new(address, nqn, hostnqn, HostId([1; 16]))
+        };
+        let host = Host::start(case.shape, MemoryIo::new(now), config)?;
         let mut world = Self {
             case,
             wire: Wire::default(),
@@ -237,15 +250,11 @@ fn configure(
 }
 
 impl Host {
-    fn start(shape: Shape, mut io: MemoryIo, address: SocketAddr, subnqn: Nqn) -> Result<Self> {
+    fn start(shape: Shape, mut io: MemoryIo, config: HostConfig) -> Result<Self> {
         let pool = BufferPool::new(&PoolConfig::new(HOST_POOL))?;
-        let hostnqn = Nqn::new(HOSTNQN).map_err(|error| anyhow!("{error}"))?;
-        // No keep alive: time passes only when nothing else happens.
-        let config =
-            HostConfig { kato_ms: 0, ..HostConfig::new(address, subnqn, hostnqn, HostId([1; 16])) };
         let token = Token { owner: 0, generation: 0, index: 0 };
         let first_queue = Token { index: FIRST_QUEUE_INDEX, ..token };
-        let queues = IoQueueSet::new(&config, 1..=1, first_queue);
+        let queues = IoQueueSet::new(&config, 1..=config.io_queues, first_queue);
         let now = io.now();
         let mut cx = Context { io: &mut io, pool: &pool, now };
         let controller = Controller::connect(&mut cx, config, token);
@@ -350,6 +359,60 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LARGE: usize = 1 << 20;
+    const LARGE_READS: usize = 16;
+
+    /// Submits 16 reads of 1 MiB on one connection and one of 4 KiB on another, and lets the target
+    /// take turns; gives the bytes that each had to send after every turn, until all was sent.
+    fn turns_of_neighbours(data_digest: bool) -> Vec<(usize, usize)> {
+        let case = Case::all().next().unwrap();
+        let config = TargetConfig { max_io_bytes: 1 << 20, ..TargetConfig::default() };
+        let mut world = World::with(case, config, 2, data_digest).unwrap();
+        let Host { queues, io, pool, .. } = &mut world.host;
+        let now = io.now();
+        let mut cx = Context { io, pool, now };
+        let mut read = |queue, bytes: usize| {
+            let range = BlockRange::new(0, u32::try_from(bytes / BLOCK_BYTES).unwrap()).unwrap();
+            let command = Command::read(NamespaceId(1), range, IoBuf::heap(bytes));
+            queues.submit(&mut cx, queue, command, 0).unwrap();
+        };
+        (0..LARGE_READS).for_each(|_| read(0, LARGE));
+        read(1, 4096);
+        queues.flush(&mut cx);
+        world.wire.collect(&mut world.host.io, &mut world.target_io).unwrap();
+        world.wire.deliver(&mut world.target_io);
+        let mut turns = Vec::new();
+        let mut sent = 0;
+        while sent < LARGE_READS * LARGE {
+            assert!(turns.len() < 100, "the rest never comes: {turns:?}");
+            world.turn_target().unwrap();
+            let sending = world.target_io.sending();
+            turns.push((sending[1], sending[2]));
+            sent += sending[1];
+            world.wire.collect(&mut world.target_io, &mut world.host.io).unwrap();
+            world.advance(ROUND);
+        }
+        turns
+    }
+
+    #[test]
+    fn a_neighbour_waits_for_one_share_of_a_large_reader() {
+        let turns = turns_of_neighbours(true);
+        let (large, small) = turns[0];
+        assert!(small > 4096, "the small read was served in the first turn: {turns:?}");
+        // The share is over within the first command, and nothing was begun after it.
+        assert!(large < LARGE + 4096, "{turns:?}");
+        // And the large reader goes on, a command in each turn.
+        assert_eq!(turns.len(), LARGE_READS, "{turns:?}");
+    }
+
+    #[test]
+    fn what_costs_nothing_is_not_counted() {
+        // Without digests, reads of memory only name it; it is the send that has its share there.
+        let turns = turns_of_neighbours(false);
+        assert_eq!(turns.len(), 1, "{turns:?}");
+    }
 
     #[test]
     fn every_case_comes_to_its_end() {

@@ -97,4 +97,8 @@ pub(crate) struct ExportArgs {
     /// Largest write that travels inside its command
     #[arg(long, value_name = "SIZE", default_value = "8k", value_parser = values::in_capsule)]
     pub(crate) in_capsule: u32,
+
+    /// Bytes that one connection moves before its neighbours on the same core have their turn
+    #[arg(long, value_name = "SIZE", default_value = "256k", value_parser = values::pass_bytes)]
+    pub(crate) pass_bytes: u32,
 }

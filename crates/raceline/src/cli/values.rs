@@ -7,7 +7,7 @@ use std::time::Duration;
 use raceline_bdev::ByteSize;
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{Backend, Mode};
-use raceline_target::PlacementPolicy;
+use raceline_target::{MIN_PASS_BYTES, PlacementPolicy};
 use uuid::Uuid;
 
 /// The port that is registered for NVMe over TCP.
@@ -198,6 +198,15 @@ pub(crate) fn in_capsule(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "in-capsule data is a multiple of 16 bytes, at most 1M".to_owned())
 }
 
+/// What a connection moves in a pass.
+pub(crate) fn pass_bytes(text: &str) -> Result<u32, String> {
+    let ByteSize(bytes) = size(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| *bytes >= MIN_PASS_BYTES)
+        .ok_or_else(|| "a pass has from 4k to 3G bytes".to_owned())
+}
+
 /// The size of a command: at least 512 bytes.
 pub(crate) fn io_size(text: &str) -> Result<u32, String> {
     let ByteSize(bytes) = size(text)?;
@@ -303,6 +312,10 @@ mod tests {
                 max_io_size(text).unwrap_err(),
                 "the largest transfer is a power of two from 4k to 16M"
             );
+        }
+        assert_eq!((pass_bytes("4k"), pass_bytes("3G")), (Ok(4096), Ok(3 << 30)));
+        for text in ["0", "4095", "4G"] {
+            assert_eq!(pass_bytes(text).unwrap_err(), "a pass has from 4k to 3G bytes");
         }
         for text in ["0", "100", "17M"] {
             assert!(io_size(text).unwrap_err().starts_with("a command moves a multiple of 512"));

@@ -4,7 +4,7 @@
 //! later; on a busy connection a plain system call that is tried again costs far less. So a
 //! receive is first tried at every poll of a spinning core, and goes to the ring when its socket
 //! has been quiet or when the core is about to sleep. A send is tried at once; the ring takes
-//! what a full socket leaves of it.
+//! what a full socket leaves of it, and what is more than its share of a poll.
 
 use super::{Kind, UringIo};
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
@@ -63,18 +63,25 @@ impl UringIo {
                 Ok(sent) => {
                     self.counts.sent(sent);
                     batch.advance(sent);
+                    if batch.takes_turns() && !batch.is_empty() {
+                        return self.send_in_ring(socket, batch, token);
+                    }
                 }
                 Err(error) if is_transient(&error) => {
-                    let user_data = self.start(token, Kind::Send { socket: socket.0, batch });
-                    if let Some(slot) = self.sockets.get_mut(socket.0) {
-                        slot.send = Some(user_data);
-                    }
-                    return;
+                    return self.send_in_ring(socket, batch, token);
                 }
                 Err(error) => return self.finish(token, Outcome::Sent(Err(error), batch)),
             }
         }
         self.finish(token, Outcome::Sent(Ok(()), batch));
+    }
+
+    /// The ring sends the rest: one system call in each poll, when the socket has room.
+    fn send_in_ring(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+        let user_data = self.start(token, Kind::Send { socket: socket.0, batch });
+        if let Some(slot) = self.sockets.get_mut(socket.0) {
+            slot.send = Some(user_data);
+        }
     }
 
     /// Tries the receives that are not in the ring, until all were tried or enough have data.
