@@ -62,10 +62,38 @@ pub enum Wrong {
     EarlyRefusal,
 }
 
+/// Something that a host waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    IcResp,
+    Connect,
+    PropertyGet,
+    PropertySet,
+    Identify,
+    SetFeatures,
+    IoConnect,
+    Io,
+}
+
+type Answer = dyn FnMut(&Sqe) -> Vec<u8>;
+
+/// The bytes that answer a command.
+pub struct Raw(pub Box<Answer>);
+
+impl std::fmt::Debug for Raw {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Raw")
+    }
+}
+
 /// What the target does other than its best.
 #[derive(Debug, Default)]
 pub struct Script {
     pub wrong: Option<Wrong>,
+    /// The next read or write of the first I/O queue is answered by these bytes.
+    pub raw: Option<Raw>,
+    /// Whenever the host has come to this step, these bytes are all that it hears of it.
+    pub at: Option<(Step, Vec<u8>)>,
     /// I/O commands are read, never answered.
     pub hold_io: bool,
     pub ignore_keep_alive: bool,
@@ -114,6 +142,10 @@ struct Connection {
     capsule: Option<(Sqe, Vec<u8>)>,
     transfers: Vec<Option<(Sqe, Vec<u8>)>>,
     events: Vec<CommandId>,
+    /// Nothing is answered any more.
+    deaf: bool,
+    /// It has sent bytes that its queue knows nothing of.
+    made_up: bool,
 }
 
 /// The target: one subsystem with one namespace, in memory.
@@ -229,11 +261,28 @@ impl Target {
     fn input(&mut self, index: usize, mut input: &[u8]) {
         loop {
             let connection = &mut self.connections[index];
+            if connection.made_up && connection.deaf {
+                return;
+            }
             let event = match connection.queue.receive(&mut input) {
                 Ok(Some(event)) => event,
                 Ok(None) => return,
+                // What a host says to something that we made up means nothing to our queue.
+                Err(_) if connection.made_up => {
+                    connection.deaf = true;
+                    return;
+                }
                 Err(error) => panic!("the host broke the protocol: {error}"),
             };
+            let step = connection.step(&event);
+            if let Some((_, bytes)) = self.script.at.as_ref().filter(|(at, _)| Some(*at) == step) {
+                connection.out.extend_from_slice(bytes);
+                // Whatever it says next, it is heard no more.
+                connection.deaf = true;
+            }
+            if connection.deaf {
+                continue;
+            }
             match event {
                 Event::Connected(_) if self.script.silent => {}
                 Event::Connected(_) => connection.queue.ic_resp(&mut connection.out),
@@ -275,6 +324,14 @@ impl Target {
             connection.sqhd = (connection.sqhd + 1) % connection.entries;
         }
         let needs = BlockRange::parse(sqe).block_count as usize * BLOCK;
+        if connection.qid == Some(1)
+            && matches!(sqe.opc, io::READ | io::WRITE)
+            && let Some(mut raw) = self.script.raw.take()
+        {
+            connection.out.extend((raw.0)(sqe));
+            connection.made_up = true;
+            return;
+        }
         let is_write = connection.qid.is_some_and(|qid| qid > 0)
             && matches!(sqe.opc, io::WRITE | io::COMPARE)
             && data.is_empty();
@@ -525,6 +582,25 @@ impl Connection {
             capsule: None,
             transfers: (0..SLOTS).map(|_| None).collect(),
             events: Vec::new(),
+            deaf: false,
+            made_up: false,
+        }
+    }
+
+    /// The step of a host that this event belongs to.
+    fn step(&self, event: &Event<'_>) -> Option<Step> {
+        let Event::Command { sqe, .. } = event else {
+            return matches!(event, Event::Connected(_)).then_some(Step::IcResp);
+        };
+        match (self.qid, sqe.opc, sqe.fctype()) {
+            (None, ..) if ConnectWords::parse(sqe).qid.is_admin() => Some(Step::Connect),
+            (None, ..) => Some(Step::IoConnect),
+            (Some(0), fabrics::OPCODE, fabrics::PROPERTY_SET) => Some(Step::PropertySet),
+            (Some(0), fabrics::OPCODE, _) => Some(Step::PropertyGet),
+            (Some(0), admin::IDENTIFY, _) => Some(Step::Identify),
+            (Some(0), admin::SET_FEATURES, _) => Some(Step::SetFeatures),
+            (Some(0), ..) => None,
+            (Some(_), ..) => Some(Step::Io),
         }
     }
 

@@ -51,8 +51,8 @@ pub struct R2tGrant {
 pub enum HostEvent<'a> {
     /// A valid ICResp: commands may be sent.
     Connected(IcResp),
-    /// The end of a command. Success of a read whose data have not all come is turned into Data
-    /// Transfer Error; except with Fabrics commands, whose data may be shorter than their buffer,
+    /// The end of a command. Success of a read whose data have not all come, or of a write whose data
+    /// have not all been sent, is turned into Data Transfer Error; except with Fabrics commands, whose data may be shorter than their buffer,
     /// see [`HostQueue::bytes_received`].
     Response(Cqe),
     /// Data of a command.
@@ -117,7 +117,7 @@ struct Slot {
     len: u32,
     /// All of them were in the capsule.
     in_capsule: bool,
-    /// Success needs all bytes of a read.
+    /// Success needs all bytes.
     exact: bool,
     /// Bytes received, or granted by R2Ts.
     done: u32,
@@ -497,7 +497,14 @@ impl Commands {
         let mut cqe = Cqe::from_bytes(&receive::parse::<CapsuleRespPdu>(header).cqe);
         let slot = self.live(cqe.cid).ok_or(Violation::ResponseCidUnknown)?;
         slot.live = false;
-        let short = slot.direction == Direction::ControllerToHost && slot.done < slot.len;
+        let short = match slot.direction {
+            Direction::ControllerToHost => slot.done < slot.len,
+            // What was not asked for, or has not been sent, cannot have been written.
+            Direction::HostToController => {
+                !slot.in_capsule && (slot.done < slot.len || slot.open_r2ts > 0)
+            }
+            Direction::None => false,
+        };
         if short && slot.exact && cqe.status.is_success() {
             cqe.status = Status::DATA_TRANSFER_ERROR;
         }
