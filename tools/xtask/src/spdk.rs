@@ -6,9 +6,11 @@
 //! it for anything, so all but one are stopped by SIGSTOP.
 
 mod huge;
+mod instructions;
 mod point;
 mod program;
 mod report;
+mod steps;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -59,6 +61,9 @@ pub(crate) struct Options {
     /// Keep runs during which other processes used the CPU (for a look, not for reporting).
     #[arg(long)]
     noisy: bool,
+    /// Count instructions per command in user space instead, each time for so many seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=SECONDS_MAX))]
+    instructions: Option<u32>,
     /// For docs/PERFORMANCE.md or for programs.
     #[arg(short, long, value_enum, default_value = "markdown")]
     output_format: Format,
@@ -81,6 +86,10 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
     let _reserved = Reserved::ensure(HUGE_PAGES, options.reserve)?;
     let _clean_up = CleanUp(leftovers.clone());
     let programs = Programs::find(tree, &options.build, leftovers)?;
+    if let Some(seconds) = options.instructions {
+        instructions::run(&programs, &points, seconds)?;
+        return Ok(true);
+    }
     let setting = setting(tree, &programs, options)?;
     let mut targets = Vec::new();
     for kind in [Target::Raceline, Target::RacelineHuge, Target::Spdk, Target::SpdkTuned] {

@@ -119,37 +119,63 @@ impl<'a> Programs<'a> {
         point: Point,
         seconds: u32,
     ) -> Result<Measured> {
+        let limit_s = u64::from(2 * seconds) + HOST_LIMIT_S;
+        let task = self.host(host, target, point, (seconds, seconds))?;
+        if host == Host::Spdk {
+            return total(&self.run_spdk_host(task, limit_s)?);
+        }
+        let ended = task.limit(limit_s).check()?;
+        let report: Value = serde_json::from_str(&ended.stdout)
+            .with_context(|| format!("perf's output:\n{}", ended.tail(10)))?;
+        let job = &report["jobs"][0];
+        let kind = if point.write { "write" } else { "read" };
+        let mean = job[kind]["clat_ns"]["mean"].as_f64().context("no mean latency")?;
+        Ok(Measured { iops: iops(job), mean_us: mean / 1000.0 })
+    }
+
+    /// Starts a host that is to be looked at while it runs, for at most so long.
+    pub(crate) fn start_host(
+        &self,
+        host: Host,
+        target: &RunningTarget,
+        point: Point,
+        seconds: u32,
+    ) -> Result<Running> {
+        let task = self.host(host, target, point, (0, seconds))?;
+        let running = task.limit(u64::from(seconds) + HOST_LIMIT_S).start()?;
+        if host == Host::Spdk {
+            self.leftovers.add(running.pid());
+        }
+        Ok(running)
+    }
+
+    /// A host with seconds of ramp and of measurement.
+    fn host(
+        &self,
+        host: Host,
+        target: &RunningTarget,
+        point: Point,
+        (ramp, time): (u32, u32),
+    ) -> Result<Task> {
         let pattern = if point.write { "randwrite" } else { "randread" };
-        let (size, time) = (point.io_bytes.to_string(), seconds.to_string());
+        let (size, ramp, time) = (point.io_bytes.to_string(), ramp.to_string(), time.to_string());
         let namespace = if point.null { 2 } else { 1 };
         let connections = point.connections.to_string();
-        let limit_s = u64::from(2 * seconds) + HOST_LIMIT_S;
-        match host {
-            Host::Spdk => {
-                // Its depth is that of all connections together.
-                let depth = (point.depth * point.connections).to_string();
-                let words = ["-w", pattern, "-o", &size, "-q", &depth, "-P", &connections];
-                let task = self.spdk_host(target, namespace).args(words);
-                let task = task.args(["-a", &time, "-t", &time]);
-                total(&self.run_spdk_host(task, limit_s)?)
-            }
-            Host::Raceline => {
-                let depth = point.depth.to_string();
-                let namespace = namespace.to_string();
-                let words = ["--rw", pattern, "--bs", &size, "--iodepth", &depth];
-                let queues = ["--nr-io-queues", &connections, "--namespace", &namespace];
-                let times = ["--ramp_time", &time, "--runtime", &time];
-                let core = ["--cores", HOST_CORE.0, "--mode", "poll", "-o", "json"];
-                let words = words.into_iter().chain(queues).chain(times).chain(core);
-                let ended = self.raceline_host(target)?.args(words).limit(limit_s).check()?;
-                let report: Value = serde_json::from_str(&ended.stdout)
-                    .with_context(|| format!("perf's output:\n{}", ended.tail(10)))?;
-                let job = &report["jobs"][0];
-                let kind = if point.write { "write" } else { "read" };
-                let mean = job[kind]["clat_ns"]["mean"].as_f64().context("no mean latency")?;
-                Ok(Measured { iops: iops(job), mean_us: mean / 1000.0 })
-            }
+        if host == Host::Spdk {
+            // Its depth is that of all connections together.
+            let depth = (point.depth * point.connections).to_string();
+            let words = ["-w", pattern, "-o", &size, "-q", &depth, "-P", &connections];
+            let task = self.spdk_host(target, namespace).args(words);
+            return Ok(task.args(["-a", &ramp, "-t", &time]));
         }
+        let depth = point.depth.to_string();
+        let namespace = namespace.to_string();
+        let words = ["--rw", pattern, "--bs", &size, "--iodepth", &depth];
+        let queues = ["--nr-io-queues", &connections, "--namespace", &namespace];
+        let times = ["--ramp_time", &ramp, "--runtime", &time];
+        let core = ["--cores", HOST_CORE.0, "--mode", "poll", "-o", "json"];
+        let words = words.into_iter().chain(queues).chain(times).chain(core);
+        Ok(self.raceline_host(target)?.args(words))
     }
 
     /// A host that is connected and does one read per second.
@@ -206,6 +232,11 @@ impl RunningTarget {
     /// Its process id.
     pub(crate) fn pid(&self) -> u32 {
         self.running.pid()
+    }
+
+    /// Where it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     /// Takes its core away. No host may be connected.
