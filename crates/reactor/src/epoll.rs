@@ -50,6 +50,9 @@ const EAGER_SOCKETS: usize = 4;
 /// Polls in a row that an eager instance makes without asking for events.
 const EAGER_POLLS: u32 = 32;
 
+/// Waits below are not rounded to milliseconds: whoever asks for such a timer means it.
+const SHORT_WAIT: Duration = Duration::from_millis(10);
+
 /// What an event is about: this in the upper half of its data, an id in the lower.
 const SOCKET: u64 = 0;
 const LISTENER: u64 = 1;
@@ -261,15 +264,14 @@ impl EpollIo {
         sending || self.connects.live() > 0 || self.polls_without_events > EAGER_POLLS
     }
 
-    /// Fetches events, waiting up to `timeout_ms` (-1: for ever) for the first.
-    fn fetch_events(&mut self, timeout_ms: i32) -> io::Result<()> {
-        let capacity = i32::try_from(self.events.capacity()).unwrap_or(i32::MAX);
-        let events = self.events.as_mut_ptr();
+    /// Fetches events, waiting up to `timeout` (`None`: for ever) for the first.
+    fn fetch_events(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.counts.system_calls += 1;
         self.polls_without_events = 0;
-        // SAFETY: the vector has room for `capacity` events.
-        let count =
-            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events, capacity, timeout_ms) };
+        // Short waits are those of gathered commands: a whole millisecond is far too long for them.
+        let short = timeout.filter(|&time| !time.is_zero() && time < SHORT_WAIT);
+        let precise = short.and_then(|time| self.wait_precisely(time));
+        let count = precise.unwrap_or_else(|| self.wait_milliseconds(timeout));
         match usize::try_from(count) {
             Ok(count) => {
                 // SAFETY: the kernel has written `count` <= capacity events.
@@ -282,6 +284,42 @@ impl EpollIo {
                 if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
             }
         }
+    }
+
+    /// epoll_pwait2(2); `None` where the kernel, before 5.11, does not have it.
+    fn wait_precisely(&mut self, timeout: Duration) -> Option<libc::c_long> {
+        let nanos = libc::c_long::from(timeout.subsec_nanos().cast_signed());
+        let timespec = libc::timespec { tv_sec: 0, tv_nsec: nanos };
+        // SAFETY: the vector has room for as many events as its capacity says, the time is only
+        // read during the call, and there is no signal mask.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.epoll.as_raw_fd(),
+                self.events.as_mut_ptr(),
+                i32::try_from(self.events.capacity()).unwrap_or(i32::MAX),
+                &raw const timespec,
+                std::ptr::null::<libc::sigset_t>(),
+                0usize,
+            )
+        };
+        let missing = count < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS);
+        (!missing).then_some(count)
+    }
+
+    /// epoll_wait(2), rounded up so as not to wake too early.
+    fn wait_milliseconds(&mut self, timeout: Option<Duration>) -> libc::c_long {
+        let round_up = |time: Duration| {
+            let ms = time.as_nanos().div_ceil(1_000_000);
+            i32::try_from(ms).unwrap_or(i32::MAX)
+        };
+        let timeout_ms = timeout.map_or(-1, round_up);
+        let capacity = i32::try_from(self.events.capacity()).unwrap_or(i32::MAX);
+        let events = self.events.as_mut_ptr();
+        // SAFETY: the vector has room for `capacity` events.
+        let count =
+            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events, capacity, timeout_ms) };
+        count.into()
     }
 
     fn handle_events(&mut self, done: &mut Vec<Completion>) {
@@ -401,12 +439,9 @@ impl EpollIo {
         }
     }
 
-    /// Milliseconds until the next timer, rounded up so as not to wake too early.
-    fn timeout_ms(&self) -> i32 {
-        let Some(at) = self.timers.next_at() else { return -1 };
-        let left = at.saturating_duration_since(Instant::now());
-        let ms = left.as_millis() + u128::from(left > Duration::from_millis(0));
-        i32::try_from(ms).unwrap_or(i32::MAX)
+    /// Time until the next timer.
+    fn timeout(&self) -> Option<Duration> {
+        Some(self.timers.next_at()?.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -627,14 +662,14 @@ impl Io for EpollIo {
             let ask = self.try_sockets(done);
             let idle = wait == Wait::Yes && done.len() == before && self.unfinished.is_empty();
             if idle && self.waker.start_wait() {
-                let timeout_ms = self.timeout_ms();
-                let fetched = self.fetch_events(timeout_ms);
+                let timeout = self.timeout();
+                let fetched = self.fetch_events(timeout);
                 self.waker.end_wait();
                 fetched?;
             } else {
                 self.woken |= idle;
                 if ask {
-                    self.fetch_events(0)?;
+                    self.fetch_events(Some(Duration::ZERO))?;
                 } else {
                     self.events.clear();
                 }
