@@ -31,6 +31,7 @@ use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{Association, HostConfig};
 use crate::counters::QueueCounters;
 use crate::error::{CommandError, CommandFailure, HostError, Phase};
+use crate::maps::{CoreMaps, CorePlace, QueueRequest};
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
 use crate::service::Message;
 pub use memory::Memory;
@@ -72,15 +73,25 @@ struct CallerShared {
 /// What a group of queues is to be like.
 #[derive(Clone, Debug)]
 pub struct CallerOptions {
-    /// How many queues.
+    /// Queues for everything, or only for reads when there are `write_queues`.
     pub queues: u16,
+    /// More of them, for what is no read; see [`crate::maps`].
+    pub write_queues: u16,
+    /// More of them, for polled operations.
+    pub poll_queues: u16,
     /// How long [`CallerQueues::wait`] looks for completions itself before it sleeps.
     pub spin: Duration,
 }
 
 impl Default for CallerOptions {
     fn default() -> Self {
-        Self { queues: 1, spin: DEFAULT_SPIN }
+        Self { queues: 1, write_queues: 0, poll_queues: 0, spin: DEFAULT_SPIN }
+    }
+}
+
+impl CallerOptions {
+    fn request(&self) -> QueueRequest {
+        QueueRequest { io: self.queues, write: self.write_queues, poll: self.poll_queues }
     }
 }
 
@@ -144,7 +155,7 @@ impl CallerHost {
     }
 
     fn try_open(&self, options: &CallerOptions) -> Result<CallerQueues, HostError> {
-        let qids = self.shared.take_qids(options.queues)?;
+        let qids = self.shared.take_qids(options.request().total())?;
         let mut queues = CallerQueues::new(Arc::clone(&self.shared), options, qids)?;
         queues.until_ready()?;
         Ok(queues)
@@ -189,6 +200,7 @@ pub struct CallerQueues {
     completions: Vec<Completion>,
     shared: Arc<CallerShared>,
     qids: Vec<u16>,
+    maps: CoreMaps,
     /// The association that the queues follow.
     followed: Option<Association>,
     namespaces: Arc<[NamespaceInfo]>,
@@ -254,6 +266,13 @@ impl CallerQueues {
         self.qids.is_empty()
     }
 
+    /// The position of the queue that an operation goes to, by its map. Where several would do, a
+    /// `lane` always gets the same one.
+    #[must_use]
+    pub fn queue_for(&self, operation: &Operation, polled: bool, lane: usize) -> usize {
+        self.maps.route(operation.opcode(), polled, lane).unwrap_or(0)
+    }
+
     /// How many more operations a queue takes; one that needs several commands may use up all.
     #[must_use]
     pub fn room(&self, queue: usize) -> usize {
@@ -267,6 +286,13 @@ impl CallerQueues {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.queues.is_ready()
+    }
+
+    /// Whether no operation is taken any more: the queues were closed, or the controller was given
+    /// up.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.queues.is_closed()
     }
 
     /// Why the controller was given up for good, if it was.
@@ -424,6 +450,7 @@ impl CallerQueues {
             finished: VecDeque::with_capacity(slots),
             completions: Vec::with_capacity(4 * qids.len()),
             shared,
+            maps: options.request().grant(options.request().total()).core(CorePlace::ALONE),
             qids,
             followed: None,
             namespaces: Arc::clone(&association.namespaces),

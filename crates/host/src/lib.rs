@@ -32,6 +32,7 @@ mod counters;
 pub mod doorbell;
 pub mod error;
 pub mod maps;
+pub mod naming;
 pub mod placement;
 pub mod queue;
 pub mod queue_set;

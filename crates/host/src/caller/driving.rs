@@ -28,11 +28,6 @@ impl CallerQueues {
         self.driver.io.next_timer()
     }
 
-    /// Whether the controller was given up, or the queues were closed: they take nothing more.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.queues.is_closed()
-    }
-
     /// The queue with the most room, if any has some.
     pub(crate) fn roomiest(&self) -> Option<usize> {
         let rooms = (0..self.len()).map(|queue| (self.room(queue), queue));

@@ -1,6 +1,7 @@
 //! What a program asks caller-driven queues to do, and what becomes of it.
 
 use raceline_proto::host::{BlockRange, command};
+use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Cqe, Direction, NamespaceId, Sqe};
 
 use super::Memory;
@@ -173,6 +174,17 @@ impl Operation {
             | Self::WriteZeroes { nsid, .. }
             | Self::Deallocate { nsid, .. }
             | Self::Flush { nsid } => nsid,
+        }
+    }
+
+    pub(super) fn opcode(&self) -> u8 {
+        match self {
+            Self::Read { .. } => io::READ,
+            Self::Write { .. } => io::WRITE,
+            Self::Compare { .. } => io::COMPARE,
+            Self::WriteZeroes { .. } => io::WRITE_ZEROES,
+            Self::Deallocate { .. } => io::DATASET_MANAGEMENT,
+            Self::Flush { .. } => io::FLUSH,
         }
     }
 
