@@ -2,9 +2,11 @@
 
 mod asan;
 mod bench;
+mod capi;
 mod child;
 mod cli;
 mod cost;
+mod fio;
 mod fuzz;
 mod interop;
 mod lint;
@@ -49,7 +51,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Install the Debian packages that some steps need, or say how.
+    /// Install the Debian packages that some steps need, or say how, and fetch fio's headers.
     Setup,
     /// Run every check, or those asked for, and sum up.
     Test {
@@ -93,6 +95,10 @@ enum Verb {
     Bench(bench::Options),
     /// Measure our target and host beside SPDK's, built elsewhere.
     Spdk(spdk::Options),
+    /// Write the header of libraceline and build its shared library.
+    Capi,
+    /// Build the fio engine, target/release/libraceline_fio.so.
+    Fio,
     /// Write docs/RPC.md from the methods that the daemon has.
     RpcDocs,
     /// Run one emulated machine's checks.
@@ -134,7 +140,11 @@ fn run(verb: Verb) -> Result<bool> {
     let tree = Tree::find()?;
     let one = |name, action: step::Action<'_>| step::run(vec![step(name, "", true, action)]);
     Ok(match verb {
-        Verb::Setup => setup::run().map(|outcome| println!("{}", text(&outcome))).is_ok(),
+        Verb::Setup => {
+            println!("{}", text(&setup::run()?));
+            println!("{}", text(&fio::prepare(&tree)?));
+            true
+        }
         Verb::Test { list: true, .. } => {
             for step in steps(&tree) {
                 println!("{:<22} {}", step.name, step.about);
@@ -163,6 +173,8 @@ fn run(verb: Verb) -> Result<bool> {
             true
         }
         Verb::Spdk(options) => spdk::run(&tree, &options)?,
+        Verb::Capi => one("capi", Box::new(|| capi::build(&tree))),
+        Verb::Fio => one("fio", Box::new(|| fio::build_and_tell(&tree))),
         Verb::RpcDocs => {
             rpc_docs::write(&tree.root)?;
             true
@@ -201,6 +213,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
         step("tidy", "this repository's own rules", true, Box::new(|| lint::tidy(root))),
         step("clippy", "cargo clippy, warnings denied", true, Box::new(|| lint::clippy(root))),
         step("rpc-docs", "docs/RPC.md says what is", true, Box::new(|| rpc_docs::check(root))),
+        step("c-header", "raceline.h says what is", true, Box::new(|| capi::check_header(root))),
         step("unit", "cargo test --workspace", true, Box::new(|| unit(tree))),
         step(
             "sim",
@@ -225,6 +238,18 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             "the program, end to end and with bad input",
             true,
             Box::new(|| cli::run(tree)),
+        ),
+        step(
+            "capi",
+            "libraceline: its symbols, and the example in C",
+            true,
+            Box::new(|| capi::run(tree)),
+        ),
+        step(
+            "fio-engine",
+            "Debian's fio over our engine, with verify",
+            false,
+            Box::new(|| fio::run(tree)),
         ),
         step(
             "spdk-client",

@@ -15,7 +15,7 @@ struct Need {
 }
 
 /// Everything from outside; the first word of `steps` is what `missing_for` looks for.
-const NEEDS: [Need; 11] = [
+const NEEDS: [Need; 13] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -26,6 +26,8 @@ const NEEDS: [Need; 11] = [
     Need { program: "valgrind", package: "valgrind", steps: "cost" },
     Need { program: "ip", package: "iproute2", steps: "placement" },
     Need { program: "python3", package: "python3-venv", steps: "spdk-client" },
+    Need { program: "fio", package: "fio", steps: "fio-engine" },
+    Need { program: "cc", package: "gcc libc6-dev", steps: "fio-engine" },
     Need { program: "ethtool", package: "ethtool", steps: "placement" },
 ];
 
@@ -33,7 +35,8 @@ fn missing() -> Vec<&'static Need> {
     NEEDS.iter().filter(|need| !has_program(need.program)).collect()
 }
 
-/// Why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client") cannot run on this machine, if so.
+/// Why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client",
+/// "fio-engine") cannot run on this machine, if so.
 pub(crate) fn missing_for(steps: &str) -> Option<String> {
     let programs: Vec<&str> =
         missing().iter().filter(|need| need.steps == steps).map(|need| need.program).collect();

@@ -1,0 +1,197 @@
+//! Whom to connect to, and how, as the caller says it.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_char;
+use std::mem::offset_of;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use raceline_bdev::Identity;
+use raceline_host::{HostConfig, I10Config};
+use raceline_proto::nvme::{HostId, Nqn};
+use uuid::Uuid;
+
+use crate::boundary::{check, guard, text};
+use crate::status::{Failure, RACELINE_CANNOT_CONNECT, RACELINE_OK};
+
+/// The port of NVMe/TCP.
+const DEFAULT_PORT: u16 = 4420;
+
+/// Flag of raceline_config: protect PDU headers by CRC32C.
+pub const RACELINE_HEADER_DIGEST: u32 = 1;
+/// Flag of raceline_config: protect data by CRC32C.
+pub const RACELINE_DATA_DIGEST: u32 = 2;
+/// Flag of raceline_config: let up to 16 commands or 64 KiB gather for at most 50 us before they are
+/// sent together.
+pub const RACELINE_I10: u32 = 4;
+
+/// A controller and how to talk to it. Begin with raceline_config_init(), which fills in everything
+/// but traddr and nqn.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct raceline_config {
+    /// Bytes of this structure: sizeof(raceline_config), as raceline_config_init() sets it.
+    pub size: usize,
+    /// Address or name of the target.
+    pub traddr: *const c_char,
+    /// Port; NULL for 4420.
+    pub trsvcid: *const c_char,
+    /// Name of the subsystem.
+    pub nqn: *const c_char,
+    /// Name of this host; NULL for that of /etc/nvme/hostnqn, else one of this machine's own.
+    pub hostnqn: *const c_char,
+    /// UUID that goes with the name; NULL for that of /etc/nvme/hostid, else one that follows from
+    /// the name.
+    pub hostid: *const c_char,
+    /// RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10
+    pub flags: u32,
+    /// I/O queues for all raceline_queues_open() together; only for reads when there are write
+    /// queues.
+    pub nr_io_queues: u16,
+    /// More of them, for what is no read.
+    pub nr_write_queues: u16,
+    /// More of them, for operations with RACELINE_POLLED.
+    pub nr_poll_queues: u16,
+    /// Entries of each I/O queue: one less operations may be on their way, up to 4095.
+    pub queue_size: u16,
+    /// Keep alive timeout; 0 turns it off.
+    pub keep_alive_ms: u32,
+    /// A connection whose command takes longer is given up; 0: none is.
+    pub command_timeout_ms: u32,
+    /// How long each step of connecting may take.
+    pub connect_timeout_ms: u32,
+    /// How long a lost controller is connected again before it is given up: -1 for ever, 0 not at
+    /// all.
+    pub ctrl_loss_tmo_s: i32,
+}
+
+/// Fills a configuration with what is usual. `size` is sizeof(raceline_config).
+///
+/// # Safety
+/// `config` is valid for writes of `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size: usize) -> i32 {
+    guard(|| {
+        check(config, "config")?;
+        if size < size_of::<raceline_config>() {
+            return Err(too_small("config", size, size_of::<raceline_config>()));
+        }
+        let name = std::ptr::null();
+        let default = raceline_config {
+            size: size_of::<raceline_config>(),
+            traddr: name,
+            trsvcid: name,
+            nqn: name,
+            hostnqn: name,
+            hostid: name,
+            flags: 0,
+            nr_io_queues: 1,
+            nr_write_queues: 0,
+            nr_poll_queues: 0,
+            queue_size: raceline_host::config::DEFAULT_IO_ENTRIES,
+            keep_alive_ms: raceline_host::config::DEFAULT_KATO_MS,
+            command_timeout_ms: 30_000,
+            connect_timeout_ms: 10_000,
+            ctrl_loss_tmo_s: 600,
+        };
+        // SAFETY: not null, aligned, and as large, as the caller promises.
+        unsafe { config.write(default) };
+        Ok(RACELINE_OK)
+    })
+}
+
+/// A structure that begins with its size; a caller made for an older library knows fewer fields.
+///
+/// # Safety
+/// Unless null or not aligned, `pointer` is valid for reads of a `usize`, and of as many bytes as that
+/// says.
+pub(crate) unsafe fn sized<T: Copy>(pointer: *const T, name: &str) -> Result<T, Failure> {
+    check(pointer, name)?;
+    // SAFETY: not null, aligned, and begins with its size, as the caller promises.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    if size < size_of::<T>() {
+        return Err(too_small(name, size, size_of::<T>()));
+    }
+    // SAFETY: as large as that, as it says itself.
+    Ok(unsafe { *pointer })
+}
+
+impl raceline_config {
+    /// As the host library wants it.
+    ///
+    /// # Safety
+    /// Its texts are null or end with a 0 byte.
+    pub(crate) unsafe fn parse(&self) -> Result<HostConfig, Failure> {
+        const { assert!(offset_of!(raceline_config, size) == 0) };
+        // SAFETY: as the caller promises.
+        let texts = unsafe {
+            [
+                text(self.traddr, "traddr")?,
+                text(self.trsvcid, "trsvcid")?,
+                text(self.nqn, "nqn")?,
+                text(self.hostnqn, "hostnqn")?,
+                text(self.hostid, "hostid")?,
+            ]
+        };
+        let [traddr, trsvcid, nqn, hostnqn, hostid] = texts;
+        let traddr =
+            traddr.ok_or_else(|| Failure::invalid("traddr is null: where is the target?"))?;
+        let nqn = nqn.ok_or_else(|| Failure::invalid("nqn is null: which subsystem?"))?;
+        let nqn = parse_nqn("nqn", nqn)?;
+        let hostnqn = hostnqn.map(|text| parse_nqn("hostnqn", text)).transpose()?;
+        let hostid = hostid.map(parse_hostid).transpose()?;
+        let port = trsvcid.map_or(Ok(DEFAULT_PORT), |text| {
+            text.parse().map_err(|_| Failure::invalid(format!("trsvcid \"{text}\" is no port")))
+        })?;
+        if !(2..=raceline_host::config::MAX_ENTRIES).contains(&self.queue_size) {
+            let text = format!("queue_size is {}: 2 to 4096 are possible", self.queue_size);
+            return Err(Failure::invalid(text));
+        }
+        let (hostnqn, hostid) =
+            raceline_host::naming::host(&Identity::of_this_machine(), hostnqn.as_ref(), hostid);
+        let ms = |ms: u32| Duration::from_millis(u64::from(ms));
+        let mut config = HostConfig::new(resolve(traddr, port)?, nqn, hostnqn, hostid);
+        config.header_digest = self.flags & RACELINE_HEADER_DIGEST != 0;
+        config.data_digest = self.flags & RACELINE_DATA_DIGEST != 0;
+        config.i10 = (self.flags & RACELINE_I10 != 0).then(I10Config::default);
+        config.io_queues = self.nr_io_queues;
+        config.write_queues = self.nr_write_queues;
+        config.poll_queues = self.nr_poll_queues;
+        config.io_entries = self.queue_size;
+        config.kato_ms = self.keep_alive_ms;
+        config.command_timeout = (self.command_timeout_ms > 0).then(|| ms(self.command_timeout_ms));
+        config.connect_timeout = ms(self.connect_timeout_ms.max(1));
+        config.backoff.give_up_after =
+            u64::try_from(self.ctrl_loss_tmo_s).ok().map(Duration::from_secs);
+        Ok(config)
+    }
+}
+
+fn too_small(name: &str, size: usize, needed: usize) -> Failure {
+    Failure::invalid(format!(
+        "{name} says that it has {size} bytes, of {needed}: initialise it, and build with the \
+         header of this library"
+    ))
+}
+
+fn parse_nqn(name: &str, text: &str) -> Result<Nqn, Failure> {
+    Nqn::new(text).map_err(|error| Failure::invalid(format!("{name} \"{text}\": {error}")))
+}
+
+fn parse_hostid(text: &str) -> Result<HostId, Failure> {
+    let uuid = Uuid::try_parse(text);
+    let uuid = uuid.map_err(|_| Failure::invalid(format!("hostid \"{text}\" is no UUID")))?;
+    Ok(HostId(*uuid.as_bytes()))
+}
+
+/// The first address of a name.
+fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
+    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+    let unknown = |why: String| Failure {
+        code: RACELINE_CANNOT_CONNECT,
+        text: format!("cannot find the address of \"{name}\": {why}"),
+    };
+    let mut found = (bare, port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
+    found.next().ok_or_else(|| unknown("the name has none".to_owned()))
+}

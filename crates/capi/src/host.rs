@@ -1,0 +1,177 @@
+//! Controllers and what they have.
+
+#![allow(unsafe_code)]
+
+use std::ptr::null_mut;
+
+use ::raceline_host::{CallerHost, NamespaceInfo};
+use raceline_proto::nvme::NamespaceId;
+use raceline_proto::nvme::identify::{ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES};
+
+use crate::boundary::{check, guard, write};
+use crate::config::{raceline_config, sized};
+use crate::handle::{Named, Shared};
+use crate::status::{Failure, RACELINE_OK};
+
+/// Flag of raceline_namespace: it cannot be written.
+pub const RACELINE_NAMESPACE_READ_ONLY: u32 = 1;
+/// Flag of raceline_namespace: raceline_write_zeroes() works.
+pub const RACELINE_NAMESPACE_WRITE_ZEROES: u32 = 2;
+/// Flag of raceline_namespace: raceline_deallocate() works.
+pub const RACELINE_NAMESPACE_DEALLOCATE: u32 = 4;
+/// Flag of raceline_namespace: what is written is on stable media only after raceline_flush().
+pub const RACELINE_NAMESPACE_CACHE: u32 = 8;
+
+/// A connected controller. A thread of the library keeps it alive, and connects it again.
+pub struct raceline_host {
+    _private: [u8; 0],
+}
+
+impl Named for CallerHost {
+    const NAME: &'static str = "host";
+    const MAGIC: u64 = u64::from_be_bytes(*b"rl:host:");
+}
+
+/// A namespace.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct raceline_namespace {
+    /// Its identifier.
+    pub nsid: u32,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// How many blocks it has.
+    pub block_count: u64,
+    /// Bytes that one command moves at most; larger operations go in several commands.
+    pub max_transfer_bytes: u32,
+    /// RACELINE_NAMESPACE_*
+    pub flags: u32,
+    /// UUID, zeroes for none.
+    pub uuid: [u8; 16],
+    /// NGUID, zeroes for none.
+    pub nguid: [u8; 16],
+}
+
+/// Connects to a controller and waits until it is up: at most a few times connect_timeout_ms.
+///
+/// # Safety
+/// `config` is valid for reads of the bytes that its `size` says, its texts end with a 0 byte; `host`
+/// is valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raceline_connect(
+    config: *const raceline_config,
+    host: *mut *mut raceline_host,
+) -> i32 {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        unsafe { write(host, "host", null_mut()) }?;
+        // SAFETY: as the caller promises.
+        let config = unsafe { sized(config, "config") }?;
+        // SAFETY: as the caller promises.
+        let config = unsafe { config.parse() }?;
+        let handle = Shared::open(CallerHost::connect(config)?).cast();
+        // SAFETY: as the caller promises.
+        unsafe { write(host, "host", handle) }?;
+        Ok(RACELINE_OK)
+    })
+}
+
+/// Shuts the controller down in order and waits for that; the handle is closed then. Queues that are
+/// still open end with it, and are closed on their own.
+///
+/// # Safety
+/// `host` is a handle of raceline_connect().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raceline_disconnect(host: *mut raceline_host) -> i32 {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        unsafe { Shared::<CallerHost>::close(host.cast()) }?.disconnect();
+        Ok(RACELINE_OK)
+    })
+}
+
+/// Writes the identifiers of the active namespaces, in ascending order, up to `max` of them to `nsids`,
+/// and gives how many there are.
+///
+/// # Safety
+/// `host` is a handle of raceline_connect(); `nsids` is valid for writes of `max` numbers, or null
+/// when `max` is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raceline_namespace_ids(
+    host: *const raceline_host,
+    nsids: *mut u32,
+    max: usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let namespaces = unsafe { host_of(host) }?.host().namespaces();
+        if max > 0 {
+            check(nsids, "nsids")?;
+        }
+        for (index, info) in namespaces.iter().enumerate().take(max) {
+            // SAFETY: one of `max` numbers.
+            unsafe { nsids.add(index).write(info.nsid.0) };
+        }
+        Ok(i32::try_from(namespaces.len()).unwrap_or(i32::MAX))
+    })
+}
+
+/// Describes a namespace as it is now. `size` is sizeof(raceline_namespace).
+///
+/// # Safety
+/// `host` is a handle of raceline_connect(); `namespace_info` is valid for writes of `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raceline_namespace_info(
+    host: *const raceline_host,
+    nsid: u32,
+    namespace_info: *mut raceline_namespace,
+    size: usize,
+) -> i32 {
+    guard(|| {
+        if size < size_of::<raceline_namespace>() {
+            return Err(Failure::invalid(
+                "size is too small: build with the header of this library",
+            ));
+        }
+        // SAFETY: as the caller promises.
+        let host = unsafe { host_of(host) }?;
+        let Some(info) = host.host().namespace(NamespaceId(nsid)) else {
+            let all: Vec<String> =
+                host.host().namespaces().iter().map(|info| info.nsid.to_string()).collect();
+            return Err(Failure::invalid(format!(
+                "{} has no namespace {nsid}; it has: {}",
+                host.config().subnqn,
+                if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+            )));
+        };
+        // SAFETY: as the caller promises.
+        unsafe { write(namespace_info, "namespace_info", describe(&host, &info)) }?;
+        Ok(RACELINE_OK)
+    })
+}
+
+/// The controller of a handle.
+///
+/// # Safety
+/// As [`Shared::get`].
+pub(crate) unsafe fn host_of(host: *const raceline_host) -> Result<CallerHost, Failure> {
+    // SAFETY: as the caller promises.
+    unsafe { Shared::get(host.cast()) }
+}
+
+fn describe(host: &CallerHost, info: &NamespaceInfo) -> raceline_namespace {
+    let controller = host.host().controller();
+    let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+    raceline_namespace {
+        nsid: info.nsid.0,
+        block_size: info.block_size,
+        block_count: info.block_count,
+        max_transfer_bytes: controller.max_transfer_bytes.unwrap_or(u32::MAX),
+        flags: flag(info.read_only, RACELINE_NAMESPACE_READ_ONLY)
+            | flag(controller.oncs & ONCS_WRITE_ZEROES != 0, RACELINE_NAMESPACE_WRITE_ZEROES)
+            | flag(controller.oncs & ONCS_DATASET_MANAGEMENT != 0, RACELINE_NAMESPACE_DEALLOCATE)
+            | flag(controller.volatile_write_cache, RACELINE_NAMESPACE_CACHE),
+        uuid: info.uuid,
+        nguid: info.nguid,
+    }
+}

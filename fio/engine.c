@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: MIT
+// An external I/O engine for fio: namespaces over NVMe/TCP through libraceline.
+//
+// One connection set per job and controller: the thread of a job submits and polls by itself. A job
+// with `thread` and one with a process of its own are alike, as connections are made where the job
+// runs; before that, the sizes of the namespaces are asked for by a connection that ends at once.
+
+#include "config-host.h"
+
+#include "fio.h"
+#include "optgroup.h"
+
+#include "raceline.h"
+
+enum {
+	TEXT_BYTES = 512,
+	// Entries of a queue unless iodepth or queue_size asks for more.
+	QUEUE_ENTRIES = 128,
+	MAX_QUEUE_ENTRIES = 4096,
+	// How often a job with several controllers looks at each of them.
+	WAIT_NS = 50 * 1000,
+	RETRY_US = 10,
+};
+
+// The options of a job. fio wants something before the first.
+struct engine_options {
+	void *pad;
+	char *traddr;
+	char *trsvcid;
+	char *nqn;
+	char *hostnqn;
+	char *hostid;
+	unsigned int nsid;
+	unsigned int nr_io_queues;
+	unsigned int nr_write_queues;
+	unsigned int nr_poll_queues;
+	unsigned int queue_size;
+	unsigned int hdr_digest;
+	unsigned int data_digest;
+	unsigned int poll;
+	unsigned int i10;
+	unsigned int ctrl_loss_tmo;
+	unsigned int command_timeout;
+	unsigned int spin_us;
+};
+
+// Which namespace a file is: the options, and what its name says otherwise.
+struct place {
+	char *copy; // of the file's name, into which the texts below may point
+	const char *traddr;
+	const char *trsvcid;
+	const char *nqn;
+	const char *hostnqn;
+	unsigned int nsid;
+};
+
+// A controller that a job is connected to.
+struct connection {
+	struct place place;
+	raceline_host *host;
+	raceline_queues *queues;
+};
+
+// What fio_file.engine_data points at.
+struct file {
+	struct connection *connection;
+	raceline_namespace namespace;
+};
+
+// What belongs to a job.
+struct engine_data {
+	struct connection *connections;
+	unsigned int connection_count;
+	struct file *files;
+	struct io_u **events;
+	raceline_completion *completions;
+	unsigned int depth;
+	unsigned int queued; // submitted since the last commit
+	unsigned int next; // the connection that is looked at first
+	uint32_t flags;
+};
+
+// Prints a message with the job's name, and leaves it for fio to end with.
+static int fail(struct thread_data *td, int error, const char *what)
+{
+	log_err("raceline: %s: %s\n", td->o.name, what);
+	td_verror(td, error, "raceline");
+	return 1;
+}
+
+static int fail_code(struct thread_data *td, int code)
+{
+	(void)code;
+	return fail(td, EIO, raceline_error_text());
+}
+
+// One "key=value" of a file's name.
+static const char *apply(struct place *place, char *key)
+{
+	char *value = strchr(key, '=');
+	char *end;
+
+	if (!value)
+		return "is not key=value";
+	*value++ = '\0';
+	if (!strcmp(key, "traddr")) {
+		place->traddr = value;
+	} else if (!strcmp(key, "trsvcid")) {
+		place->trsvcid = value;
+	} else if (!strcmp(key, "nqn") || !strcmp(key, "subnqn")) {
+		place->nqn = value;
+	} else if (!strcmp(key, "hostnqn")) {
+		place->hostnqn = value;
+	} else if (!strcmp(key, "nsid") || !strcmp(key, "ns")) {
+		place->nsid = strtoul(value, &end, 10);
+		if (*end || end == value)
+			return "is no number";
+	} else if (!strcmp(key, "trtype")) {
+		if (strcasecmp(value, "tcp"))
+			return "is not possible: this engine speaks TCP";
+	} else if (strcmp(key, "adrfam")) {
+		return "is unknown: traddr, trsvcid, nqn, nsid and hostnqn are possible";
+	}
+	return NULL;
+}
+
+// Finds out where a file is. A name without '=' is only a name.
+static int find_place(struct thread_data *td, const char *name, struct place *place)
+{
+	const struct engine_options *options = td->eo;
+	char text[TEXT_BYTES];
+	char *save = NULL;
+
+	*place = (struct place) {
+		.traddr = options->traddr,
+		.trsvcid = options->trsvcid,
+		.nqn = options->nqn,
+		.hostnqn = options->hostnqn,
+		.nsid = options->nsid,
+	};
+	if (!name || !strchr(name, '='))
+		return 0;
+	place->copy = strdup(name);
+	if (!place->copy)
+		return fail(td, ENOMEM, "no memory");
+	for (char *word = strtok_r(place->copy, " ,", &save); word; word = strtok_r(NULL, " ,", &save)) {
+		const char *why = apply(place, word);
+
+		if (why) {
+			snprintf(text, sizeof(text), "filename \"%s\": %s %s", name, word, why);
+			return fail(td, EINVAL, text);
+		}
+	}
+	return 0;
+}
+
+static bool same_text(const char *a, const char *b)
+{
+	return a == b || (a && b && !strcmp(a, b));
+}
+
+static bool same_controller(const struct place *a, const struct place *b)
+{
+	return same_text(a->traddr, b->traddr) && same_text(a->trsvcid, b->trsvcid) &&
+	       same_text(a->nqn, b->nqn) && same_text(a->hostnqn, b->hostnqn);
+}
+
+// Connects, with the queues of this job or just to ask.
+static int connect_to(struct thread_data *td, const struct place *place, bool with_queues,
+		      raceline_host **host)
+{
+	const struct engine_options *options = td->eo;
+	unsigned int entries = options->queue_size;
+	raceline_config config;
+
+	if (!place->traddr)
+		return fail(td, EINVAL, "where is the target? set traddr=ADDRESS");
+	if (!place->nqn)
+		return fail(td, EINVAL, "which subsystem? set nqn=NAME");
+	raceline_config_init(&config, sizeof(config));
+	config.traddr = place->traddr;
+	config.trsvcid = place->trsvcid;
+	config.nqn = place->nqn;
+	config.hostnqn = place->hostnqn;
+	config.hostid = options->hostid;
+	if (options->hdr_digest)
+		config.flags |= RACELINE_HEADER_DIGEST;
+	if (options->data_digest)
+		config.flags |= RACELINE_DATA_DIGEST;
+	if (options->i10)
+		config.flags |= RACELINE_I10;
+	config.ctrl_loss_tmo_s = options->ctrl_loss_tmo;
+	config.command_timeout_ms = options->command_timeout * 1000;
+	config.nr_io_queues = 1;
+	if (with_queues) {
+		config.nr_io_queues = options->nr_io_queues;
+		config.nr_write_queues = options->nr_write_queues;
+		config.nr_poll_queues = options->nr_poll_queues;
+		if (!entries)
+			entries = max((unsigned int)QUEUE_ENTRIES, td->o.iodepth + 1);
+		config.queue_size = min(entries, (unsigned int)MAX_QUEUE_ENTRIES);
+	}
+	int code = raceline_connect(&config, host);
+	return code ? fail_code(td, code) : 0;
+}
+
+// Asks for the sizes of a job's files. It runs before fio makes a process of the job, so nothing of it
+// stays.
+static int engine_setup(struct thread_data *td)
+{
+	struct fio_file *f;
+	unsigned int i;
+
+	for_each_file(td, f, i) {
+		raceline_namespace namespace;
+		raceline_host *host = NULL;
+		struct place place;
+		int result = find_place(td, f->file_name, &place);
+
+		if (!result)
+			result = connect_to(td, &place, false, &host);
+		if (!result) {
+			int code = raceline_namespace_info(host, place.nsid, &namespace, sizeof(namespace));
+
+			if (code)
+				result = fail_code(td, code);
+		}
+		if (host)
+			raceline_disconnect(host);
+		free(place.copy);
+		if (result)
+			return result;
+		if (td_min_bs(td) % namespace.block_size) {
+			char text[TEXT_BYTES];
+
+			snprintf(text, sizeof(text), "bs=%llu is no multiple of the block size, %u bytes",
+				 (unsigned long long)td_min_bs(td), namespace.block_size);
+			return fail(td, EINVAL, text);
+		}
+		f->filetype = FIO_TYPE_BLOCK;
+		f->real_file_size = namespace.block_size * namespace.block_count;
+		fio_file_set_size_known(f);
+	}
+	return 0;
+}
+
+static void engine_cleanup(struct thread_data *td)
+{
+	struct engine_data *data = td->io_ops_data;
+
+	if (!data)
+		return;
+	for (unsigned int i = 0; i < data->connection_count; i++) {
+		struct connection *connection = &data->connections[i];
+
+		if (connection->queues)
+			raceline_queues_close(connection->queues);
+		if (connection->host)
+			raceline_disconnect(connection->host);
+		free(connection->place.copy);
+	}
+	free(data->connections);
+	free(data->files);
+	free(data->events);
+	free(data->completions);
+	free(data);
+	td->io_ops_data = NULL;
+}
+
+// The connection that a file uses: that of a file before it, or a new one.
+static int connection_of(struct thread_data *td, struct engine_data *data, struct place *place,
+			 struct connection **found)
+{
+	const struct engine_options *options = td->eo;
+	raceline_queues_options queues = {
+		.size = sizeof(queues),
+		.nr_io_queues = options->nr_io_queues,
+		.nr_write_queues = options->nr_write_queues,
+		.nr_poll_queues = options->nr_poll_queues,
+		.spin_us = options->spin_us,
+	};
+
+	for (unsigned int i = 0; i < data->connection_count; i++) {
+		*found = &data->connections[i];
+		if (same_controller(&(*found)->place, place)) {
+			free(place->copy);
+			return 0;
+		}
+	}
+	*found = &data->connections[data->connection_count++];
+	(*found)->place = *place;
+	if (connect_to(td, place, true, &(*found)->host))
+		return 1;
+	int code = raceline_queues_open((*found)->host, &queues, &(*found)->queues);
+	return code ? fail_code(td, code) : 0;
+}
+
+static int engine_init(struct thread_data *td)
+{
+	const struct engine_options *options = td->eo;
+	struct engine_data *data = calloc(1, sizeof(*data));
+	struct fio_file *f;
+	unsigned int i;
+
+	if (!data)
+		return fail(td, ENOMEM, "no memory");
+	td->io_ops_data = data;
+	data->depth = td->o.iodepth;
+	data->flags = options->poll ? RACELINE_POLLED : 0;
+	data->connections = calloc(td->o.nr_files, sizeof(*data->connections));
+	data->files = calloc(td->o.nr_files, sizeof(*data->files));
+	data->events = calloc(data->depth, sizeof(*data->events));
+	data->completions = calloc(data->depth, sizeof(*data->completions));
+	if (!data->connections || !data->files || !data->events || !data->completions)
+		return fail(td, ENOMEM, "no memory");
+	for_each_file(td, f, i) {
+		struct file *file = &data->files[i];
+		struct place place;
+
+		if (find_place(td, f->file_name, &place))
+			return 1;
+		unsigned int nsid = place.nsid;
+
+		if (connection_of(td, data, &place, &file->connection))
+			return 1;
+		int code = raceline_namespace_info(file->connection->host, nsid, &file->namespace,
+						   sizeof(file->namespace));
+		if (code)
+			return fail_code(td, code);
+		f->engine_data = file;
+	}
+	return 0;
+}
+
+static int submit(struct engine_data *data, struct file *file, struct io_u *io_u, bool durable)
+{
+	raceline_queues *queues = file->connection->queues;
+	uint32_t nsid = file->namespace.nsid;
+	uint64_t slba = io_u->offset / file->namespace.block_size;
+	uint64_t blocks = io_u->xfer_buflen / file->namespace.block_size;
+	uint64_t user = (uintptr_t)io_u;
+	uint32_t flags = data->flags;
+
+	switch (io_u->ddir) {
+	case DDIR_READ:
+		return raceline_read(queues, nsid, slba, io_u->xfer_buf, io_u->xfer_buflen, flags, user);
+	case DDIR_WRITE:
+		return raceline_write(queues, nsid, slba, io_u->xfer_buf, io_u->xfer_buflen,
+				      flags | (durable ? RACELINE_FUA : 0), user);
+	case DDIR_TRIM: {
+		raceline_range range = { .slba = slba, .block_count = blocks };
+
+		return raceline_deallocate(queues, nsid, &range, 1, flags, user);
+	}
+	default:
+		return raceline_flush(queues, nsid, flags, user);
+	}
+}
+
+static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
+{
+	struct engine_data *data = td->io_ops_data;
+	struct file *file = io_u->file->engine_data;
+	uint32_t block_size = file->namespace.block_size;
+	int code = RACELINE_INVALID;
+
+	fio_ro_check(td, io_u);
+	io_u->engine_data = NULL;
+	if (io_u->offset % block_size) {
+		log_err("raceline: %s: offset %llu is not at a block of %u bytes\n", td->o.name,
+			io_u->offset, block_size);
+	} else {
+		code = submit(data, file, io_u, td->o.sync_io);
+	}
+	if (code == RACELINE_OK) {
+		data->queued++;
+		return FIO_Q_QUEUED;
+	}
+	if (code == RACELINE_FULL)
+		return FIO_Q_BUSY;
+	io_u->error = code == RACELINE_INVALID ? EINVAL : EIO;
+	td_verror(td, io_u->error, code == RACELINE_INVALID ? "raceline" : raceline_error_text());
+	return FIO_Q_COMPLETED;
+}
+
+static int engine_commit(struct thread_data *td)
+{
+	struct engine_data *data = td->io_ops_data;
+
+	for (unsigned int i = 0; i < data->connection_count; i++)
+		raceline_send(data->connections[i].queues);
+	io_u_mark_submit(td, data->queued);
+	data->queued = 0;
+	return 0;
+}
+
+// Takes what one connection has; waits for it where a time is given.
+static int take(struct thread_data *td, struct connection *connection, unsigned int count,
+		unsigned int min, unsigned int max, int64_t wait_ns)
+{
+	struct engine_data *data = td->io_ops_data;
+	raceline_completion *completions = data->completions;
+	int got;
+
+	if (wait_ns)
+		got = raceline_wait(connection->queues, completions, min, max, wait_ns);
+	else
+		got = raceline_poll(connection->queues, completions, max);
+	if (got < 0) {
+		log_err("raceline: %s: %s\n", td->o.name, raceline_error_text());
+		return -EIO;
+	}
+	for (int i = 0; i < got; i++) {
+		struct io_u *io_u = (struct io_u *)(uintptr_t)completions[i].user;
+		char text[TEXT_BYTES];
+
+		data->events[count + i] = io_u;
+		if (completions[i].result == RACELINE_OK)
+			continue;
+		io_u->error = EIO;
+		raceline_completion_text(&completions[i], text, sizeof(text));
+		io_u->engine_data = strdup(text);
+	}
+	return got;
+}
+
+static int engine_getevents(struct thread_data *td, unsigned int min, unsigned int max,
+			    const struct timespec *timeout)
+{
+	const struct engine_options *options = td->eo;
+	struct engine_data *data = td->io_ops_data;
+	bool alone = data->connection_count == 1;
+	int64_t limit = timeout ? timeout->tv_sec * 1000000000LL + timeout->tv_nsec : -1;
+	struct timespec start;
+	unsigned int count = 0;
+
+	if (limit > 0)
+		fio_gettime(&start, NULL);
+	max = min(max, data->depth);
+	for (;;) {
+		struct connection *connection = &data->connections[data->next];
+		int64_t wait_ns = alone ? limit : WAIT_NS;
+
+		if (options->poll || !min || count >= min)
+			wait_ns = 0;
+		int got = take(td, connection, count, alone ? min - count : 1, max - count, wait_ns);
+
+		if (got < 0)
+			return count ? (int)count : got;
+		count += got;
+		data->next = (data->next + 1) % data->connection_count;
+		if (count >= max || (count >= min && data->next == 0))
+			return count;
+		if (limit >= 0 && (!limit || (int64_t)ntime_since_now(&start) >= limit))
+			return count;
+	}
+}
+
+static struct io_u *engine_event(struct thread_data *td, int event)
+{
+	struct engine_data *data = td->io_ops_data;
+
+	return data->events[event];
+}
+
+static char *engine_errdetails(struct io_u *io_u)
+{
+	char *text = io_u->engine_data;
+
+	io_u->engine_data = NULL;
+	return text ? text : strdup("raceline: no details");
+}
+
+static int engine_open_file(struct thread_data *td, struct fio_file *f)
+{
+	return 0;
+}
+
+static int engine_close_file(struct thread_data *td, struct fio_file *f)
+{
+	return 0;
+}
+
+static int engine_invalidate(struct thread_data *td, struct fio_file *f)
+{
+	return 0; // nothing is cached here
+}
+
+#define OPTION(option_name, member, option_type, option_help, ...) \
+	{ \
+		.name = option_name, .lname = option_name, .type = option_type, \
+		.off1 = offsetof(struct engine_options, member), .help = option_help, \
+		.category = FIO_OPT_C_ENGINE, .group = FIO_OPT_G_INVALID, __VA_ARGS__ \
+	}
+
+static struct fio_option engine_option_table[] = {
+	OPTION("traddr", traddr, FIO_OPT_STR_STORE, "Address or name of the target"),
+	OPTION("trsvcid", trsvcid, FIO_OPT_STR_STORE, "Port of the target (4420)"),
+	OPTION("nqn", nqn, FIO_OPT_STR_STORE, "Name of the subsystem"),
+	OPTION("nsid", nsid, FIO_OPT_INT, "Namespace", .def = "1", .minval = 1),
+	OPTION("hostnqn", hostnqn, FIO_OPT_STR_STORE, "Name of this host"),
+	OPTION("hostid", hostid, FIO_OPT_STR_STORE, "UUID that goes with hostnqn"),
+	OPTION("nr_io_queues", nr_io_queues, FIO_OPT_INT,
+	       "Connections of each job; only for reads when there are write queues", .def = "1",
+	       .minval = 1, .maxval = 1024),
+	OPTION("nr_write_queues", nr_write_queues, FIO_OPT_INT,
+	       "More connections of each job, for what is no read", .def = "0", .maxval = 1024),
+	OPTION("nr_poll_queues", nr_poll_queues, FIO_OPT_INT,
+	       "More connections of each job, for poll=1", .def = "0", .maxval = 1024),
+	OPTION("queue_size", queue_size, FIO_OPT_INT,
+	       "Entries of each queue; 0: as iodepth needs, at least 128", .def = "0", .maxval = 4096),
+	OPTION("hdr_digest", hdr_digest, FIO_OPT_BOOL, "Protect PDU headers by CRC32C", .def = "0"),
+	OPTION("data_digest", data_digest, FIO_OPT_BOOL, "Protect data by CRC32C", .def = "0"),
+	OPTION("poll", poll, FIO_OPT_BOOL, "Never sleep while waiting for completions", .def = "0"),
+	OPTION("i10", i10, FIO_OPT_BOOL, "Let commands gather for up to 50 us before they are sent",
+	       .def = "0"),
+	OPTION("ctrl_loss_tmo", ctrl_loss_tmo, FIO_OPT_INT,
+	       "Seconds for which a lost target is connected again", .def = "10"),
+	OPTION("command_timeout", command_timeout, FIO_OPT_INT,
+	       "Seconds after which a command counts as lost", .def = "30"),
+	OPTION("spin_us", spin_us, FIO_OPT_INT,
+	       "Microseconds for which a job looks for completions before it sleeps", .def = "50"),
+	{ .name = NULL },
+};
+
+struct ioengine_ops ioengine = {
+	.name = "raceline",
+	.version = FIO_IOOPS_VERSION,
+	.flags = FIO_RAWIO | FIO_NOEXTEND | FIO_NODISKUTIL | FIO_DISKLESSIO,
+	.setup = engine_setup,
+	.init = engine_init,
+	.queue = engine_queue,
+	.commit = engine_commit,
+	.getevents = engine_getevents,
+	.event = engine_event,
+	.errdetails = engine_errdetails,
+	.cleanup = engine_cleanup,
+	.open_file = engine_open_file,
+	.close_file = engine_close_file,
+	.invalidate = engine_invalidate,
+	.options = engine_option_table,
+	.option_struct_size = sizeof(struct engine_options),
+};
