@@ -383,10 +383,20 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 	return FIO_Q_COMPLETED;
 }
 
+// Whether fio is about to queue more at once, although it submits one by one: it fills the depth up
+// unless it is told to pause. What is not sent now leaves with the next look for completions.
+static bool more_follows(const struct thread_data *td)
+{
+	return td->o.iodepth_batch == 1 && td->cur_depth < td->o.iodepth && !td->o.thinktime &&
+	       !(td->flags & TD_F_CHECK_RATE);
+}
+
 static int engine_commit(struct thread_data *td)
 {
 	struct engine_data *data = td->io_ops_data;
 
+	if (more_follows(td))
+		return 0;
 	for (unsigned int i = 0; i < data->connection_count; i++)
 		raceline_send(data->connections[i].queues);
 	io_u_mark_submit(td, data->queued);
