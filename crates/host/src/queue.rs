@@ -354,6 +354,7 @@ impl QueuePair {
     }
 
     /// The next finished command.
+    #[inline]
     pub fn poll_done(&mut self) -> Option<CommandDone> {
         self.done.pop_front()
     }
@@ -661,6 +662,11 @@ impl QueuePair {
         {
             return;
         }
+        self.retry_or_finish(cid, result);
+    }
+
+    /// The same for a command whose data no engine has.
+    fn retry_or_finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         if result.is_err_and(CommandError::is_spoiled_data) && self.retry(cid) {
             return;
         }

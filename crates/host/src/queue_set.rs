@@ -354,6 +354,7 @@ impl IoQueueSet {
     }
 
     /// The next finished command and the position of its queue.
+    #[inline]
     pub fn poll_done(&mut self) -> Option<(usize, CommandDone)> {
         for _ in 0..self.touched.len() {
             let index = *self.touched.front()?;

@@ -60,7 +60,7 @@ impl Payload {
     }
 
     /// Panics if the range is not inside the memory it names: system calls rely on it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn validate(&self) {
         match self {
             Payload::Buf(buf, range) => assert!(buf.get(range.clone()).is_some(), "payload range"),

@@ -360,9 +360,7 @@ impl Connection {
             Event::Connected(_) => {
                 self.stage = Stage::Open;
                 self.deadline = Some(self.accepted + core.shared.config.pre_connect.connect);
-                core.scratch.clear();
-                self.queue.ic_resp(&mut core.scratch);
-                self.push_scratch(core);
+                self.push_pdu(core, ControllerQueue::ic_resp);
             }
             Event::Command { sqe, in_capsule } => {
                 self.counters.commands.add(1);
@@ -571,9 +569,7 @@ impl Connection {
                     }
                 } else {
                     self.large_writes += u16::from(slot.is_large_write());
-                    core.scratch.clear();
-                    self.queue.r2t(index, cid, 0, len, &mut core.scratch);
-                    self.push_scratch(core);
+                    self.push_pdu(core, |queue, out| queue.r2t(index, cid, 0, len, out));
                     self.unpause(cx, core);
                 }
             }

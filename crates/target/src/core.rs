@@ -95,8 +95,6 @@ pub(crate) struct Core {
     pub(crate) released: Vec<LocalCommand>,
     /// Devices that are being zeroed, by the slot in the tags of the requests.
     pub(crate) wipes: Vec<Option<Wipe>>,
-    /// Headers are encoded here before they go into a batch.
-    pub(crate) scratch: Vec<u8>,
 }
 
 impl Core {
@@ -114,7 +112,6 @@ impl Core {
             deferred: Vec::new(),
             released: Vec::new(),
             wipes: Vec::new(),
-            scratch: Vec::with_capacity(1024),
         }
     }
 
@@ -197,7 +194,7 @@ impl Core {
     }
 
     /// Starts a device request; its end appears in `done`, maybe at once.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: u64, op: Op) {
         let entry = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
         let device = entry.expect("views show only devices that are open");

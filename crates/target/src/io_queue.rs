@@ -175,16 +175,17 @@ impl Connection {
     }
 
     fn submit_command(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) {
+        let digest = self.queue.data_digest();
         let slot = self.slots.get(index);
         let (offset, len) = (slot.bytes.start, slot.bytes.end - slot.bytes.start);
         let Some(command) = slot.command else { return };
         let op = match command {
             IoCommand::Read { .. } => {
-                let device = slot.device.and_then(|id| core.device(id));
-                let in_place = device.is_some_and(|device| device.info.reads_in_place);
-                // The copy is made together with the digest.
-                let buf = if in_place { None } else { slot.buf.take() };
-                if self.queue.data_digest() {
+                let in_place = |id| core.device(id).is_some_and(|it| it.info.reads_in_place);
+                // Then the copy is made together with the digest.
+                let keeps = digest && slot.device.is_some_and(in_place);
+                let buf = if keeps { None } else { slot.buf.take() };
+                if digest {
                     self.moved = self.moved.saturating_add(slot.transfer.len as usize);
                 }
                 Op::Read { offset, len: slot.transfer.len as usize, buf }
@@ -216,8 +217,8 @@ impl Connection {
         slot.phase = Phase::Device;
         slot.pending += 1;
         if let Some(device) = slot.device {
-            if core.device(device).is_some_and(|device| device.info.copies_data) {
-                let bytes = bytes_through_buffer(&op);
+            let bytes = bytes_through_buffer(&op);
+            if bytes > 0 && core.device(device).is_some_and(|device| device.info.copies_data) {
                 self.counters.copied_bytes.add(bytes as u64);
                 self.moved = self.moved.saturating_add(bytes);
             }

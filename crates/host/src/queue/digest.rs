@@ -66,7 +66,14 @@ impl QueuePair {
 
     /// Gives the data of a write to an engine, if one computes digests. Halves of fused operations
     /// are sent in order, so they do not wait for one.
+    #[inline]
     pub(super) fn begin_digest(&mut self, cx: &mut Context<'_>, cid: CommandId) {
+        if self.config.data_digest {
+            self.offer_digest(cx, cid);
+        }
+    }
+
+    fn offer_digest(&mut self, cx: &mut Context<'_>, cid: CommandId) {
         if !self.link.as_ref().is_some_and(|link| link.queue.data_digest()) || !self.offloads(cx) {
             return;
         }
@@ -179,9 +186,12 @@ impl QueuePair {
 
     /// A command is over, unless its data say otherwise.
     pub(super) fn end(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
-        let failed = self.commands.get(cid).is_some_and(|entry| entry.digest_failed);
-        let result = if failed && result.is_ok() { Err(CommandError::Digest) } else { result };
-        self.finish(cid, result);
+        let Some(entry) = self.commands.get_mut(cid) else { return };
+        if entry.digest.defer_end(result) {
+            return;
+        }
+        let spoiled = entry.digest_failed && result.is_ok();
+        self.retry_or_finish(cid, if spoiled { Err(CommandError::Digest) } else { result });
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a connection sends: responses and data, gathered and sent in one vectored call.
 
 use raceline_proto::nvme::{Cqe, Status};
+use raceline_proto::tcp::ControllerQueue;
 use raceline_reactor::{Context, Payload, SendBatch};
 
 use super::{Capsule, Connection, Stage};
@@ -53,10 +54,15 @@ impl Connection {
         }
     }
 
-    /// Adds the PDU in `core.scratch` to what is to be sent.
-    pub(crate) fn push_scratch(&mut self, core: &mut Core) {
+    /// Adds the PDU that `put` encodes to what is to be sent.
+    #[inline]
+    pub(crate) fn push_pdu(
+        &mut self,
+        core: &mut Core,
+        put: impl FnOnce(&mut ControllerQueue, &mut Vec<u8>),
+    ) {
         self.counters.pdus_sent.add(1);
-        self.out.push_bytes(&core.scratch);
+        put(&mut self.queue, &mut self.out.bytes_mut());
         self.mark_dirty(core);
     }
 
@@ -64,9 +70,7 @@ impl Connection {
     pub(crate) fn push_response(&mut self, core: &mut Core, cqe: Cqe) {
         // SQHD is reserved once flow control is off (Fabrics 1.1, 2.4.2).
         let sqhd = if self.flow_control { self.sqhd } else { 0 };
-        core.scratch.clear();
-        self.queue.response(&Cqe { sqhd, ..cqe }, &mut core.scratch);
-        self.push_scratch(core);
+        self.push_pdu(core, |queue, out| queue.response(&Cqe { sqhd, ..cqe }, out));
     }
 
     /// Adds the answer to a successful Connect: SQHD is FFFFh if flow control is off (Fabrics
@@ -74,9 +78,7 @@ impl Connection {
     pub(crate) fn push_connect_response(&mut self, core: &mut Core, cqe: Cqe) {
         self.advance_head();
         let sqhd = if self.flow_control { self.sqhd } else { u16::MAX };
-        core.scratch.clear();
-        self.queue.response(&Cqe { sqhd, ..cqe }, &mut core.scratch);
-        self.push_scratch(core);
+        self.push_pdu(core, |queue, out| queue.response(&Cqe { sqhd, ..cqe }, out));
     }
 
     /// Adds the data of a successful admin command, and its response unless C2HData says it all.
@@ -96,17 +98,12 @@ impl Connection {
     ) {
         let len = u32::try_from(payload.len()).expect("transfers are at most MDTS");
         let all_said = !self.flow_control && cqe.dw0 == 0 && cqe.dw1 == 0;
-        core.scratch.clear();
-        self.queue.c2h_data(cqe.cid, 0, len, true, all_said, &mut core.scratch);
-        self.counters.pdus_sent.add(1);
-        self.out.push_bytes(&core.scratch);
+        self.push_pdu(core, |queue, out| queue.c2h_data(cqe.cid, 0, len, true, all_said, out));
         self.out.push_payload(payload);
         if let Some(ddgst) = ddgst {
             self.out.push_bytes(&ddgst.to_le_bytes());
         }
-        if all_said {
-            self.mark_dirty(core);
-        } else {
+        if !all_said {
             self.push_response(core, cqe);
         }
     }

@@ -77,9 +77,7 @@ impl Connection {
     /// The host broke the protocol: says so in a TermReq and waits for it to close.
     pub(crate) fn fatal(&mut self, cx: &mut Context<'_>, core: &mut Core, error: &FatalError) {
         tracing::warn!(peer = %self.peer, %error, "the host broke the protocol; sending C2HTermReq");
-        core.scratch.clear();
-        self.queue.term_req(error, &mut core.scratch);
-        self.push_scratch(core);
+        self.push_pdu(core, |queue, out| queue.term_req(error, out));
         self.stage = Stage::Terminating;
         let wait = if self.early { EARLY_TERMINATE_TIMEOUT } else { TERMINATE_TIMEOUT };
         self.deadline = Some(cx.now + wait);
