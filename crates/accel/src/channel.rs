@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::engine::EngineQueue;
 use crate::flights::{Flight, Flights};
 use crate::inject::InjectionKind;
-use crate::memory::{Source, Target};
+use crate::memory::{Piece, PieceMut, Source, Target, Upcoming};
 use crate::operation::{AccelError, OpCode, Output};
 use crate::queued::Queue;
 use crate::software::Software;
@@ -128,13 +128,63 @@ impl<S: Source, T: Target> Channel<S, T> {
     #[inline]
     pub fn crc32c_now(&mut self, bytes: &[u8]) -> Result<u32, AccelError> {
         let crc = self.software.crc32c_of(bytes);
-        let injection = self.shared.injections.next(OpCode::Crc32c);
-        let counters = &self.counters.operations[OpCode::Crc32c.index()];
+        self.count_now(OpCode::Crc32c, crc, bytes.len())
+    }
+
+    /// Copies `source` to `target`, which is of the same length, now and in software, and gives the
+    /// CRC32C of the bytes in `target`, whatever happens to those of `source` meanwhile. As
+    /// [`Self::submit`] of a copy_crc32c, but the memory stays where it is: moving operands there
+    /// and back costs more than the digest of a few hundred bytes. What is `upcoming` is on its way
+    /// to the cache afterwards.
+    ///
+    /// # Errors
+    /// [`AccelError::Lengths`], [`AccelError::Injected`].
+    #[inline]
+    pub fn copy_crc32c_now(
+        &mut self,
+        source: &S,
+        target: &mut T,
+        upcoming: Option<Upcoming>,
+    ) -> Result<u32, AccelError> {
+        let code = OpCode::CopyCrc32c;
+        let copied = self.pieces.of_copy(code, source, target).map(|(source, target, len)| {
+            (self.software.copy_crc32c(0, source, target, upcoming), len)
+        });
+        match copied {
+            Ok((crc, len)) => self.count_now(code, crc, len),
+            Err(error) => {
+                self.counters.operations[code.index()].failed.add(1);
+                Err(error)
+            }
+        }
+    }
+
+    /// The same of bytes that nobody else writes.
+    ///
+    /// # Errors
+    /// As [`Self::copy_crc32c_now`].
+    #[inline]
+    pub fn copy_bytes_crc32c_now(&mut self, from: &[u8], to: &mut [u8]) -> Result<u32, AccelError> {
+        let (code, len) = (OpCode::CopyCrc32c, from.len());
+        if len != to.len() {
+            self.counters.operations[code.index()].failed.add(1);
+            return Err(AccelError::Lengths { operation: code, first: len, second: to.len() });
+        }
+        let (from, to) = (Piece::new(from.as_ptr(), len), PieceMut::new(to.as_mut_ptr(), len));
+        let crc = self.software.copy_crc32c(0, &[from], &[to], None);
+        self.count_now(code, crc, len)
+    }
+
+    /// Counts a digest that was computed at once, and lets error injection have its way.
+    #[inline]
+    fn count_now(&self, code: OpCode, crc: u32, bytes: usize) -> Result<u32, AccelError> {
+        let injection = self.shared.injections.next(code);
+        let counters = &self.counters.operations[code.index()];
         if injection == Some(InjectionKind::Fail) {
             counters.failed.add(1);
             return Err(AccelError::Injected);
         }
-        counters.succeeded(bytes.len());
+        counters.succeeded(bytes);
         Ok(if injection == Some(InjectionKind::Corrupt) { !crc } else { crc })
     }
 

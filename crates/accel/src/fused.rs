@@ -20,10 +20,10 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
-    _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128, _mm512_clmulepi64_epi128,
-    _mm512_extracti32x4_epi32, _mm512_set_epi64, _mm512_storeu_si512, _mm512_ternarylogic_epi64,
-    _mm512_xor_si512, _mm512_zextsi128_si512,
+    __m128i, __m512i, _MM_HINT_T0, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64,
+    _mm_cvtsi32_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_prefetch, _mm_set_epi64x,
+    _mm_xor_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_set_epi64,
+    _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
 };
 
 /// Bytes of one register, and of four, which are folded side by side.
@@ -32,6 +32,10 @@ const ROUND_BYTES: usize = 4 * REGISTER_BYTES;
 
 /// Fewer bytes are faster copied, then digested (the table above).
 pub(crate) const WORTH_BYTES: usize = 1024;
+
+/// How far ahead of the copy lines are asked for: in the source, and beyond its end in what comes
+/// next.
+const AHEAD_BYTES: usize = 4096;
 
 /// The Castagnoli polynomial without its highest coefficient.
 const POLYNOMIAL: u32 = 0x1EDC_6F41;
@@ -69,18 +73,25 @@ pub(crate) fn is_available() -> bool {
 }
 
 /// Copies `len` bytes, and gives the CRC register after them, from `register` on. The register is
-/// that of the bytes stored, whatever others do to those of `from` meanwhile.
+/// that of the bytes stored, whatever others do to those of `from` meanwhile. What will be copied
+/// after these bytes starts at `next`, which is only a hint.
 ///
 /// # Safety
 /// [`is_available`]; `from` is valid for reads and `to` for writes of `len` bytes, and they do not
 /// overlap.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(crate) unsafe fn copy_crc32c(register: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+pub(crate) unsafe fn copy_crc32c(
+    register: u32,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    next: *const u8,
+) -> u32 {
     let whole = len - len % REGISTER_BYTES;
     // SAFETY: `whole` <= `len`; the tail lies between them.
     unsafe {
         let register =
-            if whole == 0 { register } else { copy_registers(register, from, to, whole) };
+            if whole == 0 { register } else { copy_registers(register, from, to, whole, next) };
         let tail = to.add(whole);
         std::ptr::copy_nonoverlapping(from.add(whole), tail, len - whole);
         short(register, std::slice::from_raw_parts(tail, len - whole))
@@ -90,19 +101,27 @@ pub(crate) unsafe fn copy_crc32c(register: u32, from: *const u8, to: *mut u8, le
 /// The same for at least one whole register.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
 #[inline]
-unsafe fn copy_registers(register: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+unsafe fn copy_registers(
+    register: u32,
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    next: *const u8,
+) -> u32 {
     let start = _mm512_zextsi128_si512(_mm_cvtsi32_si128(register.cast_signed()));
     let mut at = 0;
     // SAFETY: `at` + what is read and written <= `len` in each step.
     unsafe {
         let mut sum;
         if len >= ROUND_BYTES {
+            prefetch_round(ahead(from, len, next, at));
             let mut a = _mm512_xor_si512(copy_one(from, to), start);
             let mut b = copy_one(from.add(64), to.add(64));
             let mut c = copy_one(from.add(128), to.add(128));
             let mut d = copy_one(from.add(192), to.add(192));
             at = ROUND_BYTES;
             while at + ROUND_BYTES <= len {
+                prefetch_round(ahead(from, len, next, at));
                 let (from, to) = (from.add(at), to.add(at));
                 a = fold(a, OVER_ROUND, copy_one(from, to));
                 b = fold(b, OVER_ROUND, copy_one(from.add(64), to.add(64)));
@@ -122,6 +141,22 @@ unsafe fn copy_registers(register: u32, from: *const u8, to: *mut u8, len: usize
             at += REGISTER_BYTES;
         }
         reduce(sum)
+    }
+}
+
+/// What is copied [`AHEAD_BYTES`] after the byte at `at`, or `len` if that is less.
+#[inline]
+fn ahead(from: *const u8, len: usize, next: *const u8, at: usize) -> *const u8 {
+    let at = at + AHEAD_BYTES.min(len);
+    if at < len { from.wrapping_add(at) } else { next.wrapping_add(at - len) }
+}
+
+/// Asks for the lines of a round.
+#[inline]
+fn prefetch_round(start: *const u8) {
+    for line in (0..ROUND_BYTES).step_by(REGISTER_BYTES) {
+        // SAFETY: a prefetch changes nothing but the cache, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line).cast()) };
     }
 }
 
@@ -213,9 +248,10 @@ mod tests {
             for (start, end) in [(0, 0), (1, 0), (3, 61), (64, 7)] {
                 let piece = &from[start..start + len];
                 let mut to = vec![0xee; end + len + 64];
+                let next = [piece.as_ptr(), std::ptr::null()][len % 2];
                 // SAFETY: both vectors have so many bytes, and the CPU can.
                 let register =
-                    unsafe { copy_crc32c(!7, piece.as_ptr(), to.as_mut_ptr().add(end), len) };
+                    unsafe { copy_crc32c(!7, piece.as_ptr(), to.as_mut_ptr().add(end), len, next) };
                 assert_eq!(&to[end..end + len], piece, "{len} bytes from {start}");
                 assert!(to[..end].iter().chain(&to[end + len..]).all(|&byte| byte == 0xee));
                 let mut digest = crc32c::Crc32c::resume(7);

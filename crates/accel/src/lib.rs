@@ -44,7 +44,7 @@ pub use channel::{Channel, ChannelConfig, Submitted};
 pub use crc32c::{Crc32c, CrcPath, CrcPathError, crc32c};
 pub use engine::{Capabilities, Engine, EngineQueue, RawRequest, RawResult, Refused, SlotId};
 pub use inject::{Injection, InjectionKind};
-pub use memory::{Piece, PieceMut, Source, Target};
+pub use memory::{Piece, PieceMut, Source, Target, Upcoming};
 pub use operation::{AccelError, OpCode, OpSet, Operation, Output, UnknownOpCode};
 pub use stats::{OpStatistics, Statistics};
 pub use table::{Framework, ModuleInfo, SOFTWARE, TableError};

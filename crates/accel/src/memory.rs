@@ -71,6 +71,22 @@ impl PieceMut {
     }
 }
 
+/// Memory that will be read soon: what comes after an operation. A hint, which is never followed
+/// but by the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Upcoming {
+    pub(crate) pointer: *const u8,
+}
+
+impl Upcoming {
+    /// It starts here.
+    #[inline]
+    #[must_use]
+    pub const fn at(pointer: *const u8) -> Upcoming {
+        Upcoming { pointer }
+    }
+}
+
 /// Memory that an operation reads.
 ///
 /// # Safety

@@ -7,7 +7,7 @@ use crate::deflate::Deflate;
 use crate::engine::RawRequest;
 #[cfg(target_arch = "x86_64")]
 use crate::fused;
-use crate::memory::{Piece, PieceMut, Source, Target};
+use crate::memory::{Piece, PieceMut, Source, Target, Upcoming};
 use crate::operation::{AccelError, Operation, Output};
 use crate::work::{Extent, Work};
 
@@ -61,7 +61,7 @@ impl Software {
                 if from.len != to.len {
                     return None;
                 }
-                Some((Output::Crc32c(self.copy_crc32c(seed, &[from], &[to])), from.len))
+                Some((Output::Crc32c(self.copy_crc32c(seed, &[from], &[to], None)), from.len))
             }
             _ => None,
         }
@@ -78,7 +78,7 @@ impl Software {
                 Ok(Output::Nothing)
             }
             Operation::CopyCrc32c { seed } => {
-                Ok(Output::Crc32c(self.copy_crc32c(seed, source, target)))
+                Ok(Output::Crc32c(self.copy_crc32c(seed, source, target, None)))
             }
             Operation::Fill { byte } => {
                 for piece in target {
@@ -127,15 +127,25 @@ impl Software {
     }
 
     /// Copies, and digests what the target then holds.
-    fn copy_crc32c(&self, seed: u32, source: &[Piece], target: &[PieceMut]) -> u32 {
+    pub(crate) fn copy_crc32c(
+        &self,
+        seed: u32,
+        source: &[Piece],
+        target: &[PieceMut],
+        upcoming: Option<Upcoming>,
+    ) -> u32 {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = upcoming;
         let mut digest = Crc32c::resume(seed);
         for_each_run(source, target, |from, to, len| {
             #[cfg(target_arch = "x86_64")]
             if self.is_fused && len >= fused::WORTH_BYTES {
+                let (from, to) = (from.pointer, to.pointer);
+                let next = upcoming.map_or(from, |upcoming| upcoming.pointer);
                 // SAFETY: the request's pieces are valid, a target overlaps nothing, and the CPU
                 // can.
                 let register =
-                    unsafe { fused::copy_crc32c(digest.register(), from.pointer, to.pointer, len) };
+                    unsafe { fused::copy_crc32c(digest.register(), from, to, len, next) };
                 digest = Crc32c::resume(!register);
                 return;
             }

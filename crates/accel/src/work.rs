@@ -196,6 +196,27 @@ pub(crate) struct Progress {
     pub(crate) crc32c: u32,
 }
 
+impl Pieces {
+    /// The pieces of a source and of a target as long as it, and how long that is.
+    #[inline]
+    pub(crate) fn of_copy<S: Source, T: Target>(
+        &mut self,
+        code: OpCode,
+        source: &S,
+        target: &mut T,
+    ) -> Result<(&[Piece], &[PieceMut], usize), AccelError> {
+        let ([sources, _], [targets, _]) = (&mut self.sources, &mut self.targets);
+        sources.clear();
+        source.pieces(sources);
+        targets.clear();
+        target.pieces(targets);
+        let source_len = sources.iter().map(Extent::extent).sum();
+        let target_len = targets.iter().map(Extent::extent).sum();
+        let len = check_lengths(code, [[source_len, 0], [target_len, 0]])?;
+        Ok((sources, targets, len))
+    }
+}
+
 impl<S: Source, T: Target> Work<S, T> {
     /// The first source, if it is one piece.
     #[inline(always)]

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use raceline_accel::{
-    AccelError, ChannelConfig, CrcPath, Framework, OpCode, Output, Part, Submitted, Work,
+    AccelError, ChannelConfig, CrcPath, Framework, Injection, InjectionKind, OpCode, Output, Part,
+    Submitted, Upcoming, Work, crc32c,
 };
 use support::drive::{Driver, channel_of, framework_of, totals};
 use support::engine::{Manners, TestEngine};
@@ -39,6 +40,42 @@ fn run(framework: &Framework, seed: u64, slots: usize, sizes: Sizes) -> Result<(
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn copies_that_own_nothing_agree(
+        seed in any::<u64>(),
+        path in 0..CrcPath::ALL.len(),
+        bytes in 0..20_000_usize,
+        next in any::<bool>(),
+    ) {
+        let framework = Framework::software();
+        prop_assume!(framework.force_crc_path(CrcPath::ALL[path]).is_ok());
+        let mut channel =
+            framework.open_channel::<Vec<u8>, Vec<u8>>(&ChannelConfig::default()).unwrap();
+        let source = Random(seed).bytes(bytes);
+        let upcoming = next.then(|| Upcoming::at(std::ptr::without_provenance(bytes)));
+        let (mut one, mut other) = (vec![0; bytes], vec![0; bytes]);
+        let digest = crc32c(&source);
+        prop_assert_eq!(channel.copy_crc32c_now(&source, &mut one, upcoming), Ok(digest));
+        prop_assert_eq!(channel.copy_bytes_crc32c_now(&source, &mut other), Ok(digest));
+        prop_assert!(one == source && other == source);
+        one.push(0);
+        let code = OpCode::CopyCrc32c;
+        let lengths = Err(AccelError::Lengths { operation: code, first: bytes, second: bytes + 1 });
+        prop_assert_eq!(channel.copy_crc32c_now(&source, &mut one, None), lengths.clone());
+        prop_assert_eq!(channel.copy_bytes_crc32c_now(&source, &mut one), lengths);
+        let statistics = framework.statistics();
+        let counts = statistics.of(code);
+        prop_assert_eq!((counts.executed, counts.failed), (2, 2));
+        for (kind, result) in [
+            (InjectionKind::Corrupt, Ok(!digest)),
+            (InjectionKind::Fail, Err(AccelError::Injected)),
+        ] {
+            framework.inject(code, Some(Injection { kind, interval: 1, count: 1 }));
+            prop_assert_eq!(channel.copy_crc32c_now(&source, &mut other, None), result);
+        }
+        prop_assert_eq!(channel.copy_crc32c_now(&source, &mut other, None), Ok(digest));
+    }
 
     #[test]
     fn software_agrees(

@@ -706,7 +706,7 @@ impl QueuePair {
         let Some(mut entry) = self.commands.remove(cid) else { return false };
         entry.retries += 1;
         entry.sent = false;
-        entry.digest_failed = false;
+        entry.forget_received();
         let Ok(cid) = self.commands.insert(entry) else {
             unreachable!("a slot has just become free");
         };

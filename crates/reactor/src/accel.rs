@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use raceline_accel::{Piece, PieceMut, Source, Target};
+use raceline_accel::{Piece, PieceMut, Source, Target, Upcoming};
 
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::send::Payload;
@@ -80,6 +80,21 @@ unsafe impl Source for Payload {
                 let (start, len) = self.segment(0);
                 Some(Piece::new(start, len))
             }
+        }
+    }
+}
+
+impl Payload {
+    /// Its memory, if it may be in no cache yet.
+    #[inline]
+    #[must_use]
+    pub fn upcoming(&self) -> Option<Upcoming> {
+        match self {
+            Payload::Region(region, range) => {
+                let len = self.len();
+                Some(Upcoming::at(region.range(range.start, len)))
+            }
+            Payload::Buf(..) | Payload::Shared(..) | Payload::Zeroes(_) => None,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use raceline_accel::{AccelError, Channel, ChannelConfig, Framework, OpCode, Submitted};
+use raceline_accel::{AccelError, Channel, ChannelConfig, Framework, OpCode, Submitted, Upcoming};
 
 use crate::buffer::IoBuf;
 use crate::io::{Completion, Outcome, Token};
@@ -72,6 +72,31 @@ impl Accelerator {
     #[inline]
     pub fn crc32c_now(&mut self, bytes: &[u8]) -> Result<u32, AccelError> {
         self.channel.crc32c_now(bytes)
+    }
+
+    /// Copies a payload, now, and gives the CRC32C of the copy: by the CPU, and without moving the
+    /// operands about, which is what an operation that may wait costs. `upcoming` is what will be
+    /// copied next.
+    ///
+    /// # Errors
+    /// If the lengths differ; what error injection asks for.
+    #[inline]
+    pub fn copy_crc32c_now(
+        &mut self,
+        payload: &Payload,
+        copy: &mut IoBuf,
+        upcoming: Option<Upcoming>,
+    ) -> Result<u32, AccelError> {
+        self.channel.copy_crc32c_now(payload, copy, upcoming)
+    }
+
+    /// The same of bytes that nobody else writes.
+    ///
+    /// # Errors
+    /// As [`Self::copy_crc32c_now`].
+    #[inline]
+    pub fn copy_bytes_crc32c_now(&mut self, from: &[u8], to: &mut [u8]) -> Result<u32, AccelError> {
+        self.channel.copy_bytes_crc32c_now(from, to)
     }
 
     /// Starts an operation. What finds no room at its engine is done by the CPU, now: a core

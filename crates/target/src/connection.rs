@@ -358,6 +358,7 @@ impl Connection {
         self.counters.pdus_received.add(u64::from(!is_part));
         match event {
             Event::Connected(_) => {
+                core.digests |= self.queue.data_digest();
                 self.stage = Stage::Open;
                 self.deadline = Some(self.accepted + core.shared.config.pre_connect.connect);
                 self.push_pdu(core, ControllerQueue::ic_resp);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use raceline_accel::Upcoming;
 use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Meter, Op, OpKind, Request, SharedBdev};
 use raceline_reactor::{Completion, Context};
 
@@ -83,6 +84,10 @@ pub(crate) struct Core {
     devices: Vec<Option<Device>>,
     /// Devices that something has happened at in this turn: there may be thousands of others.
     unflushed: Vec<DeviceId>,
+    /// Some host has asked for data digests.
+    pub(crate) digests: bool,
+    /// The data of the finished request after the one that is being looked at.
+    pub(crate) upcoming: Option<Upcoming>,
     /// Finished device requests that nobody has looked at yet.
     pub(crate) done: Vec<Done>,
     /// Commands that wait for an I/O buffer, first come first served.
@@ -106,6 +111,8 @@ impl Core {
             meters: false,
             devices: Vec::new(),
             unflushed: Vec::new(),
+            digests: false,
+            upcoming: None,
             done: Vec::new(),
             buffer_waiters: VecDeque::new(),
             dirty: Vec::new(),

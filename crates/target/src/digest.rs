@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use raceline_accel::{OpCode, Output, Part};
+use raceline_accel::{AccelError, OpCode, Output, Part};
 use raceline_proto::nvme::{Cqe, Fuse, Status};
 use raceline_reactor::{Accelerated, Context, IoBuf, Payload, Token, Work, WorkDone};
 
@@ -111,16 +111,26 @@ impl Connection {
     ) {
         let token = self.digest_token(index);
         let slot = self.slots.get(index);
+        let len = slot.transfer.len as usize;
         let work = match (payload, slot.buf.take()) {
-            (Payload::Region(region, range), buf) => {
-                let len = slot.transfer.len as usize;
-                let buf = buf.unwrap_or_else(|| IoBuf::heap(len));
-                Work::copy_crc32c(0, Payload::Region(region, range), Part::range(buf, 0..len))
+            (payload @ Payload::Region(..), buf) => {
+                let mut copy = buf.unwrap_or_else(|| IoBuf::heap(len));
+                if cx.io.accelerates_now(OpCode::CopyCrc32c) {
+                    let (accelerator, upcoming) = (cx.io.accelerator(), core.upcoming.take());
+                    let found = accelerator.copy_crc32c_now(&payload, &mut copy, upcoming);
+                    let copy = Payload::Buf(copy, 0..len);
+                    return self.send_digested(core, index, Some(copy), found);
+                }
+                Work::copy_crc32c(0, payload, Part::range(copy, 0..len))
+            }
+            (Payload::Buf(buf, bytes), _) if cx.io.accelerates_now(OpCode::Crc32c) => {
+                let found = cx.io.accelerator().crc32c_now(&buf[bytes.clone()]);
+                return self.send_digested(core, index, Some(Payload::Buf(buf, bytes)), found);
             }
             (payload, _) => Work::crc32c(0, payload),
         };
         match cx.io.accelerate(work, token) {
-            Accelerated::Now(done) => self.send_digested(core, index, done),
+            Accelerated::Now(done) => self.send_done(core, index, done),
             Accelerated::Later => {
                 slot.phase = Phase::Digest;
                 slot.digest = DigestUse::Send;
@@ -128,25 +138,39 @@ impl Connection {
         }
     }
 
-    fn send_digested(&mut self, core: &mut Core, index: u16, done: WorkDone) {
-        let slot = self.slots.get(index);
-        let (cid, len) = (slot.cid, slot.transfer.len as usize);
-        let ddgst = crc32c_of(&done);
-        if let Err(error) = done.result {
-            tracing::warn!(peer = %self.peer, %error, "a data digest was not computed: command fails with Transient Transport Error");
-        }
-        let memory = done.work.map(Work::into_memory).unwrap_or_default();
-        let payload = match memory {
+    /// What [`Self::send_with_digest`] started is complete.
+    fn send_done(&mut self, core: &mut Core, index: u16, done: WorkDone) {
+        let len = self.slots.get(index).transfer.len as usize;
+        let found = match done.result {
+            Ok(Output::Crc32c(crc)) => Ok(crc),
+            Ok(_) => Err(AccelError::NotSupported(OpCode::Crc32c)),
+            Err(error) => Err(error),
+        };
+        let payload = match done.work.map(Work::into_memory).unwrap_or_default() {
             (_, [Some(copy), _]) => Some(Payload::Buf(copy, 0..len)),
             ([payload, _], _) => payload,
         };
-        let (Some(payload), Some(ddgst)) = (payload, ddgst) else {
+        self.send_digested(core, index, payload, found);
+    }
+
+    /// Sends data, unless an engine keeps them, with the digest that was found, if one was.
+    fn send_digested(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        payload: Option<Payload>,
+        found: Result<u32, AccelError>,
+    ) {
+        let (Some(payload), Ok(ddgst)) = (payload, &found) else {
+            let error = found.err();
+            tracing::warn!(peer = %self.peer, ?error, "a data digest was not computed: command fails with Transient Transport Error");
             return self.refuse(core, index, Status::TRANSIENT_TRANSPORT_ERROR);
         };
+        let cid = self.slots.get(index).cid;
         self.slots.release(index);
         if self.stage < Stage::Terminating {
             let cqe = Cqe { cid, status: Status::SUCCESS, ..Cqe::default() };
-            self.push_payload(core, cqe, payload, Some(ddgst));
+            self.push_payload(core, cqe, payload, Some(*ddgst));
         }
     }
 
@@ -168,7 +192,7 @@ impl Connection {
             return self.slots.release(index);
         }
         match purpose {
-            DigestUse::Send => self.send_digested(core, index, done),
+            DigestUse::Send => self.send_done(core, index, done),
             DigestUse::Check(ddgst) => {
                 slot.phase = Phase::Data;
                 self.data_checked(index, ddgst, done);

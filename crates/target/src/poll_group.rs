@@ -6,7 +6,7 @@ use std::sync::Arc;
 use raceline_bdev::Done;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::io::ListenerId;
-use raceline_reactor::{Completion, Context, Outcome, Service, Socket, Token};
+use raceline_reactor::{Completion, Context, Outcome, Payload, Service, Socket, Token};
 
 use crate::connection::{Connection, Role, Stage};
 use crate::core::{Core, LocalCommand};
@@ -244,7 +244,13 @@ impl PollGroup {
     fn run_done(&mut self, cx: &mut Context<'_>) {
         while !self.core.done.is_empty() {
             let mut batch = std::mem::replace(&mut self.core.done, std::mem::take(&mut self.batch));
-            for done in batch.drain(..) {
+            let mut finished = batch.drain(..);
+            while let Some(done) = finished.next() {
+                if self.core.digests {
+                    let next = finished.as_slice().first();
+                    let payload = next.and_then(|next| next.payload.as_ref());
+                    self.core.upcoming = payload.and_then(Payload::upcoming);
+                }
                 if Core::is_wipe(&done) {
                     self.core.wipe_done(cx, done);
                     continue;
@@ -254,6 +260,7 @@ impl PollGroup {
                     connection.handle_done(cx, core, command.slot, done);
                 });
             }
+            drop(finished);
             self.batch = batch;
         }
     }

@@ -6,7 +6,7 @@
 
 use raceline_accel::{OpCode, Output};
 use raceline_proto::nvme::command::Fuse;
-use raceline_proto::nvme::{CommandId, Cqe};
+use raceline_proto::nvme::{CommandId, Cqe, Direction};
 use raceline_proto::tcp::R2tGrant;
 use raceline_reactor::{Accelerated, Accelerator, Context, IoBuf, Payload, Token, Work, WorkDone};
 
@@ -35,7 +35,8 @@ pub(super) struct EntryDigest {
     ended: Option<Result<Cqe, CommandError>>,
     /// What asks for the data that an engine has.
     grant: Option<R2tGrant>,
-    /// The digest of all data of a write, if an engine has computed it.
+    /// The digest of all its data: of a write, if an engine has computed it; of a read, if it was
+    /// computed while they were copied.
     pub(super) known: Option<u32>,
 }
 
@@ -62,6 +63,14 @@ impl QueuePair {
     /// the controller depends.
     fn offloads(&self, cx: &mut Context<'_>) -> bool {
         !self.config.qid.is_admin() && !cx.io.accelerates_now(OpCode::Crc32c)
+    }
+
+    /// Whether the CPU digests the data that come, so that it may do so while it copies them.
+    pub(super) fn digests_now(&self, cx: &mut Context<'_>) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| link.queue.data_digest())
+            && !self.offloads(cx)
+            && cx.io.accelerates_now(OpCode::CopyCrc32c)
     }
 
     /// Gives the data of a write to an engine, if one computes digests. Halves of fused operations
@@ -104,6 +113,9 @@ impl QueuePair {
     ) {
         let (token, offloads) = (self.engine_token(cid), self.offloads(cx));
         let Some(entry) = self.commands.get_mut(cid) else { return };
+        if let Some(known) = entry.digest.known.take() {
+            return self.judge_digest(cid, Some(known), expected);
+        }
         let Data::Read(buf) = std::mem::take(&mut entry.data) else { return };
         // While an engine had the buffer, the next PDU's data could not go there.
         let all = bytes.len() == buf.len();
@@ -196,6 +208,14 @@ impl QueuePair {
 }
 
 impl Entry {
+    /// The command is sent again: what has come for it counts no more.
+    pub(super) fn forget_received(&mut self) {
+        self.digest_failed = false;
+        if self.direction == Direction::ControllerToHost {
+            self.digest.known = None;
+        }
+    }
+
     /// The digest of a part of a write's data.
     pub(super) fn digest_of(
         known: Option<u32>,

@@ -118,11 +118,18 @@ impl QueuePair {
             HostEvent::Connected(_) => self.send_connect(cx),
             HostEvent::Response(cqe) => self.handle_response(cx, &cqe),
             HostEvent::Data { cid, offset, bytes } => {
+                let digests = self.config.data_digest && self.digests_now(cx);
                 if let Some(entry) = self.commands.get_mut(cid)
                     && let Data::Read(buf) = &mut entry.data
                 {
-                    let start = to_usize(offset);
-                    buf[start..start + bytes.len()].copy_from_slice(bytes);
+                    if digests && bytes.len() == buf.len() {
+                        let found = cx.io.accelerator().copy_bytes_crc32c_now(bytes, buf);
+                        entry.digest.known = found.ok();
+                    } else {
+                        let start = to_usize(offset);
+                        buf[start..start + bytes.len()].copy_from_slice(bytes);
+                        entry.digest.known = None;
+                    }
                     self.counters.copied_bytes.add(bytes.len() as u64);
                 }
             }

@@ -128,7 +128,7 @@ impl QueuePair {
                 entry.sent = false;
                 entry.tried = true;
                 entry.batch = 0;
-                entry.digest_failed = false;
+                entry.forget_received();
                 self.pending.push_back(cid);
             }
         }
