@@ -24,16 +24,34 @@ pub(crate) struct Shape {
     pub(crate) depth: usize,
     /// I/Os that are counted: a multiple of the depth.
     pub(crate) count: usize,
+    /// With data digests, which valgrind's processor computes without AVX-512.
+    pub(crate) data_digest: bool,
+}
+
+impl Shape {
+    const fn new(name: &'static str, bytes: usize, depth: usize, count: usize) -> Self {
+        Self { name, is_write: false, bytes, depth, count, data_digest: false }
+    }
+
+    const fn write(self) -> Self {
+        Self { is_write: true, ..self }
+    }
+
+    const fn digest(self) -> Self {
+        Self { data_digest: true, ..self }
+    }
 }
 
 /// All shapes. Writes up to 8 KiB go in the capsule, larger ones by R2T.
-pub(crate) const SHAPES: [Shape; 6] = [
-    Shape { name: "4k-read-1", is_write: false, bytes: 4 << 10, depth: 1, count: 1024 },
-    Shape { name: "4k-read-32", is_write: false, bytes: 4 << 10, depth: 32, count: 4096 },
-    Shape { name: "4k-write-1", is_write: true, bytes: 4 << 10, depth: 1, count: 1024 },
-    Shape { name: "4k-write-32", is_write: true, bytes: 4 << 10, depth: 32, count: 4096 },
-    Shape { name: "16k-write-r2t-8", is_write: true, bytes: 16 << 10, depth: 8, count: 1024 },
-    Shape { name: "128k-read-8", is_write: false, bytes: 128 << 10, depth: 8, count: 256 },
+pub(crate) const SHAPES: [Shape; 8] = [
+    Shape::new("4k-read-1", 4 << 10, 1, 1024),
+    Shape::new("4k-read-32", 4 << 10, 32, 4096),
+    Shape::new("4k-read-32-digest", 4 << 10, 32, 4096).digest(),
+    Shape::new("4k-write-1", 4 << 10, 1, 1024).write(),
+    Shape::new("4k-write-32", 4 << 10, 32, 4096).write(),
+    Shape::new("4k-write-32-digest", 4 << 10, 32, 4096).write().digest(),
+    Shape::new("16k-write-r2t-8", 16 << 10, 8, 1024).write(),
+    Shape::new("128k-read-8", 128 << 10, 8, 256),
 ];
 
 /// One shape, counted on one side: `target-4k-read-1`.

@@ -80,11 +80,11 @@ struct Program {
 impl World {
     /// Starts a target and a host, and connects them.
     pub(crate) fn start(case: Case) -> Result<Self> {
-        Self::with(case, TargetConfig::default(), 1, false)
+        Self::with(case, TargetConfig::default(), 1)
     }
 
-    /// The same with these settings, I/O queues, and data digests.
-    fn with(case: Case, config: TargetConfig, queues: u16, data_digest: bool) -> Result<Self> {
+    /// The same with these settings and I/O queues.
+    fn with(case: Case, config: TargetConfig, queues: u16) -> Result<Self> {
         let now = Instant::now();
         let mut target_io = MemoryIo::new(now);
         let (target, mut cores) = Target::manual(config, &[&target_io])?;
@@ -98,7 +98,7 @@ impl World {
         let config = HostConfig {
             kato_ms: 0,
             io_queues: queues,
-            data_digest,
+            data_digest: case.shape.data_digest,
             ..HostConfig::new(address, nqn, hostnqn, HostId([1; 16]))
         };
         let host = Host::start(case.shape, MemoryIo::new(now), config)?;
@@ -366,9 +366,10 @@ mod tests {
     /// Submits 16 reads of 1 MiB on one connection and one of 4 KiB on another, and lets the target
     /// take turns; gives the bytes that each had to send after every turn, until all was sent.
     fn turns_of_neighbours(data_digest: bool) -> Vec<(usize, usize)> {
-        let case = Case::all().next().unwrap();
+        let mut case = Case::all().next().unwrap();
+        case.shape.data_digest = data_digest;
         let config = TargetConfig { max_io_bytes: 1 << 20, ..TargetConfig::default() };
-        let mut world = World::with(case, config, 2, data_digest).unwrap();
+        let mut world = World::with(case, config, 2).unwrap();
         let Host { queues, io, pool, .. } = &mut world.host;
         let now = io.now();
         let mut cx = Context { io, pool, now };
