@@ -70,13 +70,15 @@ pub struct DigestConfig {
     pub seed: u64,
 }
 
-/// Reads of one size, so many in flight.
+/// Commands of one size and direction, so many in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Bytes per command.
     pub io_bytes: u32,
     /// Commands in flight, all queues together.
     pub depth: u32,
+    /// Writes; else reads. The model and what was published are of reads.
+    pub write: bool,
 }
 
 /// Who computes the target's data digests.
@@ -181,6 +183,12 @@ pub enum DigestError {
 }
 
 impl Case {
+    /// Reads.
+    #[must_use]
+    pub const fn read(io_bytes: u32, depth: u32) -> Self {
+        Self { io_bytes, depth, write: false }
+    }
+
     /// Queues, and commands in flight on each.
     #[must_use]
     pub fn queues(self) -> (u16, u16) {
@@ -194,7 +202,8 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (queues, depth) = self.queues();
         let size = size_name(self.io_bytes as usize);
-        write!(f, "{size} read depth {} ({depth} x {queues})", self.depth)
+        let direction = if self.write { "write" } else { "read" };
+        write!(f, "{size} {direction} depth {} ({depth} x {queues})", self.depth)
     }
 }
 
@@ -229,7 +238,7 @@ pub fn cases(quick: bool) -> Vec<Case> {
     for io_bytes in published::SIZES {
         for depth in published::DEPTHS {
             if !quick || depth == least || depth == most {
-                cases.push(Case { io_bytes, depth });
+                cases.push(Case::read(io_bytes, depth));
             }
         }
     }
@@ -396,10 +405,10 @@ mod tests {
 
     #[test]
     fn depth_is_spread_over_queues() {
-        let queues = |depth| Case { io_bytes: 4096, depth }.queues();
+        let queues = |depth| Case::read(4096, depth).queues();
         assert_eq!((queues(1), queues(64)), ((1, 1), (1, 64)));
         assert_eq!((queues(128), queues(1024)), ((2, 64), (16, 64)));
-        let case = Case { io_bytes: 16 << 10, depth: 256 };
+        let case = Case::read(16 << 10, 256);
         assert_eq!(case.to_string(), "16k read depth 256 (64 x 4)");
     }
 

@@ -11,8 +11,11 @@ use raceline_bench::digest::report::Report;
 use raceline_bench::digest::{Case, DigestBench, DigestConfig, DigestError, Who, digest_costs};
 use raceline_reactor::{Backend, HugePages, Mode};
 
-const CASES: [Case; 2] =
-    [Case { io_bytes: 4096, depth: 128 }, Case { io_bytes: 16 << 10, depth: 4 }];
+const CASES: [Case; 3] = [
+    Case::read(4096, 128),
+    Case::read(16 << 10, 4),
+    Case { io_bytes: 16 << 10, depth: 4, write: true },
+];
 
 fn config() -> DigestConfig {
     let engine = EmulatedEngine::start(EmulatedConfig::default(), 1).expect("a thread");

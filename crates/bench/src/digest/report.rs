@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use raceline_accel::CrcPath;
 use serde::Serialize;
 
-use super::{DigestConfig, DigestCost, Point, Run, Who};
+use super::{Case, DigestConfig, DigestCost, Point, Run, Who};
 use crate::limit::report::{median, size_name, whole};
 use crate::model::published::{self, DEPTHS};
 use crate::model::{self, Costs, Digest, Engine, Prediction};
@@ -173,8 +173,11 @@ impl Report {
     fn lines(&self, point: &Point) -> Vec<Line> {
         let mut lines: Vec<Line> =
             (0..self.ways.len()).map(|way| self.measured(point, way)).collect();
-        lines.extend(self.modelled(point));
         let case = point.case;
+        if case.write {
+            return lines;
+        }
+        lines.extend(self.modelled(point));
         if let Some((offload, software, gain)) = model_of_published(case.io_bytes, case.depth) {
             lines.push(Line {
                 of_software: Some([gain; 3]),
@@ -250,9 +253,7 @@ impl Report {
     }
 
     fn point(&self, io_bytes: u32, depth: u32) -> Option<&Point> {
-        self.points
-            .iter()
-            .find(|point| point.case.io_bytes == io_bytes && point.case.depth == depth)
+        self.points.iter().find(|point| point.case == Case::read(io_bytes, depth))
     }
 
     /// IOPS per busy core of the model's engine over those of a path of software.
@@ -450,7 +451,7 @@ impl<'a> LineJson<'a> {
 mod tests {
     use raceline_reactor::{Backend, HugePages, Mode};
 
-    use super::super::{Case, Round};
+    use super::super::Round;
     use super::*;
 
     const OFFLOAD: Who = Who::Offload { name: "dsa_emulated", is_emulated: true };
@@ -491,7 +492,7 @@ mod tests {
             foreign_percent,
             stolen_percent: 0.0,
         };
-        let case = Case { io_bytes, depth: 1024 };
+        let case = Case::read(io_bytes, 1024);
         let point = Point { case, rounds: vec![round(1.0, 0.0), round(1.2, 9.0)], repeated: 1 };
         Report { config, pages: "plain".to_owned(), ways, costs, points: vec![point] }
     }

@@ -34,7 +34,7 @@ pub(super) struct Side {
 #[derive(Clone, Copy)]
 struct Sample {
     busy: Duration,
-    reads: u64,
+    commands: u64,
     /// Digests, and those that an engine should have computed and software did.
     digests: u64,
     fallbacks: u64,
@@ -81,7 +81,7 @@ impl Side {
             host,
             accel: None,
             nsid: NamespaceId(1),
-            mode: RwMode::RandRead,
+            mode: if case.write { RwMode::RandWrite } else { RwMode::RandRead },
             mixed_read_percent: 0,
             io_bytes: case.io_bytes,
             depth,
@@ -125,11 +125,12 @@ impl Side {
             return Err(DigestError::Command { case, who: self.who, why });
         }
         let part = |part: u64, of: u64| if of > 0 { part as f64 / of as f64 } else { 0.0 };
-        let reads = after.reads - before.reads;
+        let commands = after.commands - before.commands;
+        let latencies = if case.write { &outcome.write } else { &outcome.read };
         let seconds = outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE);
         Ok(Run {
-            iops: outcome.read.count() as f64 / seconds,
-            core_ns: (after.busy - before.busy).as_nanos() as f64 / reads.max(1) as f64,
+            iops: latencies.count() as f64 / seconds,
+            core_ns: (after.busy - before.busy).as_nanos() as f64 / commands.max(1) as f64,
             fallback_share: part(
                 after.fallbacks - before.fallbacks,
                 after.digests - before.digests,
@@ -149,7 +150,7 @@ impl Side {
         };
         Sample {
             busy: stats.loops.iter().map(|core| core.busy).sum(),
-            reads: stats.subsystems.iter().map(|(_, totals)| totals.reads).sum(),
+            commands: stats.subsystems.iter().map(|(_, of)| of.reads + of.writes).sum(),
             digests: of(|counts| counts.executed),
             fallbacks: of(|counts| counts.fallbacks),
         }

@@ -4,7 +4,7 @@ use raceline_bench::digest::report::Report;
 use raceline_bench::digest::{self, Case, DigestBench, DigestConfig, DigestError};
 
 use super::{engines, progress};
-use crate::cli::bench::{DigestArgs, OffloadChoice};
+use crate::cli::bench::{DigestArgs, Direction, OffloadChoice};
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
@@ -16,6 +16,7 @@ pub(crate) fn run(args: &DigestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let (cases, config) = (cases(args), config(args)?);
     let mut sizes: Vec<u32> = cases.iter().map(|case| case.io_bytes).collect();
+    sizes.sort_unstable();
     sizes.dedup();
     let costs = digest::digest_costs(&sizes, &config.paths, config.seed).map_err(failure)?;
     let mut bench = DigestBench::start(config.clone(), &cases).map_err(failure)?;
@@ -73,10 +74,14 @@ fn cases(args: &DigestArgs) -> Vec<Case> {
         let first = published.iter().take_while(|case| case.io_bytes == published[0].io_bytes);
         depths = first.map(|case| case.depth).collect();
     }
-    let at_size = |&io_bytes: &u32| {
-        depths.iter().map(|&depth| Case { io_bytes, depth }).collect::<Vec<Case>>()
-    };
-    sizes.iter().flat_map(at_size).collect()
+    let mut cases = Vec::new();
+    for &rw in &args.rw {
+        for &io_bytes in &sizes {
+            let write = rw == Direction::Write;
+            cases.extend(depths.iter().map(|&depth| Case { io_bytes, depth, write }));
+        }
+    }
+    cases
 }
 
 fn config(args: &DigestArgs) -> Result<DigestConfig, Failure> {

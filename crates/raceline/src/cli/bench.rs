@@ -267,12 +267,17 @@ pub(crate) struct DigestArgs {
     #[arg(long, conflicts_with = "depth", help_heading = "Workload")]
     pub(crate) quick: bool,
 
-    /// Bytes per read [default: 4k,16k,128k]
+    /// Direction of the payload
+    #[arg(long, value_enum, value_name = "RW,...", default_value = "read", value_delimiter = ',')]
+    #[arg(help_heading = "Workload")]
+    pub(crate) rw: Vec<Direction>,
+
+    /// Bytes per command [default: 4k,16k,128k]
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = values::io_size)]
     #[arg(help_heading = "Workload")]
     pub(crate) io_size: Vec<u32>,
 
-    /// Reads in flight, 64 at most on a queue [default: 128,256,512,1024]
+    /// Commands in flight, 64 at most on a queue [default: 128,256,512,1024]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = reads_in_flight)]
     #[arg(help_heading = "Workload")]
     pub(crate) depth: Vec<u32>,
@@ -296,7 +301,7 @@ pub(crate) struct DigestArgs {
     pub(crate) offload: OffloadChoice,
 
     /// Rounds, in which each way has its turn; the median counts
-    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "How")]
+    #[arg(long, value_name = "N", default_value_t = 9, help_heading = "How")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) rounds: u16,
 
