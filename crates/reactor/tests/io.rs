@@ -41,7 +41,6 @@ macro_rules! conformance {
 conformance!(
     echo_in_every_chunking,
     large_batches_through_small_buffers,
-    a_share_of_a_batch_in_each_poll,
     receive_fills_payload_then_staging,
     counts_are_exact,
     end_of_stream_and_reset,
@@ -321,40 +320,6 @@ fn large_batches_through_small_buffers(mut bed: Bed) {
     assert!(batch.is_empty());
     batch.clear();
     assert_eq!(bed.pool.available_total(), available);
-}
-
-/// A large batch with a share leaves in several polls, and its neighbours come between.
-fn a_share_of_a_batch_in_each_poll(mut bed: Bed) {
-    const SHARE: usize = 16 << 10;
-    const TOTAL: usize = 20 * SHARE;
-    let (large, large_peer) = bed.pair();
-    let (small, small_peer) = bed.pair();
-    let mut batch = SendBatch::new(64, 4);
-    batch.set_call_bytes_max(SHARE);
-    batch.push_payload(Payload::Buf(IoBuf::from_slice(&pattern(TOTAL, 4)), 0..TOTAL));
-    let before = bed.io.counts().sent_bytes;
-    let token = bed.start_send(large, batch);
-    let (mut polls, mut most, mut last) = (0, 0, before);
-    while bed.done.iter().all(|done| done.token != token) {
-        bed.poll(Wait::No);
-        polls += 1;
-        let now = bed.io.counts().sent_bytes;
-        most = most.max(now - last);
-        last = now;
-    }
-    // One share when it is started or first tried, and one in each poll; the socket has room.
-    assert!(most <= 2 * SHARE as u64, "{most} bytes in one poll");
-    assert!(polls >= 10, "{polls} polls");
-    let mut batch = bed.sent(token).1;
-    bed.send_bytes(small, b"small");
-    assert_eq!(bed.recv_exactly(small_peer, 5), b"small");
-    assert_eq!(bed.recv_exactly(large_peer, TOTAL), pattern(TOTAL, 4));
-    // A poll that waits goes on with the shares, and does not sleep on them.
-    batch.clear();
-    batch.push_payload(Payload::Buf(IoBuf::from_slice(&pattern(TOTAL, 5)), 0..TOTAL));
-    let token = bed.start_send(large, batch);
-    bed.sent(token).0.unwrap();
-    assert_eq!(bed.recv_exactly(large_peer, TOTAL), pattern(TOTAL, 5));
 }
 
 fn receive_fills_payload_then_staging(mut bed: Bed) {

@@ -1,0 +1,86 @@
+//! A batch that takes turns leaves in shares, one in each poll.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[allow(dead_code, reason = "each test uses a part of it")]
+mod common;
+
+use std::io::Read as _;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use common::pattern;
+use raceline_reactor::core::{Backend, open_io};
+use raceline_reactor::io::SocketId;
+use raceline_reactor::{Completion, Io, IoBuf, Outcome, Payload, SendBatch, Socket, Token, Wait};
+
+const SHARE: usize = 16 << 10;
+const TOTAL: usize = 20 * SHARE;
+
+/// A socket of the back end, and its peer.
+fn pair(io: &mut dyn Io) -> (SocketId, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    near.set_nonblocking(true).unwrap();
+    (io.adopt(Socket::from_fd(near.into()).unwrap()).unwrap(), peer)
+}
+
+fn batch(seed: u32) -> Box<SendBatch> {
+    let mut batch = SendBatch::new(64, 4);
+    batch.set_call_bytes_max(SHARE);
+    batch.push_payload(Payload::Buf(IoBuf::from_slice(&pattern(TOTAL, seed)), 0..TOTAL));
+    batch
+}
+
+fn sent(done: &mut Vec<Completion>) -> bool {
+    done.drain(..).any(|completion| match completion.outcome {
+        Outcome::Sent(result, _) => result.is_ok(),
+        other => panic!("{other:?}"),
+    })
+}
+
+fn received(peer: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = vec![0; TOTAL];
+    peer.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn check(io: &mut dyn Io) {
+    let (socket, mut peer) = pair(io);
+    let token = Token { owner: 1, generation: 0, index: 0 };
+    let mut done = Vec::new();
+    let mut last = io.counts().sent_bytes;
+    io.send(socket, batch(1), token);
+    let (mut polls, mut most) = (0, 0);
+    while !sent(&mut done) {
+        io.poll(Wait::No, &mut done).unwrap();
+        polls += 1;
+        let now = io.counts().sent_bytes;
+        most = most.max(now - last);
+        last = now;
+    }
+    // One share when it is started, and one in each poll; the socket has room for all of it.
+    assert!(most <= 2 * SHARE as u64, "{most} bytes in one poll");
+    assert!(polls >= 10, "{polls} polls");
+    assert!(received(&mut peer) == pattern(TOTAL, 1));
+    // A poll that waits goes on with the shares, and does not sleep on them.
+    io.send(socket, batch(2), token);
+    while !sent(&mut done) {
+        io.poll(Wait::Yes, &mut done).unwrap();
+    }
+    assert!(received(&mut peer) == pattern(TOTAL, 2));
+}
+
+#[test]
+fn with_epoll() {
+    let (mut io, _) = open_io(Backend::Epoll).unwrap();
+    check(&mut *io);
+}
+
+#[test]
+fn with_the_ring() {
+    // Where it is forbidden, there is nothing to check.
+    if let Ok((mut io, _)) = open_io(Backend::Uring) {
+        check(&mut *io);
+    }
+}
