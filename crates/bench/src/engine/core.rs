@@ -517,13 +517,14 @@ impl Service for Core {
         if self.state == State::Running {
             self.work(cx);
         }
+        // Before controllers send: a core that sleeps has no next turn in which a farewell could go.
+        self.poll_close(cx);
         for port in &mut self.ports {
             if let Some(controller) = &mut port.controller {
                 controller.flush(cx);
             }
             port.queues.flush(cx);
         }
-        self.poll_close(cx);
     }
 
     fn is_finished(&self) -> bool {

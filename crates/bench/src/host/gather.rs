@@ -22,7 +22,7 @@ const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 128 << 10];
 const LOW_RATE: u64 = 2000;
 /// The first rate that may be a wall, and how much higher each next one is, in percent.
 const FIRST_RATE: u64 = 60_000;
-const RATE_STEP_PERCENT: u64 = 20;
+const RATE_STEP_PERCENT: u64 = 25;
 /// Rates beyond are not tried.
 const RATE_MAX: u64 = 2_000_000;
 /// A way that fails so many rates in a row has met its wall: one may be the machine's fault.
