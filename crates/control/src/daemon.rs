@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use raceline_bdev::Identity;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use crate::engine::ledger::Ledger;
 use crate::engine::{Engine, EngineConfig, EngineError, Phase};
 use crate::error::RpcError;
 use crate::logging::Logging;
 use crate::method::{Registry, States};
-use crate::role::{Peer, Roles};
+use crate::params::raw_params;
+use crate::role::Roles;
 use crate::server::{ListenError, Server, ServerConfig};
 use crate::state::{StateError, StateJournal, SubsystemConfig};
 
@@ -182,14 +182,16 @@ fn load(
 ) -> Result<(), StartError> {
     let is_startup = engine.phase() == Phase::Startup;
     if is_startup {
-        each_call(path, sections, |method, params| registry.check(method, params))?;
+        each_call(path, sections, |method, params| {
+            registry.check(method, raw_params(params)?.as_deref())
+        })?;
     }
     each_call(path, sections, |method, params| {
         let is_early = registry.get(method).is_some_and(|m| m.states == States::Startup);
         if is_early != is_startup {
             return Ok(());
         }
-        registry.call(engine, Peer::this_process(), method, params).map(|_| ())
+        engine.make_or_miss(registry, method, params)
     })
 }
 
@@ -197,24 +199,17 @@ fn load(
 fn each_call(
     path: &Path,
     sections: &[SubsystemConfig],
-    work: impl Fn(&str, Option<&RawValue>) -> Result<(), RpcError>,
+    work: impl Fn(&str, Option<&Value>) -> Result<(), RpcError>,
 ) -> Result<(), StartError> {
     for SubsystemConfig { subsystem, config } in sections {
         for (index, call) in config.iter().enumerate() {
-            let done = raw(call.params.as_ref()).and_then(|raw| work(&call.method, raw.as_deref()));
-            done.map_err(|error| {
+            work(&call.method, call.params.as_ref()).map_err(|error| {
                 let (path, method) = (path.display(), &call.method);
                 StartError::Load(format!("{path}: {subsystem} config[{index}] {method}: {error}"))
             })?;
         }
     }
     Ok(())
-}
-
-fn raw(params: Option<&Value>) -> Result<Option<Box<RawValue>>, RpcError> {
-    let some = params.filter(|params| !params.is_null());
-    let raw = some.map(serde_json::value::to_raw_value).transpose();
-    raw.map_err(RpcError::invalid_params)
 }
 
 fn read_config(path: &Path) -> Result<Vec<SubsystemConfig>, StartError> {

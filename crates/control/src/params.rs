@@ -9,6 +9,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, Visitor};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::RpcError;
@@ -24,6 +25,16 @@ pub fn decode<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, RpcEr
         return Err(RpcError::invalid_params("parameters must be an object"));
     }
     serde_json::from_str(text).map_err(|error| RpcError::invalid_params(detail(&error)))
+}
+
+/// Parameters as calls carry them; null stands for none.
+///
+/// # Errors
+/// When they cannot be JSON, which is an error of this program.
+pub fn raw_params(params: Option<&Value>) -> Result<Option<Box<RawValue>>, RpcError> {
+    let some = params.filter(|params| !params.is_null());
+    let raw = some.map(serde_json::value::to_raw_value).transpose();
+    raw.map_err(RpcError::invalid_params)
 }
 
 /// Refuses parameters that ask for what this program does not do; their defaults are taken, because

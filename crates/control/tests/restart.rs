@@ -2,58 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::path::Path;
+mod support;
 
-use raceline_control::engine::{Engine, EngineConfig};
-use raceline_control::method::Registry;
-use raceline_control::role::Peer;
-use raceline_control::state::StateJournal;
-use serde_json::{Value, json};
-
-/// A daemon without a socket. Dropped without an orderly end it leaves what a kill leaves.
-struct Daemon {
-    engine: Engine,
-    registry: Registry,
-}
-
-impl Daemon {
-    fn start(dir: &Path) -> Self {
-        let (journal, kept) = StateJournal::open(dir).unwrap();
-        let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
-        let (engine, registry) = (Engine::new(config), Registry::new());
-        engine.restore(&registry, &kept.ledger).unwrap();
-        engine.start();
-        engine.restore(&registry, &kept.ledger).unwrap();
-        Self { engine, registry }
-    }
-
-    fn call(&self, method: &str, params: Value) -> Result<Value, String> {
-        let raw = serde_json::value::to_raw_value(&params).unwrap();
-        let params = (!params.is_null()).then_some(&*raw);
-        let result = self.registry.call(&self.engine, Peer::this_process(), method, params);
-        let result = result.map_err(|error| format!("{method}: {error}"))?;
-        self.engine.wait_durable().unwrap();
-        Ok(result)
-    }
-
-    /// All that a client can see of what is configured.
-    fn picture(&self) -> Value {
-        let sections = self.call("framework_get_subsystems", Value::Null).unwrap();
-        let config = |section: &Value| {
-            self.call("framework_get_config", json!({ "name": section["subsystem"] })).unwrap()
-        };
-        let config: Vec<Value> = sections.as_array().unwrap().iter().map(config).collect();
-        json!({
-            "config": config,
-            "bdevs": self.call("bdev_get_bdevs", Value::Null).unwrap(),
-            "subsystems": self.call("nvmf_get_subsystems", Value::Null).unwrap(),
-        })
-    }
-
-    fn kill(self) {
-        self.engine.shut_down().unwrap();
-    }
-}
+use serde_json::json;
+use support::Kept;
 
 fn nqn(number: usize) -> String {
     format!("nqn.2026-01.io.raceline:s{number}")
@@ -62,7 +14,7 @@ fn nqn(number: usize) -> String {
 #[test]
 fn identities_access_and_addresses_survive() {
     let dir = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(dir.path());
+    let daemon = Kept::start(dir.path());
     let change = |method, params| daemon.call(method, params).unwrap();
     change("nvmf_create_transport", json!({ "trtype": "tcp" }));
     for number in 0..3 {
@@ -80,14 +32,14 @@ fn identities_access_and_addresses_survive() {
     change("bdev_malloc_delete", json!({ "name": "Malloc2" }));
     let before = daemon.picture();
     daemon.kill();
-    let daemon = Daemon::start(dir.path());
+    let daemon = Kept::start(dir.path());
     assert_eq!(daemon.picture(), before);
     // In good order, twice: from a configuration file without any log.
     for _ in 0..2 {
         daemon.engine.close_journal().unwrap();
     }
     daemon.kill();
-    let daemon = Daemon::start(dir.path());
+    let daemon = Kept::start(dir.path());
     assert_eq!(daemon.picture(), before);
     daemon.kill();
 }
@@ -102,7 +54,7 @@ fn random_lives_survive_random_ends() {
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from((state >> 33) % limit).unwrap()
     };
-    let mut daemon = Daemon::start(dir.path());
+    let mut daemon = Kept::start(dir.path());
     let (mut made, mut refused) = (0, 0);
     for _ in 0..400 {
         let (name, nqn) = (format!("m{}", below(6)), nqn(below(4)));
@@ -134,7 +86,7 @@ fn random_lives_survive_random_ends() {
                 daemon.engine.close_journal().unwrap();
             }
             daemon.kill();
-            daemon = Daemon::start(dir.path());
+            daemon = Kept::start(dir.path());
             assert_eq!(daemon.picture(), before);
         }
     }

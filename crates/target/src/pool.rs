@@ -21,9 +21,6 @@ use device::CarvedBdev;
 
 pub use map::{MapError, PoolMap, PoolNamespace};
 
-/// The block sizes that a namespace can have, where the device's is not larger.
-const BLOCK_SIZES: [u32; 2] = [512, 4096];
-
 /// Where the maps of pools are kept.
 pub trait PoolStore: Send + Sync {
     /// Keeps the map of a subsystem's pool: when this returns, a crash does not undo it. The
@@ -103,7 +100,7 @@ impl Target {
         let pool =
             PoolState { bdev, map, store, managers, reserved: Vec::new(), formatting: Vec::new() };
         let bad = |error| TargetError::PoolMap { nqn: nqn.clone(), error };
-        pool.map.check(pool.device_bytes(), &pool.block_sizes()).map_err(bad)?;
+        pool.map.fits(&pool.bdev.info()).map_err(bad)?;
         for namespace in &pool.map.namespaces {
             state.entry(nqn)?.free_nsid(Some(namespace.nsid))?;
         }
@@ -295,11 +292,6 @@ impl PoolState {
         self.total_units().saturating_sub(used) * self.map.unit_bytes
     }
 
-    fn block_sizes(&self) -> Vec<u32> {
-        let least = self.bdev.info().block_size;
-        BLOCK_SIZES.into_iter().filter(|size| *size >= least).collect()
-    }
-
     fn is_quiet(&self) -> bool {
         self.reserved.is_empty() && self.formatting.is_empty()
     }
@@ -309,7 +301,7 @@ impl PoolState {
         Pool {
             total_bytes: self.total_bytes(),
             free_bytes: self.free_bytes(),
-            block_sizes: self.block_sizes(),
+            block_sizes: map::block_sizes(&self.bdev.info()),
             managers: self.managers.clone(),
         }
     }

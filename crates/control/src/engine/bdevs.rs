@@ -27,6 +27,13 @@ pub enum Claim {
         /// this number.
         nsid: u32,
     },
+    /// Hosts of a subsystem make namespaces of it.
+    Pool {
+        /// Of this target,
+        target: String,
+        /// this subsystem.
+        nqn: String,
+    },
     /// Another device stands on it.
     Bdev {
         /// The module of that device.
@@ -41,7 +48,7 @@ impl Claim {
     #[must_use]
     pub fn module(&self) -> &'static str {
         match self {
-            Self::Namespace { .. } => "NVMe-oF Target",
+            Self::Namespace { .. } | Self::Pool { .. } => "NVMe-oF Target",
             Self::Bdev { module, .. } => module,
         }
     }
@@ -51,6 +58,7 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Namespace { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
+            Self::Pool { nqn, .. } => write!(f, "the pool of {nqn}"),
             Self::Bdev { name, .. } => write!(f, "device `{name}`"),
         }
     }

@@ -27,7 +27,7 @@ const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 pub type Controllers = BTreeMap<String, Arc<Controller>>;
 
 /// Where the threads that follow controllers find the engine, once it is shared.
-pub(super) type SharedEngine = OnceLock<Weak<Engine>>;
+pub(crate) type SharedEngine = OnceLock<Weak<Engine>>;
 
 /// A controller that is attached.
 pub struct Controller {
@@ -188,6 +188,7 @@ impl Change<'_> {
         if self.model().controllers.contains_key(&controller.name) {
             return Err(EngineError::NameTaken(controller.name.clone()));
         }
+        self.check_not_missing(&controller.key)?;
         let name = controller.name.clone();
         self.model_mut().controllers.insert(name.clone(), Arc::clone(controller));
         let followed = self.follow(controller).and_then(|names| {
@@ -263,7 +264,7 @@ impl Change<'_> {
         let details = Attached { controller: Arc::clone(controller), nsid: info.nsid };
         let bdev = Entry::with_uuid(&name, uuid, MODULE, "NVMe disk", Arc::new(namespace));
         self.add_bdev(bdev.described_by(details), None)?;
-        methods::bdev::examine_unasked(self, &name);
+        methods::bdev::arrived(self, &name);
         Ok(name)
     }
 }

@@ -19,6 +19,14 @@ pub enum EngineError {
     /// There is no such device.
     #[error("there is no device `{0}`: bdev_get_bdevs lists them")]
     NoBdev(String),
+    /// A device that is configured, and cannot be had.
+    #[error("device `{name}` is configured, but missing: {reason}")]
+    Away {
+        /// The device.
+        name: String,
+        /// Why it is missing.
+        reason: String,
+    },
     /// A device that somebody else uses.
     #[error("device `{name}` is used by {by}: remove that first")]
     Claimed {
@@ -71,7 +79,7 @@ impl EngineError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::NameTaken(_) | Self::Exists { .. } => libc::EEXIST,
-            Self::NoBdev(_) | Self::Missing { .. } => libc::ENODEV,
+            Self::NoBdev(_) | Self::Away { .. } | Self::Missing { .. } => libc::ENODEV,
             Self::Claimed { .. } => libc::EPERM,
             Self::Journal(error) => error.errno,
             Self::Open(error) => open_errno(error),

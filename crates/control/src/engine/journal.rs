@@ -20,6 +20,13 @@ pub trait Journal: Send + Sync {
     /// When they cannot be taken in spite of [`Journal::reserve`].
     fn append(&self, records: &[Record]) -> Result<u64, JournalError>;
 
+    /// Takes one record that has no effect yet: room for it is asked for now. Gives the position
+    /// after it. Does not wait for the record itself.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    fn keep(&self, record: &Record) -> Result<u64, JournalError>;
+
     /// Waits until everything before that position is on stable media: one sync serves all who
     /// wait.
     ///
@@ -60,6 +67,10 @@ impl Journal for NoJournal {
     }
 
     fn append(&self, _records: &[Record]) -> Result<u64, JournalError> {
+        Ok(0)
+    }
+
+    fn keep(&self, _record: &Record) -> Result<u64, JournalError> {
         Ok(0)
     }
 

@@ -5,7 +5,7 @@
 //! saved, and the state that a restart comes back to. An entry owns everything whose key begins
 //! with its own: removing a subsystem removes its namespaces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -126,6 +126,13 @@ impl Entry {
             .map_err(|error| EngineError::Invalid(format!("{method} cannot be kept: {error}")))?;
         Ok(Self { section, method: method.to_owned(), params })
     }
+
+    /// The device that it stands on, as stacked devices name it.
+    #[must_use]
+    pub fn base_name(&self) -> Option<&str> {
+        let members = ["base_bdev_name", "base_bdev", "base_name"];
+        members.iter().find_map(|member| self.params.get(member)?.as_str())
+    }
 }
 
 /// One step of a change.
@@ -151,6 +158,9 @@ pub enum Record {
 pub struct Ledger {
     entries: BTreeMap<Key, (u64, Entry)>,
     order: BTreeMap<u64, Key>,
+    /// The entries that stand on a device, by its name: thousands of devices come one by one, and
+    /// each asks for them.
+    on_base: BTreeMap<String, BTreeSet<u64>>,
     last: u64,
 }
 
@@ -173,6 +183,12 @@ impl Ledger {
         self.entries().map(|(_, entry)| entry).filter(move |entry| entry.section == section)
     }
 
+    /// The entries that stand on a device of this name, in their order.
+    pub fn standing_on(&self, base: &str) -> impl Iterator<Item = &Entry> {
+        let places = self.on_base.get(base).into_iter().flatten();
+        places.filter_map(|place| Some(&self.entries.get(self.order.get(place)?)?.1))
+    }
+
     /// The entry of that name.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<&Entry> {
@@ -192,13 +208,25 @@ impl Ledger {
     }
 
     fn put(&mut self, key: Key, entry: Entry) {
-        if let Some((_, old)) = self.entries.get_mut(&key) {
-            *old = entry;
-            return;
+        let place = self.entries.get(&key).map_or(self.last + 1, |(place, _)| *place);
+        self.last = self.last.max(place);
+        self.leave_base(&key);
+        if let Some(base) = entry.base_name() {
+            self.on_base.entry(base.to_owned()).or_default().insert(place);
         }
-        self.last += 1;
-        self.order.insert(self.last, key.clone());
-        self.entries.insert(key, (self.last, entry));
+        self.order.insert(place, key.clone());
+        self.entries.insert(key, (place, entry));
+    }
+
+    fn leave_base(&mut self, key: &Key) {
+        let Some((place, entry)) = self.entries.get(key) else { return };
+        let Some(base) = entry.base_name() else { return };
+        if let Some(places) = self.on_base.get_mut(base) {
+            places.remove(place);
+            if places.is_empty() {
+                self.on_base.remove(base);
+            }
+        }
     }
 
     fn remove(&mut self, key: &Key) {
@@ -210,6 +238,7 @@ impl Ledger {
             .cloned()
             .collect();
         for key in owned {
+            self.leave_base(&key);
             if let Some((place, _)) = self.entries.remove(&key) {
                 self.order.remove(&place);
             }
@@ -249,6 +278,28 @@ mod tests {
         ledger.apply(put(&["subsystem", "a"], 6));
         assert_eq!(values(&ledger), [5, 4, 6]);
         assert_eq!(ledger.len(), 3);
+    }
+
+    #[test]
+    fn what_stands_on_a_device_is_found_by_its_name() {
+        let on = |parts: &[&str], base: &str| {
+            let params = serde_json::json!({ "base_bdev_name": base, "name": parts[1] });
+            let entry = Entry { section: Section::Bdev, method: "m".to_owned(), params };
+            Record::Put { key: Key::new(parts), entry }
+        };
+        let mut ledger = Ledger::default();
+        for (name, base) in [("x", "a"), ("y", "b"), ("z", "a")] {
+            ledger.apply(on(&["bdev", name], base));
+        }
+        let names = |ledger: &Ledger, base: &str| -> Vec<String> {
+            ledger.standing_on(base).map(|entry| entry.params["name"].to_string()).collect()
+        };
+        assert_eq!(names(&ledger, "a"), ["\"x\"", "\"z\""]);
+        ledger.apply(on(&["bdev", "x"], "b"));
+        ledger.apply(Record::Remove { key: Key::new(&["bdev", "z"]) });
+        assert_eq!((names(&ledger, "a").len(), names(&ledger, "b").len()), (0, 2));
+        assert_eq!(names(&ledger, "b"), ["\"x\"", "\"y\""]);
+        assert_eq!(ledger.on_base.len(), 1);
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod controllers;
 mod error;
 pub mod journal;
 pub mod ledger;
+pub mod missing;
 pub mod notify;
 pub mod nvmf;
 pub mod options;
@@ -30,10 +31,12 @@ use bdevs::{Bdevs, Claim};
 use controllers::{Controllers, SharedEngine};
 use journal::{Journal, JournalError, NoJournal};
 use ledger::{Entry, Key, Ledger, Record};
+use missing::MissingParts;
 use notify::{EventKind, Events};
 use nvmf::{DEFAULT_MAX_SUBSYSTEMS, Nvmf};
 use options::TargetOptions;
 use raceline_proto::nvme::Nqn;
+use raceline_target::Target;
 
 use crate::logging::Logging;
 
@@ -87,11 +90,19 @@ pub struct Engine {
     phase_changed: Condvar,
     /// Held for the whole of a change.
     changing: Mutex<()>,
+    /// Held while records go to the journal and the ledger, in the same order to both.
+    keeping: Mutex<()>,
     model: RwLock<Model>,
     /// The journal's position after the last change.
     position: AtomicU64,
     /// Changes are being made that have been written down before.
     restoring: AtomicBool,
+    /// What is missing is just being made.
+    coming: Mutex<Option<Key>>,
+    /// What the start has waited for things outside.
+    waited_ms: AtomicU64,
+    /// It shuts down.
+    ending: AtomicBool,
     /// For threads of its own.
     shared: Arc<SharedEngine>,
     /// What is still to be made when the startup phase ends.
@@ -111,6 +122,8 @@ pub struct Model {
     pub bdevs: Bdevs,
     /// Remote controllers whose namespaces are devices.
     pub controllers: Controllers,
+    /// What is configured and not there.
+    pub missing: MissingParts,
     /// What is exported.
     pub nvmf: Nvmf,
     /// The calls that make all of it again.
@@ -140,12 +153,16 @@ impl Engine {
             phase: Mutex::new(Phase::Startup),
             phase_changed: Condvar::new(),
             changing: Mutex::default(),
+            keeping: Mutex::default(),
             model: RwLock::new(Model {
                 nvmf: Nvmf::new(DEFAULT_MAX_SUBSYSTEMS),
                 ..Model::default()
             }),
             position: AtomicU64::new(0),
             restoring: AtomicBool::new(false),
+            coming: Mutex::default(),
+            waited_ms: AtomicU64::new(0),
+            ending: AtomicBool::new(false),
             shared: Arc::default(),
             at_start: Mutex::default(),
             failure: OnceLock::new(),
@@ -195,7 +212,10 @@ impl Engine {
         self.set_phase(Phase::Starting);
         let made = left.map_or(Ok(()), |make| make(self));
         match &made {
-            Ok(()) => self.start(),
+            Ok(()) => {
+                self.start();
+                self.follow_missing();
+            }
             Err(error) => {
                 // The first failure is the one that counts.
                 let _ = self.failure.set(error.clone());
@@ -264,6 +284,7 @@ impl Engine {
         // failed.
         let Change { records, events, .. } = change;
         let has_records = keep && !records.is_empty();
+        let _in_order = lock(&self.keeping);
         let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };
         let mut model = self.model_mut();
         // The effect is there, whatever the journal says.
@@ -275,6 +296,38 @@ impl Engine {
             self.config.journal.changed(&self.model().ledger);
         }
         made
+    }
+
+    /// Writes down a record that has no effect yet, and waits until it is on stable media; then the
+    /// caller makes the effect. For what is no change of a client: it does not wait for its turn.
+    ///
+    /// # Errors
+    /// When it cannot be written down, at least not for sure.
+    fn keep(&self, record: Record, effect: impl FnOnce(&mut Model)) -> Result<(), EngineError> {
+        if self.restoring.load(Ordering::Acquire) {
+            let text = "the daemon is still starting: try again in a moment";
+            return Err(EngineError::Invalid(text.to_owned()));
+        }
+        let position = {
+            let _in_order = lock(&self.keeping);
+            let position = self.config.journal.keep(&record).map_err(EngineError::Journal)?;
+            let mut model = self.model_mut();
+            model.ledger.apply(record);
+            effect(&mut model);
+            drop(model);
+            self.config.journal.changed(&self.model().ledger);
+            position
+        };
+        self.position.fetch_max(position, Ordering::AcqRel);
+        self.config.journal.wait(position).map_err(EngineError::Journal)
+    }
+
+    /// Undoes a record that could not be kept, in memory.
+    fn unkeep(&self, record: Record, effect: impl FnOnce(&mut Model)) {
+        let _in_order = lock(&self.keeping);
+        let mut model = self.model_mut();
+        model.ledger.apply(record);
+        effect(&mut model);
     }
 
     /// Waits until every change made so far is on stable media. Blocks.
@@ -291,6 +344,7 @@ impl Engine {
     /// # Errors
     /// When a core does not end in time.
     pub fn shut_down(&self) -> Result<(), EngineError> {
+        self.ending.store(true, Ordering::Relaxed);
         let _one_at_a_time = lock(&self.changing);
         let targets = std::mem::take(&mut self.model_mut().nvmf.targets);
         for transport in targets.into_values().filter_map(|target| target.transport) {
@@ -301,12 +355,18 @@ impl Engine {
         Ok(())
     }
 
+    /// The cores of all targets, to be asked without holding the model.
+    #[must_use]
+    pub fn cores(&self) -> Vec<Arc<Target>> {
+        self.model().nvmf.targets.values().filter_map(|target| target.cores()).collect()
+    }
+
     /// Tells hosts of devices that have grown.
     ///
     /// # Errors
     /// When a core does not answer.
     pub fn sizes_changed(&self) -> Result<(), EngineError> {
-        let cores: Vec<_> = self.model().nvmf.targets.values().filter_map(|t| t.cores()).collect();
+        let cores = self.cores();
         cores.iter().try_for_each(|cores| Ok(cores.refresh_sizes()?))
     }
 
@@ -324,6 +384,7 @@ impl Engine {
     /// When it cannot. Nothing is lost then.
     pub fn close_journal(&self) -> Result<(), JournalError> {
         let _one_at_a_time = lock(&self.changing);
+        let _in_order = lock(&self.keeping);
         self.config.journal.close(&self.model().ledger)
     }
 
@@ -374,6 +435,7 @@ impl Change<'_> {
         entry: Option<Entry>,
     ) -> Result<(), EngineError> {
         let (name, key) = (bdev.name.clone(), bdev.key.clone());
+        self.check_not_missing(&Key::new(&["bdev", &name]))?;
         self.model_mut().bdevs.insert(bdev)?;
         if let (Some(key), Some(entry)) = (key, entry) {
             self.put(key, entry);
@@ -388,7 +450,7 @@ impl Change<'_> {
     /// When there is none, or somebody has it already.
     pub fn claim_bdev(&mut self, name: &str, claim: Claim) -> Result<(), EngineError> {
         let mut model = self.model_mut();
-        let bdev = model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.to_owned()))?;
+        let bdev = model.bdev(name)?;
         if let Some(other) = &bdev.claim {
             return Err(EngineError::Claimed { name: name.to_owned(), by: other.to_string() });
         }
@@ -422,16 +484,31 @@ impl Change<'_> {
     fn take_bdev(&mut self, name: &str, forget: bool) -> Result<bdevs::Entry, EngineError> {
         let (name, above, claim) = {
             let model = self.model();
-            let bdev =
-                model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.to_owned()))?;
+            let bdev = model.bdev(name)?;
             bdev.details.before_removal();
             let above: Vec<String> =
                 model.bdevs.above(&bdev.name).map(|entry| entry.name.clone()).collect();
             (bdev.name.clone(), above, bdev.claim.clone())
         };
-        if let Some(Claim::Namespace { target, nqn, nsid }) = claim {
-            let nqn = Nqn::new(&nqn).map_err(|error| EngineError::Invalid(error.to_string()))?;
-            self.remove_namespace(&target, &nqn, nsid)?;
+        let parse =
+            |nqn: &str| Nqn::new(nqn).map_err(|error| EngineError::Invalid(error.to_string()));
+        match (claim, forget) {
+            (Some(Claim::Namespace { target, nqn, nsid }), true) => {
+                self.remove_namespace(&target, &parse(&nqn)?, nsid)?;
+            }
+            (Some(Claim::Namespace { target, nqn, nsid }), false) => {
+                self.hide_waiting(&target, &parse(&nqn)?, nsid)?;
+            }
+            (Some(Claim::Pool { target, nqn }), true) => {
+                self.remove_pool(&target, &parse(&nqn)?)?;
+            }
+            (Some(Claim::Pool { target, nqn }), false) => {
+                self.hide_pool(&target, &parse(&nqn)?)?;
+            }
+            (Some(Claim::Bdev { .. }) | None, _) => {}
+        }
+        if forget {
+            self.remove_waiting(|waited| waited == name);
         }
         for name in above {
             self.take_bdev(&name, forget)?;

@@ -9,7 +9,6 @@ use super::ledger::{Entry, Key, Ledger, Section};
 use super::{Engine, Phase};
 use crate::error::RpcError;
 use crate::method::Registry;
-use crate::role::Peer;
 
 /// Why a target cannot be made again.
 #[derive(Debug, thiserror::Error)]
@@ -68,19 +67,12 @@ impl Engine {
         key: &Key,
         entry: &Entry,
     ) -> Result<(), RestoreError> {
-        let failed = |error| RestoreError::Call {
+        let made = self.make_or_miss(registry, &entry.method, Some(&entry.params));
+        made.map_err(|error| RestoreError::Call {
             key: key.clone(),
             call: format!("{} {}", entry.method, entry.params),
             error: Box::new(error),
-        };
-        let raw = if entry.params.is_null() {
-            None
-        } else {
-            let raw = serde_json::value::to_raw_value(&entry.params);
-            Some(raw.map_err(|error| failed(RpcError::invalid_params(error)))?)
-        };
-        let called = registry.call(self, Peer::this_process(), &entry.method, raw.as_deref());
-        called.map(|_| ()).map_err(failed)
+        })
     }
 
     /// Whether what is there is what was there. A newer version of this program may record more

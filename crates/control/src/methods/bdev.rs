@@ -19,14 +19,17 @@ use uuid::Uuid;
 
 use crate::engine::bdevs::Entry;
 pub(crate) use crate::engine::bdevs::Plain;
+use crate::engine::missing::Missing;
 use crate::engine::{Change, EngineError, ledger};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
-pub(crate) use options::examine_unasked;
+use crate::params::NoParams;
+pub(crate) use options::arrived;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.read("bdev_get_bdevs", States::Runtime, get_bdevs);
     registry.alias("get_bdevs", "bdev_get_bdevs");
+    registry.read("bdev_get_missing", States::Runtime, get_missing);
     for register in [
         malloc::register,
         null::register,
@@ -73,8 +76,24 @@ fn get_bdevs(call: &Call<'_>, params: GetBdevs) -> Result<Vec<Value>, RpcError> 
     let Some(name) = params.name else {
         return Ok(call.engine.model().bdevs.iter().map(describe).collect());
     };
-    let found = call.engine.wait_bdev(&name, params.timeout.unwrap_or(0), describe);
-    found.map(|bdev| vec![bdev]).ok_or_else(|| no_device(&name))
+    match call.engine.wait_bdev(&name, params.timeout.unwrap_or(0), describe) {
+        Some(bdev) => Ok(vec![bdev]),
+        None => Ok(vec![describe(call.engine.model().bdev(&name)?)]),
+    }
+}
+
+/// What is configured and not there.
+fn get_missing(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
+    let describe = |missing: &Missing| {
+        json!({
+            "name": missing.name,
+            "type": if missing.is_controller() { "controller" } else { "bdev" },
+            "method": missing.entry.method,
+            "params": missing.entry.params,
+            "reason": missing.reason,
+        })
+    };
+    Ok(call.engine.model().missing.values().map(describe).collect())
 }
 
 /// A device as SPDK describes it.
@@ -146,10 +165,6 @@ fn io_types(info: &BdevInfo) -> Value {
     })
 }
 
-fn no_device(name: &str) -> RpcError {
-    EngineError::NoBdev(name.to_owned()).into()
-}
-
 fn block_size_of(bytes: u32) -> Result<BlockSize, RpcError> {
     match bytes {
         512 => Ok(BlockSize::B512),
@@ -179,7 +194,7 @@ fn open(change: &Change<'_>, spec: &DeviceSpec) -> Result<SharedBdev, RpcError> 
 fn add(change: &mut Change<'_>, bdev: Entry, entry: ledger::Entry) -> Result<(), RpcError> {
     let name = bdev.name.clone();
     change.add_bdev(bdev, Some(entry))?;
-    options::examine_unasked(change, &name);
+    options::arrived(change, &name);
     Ok(())
 }
 
@@ -209,6 +224,9 @@ fn find(change: &Change<'_>, name: &str, module: &str) -> Result<Entry, RpcError
 
 fn delete(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
     call.engine.change(|change| {
+        if change.forget_missing(&ledger::Key::new(&["bdev", name])) {
+            return Ok(true);
+        }
         find(change, name, module)?;
         change.remove_bdev(name)?;
         Ok(true)

@@ -62,9 +62,8 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
 /// Each core has its own buffers, without a cache before them. A wait is counted when a command
 /// comes and finds no buffer; which size it wanted is not.
 fn get_stats(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
-    let model = call.engine.model();
-    let cores = model.nvmf.targets.values().filter_map(|target| target.cores());
-    let groups = cores.flat_map(|cores| cores.poll_groups());
+    let cores = call.engine.cores();
+    let groups = cores.iter().flat_map(|cores| cores.poll_groups());
     let totals = groups.fold((0, 0), |(done, waits), group| {
         let totals = group.totals;
         (done + totals.reads + totals.writes, waits + totals.buffer_waits)

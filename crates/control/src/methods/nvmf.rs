@@ -4,6 +4,7 @@ mod host;
 mod listener;
 mod namespace;
 mod options;
+mod pool;
 mod referral;
 mod stats;
 mod subsystem;
@@ -26,6 +27,7 @@ pub(super) fn register(registry: &mut Registry) {
     namespace::register(registry);
     host::register(registry);
     listener::register(registry);
+    pool::register(registry);
     referral::register(registry);
     stats::register(registry);
 }

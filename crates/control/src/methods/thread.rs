@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cores::mask_text;
 use crate::engine::Engine;
+use crate::engine::nvmf::Transport;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, refuse};
@@ -37,12 +38,16 @@ struct Thread {
 
 /// The threads of all targets; a target without a transport has none yet.
 fn threads(engine: &Engine) -> Vec<Thread> {
-    let model = engine.model();
-    let mut threads = Vec::new();
-    for (name, target) in &model.nvmf.targets {
+    let mut served: Vec<(String, Transport, Vec<String>)> = Vec::new();
+    for (name, target) in &engine.model().nvmf.targets {
         let Some(transport) = &target.transport else { continue };
         let devices = target.subsystems.values().flat_map(|s| s.namespaces.values());
-        let channels: Vec<String> = devices.map(|ns| ns.bdev_name.clone()).collect();
+        let shown = devices.filter(|ns| ns.missing.is_none());
+        let channels = shown.map(|ns| ns.bdev_name.clone()).collect();
+        served.push((name.clone(), transport.clone(), channels));
+    }
+    let mut threads = Vec::new();
+    for (name, transport, channels) in served {
         for (index, counts) in transport.target.stats().loops.into_iter().enumerate() {
             let cpu = transport.cpus.get(index).copied();
             threads.push(Thread {

@@ -77,6 +77,12 @@ impl Journal for StateJournal {
         Ok(self.store.append(permit, records)?)
     }
 
+    fn keep(&self, record: &Record) -> Result<u64, JournalError> {
+        // Not the permit of the change that is being made.
+        let permit = self.store.reserve(CHANGE_BYTES)?;
+        Ok(self.store.append(permit, std::slice::from_ref(record))?)
+    }
+
     fn wait(&self, position: u64) -> Result<(), JournalError> {
         Ok(self.store.wait(position)?)
     }

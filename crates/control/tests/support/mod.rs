@@ -5,13 +5,15 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_control::engine::{Engine, EngineConfig};
-use raceline_control::role::Roles;
+use raceline_control::method::Registry;
+use raceline_control::role::{Peer, Roles};
 use raceline_control::server::{Server, ServerConfig};
+use raceline_control::state::StateJournal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -102,4 +104,60 @@ impl Client {
             None => Ok(answer["result"].clone()),
         }
     }
+}
+
+/// A daemon with a state directory and without a socket. Dropped without an orderly end it leaves
+/// what a kill leaves.
+pub(crate) struct Kept {
+    pub(crate) engine: Arc<Engine>,
+    registry: Registry,
+}
+
+impl Kept {
+    pub(crate) fn start(dir: &Path) -> Self {
+        let (journal, kept) = StateJournal::open(dir).unwrap();
+        let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
+        let (engine, registry) = (Arc::new(Engine::new(config)), Registry::new());
+        engine.share();
+        engine.restore(&registry, &kept.ledger).unwrap();
+        let again = Registry::new();
+        engine.at_start(Box::new(move |engine| {
+            engine.restore(&again, &kept.ledger).map_err(|error| error.to_string())
+        }));
+        engine.start_all().unwrap();
+        Self { engine, registry }
+    }
+
+    /// Calls a method and waits until its effect is kept; the error is its text.
+    pub(crate) fn call(&self, method: &str, params: Value) -> Result<Value, String> {
+        let raw = serde_json::value::to_raw_value(&params).unwrap();
+        let params = (!params.is_null()).then_some(&*raw);
+        let result = self.registry.call(&self.engine, Peer::this_process(), method, params);
+        let result = result.map_err(|error| format!("{method}: {error}"))?;
+        self.engine.wait_durable().unwrap();
+        Ok(result)
+    }
+
+    /// All that a client can see of what is configured.
+    pub(crate) fn picture(&self) -> Value {
+        let sections = ok(self.call("framework_get_subsystems", Value::Null));
+        let config = |section: &Value| {
+            ok(self.call("framework_get_config", json!({ "name": section["subsystem"] })))
+        };
+        let config: Vec<Value> = sections.as_array().unwrap().iter().map(config).collect();
+        json!({
+            "config": config,
+            "bdevs": ok(self.call("bdev_get_bdevs", Value::Null)),
+            "subsystems": ok(self.call("nvmf_get_subsystems", Value::Null)),
+        })
+    }
+
+    pub(crate) fn kill(self) {
+        self.engine.shut_down().unwrap();
+    }
+}
+
+/// The result of a call that has to succeed.
+pub(crate) fn ok(result: Result<Value, String>) -> Value {
+    result.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use raceline_bdev::BdevInfo;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
 /// Which part of a pool's device belongs to which namespace, and what else is to survive of those
@@ -53,6 +54,9 @@ pub enum MapError {
     Blocks(NamespaceId),
 }
 
+/// The block sizes that a namespace can have, where the device's is not larger.
+const BLOCK_SIZES: [u32; 2] = [512, 4096];
+
 /// Every block size divides a unit.
 const UNIT_MULTIPLE: u64 = 4096;
 
@@ -66,8 +70,17 @@ impl PoolMap {
         Self { unit_bytes, namespaces: Vec::new() }
     }
 
+    /// Whether it can be the map of this device.
+    ///
+    /// # Errors
+    /// When it cannot; names the namespace that is in the way.
+    pub fn fits(&self, device: &BdevInfo) -> Result<(), MapError> {
+        let device_bytes = device.block_count.saturating_mul(device.block_size.into());
+        self.check(device_bytes, &block_sizes(device))
+    }
+
     /// Whether it can be the map of a device of that size, with these block sizes.
-    pub(crate) fn check(&self, device_bytes: u64, block_sizes: &[u32]) -> Result<(), MapError> {
+    fn check(&self, device_bytes: u64, block_sizes: &[u32]) -> Result<(), MapError> {
         let unit = self.unit_bytes;
         if unit == 0 || !unit.is_multiple_of(UNIT_MULTIPLE) || unit > device_bytes {
             return Err(MapError::Unit(unit));
@@ -105,6 +118,11 @@ impl PoolMap {
         let place = self.namespaces.partition_point(|other| other.nsid < namespace.nsid);
         self.namespaces.insert(place, namespace);
     }
+}
+
+/// The block sizes that a namespace on this device can have.
+pub(crate) fn block_sizes(device: &BdevInfo) -> Vec<u32> {
+    BLOCK_SIZES.into_iter().filter(|size| *size >= device.block_size).collect()
 }
 
 /// The smallest gap of `total` units between what is `used` that has room for `count`: so large

@@ -2,28 +2,27 @@
 
 use std::sync::Arc;
 
-use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_proto::nvme::Nqn;
 use raceline_target::{SubsystemConfig, Target};
 use serde_json::{Value, json};
 
 use super::live;
 use super::{
-    DEFAULT_TARGET, ListenAddress, MAX_HOSTS, MAX_LISTENERS, Namespace, NewNamespace, NvmfTarget,
-    Referral, Subsystem, SubsystemOptions, Transport, TransportOptions,
+    DEFAULT_TARGET, ListenAddress, MAX_HOSTS, MAX_LISTENERS, NvmfTarget, Referral, Subsystem,
+    SubsystemOptions, Transport, TransportOptions,
 };
-use crate::engine::bdevs::Claim;
 use crate::engine::ledger::{Entry, Key, Section};
 use crate::engine::{Change, EngineError, Phase};
 
 /// The key of a part of a target.
-fn key(target: &str, parts: &[&str]) -> Key {
+pub(super) fn key(target: &str, parts: &[&str]) -> Key {
     let mut all = vec!["nvmf", target];
     all.extend_from_slice(parts);
     Key::new(&all)
 }
 
 /// A call on a target: only one that is not the default is named.
-fn entry(target: &str, method: &str, mut params: Value) -> Entry {
+pub(super) fn entry(target: &str, method: &str, mut params: Value) -> Entry {
     if target != DEFAULT_TARGET
         && let Some(members) = params.as_object_mut()
     {
@@ -95,7 +94,7 @@ impl Change<'_> {
         let cores = Arc::new(Target::start(config)?);
         let populated = {
             let model = self.model();
-            model.nvmf.target(target).and_then(|t| live::populate(&cores, t, &model))
+            live::populate(self.engine(), &cores, target, &model)
         };
         if let Err(error) = populated {
             live::stop(cores)?;
@@ -140,6 +139,7 @@ impl Change<'_> {
             hosts: Vec::new(),
             listeners: Vec::new(),
             namespaces: std::collections::BTreeMap::new(),
+            pool: None,
         };
         self.model_mut().nvmf.target_mut(target)?.subsystems.insert(nqn.clone(), subsystem);
         Ok(())
@@ -239,99 +239,24 @@ impl Change<'_> {
     }
 
     /// The cores of a target, if a subsystem is there.
-    fn cores_of(&self, target: &str, nqn: &Nqn) -> Result<Option<Arc<Target>>, EngineError> {
+    pub(super) fn cores_of(
+        &self,
+        target: &str,
+        nqn: &Nqn,
+    ) -> Result<Option<Arc<Target>>, EngineError> {
         let model = self.model();
         let found = model.nvmf.target(target)?;
         found.subsystem(nqn)?;
         Ok(found.cores())
     }
 
-    fn with_subsystem(
+    pub(super) fn with_subsystem(
         &mut self,
         target: &str,
         nqn: &Nqn,
         change: impl FnOnce(&mut Subsystem),
     ) -> Result<(), EngineError> {
         change(self.model_mut().nvmf.target_mut(target)?.subsystem_mut(nqn)?);
-        Ok(())
-    }
-
-    /// Shows a device as a namespace; gives its number.
-    ///
-    /// # Errors
-    /// When the subsystem or device is missing, the device is in use, or the number is taken.
-    pub fn add_namespace(
-        &mut self,
-        target: &str,
-        nqn: &Nqn,
-        new: &NewNamespace,
-    ) -> Result<u32, EngineError> {
-        let (cores, nsid, name, uuid, device) = {
-            let model = self.model();
-            let found = model.nvmf.target(target)?;
-            let subsystem = found.subsystem(nqn)?;
-            let nsid = match new.nsid {
-                None => subsystem.free_nsid()?,
-                Some(nsid) => free(subsystem, nsid)?,
-            };
-            let missing = || EngineError::NoBdev(new.bdev_name.clone());
-            let bdev = model.bdevs.find(&new.bdev_name).ok_or_else(missing)?;
-            (found.cores(), nsid, bdev.name.clone(), bdev.uuid, Arc::clone(&bdev.device))
-        };
-        let uuid = new.uuid.unwrap_or(uuid);
-        let namespace = Namespace {
-            bdev_name: name.clone(),
-            uuid,
-            // The UUID is unique, stable and as long as an NGUID.
-            nguid: new.nguid.unwrap_or(*uuid.as_bytes()),
-            eui64: new.eui64.unwrap_or_default(),
-            hosts: new.no_auto_visible.then(Vec::new),
-        };
-        let (of, nqn_text) = (target.to_owned(), nqn.as_str().to_owned());
-        self.claim_bdev(&name, Claim::Namespace { target: of, nqn: nqn_text, nsid })?;
-        if let Some(cores) = cores {
-            let config = live::namespace_config(nsid, &namespace, device);
-            if let Err(error) = cores.add_namespace(nqn, config) {
-                self.release_bdev(&name);
-                return Err(error.into());
-            }
-        }
-        let params =
-            json!({ "nqn": nqn.as_str(), "namespace": namespace_params(nsid, &namespace) });
-        let key = key(target, &["subsystem", nqn.as_str(), "namespace", &nsid.to_string()]);
-        self.put(key, entry(target, "nvmf_subsystem_add_ns", params));
-        let mut model = self.model_mut();
-        let subsystem = model.nvmf.target_mut(target)?.subsystem_mut(nqn)?;
-        subsystem.namespaces.insert(nsid, namespace);
-        Ok(nsid)
-    }
-
-    /// Takes a namespace away; hosts are told, and commands in flight finish.
-    ///
-    /// # Errors
-    /// When there is none, or its device does not become quiet.
-    pub fn remove_namespace(
-        &mut self,
-        target: &str,
-        nqn: &Nqn,
-        nsid: u32,
-    ) -> Result<(), EngineError> {
-        let (cores, name) = {
-            let model = self.model();
-            let found = model.nvmf.target(target)?;
-            let namespace = found.subsystem(nqn)?.namespace(nsid)?;
-            (found.cores(), namespace.bdev_name.clone())
-        };
-        if let Some(cores) = cores {
-            cores.remove_namespace(nqn, NamespaceId(nsid))?;
-        }
-        {
-            let mut model = self.model_mut();
-            let subsystem = model.nvmf.target_mut(target)?.subsystem_mut(nqn)?;
-            subsystem.namespaces.remove(&nsid);
-        }
-        self.release_bdev(&name);
-        self.remove(key(target, &["subsystem", nqn.as_str(), "namespace", &nsid.to_string()]));
         Ok(())
     }
 
@@ -405,55 +330,6 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Lets a host see a namespace that hosts do not see of themselves, or hides it from one.
-    ///
-    /// # Errors
-    /// When there is no such namespace, or every host sees it.
-    pub fn set_visible(
-        &mut self,
-        target: &str,
-        nqn: &Nqn,
-        nsid: u32,
-        host: &Nqn,
-        visible: bool,
-    ) -> Result<(), EngineError> {
-        let cores = {
-            let model = self.model();
-            let found = model.nvmf.target(target)?;
-            if found.subsystem(nqn)?.namespace(nsid)?.hosts.is_none() {
-                let text = format!(
-                    "every host sees namespace {nsid}: add it with no_auto_visible instead"
-                );
-                return Err(EngineError::Invalid(text));
-            }
-            found.cores()
-        };
-        match (cores, visible) {
-            (Some(cores), true) => cores.show_namespace(nqn, NamespaceId(nsid), host)?,
-            (Some(cores), false) => cores.hide_namespace(nqn, NamespaceId(nsid), host)?,
-            (None, _) => {}
-        }
-        self.with_subsystem(target, nqn, |subsystem| {
-            let namespace = subsystem.namespaces.get_mut(&nsid);
-            if let Some(hosts) = namespace.and_then(|namespace| namespace.hosts.as_mut()) {
-                hosts.retain(|listed| listed != host);
-                if visible {
-                    hosts.push(host.clone());
-                }
-            }
-        })?;
-        let nsid_text = nsid.to_string();
-        let parts =
-            ["subsystem", nqn.as_str(), "namespace", nsid_text.as_str(), "host", host.as_str()];
-        if visible {
-            let params = json!({ "nqn": nqn.as_str(), "nsid": nsid, "host": host.as_str() });
-            self.put(key(target, &parts), entry(target, "nvmf_ns_add_host", params));
-        } else {
-            self.remove(key(target, &parts));
-        }
-        Ok(())
-    }
-
     /// Points hosts that ask for discovery to another place.
     ///
     /// # Errors
@@ -506,9 +382,11 @@ impl Change<'_> {
     }
 
     fn release_namespaces(&mut self, subsystem: &Subsystem) {
-        for namespace in subsystem.namespaces.values() {
-            self.release_bdev(&namespace.bdev_name);
-        }
+        // A device that is missing may be somebody else's by now.
+        let namespaces = subsystem.namespaces.values().filter(|ns| ns.missing.is_none());
+        let pool = subsystem.pool.iter().filter(|pool| pool.missing.is_none());
+        let names = namespaces.map(|ns| &ns.bdev_name).chain(pool.map(|pool| &pool.bdev_name));
+        names.for_each(|name| self.release_bdev(name));
     }
 }
 
@@ -534,18 +412,6 @@ fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), EngineEr
     Ok(())
 }
 
-fn free(subsystem: &Subsystem, nsid: u32) -> Result<u32, EngineError> {
-    if subsystem.namespaces.contains_key(&nsid) {
-        return Err(EngineError::exists("namespace", &nsid.to_string()));
-    }
-    let max = subsystem.options.max_namespaces;
-    if nsid > max {
-        let text = format!("nsid {nsid} is above max_namespaces {max}");
-        return Err(EngineError::Invalid(text));
-    }
-    Ok(nsid)
-}
-
 fn listeners<'a>(target: &'a NvmfTarget, nqn: &Nqn) -> Result<&'a Vec<ListenAddress>, EngineError> {
     if nqn.is_discovery() {
         return Ok(&target.discovery_listeners);
@@ -567,24 +433,6 @@ fn subsystem_entry(target: &str, options: &SubsystemOptions) -> Entry {
     // Texts and numbers can always be JSON.
     let params = serde_json::to_value(options).unwrap_or_default();
     entry(target, "nvmf_create_subsystem", params)
-}
-
-fn namespace_params(nsid: u32, namespace: &Namespace) -> Value {
-    let mut params = json!({
-        "nsid": nsid,
-        "bdev_name": namespace.bdev_name,
-        "nguid": hex(&namespace.nguid),
-        "uuid": namespace.uuid,
-    });
-    if let Some(members) = params.as_object_mut() {
-        if namespace.eui64 != [0; 8] {
-            members.insert("eui64".to_owned(), hex(&namespace.eui64).into());
-        }
-        if namespace.hosts.is_some() {
-            members.insert("no_auto_visible".to_owned(), true.into());
-        }
-    }
-    params
 }
 
 /// Upper-case hexadecimal, as SPDK writes identifiers.

@@ -10,8 +10,9 @@ use raceline_target::{
     NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError, Visibility,
 };
 
-use super::{Namespace, NvmfTarget, Subsystem, SubsystemOptions, TransportOptions};
-use crate::engine::{EngineConfig, EngineError, Model};
+use super::pool::pool_config;
+use super::{Namespace, Subsystem, SubsystemOptions, TransportOptions};
+use crate::engine::{Engine, EngineConfig, EngineError, Model};
 
 /// How long those who look at a target may hold it while it is to be stopped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,10 +70,12 @@ pub(super) fn namespace_config(
 
 /// Gives new cores everything that the model has.
 pub(super) fn populate(
+    engine: &Engine,
     cores: &Target,
-    target: &NvmfTarget,
+    name: &str,
     model: &Model,
 ) -> Result<(), EngineError> {
+    let target = model.nvmf.target(name)?;
     let options = &model.target_options;
     cores.set_retry_delays(options.retry_delays)?;
     cores.set_discovery_filter(options.filter.into())?;
@@ -83,11 +86,14 @@ pub(super) fn populate(
         for host in hosts {
             cores.add_host(nqn, host)?;
         }
-        for (nsid, namespace) in namespaces {
-            let name = &namespace.bdev_name;
-            let bdev = model.bdevs.find(name).ok_or_else(|| EngineError::NoBdev(name.clone()))?;
+        for (nsid, namespace) in namespaces.iter().filter(|(_, ns)| ns.missing.is_none()) {
+            let bdev = model.bdev(&namespace.bdev_name)?;
             let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device));
             cores.add_namespace(nqn, config)?;
+        }
+        if let Some(pool) = subsystem.pool.as_ref().filter(|pool| pool.missing.is_none()) {
+            let bdev = model.bdev(&pool.bdev_name)?;
+            cores.set_pool(nqn, pool_config(engine, name, pool, Arc::clone(&bdev.device)))?;
         }
     }
     for referral in &target.referrals {

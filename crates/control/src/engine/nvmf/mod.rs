@@ -6,6 +6,8 @@
 mod change;
 mod listener;
 mod live;
+mod namespace;
+mod pool;
 mod referral;
 
 use std::collections::BTreeMap;
@@ -21,6 +23,7 @@ use super::EngineError;
 pub(crate) use change::hex;
 pub use listener::ListenAddress;
 pub(crate) use live::stop;
+pub use pool::{Pool, PoolNamespaceParams, PoolParams};
 pub use referral::Referral;
 
 /// The target that every method means that names none.
@@ -43,6 +46,8 @@ pub const MAX_HOSTS: usize = 8192;
 pub struct Nvmf {
     /// By name.
     pub targets: BTreeMap<String, NvmfTarget>,
+    /// Something may wait for its device.
+    pub(super) waits: bool,
 }
 
 /// A target: what it exports, and the cores that do it once there is a transport.
@@ -98,6 +103,8 @@ pub struct Subsystem {
     pub listeners: Vec<ListenAddress>,
     /// By number.
     pub namespaces: BTreeMap<u32, Namespace>,
+    /// What its hosts make namespaces of.
+    pub pool: Option<Pool>,
 }
 
 /// What a subsystem is made with, by SPDK's names.
@@ -132,6 +139,8 @@ pub struct Namespace {
     pub eui64: [u8; 8],
     /// The hosts that see it; `None`: all that may connect.
     pub hosts: Option<Vec<Nqn>>,
+    /// Why hosts do not have it, if that is so: its device is not there.
+    pub missing: Option<String>,
 }
 
 /// A namespace to make; what is `None` is chosen.
@@ -164,7 +173,8 @@ impl Nvmf {
     #[must_use]
     pub fn new(max_subsystems: u32) -> Self {
         let target = NvmfTarget { max_subsystems, ..NvmfTarget::default() };
-        Self { targets: BTreeMap::from([(DEFAULT_TARGET.to_owned(), target)]) }
+        let targets = BTreeMap::from([(DEFAULT_TARGET.to_owned(), target)]);
+        Self { targets, waits: false }
     }
 
     /// The target of that name, or the default one.
@@ -214,8 +224,31 @@ impl Subsystem {
     /// The lowest number that no namespace has.
     fn free_nsid(&self) -> Result<u32, EngineError> {
         let max = self.options.max_namespaces;
-        (1..=max).find(|nsid| !self.namespaces.contains_key(nsid)).ok_or_else(|| {
+        (1..=max).find(|nsid| !self.has_nsid(*nsid)).ok_or_else(|| {
             EngineError::Invalid(format!("{} has {max} namespaces already", self.options.nqn))
         })
+    }
+
+    fn has_nsid(&self, nsid: u32) -> bool {
+        self.namespaces.contains_key(&nsid) || self.pool_has(nsid)
+    }
+
+    /// Whether hosts have made a namespace of this number.
+    fn pool_has(&self, nsid: u32) -> bool {
+        let mut of_pool = self.pool.iter().flat_map(|pool| &pool.map.namespaces);
+        of_pool.any(|namespace| namespace.nsid.0 == nsid)
+    }
+
+    /// Whether a new namespace can have this number.
+    fn check_nsid(&self, nsid: u32) -> Result<(), EngineError> {
+        if self.has_nsid(nsid) {
+            return Err(EngineError::exists("namespace", &nsid.to_string()));
+        }
+        let max = self.options.max_namespaces;
+        if nsid == 0 || nsid > max {
+            let text = format!("nsid {nsid} is not within 1 to max_namespaces {max}");
+            return Err(EngineError::Invalid(text));
+        }
+        Ok(())
     }
 }

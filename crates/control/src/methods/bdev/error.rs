@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::Name;
 use super::stacked::{self, Stacked};
-use super::{Name, no_device};
 use crate::engine::bdevs::{Details, Entry};
 use crate::engine::ledger::Key;
 use crate::error::RpcError;
@@ -204,7 +204,7 @@ fn with_control(
     act: impl FnOnce(&InjectControl),
 ) -> Result<bool, RpcError> {
     let model = call.engine.model();
-    let bdev = model.bdevs.find(name).ok_or_else(|| no_device(name))?;
+    let bdev = model.bdev(name)?;
     let Some(Injecting { control, .. }) = bdev.details.as_any().downcast_ref() else {
         let detail = format!("`{name}` is a {} device: bdev_error_create makes one", bdev.module);
         return Err(RpcError::errno(libc::ENODEV).because(detail));

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Name, Plain, Zero, block_size_of, bytes_of, no_device, open};
+use super::{Name, Plain, Zero, block_size_of, bytes_of, open};
 use crate::engine::bdevs::Entry;
 use crate::engine::ledger::{self, Key, Section};
 use crate::error::RpcError;
@@ -100,7 +100,7 @@ struct Resize {
 fn resize(call: &Call<'_>, Resize { name, new_size }: Resize) -> Result<bool, RpcError> {
     let invalid = |detail: String| RpcError::errno(libc::EINVAL).because(detail);
     call.engine.change(|change| {
-        let bdev = change.model().bdevs.find(&name).cloned().ok_or_else(|| no_device(&name))?;
+        let bdev = change.model().bdev(&name)?.clone();
         if bdev.module != MODULE {
             return Err(invalid(format!("`{name}` is a {} device", bdev.module)));
         }

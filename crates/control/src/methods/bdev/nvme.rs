@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::Name;
-use crate::engine::Engine;
 use crate::engine::controllers::Controller;
 use crate::engine::ledger::{self, Key, Section};
+use crate::engine::missing::CONNECT_TIMEOUT;
 use crate::engine::nvmf::ListenAddress;
+use crate::engine::{Change, Engine};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
@@ -125,6 +126,12 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     refuse_taken(call.engine, &params)?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine));
     let config = host_config(call.engine, &params, &hostnqn)?;
+    let config = if call.peer.is_internal {
+        // A start, or what is tried again: others wait.
+        HostConfig { connect_timeout: config.connect_timeout.min(CONNECT_TIMEOUT), ..config }
+    } else {
+        config
+    };
     let remote = RemoteController::connect(config)
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     let name = params.name.clone();
@@ -269,6 +276,11 @@ impl Detach {
 }
 
 fn detach(call: &Call<'_>, params: Detach) -> Result<bool, RpcError> {
+    let key = Key::new(&["bdev-nvme", &params.name]);
+    let forget = |change: &mut Change<'_>| Ok::<_, RpcError>(change.forget_missing(&key));
+    if call.engine.change(forget)? {
+        return Ok(true);
+    }
     let controller = call.engine.change(|change| {
         let found = change.model().controllers.get(&params.name).cloned();
         let found = found.filter(|controller| params.names_path(controller));

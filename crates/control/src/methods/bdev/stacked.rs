@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{delay, error, options, passthru, split};
+use crate::engine::Change;
 use crate::engine::bdevs::{Claim, Entry};
 use crate::engine::ledger::{self, Key, Section};
-use crate::engine::{Change, EngineError};
 use crate::error::RpcError;
 use crate::method::Call;
 
@@ -52,8 +52,7 @@ pub(super) fn create<T: Stacked>(call: &Call<'_>, params: &T) -> Result<Vec<Stri
 }
 
 fn build<T: Stacked>(change: &mut Change<'_>, params: &T) -> Result<Vec<String>, RpcError> {
-    let base = change.model().bdevs.find(params.base()).cloned();
-    let base = base.ok_or_else(|| EngineError::NoBdev(params.base().to_owned()))?;
+    let base = change.model().bdev(params.base())?.clone();
     let made = params.make(&base)?;
     let names: Vec<String> = made.iter().map(|bdev| bdev.name.clone()).collect();
     for name in &names {
@@ -72,7 +71,7 @@ fn build<T: Stacked>(change: &mut Change<'_>, params: &T) -> Result<Vec<String>,
         }
     }
     for name in &names {
-        options::examine_unasked(change, name);
+        options::arrived(change, name);
     }
     Ok(names)
 }
@@ -82,13 +81,9 @@ pub(super) fn examine(change: &mut Change<'_>, name: &str) {
     let waiting: Vec<ledger::Entry> = {
         let model = change.model();
         let Some(bdev) = model.bdevs.find(name) else { return };
-        let wants = |entry: &&ledger::Entry| {
-            let params = &entry.params;
-            let members = ["base_bdev_name", "base_bdev", "base_name"];
-            let base = members.iter().find_map(|member| params.get(member)?.as_str());
-            base.is_some_and(|base| model.bdevs.find(base).is_some_and(|it| it.name == bdev.name))
-        };
-        model.ledger.section(Section::Bdev).filter(wants).cloned().collect()
+        let uuid = bdev.uuid.to_string();
+        let names = bdev.aliases.iter().chain([&bdev.name, &uuid]);
+        names.flat_map(|name| model.ledger.standing_on(name)).cloned().collect()
     };
     for entry in waiting {
         let made = match entry.method.as_str() {

@@ -10,7 +10,6 @@ use raceline_bdev::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::no_device;
 use crate::engine::bdevs::Entry;
 use crate::engine::sampling::Sampling;
 use crate::error::{RpcError, code};
@@ -75,7 +74,7 @@ fn get_iostat(call: &Call<'_>, params: GetIostat) -> Result<Value, RpcError> {
     let bdevs: Vec<&Entry> = match &names {
         None => model.bdevs.iter().collect(),
         Some(names) => {
-            let find = |name: &String| model.bdevs.find(name).ok_or_else(|| no_device(name));
+            let find = |name: &String| model.bdev(name);
             names.iter().map(find).collect::<Result<_, _>>()?
         }
     };
@@ -157,7 +156,7 @@ fn reset_iostat(call: &Call<'_>, params: ResetIostat) -> Result<bool, RpcError> 
     let model = call.engine.model();
     match &params.name {
         Some(name) => {
-            mode.apply(&model.bdevs.find(name).ok_or_else(|| no_device(name))?.stats);
+            mode.apply(&model.bdev(name)?.stats);
         }
         None => model.bdevs.iter().for_each(|bdev| mode.apply(&bdev.stats)),
     }
@@ -178,7 +177,7 @@ struct EnableHistogram {
 
 fn enable_histogram(call: &Call<'_>, params: EnableHistogram) -> Result<bool, RpcError> {
     let model = call.engine.model();
-    let bdev = model.bdevs.find(&params.name).ok_or_else(|| no_device(&params.name))?;
+    let bdev = model.bdev(&params.name)?;
     let kind = match params.opc.as_deref() {
         None => None,
         Some("read") => Some(OpKind::Read),
@@ -209,7 +208,7 @@ fn enable_histogram(call: &Call<'_>, params: EnableHistogram) -> Result<bool, Rp
 
 fn histogram_of(call: &Call<'_>, name: &str) -> Result<Histogram, RpcError> {
     let model = call.engine.model();
-    let bdev = model.bdevs.find(name).ok_or_else(|| no_device(name))?;
+    let bdev = model.bdev(name)?;
     bdev.stats.histogram().ok_or_else(|| {
         RpcError::new(code::INTERNAL_ERROR, RpcError::errno(libc::EFAULT).message)
             .because(format!("`{name}` has no histogram: bdev_enable_histogram starts one"))
@@ -261,7 +260,7 @@ fn set_sampling(
     SetSampling { name, period }: SetSampling,
 ) -> Result<bool, RpcError> {
     call.engine.change(|change| {
-        let bdev = change.model().bdevs.find(&name).cloned().ok_or_else(|| no_device(&name))?;
+        let bdev = change.model().bdev(&name)?.clone();
         // The old one first: it says at its end that nobody wants to know.
         change.model_mut().bdevs.set_sampling(&name, None);
         drop(bdev.sampling);

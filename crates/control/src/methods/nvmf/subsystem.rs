@@ -1,12 +1,14 @@
 //! `nvmf_create_subsystem`, `nvmf_delete_subsystem`, `nvmf_get_subsystems`.
 
 use raceline_proto::nvme::Nqn;
+use raceline_target::PoolNamespace;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::engine::Model;
 use crate::engine::nvmf::{
-    DEFAULT_MAX_NAMESPACES, Namespace, NvmfTarget, Subsystem, SubsystemOptions, hex,
+    DEFAULT_MAX_NAMESPACES, Namespace, NvmfTarget, Pool, Subsystem, SubsystemOptions, hex,
 };
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
@@ -115,6 +117,13 @@ pub(super) struct Query {
 }
 
 impl Query {
+    /// The names of the target, which is there, and of the subsystem.
+    pub(super) fn names(self, call: &Call<'_>) -> Result<(String, Nqn), RpcError> {
+        let target = super::target_name(self.tgt_name);
+        super::check_target(call.engine, &target)?;
+        Ok((target, super::nqn(&self.nqn)?))
+    }
+
     /// The target, and the subsystem's name: it is there, or it is the discovery service.
     pub(super) fn find<'a>(&self, model: &'a Model) -> Result<(&'a NvmfTarget, Nqn), RpcError> {
         let name = super::target_name(self.tgt_name.clone());
@@ -131,9 +140,7 @@ impl Query {
 }
 
 fn delete(call: &Call<'_>, params: Query) -> Result<bool, RpcError> {
-    let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
-    let nqn = super::nqn(&params.nqn)?;
+    let (target, nqn) = params.names(call)?;
     call.engine.change(|change| change.delete_subsystem(&target, &nqn)).map_err(super::invalid)?;
     Ok(true)
 }
@@ -177,8 +184,14 @@ fn describe(subsystem: &Subsystem) -> Value {
     let hosts: Vec<Value> =
         subsystem.hosts.iter().map(|host| json!({ "nqn": host.as_str() })).collect();
     let namespaces = subsystem.namespaces.iter();
-    let namespaces: Vec<Value> =
-        namespaces.map(|(nsid, ns)| describe_namespace(*nsid, ns)).collect();
+    let own = namespaces.map(|(nsid, ns)| (*nsid, describe_namespace(*nsid, ns)));
+    let of_pool = subsystem.pool.iter().flat_map(|pool| {
+        let namespaces = pool.map.namespaces.iter();
+        namespaces.map(|namespace| (namespace.nsid.0, describe_carved(pool, namespace)))
+    });
+    let mut namespaces: Vec<(u32, Value)> = own.chain(of_pool).collect();
+    namespaces.sort_by_key(|(nsid, _)| *nsid);
+    let namespaces: Vec<Value> = namespaces.into_iter().map(|(_, namespace)| namespace).collect();
     json!({
         "nqn": options.nqn,
         "subtype": "NVMe",
@@ -213,6 +226,31 @@ fn describe_namespace(nsid: u32, namespace: &Namespace) -> Value {
             members.insert("no_auto_visible".to_owned(), true.into());
             members.insert("visible_to".to_owned(), json!(hosts));
         }
+        if let Some(reason) = &namespace.missing {
+            members.insert("missing".to_owned(), reason.as_str().into());
+        }
+    }
+    text
+}
+
+/// A namespace that a host has made of a pool.
+fn describe_carved(pool: &Pool, namespace: &PoolNamespace) -> Value {
+    let uuid = Uuid::from_bytes(namespace.uuid);
+    let hosts: Vec<&str> = namespace.hosts.iter().map(Nqn::as_str).collect();
+    let mut text = json!({
+        "nsid": namespace.nsid.0,
+        "bdev_name": pool.bdev_name,
+        "name": pool.bdev_name,
+        "nguid": hex(&namespace.uuid),
+        "uuid": uuid,
+        "of_pool": true,
+        "block_size": namespace.block_size,
+        "num_blocks": namespace.block_count,
+        "no_auto_visible": true,
+        "visible_to": hosts,
+    });
+    if let (Some(reason), Some(members)) = (&pool.missing, text.as_object_mut()) {
+        members.insert("missing".to_owned(), reason.as_str().into());
     }
     text
 }

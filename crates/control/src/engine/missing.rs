@@ -1,0 +1,336 @@
+//! What is configured and not there: devices that cannot be opened, controllers that do not answer.
+//!
+//! A start goes on without them, and so does what stands on them: it stays in the configuration, is
+//! shown as missing, and is made when what it needs has come. A thread tries again until then.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use raceline_proto::nvme::Nqn;
+use serde_json::Value;
+
+use super::ledger::{Entry, Key, Section};
+use super::nvmf::ListenAddress;
+use super::{Change, Engine, EngineError, Model, Phase, bdevs};
+use crate::error::{RpcError, code};
+use crate::method::Registry;
+use crate::params::raw_params;
+use crate::role::Peer;
+
+/// How often it is looked whether something missing has come.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a controller may take to answer while others wait for it.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// What controllers that do not answer may cost a start altogether.
+const START_BUDGET: Duration = Duration::from_secs(5);
+/// What a look at one address may cost.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The method that connects to a controller.
+const ATTACH: &str = "bdev_nvme_attach_controller";
+/// Methods that need something outside of this program, and how the keys of their entries begin.
+const OUTSIDE: [(&str, &str); 3] =
+    [("bdev_aio_create", "bdev"), ("bdev_uring_create", "bdev"), (ATTACH, "bdev-nvme")];
+
+/// What is configured and not there.
+pub type MissingParts = BTreeMap<Key, Missing>;
+
+/// One thing that is configured and not there.
+#[derive(Clone, Debug)]
+pub struct Missing {
+    /// Its name: that of a device, or of a controller, whose devices have names of their own.
+    pub name: String,
+    /// The call that would make it.
+    pub entry: Entry,
+    /// Why it is not there, as it was said last.
+    pub reason: String,
+}
+
+impl Missing {
+    /// Whether it is a controller.
+    #[must_use]
+    pub fn is_controller(&self) -> bool {
+        self.entry.method == ATTACH
+    }
+
+    /// Whether a device of that name would be there if this were.
+    fn makes(&self, name: &str) -> bool {
+        match self.is_controller() {
+            true => numbered(name, 'n').is_some_and(|controller| controller == self.name),
+            false => self.name == name,
+        }
+    }
+}
+
+/// The part before a letter and a number: `Nvme0` of `Nvme0n1`.
+fn numbered(name: &str, letter: char) -> Option<&str> {
+    let (before, number) = name.rsplit_once(letter)?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then_some(before)
+}
+
+impl Model {
+    /// The device of that name, alias or UUID.
+    ///
+    /// # Errors
+    /// When there is none; says why it is missing, if it is configured.
+    pub fn bdev(&self, name: &str) -> Result<&bdevs::Entry, EngineError> {
+        self.bdevs.find(name).ok_or_else(|| match self.why_missing(name) {
+            Some(reason) => EngineError::Away { name: name.to_owned(), reason },
+            None => EngineError::NoBdev(name.to_owned()),
+        })
+    }
+
+    /// Why a device is not there that the configuration makes; `None` if it does not.
+    #[must_use]
+    pub fn why_missing(&self, name: &str) -> Option<String> {
+        if self.bdevs.find(name).is_some() {
+            return None;
+        }
+        if let Some(missing) = self.missing.values().find(|missing| missing.makes(name)) {
+            return Some(missing.reason.clone());
+        }
+        if let Some(controller) = numbered(name, 'n')
+            && self.controllers.contains_key(controller)
+        {
+            return Some(format!("controller {controller} has no such namespace now"));
+        }
+        let split = numbered(name, 'p').map(|base| Key::new(&["bdev", base, "split"]));
+        let keys = [Some(Key::new(&["bdev", name])), split];
+        let entry = keys.iter().flatten().find_map(|key| self.ledger.get(key))?;
+        let base = entry.base_name().unwrap_or_default();
+        Some(match self.why_missing(base) {
+            Some(reason) => format!("it stands on `{base}`: {reason}"),
+            None => "it has not been examined, or could not be made: see the log".to_owned(),
+        })
+    }
+}
+
+impl Engine {
+    /// Makes a part of the configuration while the start goes on. What needs something outside that
+    /// is not there is noted as missing instead.
+    ///
+    /// # Errors
+    /// When it fails for any other reason.
+    pub(crate) fn make_or_miss(
+        &self,
+        registry: &Registry,
+        method: &str,
+        params: Option<&Value>,
+    ) -> Result<(), RpcError> {
+        let raw = raw_params(params)?;
+        let name = registry.get(method).map_or(method, |method| method.name);
+        let spent = self.waited_ms.load(Ordering::Relaxed);
+        let late = name == ATTACH && Duration::from_millis(spent) >= START_BUDGET;
+        let began = Instant::now();
+        let failed = if late {
+            let detail = "not tried yet: others have taken too long";
+            registry.check(method, raw.as_deref())?;
+            RpcError::errno(libc::EAGAIN).because(detail)
+        } else {
+            match registry.call(self, Peer::this_process(), method, raw.as_deref()) {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            }
+        };
+        let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.waited_ms.fetch_add(took, Ordering::Relaxed);
+        let part = OUTSIDE.iter().find(|(outside, _)| *outside == name);
+        let named = params.and_then(|params| params["name"].as_str());
+        // Parameters that are wrong are wrong with any device.
+        let was_right = self.restoring.load(Ordering::Acquire);
+        let is_wrong =
+            failed.code == code::INVALID_PARAMS || (failed.code == -libc::EINVAL && !was_right);
+        let (Some((_, prefix)), Some(named), false) = (part, named, is_wrong) else {
+            return Err(failed);
+        };
+        let section = Section::Bdev;
+        let entry =
+            Entry { section, method: name.to_owned(), params: params.cloned().unwrap_or_default() };
+        let reason = failed.data.clone().unwrap_or_else(|| failed.to_string());
+        let missing = Missing { name: named.to_owned(), entry: entry.clone(), reason };
+        let what = if missing.is_controller() { "controller" } else { "device" };
+        tracing::warn!(
+            "{what} `{named}` is missing, and all that stands on it; the rest is served, and it is \
+             tried again: {}",
+            missing.reason
+        );
+        let key = Key::new(&[prefix, named]);
+        self.change(|change| {
+            change.put(key.clone(), entry);
+            change.model_mut().missing.insert(key, missing);
+            Ok(())
+        })
+    }
+
+    /// Follows what is missing until nothing is, or the engine is gone.
+    pub(super) fn follow_missing(&self) {
+        let Some(engine) = self.shared.get().cloned() else { return };
+        if self.model().missing.is_empty() {
+            return;
+        }
+        let thread = std::thread::Builder::new().name("missing".into());
+        if let Err(error) = thread.spawn(move || follow(&engine)) {
+            tracing::error!("what is missing is not tried again: no thread: {error}");
+        }
+    }
+
+    fn try_again(&self, registry: &Registry, key: &Key, missing: &Missing) {
+        let made = self.try_to_make(registry, key, missing);
+        let done = self.change(|change| {
+            let mut model = change.model_mut();
+            match made {
+                Ok(()) => drop(model.missing.remove(key)),
+                Err(reason) => {
+                    if let Some(missing) = model.missing.get_mut(key) {
+                        missing.reason = reason;
+                    }
+                    return Ok(());
+                }
+            }
+            tracing::info!("`{}` has come", missing.name);
+            Ok::<_, EngineError>(())
+        });
+        if let Err(error) = done {
+            tracing::warn!("`{}`: {error}", missing.name);
+        }
+    }
+
+    fn try_to_make(&self, registry: &Registry, key: &Key, missing: &Missing) -> Result<(), String> {
+        if let Some(address) = missing.is_controller().then(|| address(&missing.entry)).flatten() {
+            // A call that must fail is not made: it takes longer.
+            let probe = TcpStream::connect_timeout(&address, PROBE_TIMEOUT);
+            probe.map_err(|error| format!("cannot connect to {address}: {error}"))?;
+        }
+        let raw = raw_params(Some(&missing.entry.params)).map_err(|error| error.to_string())?;
+        *super::lock(&self.coming) = Some(key.clone());
+        let peer = Peer::this_process();
+        let called = registry.call(self, peer, &missing.entry.method, raw.as_deref());
+        *super::lock(&self.coming) = None;
+        called.map(drop).map_err(|error| error.data.unwrap_or_else(|| error.message.into_owned()))
+    }
+}
+
+fn address(entry: &Entry) -> Option<SocketAddr> {
+    let text = |name: &str| entry.params[name].as_str();
+    let (traddr, trsvcid) = (text("traddr")?, text("trsvcid"));
+    ListenAddress::parse(text("trtype")?, None, traddr, trsvcid).ok()?.socket().ok()
+}
+
+fn follow(engine: &Weak<Engine>) {
+    let registry = Registry::new();
+    loop {
+        std::thread::sleep(RETRY_INTERVAL);
+        let Some(engine) = engine.upgrade() else { return };
+        let missing = engine.model().missing.clone();
+        if missing.is_empty() || engine.ending.load(Ordering::Relaxed) {
+            return;
+        }
+        for (key, missing) in &missing {
+            // Deleted meanwhile?
+            if engine.model().missing.contains_key(key) {
+                engine.try_again(&registry, key, missing);
+            }
+        }
+    }
+}
+
+impl Change<'_> {
+    /// Whether something may be made under this key: not if it is configured and missing, unless
+    /// it is just that which comes.
+    ///
+    /// # Errors
+    /// When it is missing.
+    pub fn check_not_missing(&self, key: &Key) -> Result<(), EngineError> {
+        let comes = super::lock(&self.engine.coming).as_ref() == Some(key);
+        match self.model().missing.get(key) {
+            Some(missing) if !comes => Err(EngineError::NameTaken(missing.name.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether something that stands on a device may be made before that is there.
+    #[must_use]
+    pub(super) fn may_wait(&self) -> bool {
+        self.engine.restoring.load(Ordering::Acquire) || self.engine.phase() != Phase::Runtime
+    }
+
+    /// Forgets something that is missing, and what would be shown to hosts of it; gives whether it
+    /// was missing.
+    pub fn forget_missing(&mut self, key: &Key) -> bool {
+        let Some(missing) = self.model_mut().missing.remove(key) else { return false };
+        self.remove(key.clone());
+        self.remove_waiting(|name| missing.makes(name));
+        true
+    }
+
+    /// Removes namespaces and pools that wait for a device.
+    pub(super) fn remove_waiting(&mut self, is_gone: impl Fn(&str) -> bool) {
+        for (target, nqn, part) in self.waiting(&is_gone) {
+            let removed = match part {
+                Waiting::Namespace(nsid) => self.remove_namespace(&target, &nqn, nsid),
+                Waiting::Pool => self.remove_pool(&target, &nqn),
+            };
+            // Nothing of it is with the target.
+            debug_assert!(removed.is_ok());
+        }
+    }
+
+    /// Shows to hosts what has waited for this device.
+    pub fn arrived(&mut self, name: &str) {
+        if self.waiting(|_| true).is_empty() {
+            // Asked for each device that comes: the next one need not look.
+            self.model_mut().nvmf.waits = false;
+            return;
+        }
+        for (target, nqn, part) in self.waiting(|waited| waited == name) {
+            let made = match part {
+                Waiting::Namespace(nsid) => self.show_waiting(&target, &nqn, nsid),
+                Waiting::Pool => self.show_waiting_pool(&target, &nqn),
+            };
+            match made {
+                Ok(()) => tracing::info!("{part} of {nqn} is there: `{name}` has come"),
+                Err(error) => tracing::warn!("{part} of {nqn} cannot be made: {error}"),
+            }
+        }
+    }
+
+    fn waiting(&self, is_it: impl Fn(&str) -> bool) -> Vec<(String, Nqn, Waiting)> {
+        let model = self.model();
+        if !model.nvmf.waits {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for (target, exported) in &model.nvmf.targets {
+            for (nqn, subsystem) in &exported.subsystems {
+                let namespaces = subsystem.namespaces.iter();
+                let waiting =
+                    namespaces.filter(|(_, ns)| ns.missing.is_some() && is_it(&ns.bdev_name));
+                found.extend(waiting.map(|(nsid, _)| (target, nqn, Waiting::Namespace(*nsid))));
+                let pool = subsystem.pool.iter();
+                let waiting = pool.filter(|pool| pool.missing.is_some() && is_it(&pool.bdev_name));
+                found.extend(waiting.map(|_| (target, nqn, Waiting::Pool)));
+            }
+        }
+        found.into_iter().map(|(target, nqn, part)| (target.clone(), nqn.clone(), part)).collect()
+    }
+}
+
+/// What waits for a device.
+#[derive(Clone, Copy)]
+enum Waiting {
+    Namespace(u32),
+    Pool,
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Namespace(nsid) => write!(f, "namespace {nsid}"),
+            Self::Pool => f.write_str("the pool"),
+        }
+    }
+}
