@@ -31,6 +31,8 @@ const USER_EVENT: u64 = FIRST_INTERNAL_USER + 2;
 const USER_CHANGED_LIST: u64 = FIRST_INTERNAL_USER + 3;
 /// Commands kept free on the admin queue for the controller itself: one of each kind above.
 const INTERNAL_COMMANDS: usize = 4;
+/// An association that lives shorter counts as a failed attempt to connect.
+const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// How long an orderly shutdown may take before the connection is closed regardless.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often CSTS is read while waiting for the end of a shutdown.
@@ -104,8 +106,8 @@ pub struct Controller {
     /// A namespace event came during a scan.
     scan_again: bool,
     backoff: Option<Backoff>,
-    /// It has been up at least once: a loss is worth reconnecting.
-    was_up: bool,
+    /// When it came up last, if ever: a loss is then worth reconnecting.
+    up_at: Option<Instant>,
     alarm: Option<Instant>,
     done: VecDeque<CommandDone>,
     events: VecDeque<ControllerEvent>,
@@ -131,7 +133,7 @@ impl Controller {
             event_outstanding: false,
             scan_again: false,
             backoff: None,
-            was_up: false,
+            up_at: None,
             alarm: None,
             done: VecDeque::with_capacity(32),
             events: VecDeque::with_capacity(8),
@@ -293,11 +295,19 @@ impl Controller {
             self.admin.close(cx);
             return;
         }
+        // One that is lost as soon as it is up, because its I/O queues always fail, is no new start.
+        let lived = self.up_at.is_some_and(|up_at| cx.now >= up_at + SHORTEST_LIFE);
+        if lived && matches!(self.state, State::Up) {
+            self.backoff = None;
+        }
         let config = self.config.backoff;
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(config, cx.now));
         // The first attempt tells at once: a wrong address is not worth waiting for.
-        let next =
-            if self.was_up && !error.is_permanent() { backoff.next_attempt(cx.now) } else { None };
+        let next = if self.up_at.is_some() && !error.is_permanent() {
+            backoff.next_attempt(cx.now)
+        } else {
+            None
+        };
         match next {
             Some(until) => {
                 if !matches!(self.state, State::Connecting) {
@@ -454,8 +464,7 @@ impl Controller {
 
     fn handle_up(&mut self, cx: &mut Context<'_>, up: BroughtUp) {
         self.job = Job::None;
-        self.backoff = None;
-        self.was_up = true;
+        self.up_at = Some(cx.now);
         self.state = State::Up;
         self.events_enabled = up.events;
         let association = Association {

@@ -501,6 +501,21 @@ fn every_step_may_be_the_last() {
     }
 }
 
+/// The admin queue comes up each time, and each time the I/O queues do not.
+#[test]
+fn io_queues_that_always_fail_are_tried_less_and_less_often() {
+    let at = Some((Step::IoConnect, vec![0xee; 256]));
+    let script = Script { at, ..Script::default() };
+    let mut world = World::new(1, SimConfig::default(), &impatient(), script);
+    let end = world.world.elapsed() + Duration::from_secs(60);
+    while world.world.elapsed() < end && world.step() {}
+    let ups = world.events.iter().filter(|event| matches!(event, ControllerEvent::Up(_))).count();
+    // After 100 ms, 200 ms and so on, up to 10 s.
+    assert!((8..=14).contains(&ups), "{ups} associations in a minute");
+    world.target.script.at = None;
+    world.run(Duration::from_secs(15), |world| world.queues.is_ready());
+}
+
 /// Two controllers on one thread; one of them is hostile.
 #[test]
 fn other_controllers_are_undisturbed() {
