@@ -388,7 +388,7 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 static bool more_follows(const struct thread_data *td)
 {
 	return td->o.iodepth_batch == 1 && td->cur_depth < td->o.iodepth && !td->o.thinktime &&
-	       !(td->flags & TD_F_CHECK_RATE);
+	       !td->o.read_iolog_file && !(td->flags & TD_F_CHECK_RATE);
 }
 
 static int engine_commit(struct thread_data *td)
