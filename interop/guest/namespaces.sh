@@ -1,7 +1,11 @@
-# The kernel's host makes namespaces of a pool: create, attach, use, format, detach, delete.
+# The kernel's host on a daemon that is managed: it makes namespaces of a pool (create, attach, use, format,
+# detach, delete), they survive the daemon, and it is told of what comes and goes.
 #
-# Environment: PORT, NQN.  The subsystem has a pool of 256 MiB in units of 1 MiB and no namespace;
-# crates/target/examples/export_pool.rs is such a target.
+# Environment: PORT, NQN.  The subsystem has a pool of 256 MiB in units of 1 MiB and no namespace.  A line
+# "REQUEST word" asks the machine outside: restart kills the daemon and starts it again; add-ns and remove-ns
+# are of namespace 20; add-subsystem makes $NQN-two; add-referral points discovery to another service, at which
+# $NQN-other is.  With STATIC=1 (crates/target/examples/export_pool.rs) nobody answers, and such checks are
+# left out.
 . ./lib.sh
 
 # ns_ids: the numbers of the namespaces that the kernel has, in one line.
@@ -135,6 +139,79 @@ under_io() {
     wait $! || { cut -c1-200 /tmp/fio.out; fail "the I/O beside it failed"; }
     wait_ns "1 2 3 4 6 7 8 9 10"
 }
+# ask WORD: have the machine outside do something.  (ttyS1 is what it reads; the output of a check is kept back.)
+ask() { echo "REQUEST $1" >/dev/ttyS1; }
+# What hosts have made is kept: the daemon is killed, and comes back with the same namespaces and data.
+survives() {
+    ask restart
+    sleep 3
+    wait_state live 60
+    wait_ns "1 2 3 4 6 7 8 9 10"
+    cold_caches
+    marked 1
+    marked 3
+    [ "$(unallocated)" = $((126 << 20)) ] || fail "unvmcap is $(unallocated)"
+}
+# nvme_list_has NUMBER: `nvme list` shows so many block devices of the subsystem.
+listed() {
+    local i=0
+    while [ "$(nvme list | grep -c "^$(dev 1 | sed 's/n[0-9]*$//')n")" != "$1" ]; do
+        [ $i -lt 100 ] || { nvme list; fail "nvme list does not show $1 namespaces"; }
+        sleep 0.1
+        i=$((i + 1))
+    done
+}
+hot_add_remove() {
+    local d
+    listed 9
+    ask add-ns
+    wait_ns "1 2 3 4 6 7 8 9 10 20"
+    listed 10
+    d=$(dev 20)
+    [ "$(bytes "$d")" = $((4 << 20)) ] || fail "namespace 20 has $(bytes "$d") bytes"
+    dd if=/dev/urandom of=/tmp/hot bs=64k count=4 2>/dev/null
+    dd if=/tmp/hot of="$d" bs=64k oflag=direct 2>/dev/null
+    cold_caches
+    cmp -n 262144 /tmp/hot "$d"
+    ask remove-ns
+    wait_ns "1 2 3 4 6 7 8 9 10"
+    listed 9
+}
+TRACE=/sys/kernel/tracing
+# A persistent discovery controller is told when there is more to discover.
+discovery_event() {
+    [ -d $TRACE/events ] || mount -t tracefs tracefs $TRACE || { echo "no tracefs"; return 77; }
+    [ -d $TRACE/events/nvme/nvme_async_event ] || { echo "no tracepoint nvme_async_event"; return 77; }
+    nvme discover -t tcp -a "$ADDR" -s "$PORT" --persistent --keep-alive-tmo=30 >/tmp/before
+    ! grep -q "^subnqn: *$NQN-two\$" /tmp/before || fail "$NQN-two is there already"
+    echo >$TRACE/trace
+    echo 1 >$TRACE/events/nvme/nvme_async_event/enable
+    ask add-subsystem
+    local i=0
+    while ! grep -qi 'DISC_CHANGED\|0x70f002' $TRACE/trace; do
+        [ $i -lt 200 ] || { tail -n 5 $TRACE/trace; fail "no event for the discovery controller"; }
+        sleep 0.1
+        i=$((i + 1))
+    done
+    echo 0 >$TRACE/events/nvme/nvme_async_event/enable
+    nvme discover -t tcp -a "$ADDR" -s "$PORT" | tee /tmp/after
+    grep -q "^subnqn: *$NQN-two\$" /tmp/after || fail "$NQN-two is not listed"
+    nvme disconnect -n nqn.2014-08.org.nvmexpress.discovery
+}
+# A referral is listed, and followed to what the other service offers.
+referral() {
+    ask add-referral
+    local i=0
+    while ! nvme discover -t tcp -a "$ADDR" -s "$PORT" | tee /tmp/referral | grep -qi 'referral'; do
+        [ $i -lt 50 ] || { cat /tmp/referral; fail "no referral is listed"; }
+        sleep 0.2
+        i=$((i + 1))
+    done
+    nvme connect-all -t tcp -a "$ADDR" -s "$PORT" --keep-alive-tmo=30 || true
+    (NQN=$NQN-other; dev 1) >/tmp/other || fail "$NQN-other was not connected to"
+    nvme disconnect -n "$NQN-other"
+    nvme disconnect -n "$NQN-two" || true
+}
 delete_all() {
     nvme delete-ns "/dev/$(ctrl)" --namespace-id=0xffffffff
     wait_ns ""
@@ -155,6 +232,14 @@ check dmesg-format 10 log_clean
 check detach-delete 60 detach_delete
 check reconnect 60 reconnect
 check under-io 120 under_io
+if [ -z "${STATIC:-}" ]; then
+    check survives 120 survives
+    log_start
+    check hot-add-remove 60 hot_add_remove
+    check discovery-event 60 discovery_event
+    check referral 90 referral
+    check dmesg-managed 10 log_clean
+fi
 check delete-all 30 delete_all
 check dmesg-end 10 log_clean
 check disconnect 30 disconnect

@@ -109,6 +109,7 @@ impl Daemon {
         if let Some(state_dir) = config.state_dir {
             let (journal, kept) = StateJournal::open(&state_dir)?;
             engine.journal = Box::new(journal);
+            engine.changes_before = kept.sequence;
             if !kept.ledger.is_empty() {
                 if let Origin::File(config, _) = origin {
                     return Err(StartError::Both { state_dir, config });

@@ -65,6 +65,8 @@ pub(crate) enum Verb {
     Subsys(manage::SubsysArgs),
     /// Manage the namespaces of a daemon
     Ns(manage::NsArgs),
+    /// Manage the devices of which hosts make namespaces themselves
+    Pool(manage::PoolArgs),
     /// Manage the addresses at which a daemon is reached
     Port(manage::PortArgs),
     /// Manage who may connect to a daemon

@@ -57,6 +57,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Bdev(args) => manage::bdev(&args),
         Verb::Subsys(args) => manage::subsystem(&args),
         Verb::Ns(args) => manage::namespace(&args),
+        Verb::Pool(args) => manage::pool(&args),
         Verb::Port(args) => manage::port(&args),
         Verb::Host(args) => manage::host(&args),
         Verb::Config(args) => manage::config(&args),

@@ -5,6 +5,7 @@ pub(crate) mod complete;
 mod config;
 mod host;
 mod namespace;
+mod pool;
 mod port;
 mod subsystem;
 
@@ -22,6 +23,7 @@ pub(crate) use bdev::run as bdev;
 pub(crate) use config::run as config;
 pub(crate) use host::run as host;
 pub(crate) use namespace::run as namespace;
+pub(crate) use pool::run as pool;
 pub(crate) use port::run as port;
 pub(crate) use subsystem::run as subsystem;
 
@@ -76,6 +78,12 @@ impl Daemon {
             return Err(none_of_that_name("subsystem", nqn, &names(&others, "nqn")));
         }
         Ok(found)
+    }
+
+    /// What is configured and not there; nothing of a daemon that does not know such things.
+    fn missing(&mut self) -> Vec<Value> {
+        let missing = self.try_call("bdev_get_missing", Value::Null).ok();
+        missing.and_then(|list| list.as_array().cloned()).unwrap_or_default()
     }
 
     /// Prints a list: for programs as the daemon gave it.

@@ -205,6 +205,35 @@ fn a_configuration_that_cannot_be_restored_changes_nothing() {
 }
 
 #[test]
+fn a_pool_is_given_shown_and_taken_away() {
+    let daemon = Daemon::start();
+    daemon.export();
+    assert_eq!(daemon.json(&["pool", "ls"]), Value::Array(Vec::new()));
+    let said = daemon.ok(&["pool", "add", NQN, "m1", "--unit", "64k", "--manager", HOST]);
+    assert_eq!(said, format!("hosts of {NQN} may make namespaces of m1\n"));
+    let table = daemon.ok(&["pool", "ls", NQN]);
+    let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row, [NQN, "m1", "1", "MiB", "1", "MiB", "64", "KiB", "0", HOST], "{table}");
+    assert!(daemon.ok(&["bdev", "ls", "m1"]).contains("NVMe-oF Target"));
+    let error = daemon.refused(&["pool", "add", NQN, "m0"]);
+    assert!(error.contains("there is a pool of subsystem"), "{error}");
+    let error = daemon.refused(&["bdev", "rm", "m1"]);
+    assert!(error.contains("is used by"), "{error}");
+    // It is a part of the configuration.
+    let file = daemon.file("pool.json");
+    daemon.ok(&["config", "save", &file]);
+    daemon.ok(&["pool", "rm", NQN]);
+    let error = daemon.refused(&["pool", "rm", NQN]);
+    assert!(error.contains("has no pool"), "{error}");
+    let differs = daemon.output(&["config", "diff", &file]);
+    assert_eq!(String::from_utf8_lossy(&differs.stdout), format!("+ subsystem {NQN} pool\n"));
+    daemon.ok(&["config", "restore", &file]);
+    assert_eq!(daemon.json(&["pool", "ls"])[0]["unit_bytes"], 65536);
+    daemon.ok(&["bdev", "rm", "m1", "--force"]);
+    assert_eq!(daemon.json(&["pool", "ls"]), Value::Array(Vec::new()));
+}
+
+#[test]
 fn shells_complete_the_names_that_exist() {
     let daemon = Daemon::start();
     daemon.export();

@@ -126,6 +126,34 @@ fn a_configuration_is_loaded_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_shown_as_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (directory.path().join("rpc.sock"), directory.path().join("disk"));
+    let config = directory.path().join("config.json");
+    let device = json!({ "name": "D", "filename": file, "block_size": 4096 });
+    let calls = json!({ "subsystems": [
+        { "subsystem": "bdev", "config": [{ "method": "bdev_uring_create", "params": device }] },
+        { "subsystem": "nvmf", "config": [
+            { "method": "nvmf_create_subsystem", "params": { "nqn": NQN } },
+            { "method": "nvmf_subsystem_add_ns", "params": { "nqn": NQN, "namespace": { "bdev_name": "D" } } },
+        ] },
+    ] });
+    std::fs::write(&config, calls.to_string()).unwrap();
+    let served = Served::start(&socket, &["-c", config.to_str().unwrap()]);
+    let table = |verb: &str| {
+        let output = support::run(&[verb, "ls", "-s", socket.to_str().unwrap()]);
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        output.stdout
+    };
+    let bdevs = table("bdev");
+    assert!(bdevs.contains("missing bdev") && bdevs.contains("does not exist"), "{bdevs}");
+    assert!(table("ns").contains("missing"), "{}", table("ns"));
+    assert!(table("subsys").contains("1 (1 missing)"), "{}", table("subsys"));
+    let output = served.end(Signal::TERM);
+    assert!(output.stderr.contains("device `D` is missing"), "{}", output.stderr);
+}
+
+#[test]
 fn the_start_can_wait_for_options() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rpc.sock");

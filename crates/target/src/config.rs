@@ -37,6 +37,9 @@ pub struct TargetConfig {
     pub socket_priority: u32,
     /// Which engine computes digests; `None`: the CPU.
     pub accel: Option<Framework>,
+    /// From where the generation counter of the Discovery log goes on: a target that comes back
+    /// begins beyond what hosts have seen before.
+    pub first_generation: u64,
     /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
     pub max_io_bytes: u32,
     /// Largest write data inside a command capsule on I/O queues (IOCCSZ), a multiple of 16.
@@ -93,6 +96,7 @@ impl Default for TargetConfig {
             busy_poll: None,
             socket_priority: 0,
             accel: None,
+            first_generation: 0,
             max_io_bytes: 128 << 10,
             in_capsule_bytes: 8 << 10,
             max_queue_entries: 128,

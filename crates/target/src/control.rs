@@ -79,7 +79,9 @@ pub(crate) struct Exported {
 
 impl Control {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, state: Mutex::default() }
+        let generation = shared.config.first_generation;
+        let state = Mutex::new(State { generation, ..State::default() });
+        Self { shared, state }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

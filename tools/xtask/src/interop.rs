@@ -1,5 +1,7 @@
 //! The emulated machines with real Linux kernels: our target under the kernel's host, and the reverse.
 
+mod manage;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -52,6 +54,8 @@ pub(crate) enum Part {
     Faults,
     /// Our host against the kernel's target.
     Target,
+    /// The kernel's host on a daemon: it makes namespaces, and is told of changes.
+    Manage,
 }
 
 /// Whom the kernel's host talks to.
@@ -104,6 +108,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
     let image = image(tree, kernel)?;
     match (part, peer) {
         (Part::Target, _) => kernel_target(tree, &image),
+        (Part::Manage, _) => manage::run(tree, &image),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
@@ -123,6 +128,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Host => "host.sh",
         Part::Faults => "faults.sh",
         Part::Target => "nvmet.sh",
+        Part::Manage => "namespaces.sh",
     })
 }
 

@@ -15,6 +15,7 @@ pub mod options;
 pub mod restore;
 pub mod sampling;
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
@@ -69,6 +70,8 @@ pub struct EngineConfig {
     pub logging: Logging,
     /// Which engines compute digests.
     pub accel: Framework,
+    /// How many changes there have ever been: what is numbered goes on from there.
+    pub changes_before: u64,
 }
 
 impl Default for EngineConfig {
@@ -79,6 +82,7 @@ impl Default for EngineConfig {
             journal: Box::new(NoJournal),
             logging: Logging::default(),
             accel: Framework::software(),
+            changes_before: 0,
         }
     }
 }
@@ -103,6 +107,8 @@ pub struct Engine {
     waited_ms: AtomicU64,
     /// It shuts down.
     ending: AtomicBool,
+    /// Locks on cores, against other programs.
+    core_locks: Mutex<Vec<File>>,
     /// For threads of its own.
     shared: Arc<SharedEngine>,
     /// What is still to be made when the startup phase ends.
@@ -163,11 +169,17 @@ impl Engine {
             coming: Mutex::default(),
             waited_ms: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            core_locks: Mutex::default(),
             shared: Arc::default(),
             at_start: Mutex::default(),
             failure: OnceLock::new(),
             began: Instant::now(),
         }
+    }
+
+    /// Locks on cores, against other programs: as long as they are here, they hold.
+    pub(crate) fn core_locks(&self) -> MutexGuard<'_, Vec<File>> {
+        lock(&self.core_locks)
     }
 
     /// When it began.

@@ -14,6 +14,7 @@ pub(super) fn register(registry: &mut Registry) {
     registry.read("accel_get_module_info", States::Runtime, module_info);
     registry.read("accel_get_opc_assignments", States::Runtime, assignments);
     registry.change("accel_assign_opc", States::Startup, assign);
+    registry.change("accel_set_driver", States::Startup, set_driver);
     registry.change("accel_set_options", States::Startup, set_options);
     registry.read("accel_get_stats", States::Runtime, statistics);
     registry.change("accel_error_inject_error", States::Runtime, inject);
@@ -35,6 +36,24 @@ fn module_info(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcErro
 fn assignments(call: &Call<'_>, _params: NoParams) -> Result<Map<String, Value>, RpcError> {
     let assignments = framework(call).assignments().into_iter();
     Ok(assignments.map(|(code, engine)| (code.name().to_owned(), engine.into())).collect())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetDriver {
+    name: Option<String>,
+}
+
+/// A driver takes several operations of SPDK as one: there is none but that of software, which is
+/// what holds without any.
+fn set_driver(_call: &Call<'_>, params: SetDriver) -> Result<bool, RpcError> {
+    match params.name.as_deref() {
+        None | Some("software") => Ok(true),
+        Some(other) => {
+            let detail = format!("driver `{}`: there is only software", other.escape_debug());
+            Err(RpcError::errno(libc::ENODEV).because(detail))
+        }
+    }
 }
 
 #[derive(Deserialize)]

@@ -2,6 +2,7 @@
 
 mod accel;
 pub(crate) mod bdev;
+mod cpu;
 mod framework;
 mod iobuf;
 mod log;
@@ -25,4 +26,5 @@ pub(crate) fn register(registry: &mut Registry) {
     iobuf::register(registry);
     sock::register(registry);
     thread::register(registry);
+    cpu::register(registry);
 }

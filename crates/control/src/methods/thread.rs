@@ -27,9 +27,11 @@ pub(super) fn register(registry: &mut Registry) {
 }
 
 /// A thread that serves connections on a core of its own.
-struct Thread {
-    name: String,
-    id: usize,
+pub(super) struct Thread {
+    pub(super) name: String,
+    pub(super) id: usize,
+    /// The CPU that it is bound to.
+    pub(super) cpu: Option<usize>,
     core: usize,
     mask: String,
     counts: LoopSnapshot,
@@ -37,7 +39,7 @@ struct Thread {
 }
 
 /// The threads of all targets; a target without a transport has none yet.
-fn threads(engine: &Engine) -> Vec<Thread> {
+pub(super) fn threads(engine: &Engine) -> Vec<Thread> {
     let mut served: Vec<(String, Transport, Vec<String>)> = Vec::new();
     for (name, target) in &engine.model().nvmf.targets {
         let Some(transport) = &target.transport else { continue };
@@ -53,6 +55,7 @@ fn threads(engine: &Engine) -> Vec<Thread> {
             threads.push(Thread {
                 name: format!("{name}_poll_group_{index:03}"),
                 id: threads.len() + 1,
+                cpu,
                 core: cpu.unwrap_or(index),
                 mask: cpu.map_or_else(|| "ffffffff".to_owned(), |cpu| mask_text(&[cpu])),
                 counts,

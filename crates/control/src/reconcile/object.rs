@@ -269,6 +269,9 @@ impl<'a> Params<'a> {
                 };
                 (part(&["namespace", &device]), removal)
             }
+            "nvmf_subsystem_add_pool" => {
+                (part(&["pool"]), remove("nvmf_subsystem_remove_pool", &[]))
+            }
             "nvmf_subsystem_add_listener" => {
                 let address = self.address();
                 (

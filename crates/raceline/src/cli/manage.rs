@@ -1,4 +1,5 @@
-//! Arguments of the verbs that manage a daemon: `bdev`, `subsys`, `ns`, `port`, `host`, `config`.
+//! Arguments of the verbs that manage a daemon: `bdev`, `subsys`, `ns`, `pool`, `port`, `host`,
+//! `config`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -203,6 +204,51 @@ pub(crate) enum NsVerb {
         #[arg(long, value_name = "HOSTNQN", group = "who")]
         #[arg(add = ArgValueCandidates::new(complete::hosts))]
         hide: Option<String>,
+    },
+}
+
+/// Arguments of `pool`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct PoolArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: PoolVerb,
+}
+
+/// What to do with pools.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum PoolVerb {
+    /// List the pools
+    Ls {
+        /// Only that of this subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: Option<String>,
+    },
+    /// Let hosts make namespaces of a device: nvme create-ns, attach-ns, format, delete-ns
+    Add {
+        /// The subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: String,
+        /// The device
+        #[arg(value_name = "DEVICE", add = ArgValueCandidates::new(complete::bdevs))]
+        device: String,
+        /// The smallest part, a multiple of 4 KiB
+        #[arg(long, value_name = "SIZE", default_value = "1M")]
+        unit: ByteSize,
+        /// Only these hosts may divide it; by default all that may connect
+        #[arg(long = "manager", value_name = "HOSTNQN", add = ArgValueCandidates::new(complete::hosts))]
+        managers: Vec<String>,
+    },
+    /// Take a pool away with its namespaces; what is on the device stays there
+    Rm {
+        /// The subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: String,
+        /// Also with namespaces in it
+        #[arg(long)]
+        force: bool,
     },
 }
 

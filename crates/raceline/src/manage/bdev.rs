@@ -31,6 +31,7 @@ pub(crate) fn run(args: &BdevArgs) -> Result<(), Failure> {
 
 fn list(daemon: &mut Daemon, name: Option<&str>) -> Result<(), Failure> {
     let mut bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
+    bdevs.extend(daemon.missing());
     if let Some(name) = name {
         bdevs = vec![find(&bdevs, name)?.clone()];
     }
@@ -38,6 +39,12 @@ fn list(daemon: &mut Daemon, name: Option<&str>) -> Result<(), Failure> {
     daemon.print(&bdevs, || {
         let mut table = Table::new(&["name", "kind", "size", "block", "uuid", "used by"]);
         for bdev in &bdevs {
+            if let Some(reason) = bdev["reason"].as_str() {
+                let kind = format!("missing {}", text(&bdev["type"]));
+                let none = String::new;
+                table.row([text(&bdev["name"]), kind, none(), none(), none(), reason.to_owned()]);
+                continue;
+            }
             table.row([
                 text(&bdev["name"]),
                 text(&bdev["product_name"]),
@@ -66,6 +73,9 @@ fn find<'a>(bdevs: &'a [Value], name: &str) -> Result<&'a Value, Failure> {
 fn user(bdev: &Value, subsystems: &[Value]) -> Option<String> {
     for subsystem in subsystems {
         for namespace in elements(subsystem, "namespaces") {
+            if namespace["bdev_name"] == bdev["name"] && namespace["of_pool"] == true {
+                return Some(format!("the pool of {}", text(&subsystem["nqn"])));
+            }
             if namespace["bdev_name"] == bdev["name"] {
                 return Some(format!("{} {}", text(&subsystem["nqn"]), namespace["nsid"]));
             }
@@ -161,7 +171,8 @@ fn free_name(prefix: &str, taken: &[String]) -> String {
 }
 
 fn remove(daemon: &mut Daemon, name: &str, force: bool) -> Result<(), Failure> {
-    let bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
+    let mut bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
+    bdevs.extend(daemon.missing());
     let bdev = find(&bdevs, name)?;
     let name = text(&bdev["name"]);
     let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
@@ -171,8 +182,11 @@ fn remove(daemon: &mut Daemon, name: &str, force: bool) -> Result<(), Failure> {
         )));
     }
     let configuration = config::running(daemon)?;
-    let key = ["bdev".to_owned(), name.clone()];
-    let object = configuration.objects().iter().find(|object| object.key == key);
+    let mut objects = configuration.objects().iter();
+    let object = match bdev["type"] == "controller" {
+        true => objects.find(|object| object.key.starts_with(&["nvme".to_owned(), name.clone()])),
+        false => objects.find(|object| object.key == ["bdev".to_owned(), name.clone()]),
+    };
     let Some(Removal::Call(call)) = object.map(|object| &object.removal) else {
         return Err(Failure::runtime(format!(
             "device {name} ({}) is a part of another: remove what it was made of (raceline rpc \

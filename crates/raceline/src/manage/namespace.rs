@@ -61,7 +61,12 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
                 text(&subsystem["nqn"]),
                 text(&namespace["nsid"]),
                 text(&namespace["bdev_name"]),
-                bdev.map_or_else(String::new, |bdev| size(bdev::bytes(bdev))),
+                // One of a pool has a size of its own.
+                match bdev.filter(|_| namespace["missing"].is_null()) {
+                    _ if namespace["of_pool"] == true => size(bdev::bytes(namespace)),
+                    Some(bdev) => size(bdev::bytes(bdev)),
+                    None => "missing".to_owned(),
+                },
                 text(&namespace["uuid"]),
             ]);
         }

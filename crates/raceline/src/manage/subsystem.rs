@@ -56,13 +56,22 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
                 text(&subsystem["nqn"]),
                 text(&subsystem["serial_number"]),
                 text(&subsystem["model_number"]),
-                elements(subsystem, "namespaces").len().to_string(),
+                count(elements(subsystem, "namespaces")),
                 hosts,
                 addresses.iter().map(super::port::address).collect::<Vec<_>>().join(" "),
             ]);
         }
         table
     })
+}
+
+/// How many namespaces there are, and how many of them hosts do not have now.
+fn count(namespaces: &[Value]) -> String {
+    let missing = namespaces.iter().filter(|namespace| !namespace["missing"].is_null()).count();
+    match missing {
+        0 => namespaces.len().to_string(),
+        missing => format!("{} ({missing} missing)", namespaces.len()),
+    }
 }
 
 fn remove(daemon: &mut Daemon, nqn: &str, force: bool) -> Result<(), Failure> {
