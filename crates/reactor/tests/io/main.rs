@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod bed;
+#[path = "../common/mod.rs"]
 mod common;
 
 use std::fs::File;
@@ -11,18 +13,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bed::Bed;
 use common::{errno, open_descriptors, pattern, received, temporary_file};
-use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::io::{AllocateMode, FileId};
 use raceline_reactor::socket::BufferSizes;
 use raceline_reactor::{
-    BufferPool, Completion, EpollIo, HugePages, Io, IoBuf, Outcome, Payload, PoolConfig, Region,
-    RegionHandle, SendBatch, Socket, Token, UringIo, Wait,
+    EpollIo, HugePages, IoBuf, Outcome, Payload, Region, RegionHandle, SendBatch, Token, UringIo,
+    Wait,
 };
-
-const WATCHDOG_TOKEN: Token = Token { owner: 0, generation: 0, index: u32::MAX };
-
-/// Longer than any test needs; a test that takes so long has lost a completion.
-const WATCHDOG: Duration = Duration::from_secs(30);
 
 macro_rules! conformance {
     ($($test:ident),* $(,)?) => {
@@ -72,179 +70,6 @@ fn uring_bed() -> Option<Bed> {
         Err(error) => {
             eprintln!("SKIPPED: io_uring cannot be used here: {error}");
             None
-        }
-    }
-}
-
-/// An [`Io`] under test, with a pool and what has completed so far.
-struct Bed {
-    io: Box<dyn Io>,
-    pool: BufferPool,
-    done: Vec<Completion>,
-    /// Tokens given out.
-    tokens: u32,
-}
-
-impl Bed {
-    fn new(io: Box<dyn Io>) -> Bed {
-        let pool = BufferPool::new(&PoolConfig::new(&[(4096, 64), (65536, 16)])).unwrap();
-        let mut bed = Bed { io, pool, done: Vec::new(), tokens: 0 };
-        bed.io.timer(Instant::now() + WATCHDOG, WATCHDOG_TOKEN);
-        bed
-    }
-
-    fn token(&mut self) -> Token {
-        self.tokens += 1;
-        Token { owner: 7, generation: 9, index: self.tokens }
-    }
-
-    fn poll(&mut self, wait: Wait) {
-        self.io.poll(wait, &mut self.done).unwrap();
-        assert!(self.done.iter().all(|done| done.token != WATCHDOG_TOKEN), "a completion was lost");
-    }
-
-    fn take(&mut self, token: Token) -> Option<Outcome> {
-        let at = self.done.iter().position(|done| done.token == token)?;
-        Some(self.done.remove(at).outcome)
-    }
-
-    fn wait_for(&mut self, token: Token) -> Outcome {
-        loop {
-            if let Some(outcome) = self.take(token) {
-                return outcome;
-            }
-            self.poll(Wait::Yes);
-        }
-    }
-
-    fn listen(&mut self, address: &str) -> (ListenerId, SocketAddr, Token) {
-        let token = self.token();
-        let (listener, address) = self.io.listen(address.parse().unwrap(), token).unwrap();
-        (listener, address, token)
-    }
-
-    fn connect(&mut self, address: SocketAddr) -> io::Result<Socket> {
-        let token = self.token();
-        self.io.connect(address, token);
-        match self.wait_for(token) {
-            Outcome::Connected(result) => result,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn accepted(&mut self, token: Token) -> Socket {
-        match self.wait_for(token) {
-            Outcome::Accepted(Ok((socket, peer))) => {
-                assert_eq!(socket.peer_address(), peer);
-                socket
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Two connected sockets that are not adopted yet.
-    fn raw_pair(&mut self) -> (Socket, Socket) {
-        let (listener, address, token) = self.listen("127.0.0.1:0");
-        let one = self.connect(address).unwrap();
-        let two = self.accepted(token);
-        assert_eq!(one.local_address(), two.peer_address());
-        assert_eq!(one.peer_address(), two.local_address());
-        self.io.close_listener(listener);
-        (one, two)
-    }
-
-    fn pair(&mut self) -> (SocketId, SocketId) {
-        let (one, two) = self.raw_pair();
-        (self.io.adopt(one).unwrap(), self.io.adopt(two).unwrap())
-    }
-
-    /// Starts a receive into `payload` bytes of one buffer and then `staging` of another.
-    fn start_recv(&mut self, socket: SocketId, payload: usize, staging: usize) -> Token {
-        let payload = (payload > 0).then(|| (self.pool.take(payload + 5).unwrap(), 5..payload + 5));
-        let staging_buf = self.pool.take(staging + 3).unwrap();
-        let buffers = RecvBuffers { payload, staging: staging_buf, staging_range: 3..staging + 3 };
-        let token = self.token();
-        self.io.recv(socket, buffers, token);
-        token
-    }
-
-    fn recv_result(&mut self, token: Token) -> (io::Result<usize>, RecvBuffers) {
-        match self.wait_for(token) {
-            Outcome::Received(result, buffers) => (result, buffers),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn recv(&mut self, socket: SocketId, payload: usize, staging: usize) -> io::Result<Vec<u8>> {
-        let token = self.start_recv(socket, payload, staging);
-        let (result, buffers) = self.recv_result(token);
-        result.map(|count| received(&buffers, count))
-    }
-
-    fn recv_exactly(&mut self, socket: SocketId, count: usize) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        while bytes.len() < count {
-            let more = self.recv(socket, 0, (count - bytes.len()).min(60_000)).unwrap();
-            assert!(!more.is_empty(), "the stream ended after {} of {count}", bytes.len());
-            bytes.extend(more);
-        }
-        bytes
-    }
-
-    fn start_send(&mut self, socket: SocketId, batch: Box<SendBatch>) -> Token {
-        let token = self.token();
-        self.io.send(socket, batch, token);
-        token
-    }
-
-    fn sent(&mut self, token: Token) -> (io::Result<()>, Box<SendBatch>) {
-        match self.wait_for(token) {
-            Outcome::Sent(result, batch) => (result, batch),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn send_bytes(&mut self, socket: SocketId, bytes: &[u8]) {
-        let mut batch = SendBatch::new(bytes.len(), 4);
-        batch.push_bytes(bytes);
-        let token = self.start_send(socket, batch);
-        self.sent(token).0.unwrap();
-    }
-
-    fn synced(&mut self, token: Token) -> io::Result<()> {
-        match self.wait_for(token) {
-            Outcome::Synced(result) => result,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn read_file(&mut self, file: FileId, len: usize, offset: u64) -> io::Result<IoBuf> {
-        let token = self.token();
-        let buf = self.pool.take(len).unwrap();
-        self.io.read(file, buf, offset, token);
-        match self.wait_for(token) {
-            Outcome::Read(result, buf) => result.map(|()| buf),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn write_file(
-        &mut self,
-        file: FileId,
-        bytes: &[u8],
-        offset: u64,
-        durable: bool,
-    ) -> io::Result<()> {
-        let token = self.token();
-        let mut buf = self.pool.take(bytes.len()).unwrap();
-        buf.copy_from_slice(bytes);
-        self.io.write(file, buf.share(), offset, durable, token);
-        match self.wait_for(token) {
-            Outcome::Written(result, buf) => {
-                assert_eq!(&buf[..], bytes);
-                result
-            }
-            other => panic!("{other:?}"),
         }
     }
 }
