@@ -14,6 +14,7 @@ mod bed;
 mod gather;
 mod maps;
 pub mod report;
+mod share;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,11 +36,15 @@ pub enum Case {
     Maps,
     /// Commands gathered as i10 does, against one PDU per send and against the usual.
     I10,
+    /// Who sends and who receives on queues that threads share.
+    Share,
+    /// What a submission costs threads that do not drive the queue.
+    Submit,
 }
 
 impl Case {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Maps, Self::I10];
+    pub const ALL: [Self; 4] = [Self::Maps, Self::I10, Self::Share, Self::Submit];
 
     /// Its name, as options have it.
     #[must_use]
@@ -47,6 +52,8 @@ impl Case {
         match self {
             Self::Maps => "maps",
             Self::I10 => "i10",
+            Self::Share => "share",
+            Self::Submit => "submit",
         }
     }
 }
@@ -133,6 +140,8 @@ pub fn run(
     let section = match case {
         Case::Maps => maps::measure(&bed),
         Case::I10 => gather::measure(&bed),
+        Case::Share => share::measure(&bed),
+        Case::Submit => share::measure_submit(&bed),
     };
     let stopped = bed.end();
     let section = section?;

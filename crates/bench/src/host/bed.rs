@@ -91,6 +91,18 @@ impl<'a> Bed<'a> {
         }
     }
 
+    /// How to connect, with so many queues.
+    pub(crate) fn host_config(&self, io_queues: u16) -> HostConfig {
+        let (nqn, hostnqn) = (self.nqn.clone(), self::name(HOST));
+        HostConfig {
+            io_queues,
+            io_entries: ENTRIES,
+            // A host that sleeps while others are measured has nothing to say.
+            kato_ms: 0,
+            ..HostConfig::new(self.address, nqn, hostnqn, HostId(UUID))
+        }
+    }
+
     /// Jobs on the host's core, on a controller that `shape` may change.
     pub(crate) fn way(
         &self,
@@ -98,11 +110,7 @@ impl<'a> Bed<'a> {
         jobs: Vec<JobSpec>,
         shape: impl FnOnce(&mut HostConfig),
     ) -> Way {
-        let mut host =
-            HostConfig::new(self.address, self.nqn.clone(), self::name(HOST), HostId(UUID));
-        host.io_entries = ENTRIES;
-        // A host that sleeps while others are measured has nothing to say.
-        host.kato_ms = 0;
+        let mut host = self.host_config(1);
         shape(&mut host);
         let config = self.config;
         let on_core = |job: JobSpec| JobSpec {

@@ -89,6 +89,10 @@ pub(crate) enum CaseChoice {
     Maps,
     /// Commands gathered as i10 does, against one PDU per send and against the usual
     I10,
+    /// Who sends and who receives on queues that threads share
+    Share,
+    /// What a submission costs threads that do not drive the queue
+    Submit,
 }
 
 impl From<CaseChoice> for Case {
@@ -96,6 +100,8 @@ impl From<CaseChoice> for Case {
         match choice {
             CaseChoice::Maps => Self::Maps,
             CaseChoice::I10 => Self::I10,
+            CaseChoice::Share => Self::Share,
+            CaseChoice::Submit => Self::Submit,
         }
     }
 }

@@ -1,0 +1,349 @@
+//! Queues that the program's threads share: who sends, who receives, and what a submission costs.
+//!
+//! `share` has one 4 KiB read in flight, from one thread on the host's core. It is sent by that thread
+//! or handed to the worker; its end is received by that thread, looked for while the worker receives,
+//! or waited for. Hand-offs and voluntary context switches are those of the whole process, of which
+//! the target polls and so makes none. `submit` has four threads that submit bursts to one queue that a
+//! fifth drives, and counts the time in the calls alone.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use raceline_host::caller::{Finished, Memory, Operation};
+use raceline_host::{
+    CallerHost, HostError, Pending, Poller, SharedError, SharedOptions, SharedQueues,
+};
+use raceline_proto::nvme::NamespaceId;
+use raceline_reactor::Mode;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::bed::Bed;
+use super::report::{Cell, Row, Section, Unit};
+use super::{HostBenchError, Round};
+use crate::histogram::Latencies;
+use crate::limit::report::median;
+use crate::random::Random;
+
+const NSID: NamespaceId = NamespaceId(1);
+const IO_BYTES: usize = 4096;
+/// Threads of the program that submit to one queue.
+const SUBMITTERS: usize = 4;
+/// Operations that each of them submits before it waits for all.
+const BURST: usize = 16;
+
+/// Who sends and who receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    /// The thread does both.
+    DirectAndPoll,
+    /// It sends; the worker receives and wakes it.
+    DirectAndWait,
+    /// The worker does both; the thread looks for the end.
+    HandedOffAndLook,
+    /// The worker does both, and wakes it.
+    HandedOffAndWait,
+}
+
+impl Path {
+    const ALL: [Self; 4] =
+        [Self::DirectAndPoll, Self::DirectAndWait, Self::HandedOffAndLook, Self::HandedOffAndWait];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::DirectAndPoll => "sends itself, polls",
+            Self::DirectAndWait => "sends itself, is woken",
+            Self::HandedOffAndLook => "hands off, looks for the end",
+            Self::HandedOffAndWait => "hands off, is woken",
+        }
+    }
+}
+
+/// What one path has done in one run.
+struct Run {
+    latencies: Latencies,
+    handed_off_per_io: f64,
+    switches_per_io: f64,
+}
+
+/// Depth 1, by all paths.
+pub(super) fn measure(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
+    let before = pin(bed.config.host_core);
+    let rounds = measure_paths(bed);
+    unpin(before);
+    let rounds = rounds?;
+    let over = |path: usize, what: &dyn Fn(&Run) -> f64| -> Vec<f64> {
+        rounds.iter().map(|round| what(&round.runs[path])).collect()
+    };
+    let last = Path::ALL.len() - 1;
+    let rows = Path::ALL.iter().enumerate().map(|(index, path)| Row {
+        label: path.name().to_owned(),
+        cells: vec![
+            Cell::new("mean us", Unit::Micros, over(index, &|run| run.latencies.mean_ns())),
+            Cell::new(
+                "P99 us",
+                Unit::Micros,
+                over(index, &|run| run.latencies.percentile_ns(99.0) as f64),
+            ),
+            Cell::new(
+                "mean / hands off, is woken",
+                Unit::Ratio,
+                rounds.iter().map(|round| {
+                    round.runs[index].latencies.mean_ns() / round.runs[last].latencies.mean_ns()
+                }),
+            ),
+            Cell::new("hand-offs per I/O", Unit::PerIo, over(index, &|run| run.handed_off_per_io)),
+            Cell::new(
+                "context switches per I/O",
+                Unit::PerIo,
+                over(index, &|run| run.switches_per_io),
+            ),
+        ],
+    });
+    Ok(Section {
+        case: "share",
+        title: format!(
+            "{IO_BYTES} B reads at depth 1 on shared queues, thread and worker on one core"
+        ),
+        rows: rows.collect(),
+    })
+}
+
+fn measure_paths(bed: &Bed<'_>) -> Result<Vec<Round<Run>>, HostBenchError> {
+    let host = CallerHost::connect(bed.host_config(4)).map_err(failed("connecting"))?;
+    let mut ways = Vec::with_capacity(Path::ALL.len());
+    for path in Path::ALL {
+        let direct_send = matches!(path, Path::DirectAndPoll | Path::DirectAndWait);
+        let options =
+            SharedOptions { mode: Mode::Interrupt, direct_send, ..SharedOptions::default() };
+        ways.push((path, SharedQueues::open(&host, &options).map_err(failed(path.name()))?));
+    }
+    let blocks = Blocks::of(&host)?;
+    let rounds = bed.rounds_of(ways.len(), |index| {
+        let (path, queues) = &ways[index];
+        run_path(bed, *path, queues, &blocks).map_err(|error| HostBenchError::Command {
+            way: path.name().to_owned(),
+            why: error.to_string(),
+        })
+    })?;
+    drop(ways);
+    host.disconnect();
+    Ok(rounds)
+}
+
+fn run_path(
+    bed: &Bed<'_>,
+    path: Path,
+    queues: &SharedQueues,
+    blocks: &Blocks,
+) -> Result<Run, SharedError> {
+    let mut poller = (path == Path::DirectAndPoll).then(|| queues.poller());
+    let mut random = Random::new(bed.config.seed);
+    let mut memory = Memory::from(vec![0; IO_BYTES]);
+    let mut latencies = Latencies::new();
+    let begin = Instant::now();
+    let mut before = None;
+    loop {
+        let now = Instant::now();
+        let since = now.duration_since(begin);
+        if since >= bed.config.ramp && before.is_none() {
+            before = Some((queues.totals(), context_switches()));
+        }
+        if since >= bed.config.ramp + bed.config.time {
+            break;
+        }
+        let slba = blocks.pick(&mut random);
+        let operation = Operation::Read { nsid: NSID, slba, memory };
+        let submitted = Instant::now();
+        let finished = execute(path, queues, poller.as_mut(), operation)?;
+        if before.is_some() {
+            latencies.record(submitted.elapsed());
+        }
+        memory = finished.memory.unwrap_or_else(|| Memory::from(vec![0; IO_BYTES]));
+    }
+    let (totals, switches) = before.unwrap_or_default();
+    let count = latencies.count().max(1) as f64;
+    let after = queues.totals();
+    Ok(Run {
+        handed_off_per_io: (after.handed_off - totals.handed_off) as f64 / count,
+        switches_per_io: context_switches().saturating_sub(switches) as f64 / count,
+        latencies,
+    })
+}
+
+fn execute(
+    path: Path,
+    queues: &SharedQueues,
+    poller: Option<&mut Poller>,
+    operation: Operation,
+) -> Result<Finished, SharedError> {
+    if let Some(poller) = poller {
+        let pending = poller.submit(operation)?;
+        return poller.wait(pending);
+    }
+    let pending = queues.submit(operation)?;
+    if path == Path::HandedOffAndLook { look(pending) } else { pending.wait() }
+}
+
+/// Looks until the end is there. The worker has the same core, so it must get it.
+fn look(mut pending: Pending) -> Result<Finished, SharedError> {
+    loop {
+        match pending.try_take() {
+            Some(end) => return end,
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+/// Four threads and one queue.
+pub(super) fn measure_submit(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
+    let host = CallerHost::connect(bed.host_config(1)).map_err(failed("connecting"))?;
+    let queues = SharedQueues::open(&host, &SharedOptions::default()).map_err(failed("opening"))?;
+    let blocks = Blocks::of(&host)?;
+    let rounds = bed.rounds_of(1, |_| {
+        let (config, stop) = (bed.config, AtomicBool::new(false));
+        let mut poller = queues.poller();
+        let bursts = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..SUBMITTERS as u64)
+                .map(|thread| {
+                    let (queues, stop, blocks) = (queues.clone(), &stop, &blocks);
+                    scope.spawn(move || submit_bursts(&queues, blocks, config.seed + thread, stop))
+                })
+                .collect();
+            let begin = Instant::now();
+            while begin.elapsed() < config.ramp + config.time {
+                poller.poll();
+            }
+            stop.store(true, Ordering::Relaxed);
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                poller.poll();
+            }
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined.collect::<Result<Vec<_>, _>>()
+        });
+        let crashed = || HostBenchError::Command {
+            way: "submit".to_owned(),
+            why: "a thread panicked".to_owned(),
+        };
+        let mut all = Vec::new();
+        for burst in bursts.map_err(|_| crashed())? {
+            let why = |error: SharedError| HostBenchError::Command {
+                way: "submit".to_owned(),
+                why: error.to_string(),
+            };
+            all.extend(burst.map_err(why)?);
+        }
+        all.sort_by(f64::total_cmp);
+        Ok(all)
+    })?;
+    drop(queues);
+    host.disconnect();
+    let mean = |bursts: &Vec<f64>| bursts.iter().sum::<f64>() / bursts.len().max(1) as f64;
+    let cells = vec![
+        Cell::new(
+            "median us per submission",
+            Unit::Micros,
+            rounds.iter().map(|round| median(&round.runs[0])),
+        ),
+        Cell::new(
+            "mean us per submission",
+            Unit::Micros,
+            rounds.iter().map(|round| mean(&round.runs[0])),
+        ),
+    ];
+    let label = format!("{SUBMITTERS} threads, 1 queue");
+    Ok(Section {
+        case: "submit",
+        title: format!(
+            "submissions from threads that do not drive the queue, in bursts of {BURST}; the mean has the times in which a thread did not run"
+        ),
+        rows: vec![Row { label, cells }],
+    })
+}
+
+/// Submits bursts until told to stop, and gives what a submission of each took, in nanoseconds.
+fn submit_bursts(
+    queues: &SharedQueues,
+    blocks: &Blocks,
+    seed: u64,
+    stop: &AtomicBool,
+) -> Result<Vec<f64>, SharedError> {
+    let mut random = Random::new(seed);
+    let mut memories: Vec<Memory> =
+        (0..BURST).map(|_| Memory::from(vec![0; blocks.block_bytes])).collect();
+    let mut operations = Vec::with_capacity(BURST);
+    let mut pending = Vec::with_capacity(BURST);
+    let mut took = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        operations.extend(memories.drain(..).map(|memory| {
+            let slba = blocks.pick(&mut random);
+            Operation::Read { nsid: NSID, slba, memory }
+        }));
+        let begin = Instant::now();
+        for operation in operations.drain(..) {
+            pending.push(queues.submit(operation)?);
+        }
+        took.push(begin.elapsed().as_nanos() as f64 / BURST as f64);
+        for pending in pending.drain(..) {
+            let finished = look(pending)?;
+            let memory = finished.memory;
+            memories.push(memory.unwrap_or_else(|| Memory::from(vec![0; blocks.block_bytes])));
+        }
+    }
+    Ok(took)
+}
+
+/// Where to read.
+struct Blocks {
+    block_bytes: usize,
+    per_io: u64,
+    ios: u64,
+}
+
+impl Blocks {
+    fn of(host: &CallerHost) -> Result<Self, HostBenchError> {
+        let none = || HostBenchError::Command {
+            way: "share".to_owned(),
+            why: "the target has no namespace 1".to_owned(),
+        };
+        let info = host.host().namespace(NSID).ok_or_else(none)?;
+        let block_bytes = usize::try_from(info.block_size).unwrap_or(IO_BYTES);
+        let per_io = (IO_BYTES / block_bytes).max(1) as u64;
+        Ok(Self { block_bytes, per_io, ios: (info.block_count / per_io).max(1) })
+    }
+
+    fn pick(&self, random: &mut Random) -> u64 {
+        random.below(self.ios) * self.per_io
+    }
+}
+
+fn failed(way: &'static str) -> impl Fn(HostError) -> HostBenchError {
+    move |error| HostBenchError::Command { way: way.to_owned(), why: error.to_string() }
+}
+
+/// Voluntary context switches of all threads so far.
+fn context_switches() -> u64 {
+    let of = |entry: std::fs::DirEntry| -> Option<u64> {
+        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse().ok()
+    };
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(of).sum()
+}
+
+/// Keeps the calling thread, and those that it starts, on a core, if that can be had.
+fn pin(core: usize) -> Option<CpuSet> {
+    let before = sched_getaffinity(None).ok()?;
+    let mut one = CpuSet::new();
+    one.set(core);
+    sched_setaffinity(None, &one).ok()?;
+    Some(before)
+}
+
+fn unpin(before: Option<CpuSet>) {
+    if let Some(before) = before
+        && let Err(error) = sched_setaffinity(None, &before)
+    {
+        tracing::warn!(%error, "this thread stays on its core");
+    }
+}
