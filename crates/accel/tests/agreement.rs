@@ -62,7 +62,7 @@ proptest! {
         one.push(0);
         let code = OpCode::CopyCrc32c;
         let lengths = Err(AccelError::Lengths { operation: code, first: bytes, second: bytes + 1 });
-        prop_assert_eq!(channel.copy_crc32c_now(&source, &mut one, None), lengths.clone());
+        prop_assert_eq!(channel.copy_crc32c_now(&source, &mut one, None), lengths);
         prop_assert_eq!(channel.copy_bytes_crc32c_now(&source, &mut one), lengths);
         let statistics = framework.statistics();
         let counts = statistics.of(code);
