@@ -415,6 +415,8 @@ impl QueuePair {
         self.config.command_timeout.filter(|_| !waits).map(|limit| now + limit)
     }
 
+    /// Inline, so that the entry is built in its slot and not moved there.
+    #[inline(always)]
     fn insert(&mut self, entry: Entry) -> CommandId {
         if entry.is_large_read() {
             self.large_reads += 1;
