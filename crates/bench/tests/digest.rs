@@ -39,7 +39,7 @@ fn config() -> DigestConfig {
 #[test]
 fn all_ways_take_turns() {
     let config = config();
-    let sizes = CASES.map(|case| case.io_bytes);
+    let sizes = [CASES[0], CASES[1]].map(|case| case.io_bytes);
     let costs = digest_costs(&sizes, &config.paths, 1).expect("costs");
     assert_eq!(costs.len(), 4);
     let mut bench = DigestBench::start(config.clone(), &CASES).expect("targets");
