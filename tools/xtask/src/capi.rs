@@ -78,7 +78,11 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.run("example-without-target", || {
         let port = target.port.to_string();
         target.stop("TERM")?;
-        let task = example(tree, &scratch.join("example"), &["127.0.0.1", &port, "nqn.x:y"]);
+        let task = example(
+            tree,
+            &scratch.join("example"),
+            &["127.0.0.1", &port, "nqn.2014-08.org.example:gone"],
+        );
         let ended = task.run()?;
         ensure!(!ended.success(), "it works without a target");
         ensure!(ended.output.contains("nothing listens there"), "{}", ended.tail(5));

@@ -61,7 +61,8 @@ pub(crate) struct Options {
     /// Keep runs during which other processes used the CPU (for a look, not for reporting).
     #[arg(long)]
     noisy: bool,
-    /// Count instructions per command in user space instead, each time for so many seconds.
+    /// Count instructions per command in user space instead, each time for so many seconds; fewer
+    /// than the keep alive timeouts of the hosts, 10 s with SPDK's.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=SECONDS_MAX))]
     instructions: Option<u32>,
     /// For docs/PERFORMANCE.md or for programs.

@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 /// Steps between two looks at the connections.
 const STEPS_PER_LOOK: u32 = 1024;
 /// Fewest commands that say something.
-const COMMANDS_MIN: f64 = 50.0;
+const COMMANDS_MIN: f64 = 30.0;
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,6 +165,8 @@ mod tests {
         let count = evaluate(&samples, Side::Target, 72).unwrap();
         assert_eq!(count, Count { instructions: 1000.0, commands: 100.0 });
         assert!(evaluate(&samples[..3], Side::Target, 72).is_err());
+        let lost = [samples[0], samples[3], sample(200_000, 5, 72)];
+        assert!(evaluate(&lost, Side::Target, 72).is_err());
         assert!(evaluate(&samples, Side::Target, 720).is_err());
     }
 }
