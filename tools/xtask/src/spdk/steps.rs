@@ -113,7 +113,10 @@ fn evaluate(samples: &[Sample], side: Side, command_bytes: u32) -> Result<Count>
     let (Some(first), Some(last)) = (first, last) else {
         bail!("the thread sent less than twice: count for longer");
     };
-    let commands = to_f64(last.bytes.received - first.bytes.received)? / f64::from(command_bytes);
+    let received = last.bytes.received.checked_sub(first.bytes.received).context(
+        "a connection was given up meanwhile: count for a shorter time than the keep alive timeout",
+    )?;
+    let commands = to_f64(received)? / f64::from(command_bytes);
     ensure!(commands >= COMMANDS_MIN, "only {commands} commands were seen: count for longer");
     Ok(Count { instructions: to_f64(last.instructions - first.instructions)? / commands, commands })
 }
