@@ -159,7 +159,7 @@ impl SendBatch {
         self.call_bytes_max = bytes;
     }
 
-    /// True if [`SendBatch::set_call_bytes_max`] was called: what one system call leaves has to wait
+    /// True if [`SendBatch::set_call_bytes_max`] set a bound: what one system call leaves has to wait
     /// for the next poll.
     pub(crate) fn takes_turns(&self) -> bool {
         self.call_bytes_max != usize::MAX

@@ -49,8 +49,8 @@ pub struct TargetConfig {
     /// I/O queues of one controller.
     pub max_io_queues: u16,
     /// Bytes that one connection moves before the others of its core have their turn: in one
-    /// receive, in one send, and from or to devices and through digests for the commands of one
-    /// receive. The last command may be longer.
+    /// receive, in one send while somebody on the core sends little and often, and from or to
+    /// devices and through digests for the commands of one receive. The last command may be longer.
     pub pass_bytes: u32,
     /// I/O buffers of `max_io_bytes` on each core; commands beyond wait for one.
     pub large_buffers_per_core: usize,

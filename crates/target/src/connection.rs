@@ -133,11 +133,9 @@ pub(crate) struct Connection {
     draining: bool,
 }
 
-fn new_batch(entries: u16, pass_bytes: usize) -> Box<SendBatch> {
+fn new_batch(entries: u16) -> Box<SendBatch> {
     let entries = usize::from(entries);
-    let mut batch = SendBatch::new(entries * HEADER_BYTES_PER_COMMAND + 256, entries * 3 + 4);
-    batch.set_call_bytes_max(pass_bytes);
-    batch
+    SendBatch::new(entries * HEADER_BYTES_PER_COMMAND + 256, entries * 3 + 4)
 }
 
 impl Connection {
@@ -151,7 +149,6 @@ impl Connection {
         now: Instant,
     ) -> Self {
         let config = &core.shared.config;
-        let pass_bytes = config.pass_bytes as usize;
         Self {
             key,
             socket,
@@ -184,10 +181,10 @@ impl Connection {
             large_writes: 0,
             direct: None,
             moved: 0,
-            pass_bytes,
+            pass_bytes: config.pass_bytes as usize,
             deferred: false,
-            out: new_batch(1, pass_bytes),
-            spare: Some(new_batch(1, pass_bytes)),
+            out: new_batch(1),
+            spare: Some(new_batch(1)),
             dirty: false,
             early: true,
             accepted: now,
@@ -216,10 +213,10 @@ impl Connection {
         self.staging_bytes = staging;
         // A batch in use stays as it is: it grows.
         if self.out.is_empty() {
-            self.out = new_batch(entries, self.pass_bytes);
+            self.out = new_batch(entries);
         }
         if let Some(spare) = &mut self.spare {
-            *spare = new_batch(entries, self.pass_bytes);
+            *spare = new_batch(entries);
         }
     }
 
