@@ -47,6 +47,9 @@ const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(1);
 /// IPO of CATTR in a refused Connect.
 const CATTR_OFFSET: u16 = 46;
 
+/// Bytes that a queue sends before the others of its core have their turn.
+const SEND_SHARE_BYTES: usize = 256 << 10;
+
 /// What happened to a queue as a whole.
 #[derive(Clone, Debug)]
 pub enum QueueEvent {
@@ -198,6 +201,10 @@ impl QueuePair {
         );
         let commands = CommandTable::new(config.entries);
         let capacity = commands.capacity();
+        let mut batch = SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4);
+        if !config.qid.is_admin() {
+            batch.set_share(SEND_SHARE_BYTES);
+        }
         Self {
             disable_sq_flow: config.disable_sq_flow,
             doorbell: Doorbell::new(config.i10),
@@ -213,7 +220,7 @@ impl QueuePair {
             done: VecDeque::with_capacity(capacity),
             held: Vec::with_capacity(capacity),
             events: VecDeque::with_capacity(4),
-            batch: Some(SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4)),
+            batch: Some(batch),
             with_engines: 0,
             large_reads: 0,
             phase_deadline: None,

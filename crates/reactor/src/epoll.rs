@@ -22,6 +22,7 @@ use crate::file_op::FileOp;
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
+use crate::neighbours::Neighbours;
 use crate::send::SendBatch;
 use crate::slab::Slab;
 use crate::socket::{
@@ -88,6 +89,7 @@ pub struct EpollIo {
     woken: bool,
     accelerator: Accelerator,
     now: Instant,
+    neighbours: Neighbours,
     counts: IoCounts,
     /// Tries the sockets themselves before it asks which are ready.
     eager: bool,
@@ -153,6 +155,7 @@ impl EpollIo {
             woken: false,
             accelerator: Accelerator::default(),
             now: Instant::now(),
+            neighbours: Neighbours::default(),
             counts: IoCounts::default(),
             eager: false,
             polls_without_events: 0,
@@ -582,9 +585,10 @@ impl Io for EpollIo {
         }
     }
 
-    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+    fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         match self.sockets.get_mut(socket.0) {
             Some(slot) if slot.send.is_none() => {
+                self.neighbours.plan(socket, self.now, &mut batch);
                 slot.send = Some((token, batch));
                 if self.eager {
                     self.ready.extend(slot.try_send(&mut self.counts));

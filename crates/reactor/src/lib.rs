@@ -15,6 +15,7 @@ mod gate;
 pub mod io;
 pub mod mailbox;
 mod memory;
+mod neighbours;
 mod region;
 pub mod send;
 pub mod service;

@@ -104,6 +104,8 @@ pub struct SendBatch {
     part_capacity: usize,
     /// Bytes not yet sent.
     remaining: usize,
+    /// Most bytes of one poll while others wait.
+    share: usize,
     /// Most bytes of one system call.
     call_bytes_max: usize,
     /// The first part that is not completely sent, and how much of it is.
@@ -141,6 +143,7 @@ impl SendBatch {
             header_capacity,
             part_capacity,
             remaining: 0,
+            share: usize::MAX,
             call_bytes_max: usize::MAX,
             next_part: 0,
             sent_of_part: 0,
@@ -149,18 +152,28 @@ impl SendBatch {
         })
     }
 
-    /// Lets the back end hand at most so many bytes to the kernel in each poll. A socket's buffer
-    /// takes megabytes, and while they are copied nobody else on the core is served.
+    /// Lets the back end hand at most so many bytes to the kernel in each poll while another
+    /// socket, whose batches have a share too, sends little at a time. A socket's buffer takes
+    /// megabytes, and while they are copied nobody else on the core is served.
     ///
     /// # Panics
     /// If it is 0: nothing would ever be sent.
-    pub fn set_call_bytes_max(&mut self, bytes: usize) {
+    pub fn set_share(&mut self, bytes: usize) {
         assert!(bytes > 0, "a batch that never leaves");
-        self.call_bytes_max = bytes;
+        self.share = bytes;
     }
 
-    /// True if [`SendBatch::set_call_bytes_max`] set a bound: what one system call leaves has to wait
-    /// for the next poll.
+    /// The share, unless the batch has none.
+    pub(crate) fn share(&self) -> Option<usize> {
+        (self.share != usize::MAX).then_some(self.share)
+    }
+
+    /// From now on one system call takes at most a share, or else all that it can.
+    pub(crate) fn take_turns(&mut self, turns: bool) {
+        self.call_bytes_max = if turns { self.share } else { usize::MAX };
+    }
+
+    /// True if it leaves in shares: what one system call leaves has to wait for the next poll.
     pub(crate) fn takes_turns(&self) -> bool {
         self.call_bytes_max != usize::MAX
     }
@@ -404,7 +417,8 @@ mod tests {
     fn a_call_takes_no_more_than_its_share() {
         for most in [1, 4, 5, 100, 1000] {
             let (mut batch, expected) = sample();
-            batch.set_call_bytes_max(most);
+            batch.set_share(most);
+            batch.take_turns(true);
             let mut sent = Vec::new();
             while !batch.is_empty() {
                 let bytes = gather(&mut batch);

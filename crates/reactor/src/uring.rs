@@ -26,6 +26,7 @@ use crate::buffer::{IoBuf, SharedBuf};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
+use crate::neighbours::Neighbours;
 use crate::send::SendBatch;
 use crate::slab::Slab;
 use crate::socket::{
@@ -81,6 +82,7 @@ pub struct UringIo {
     woken: bool,
     accelerator: Accelerator,
     now: Instant,
+    neighbours: Neighbours,
     counts: IoCounts,
 }
 
@@ -141,6 +143,7 @@ impl UringIo {
             woken: false,
             accelerator: Accelerator::default(),
             now: Instant::now(),
+            neighbours: Neighbours::default(),
             counts: IoCounts::default(),
         };
         io.watch_waker();
@@ -533,7 +536,7 @@ impl Io for UringIo {
         self.start_recv(socket, buffers, token);
     }
 
-    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+    fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         let usable = |slot: &&SocketSlot| !slot.closing && slot.send.is_none();
         if self.sockets.get(socket.0).filter(usable).is_none() {
             self.finish(token, Outcome::Sent(Err(not_usable()), batch));
@@ -543,6 +546,7 @@ impl Io for UringIo {
             self.finish(token, Outcome::Sent(Ok(()), batch));
             return;
         }
+        self.neighbours.plan(socket, self.now, &mut batch);
         self.start_send(socket, batch, token);
     }
 

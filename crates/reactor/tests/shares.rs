@@ -1,4 +1,4 @@
-//! A batch that takes turns leaves in shares, one in each poll.
+//! A long batch leaves in shares, one in each poll, while another socket sends little at a time.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -27,8 +27,16 @@ fn pair(io: &mut dyn Io) -> (SocketId, TcpStream) {
 
 fn batch(seed: u32) -> Box<SendBatch> {
     let mut batch = SendBatch::new(64, 4);
-    batch.set_call_bytes_max(SHARE);
+    batch.set_share(SHARE);
     batch.push_payload(Payload::Buf(IoBuf::from_slice(&pattern(TOTAL, seed)), 0..TOTAL));
+    batch
+}
+
+/// Something small on another socket, for whose sake long batches take turns.
+fn small() -> Box<SendBatch> {
+    let mut batch = SendBatch::new(64, 1);
+    batch.set_share(SHARE);
+    batch.push_bytes(b"small");
     batch
 }
 
@@ -49,6 +57,21 @@ fn check(io: &mut dyn Io) {
     let (socket, mut peer) = pair(io);
     let token = Token { owner: 1, generation: 0, index: 0 };
     let mut done = Vec::new();
+    // Nobody waits for it: it leaves as fast as it can.
+    io.send(socket, batch(3), token);
+    let mut polls = 0;
+    while !sent(&mut done) {
+        io.poll(Wait::No, &mut done).unwrap();
+        polls += 1;
+    }
+    assert!(polls < 5, "{polls} polls");
+    assert!(received(&mut peer) == pattern(TOTAL, 3));
+
+    let (other, _other_peer) = pair(io);
+    io.send(other, small(), token);
+    while !sent(&mut done) {
+        io.poll(Wait::No, &mut done).unwrap();
+    }
     let mut last = io.counts().sent_bytes;
     io.send(socket, batch(1), token);
     let (mut polls, mut most) = (0, 0);

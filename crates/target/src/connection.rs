@@ -115,6 +115,8 @@ pub(crate) struct Connection {
     /// Bytes moved in this pass, from or to a device or through a digest, and how many may be.
     pub(crate) moved: usize,
     pass_bytes: usize,
+    /// [`SendBatch::set_share`]: on I/O queues, as `pass_bytes`.
+    send_share: usize,
     /// The rest of what was received waits for the next pass.
     deferred: bool,
 
@@ -182,6 +184,7 @@ impl Connection {
             direct: None,
             moved: 0,
             pass_bytes: config.pass_bytes as usize,
+            send_share: usize::MAX,
             deferred: false,
             out: new_batch(1),
             spare: Some(new_batch(1)),
@@ -207,6 +210,9 @@ impl Connection {
     pub(crate) fn set_queue(&mut self, qid: QueueId, entries: u16, flow_control: bool) {
         let staging = if qid.is_admin() { ADMIN_STAGING_BYTES } else { IO_STAGING_BYTES };
         self.queue.set_queue_kind(qid.is_admin());
+        if !qid.is_admin() {
+            self.send_share = self.pass_bytes;
+        }
         self.entries = entries;
         self.flow_control = flow_control;
         self.slots = Slots::new(entries);

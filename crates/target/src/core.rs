@@ -11,7 +11,6 @@ use raceline_reactor::{Completion, Context};
 
 use crate::config::TargetError;
 use crate::message::{CommandPlace, ConnKey, Message, Place, Reply};
-use crate::neighbours::Neighbours;
 use crate::range_lock::{Fences, LockId, Order, Warden};
 use crate::registry::Shared;
 use crate::slots::Measured;
@@ -97,8 +96,6 @@ pub(crate) struct Core {
     pub(crate) dirty: Vec<ConnKey>,
     /// Connections that have had their share of this pass, each once.
     pub(crate) deferred: Vec<ConnKey>,
-    /// Who waits when a connection sends a lot.
-    pub(crate) neighbours: Neighbours,
     /// Commands that a lowered fence lets go.
     pub(crate) released: Vec<LocalCommand>,
     /// Devices that are being zeroed, by the slot in the tags of the requests.
@@ -120,7 +117,6 @@ impl Core {
             buffer_waiters: VecDeque::new(),
             dirty: Vec::new(),
             deferred: Vec::new(),
-            neighbours: Neighbours::default(),
             released: Vec::new(),
             wipes: Vec::new(),
         }

@@ -62,7 +62,6 @@ mod listeners;
 mod manual;
 mod message;
 mod namespaces;
-mod neighbours;
 mod placement;
 mod poll_group;
 mod pool;

@@ -460,7 +460,7 @@ impl Service for PollGroup {
         }
         let mut dirty = std::mem::replace(&mut self.core.dirty, std::mem::take(&mut self.flushing));
         for key in dirty.drain(..) {
-            self.with(cx, key, |connection, cx, core| connection.flush(cx, core));
+            self.with(cx, key, |connection, cx, _| connection.flush(cx));
         }
         self.flushing = dirty;
         if !self.core.deferred.is_empty() && !std::mem::replace(&mut self.next_pass, true) {

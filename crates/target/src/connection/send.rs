@@ -4,12 +4,12 @@ use raceline_proto::nvme::{Cqe, Status};
 use raceline_proto::tcp::ControllerQueue;
 use raceline_reactor::{Context, Payload, SendBatch};
 
-use super::{Capsule, Connection, Role, Stage};
+use super::{Capsule, Connection, Stage};
 use crate::core::Core;
 
 impl Connection {
     /// Sends what is ready, if no send is in flight: one vectored call.
-    pub(crate) fn flush(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+    pub(crate) fn flush(&mut self, cx: &mut Context<'_>) {
         self.dirty = false;
         if self.slots.in_use() == 0
             && let Some(since) = self.busy_since.take()
@@ -23,11 +23,7 @@ impl Connection {
         if let Some(mut batch) = self.spare.take() {
             std::mem::swap(&mut self.out, &mut batch);
             self.counters.sends.add(1);
-            if matches!(self.role, Role::Io(_)) {
-                let (pending, pass_bytes) = (batch.len(), self.pass_bytes);
-                let share = core.neighbours.share(self.key, cx.now, pending, pass_bytes);
-                batch.set_call_bytes_max(share);
-            }
+            batch.set_share(self.send_share);
             cx.io.send(self.socket, batch, self.token());
         }
     }
