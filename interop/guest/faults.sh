@@ -11,17 +11,6 @@ RECORDS=/tmp/records
 # when it shuts its own socket for a reset.
 WAITS='failed to send request -32|no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
 
-# unpiped COMMAND...: run it with SIGPIPE ignored. Linux sends a command in the context of the process
-# that does the I/O, and without MSG_NOSIGNAL: while a connection breaks, that process is sent SIGPIPE
-# (dd then ends with 141 and no word, with "failed to send request -32" in the kernel's log), although
-# its request is repeated on the next connection and succeeds.
-unpiped() {
-    (
-        trap '' PIPE
-        exec "$@"
-    )
-}
-
 # fio_background NSID OFFSET SIZE: a verifying job; its exit code ends up in /tmp/fio.rc.
 fio_background() {
     rm -f /tmp/fio.rc

@@ -158,6 +158,17 @@ verify() {
         --do_verify=1 --minimal "$@" >/tmp/fio.out 2>&1 || { cut -c1-200 /tmp/fio.out; return 1; }
 }
 
+# unpiped COMMAND...: run it with SIGPIPE ignored. Linux sends a command in the context of the process
+# that does the I/O, and without MSG_NOSIGNAL: while a connection breaks, that process is sent SIGPIPE
+# (dd then ends with 141 and no word, with "failed to send request -32" in the kernel's log), although
+# its request is repeated on the next connection and succeeds.
+unpiped() {
+    (
+        trap '' PIPE
+        exec "$@"
+    )
+}
+
 # all_zero DEVICE OFFSET_MIB COUNT_MIB
 all_zero() {
     local want got

@@ -292,6 +292,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             Part::Target,
             "our host with Linux 6.12 as the target",
         ),
+        (
+            "kernel-6.12-manage",
+            Kernel::V6_12,
+            Part::Manage,
+            "Linux 6.12 manages namespaces of a daemon, which is killed",
+        ),
     ];
     for (name, kernel, part, about) in parts {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));

@@ -33,6 +33,7 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     managed.set_up()?;
     let mut guest = guest(tree, image, Part::Manage)
         .args(["-e", &format!("PORT={}", managed.ports[0])])
+        .args(["-e", &format!("OTHER_PORT={}", managed.ports[1])])
         .args([image, &script(tree, Part::Manage)])
         .start()?;
     let outcome = watch(&mut guest, |request| managed.request(request));
