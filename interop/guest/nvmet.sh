@@ -2,6 +2,7 @@
 #
 # Environment: NQN.  Port 4420 serves two namespaces (1: RAM, blocks of 512; 2: RAM, blocks of 4096).
 # A word sent as a line to port 4499 is carried out and answered with "ok" or "failed":
+#   lossy      lose, delay, swap and double packets on the way out    lossless    stop that
 #   drop-io   end every I/O queue's connection      port-off, port-on   take the port away, put it back
 #   clean     is the kernel's log free of warnings? end                 stop the guest
 . ./lib.sh
@@ -16,8 +17,18 @@ drop_io() {
     [ -s /tmp/ports ] || { cat /tmp/connections; fail "no connection under load"; }
     while read -r port; do ss -K -tnH "( sport = :4420 and dport = :$port )"; done </tmp/ports
 }
+link() { ip -o route show default | sed 's/.* dev \([^ ]*\).*/\1/'; }
+lossy() { tc qdisc add dev "$(link)" root netem delay 1ms 1ms loss 1% reorder 5% duplicate 1%; }
+lossless() {
+    tc -s qdisc show dev "$(link)" >/tmp/qdisc
+    tc qdisc del dev "$(link)" root
+    # A link that lost nothing has proved nothing.
+    grep -q 'dropped [1-9]' /tmp/qdisc || { cat /tmp/qdisc; fail "no packet was lost"; }
+}
 request() {
     case $1 in
+        lossy) lossy ;;
+        lossless) lossless ;;
         drop-io) drop_io ;;
         port-off) rm "$NVMET/ports/1/subsystems/$NQN" ;;
         port-on) ln -s "$NVMET/subsystems/$NQN" "$NVMET/ports/1/subsystems/$NQN" ;;
@@ -32,7 +43,7 @@ serve_request() {
 }
 
 dispatch "$@"
-modprobe -a loop tcp_diag inet_diag
+modprobe -a loop tcp_diag inet_diag sch_netem
 modprobe brd rd_nr=1 rd_size=$((96 * 1024))
 truncate -s 96M /tmp/ns2
 losetup -b 4096 /dev/loop0 /tmp/ns2 --direct-io=off

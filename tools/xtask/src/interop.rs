@@ -279,6 +279,11 @@ fn kernel_target(tree: &Tree, image: &Path) -> Result<Outcome> {
     // The dots stand for spaces; the line is what unknown-subsystem provoked.
     let provoked = "connect.request.for.invalid.subsystem.nqn.2014-08.org.example:unknown";
     checks.run("log-clean", || nvmet.request(&format!("clean {provoked}")));
+    checks.run("link-loss", || {
+        nvmet.request("lossy")?;
+        verify(tree, &nvmet, &["-g", "-G"])?;
+        nvmet.request("lossless")
+    });
     checks.run("queue-loss", || under_loss(tree, &nvmet, &["drop-io"]));
     checks.run("port-off-on", || under_loss(tree, &nvmet, &["port-off", "port-on"]));
     checks.run("identify-after", || host(tree, "identify", &nvmet.address, &[]).map(drop));
