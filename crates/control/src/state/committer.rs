@@ -155,13 +155,16 @@ impl Committer {
         self.shared.end(reason);
     }
 
-    /// Reserves what is wanted, and some room ahead; gives the reason if what is wanted is
+    /// Reserves what is wanted, and some room ahead, and prepares it; gives the reason if what is wanted is
     /// refused.
     fn reserve(&mut self, wanted_bytes: u64) -> Option<String> {
         let promised_bytes = self.shared.lock().promised_bytes;
         let needed_bytes = wanted_bytes.max(promised_bytes);
         let result = self.journal.reserve(needed_bytes + RESERVE_AHEAD_BYTES);
         let result = result.or_else(|_| self.journal.reserve(needed_bytes));
+        if let Err(error) = self.journal.write_ahead() {
+            self.fail(&error.to_string());
+        }
         self.shared.lock().reserved_bytes = self.journal.reserved_bytes();
         let reason = result.err()?.to_string();
         if wanted_bytes > 0 {

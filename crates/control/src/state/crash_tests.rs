@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
+use super::disk::Disk;
 use super::error::StateError;
-use super::format::GroupBuilder;
+use super::format::{BLOCK_BYTES, GroupBuilder};
 use super::journal::Journal;
 use super::sim::{Image, Random, SimDisk};
 use super::{Call, Configuration, Recovered, SubsystemConfig};
@@ -25,6 +26,8 @@ struct History {
     changes: Vec<Value>,
     /// So many were acknowledged.
     acknowledged: usize,
+    /// Room is being prepared just now.
+    preparing: bool,
     /// Crashes that were looked at, and what they showed.
     seen: Seen,
 }
@@ -35,6 +38,9 @@ struct Seen {
     cut_off: usize,
     unacknowledged_kept: usize,
     during_recovery: usize,
+    /// While zeroes were being written, and with zeroes behind the last group.
+    preparing: usize,
+    zeroes_behind: usize,
 }
 
 type Model = BTreeMap<String, String>;
@@ -103,6 +109,8 @@ fn judge(history: &History, recovered: &Recovered) -> Result<usize, String> {
 fn check(history: &mut History, image: &Image, random: &mut Random) -> Result<(), String> {
     for _ in 0..CRASHES_PER_POINT {
         let crashed = image.crash(random);
+        history.seen.preparing += usize::from(history.preparing);
+        history.seen.zeroes_behind += usize::from(ends_in_zeroes(&crashed));
         // While it is opened, too.
         let recovering = SimDisk::new(crashed.clone());
         let images = Arc::new(Mutex::new(Vec::new()));
@@ -130,6 +138,20 @@ fn check(history: &mut History, image: &Image, random: &mut Random) -> Result<()
     Ok(())
 }
 
+/// Whether there are zeroes behind the last group of the newest segment.
+fn ends_in_zeroes(image: &Image) -> bool {
+    let name = image.names().into_iter().rfind(|name| name.ends_with(".log"));
+    let bytes = name.map(|name| Disk::read(&SimDisk::new(image.clone()), &name).unwrap());
+    let bytes = bytes.unwrap_or_default();
+    bytes.len() > BLOCK_BYTES && bytes[bytes.len() - BLOCK_BYTES..].iter().all(|byte| *byte == 0)
+}
+
+/// Reserves room, and prepares it as the committer does.
+fn prepare_room(journal: &mut Journal, bytes: u64) -> Result<(), String> {
+    journal.reserve(bytes).map_err(|error| error.to_string())?;
+    journal.write_ahead().map_err(|error| error.to_string())
+}
+
 /// One history. Gives what was seen, or the first violation.
 fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, String> {
     let mut random = Random(seed);
@@ -151,9 +173,11 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
     let opened = Journal::open(Arc::new(disk.clone())).map_err(|error| error.to_string())?;
     let (mut journal, mut model) = (opened.0, Model::new());
     for _ in 0..steps {
+        disk.image().faults.no_room_to_zero = random.one_in(4);
         match random.below(12) {
             0 => {
-                journal.reserve(4096 * 3).map_err(|error| error.to_string())?;
+                // Far ahead, as for a large change.
+                journal.reserve(300 << 10).map_err(|error| error.to_string())?;
             }
             1 => {
                 journal.rotate(0).map_err(|(_, error)| error.to_string())?;
@@ -176,7 +200,13 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
                 prepare(&mut disk.image());
                 watch(&disk, random.clone());
             }
-            _ => {
+            step => {
+                // Some groups find nothing prepared.
+                if step > 4 {
+                    history.lock().unwrap().preparing = true;
+                    prepare_room(&mut journal, 4096 * 3)?;
+                    history.lock().unwrap().preparing = false;
+                }
                 let group: Vec<Value> =
                     (0..=random.below(4)).map(|_| random_change(&mut random)).collect();
                 let mut builder = GroupBuilder::default();
@@ -227,6 +257,8 @@ fn nothing_acknowledged_is_lost_wherever_power_is_cut() {
                 total.cut_off += seen.cut_off;
                 total.unacknowledged_kept += seen.unacknowledged_kept;
                 total.during_recovery += seen.during_recovery;
+                total.preparing += seen.preparing;
+                total.zeroes_behind += seen.zeroes_behind;
             }
             Err(violation) => panic!("RACELINE_STATE_SEED={seed}: {violation}"),
         }
@@ -236,6 +268,7 @@ fn nothing_acknowledged_is_lost_wherever_power_is_cut() {
         // Otherwise the test would have looked at too little to mean anything.
         assert!(total.crashes >= 1000 && total.during_recovery >= 1000, "{total:?}");
         assert!(total.cut_off >= 100 && total.unacknowledged_kept >= 100, "{total:?}");
+        assert!(total.preparing >= 1000 && total.zeroes_behind >= 1000, "{total:?}");
     }
 }
 
@@ -359,4 +392,61 @@ fn the_log_goes_on_when_a_checkpoint_finds_no_room() {
     fold(&mut model, [&change]);
     let (_, _, recovered) = open(disk.image().crash(&mut Random(1))).unwrap();
     assert_eq!(model_of(&recovered), model);
+}
+
+/// The number of changes that a disk of this size takes.
+fn changes_that_fit(room_bytes: usize, no_reserving: bool, no_zeroes: bool) -> usize {
+    let mut image = Image::default();
+    image.faults.room_bytes = Some(room_bytes);
+    image.faults.no_reserving = no_reserving;
+    image.faults.no_zeroes = no_zeroes;
+    let (disk, mut journal, _) = open(image).unwrap();
+    let mut group = GroupBuilder::default();
+    group.push(br#"{"key":"k","value":"v"}"#, 1);
+    for count in 0.. {
+        let refused = journal.reserve(BLOCK_BYTES as u64).err();
+        journal.write_ahead().unwrap();
+        // A full disk that cannot reserve shows when the group is written.
+        if refused.is_some() || journal.append(&group).is_err() {
+            let (_, _, recovered) = open(disk.image().crash(&mut Random(1))).unwrap();
+            assert_eq!(recovered.changes.len(), count);
+            return count;
+        }
+    }
+    unreachable!("a disk without an end")
+}
+
+#[test]
+fn zeroes_take_no_room_from_changes() {
+    const MIB: usize = 1 << 20;
+    for room_bytes in [MIB / 4, MIB + 20_000, MIB + 70_000, 3 * MIB / 2, 2 * MIB + 300_000] {
+        for no_reserving in [false, true] {
+            let without = changes_that_fit(room_bytes, no_reserving, true);
+            assert!(without > room_bytes / BLOCK_BYTES - 4, "{without} in {room_bytes}");
+            let with = changes_that_fit(room_bytes, no_reserving, false);
+            assert_eq!(with, without, "room {room_bytes}, no_reserving {no_reserving}");
+        }
+    }
+}
+
+#[test]
+fn a_log_without_zeroes_goes_on_with_them() {
+    let (image, mut model) = sample();
+    let name = "changes-000000000013.log";
+    let (disk, mut journal, recovered) = open(image).unwrap();
+    assert!(recovered.notes.is_empty() && !ends_in_zeroes(&disk.image()));
+    prepare_room(&mut journal, BLOCK_BYTES as u64).unwrap();
+    let size = disk.image().size(name);
+    assert!(ends_in_zeroes(&disk.image()));
+    let mut group = GroupBuilder::default();
+    let change = json!({ "key": "after", "value": "x" });
+    group.push(&serde_json::to_vec(&change).unwrap(), 1);
+    journal.append(&group).unwrap();
+    fold(&mut model, [&change]);
+    assert_eq!(disk.image().size(name), size, "a group that overwrites");
+    let (disk, _, recovered) = open(disk.image().crash(&mut Random(5))).unwrap();
+    // The zeroes are no leftover to speak of, and are gone.
+    assert!(recovered.notes.is_empty(), "{:?}", recovered.notes);
+    assert_eq!(model_of(&recovered), model);
+    assert!(disk.image().size(name) < size);
 }

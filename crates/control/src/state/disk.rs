@@ -18,6 +18,8 @@ const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
+/// Zeroes are written in pieces of this size.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// The file whose lock says that a daemon uses the directory.
 const LOCK_FILE: &str = "lock";
 
@@ -72,6 +74,12 @@ pub trait DiskFile: Send {
     /// # Errors
     /// When there is no room, or the file system cannot reserve any ([`io::ErrorKind::Unsupported`]).
     fn reserve(&self, offset: u64, length: u64) -> io::Result<()>;
+    /// Writes zeroes, so that what is written there later changes blocks and no metadata.
+    ///
+    /// # Errors
+    /// As the system gives them, with part of the zeroes written; [`io::ErrorKind::Unsupported`]
+    /// where an overwrite would need new room.
+    fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()>;
     /// Writes all of `bytes` at an offset.
     ///
     /// # Errors
@@ -106,7 +114,7 @@ impl RealDisk {
     pub fn open(path: &Path) -> Result<Self, StateError> {
         let failed = |action, file: &Path| {
             let file = file.to_owned();
-            move |error: io::Error| StateError::Io { action, file, reason: error.to_string() }
+            move |error: io::Error| StateError::Io { action, file, reason: reason_of(&error) }
         };
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -125,6 +133,22 @@ impl RealDisk {
             LockError::Io(error) => failed("lock", &lock_path)(error),
         })?;
         Ok(Self { path: path.to_owned(), directory, _lock: lock })
+    }
+}
+
+/// What the system said, with what to do where that is known.
+fn reason_of(error: &io::Error) -> String {
+    let user = rustix::process::geteuid().as_raw();
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!(
+                "{error}; give it to the user of this daemon ({user}), or name another directory"
+            )
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            format!("{error}; --state-dir wants a directory")
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -213,6 +237,18 @@ impl DiskFile for File {
         }
     }
 
+    fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        if !overwrites_in_place(self)? {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let end = offset + length;
+        for offset in (offset..end).step_by(ZEROES.len()) {
+            let piece = usize::try_from(end - offset).unwrap_or(usize::MAX).min(ZEROES.len());
+            self.write_all_at(&ZEROES[..piece], offset)?;
+        }
+        Ok(())
+    }
+
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_all_at(bytes, offset)
     }
@@ -224,6 +260,15 @@ impl DiskFile for File {
     fn sync(&self) -> io::Result<()> {
         self.sync_data()
     }
+}
+
+/// Whether overwriting a block of this file is sure to use the same room again. Where file systems
+/// copy on write (btrfs, bcachefs, F2FS), the first write uses up what fallocate(2) reserved and
+/// the second wants more, which may not be there.
+fn overwrites_in_place(file: &File) -> io::Result<bool> {
+    let kind = rustix::fs::fstatfs(file)?.f_type;
+    // ext2 and ext3 have the same number.
+    Ok(kind == libc::EXT4_SUPER_MAGIC || kind == libc::XFS_SUPER_MAGIC)
 }
 
 #[cfg(test)]
@@ -265,6 +310,22 @@ mod tests {
             let metadata = dir.path().join(name).metadata().unwrap();
             assert_eq!(metadata.permissions().mode() & 0o777, FILE_MODE);
             assert_eq!(metadata.len(), 4099);
+        }
+    }
+
+    #[test]
+    fn zeroes_are_written_where_overwriting_them_takes_no_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(dir.path()).unwrap();
+        let file = disk.create("log").unwrap();
+        let opened = File::open(dir.path().join("log")).unwrap();
+        let written = file.write_zeroes(4096, 200_000);
+        if overwrites_in_place(&opened).unwrap() {
+            written.unwrap();
+            assert_eq!(disk.read("log").unwrap(), [0; 204_096]);
+        } else {
+            assert_eq!(written.unwrap_err().kind(), io::ErrorKind::Unsupported);
+            assert_eq!(opened.metadata().unwrap().len(), 0);
         }
     }
 }

@@ -1,10 +1,13 @@
 //! The log on disk: segments of groups of changes, every group in blocks of its own.
 //!
 //! A segment is a header block, then groups. A group is what one sync made durable: a header,
-//! a JSON array of changes, zeros up to the next block. Because no block is ever written again
-//! after its sync, a torn write can only spoil the group that was being written; and because
+//! a JSON array of changes, zeros up to the next block. Because no block of a group is ever written
+//! again after its sync, a torn write can only spoil the group that was being written; and because
 //! each group is synced before the next one is written, an invalid group with a valid one behind
 //! it was durable once: that is damage, not a torn write.
+//!
+//! Behind the last group there may be zeroes, written ahead so that a group only overwrites blocks.
+//! They are no group and no torn write, just the end.
 
 use raceline_accel::crc32c;
 use serde_json::Value;
@@ -172,7 +175,7 @@ pub(super) struct Scanned {
     pub(super) changes: Vec<Value>,
     /// Where its last valid group ends.
     pub(super) end_bytes: usize,
-    /// Bytes after that which hold no group: a group that was never synced.
+    /// Bytes after that, up to the last that is not zero: a group that was never synced.
     pub(super) torn_bytes: usize,
 }
 
@@ -209,7 +212,8 @@ pub(super) fn scan(bytes: &[u8], mut sequence: u64, stop: Option<u64>) -> Result
                     return Err(Damage { offset: scanned.end_bytes, problem });
                 }
                 None => {
-                    scanned.torn_bytes = rest.len();
+                    let last = rest.iter().rposition(|byte| *byte != 0);
+                    scanned.torn_bytes = last.map_or(0, |last| last + 1);
                     break;
                 }
             },
@@ -337,8 +341,37 @@ mod tests {
             let scanned = scan(&bytes[..length], 1, None).unwrap();
             assert_eq!(scanned.changes.len(), 2);
             assert_eq!(scanned.end_bytes, offsets[1]);
-            assert_eq!(scanned.torn_bytes, length - offsets[1]);
+            let torn = &bytes[offsets[1]..length];
+            let zeroes = torn.iter().rev().take_while(|byte| **byte == 0).count();
+            assert_eq!(scanned.torn_bytes, torn.len() - zeroes);
+            assert!(scanned.torn_bytes > 0);
         }
+    }
+
+    #[test]
+    fn zeroes_are_the_end_and_hide_nothing() {
+        let (bytes, offsets) = segment(&[2, 1, 3]);
+        let zeroes = vec![0; 3 * BLOCK_BYTES];
+        let ahead = [&bytes[..], &zeroes].concat();
+        let scanned = scan(&ahead, 1, None).unwrap();
+        assert_eq!(scanned.changes.len(), 6);
+        assert_eq!((scanned.end_bytes, scanned.torn_bytes), (bytes.len(), 0));
+        // A torn write into the zeroes: its first block is not there, or only that is.
+        for kept in [1, 2] {
+            let mut torn = ahead.clone();
+            torn[offsets[2]..bytes.len()].fill(0);
+            let block = offsets[2] + (kept - 1) * BLOCK_BYTES;
+            torn[block..block + BLOCK_BYTES].copy_from_slice(&bytes[block..block + BLOCK_BYTES]);
+            let scanned = scan(&torn, 1, None).unwrap();
+            assert_eq!((scanned.changes.len(), scanned.end_bytes), (3, offsets[2]));
+            assert_eq!(scanned.torn_bytes.div_ceil(BLOCK_BYTES), kept);
+        }
+        // A group in the middle has become zeroes: that is damage.
+        let mut lost = ahead;
+        lost[offsets[1]..offsets[2]].fill(0);
+        let damage = scan(&lost, 1, None).unwrap_err();
+        assert_eq!(damage.offset, offsets[1]);
+        assert!(damage.problem.contains("change 3 cannot be read"), "{}", damage.problem);
     }
 
     #[test]

@@ -17,6 +17,10 @@ use super::{Configuration, Recovered};
 
 /// Room reserved in the log beyond what is needed, so that most changes find theirs.
 pub(super) const RESERVE_STEP_BYTES: u64 = 1 << 20;
+/// As much is zeroed at a time as the segment has been filled with, but no less than this...
+pub(super) const MIN_ZEROED_BYTES: u64 = 64 << 10;
+/// ...and no more: changes wait meanwhile. It is what some 250 small changes take.
+const MAX_ZEROED_BYTES: u64 = 1 << 20;
 /// Digits of the numbers in file names, so that names sort as numbers do.
 const NUMBER_DIGITS: usize = 12;
 /// The name under which a configuration is written before it is complete.
@@ -32,6 +36,8 @@ pub(super) struct Journal {
     end_bytes: u64,
     /// Up to where room is reserved; never less than `end_bytes`.
     reserved_to: u64,
+    /// Up to where room holds zeroes, or refused them.
+    zeroed_to: u64,
     /// The number of the next change.
     next_sequence: u64,
 }
@@ -212,8 +218,16 @@ impl Journal {
         // What a killed daemon wrote but did not sync is about to be relied on.
         segment.sync().map_err(io("sync"))?;
         let disk = Arc::clone(disk);
-        let reserved_to = end_bytes;
-        Ok(Self { disk, state, segment, segment_first, end_bytes, reserved_to, next_sequence })
+        Ok(Self {
+            disk,
+            state,
+            segment,
+            segment_first,
+            end_bytes,
+            reserved_to: end_bytes,
+            zeroed_to: end_bytes,
+            next_sequence,
+        })
     }
 
     /// Creates the segment that begins with a change. On failure says whether the name is gone
@@ -238,6 +252,7 @@ impl Journal {
                 segment_first: first_sequence,
                 end_bytes: BLOCK_BYTES as u64,
                 reserved_to: BLOCK_BYTES as u64,
+                zeroed_to: BLOCK_BYTES as u64,
                 next_sequence: first_sequence,
             }),
             Err(error) => {
@@ -283,12 +298,45 @@ impl Journal {
         Ok(())
     }
 
+    /// Keeps zeroes ahead of the next group, in room that is reserved.
+    ///
+    /// A group that only overwrites blocks is durable when these are: the file has its size and
+    /// its blocks already. Otherwise each sync has to wait for the file system's own journal.
+    /// Without zeroes, as on a disk that has no room for them, the log grows with each group.
+    ///
+    /// # Errors
+    /// When a sync fails: the log cannot be used any more.
+    pub(super) fn write_ahead(&mut self) -> io::Result<()> {
+        let from = self.zeroed_to.max(self.end_bytes);
+        if from - self.end_bytes >= MIN_ZEROED_BYTES / 2 {
+            return Ok(());
+        }
+        let length = self.segment_bytes().clamp(MIN_ZEROED_BYTES, MAX_ZEROED_BYTES);
+        let to = self.reserved_to.min(from + length);
+        // On a disk that is nearly full, a sync of zeroes for each group would be the dearer way.
+        if to < from + MIN_ZEROED_BYTES / 2 {
+            return Ok(());
+        }
+        // Also if it fails: it is tried again behind this.
+        self.zeroed_to = to;
+        let synced = match self.segment.write_zeroes(from, to - from) {
+            Ok(()) => self.segment.sync(),
+            Err(error) => {
+                tracing::debug!("the log grows without zeroes: {error}");
+                Ok(())
+            }
+        };
+        // Nothing but zeroes is lost if there was no room after all.
+        synced.or_else(|error| if is_full(&error) { Ok(()) } else { Err(error) })
+    }
+
     /// Writes a group and makes it durable.
     pub(super) fn append(&mut self, group: &GroupBuilder) -> Result<(), AppendError> {
         let bytes = group.encode(self.next_sequence);
         if let Err(error) = self.segment.write_at(self.end_bytes, &bytes) {
             let cut = self.segment.truncate(self.end_bytes);
             self.reserved_to = self.end_bytes;
+            self.zeroed_to = self.end_bytes;
             return match cut {
                 Ok(()) if is_full(&error) => Err(AppendError::Full(error)),
                 _ => Err(AppendError::Failed(error)),

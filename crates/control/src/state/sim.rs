@@ -9,6 +9,8 @@ use super::disk::{Disk, DiskFile};
 
 /// What a power cut leaves whole.
 const SECTOR_BYTES: usize = 512;
+/// Zeroes are written in pieces of this size, and power may be cut after each.
+const ZEROES_BYTES: usize = 16 << 10;
 
 /// Small and good enough random numbers (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
@@ -53,6 +55,8 @@ struct Inode {
     /// As it is on the medium.
     durable: Vec<u8>,
     pending: Vec<FileChange>,
+    /// Up to where it has room, if that is beyond its end.
+    reserved_to: usize,
 }
 
 /// The content of a disk, and what is not durable of it.
@@ -75,6 +79,14 @@ pub(super) struct Faults {
     pub(super) no_room: bool,
     /// Nothing can be written, though room was reserved.
     pub(super) no_room_to_write: bool,
+    /// Only the first piece of what is wanted can be zeroed.
+    pub(super) no_room_to_zero: bool,
+    /// Zeroes are not written at all, as where files are copied on write.
+    pub(super) no_zeroes: bool,
+    /// The file system cannot reserve room.
+    pub(super) no_reserving: bool,
+    /// All files together have room for so many bytes.
+    pub(super) room_bytes: Option<usize>,
     /// Syncs of files fail.
     pub(super) failing_sync: bool,
     /// Syncs of files succeed and do nothing.
@@ -131,7 +143,7 @@ impl Image {
         let mut inodes = BTreeMap::new();
         for inode in names.values() {
             let bytes = self.inodes[inode].crash(random);
-            let after = Inode { now: bytes.clone(), durable: bytes, pending: Vec::new() };
+            let after = Inode { now: bytes.clone(), durable: bytes, ..Inode::default() };
             inodes.insert(*inode, after);
         }
         let durable_names = names.clone();
@@ -341,6 +353,10 @@ impl Image {
 }
 
 impl Inode {
+    fn room_bytes(&self) -> usize {
+        self.now.len().max(self.reserved_to)
+    }
+
     fn change(&mut self, change: FileChange) {
         apply_file(&mut self.now, &change);
         self.pending.push(change);
@@ -348,39 +364,74 @@ impl Inode {
 }
 
 impl SimFile {
+    /// Changes the file; `make` is told up to where the file may reach.
     fn change<T>(
         &self,
-        make: impl FnOnce(&mut Inode, &mut Faults) -> io::Result<T>,
+        make: impl FnOnce(&mut Inode, &mut Faults, usize) -> io::Result<T>,
     ) -> io::Result<T> {
         self.disk.change(|image| {
             // A file may be written after its name is gone, and nobody will ever read it.
-            let inode = image.inodes.entry(self.inode).or_default();
-            make(inode, &mut image.faults)
+            image.inodes.entry(self.inode).or_default();
+            let others = image.inodes.iter().filter(|(inode, _)| **inode != self.inode);
+            let used_bytes: usize = others.map(|(_, inode)| inode.room_bytes()).sum();
+            let limit = image.faults.room_bytes.map_or(usize::MAX, |room| room - used_bytes);
+            let inode = image.inodes.get_mut(&self.inode).unwrap();
+            make(inode, &mut image.faults, limit)
         })
+    }
+
+    /// Writes what there is room for.
+    fn write(inode: &mut Inode, offset: u64, bytes: &[u8], limit: usize) -> io::Result<()> {
+        let offset = usize::try_from(offset).unwrap();
+        let written = &bytes[..bytes.len().min(limit.saturating_sub(offset))];
+        inode.change(FileChange::Write { offset, bytes: written.to_vec() });
+        if written == bytes { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
     }
 }
 
 impl DiskFile for SimFile {
-    fn reserve(&self, _offset: u64, _length: u64) -> io::Result<()> {
-        self.change(|_, faults| match faults.no_room {
-            true => Err(io::ErrorKind::StorageFull.into()),
-            false => Ok(()),
+    fn reserve(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.change(|inode, faults, limit| {
+            let to = usize::try_from(offset + length).unwrap();
+            if faults.no_reserving {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            if faults.no_room || to > limit {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            inode.reserved_to = inode.reserved_to.max(to);
+            Ok(())
         })
     }
 
+    fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        let end = offset + length;
+        for (index, offset) in (offset..end).step_by(ZEROES_BYTES).enumerate() {
+            self.change(|inode, faults, limit| {
+                if faults.no_zeroes {
+                    return Err(io::ErrorKind::Unsupported.into());
+                }
+                let bytes = vec![0; usize::try_from(end - offset).unwrap().min(ZEROES_BYTES)];
+                let full = faults.no_room_to_write || faults.no_room_to_zero && index > 0;
+                let limit = if full { usize::try_from(offset).unwrap() + 1000 } else { limit };
+                Self::write(inode, offset, &bytes, limit)
+            })?;
+        }
+        Ok(())
+    }
+
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.change(|inode, faults| {
-            let offset = usize::try_from(offset).unwrap();
-            let full = faults.no_room_to_write;
-            let written = if full { &bytes[..bytes.len() / 2] } else { bytes };
-            inode.change(FileChange::Write { offset, bytes: written.to_vec() });
-            if full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        self.change(|inode, faults, limit| {
+            let half = usize::try_from(offset).unwrap() + bytes.len() / 2;
+            let limit = if faults.no_room_to_write { half } else { limit };
+            Self::write(inode, offset, bytes, limit)
         })
     }
 
     fn truncate(&self, length: u64) -> io::Result<()> {
         let length = usize::try_from(length).unwrap();
-        self.change(|inode, _| {
+        self.change(|inode, _, _| {
+            inode.reserved_to = 0;
             inode.change(FileChange::Truncate(length));
             Ok(())
         })
@@ -388,7 +439,7 @@ impl DiskFile for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         self.disk.image().syncs += 1;
-        self.change(|inode, faults| {
+        self.change(|inode, faults, _| {
             if faults.failing_sync {
                 return Err(io::Error::other("simulated failure of the medium"));
             }

@@ -151,6 +151,33 @@ fn a_sync_that_fails_makes_the_state_read_only_until_a_restart() {
 }
 
 #[test]
+fn a_sync_of_zeroes_that_fails_makes_the_state_read_only_too() {
+    let disk = SimDisk::default();
+    let (store, _) = open(&disk);
+    disk.image().faults.failing_sync = true;
+    // Before anything has happened: the first change finds no room prepared.
+    let error = record(&store, 1).unwrap_err();
+    assert!(matches!(error, StateError::ReadOnly { .. }), "{error}");
+    disk.image().faults.failing_sync = false;
+    assert_eq!(after_crash(&disk), [] as [Value; 0]);
+}
+
+#[test]
+fn changes_overwrite_zeroes_and_each_is_synced_once() {
+    let disk = SimDisk::default();
+    let (store, _) = open(&disk);
+    record(&store, 0).unwrap();
+    let before = disk.image().syncs;
+    for number in 1..=1000 {
+        record(&store, number).unwrap();
+    }
+    // Beside one for each change, there are those of zeroes: 64 KiB first, then up to 1 MiB.
+    let syncs = disk.image().syncs - before;
+    assert!((1000..1020).contains(&syncs), "{syncs}");
+    assert_eq!(after_crash(&disk).len(), 1001);
+}
+
+#[test]
 fn checkpoints_take_what_came_before_and_nothing_else() {
     let disk = SimDisk::default();
     let (store, _) = open(&disk);
