@@ -3,34 +3,24 @@
 #![allow(unsafe_code, reason = "it is an interface for C")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../host/tests/common/served.rs"]
+mod served;
+
 use std::ffi::{CStr, CString, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
 use raceline::*;
-use raceline_proto::nvme::Nqn;
-use raceline_reactor::Mode;
-use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use raceline_target::Target;
+use served::BLOCK;
 
-const NQN: &str = "nqn.2026-01.io.raceline:capi";
-const NSID: u32 = 1;
-const BLOCK: usize = 512;
+const NSID: u32 = served::NS.0;
+/// As [`served::NQN`].
+const NQN: &CStr = c"nqn.2026-01.io.raceline:served";
 
+/// A target, and its port in words.
 fn serve() -> (Target, CString) {
-    let config = TargetConfig {
-        cores: vec![0],
-        mode: Mode::Interrupt,
-        large_buffers_per_core: 16,
-        small_buffers_per_core: 64,
-        ..TargetConfig::default()
-    };
-    let target = Target::start(config).unwrap();
-    let nqn = Nqn::new(NQN).unwrap();
-    target.add_subsystem(SubsystemConfig::new(nqn.clone())).unwrap();
-    let identity = raceline_bdev::Identity::from_seed(b"capi");
-    let ram = raceline_bdev::open(&"ram:16M".parse().unwrap(), &identity).unwrap();
-    target.add_namespace(&nqn, NamespaceConfig::new(ram)).unwrap();
-    let address = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (target, address) = served::serve(served::any_port());
     (target, CString::new(address.port().to_string()).unwrap())
 }
 
@@ -52,7 +42,7 @@ fn config(port: &CStr) -> raceline_config {
     let mut config = unsafe { config.assume_init() };
     config.traddr = c"127.0.0.1".as_ptr();
     config.trsvcid = port.as_ptr();
-    config.nqn = c"nqn.2026-01.io.raceline:capi".as_ptr();
+    config.nqn = NQN.as_ptr();
     config
 }
 

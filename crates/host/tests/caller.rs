@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::net::SocketAddr;
+#[path = "common/served.rs"]
+mod served;
+
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -10,52 +12,11 @@ use raceline_host::caller::{Finished, Memory, Operation, Refusal};
 use raceline_host::{
     BackoffConfig, CallerHost, CallerOptions, CallerQueues, CommandError, HostConfig, HostError,
 };
-use raceline_proto::nvme::{HostId, NamespaceId, Nqn, Status};
-use raceline_reactor::Mode;
-use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use raceline_proto::nvme::{NamespaceId, Status};
+use served::{BLOCK, NS, any_port, config, serve};
 
-const NS: NamespaceId = NamespaceId(1);
 /// Bound of everything that waits.
 const LIMIT: Duration = Duration::from_secs(30);
-const BLOCK: usize = 512;
-
-fn nqn() -> Nqn {
-    Nqn::new("nqn.2026-01.io.raceline:caller").unwrap()
-}
-
-fn serve(address: SocketAddr) -> (Target, SocketAddr) {
-    let config = TargetConfig {
-        cores: vec![0],
-        mode: Mode::Interrupt,
-        large_buffers_per_core: 16,
-        small_buffers_per_core: 64,
-        ..TargetConfig::default()
-    };
-    let target = Target::start(config).unwrap();
-    target.add_subsystem(SubsystemConfig::new(nqn())).unwrap();
-    let identity = raceline_bdev::Identity::from_seed(b"caller");
-    let ram = raceline_bdev::open(&"ram:16M".parse().unwrap(), &identity).unwrap();
-    target.add_namespace(&nqn(), NamespaceConfig::new(ram)).unwrap();
-    let address = target.add_listener(address).unwrap();
-    (target, address)
-}
-
-fn any_port() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
-
-fn config(address: SocketAddr) -> HostConfig {
-    let hostnqn = Nqn::new("nqn.2026-01.io.raceline:host").unwrap();
-    HostConfig {
-        io_queues: 2,
-        backoff: BackoffConfig {
-            first: Duration::from_millis(50),
-            longest: Duration::from_millis(200),
-            ..BackoffConfig::default()
-        },
-        ..HostConfig::new(address, nqn(), hostnqn, HostId([6; 16]))
-    }
-}
 
 fn options(queues: u16) -> CallerOptions {
     CallerOptions { queues, ..CallerOptions::default() }

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::net::SocketAddr;
+#[path = "common/served.rs"]
+mod served;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,60 +14,16 @@ use std::time::{Duration, Instant};
 
 use raceline_host::caller::{Finished, Operation, Refusal};
 use raceline_host::{
-    BackoffConfig, CallerHost, CommandError, HostConfig, Pending, SharedError, SharedOptions,
-    SharedQueues,
+    CallerHost, CommandError, HostConfig, Pending, SharedError, SharedOptions, SharedQueues,
 };
-use raceline_proto::nvme::{HostId, NamespaceId, Nqn, Status};
+use raceline_proto::nvme::{NamespaceId, Status};
 use raceline_reactor::Mode;
-use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use served::{BLOCK, NS, any_port, config, memory, serve, serve_device};
 
-const NS: NamespaceId = NamespaceId(1);
 /// Bound of everything that waits.
 const LIMIT: Duration = Duration::from_secs(60);
-const BLOCK: usize = 512;
 /// Blocks that each thread of the stress test has for itself.
 const REGION: u64 = 2048;
-
-fn nqn() -> Nqn {
-    Nqn::new("nqn.2026-01.io.raceline:shared").unwrap()
-}
-
-fn serve(address: SocketAddr) -> (Target, SocketAddr) {
-    let identity = raceline_bdev::Identity::from_seed(b"shared");
-    serve_device(address, raceline_bdev::open(&"ram:32M".parse().unwrap(), &identity).unwrap())
-}
-
-fn serve_device(address: SocketAddr, device: Arc<dyn raceline_bdev::Bdev>) -> (Target, SocketAddr) {
-    let config = TargetConfig {
-        cores: vec![0],
-        mode: Mode::Interrupt,
-        large_buffers_per_core: 16,
-        small_buffers_per_core: 64,
-        ..TargetConfig::default()
-    };
-    let target = Target::start(config).unwrap();
-    target.add_subsystem(SubsystemConfig::new(nqn())).unwrap();
-    target.add_namespace(&nqn(), NamespaceConfig::new(device)).unwrap();
-    let address = target.add_listener(address).unwrap();
-    (target, address)
-}
-
-fn any_port() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
-
-fn config(address: SocketAddr) -> HostConfig {
-    let hostnqn = Nqn::new("nqn.2026-01.io.raceline:host").unwrap();
-    HostConfig {
-        io_queues: 2,
-        backoff: BackoffConfig {
-            first: Duration::from_millis(20),
-            longest: Duration::from_millis(100),
-            ..BackoffConfig::default()
-        },
-        ..HostConfig::new(address, nqn(), hostnqn, HostId([6; 16]))
-    }
-}
 
 /// Without spinning, so that tests leave each other the processor.
 fn options() -> SharedOptions {
@@ -351,8 +309,7 @@ fn exercise(queues: &SharedQueues, thread: u64, stop: &AtomicBool, verified: &At
 
 #[test]
 fn threads_of_all_kinds_while_the_target_goes_and_comes() {
-    let identity = raceline_bdev::Identity::from_seed(b"shared");
-    let device = raceline_bdev::open(&"ram:32M".parse().unwrap(), &identity).unwrap();
+    let device = memory();
     let (target, address) = serve_device(any_port(), Arc::clone(&device));
     let host = CallerHost::connect(config(address)).unwrap();
     let queues = SharedQueues::open(&host, &SharedOptions { queues: 2, ..options() }).unwrap();

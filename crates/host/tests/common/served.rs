@@ -1,0 +1,69 @@
+//! A target of ours with one namespace, on loopback, and a host for it: for tests of host and C library
+//! that name this file as a module.
+
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    reason = "a test fails by panicking; not every test uses all"
+)]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use raceline_bdev::{Identity, SharedBdev};
+use raceline_host::{BackoffConfig, HostConfig};
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::Mode;
+use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+
+pub const NQN: &str = "nqn.2026-01.io.raceline:served";
+pub const NS: NamespaceId = NamespaceId(1);
+pub const BLOCK: usize = 512;
+
+pub fn nqn() -> Nqn {
+    Nqn::new(NQN).unwrap()
+}
+
+pub fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// 16 MiB of memory in blocks of [`BLOCK`]; always the same namespace.
+pub fn memory() -> SharedBdev {
+    raceline_bdev::open(&"ram:16M".parse().unwrap(), &Identity::from_seed(b"served")).unwrap()
+}
+
+/// New memory at this address.
+pub fn serve(address: SocketAddr) -> (Target, SocketAddr) {
+    serve_device(address, memory())
+}
+
+pub fn serve_device(address: SocketAddr, device: SharedBdev) -> (Target, SocketAddr) {
+    let config = TargetConfig {
+        cores: vec![0],
+        mode: Mode::Interrupt,
+        large_buffers_per_core: 16,
+        small_buffers_per_core: 64,
+        ..TargetConfig::default()
+    };
+    let target = Target::start(config).unwrap();
+    target.add_subsystem(SubsystemConfig::new(nqn())).unwrap();
+    target.add_namespace(&nqn(), NamespaceConfig::new(device)).unwrap();
+    let address = target.add_listener(address).unwrap();
+    (target, address)
+}
+
+/// Two I/O queues, and not long until a lost target is tried again.
+pub fn config(address: SocketAddr) -> HostConfig {
+    let hostnqn = Nqn::new("nqn.2026-01.io.raceline:host").unwrap();
+    HostConfig {
+        io_queues: 2,
+        backoff: BackoffConfig {
+            first: Duration::from_millis(20),
+            longest: Duration::from_millis(100),
+            ..BackoffConfig::default()
+        },
+        ..HostConfig::new(address, nqn(), hostnqn, HostId([6; 16]))
+    }
+}
