@@ -33,6 +33,9 @@ const USER_CHANGED_LIST: u64 = FIRST_INTERNAL_USER + 3;
 const INTERNAL_COMMANDS: usize = 4;
 /// An association that lives shorter counts as a failed attempt to connect.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
+/// An association whose I/O queues cannot be connected may live for the three phases of connecting
+/// them, each of `connect_timeout`, and the time until they begin.
+const LONGEST_USELESS_LIFE: u32 = 4;
 /// How long an orderly shutdown may take before the connection is closed regardless.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often CSTS is read while waiting for the end of a shutdown.
@@ -108,6 +111,8 @@ pub struct Controller {
     backoff: Option<Backoff>,
     /// When it came up last, if ever: a loss is then worth reconnecting.
     up_at: Option<Instant>,
+    /// An I/O queue of this association could not be connected.
+    useless: bool,
     alarm: Option<Instant>,
     done: VecDeque<CommandDone>,
     events: VecDeque<ControllerEvent>,
@@ -134,6 +139,7 @@ impl Controller {
             scan_again: false,
             backoff: None,
             up_at: None,
+            useless: false,
             alarm: None,
             done: VecDeque::with_capacity(32),
             events: VecDeque::with_capacity(8),
@@ -202,6 +208,7 @@ impl Controller {
     /// (Fabrics 1.1, 2.3). News of an association before the current one change nothing.
     pub fn queue_lost(&mut self, cx: &mut Context<'_>, cntlid: ControllerId, error: HostError) {
         if matches!(self.state, State::Up) && cntlid == self.cntlid {
+            self.useless |= error.is_of_connecting();
             self.admin.disconnect(cx, error);
             self.run(cx);
         }
@@ -295,9 +302,7 @@ impl Controller {
             self.admin.close(cx);
             return;
         }
-        // One that is lost as soon as it is up, because its I/O queues always fail, is no new start.
-        let lived = self.up_at.is_some_and(|up_at| cx.now >= up_at + SHORTEST_LIFE);
-        if lived && matches!(self.state, State::Up) {
+        if matches!(self.state, State::Up) && self.was_of_use(cx.now) {
             self.backoff = None;
         }
         let config = self.config.backoff;
@@ -322,6 +327,17 @@ impl Controller {
                 self.admin.close(cx);
             }
         }
+    }
+
+    /// Whether the association that is lost counts as a new start. One whose I/O queues always fail
+    /// does not, whether that is told at once or takes until nothing was heard for long enough: time
+    /// to give up is then counted from the first loss.
+    fn was_of_use(&self, now: Instant) -> bool {
+        let least = match self.useless {
+            true => LONGEST_USELESS_LIFE * self.config.connect_timeout,
+            false => SHORTEST_LIFE,
+        };
+        self.up_at.is_some_and(|up_at| now >= up_at + least)
     }
 
     fn handle_done(&mut self, cx: &mut Context<'_>, done: CommandDone) {
@@ -465,6 +481,7 @@ impl Controller {
     fn handle_up(&mut self, cx: &mut Context<'_>, up: BroughtUp) {
         self.job = Job::None;
         self.up_at = Some(cx.now);
+        self.useless = false;
         self.state = State::Up;
         self.events_enabled = up.events;
         let association = Association {

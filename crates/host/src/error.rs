@@ -157,6 +157,17 @@ pub enum HostError {
         /// IATTR: the offset is into the data, not the command.
         in_data: bool,
     },
+    /// An I/O queue is in use that the controller did not grant this time: a later association may
+    /// have fewer than the one before.
+    #[error("{address} grants {granted} I/O queues, and queue {qid} is in use")]
+    QueueNotGranted {
+        /// Who.
+        address: SocketAddr,
+        /// The queue.
+        qid: u16,
+        /// How many were granted.
+        granted: u16,
+    },
     /// The controller asks for authentication or a secure channel.
     #[error("{0} asks for authentication, which this host does not have")]
     AuthenticationRequired(SocketAddr),
@@ -199,6 +210,18 @@ pub enum HostError {
 }
 
 impl HostError {
+    /// Whether it says that a connection was never good for commands.
+    pub(crate) fn is_of_connecting(&self) -> bool {
+        matches!(
+            self,
+            Self::Tcp(..)
+                | Self::NoAnswer(..)
+                | Self::ConnectRefused { .. }
+                | Self::QueueNotGranted { .. }
+                | Self::AuthenticationRequired(_)
+        )
+    }
+
     /// Whether trying again is pointless: the controller said so (DNR), or it is not one that
     /// this host can use.
     #[must_use]

@@ -20,7 +20,7 @@ use raceline_proto::nvme::fabrics::{
     CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectResponse, ConnectWords,
 };
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
-use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, Sqe, Status};
+use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
@@ -320,6 +320,12 @@ impl QueuePair {
     #[must_use]
     pub fn arrival(&self) -> Arrival {
         self.arrival
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn qid(&self) -> QueueId {
+        self.config.qid
     }
 
     /// How many more commands [`Self::submit`] takes.

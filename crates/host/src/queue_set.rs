@@ -138,7 +138,9 @@ impl IoQueueSet {
         }
     }
 
-    /// An association is up: queues connect. Those that the controller did not grant do not.
+    /// An association is up: queues connect. Of those that the program named, the first association
+    /// may grant fewer; none at all, or in a later association fewer than are in use, is as bad as a
+    /// lost connection ([`HostError::QueueNotGranted`]).
     pub fn handle_up(&mut self, cx: &mut Context<'_>, association: &Association) {
         if self.closed {
             return;
@@ -160,13 +162,27 @@ impl IoQueueSet {
                     self.queues.push(Member { pair, cntlid, touched: false });
                 }
             }
+            if let (true, Some(&qid)) = (self.queues.is_empty(), self.layout.qids().first()) {
+                self.not_granted(0, qid, association);
+            }
             self.touch_all();
             return;
         }
-        for queue in &mut self.queues {
-            queue.follow(cx, association);
+        for index in 0..self.queues.len() {
+            let qid = self.queues[index].pair.qid().0;
+            if qid > association.io_queues {
+                self.not_granted(index, qid, association);
+            } else {
+                self.queues[index].follow(cx, association);
+            }
         }
         self.touch_all();
+    }
+
+    fn not_granted(&mut self, queue: usize, qid: u16, association: &Association) {
+        let (address, granted) = (self.config.address, association.io_queues);
+        let error = HostError::QueueNotGranted { address, qid, granted };
+        self.events.push_back(IoQueueEvent::Lost { queue, cntlid: association.cntlid, error });
     }
 
     /// The association is lost: queues give their connections up and wait for the next.

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{BLOCK, BLOCKS, Script, World, Wrong, config};
+use common::{BLOCK, BLOCKS, Script, Step, World, Wrong, config};
 use raceline_host::{
     BackoffConfig, BlockRange, Command, CommandError, ControllerEvent, Data, HostConfig, HostError,
     IoQueueEvent, RejectedReason,
@@ -400,6 +400,42 @@ fn disconnecting_shuts_the_controller_down() {
     });
     assert_eq!(world.target.seen.shutdowns, 1);
     assert!(matches!(world.events.last(), Some(ControllerEvent::Closed)));
+}
+
+/// After a loss everything comes back but what `script` changes; what is submitted then ends when the
+/// controller is given up.
+fn given_up_after_a_loss(change: impl FnOnce(&mut Script)) -> ControllerEvent {
+    let backoff =
+        BackoffConfig { give_up_after: Some(Duration::from_secs(30)), ..BackoffConfig::default() };
+    let config = HostConfig { io_queues: 4, backoff, ..config() };
+    let mut world = ready(&config, Script::default());
+    assert_eq!(world.queues.len(), 4);
+    change(&mut world.target.script);
+    world.world.reset_connections(common::address());
+    world.run(Duration::from_secs(1), |world| !world.queues.is_ready());
+    let command = write(0, &[1; BLOCK]);
+    world.with(|_, queues, cx| queues.submit(cx, 3, command, 1)).unwrap();
+    assert_eq!(world.take_done(1).result, Err(CommandError::NotSent));
+    // The last attempt may begin just before the end.
+    assert!(world.world.elapsed() < Duration::from_secs(45), "{:?}", world.world.elapsed());
+    world.events.pop().unwrap()
+}
+
+#[test]
+fn a_controller_whose_queues_are_silent_is_given_up() {
+    let last = given_up_after_a_loss(|script| script.at = Some((Step::IoConnect, Vec::new())));
+    let ControllerEvent::Failed(HostError::NoAnswer(..)) = last else {
+        panic!("{last:?}");
+    };
+}
+
+#[test]
+fn a_controller_that_grants_fewer_queues_than_are_in_use_is_given_up() {
+    let last = given_up_after_a_loss(|script| script.queues_granted = Some(3));
+    let ControllerEvent::Failed(HostError::QueueNotGranted { qid: 4, granted: 3, .. }) = last
+    else {
+        panic!("{last:?}");
+    };
 }
 
 #[test]

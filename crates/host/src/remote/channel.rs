@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raceline_bdev::{BdevError, Channel, Done, Op, Request};
 use raceline_proto::host::{BlockRange, command};
@@ -29,7 +29,9 @@ pub(super) struct RemoteChannel {
     scope: Scope,
     qid: u16,
     queues: IoQueueSet,
-    watch: Token,
+    watch_token: Token,
+    /// When the association is looked at next.
+    watch_at: Option<Instant>,
     /// The association that the queue follows.
     followed: Option<Association>,
     operations: Vec<Option<Operation>>,
@@ -57,14 +59,15 @@ impl RemoteChannel {
         owner: u16,
     ) -> Self {
         let token = Token { owner, generation: 0, index: QUEUE_INDEX };
-        let watch = Token { index: WATCH_INDEX, ..token };
+        let watch_token = Token { index: WATCH_INDEX, ..token };
         let queues = IoQueueSet::new(&remote.config, [qid], token);
         let mut channel = Self {
             remote,
             scope,
             qid,
             queues,
-            watch,
+            watch_token,
+            watch_at: None,
             followed: None,
             operations: Vec::new(),
             free: Vec::new(),
@@ -100,7 +103,17 @@ impl RemoteChannel {
         }
         let soon = self.followed.is_none() || !self.queues.is_ready();
         let interval = if soon { WATCH_LOST_INTERVAL } else { WATCH_INTERVAL };
-        cx.io.timer(cx.now + interval, self.watch);
+        self.watch(cx, interval);
+    }
+
+    /// Looks at the association after `interval`, unless that is about to be done. A timer that an
+    /// earlier one has overtaken expires to no effect: none can be cancelled.
+    fn watch(&mut self, cx: &mut Context<'_>, interval: Duration) {
+        let at = cx.now + interval;
+        if self.watch_at.is_none_or(|earlier| at < earlier) {
+            self.watch_at = Some(at);
+            cx.io.timer(at, self.watch_token);
+        }
     }
 
     /// Cuts a request into commands. Most are one.
@@ -245,7 +258,7 @@ impl RemoteChannel {
         while let Some(event) = self.queues.poll_event() {
             if let IoQueueEvent::Lost { cntlid, error, .. } = event {
                 self.remote.queue_lost(cntlid, error);
-                cx.io.timer(cx.now + WATCH_LOST_INTERVAL, self.watch);
+                self.watch(cx, WATCH_LOST_INTERVAL);
             }
         }
     }
@@ -293,7 +306,9 @@ impl Channel for RemoteChannel {
             return; // of a queue that is being closed
         }
         if completion.token.index == WATCH_INDEX {
-            if matches!(completion.outcome, Outcome::Timer) {
+            let due = self.watch_at.is_some_and(|at| at <= cx.now);
+            if due && matches!(completion.outcome, Outcome::Timer) {
+                self.watch_at = None;
                 self.follow(cx);
             }
         } else {

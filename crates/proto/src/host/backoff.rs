@@ -9,7 +9,9 @@ pub struct BackoffConfig {
     pub first: Duration,
     /// The delay doubles up to this.
     pub longest: Duration,
-    /// Give up this long after the loss; `None` tries for ever, zero not at all.
+    /// Give up this long after the loss (the ctrl_loss_tmo of Linux); `None` tries for ever, zero not
+    /// at all. A controller that comes back but whose I/O queues cannot be connected, because it is
+    /// silent or grants fewer than are in use, is still lost.
     pub give_up_after: Option<Duration>,
 }
 
