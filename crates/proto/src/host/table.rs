@@ -15,14 +15,14 @@ pub struct CommandTable<T> {
     slots: Box<[Slot<T>]>,
     /// Unused slots; the one used last goes out first, while it is in the cache.
     free: Vec<u16>,
-    /// log2 of the number of slots: where the generation begins in a CID.
-    slot_bits: u32,
+    /// The bits of a CID that name the slot.
+    slot_mask: u16,
 }
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Changes when the command leaves; truncated to the bits that a CID has for it.
-    generation: u16,
+    /// The name of its command, or of the next one: slot and generation.
+    cid: CommandId,
     entry: Option<T>,
 }
 
@@ -35,8 +35,8 @@ impl<T> CommandTable<T> {
     pub fn new(commands: u16) -> Self {
         assert!((1..=MAX_SLOTS).contains(&commands), "{commands} commands in a table");
         let count = commands.next_power_of_two();
-        let slots = (0..count).map(|_| Slot { generation: 0, entry: None }).collect();
-        Self { slots, free: (0..count).rev().collect(), slot_bits: count.trailing_zeros() }
+        let slots = (0..count).map(|slot| Slot { cid: CommandId(slot), entry: None }).collect();
+        Self { slots, free: (0..count).rev().collect(), slot_mask: count - 1 }
     }
 
     /// Number of slots, a power of two.
@@ -66,7 +66,7 @@ impl<T> CommandTable<T> {
         let place = &mut self.slots[usize::from(slot)];
         debug_assert!(place.entry.is_none());
         place.entry = Some(entry);
-        Ok(self.id_of(slot))
+        Ok(place.cid)
     }
 
     /// The command of this name, if it is still in flight.
@@ -88,7 +88,7 @@ impl<T> CommandTable<T> {
     pub fn remove(&mut self, cid: CommandId) -> Option<T> {
         let index = self.slot_of(cid)?;
         let entry = self.slots[index].entry.take()?;
-        self.retire(index, cid);
+        self.retire(index);
         Some(entry)
     }
 
@@ -98,38 +98,27 @@ impl<T> CommandTable<T> {
         let index = self.slot_of(cid)?;
         let result = f(self.slots[index].entry.as_mut()?);
         self.slots[index].entry = None;
-        self.retire(index, cid);
+        self.retire(index);
         Some(result)
     }
 
     /// The names of all commands in flight, by slot.
     pub fn ids(&self) -> impl Iterator<Item = CommandId> {
-        (0u16..)
-            .zip(&self.slots)
-            .filter(|(_, slot)| slot.entry.is_some())
-            .map(|(index, _)| self.id_of(index))
+        self.slots.iter().filter(|slot| slot.entry.is_some()).map(|slot| slot.cid)
     }
 
     /// The name of the slot's command is stale from now on, and the slot free.
-    fn retire(&mut self, index: usize, cid: CommandId) {
+    fn retire(&mut self, index: usize) {
         let slot = &mut self.slots[index];
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(cid.0 & self.slot_mask());
-    }
-
-    fn slot_mask(&self) -> u16 {
-        (1 << self.slot_bits) - 1
-    }
-
-    fn id_of(&self, slot: u16) -> CommandId {
-        let generation = self.slots[usize::from(slot)].generation;
-        CommandId(generation.wrapping_shl(self.slot_bits) | slot)
+        self.free.push(slot.cid.0 & self.slot_mask);
+        // The bits above the slot's count one on, and begin again after the last.
+        slot.cid = CommandId(slot.cid.0.wrapping_add(self.slot_mask + 1));
     }
 
     /// The slot that `cid` names if its generation is the slot's own.
     fn slot_of(&self, cid: CommandId) -> Option<usize> {
-        let slot = cid.0 & self.slot_mask();
-        (self.id_of(slot) == cid).then_some(usize::from(slot))
+        let slot = usize::from(cid.0 & self.slot_mask);
+        (self.slots[slot].cid == cid).then_some(slot)
     }
 }
 

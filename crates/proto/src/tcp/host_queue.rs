@@ -206,6 +206,16 @@ impl HostQueue {
     ) -> Result<ControlFlow<Option<HostEvent<'a>>>, FatalError> {
         let received = match self.receiver.header(input) {
             Ok(None) => return Ok(ControlFlow::Break(None)),
+            // By far the most; their event comes with the data.
+            Ok(Some((shape, header))) if shape.pdu_type == PduType::C2hData => {
+                match self.commands.handle_data(shape, header) {
+                    Ok(()) => {
+                        self.receiver.begin_body(shape);
+                        return Ok(ControlFlow::Continue(()));
+                    }
+                    Err(violation) => Err(FatalError::in_header(violation, header)),
+                }
+            }
             Ok(Some((shape, header))) => match self.commands.handle_header(shape, header) {
                 Ok(event) => Ok((shape, event)),
                 Err(violation) => Err(FatalError::in_header(violation, header)),
@@ -215,21 +225,20 @@ impl HostQueue {
         let (shape, event) = received.inspect_err(|_| self.receiver.advance(Stage::Closed))?;
         self.receiver.begin_body(shape);
         match &event {
-            Some(HostEvent::Connected(response)) => {
+            HostEvent::Connected(response) => {
                 let IcResp { cpda, header_digest, data_digest, max_h2c_data } = *response;
                 self.framing = Framing { header_digest, data_digest, pda: cpda };
                 self.max_h2c_data = max_h2c_data;
                 self.receiver.set_digests(header_digest, data_digest);
                 self.receiver.advance(Stage::Ready);
             }
-            Some(HostEvent::Terminated(_)) => {
+            HostEvent::Terminated(_) => {
                 self.receiver.advance(Stage::Closed);
                 self.may_terminate = false;
             }
-            Some(_) => {}
-            None => return Ok(ControlFlow::Continue(())),
+            _ => {}
         }
-        Ok(ControlFlow::Break(event))
+        Ok(ControlFlow::Break(Some(event)))
     }
 
     /// Which data come next on the wire, when the input has ended amid data.
@@ -446,22 +455,23 @@ impl Commands {
         Some(self.slot_of(cid)).filter(|slot| slot.live && slot.cid == cid)
     }
 
-    /// Checks what lies behind the common header. No event: data of a read begin.
+    /// Checks what lies behind the common header of a PDU other than C2HData.
     fn handle_header<'a>(
         &mut self,
         shape: Shape,
         header: &[u8],
-    ) -> Result<Option<HostEvent<'a>>, Violation> {
+    ) -> Result<HostEvent<'a>, Violation> {
         match shape.pdu_type {
-            PduType::C2hData => self.handle_data(shape, header).map(|()| None),
-            PduType::CapsuleResp => self.handle_response(header).map(Some),
-            PduType::R2t => self.handle_r2t(header).map(Some),
-            PduType::IcResp => self.handle_ic_resp(header).map(Some),
-            PduType::C2hTermReq => {
-                receive::parse_term_req(header).map(|reason| Some(HostEvent::Terminated(reason)))
-            }
-            PduType::IcReq | PduType::H2cTermReq | PduType::CapsuleCmd | PduType::H2cData => {
-                unreachable!("the receiver refuses PDUs of the other direction")
+            PduType::CapsuleResp => self.handle_response(header),
+            PduType::R2t => self.handle_r2t(header),
+            PduType::IcResp => self.handle_ic_resp(header),
+            PduType::C2hTermReq => receive::parse_term_req(header).map(HostEvent::Terminated),
+            PduType::C2hData
+            | PduType::IcReq
+            | PduType::H2cTermReq
+            | PduType::CapsuleCmd
+            | PduType::H2cData => {
+                unreachable!("data are handled apart; the receiver refuses the other direction")
             }
         }
     }

@@ -90,6 +90,9 @@ pub(super) struct Receiver {
     alignment: u32,
     phase: Phase,
     held: [u8; MAX_TERM_LEN],
+    /// The last common header that was good, and its shape. Commands of one kind have equal ones,
+    /// and an equal one is as good, as long as stage and digests are the same.
+    judged: Option<([u8; CommonHeader::LEN], Shape)>,
 }
 
 impl Receiver {
@@ -104,6 +107,7 @@ impl Receiver {
             alignment: alignment(pda),
             phase: Phase::Header { held: 0, shape: None },
             held: [0; MAX_TERM_LEN],
+            judged: None,
         }
     }
 
@@ -115,12 +119,14 @@ impl Receiver {
     pub(super) fn advance(&mut self, stage: Stage) {
         assert!(stage >= self.stage, "a connection goes from {:?} to {stage:?}", self.stage);
         self.stage = stage;
+        self.judged = None;
     }
 
     /// The digests that PDUs carry from now on.
     pub(super) fn set_digests(&mut self, header: bool, data: bool) {
         self.header_digest = header;
         self.data_digest = data;
+        self.judged = None;
     }
 
     /// Whether a header, and not data, comes next.
@@ -179,9 +185,9 @@ impl Receiver {
                 self.phase = Phase::Header { held, shape };
                 return Ok(None);
             }
-            match (shape, self.held.first_chunk()) {
+            match (shape, self.held.first_chunk().copied()) {
                 (Some(shape), _) => return Ok(Some(shape)),
-                (None, Some(common)) => shape = Some(self.checked_shape(common)?),
+                (None, Some(common)) => shape = Some(self.checked_shape(&common)?),
                 (None, None) => unreachable!("the array is longer than a common header"),
             }
         }
@@ -278,9 +284,23 @@ impl Receiver {
         }
     }
 
-    fn checked_shape(&self, common: &[u8; CommonHeader::LEN]) -> Result<Shape, FatalError> {
-        self.shape(&zerocopy::transmute!(*common))
-            .map_err(|violation| FatalError::in_header(violation, common))
+    #[inline]
+    fn checked_shape(&mut self, common: &[u8; CommonHeader::LEN]) -> Result<Shape, FatalError> {
+        match self.judged {
+            Some((same, shape)) if u64::from_ne_bytes(same) == u64::from_ne_bytes(*common) => {
+                Ok(shape)
+            }
+            _ => self.judge(common),
+        }
+    }
+
+    #[inline(never)]
+    fn judge(&mut self, common: &[u8; CommonHeader::LEN]) -> Result<Shape, FatalError> {
+        let shape = self
+            .shape(&zerocopy::transmute!(*common))
+            .map_err(|violation| FatalError::in_header(violation, common))?;
+        self.judged = Some((*common, shape));
+        Ok(shape)
     }
 
     /// Checks a common header.
