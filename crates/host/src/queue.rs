@@ -681,30 +681,30 @@ impl QueuePair {
     }
 
     /// The same for a command whose data no engine has.
+    #[inline]
     fn retry_or_finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         if result.is_err_and(CommandError::is_spoiled_data) && self.retry(cid) {
             return;
         }
         let admin = self.config.qid.is_admin();
-        let finished = self.commands.remove_with(cid, |entry| {
-            let done = CommandDone {
+        let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
+        let Self { commands, done, held, large_reads, .. } = self;
+        // Built where it stays, and not moved there.
+        commands.remove_with(cid, |entry| {
+            *large_reads -= u32::from(entry.is_large_read());
+            let sending = entry.batch > batches_done;
+            let ended = CommandDone {
                 user: entry.user,
                 summary: CommandSummary::new(&entry.sqe, admin),
                 result,
                 data: std::mem::take(&mut entry.data),
             };
-            (done, entry.batch, entry.is_large_read())
+            if sending && entry.direction == Direction::HostToController {
+                held.push(ended);
+            } else {
+                done.push_back(ended);
+            }
         });
-        let Some((done, batch, large_read)) = finished else { return };
-        if large_read {
-            self.large_reads -= 1;
-        }
-        let in_use = self.link.as_ref().is_some_and(|link| batch > link.batches_done);
-        if in_use && done.data.direction() == Direction::HostToController {
-            self.held.push(done);
-        } else {
-            self.done.push_back(done);
-        }
     }
 }
 

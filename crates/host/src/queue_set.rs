@@ -257,11 +257,14 @@ impl IoQueueSet {
         command: Command,
         user: u64,
     ) -> Result<(), Rejected> {
-        self.touch(queue);
-        match self.queues.get_mut(queue) {
-            Some(queue) => queue.pair.submit(cx, command, user),
-            None => Err(Rejected { reason: RejectedReason::Closed, command }),
+        let Some(member) = self.queues.get_mut(queue) else {
+            return Err(Rejected { reason: RejectedReason::Closed, command });
+        };
+        if !member.touched {
+            member.touched = true;
+            self.touched.push_back(queue);
         }
+        member.pair.submit(cx, command, user)
     }
 
     /// Accepts commands for the queue at this position that leave together, from the front of `batch`
