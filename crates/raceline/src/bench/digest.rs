@@ -26,7 +26,7 @@ pub(crate) fn run(args: &DigestArgs) -> Result<(), Failure> {
     let stopped = bench.stop().map_err(failure);
     let report = measured?;
     stopped?;
-    match args.output {
+    match args.run.output {
         OutputFormat::Table => shell::print(report.summary().as_bytes()),
         OutputFormat::Json => shell::print(report.to_json().as_bytes()),
     }
@@ -39,7 +39,7 @@ fn measure(
     mut report: Report,
     interrupt: &Interrupt,
 ) -> Result<Report, Failure> {
-    let table = args.output == OutputFormat::Table;
+    let table = args.run.output == OutputFormat::Table;
     if table {
         shell::print(report.heading().as_bytes())?;
     }
@@ -88,21 +88,21 @@ fn config(args: &DigestArgs) -> Result<DigestConfig, Failure> {
     let device = match args.offload {
         OffloadChoice::None => None,
         OffloadChoice::Dsa => Some(engines::dsa()?),
-        OffloadChoice::DsaEmulated => Some(engines::emulated_dsa(Some(args.cores.host_core))?),
+        OffloadChoice::DsaEmulated => Some(engines::emulated_dsa(Some(args.run.cores.host_core))?),
     };
     Ok(DigestConfig {
         memory_bytes: args.memory,
         pages: args.pages.into(),
         paths: if args.path.is_empty() { digest::paths() } else { args.path.clone() },
         device,
-        mode: args.mode.into(),
-        backend: args.io.into(),
-        target_core: Some(args.cores.target_core),
-        host_core: Some(args.cores.host_core),
+        mode: args.run.mode.into(),
+        backend: args.run.io.into(),
+        target_core: Some(args.run.cores.target_core),
+        host_core: Some(args.run.cores.host_core),
         rounds: args.rounds.into(),
         ramp: args.ramp_time,
-        time: args.runtime,
-        seed: args.seed,
+        time: args.run.runtime,
+        seed: args.run.seed,
     })
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn run(args: &GapArgs) -> Result<(), Failure> {
     let stopped = gap.stop().map_err(failure);
     let report = measured?;
     stopped?;
-    match args.output {
+    match args.run.output {
         OutputFormat::Table => shell::print(report.summary().as_bytes()),
         OutputFormat::Json => shell::print(report.to_json().as_bytes()),
     }
@@ -36,7 +36,7 @@ fn measure(
     mut report: Report,
     interrupt: &Interrupt,
 ) -> Result<Report, Failure> {
-    let table = args.output == OutputFormat::Table;
+    let table = args.run.output == OutputFormat::Table;
     if table {
         shell::print(report.heading().as_bytes())?;
     }
@@ -81,14 +81,14 @@ fn config(args: &GapArgs) -> GapConfig {
         memory_bytes: args.memory,
         pages: args.pages.into(),
         null: args.null,
-        mode: args.mode.into(),
-        backend: args.io.into(),
-        target_core: Some(args.cores.target_core),
-        host_core: Some(args.cores.host_core),
+        mode: args.run.mode.into(),
+        backend: args.run.io.into(),
+        target_core: Some(args.run.cores.target_core),
+        host_core: Some(args.run.cores.host_core),
         pairs: args.pairs.into(),
         ramp: args.ramp_time,
-        time: args.runtime,
-        seed: args.seed,
+        time: args.run.runtime,
+        seed: args.run.seed,
     }
 }
 

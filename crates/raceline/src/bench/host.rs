@@ -24,12 +24,12 @@ pub(crate) fn run(args: &HostBenchArgs) -> Result<(), Failure> {
             return Err(Failure::signal(signal));
         }
         let section = section.map_err(failure)?;
-        if args.output == OutputFormat::Table {
+        if args.run.output == OutputFormat::Table {
             shell::print(format!("{}\n", section.to_text()).as_bytes())?;
         }
         sections.push(section);
     }
-    match args.output {
+    match args.run.output {
         OutputFormat::Table => Ok(()),
         OutputFormat::Json => shell::print(report::to_json(&sections).as_bytes()),
     }
@@ -39,14 +39,14 @@ fn config(args: &HostBenchArgs) -> HostBenchConfig {
     HostBenchConfig {
         target: args.target.clone(),
         memory_bytes: args.memory,
-        mode: args.mode.into(),
-        backend: args.io.into(),
-        target_core: args.cores.target_core,
-        host_core: args.cores.host_core,
+        mode: args.run.mode.into(),
+        backend: args.run.io.into(),
+        target_core: args.run.cores.target_core,
+        host_core: args.run.cores.host_core,
         rounds: args.rounds.into(),
         ramp: args.ramp_time,
-        time: args.runtime,
-        seed: args.seed,
+        time: args.run.runtime,
+        seed: args.run.seed,
         writer_bytes: args.writer.0,
         i10: args.i10,
     }

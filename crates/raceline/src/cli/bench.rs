@@ -128,7 +128,8 @@ pub(crate) struct LimitArgs {
 The bare pair of `bench limit` and Raceline's target and host are measured in turn, on the same \
 two cores with the same amount of memory of the same pages; what counts is the median of the \
 ratios of neighbouring runs. Pairs during which other processes used more than 5 % of the cores, \
-or the hypervisor took more than 1 % away, are repeated, and reported if that does not help.
+or the hypervisor took more than 1 % away, are repeated, and reported if that does not help. \
+Against --mode interrupt, the limit blocks, too.
 
 Example: raceline bench gap --points io=4k,depth=1|32,connections=1 -o json")]
 pub(crate) struct GapArgs {
@@ -158,35 +159,13 @@ pub(crate) struct GapArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) pairs: u16,
 
-    /// How long each run is measured
-    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "300ms")]
-    #[arg(value_parser = values::positive_time, help_heading = "Workload")]
-    pub(crate) runtime: Duration,
-
     /// How long each run goes before it is measured
     #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "50ms")]
     #[arg(value_parser = values::time, help_heading = "Workload")]
     pub(crate) ramp_time: Duration,
 
-    /// The same seed gives the same addresses and data
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
-    pub(crate) seed: u64,
-
-    /// What a core of Raceline does when it has nothing to do; against interrupt the limit
-    /// blocks, too
-    #[arg(long, value_enum, default_value = "poll")]
-    pub(crate) mode: ModeChoice,
-
-    /// How Raceline does I/O
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    pub(crate) io: IoChoice,
-
     #[command(flatten)]
-    pub(crate) cores: CoreArgs,
-
-    /// For people or for programs
-    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
-    pub(crate) output: OutputFormat,
+    pub(crate) run: ProductArgs,
 }
 
 /// Arguments of `bench accel`.
@@ -305,18 +284,25 @@ pub(crate) struct DigestArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) rounds: u16,
 
-    /// How long each run is measured
-    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "300ms")]
-    #[arg(value_parser = values::positive_time, help_heading = "How")]
-    pub(crate) runtime: Duration,
-
     /// How long each run goes before it is measured
     #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "100ms")]
     #[arg(value_parser = values::time, help_heading = "How")]
     pub(crate) ramp_time: Duration,
 
+    #[command(flatten)]
+    pub(crate) run: ProductArgs,
+}
+
+/// What experiments with our own target and host have in common.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct ProductArgs {
+    /// How long each run is measured
+    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "300ms")]
+    #[arg(value_parser = values::positive_time, help_heading = "Workload")]
+    pub(crate) runtime: Duration,
+
     /// The same seed gives the same addresses and data
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "How")]
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
     pub(crate) seed: u64,
 
     /// What a core does when it has nothing to do

@@ -205,7 +205,7 @@ fn bench_gap_takes_points() {
     let bench::Experiment::Gap(args) = args.experiment else { unreachable!() };
     assert_eq!(raceline_bench::gap::full(&args.points.unwrap()).len(), 4);
     assert!(args.null && !args.quick && args.pairs == 7);
-    assert_eq!(args.mode, ModeChoice::Poll);
+    assert_eq!(args.run.mode, ModeChoice::Poll);
 }
 
 #[test]
@@ -233,10 +233,10 @@ fn bench_digest_takes_sizes_and_depths() {
     let bench::Experiment::Digest(args) = args.experiment else { unreachable!() };
     assert_eq!((args.io_size, args.depth), (vec![4096, 131_072], vec![1, 4096]));
     assert_eq!((args.path, args.rounds), (vec![CrcPath::Auto], 5));
-    assert_eq!((args.offload, args.mode), (bench::OffloadChoice::None, ModeChoice::Interrupt));
+    assert_eq!((args.offload, args.run.mode), (bench::OffloadChoice::None, ModeChoice::Interrupt));
     let Verb::Bench(args) = parse("bench digest --quick").unwrap() else { unreachable!() };
     let bench::Experiment::Digest(args) = args.experiment else { unreachable!() };
-    assert!(args.quick && args.depth.is_empty() && args.mode == ModeChoice::Poll);
+    assert!(args.quick && args.depth.is_empty() && args.run.mode == ModeChoice::Poll);
 }
 
 #[test]

@@ -7,9 +7,9 @@ use raceline_bench::host::Case;
 use raceline_host::I10Config;
 use raceline_proto::nvme::Nqn;
 
-use super::{CoreArgs, memory};
+use super::{ProductArgs, memory};
 use crate::cli::queues::i10;
-use crate::cli::values::{self, IoChoice, ModeChoice, OutputFormat};
+use crate::cli::values;
 
 /// Arguments of `bench host`.
 #[derive(Clone, Debug, clap::Args)]
@@ -52,34 +52,13 @@ pub(crate) struct HostBenchArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) rounds: u16,
 
-    /// How long each run is measured
-    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "300ms")]
-    #[arg(value_parser = values::positive_time, help_heading = "Workload")]
-    pub(crate) runtime: Duration,
-
     /// How long each run goes before it is measured
     #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "50ms")]
     #[arg(value_parser = values::time, help_heading = "Workload")]
     pub(crate) ramp_time: Duration,
 
-    /// The same seed gives the same addresses and data
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
-    pub(crate) seed: u64,
-
-    /// What cores do when they have nothing to do
-    #[arg(long, value_enum, default_value = "poll")]
-    pub(crate) mode: ModeChoice,
-
-    /// How to do I/O
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    pub(crate) io: IoChoice,
-
     #[command(flatten)]
-    pub(crate) cores: CoreArgs,
-
-    /// For people or for programs
-    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
-    pub(crate) output: OutputFormat,
+    pub(crate) run: ProductArgs,
 }
 
 /// `--case`.
