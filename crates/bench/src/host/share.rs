@@ -4,7 +4,8 @@
 //! or handed to the worker; its end is received by that thread, looked for while the worker receives,
 //! or waited for. Hand-offs and voluntary context switches are those of the whole process, of which
 //! the target polls and so makes none. `submit` has four threads that submit bursts to one queue that a
-//! fifth drives, and counts the time in the calls alone.
+//! fifth drives, and counts the time in the calls alone: by the wall clock, which also goes on while a
+//! thread does not run, and by the clock of the thread, which does not.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -16,6 +17,7 @@ use raceline_host::{
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::Mode;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::bed::Bed;
 use super::report::{Cell, Row, Section, Unit};
@@ -30,6 +32,8 @@ const IO_BYTES: usize = 4096;
 const SUBMITTERS: usize = 4;
 /// Operations that each of them submits before it waits for all.
 const BURST: usize = 16;
+/// The least of so many looks at a clock is what a look costs.
+const CLOCK_LOOKS: usize = 100;
 
 /// Who sends and who receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,23 +236,21 @@ pub(super) fn measure_submit(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
             };
             all.extend(burst.map_err(why)?);
         }
-        all.sort_by(f64::total_cmp);
         Ok(all)
     })?;
     drop(queues);
     host.disconnect();
-    let mean = |bursts: &Vec<f64>| bursts.iter().sum::<f64>() / bursts.len().max(1) as f64;
+    let cell = |column, what: fn(&[Burst]) -> f64| {
+        Cell::new(column, Unit::Micros, rounds.iter().map(|round| what(&round.runs[0])))
+    };
     let cells = vec![
-        Cell::new(
-            "median us per submission",
-            Unit::Micros,
-            rounds.iter().map(|round| median(&round.runs[0])),
-        ),
-        Cell::new(
-            "mean us per submission",
-            Unit::Micros,
-            rounds.iter().map(|round| mean(&round.runs[0])),
-        ),
+        cell("median us per submission", |bursts| {
+            let mut times: Vec<f64> = bursts.iter().map(|burst| burst.wall_ns).collect();
+            times.sort_by(f64::total_cmp);
+            median(&times)
+        }),
+        cell("mean us per submission", |bursts| mean(bursts.iter().map(|burst| burst.wall_ns))),
+        cell("mean us of CPU time", |bursts| mean(bursts.iter().map(|burst| burst.cpu_ns))),
     ];
     let label = format!("{SUBMITTERS} threads, 1 queue");
     Ok(Section {
@@ -260,13 +262,42 @@ pub(super) fn measure_submit(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
     })
 }
 
-/// Submits bursts until told to stop, and gives what a submission of each took, in nanoseconds.
+/// What a submission of a burst took in the mean, in nanoseconds.
+#[derive(Clone, Copy)]
+struct Burst {
+    wall_ns: f64,
+    /// Of the thread, less what looking at its clock takes.
+    cpu_ns: f64,
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len().max(1) as f64;
+    values.sum::<f64>() / count
+}
+
+/// What the calling thread has used of a processor, in nanoseconds.
+fn thread_time_ns() -> i64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// What [`thread_time_ns`] itself adds between two looks.
+fn look_ns() -> i64 {
+    let look = |_| {
+        let before = thread_time_ns();
+        thread_time_ns() - before
+    };
+    (0..CLOCK_LOOKS).map(look).min().unwrap_or(0)
+}
+
+/// Submits bursts until told to stop.
 fn submit_bursts(
     queues: &SharedQueues,
     blocks: &Blocks,
     seed: u64,
     stop: &AtomicBool,
-) -> Result<Vec<f64>, SharedError> {
+) -> Result<Vec<Burst>, SharedError> {
+    let look_ns = look_ns();
     let mut random = Random::new(seed);
     let mut memories: Vec<Memory> =
         (0..BURST).map(|_| Memory::from(vec![0; blocks.block_bytes])).collect();
@@ -278,11 +309,17 @@ fn submit_bursts(
             let slba = blocks.pick(&mut random);
             Operation::Read { nsid: NSID, slba, memory }
         }));
+        let cpu_before_ns = thread_time_ns();
         let begin = Instant::now();
         for operation in operations.drain(..) {
             pending.push(queues.submit(operation)?);
         }
-        took.push(begin.elapsed().as_nanos() as f64 / BURST as f64);
+        let wall = begin.elapsed();
+        let cpu_ns = (thread_time_ns() - cpu_before_ns - look_ns).max(0);
+        took.push(Burst {
+            wall_ns: wall.as_nanos() as f64 / BURST as f64,
+            cpu_ns: cpu_ns as f64 / BURST as f64,
+        });
         for pending in pending.drain(..) {
             let finished = look(pending)?;
             let memory = finished.memory;
