@@ -35,7 +35,11 @@ impl Latencies {
 
     /// Records one latency.
     pub fn record(&mut self, latency: Duration) {
-        let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Records one latency in nanoseconds.
+    pub fn record_ns(&mut self, ns: u64) {
         self.histogram.saturating_record(ns);
         self.min_ns = self.min_ns.min(ns);
         self.max_ns = self.max_ns.max(ns);

@@ -167,9 +167,13 @@ pub struct QueueJob {
     start: Instant,
     /// The start has come.
     started: bool,
+    clock: Clock,
     measure_from: Instant,
+    measure_from_ns: u64,
     /// When nothing is recorded any more.
     end: Option<Instant>,
+    /// The same in nanoseconds from the start; the largest number if never.
+    end_ns: u64,
     /// Commands still to be issued.
     left: Option<u64>,
     phase: Phase,
@@ -228,8 +232,38 @@ struct Slot {
     area: u16,
     unit: u64,
     write: bool,
-    /// When it was issued, or was due (open loop).
-    since: Instant,
+    /// When it was issued, or was due (open loop), in nanoseconds from the start.
+    since_ns: u64,
+}
+
+/// The time since the start. A driver gives the same time for all that it does in a turn, so it is
+/// taken apart once for all.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    start: Instant,
+    now: Instant,
+    now_ns: u64,
+}
+
+impl Clock {
+    fn new(start: Instant) -> Self {
+        Self { start, now: start, now_ns: 0 }
+    }
+
+    /// Nanoseconds from the start to `at`, 0 if that is before it.
+    fn ns_at(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.start);
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The same for the time that it is now.
+    #[inline]
+    fn tick(&mut self, now: Instant) -> u64 {
+        if now != self.now {
+            (self.now, self.now_ns) = (now, self.ns_at(now));
+        }
+        self.now_ns
+    }
 }
 
 /// What verification knows of a unit: whether a command is in flight there, and how many times
@@ -296,10 +330,15 @@ impl Area {
             }
         };
         while self.unit(unit).is_some_and(Unit::is_busy) {
-            unit = (unit + 1) % self.extent.units;
+            unit = self.after(unit);
         }
-        self.cursor = (unit + 1) % self.extent.units;
+        self.cursor = self.after(unit);
         unit
+    }
+
+    /// The next unit, which after the last is the first; without a division.
+    fn after(&self, unit: u64) -> u64 {
+        if unit + 1 == self.extent.units { 0 } else { unit + 1 }
     }
 
     /// The first unit from the cursor on that this run wrote.
@@ -345,6 +384,8 @@ impl QueueJob {
         let areas = workload.spans.iter().map(area).collect::<Result<Vec<Area>, _>>()?;
         let JobConfig { workload, queue, queues, stream, depth, batch, start, .. } = config;
         let measure_from = start + config.ramp;
+        let clock = Clock::new(start);
+        let end = config.runtime.map(|runtime| measure_from + runtime);
         let result = JobResult {
             read: Latencies::new(),
             write: Latencies::new(),
@@ -357,8 +398,11 @@ impl QueueJob {
             read_percent: workload.mode.read_percent(workload.mixed_read_percent),
             start,
             started: false,
+            clock,
             measure_from,
-            end: config.runtime.map(|runtime| measure_from + runtime),
+            measure_from_ns: clock.ns_at(measure_from),
+            end,
+            end_ns: end.map_or(u64::MAX, |end| clock.ns_at(end)),
             left: config.commands,
             phase: Phase::Running,
             pacer: workload.rate_iops.map(|rate| Pacer::new(start, rate, queue, queues)),
@@ -368,7 +412,7 @@ impl QueueJob {
             batch,
             gathered: 0,
             awaited: 0,
-            slots: vec![Slot { area: 0, unit: 0, write: false, since: start }; usize::from(depth)],
+            slots: vec![Slot { area: 0, unit: 0, write: false, since_ns: 0 }; usize::from(depth)],
             free: (0..depth).rev().collect(),
             workload,
             result,
@@ -377,30 +421,36 @@ impl QueueJob {
 
     /// The next command to issue at `now`, if any.
     pub fn poll_issue(&mut self, now: Instant) -> Option<Issue> {
-        self.advance(now);
-        self.started |= now >= self.start;
+        let now_ns = self.clock.tick(now);
+        self.advance_at(now, now_ns);
+        if !self.started {
+            self.started = now >= self.start;
+        }
         let slot = *self.free.last().filter(|_| self.started)?;
-        let (area, unit, write, since) = match self.phase {
+        let (area, unit, write, since_ns) = match self.phase {
             Phase::Running if self.awaited > 0 || self.left == Some(0) => return None,
             Phase::Running => {
-                let since = match &mut self.pacer {
-                    Some(pacer) => pacer.take(now)?,
-                    None => now,
+                let since_ns = match &mut self.pacer {
+                    Some(pacer) => self.clock.ns_at(pacer.take(now)?),
+                    None => now_ns,
                 };
-                let write = !self.random.percent(self.read_percent);
+                let write = match self.read_percent {
+                    100 => false,
+                    percent => !self.random.percent(percent),
+                };
                 let area = self.turn;
                 self.turn = if area + 1 == self.areas.len() { 0 } else { area + 1 };
-                (area, self.areas[area].choose_unit(&mut self.random), write, since)
+                (area, self.areas[area].choose_unit(&mut self.random), write, since_ns)
             }
             Phase::ReadBack => {
                 let (area, unit) = self.next_written()?;
-                (area, unit, false, now)
+                (area, unit, false, now_ns)
             }
             Phase::Draining | Phase::Finished => return None,
         };
         self.free.pop();
         let span = u16::try_from(area).unwrap_or(u16::MAX);
-        self.slots[usize::from(slot)] = Slot { area: span, unit, write, since };
+        self.slots[usize::from(slot)] = Slot { area: span, unit, write, since_ns };
         let area = &mut self.areas[area];
         if let Some(state) = area.unit_mut(unit) {
             state.set_busy(true);
@@ -527,6 +577,20 @@ impl QueueJob {
     /// Moves on when the time is over, the last command in flight is done, or nothing is left
     /// to read back.
     fn advance(&mut self, now: Instant) {
+        let now_ns = self.clock.tick(now);
+        self.advance_at(now, now_ns);
+    }
+
+    /// Inline, as nothing changes in most calls.
+    #[inline(always)]
+    fn advance_at(&mut self, now: Instant, now_ns: u64) {
+        let goes_on = self.phase == Phase::Running && now_ns < self.end_ns && self.left != Some(0);
+        if !goes_on {
+            self.change_phase(now);
+        }
+    }
+
+    fn change_phase(&mut self, now: Instant) {
         if self.phase == Phase::Running {
             if let Some(end) = self.end.filter(|&end| now >= end) {
                 self.result.measured = end.saturating_duration_since(self.measure_from);
@@ -551,7 +615,8 @@ impl QueueJob {
     }
 
     fn end_by(&mut self, now: Instant) {
-        self.end = Some(self.end.map_or(now, |end| end.min(now)));
+        let end = self.end.map_or(now, |end| end.min(now));
+        (self.end, self.end_ns) = (Some(end), self.clock.ns_at(end));
     }
 
     fn fail(&mut self, now: Instant, error: JobError) {
@@ -565,19 +630,20 @@ impl QueueJob {
     }
 
     fn finish_slot(&mut self, now: Instant, slot: u16) {
-        let Slot { write, since, .. } = self.slots[usize::from(slot)];
+        let Slot { write, since_ns, .. } = self.slots[usize::from(slot)];
+        let now_ns = self.clock.tick(now);
         // Closed loop: what completes in the window counts, as fio does. Open loop: what was due
         // in the window counts, however late it is, else the worst latencies were left out.
         let counts = match self.pacer {
-            None => now >= self.measure_from && self.end.is_none_or(|end| now <= end),
-            Some(_) => since >= self.measure_from && self.end.is_none_or(|end| since < end),
+            None => now_ns >= self.measure_from_ns && now_ns <= self.end_ns,
+            Some(_) => since_ns >= self.measure_from_ns && since_ns < self.end_ns,
         };
         if counts && matches!(self.phase, Phase::Running | Phase::Draining) {
             let side = if write { &mut self.result.write } else { &mut self.result.read };
-            side.record(now.saturating_duration_since(since));
+            side.record_ns(now_ns.saturating_sub(since_ns));
         }
         self.release(slot);
-        self.advance(now);
+        self.advance_at(now, now_ns);
     }
 
     fn release(&mut self, slot: u16) {

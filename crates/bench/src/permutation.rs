@@ -2,27 +2,30 @@
 
 use crate::random::mix;
 
-/// Rounds of the network: four make it a good pseudorandom permutation (Luby, Rackoff: "How to
-/// Construct Pseudorandom Permutations from Pseudorandom Functions", 1988).
-const ROUNDS: u64 = 4;
+/// Odd factors whose products depend on all bits below (those of SplitMix64's finalizer).
+const FACTORS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 
-/// A permutation of the numbers below a bound, chosen by a key: a Feistel network over the next
-/// even number of bits, walked along until the result is below the bound (Black, Rogaway:
-/// "Ciphers with Arbitrary Finite Domains", 2002). The domain is less than four times the bound,
-/// so a number takes less than four walks in the mean.
+/// A permutation of the numbers below a bound, chosen by a key. Adding, multiplying by an odd number,
+/// and folding the upper bits into the lower ones are bijections of the numbers of some bits; the
+/// least number of bits that holds the bound is taken, and walked along until the result is below it
+/// (Black, Rogaway: "Ciphers with Arbitrary Finite Domains", 2002). The domain is less than twice the
+/// bound, so a number takes less than two steps in the mean.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     count: u64,
-    half_bits: u32,
-    key: u64,
+    mask: u64,
+    /// How far the upper bits are moved to meet the lower ones.
+    fold: u32,
+    keys: [u64; 2],
 }
 
 impl Permutation {
     /// The permutation of `0..count` that this key names.
     #[must_use]
     pub fn new(count: u64, key: u64) -> Self {
-        let bits = u64::BITS - count.saturating_sub(1).leading_zeros();
-        Self { count, half_bits: bits.div_ceil(2).max(1), key }
+        let bits = (u64::BITS - count.saturating_sub(1).leading_zeros()).max(1);
+        let keys = [mix(key), mix(key.wrapping_add(1))];
+        Self { count, mask: u64::MAX >> (u64::BITS - bits), fold: bits.div_ceil(2), keys }
     }
 
     /// Where `number` goes.
@@ -30,6 +33,7 @@ impl Permutation {
     /// # Panics
     /// If it is not below the bound.
     #[must_use]
+    #[inline]
     pub fn get(&self, number: u64) -> u64 {
         assert!(number < self.count, "{number} is not below {}", self.count);
         let mut value = self.step(number);
@@ -41,13 +45,14 @@ impl Permutation {
     }
 
     fn step(&self, value: u64) -> u64 {
-        let mask = (1u64 << self.half_bits) - 1;
-        let (mut left, mut right) = (value >> self.half_bits, value & mask);
-        for round in 0..ROUNDS {
-            let next = left ^ (mix(right ^ mix(self.key.wrapping_add(round))) & mask);
-            (left, right) = (right, next);
+        let mut value = value;
+        for (key, factor) in self.keys.into_iter().zip(FACTORS) {
+            value = value.wrapping_add(key) & self.mask;
+            value ^= value >> self.fold;
+            value = value.wrapping_mul(factor) & self.mask;
+            value ^= value >> self.fold;
         }
-        left << self.half_bits | right
+        value
     }
 }
 

@@ -132,7 +132,7 @@ struct Load {
     job: Option<QueueJob>,
     /// Per slot: the buffer, while no command has it.
     buffers: Vec<Option<IoBuf>>,
-    /// Completions that its batch has no room for yet.
+    /// Completions to be taken in batches; those of loads without a limit are taken as they come.
     done: VecDeque<CommandDone>,
     ended: bool,
 }
@@ -225,6 +225,16 @@ impl Load {
         });
     }
 
+    /// Takes a completion: at once, unless its batch may have no room for it.
+    #[inline]
+    fn take_done(&mut self, now: Instant, done: CommandDone) {
+        if self.complete_max.is_none() {
+            self.handle_done(now, done);
+        } else {
+            self.done.push_back(done);
+        }
+    }
+
     fn handle_done(&mut self, now: Instant, done: CommandDone) {
         let Ok(slot) = u16::try_from(done.user & SLOT_MASK) else { return };
         let Some(job) = &mut self.job else { return };
@@ -236,14 +246,15 @@ impl Load {
         self.put_back(usize::from(slot), done.data);
     }
 
+    #[inline]
     fn put_back(&mut self, slot: usize, data: Data) {
         let buf = match data {
-            Data::Read(buf) => Some(buf),
+            Data::Read(buf) => buf,
             // The queue gives its last reference back; a new buffer only if it did not.
-            Data::Write(buf) => buf.try_unique().ok(),
-            Data::None => None,
+            Data::Write(buf) => buf.try_unique().unwrap_or_else(|_| IoBuf::heap(self.io_bytes)),
+            Data::None => IoBuf::heap(self.io_bytes),
         };
-        self.buffers[slot] = Some(buf.unwrap_or_else(|| IoBuf::heap(self.io_bytes)));
+        self.buffers[slot] = Some(buf);
     }
 
     /// Takes a batch of what has finished and issues what is due then, until nothing is left.
@@ -352,7 +363,7 @@ impl Core {
         for port in &mut self.ports {
             while let Some((_, done)) = port.queues.poll_done() {
                 let Ok(load) = usize::try_from(done.user >> SLOT_BITS) else { continue };
-                self.loads[load].done.push_back(done);
+                self.loads[load].take_done(cx.now, done);
                 if due.last() != Some(&load) {
                     due.push(load);
                 }
