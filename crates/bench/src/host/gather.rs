@@ -21,15 +21,15 @@ const OPEN_DEPTH: u16 = 127;
 const CLOSED_DEPTH: u16 = 32;
 /// Sizes of the closed loop.
 const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 128 << 10];
-/// The low rate.
-const LOW_RATE: u64 = 2000;
+/// The low rate: commands are alone, and there are enough of them for a percentile.
+const LOW_RATE: u64 = 10_000;
 /// The first rate that may be a wall, and how much higher each next one is, in percent.
 const FIRST_RATE: u64 = 60_000;
 const RATE_STEP_PERCENT: u64 = 25;
 /// Rates beyond are not tried.
 const RATE_MAX: u64 = 2_000_000;
-/// A way that fails so many rates in a row has met its wall: one may be the machine's fault.
-const FAILURES: usize = 2;
+/// So many rates in a row that no way keeps in any round are the end: one may be the machine's fault.
+const UNKEPT_RATES: usize = 2;
 /// A latency may be so many times what it is at the low rate.
 const LATENCY_FACTOR: f64 = 2.0;
 const NAMES: [&str; 3] = ["one PDU per send", "what is ready", "i10"];
@@ -76,24 +76,19 @@ const CRITERIA: [Criterion; 2] = [
     Criterion { name: "P90, median", percentile: 90.0, over: middle },
 ];
 
-/// How far a way has come.
+/// How far a way has come: the highest rate that it passed. Those above and below are tried all the
+/// same, as a disturbance fails a rate and never passes one.
 #[derive(Clone, Copy, Default)]
 struct Wall {
     low_ns: f64,
     rate: u64,
     there_ns: f64,
-    failures: usize,
 }
 
 impl Wall {
     fn try_rate(&mut self, rate: u64, latency_ns: f64) {
-        if self.failures >= FAILURES {
-            return;
-        }
-        if latency_ns < LATENCY_FACTOR * self.low_ns {
-            (self.rate, self.there_ns, self.failures) = (rate, latency_ns, 0);
-        } else {
-            self.failures += 1;
+        if latency_ns < LATENCY_FACTOR * self.low_ns && rate > self.rate {
+            (self.rate, self.there_ns) = (rate, latency_ns);
         }
     }
 }
@@ -109,13 +104,16 @@ fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
         })
     });
     let mut rate = FIRST_RATE;
-    while rate <= RATE_MAX && walls.iter().flatten().any(|wall| wall.failures < FAILURES) {
+    let mut unkept = 0;
+    while rate <= RATE_MAX && unkept < UNKEPT_RATES {
         let rounds = bed.rounds(&ways(bed, &at(rate)))?;
         for (criterion, walls) in CRITERIA.into_iter().zip(&mut walls) {
             for (way, wall) in walls.iter_mut().enumerate() {
                 wall.try_rate(rate, latency(&rounds, way, criterion));
             }
         }
+        let is_kept = rounds.iter().flat_map(|round| &round.runs).any(|run| missed(run) == 0);
+        unkept = if is_kept { 0 } else { unkept + 1 };
         rate += rate * RATE_STEP_PERCENT / 100;
     }
     let rows = CRITERIA.iter().zip(&walls).flat_map(|(criterion, walls)| {
@@ -198,13 +196,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_failure_is_no_wall_and_two_in_a_row_are() {
+    fn the_highest_rate_that_passes_is_the_wall() {
         let mut wall = Wall { low_ns: 10.0, ..Wall::default() };
-        for (rate, latency_ns) in [(1, 15.0), (2, 30.0), (3, 19.0), (4, 20.0), (5, 21.0), (6, 1.0)]
-        {
+        for (rate, latency_ns) in [(1, 15.0), (2, f64::INFINITY), (3, 19.0), (4, 20.0)] {
             wall.try_rate(rate, latency_ns);
         }
-        assert_eq!((wall.rate, wall.failures), (3, FAILURES));
+        assert_eq!(wall.rate, 3);
         assert!(wall.there_ns == 19.0);
     }
 }
