@@ -385,6 +385,17 @@ impl IoQueueSet {
         None
     }
 
+    /// Takes all finished commands, with the positions of their queues.
+    #[inline]
+    pub fn take_done(&mut self, mut take: impl FnMut(usize, CommandDone)) {
+        for &index in &self.touched {
+            let pair = &mut self.queues[index].pair;
+            while let Some(done) = pair.poll_done() {
+                take(index, done);
+            }
+        }
+    }
+
     fn touch(&mut self, index: usize) {
         if let Some(queue) = self.queues.get_mut(index).filter(|queue| !queue.touched) {
             queue.touched = true;

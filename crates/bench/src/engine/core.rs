@@ -235,6 +235,7 @@ impl Load {
         }
     }
 
+    #[inline]
     fn handle_done(&mut self, now: Instant, done: CommandDone) {
         let Ok(slot) = u16::try_from(done.user & SLOT_MASK) else { return };
         let Some(job) = &mut self.job else { return };
@@ -360,14 +361,15 @@ impl Core {
     /// Takes what the queues have finished, then issues what is due.
     fn work(&mut self, cx: &mut Context<'_>) {
         let mut due = std::mem::take(&mut self.due);
+        let loads = &mut self.loads;
         for port in &mut self.ports {
-            while let Some((_, done)) = port.queues.poll_done() {
-                let Ok(load) = usize::try_from(done.user >> SLOT_BITS) else { continue };
-                self.loads[load].take_done(cx.now, done);
+            port.queues.take_done(|_, done| {
+                let Ok(load) = usize::try_from(done.user >> SLOT_BITS) else { return };
+                loads[load].take_done(cx.now, done);
                 if due.last() != Some(&load) {
                     due.push(load);
                 }
-            }
+            });
         }
         if std::mem::take(&mut self.all_due) {
             due.clear();
