@@ -11,14 +11,14 @@ RECORDS=/tmp/records
 # when it shuts its own socket for a reset.
 WAITS='failed to send request -32|no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
 
-# fio_background NSID OFFSET SIZE: a verifying job; its exit code ends up in /tmp/fio.rc.
+# fio_background NSID OFFSET SIZE LOOPS: a verifying job; its exit code ends up in /tmp/fio.rc.
 fio_background() {
     rm -f /tmp/fio.rc
     (
         rc=0
         unpiped fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --offset="$2" --size="$3" \
             --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 \
-            --do_verify=1 --loops=2 --minimal >/tmp/fio.out 2>&1 || rc=$?
+            --do_verify=1 --loops="$4" --minimal >/tmp/fio.out 2>&1 || rc=$?
         echo $rc >/tmp/fio.rc
     ) &
 }
@@ -38,7 +38,7 @@ fio_succeeded() {
 
 reset_under_io() {
     local i
-    fio_background 2 0 8m
+    fio_background 2 0 8m 2
     for i in 1 2 3; do
         sleep 1
         nvme reset "/dev/$(ctrl)"
@@ -48,7 +48,8 @@ reset_under_io() {
     verify "$(dev 1)" 2m
 }
 disconnect_under_io() {
-    fio_background 2 0 32m
+    # More than it can do: only the disconnect ends it.
+    fio_background 2 0 32m 1000
     sleep 2
     disconnect
     fio_ended 30
@@ -109,7 +110,7 @@ target_returns() {
 }
 kill_under_io() {
     local i count=0 waited
-    fio_background 3 0 12m
+    fio_background 3 0 12m 2
     rm -f /tmp/writer.*
     : >$RECORDS
     writer &
@@ -154,8 +155,9 @@ check connect 30 connect --nr-io-queues=2 --reconnect-delay=1
 check reset-under-io 150 reset_under_io
 check dmesg-reset 10 log_clean "resetting controller|$WAITS"
 check disconnect-under-io 60 disconnect_under_io
-# Requests that the host itself gave up are reported as I/O errors.
-check dmesg-disconnect 10 log_clean "I/O error, dev nvme|Buffer I/O error on dev nvme|$WAITS"
+# Requests that the host itself gave up are reported as I/O errors; a Keep Alive among them that was
+# never sent has a round trip counted from time 0.
+check dmesg-disconnect 10 log_clean "failed nvme_keep_alive_end_io|long keepalive RTT|I/O error, dev nvme|Buffer I/O error on dev nvme|$WAITS"
 check connect-storm 90 storm
 check dmesg-storm 10 log_clean
 
