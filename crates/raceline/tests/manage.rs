@@ -214,11 +214,12 @@ fn a_pool_is_given_shown_and_taken_away() {
     let table = daemon.ok(&["pool", "ls", NQN]);
     let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row, [NQN, "m1", "1", "MiB", "1", "MiB", "64", "KiB", "0", HOST], "{table}");
-    assert!(daemon.ok(&["bdev", "ls", "m1"]).contains("NVMe-oF Target"));
+    let user = format!("the pool of {NQN}");
+    assert!(daemon.ok(&["bdev", "ls", "m1"]).contains(&user));
     let error = daemon.refused(&["pool", "add", NQN, "m0"]);
     assert!(error.contains("there is a pool of subsystem"), "{error}");
     let error = daemon.refused(&["bdev", "rm", "m1"]);
-    assert!(error.contains("is used by"), "{error}");
+    assert!(error.contains(&format!("is used by {user}")), "{error}");
     // It is a part of the configuration.
     let file = daemon.file("pool.json");
     daemon.ok(&["config", "save", &file]);

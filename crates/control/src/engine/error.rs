@@ -52,7 +52,7 @@ pub enum EngineError {
         name: String,
     },
     /// A device could not be opened.
-    #[error(transparent)]
+    #[error("{}", open_reason(.0))]
     Open(#[from] OpenError),
     /// The target refused.
     #[error(transparent)]
@@ -85,6 +85,31 @@ impl EngineError {
             Self::Open(error) => open_errno(error),
             Self::BadName(_) | Self::Invalid(_) | Self::Target(_) => libc::EINVAL,
         }
+    }
+}
+
+/// Why it could not be opened; the advice is for those who call methods, not for a command line.
+fn open_reason(error: &OpenError) -> String {
+    match error {
+        OpenError::Missing(path) => {
+            let path = path.display();
+            format!("`{path}` does not exist: bring it back, or make it (truncate -s SIZE {path})")
+        }
+        OpenError::NoDirectIo { path, file_system } => format!(
+            "`{}`: {file_system} cannot do direct I/O here; set \"buffered\" to true to go through \
+             the page cache, or move the file",
+            path.display()
+        ),
+        OpenError::Alignment { path, alignment } => format!(
+            "`{}` needs direct I/O in units of {alignment} bytes, more than the largest block size \
+             4096; set \"buffered\" to true if it is a file",
+            path.display()
+        ),
+        OpenError::ReadOnly(path) => format!(
+            "`{}` is read-only: make it writable, or use bdev_aio_create with \"readonly\" true",
+            path.display()
+        ),
+        other => other.to_string(),
     }
 }
 

@@ -6,13 +6,15 @@ use raceline_bdev::{Backing, ByteSize, DeviceSpec};
 use raceline_control::reconcile::Removal;
 use serde_json::{Value, json};
 
-use super::{Daemon, config, elements, names, none_of_that_name, size, text};
+use super::{Daemon, config, elements, names, none_of_that_name, pool, size, text};
 use crate::cli::manage::{BdevArgs, BdevVerb};
 use crate::failure::Failure;
 use crate::table::Table;
 
 /// Block size of devices in memory unless another is asked for.
 const DEFAULT_BLOCK_BYTES: u32 = 512;
+/// Who has claimed the device of a namespace or a pool.
+const NVMF_MODULE: &str = "NVMe-oF Target";
 /// The unit of bdev_null_resize.
 const MIB: u64 = 1 << 20;
 
@@ -35,7 +37,7 @@ fn list(daemon: &mut Daemon, name: Option<&str>) -> Result<(), Failure> {
     if let Some(name) = name {
         bdevs = vec![find(&bdevs, name)?.clone()];
     }
-    let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
+    let users = Users::find(daemon, &bdevs)?;
     daemon.print(&bdevs, || {
         let mut table = Table::new(&["name", "kind", "size", "block", "uuid", "used by"]);
         for bdev in &bdevs {
@@ -51,7 +53,7 @@ fn list(daemon: &mut Daemon, name: Option<&str>) -> Result<(), Failure> {
                 size(bytes(bdev)),
                 text(&bdev["block_size"]),
                 text(&bdev["uuid"]),
-                user(bdev, &subsystems).unwrap_or_default(),
+                users.of(bdev).unwrap_or_default(),
             ]);
         }
         table
@@ -69,19 +71,50 @@ fn find<'a>(bdevs: &'a [Value], name: &str) -> Result<&'a Value, Failure> {
     found.ok_or_else(|| none_of_that_name("device", name, &names(bdevs, "name")))
 }
 
-/// Who uses a device: a namespace if there is one, else the module that has claimed it.
-fn user(bdev: &Value, subsystems: &[Value]) -> Option<String> {
-    for subsystem in subsystems {
-        for namespace in elements(subsystem, "namespaces") {
-            if namespace["bdev_name"] == bdev["name"] && namespace["of_pool"] == true {
-                return Some(format!("the pool of {}", text(&subsystem["nqn"])));
-            }
-            if namespace["bdev_name"] == bdev["name"] {
-                return Some(format!("{} {}", text(&subsystem["nqn"]), namespace["nsid"]));
+/// Who may use devices.
+struct Users {
+    subsystems: Vec<Value>,
+    /// Pools, if they had to be asked for.
+    pools: Vec<Value>,
+}
+
+impl Users {
+    fn find(daemon: &mut Daemon, bdevs: &[Value]) -> Result<Self, Failure> {
+        let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
+        let mut users = Self { subsystems, pools: Vec::new() };
+        // A pool that no host has made a namespace of does not show among the namespaces.
+        let is_pool =
+            |bdev: &Value| bdev["claimed_by"] == NVMF_MODULE && users.namespace(bdev).is_none();
+        if bdevs.iter().any(is_pool) {
+            users.pools = pool::pools(daemon, None)?;
+        }
+        Ok(users)
+    }
+
+    /// Who uses a device: a namespace or a pool if there is one, else the module that has claimed
+    /// it.
+    fn of(&self, bdev: &Value) -> Option<String> {
+        let pool = || {
+            let pool = self.pools.iter().find(|pool| pool["bdev_name"] == bdev["name"])?;
+            Some(format!("the pool of {}", text(&pool["nqn"])))
+        };
+        let module = || (bdev["claimed"] == true).then(|| text(&bdev["claimed_by"]));
+        self.namespace(bdev).or_else(pool).or_else(module)
+    }
+
+    fn namespace(&self, bdev: &Value) -> Option<String> {
+        for subsystem in &self.subsystems {
+            for namespace in elements(subsystem, "namespaces") {
+                if namespace["bdev_name"] == bdev["name"] && namespace["of_pool"] == true {
+                    return Some(format!("the pool of {}", text(&subsystem["nqn"])));
+                }
+                if namespace["bdev_name"] == bdev["name"] {
+                    return Some(format!("{} {}", text(&subsystem["nqn"]), namespace["nsid"]));
+                }
             }
         }
+        None
     }
-    (bdev["claimed"] == true).then(|| text(&bdev["claimed_by"]))
 }
 
 fn add(daemon: &mut Daemon, device: &DeviceSpec, name: Option<&str>) -> Result<(), Failure> {
@@ -175,8 +208,8 @@ fn remove(daemon: &mut Daemon, name: &str, force: bool) -> Result<(), Failure> {
     bdevs.extend(daemon.missing());
     let bdev = find(&bdevs, name)?;
     let name = text(&bdev["name"]);
-    let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
-    if !force && let Some(user) = user(bdev, &subsystems) {
+    let users = Users::find(daemon, std::slice::from_ref(bdev))?;
+    if !force && let Some(user) = users.of(bdev) {
         return Err(Failure::runtime(format!(
             "device {name} is used by {user}: remove that first, or use --force"
         )));

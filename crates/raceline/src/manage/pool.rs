@@ -28,7 +28,7 @@ pub(crate) fn run(args: &PoolArgs) -> Result<(), Failure> {
 }
 
 /// The pools of these subsystems, each with their name.
-fn pools(daemon: &mut Daemon, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
+pub(super) fn pools(daemon: &mut Daemon, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
     let mut pools = Vec::new();
     for subsystem in daemon.subsystems(nqn)? {
         pools.extend(daemon.list("nvmf_subsystem_get_pool", json!({ "nqn": subsystem["nqn"] }))?);
