@@ -4,35 +4,13 @@
 
 mod support;
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::Served;
+use support::{Served, call};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
-
-/// Calls a method on a connection of its own.
-fn call(socket: &Path, method: &str, params: Value) -> Result<Value, Value> {
-    let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let mut request = json!({ "jsonrpc": "2.0", "method": method, "id": 1 });
-    if !params.is_null() {
-        request["params"] = params;
-    }
-    stream.write_all(request.to_string().as_bytes()).unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).unwrap();
-    let mut answer: Value = serde_json::from_str(&line).unwrap();
-    if answer["error"].is_null() {
-        Ok(answer["result"].take())
-    } else {
-        Err(answer["error"].take())
-    }
-}
 
 fn configure(socket: &Path) {
     let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
@@ -146,7 +124,12 @@ fn a_device_that_is_not_there_is_shown_as_missing() {
         output.stdout
     };
     let bdevs = table("bdev");
-    assert!(bdevs.contains("missing bdev") && bdevs.contains("does not exist"), "{bdevs}");
+    assert!(
+        bdevs.contains("missing bdev") && bdevs.contains("does not exist: bring it back"),
+        "{bdevs}"
+    );
+    // That is advice for `export`.
+    assert!(!bdevs.contains("size=1G"), "{bdevs}");
     assert!(table("ns").contains("missing"), "{}", table("ns"));
     assert!(table("subsys").contains("1 (1 missing)"), "{}", table("subsys"));
     let output = served.end(Signal::TERM);

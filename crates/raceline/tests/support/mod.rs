@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -48,7 +49,11 @@ pub(crate) struct Running {
 
 impl Running {
     fn start(arguments: &[&str], stdin: Stdio) -> Self {
-        let mut child = command(arguments).stdin(stdin).spawn().unwrap();
+        Self::spawn(command(arguments).stdin(stdin))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().map(|mut pipe| drain(move |all| pipe.read_to_end(all)));
         let stderr = child.stderr.take().map(|mut pipe| drain(move |all| pipe.read_to_end(all)));
         Self { child, stdout, stderr }
@@ -174,7 +179,16 @@ pub(crate) struct Served(Running);
 impl Served {
     /// Starts it, and waits until clients may connect.
     pub(crate) fn start(socket: &std::path::Path, arguments: &[&str]) -> Self {
-        let mut served = Self::spawn(socket, arguments);
+        Self::start_with(&mut Self::command(&[], socket, arguments), socket, arguments)
+    }
+
+    /// Starts it through another program, as in `nsenter -m -t PID --`.
+    pub(crate) fn start_by(prefix: &[&str], socket: &std::path::Path, arguments: &[&str]) -> Self {
+        Self::start_with(&mut Self::command(prefix, socket, arguments), socket, arguments)
+    }
+
+    fn start_with(command: &mut Command, socket: &std::path::Path, arguments: &[&str]) -> Self {
+        let mut served = Self(Running::spawn(command));
         let deadline = Instant::now() + LIMIT;
         while std::os::unix::net::UnixStream::connect(socket).is_err() {
             if served.0.child.try_wait().unwrap().is_some() || Instant::now() > deadline {
@@ -191,13 +205,28 @@ impl Served {
 
     /// Starts it where that must fail.
     pub(crate) fn fail(socket: &std::path::Path, arguments: &[&str]) -> Output {
-        Self::spawn(socket, arguments).finish()
+        Self::fail_as(None, socket, arguments)
     }
 
-    fn spawn(socket: &std::path::Path, arguments: &[&str]) -> Self {
+    /// Starts it as another user, where that must fail.
+    pub(crate) fn fail_as(
+        user: Option<u32>,
+        socket: &std::path::Path,
+        arguments: &[&str],
+    ) -> Output {
+        let mut command = Self::command(&[], socket, arguments);
+        if let Some(user) = user {
+            command.uid(user);
+        }
+        Self(Running::spawn(&mut command)).finish()
+    }
+
+    fn command(prefix: &[&str], socket: &std::path::Path, arguments: &[&str]) -> Command {
         let mut all = vec!["serve", "-r", socket.to_str().unwrap()];
         all.extend(arguments);
-        Self(Running::start(&all, Stdio::null()))
+        let mut command = command_by(prefix, &all);
+        command.stdin(Stdio::null());
+        command
     }
 
     /// What it began with may still be on its way.
@@ -210,6 +239,10 @@ impl Served {
         assert!(line.contains("\"result\":true"), "{line}");
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.child.id()
+    }
+
     /// Sends a signal and waits for the end.
     pub(crate) fn end(self, number: Signal) -> Output {
         signal(&self.0.child, number);
@@ -219,6 +252,25 @@ impl Served {
     /// Waits for the end.
     pub(crate) fn finish(self) -> Output {
         self.0.finish()
+    }
+}
+
+/// Calls a method of a daemon on a connection of its own.
+pub(crate) fn call(socket: &std::path::Path, method: &str, params: Value) -> Result<Value, Value> {
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut request = serde_json::json!({ "jsonrpc": "2.0", "method": method, "id": 1 });
+    if !params.is_null() {
+        request["params"] = params;
+    }
+    stream.write_all(request.to_string().as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    let mut answer: Value = serde_json::from_str(&line).unwrap();
+    if answer["error"].is_null() {
+        Ok(answer["result"].take())
+    } else {
+        Err(answer["error"].take())
     }
 }
 
@@ -252,9 +304,17 @@ impl Drop for Scratch {
 }
 
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_raceline"));
+    command_by(&[], arguments)
+}
+
+/// The program, run by another.
+fn command_by(prefix: &[&str], arguments: &[&str]) -> Command {
+    let mut words = prefix.to_vec();
+    words.push(env!("CARGO_BIN_EXE_raceline"));
+    words.extend(arguments);
+    let mut command = Command::new(words[0]);
     command
-        .args(arguments)
+        .args(&words[1..])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .env_remove("RACELINE_LOG");
