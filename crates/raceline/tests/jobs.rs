@@ -1,0 +1,87 @@
+//! The job files of the papers, run by `raceline perf --job` against a target of this program.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use serde_json::Value;
+use support::{Export, Scratch, run};
+
+/// What a laboratory has and a test has not: large drives and processors.
+const HERE: [(&str, &str); 2] = [("size", "2m"), ("cpus_allowed", "0")];
+/// And time: without these, a job ends when it has been over its blocks once, however long that takes.
+const TIMES: [&str; 3] = ["time_based", "runtime", "ramp_time"];
+
+/// The file with other values for these keys, and nothing else changed.
+fn shortened(text: &str) -> String {
+    let line = |line: &str| {
+        let key = line.split('=').next().unwrap_or(line);
+        let here = HERE.iter().find(|(name, _)| *name == key);
+        let here = here.map_or_else(|| line.to_owned(), |(key, value)| format!("{key}={value}"));
+        (!TIMES.contains(&key)).then_some(here)
+    };
+    // As the environment would have it.
+    text.replace("${JOBS}", "3").lines().filter_map(line).collect::<Vec<String>>().join("\n")
+}
+
+/// Runs a file; gives, for each job of the report, its name and how much it has read and written.
+#[track_caller]
+fn jobs(export: &Export, text: &str) -> Vec<(String, u64, u64)> {
+    let scratch = Scratch::new();
+    let file = scratch.file("paper.fio", shortened(text).as_bytes());
+    let output = run(&export.host(&["perf", "--job", &file, "-o", "json"]));
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    let of = |job: &Value| {
+        let ios = |side: &str| job[side]["total_ios"].as_u64().unwrap_or(0);
+        (job["jobname"].as_str().unwrap().to_owned(), ios("read"), ios("write"))
+    };
+    report["jobs"].as_array().unwrap().iter().map(of).collect()
+}
+
+/// Whether these jobs, and no others, have read (`r`) or written (`w`), and not the other.
+#[track_caller]
+fn expect(jobs: &[(String, u64, u64)], expected: &[(&str, char)]) {
+    let did = |&(ref name, read, write): &(String, u64, u64)| match (read > 0, write > 0) {
+        (true, false) => (name.clone(), 'r'),
+        (false, true) => (name.clone(), 'w'),
+        _ => panic!("{jobs:?}"),
+    };
+    let did: Vec<(String, char)> = jobs.iter().map(did).collect();
+    let expected: Vec<(String, char)> =
+        expected.iter().map(|&(name, side)| (name.to_owned(), side)).collect();
+    assert_eq!(did, expected);
+}
+
+#[test]
+fn the_job_of_the_adq_paper_runs() {
+    let export = Export::start(&["ram:2M"; 6]);
+    let jobs = jobs(&export, include_str!("../../bench/tests/fio/adq.fio"));
+    expect(&jobs, &[("filename0", 'r')]);
+    export.terminate();
+}
+
+#[test]
+fn the_jobs_of_the_jbof_paper_run() {
+    let export = Export::start(&["ram:4M", "--max-io-size", "1m"]);
+    let fill = jobs(&export, include_str!("../../bench/tests/fio/jbof-precondition.fio"));
+    // 2 MiB in pieces of 512 KiB.
+    assert_eq!(fill, [("fill".to_owned(), 0, 4)]);
+    let jobs = |text| jobs(&export, text);
+    let bandwidth = jobs(include_str!("../../bench/tests/fio/jbof-bandwidth.fio"));
+    expect(&bandwidth, &[("read-8k", 'r'), ("read-64k", 'r'), ("read-256k", 'r')]);
+    let latency = jobs(include_str!("../../bench/tests/fio/jbof-latency.fio"));
+    expect(&latency, &[("read", 'r'), ("write", 'w')]);
+    export.terminate();
+}
+
+#[test]
+fn the_jobs_of_the_talk_run() {
+    let export = Export::start(&["ram:4M", "--max-io-size", "1m"]);
+    let jobs = |text| jobs(&export, text);
+    let depth = jobs(include_str!("../../bench/tests/fio/talk-depth.fio"));
+    expect(&depth, &[("depth-1", 'r'), ("depth-32", 'r'), ("depth-32-batch-8", 'r')]);
+    let mix = jobs(include_str!("../../bench/tests/fio/talk-mix.fio"));
+    expect(&mix, &[("readers", 'r'), ("writer", 'w')]);
+    export.terminate();
+}
