@@ -164,14 +164,19 @@ impl<S: Source, T: Target> Channel<S, T> {
     /// # Errors
     /// As [`Self::copy_crc32c_now`].
     #[inline]
-    pub fn copy_bytes_crc32c_now(&mut self, from: &[u8], to: &mut [u8]) -> Result<u32, AccelError> {
+    pub fn copy_bytes_crc32c_now(
+        &mut self,
+        from: &[u8],
+        to: &mut [u8],
+        upcoming: Option<Upcoming>,
+    ) -> Result<u32, AccelError> {
         let (code, len) = (OpCode::CopyCrc32c, from.len());
         if len != to.len() {
             self.counters.operations[code.index()].failed.add(1);
             return Err(AccelError::Lengths { operation: code, first: len, second: to.len() });
         }
         let (from, to) = (Piece::new(from.as_ptr(), len), PieceMut::new(to.as_mut_ptr(), len));
-        let crc = self.software.copy_crc32c(0, &[from], &[to], None);
+        let crc = self.software.copy_crc32c(0, &[from], &[to], upcoming);
         self.count_now(code, crc, len)
     }
 

@@ -57,13 +57,13 @@ proptest! {
         let (mut one, mut other) = (vec![0; bytes], vec![0; bytes]);
         let digest = crc32c(&source);
         prop_assert_eq!(channel.copy_crc32c_now(&source, &mut one, upcoming), Ok(digest));
-        prop_assert_eq!(channel.copy_bytes_crc32c_now(&source, &mut other), Ok(digest));
+        prop_assert_eq!(channel.copy_bytes_crc32c_now(&source, &mut other, None), Ok(digest));
         prop_assert!(one == source && other == source);
         one.push(0);
         let code = OpCode::CopyCrc32c;
         let lengths = Err(AccelError::Lengths { operation: code, first: bytes, second: bytes + 1 });
         prop_assert_eq!(channel.copy_crc32c_now(&source, &mut one, None), lengths);
-        prop_assert_eq!(channel.copy_bytes_crc32c_now(&source, &mut one), lengths);
+        prop_assert_eq!(channel.copy_bytes_crc32c_now(&source, &mut one, None), lengths);
         let statistics = framework.statistics();
         let counts = statistics.of(code);
         prop_assert_eq!((counts.executed, counts.failed), (2, 2));

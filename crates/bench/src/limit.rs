@@ -1,11 +1,16 @@
 //! The limit: what the machine's TCP gives to a pair that does nothing but move NVMe's bytes.
 //!
-//! Two threads exchange the bytes of NVMe/TCP commands, without digests, over loopback
+//! Two threads exchange the bytes of NVMe/TCP commands over loopback
 //! connections: the target's side sends payload straight out of a filled region and receives
 //! into it; the host's side keeps a number of commands in flight. There is no protocol to speak
 //! of, no reactor and no command table. What is left is the kernel and the memory, and the
 //! choices that decide how well they work ([`Tuning`]); [`Limit::calibrate`] finds good ones.
+//!
+//! For reads the pair can take turns with and without data digests: with them the target's side
+//! copies each payload and digests it in one pass, and the host's side checks it. The ratio of the
+//! two is what digests must cost on this machine, whoever handles the protocol.
 
+mod digest;
 mod link;
 mod pair;
 pub mod report;
@@ -79,6 +84,9 @@ pub struct Measured {
     pub time: Duration,
     /// Commands finished at all, ramp and end included.
     pub total: u64,
+    /// How long the target's side had something to do for these; where it sleeps that is not known,
+    /// and zero.
+    pub busy: Duration,
 }
 
 /// One of the two sides.
@@ -166,6 +174,13 @@ impl Measured {
             return 0.0;
         }
         self.commands as f64 / self.time.as_secs_f64()
+    }
+
+    /// Time of the target's core per command, in nanoseconds, if it is known.
+    #[must_use]
+    pub fn core_ns(&self) -> Option<f64> {
+        let known = !self.busy.is_zero() && self.total > 0;
+        known.then(|| self.busy.as_nanos() as f64 / self.total as f64)
     }
 }
 

@@ -79,6 +79,11 @@ fn calibration_tries_everything_and_counts_right() {
         let mut limit = Limit::start(&config, region).unwrap();
         limit.calibrate().unwrap();
         limit.run(RAMP, TIME).unwrap();
+        if !write && io_bytes == 4096 {
+            limit.calibrate_with_digests().unwrap();
+            assert!(limit.digest_tuning().digest && !limit.tuning().digest);
+            limit.run_with_digests(RAMP, TIME).unwrap();
+        }
     }
 }
 
@@ -104,6 +109,46 @@ fn written_data_lands_where_the_commands_say() {
 fn reading_leaves_the_region_alone() {
     let before = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap().to_vec();
     assert!(run(&config()) == before);
+}
+
+/// Windows with and without digests in turn; the host's side checks every digest.
+fn run_with_digests(config: &LimitConfig) {
+    let region = fill_region(MEMORY_BYTES, config.pages, 3).expect("memory");
+    let mut limit = Limit::start(config, region).expect("a pair");
+    for _ in 0..2 {
+        let plain = limit.run(RAMP, TIME).expect("a window without digests");
+        let digest = limit
+            .run_with_digests(RAMP, TIME)
+            .unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        assert!(digest.total >= (config.depth * config.connections) as u64);
+        let polled = config.mode == Mode::Polled;
+        assert_eq!((plain.core_ns().is_some(), digest.core_ns().is_some()), (polled, polled));
+    }
+    limit.stop().expect("the region comes back");
+}
+
+#[test]
+fn digests_are_sent_and_checked() {
+    for mode in [Mode::Blocking, Mode::Polled] {
+        for io_bytes in [512, 4096, 300 << 10] {
+            for connections in [1, 3] {
+                run_with_digests(&LimitConfig { io_bytes, mode, connections, ..config() });
+            }
+        }
+    }
+    for receive in [131, 5000] {
+        let fixed = Fixed { receive_bytes: Some(receive), chunk: Some(3), prefetch: None };
+        run_with_digests(&LimitConfig { depth: 33, fixed, ..config() });
+    }
+}
+
+#[test]
+fn digests_of_writes_are_refused() {
+    let region = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap();
+    let mut limit = Limit::start(&LimitConfig { write: true, ..config() }, region).unwrap();
+    let error = limit.run_with_digests(RAMP, TIME).unwrap_err().to_string();
+    assert_eq!(error, "digests are measured with reads: leave out writes");
+    assert!(limit.calibrate_with_digests().is_err());
 }
 
 #[test]

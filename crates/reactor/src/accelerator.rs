@@ -96,7 +96,7 @@ impl Accelerator {
     /// As [`Self::copy_crc32c_now`].
     #[inline]
     pub fn copy_bytes_crc32c_now(&mut self, from: &[u8], to: &mut [u8]) -> Result<u32, AccelError> {
-        self.channel.copy_bytes_crc32c_now(from, to)
+        self.channel.copy_bytes_crc32c_now(from, to, None)
     }
 
     /// Starts an operation. What finds no room at its engine is done by the CPU, now: a core

@@ -35,6 +35,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 pub struct Limit {
     config: LimitConfig,
     tuning: Tuning,
+    /// The choices for windows with digests, once there was a search for them.
+    digest_tuning: Option<Tuning>,
     /// How long all commands in flight take once, about; known when one window is over.
     round: Duration,
     target: Worker<Option<PageBuf>>,
@@ -83,6 +85,7 @@ impl Limit {
         let host = start_host(config, host, sender)?;
         let limit = Self {
             tuning: Tuning::start(config),
+            digest_tuning: None,
             round: Duration::ZERO,
             config: config.clone(),
             target,
@@ -102,43 +105,66 @@ impl Limit {
         self.tuning
     }
 
+    /// The choices that [`Limit::run_with_digests`] uses.
+    #[must_use]
+    pub fn digest_tuning(&self) -> Tuning {
+        self.digest_tuning.unwrap_or(Tuning { digest: true, ..self.tuning })
+    }
+
     /// Tries alternatives for what the user has not fixed, and keeps the fastest.
     ///
     /// # Errors
     /// When a side fails.
     pub fn calibrate(&mut self) -> Result<(), LimitError> {
+        self.tuning = self.search(self.tuning)?;
+        Ok(())
+    }
+
+    /// The same for windows with digests.
+    ///
+    /// # Errors
+    /// When a side fails, or payload goes to the target.
+    pub fn calibrate_with_digests(&mut self) -> Result<(), LimitError> {
+        self.check_digests()?;
+        self.digest_tuning = Some(self.search(self.digest_tuning())?);
+        Ok(())
+    }
+
+    /// The fastest that was found, from here on.
+    fn search(&mut self, start: Tuning) -> Result<Tuning, LimitError> {
         let deadline = Instant::now() + SEARCH_LIMIT;
-        self.tried(self.tuning)?;
-        let mut best = self.tried(self.tuning)?;
+        let mut kept = start;
+        self.tried(kept)?;
+        let mut best = self.tried(kept)?;
         for _ in 0..TRY_ROUNDS {
-            let before = self.tuning;
-            let lists = self.tuning.alternatives(&self.config).len();
+            let before = kept;
+            let lists = kept.alternatives(&self.config).len();
             for list in 0..lists {
                 // Made anew each time: they differ from what is best by now.
-                let alternatives = self.tuning.alternatives(&self.config).swap_remove(list);
+                let alternatives = kept.alternatives(&self.config).swap_remove(list);
                 for alternative in alternatives {
-                    if alternative == self.tuning {
+                    if alternative == kept {
                         continue;
                     }
                     if Instant::now() > deadline {
-                        return Ok(());
+                        return Ok(kept);
                     }
                     if self.tried(alternative)? <= best * BETTER {
                         continue;
                     }
                     // A spike is no proof: both once more.
-                    let (again, reference) = (self.tried(alternative)?, self.tried(self.tuning)?);
+                    let (again, reference) = (self.tried(alternative)?, self.tried(kept)?);
                     best = reference.max(again);
                     if again > reference * BETTER {
-                        self.tuning = alternative;
+                        kept = alternative;
                     }
                 }
             }
-            if self.tuning == before {
+            if kept == before {
                 break;
             }
         }
-        Ok(())
+        Ok(kept)
     }
 
     fn tried(&mut self, tuning: Tuning) -> Result<f64, LimitError> {
@@ -163,6 +189,28 @@ impl Limit {
     /// When a side fails.
     pub fn run(&mut self, ramp: Duration, time: Duration) -> Result<Measured, LimitError> {
         self.window(self.tuning, ramp, time)
+    }
+
+    /// One window whose payloads carry digests: copied and digested on the target's side, checked on
+    /// the host's.
+    ///
+    /// # Errors
+    /// When a side fails, or payload goes to the target.
+    pub fn run_with_digests(
+        &mut self,
+        ramp: Duration,
+        time: Duration,
+    ) -> Result<Measured, LimitError> {
+        self.check_digests()?;
+        self.window(self.digest_tuning(), ramp, time)
+    }
+
+    fn check_digests(&self) -> Result<(), LimitError> {
+        if self.config.write {
+            let message = "digests are measured with reads: leave out writes";
+            return Err(LimitError::Invalid(message.to_owned()));
+        }
+        Ok(())
     }
 
     /// Closes the connections, waits for the threads, and gives the region back.
@@ -199,7 +247,9 @@ impl Limit {
         }
         match (failed, asked, answered) {
             (Some(error), ..) => Err(error),
-            (None, Some(asked), Some(answered)) if asked.total == answered.total => Ok(asked),
+            (None, Some(asked), Some(answered)) if asked.total == answered.total => {
+                Ok(Measured { busy: answered.busy, ..asked })
+            }
             _ => Err(LimitError::Protocol("the two sides counted differently")),
         }
     }
@@ -231,8 +281,8 @@ fn start_target(
             if result.is_err() {
                 order.window.fail();
             }
-            let nothing = Duration::ZERO;
-            let measured = |total| Measured { commands: total, time: nothing, total };
+            let time = Duration::ZERO;
+            let measured = |(total, busy)| Measured { commands: total, time, total, busy };
             let _ = results.send((Side::Target, result.map(measured)));
         }
         Some(responder.into_region())
@@ -280,7 +330,8 @@ fn prepare(side: Side, core: Option<usize>) -> Result<(), LimitError> {
 
 /// Says whether a side is ready.
 fn ready<T>(side: Side, made: Result<T, LimitError>, results: &Results) -> Option<T> {
-    let nothing = Measured { commands: 0, time: Duration::ZERO, total: 0 };
+    let none = Duration::ZERO;
+    let nothing = Measured { commands: 0, time: none, total: 0, busy: none };
     let (made, result) = match made {
         Ok(made) => (Some(made), Ok(nothing)),
         Err(error) => (None, Err(error)),

@@ -25,21 +25,44 @@ pub struct Point {
     pub tuning: Tuning,
     /// The repetitions.
     pub windows: Vec<Measured>,
+    /// The same with data digests, if they were asked for.
+    pub digests: Option<Digests>,
+}
+
+/// What was found with data digests.
+#[derive(Clone, Debug)]
+pub struct Digests {
+    /// How the bytes were exchanged.
+    pub tuning: Tuning,
+    /// The repetitions, each right after the one without digests.
+    pub windows: Vec<Measured>,
 }
 
 impl Point {
-    /// Commands per second of each repetition, slowest first.
-    fn sorted(&self) -> Vec<f64> {
-        let mut iops: Vec<f64> = self.windows.iter().map(Measured::iops).collect();
-        iops.sort_by(f64::total_cmp);
-        iops
-    }
-
     /// The median of the repetitions.
     #[must_use]
     pub fn iops(&self) -> f64 {
-        median(&self.sorted())
+        median(&sorted(&self.windows, Measured::iops))
     }
+
+    /// What a command takes of the target's core without digests over what it takes with them, of
+    /// each repetition, smallest first; empty if it is not known.
+    #[must_use]
+    pub fn digest_ratios(&self) -> Vec<f64> {
+        let digests = self.digests.iter().flat_map(|digests| &digests.windows);
+        let ratio =
+            |(plain, digest): (&Measured, &Measured)| Some(plain.core_ns()? / digest.core_ns()?);
+        let mut ratios: Vec<f64> = self.windows.iter().zip(digests).filter_map(ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios
+    }
+}
+
+/// A figure of each repetition, smallest first.
+fn sorted(windows: &[Measured], figure: impl Fn(&Measured) -> f64) -> Vec<f64> {
+    let mut values: Vec<f64> = windows.iter().map(figure).collect();
+    values.sort_by(f64::total_cmp);
+    values
 }
 
 /// The middle of sorted values, 0 of none.
@@ -94,24 +117,23 @@ impl Report {
         )
     }
 
-    /// One line of the table.
+    /// The lines of the table for a point.
     #[must_use]
     pub fn row(&self, point: &Point) -> String {
-        let iops = point.iops();
-        let sorted = point.sorted();
-        let (least, most) = (sorted.first().unwrap_or(&0.0), sorted.last().unwrap_or(&0.0));
-        let mut row = String::new();
-        let _ = writeln!(
-            row,
-            "{:<28}{:>12}{:>14}{:>10}{:>16}  {}",
-            case(&point.config),
-            grouped(whole(iops)),
-            format!("{}/s", binary_bytes(whole(iops * point.config.io_bytes as f64))),
-            crate::report::latency_text(mean_ns(point)),
-            format!("{:+.1} {:+.1} %", percent(*least, iops), percent(*most, iops)),
-            point.tuning
-        );
-        row
+        let mut rows = row(&case(&point.config), point, &point.windows, point.tuning);
+        if let Some(digests) = &point.digests {
+            rows += &row("  with data digests", point, &digests.windows, digests.tuning);
+            let ratios = point.digest_ratios();
+            if let (Some(least), Some(most)) = (ratios.first(), ratios.last()) {
+                let _ = writeln!(
+                    rows,
+                    "  commands per time of the target's core, with over without: {:.3} \
+                     ({least:.3} - {most:.3})",
+                    median(&ratios)
+                );
+            }
+        }
+        rows
     }
 
     /// A list of objects, one per point, ended by a line feed.
@@ -125,10 +147,24 @@ impl Report {
     }
 }
 
+/// One line: what some windows of a point gave.
+fn row(name: &str, point: &Point, windows: &[Measured], tuning: Tuning) -> String {
+    let sorted = sorted(windows, Measured::iops);
+    let iops = median(&sorted);
+    let (least, most) = (sorted.first().unwrap_or(&0.0), sorted.last().unwrap_or(&0.0));
+    format!(
+        "{name:<28}{:>12}{:>14}{:>10}{:>16}  {tuning}\n",
+        grouped(whole(iops)),
+        format!("{}/s", binary_bytes(whole(iops * point.config.io_bytes as f64))),
+        crate::report::latency_text(mean_ns(point, iops)),
+        format!("{:+.1} {:+.1} %", percent(*least, iops), percent(*most, iops)),
+    )
+}
+
 /// By Little's law: the requester records no latency of single commands.
-fn mean_ns(point: &Point) -> f64 {
+fn mean_ns(point: &Point, iops: f64) -> f64 {
     let in_flight = point.config.depth * point.config.connections;
-    if point.iops() > 0.0 { in_flight as f64 * 1e9 / point.iops() } else { 0.0 }
+    if iops > 0.0 { in_flight as f64 * 1e9 / iops } else { 0.0 }
 }
 
 fn percent(value: f64, of: f64) -> f64 {
@@ -155,6 +191,25 @@ struct PointJson<'a> {
     mean_us: f64,
     runs: Vec<f64>,
     tuning: String,
+    /// Time of the target's core per command, of each run; absent where it sleeps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    core_ns: Vec<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digests: Option<DigestsJson>,
+}
+
+#[derive(Serialize)]
+struct DigestsJson {
+    limit_iops: f64,
+    runs: Vec<f64>,
+    tuning: String,
+    core_ns: Vec<f64>,
+    /// Commands per time of the target's core, with over without digests, smallest first.
+    core_ratios: Vec<f64>,
+}
+
+fn core_ns(windows: &[Measured]) -> Vec<f64> {
+    windows.iter().filter_map(Measured::core_ns).collect()
 }
 
 impl<'a> PointJson<'a> {
@@ -173,9 +228,17 @@ impl<'a> PointJson<'a> {
                 Mode::Blocking => "blocking",
             },
             limit_iops: point.iops(),
-            mean_us: mean_ns(point) / 1000.0,
+            mean_us: mean_ns(point, point.iops()) / 1000.0,
             runs: point.windows.iter().map(Measured::iops).collect(),
             tuning: point.tuning.to_string(),
+            core_ns: core_ns(&point.windows),
+            digests: point.digests.as_ref().map(|digests| DigestsJson {
+                limit_iops: median(&sorted(&digests.windows, Measured::iops)),
+                runs: digests.windows.iter().map(Measured::iops).collect(),
+                tuning: digests.tuning.to_string(),
+                core_ns: core_ns(&digests.windows),
+                core_ratios: point.digest_ratios(),
+            }),
         }
     }
 }

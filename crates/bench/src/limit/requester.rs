@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::random::Random;
 
+use super::digest::Check;
 use super::link::{self, Finder, Gather, moved};
 use super::tuning::{Landing, Look, Tuning};
-use super::wire::{self, COMMAND_BYTES, H2C_DATA_BYTES, HEADER_BYTES, Piece, Shape};
+use super::wire::{self, COMMAND_BYTES, DIGEST_BYTES, H2C_DATA_BYTES, HEADER_BYTES, Piece, Shape};
 use super::{LimitConfig, LimitError, Measured, Side, Window};
 
 /// The clock is read once in so many passes over the connections.
@@ -53,6 +54,7 @@ struct Connection {
     /// Type of the PDU that is coming, and how much of it is left.
     kind: u8,
     left: usize,
+    check: Check,
     in_flight: usize,
     requests: VecDeque<Request>,
     /// Bytes of the first request that were sent.
@@ -76,6 +78,7 @@ impl Requester {
             stream,
             kind: 0,
             left: 0,
+            check: Check::default(),
             in_flight: 0,
             requests: VecDeque::with_capacity(2 * config.depth),
             sent: 0,
@@ -144,9 +147,9 @@ impl Requester {
                 break;
             }
         }
-        let expected =
-            self.shared.finished * self.shared.shape.bytes_to_host(self.shared.io_bytes) as u64;
-        if self.shared.received_bytes != expected {
+        let shared = &self.shared;
+        let per_command = shared.shape.bytes_to_host(shared.io_bytes) + shared.digest_bytes();
+        if shared.received_bytes != shared.finished * per_command as u64 {
             return Err(LimitError::Protocol("more bytes came back than commands were sent for"));
         }
         Ok(clock.measured(self.shared.finished))
@@ -202,6 +205,13 @@ impl Connection {
     fn parse(&mut self, shared: &mut Shared, from: usize, len: usize) -> Result<(), LimitError> {
         let mut at = 0;
         loop {
+            let here = self.left.min(len - at);
+            if here > 0 && shared.tuning.digest {
+                let bytes = &shared.landing[from + at..from + at + here];
+                if !self.check.take(bytes, self.left, shared.io_bytes) {
+                    return Err(LimitError::Protocol("a data digest is wrong"));
+                }
+            }
             if self.left > len - at {
                 self.left -= len - at;
                 return Ok(());
@@ -216,7 +226,9 @@ impl Connection {
             }
             self.kind = shared.landing[from + at];
             self.left = match (self.kind, shared.shape) {
-                (wire::C2H_DATA, Shape::Read) => HEADER_BYTES + shared.io_bytes,
+                (wire::C2H_DATA, Shape::Read) => {
+                    HEADER_BYTES + shared.io_bytes + shared.digest_bytes()
+                }
                 (wire::CAPSULE_RESP, Shape::InCapsule | Shape::ReadyToTransfer)
                 | (wire::R2T, Shape::ReadyToTransfer)
                     if self.in_flight > 0 =>
@@ -318,6 +330,11 @@ impl Connection {
 }
 
 impl Shared {
+    /// Bytes of the digest behind each payload.
+    fn digest_bytes(&self) -> usize {
+        if self.tuning.digest { DIGEST_BYTES } else { 0 }
+    }
+
     /// Length of a request's header, and the payload behind it.
     fn parts(&self, request: Request) -> (usize, &[u8]) {
         match request {
@@ -369,6 +386,6 @@ impl Clock {
     fn measured(&self, finished: u64) -> Measured {
         let (begun, from) = self.begun.unwrap_or(self.moved);
         let (ended, to) = self.ended.unwrap_or(self.moved);
-        Measured { commands: to - from, time: ended - begun, total: finished }
+        Measured { commands: to - from, time: ended - begun, total: finished, busy: Duration::ZERO }
     }
 }

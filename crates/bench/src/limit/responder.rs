@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Read as _};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use raceline_reactor::buffer::PageBuf;
 
+use super::digest::Copies;
 use super::link::{self, Finder, Gather, moved};
 use super::tuning::{Landing, Prefetch, Tuning};
-use super::wire::{self, COMMAND_BYTES, HEADER_BYTES, Piece, Shape};
-use super::{LimitConfig, LimitError, Side, Window};
+use super::wire::{self, COMMAND_BYTES, DIGEST_BYTES, HEADER_BYTES, Piece, Shape};
+use super::{LimitConfig, LimitError, Mode, Side, Window};
 
 /// A page and a cache line, for prefetching.
 const PAGE_BYTES: usize = 4096;
@@ -26,11 +28,17 @@ pub(super) struct Responder {
     connections: Vec<Connection>,
     finder: Finder,
     memory: Memory,
+    /// It never sleeps, so what it does between two looks at the clock is work.
+    polls: bool,
 }
 
 /// What the connections share.
 struct Memory {
     region: PageBuf,
+    /// Payloads with digests; made for the first window that has some.
+    copies: Option<Copies>,
+    /// Most of them.
+    in_flight: usize,
     /// Where a receive lands, after what was left of the last one.
     staging: Vec<u8>,
     io_bytes: usize,
@@ -70,6 +78,8 @@ struct Incoming {
 enum Reply {
     /// C2HData with the payload at this address.
     Data(usize),
+    /// The same, of which there is a copy with its digest here.
+    Copied(usize),
     Response,
     Grant,
 }
@@ -93,6 +103,8 @@ impl Responder {
         };
         let memory = Memory {
             region,
+            copies: None,
+            in_flight: config.depth * config.connections,
             staging: Vec::new(),
             io_bytes: config.io_bytes,
             shape: config.shape(),
@@ -100,7 +112,8 @@ impl Responder {
             tuning: Tuning::start(config),
             answered: 0,
         };
-        Ok(Self { connections: streams.into_iter().map(connection).collect(), finder, memory })
+        let connections = streams.into_iter().map(connection).collect();
+        Ok(Self { connections, finder, memory, polls: config.mode == Mode::Polled })
     }
 
     /// Gives the region back.
@@ -108,17 +121,26 @@ impl Responder {
         self.memory.region
     }
 
-    /// Answers until the window closes; gives the number of commands.
-    pub(super) fn run(&mut self, tuning: Tuning, window: &Window) -> Result<u64, LimitError> {
+    /// Answers until the window closes; gives the number of commands, and how long it was busy.
+    pub(super) fn run(
+        &mut self,
+        tuning: Tuning,
+        window: &Window,
+    ) -> Result<(u64, Duration), LimitError> {
         let memory = &mut self.memory;
         memory.tuning = tuning;
         memory.answered = 0;
+        if tuning.digest && memory.copies.is_none() {
+            let copies = Copies::new(memory.io_bytes, memory.in_flight);
+            memory.copies = Some(copies.map_err(LimitError::on(Side::Target))?);
+        }
         memory.receive_bytes = match memory.shape {
             Shape::Read => memory.other_receive_bytes(&self.connections),
             Shape::InCapsule | Shape::ReadyToTransfer => tuning.receive_bytes,
         };
         memory.staging.resize(COMMAND_BYTES + memory.receive_bytes, 0);
         self.finder.set_look(tuning.look);
+        let (mut busy, mut passed) = (Duration::ZERO, Instant::now());
         while window.is_open() {
             let found = self.finder.find().map_err(LimitError::on(Side::Target))?;
             let mut brought = false;
@@ -128,12 +150,15 @@ impl Responder {
                 brought |= connection.receive(memory)?;
                 connection.watch(index, memory, &self.finder)?;
             }
+            let now = if self.polls { Instant::now() } else { passed };
             if brought {
+                busy += now - passed;
                 link::pause(tuning.target_pause);
             }
+            passed = if brought && !tuning.target_pause.is_zero() { Instant::now() } else { now };
         }
         if self.connections.iter().all(Connection::is_quiet) || window.has_failed() {
-            return Ok(memory.answered);
+            return Ok((memory.answered, busy));
         }
         Err(LimitError::Protocol("the target's side still has commands after the last response"))
     }
@@ -294,6 +319,9 @@ impl Connection {
     fn flush(&mut self, memory: &mut Memory) -> Result<(), LimitError> {
         loop {
             let count = self.replies.len().min(memory.tuning.target_chunk);
+            if memory.tuning.digest {
+                self.copy(memory, count)?;
+            }
             let all = match count {
                 0 => return Ok(()),
                 1..=4 => self.send::<8>(memory, count),
@@ -306,8 +334,26 @@ impl Connection {
         }
     }
 
+    /// Copies and digests the payloads of the next replies, as far as that was not done.
+    fn copy(&mut self, memory: &mut Memory, count: usize) -> Result<(), LimitError> {
+        let (region, io_bytes) = (&memory.region, memory.io_bytes);
+        let payload = |address: usize| &region[address..address + io_bytes];
+        let Some(copies) = &mut memory.copies else { return Ok(()) };
+        for index in 0..count {
+            let Reply::Data(address) = self.replies[index] else { continue };
+            let next = self.replies.get(index + 1).and_then(|next| match *next {
+                Reply::Data(address) => Some(payload(address)),
+                _ => None,
+            });
+            let place = copies.copy(payload(address), next);
+            let place = place.ok_or(LimitError::Protocol("the target's side has no copy left"))?;
+            self.replies[index] = Reply::Copied(place);
+        }
+        Ok(())
+    }
+
     /// One send; false if the socket did not take all of it.
-    fn send<const N: usize>(&mut self, memory: &Memory, count: usize) -> io::Result<bool> {
+    fn send<const N: usize>(&mut self, memory: &mut Memory, count: usize) -> io::Result<bool> {
         let mut gather = Gather::<N>::new(self.sent, memory.tuning.send_bytes);
         let mut run = 0;
         for &reply in self.replies.iter().take(count) {
@@ -326,6 +372,10 @@ impl Connection {
                     memory.prefetch(payload);
                     gather.push(&DATA) && gather.push(payload)
                 }
+                Reply::Copied(place) => {
+                    let copy = memory.copies.as_ref().map_or(&[][..], |copies| copies.bytes(place));
+                    gather.push(&DATA) && gather.push(copy)
+                }
                 Reply::Grant => gather.push(&GRANT),
                 Reply::Response => true,
             };
@@ -342,11 +392,12 @@ impl Connection {
         Ok(all)
     }
 
-    fn advance(&mut self, memory: &Memory, sent: usize) {
+    fn advance(&mut self, memory: &mut Memory, sent: usize) {
         self.sent += sent;
-        while let Some(reply) = self.replies.front() {
+        while let Some(&reply) = self.replies.front() {
             let len = match reply {
                 Reply::Data(_) => HEADER_BYTES + memory.io_bytes,
+                Reply::Copied(_) => HEADER_BYTES + memory.io_bytes + DIGEST_BYTES,
                 Reply::Response | Reply::Grant => HEADER_BYTES,
             };
             if self.sent < len {
@@ -354,6 +405,9 @@ impl Connection {
             }
             self.sent -= len;
             self.replies.pop_front();
+            if let (Reply::Copied(place), Some(copies)) = (reply, &mut memory.copies) {
+                copies.release(place);
+            }
         }
     }
 

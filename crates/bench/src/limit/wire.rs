@@ -1,4 +1,4 @@
-//! The bytes on the wire: NVMe/TCP's PDUs without digests, as templates.
+//! The bytes on the wire: NVMe/TCP's PDUs without header digests, as templates.
 //!
 //! Lengths, types and the place of the address are those of NVMe/TCP Transport 1.0, 3.6; nothing
 //! else is filled in, since nobody looks at it.
@@ -7,6 +7,8 @@
 pub(super) const COMMAND_BYTES: usize = 72;
 /// Headers of C2HData, H2CData and R2T, and a whole CapsuleResp: all have the same length.
 pub(super) const HEADER_BYTES: usize = 24;
+/// A data digest, behind the payload.
+pub(super) const DIGEST_BYTES: usize = 4;
 /// Writes up to this many bytes travel in their capsule, as with Raceline's target.
 pub(super) const IN_CAPSULE_BYTES: usize = 8 << 10;
 /// The most data in one H2CData (MAXH2CDATA).

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use raceline_bench::limit::report::{Point, Report};
+use raceline_bench::limit::report::{Digests, Point, Report};
 use raceline_bench::limit::{self, Fixed, Limit, LimitConfig, LimitError, fill_region};
 
 use crate::cli::bench::{Direction, LimitArgs};
@@ -19,6 +19,9 @@ pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let configs = grid(args);
+    if args.data_digest && configs.iter().any(|config| config.write) {
+        return Err(Failure::usage("--data-digest measures reads: leave out --rw write"));
+    }
     for config in &configs {
         config.check().map_err(failure)?;
     }
@@ -52,11 +55,20 @@ pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
 
 fn measure(args: &LimitArgs, config: LimitConfig, limit: &mut Limit) -> Result<Point, LimitError> {
     limit.calibrate()?;
-    let mut windows = Vec::new();
-    for _ in 0..args.repeat {
-        windows.push(limit.run(RAMP_MAX.min(args.runtime / 4), args.runtime)?);
+    if args.data_digest {
+        limit.calibrate_with_digests()?;
     }
-    Ok(Point { config, tuning: limit.tuning(), windows })
+    let (ramp, time) = (RAMP_MAX.min(args.runtime / 4), args.runtime);
+    let (mut windows, mut digests) = (Vec::new(), Vec::new());
+    for _ in 0..args.repeat {
+        windows.push(limit.run(ramp, time)?);
+        if args.data_digest {
+            digests.push(limit.run_with_digests(ramp, time)?);
+        }
+    }
+    let tuning = limit.digest_tuning();
+    let digests = args.data_digest.then_some(Digests { tuning, windows: digests });
+    Ok(Point { config, tuning: limit.tuning(), windows, digests })
 }
 
 /// All points, sizes first.

@@ -82,6 +82,11 @@ pub(crate) struct LimitArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
 
+    /// After each measurement, the same with data digests: copied and digested on one side, checked
+    /// on the other; reads only
+    #[arg(short = 'G', long, help_heading = "Workload")]
+    pub(crate) data_digest: bool,
+
     /// The same seed gives the same addresses and data
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
     pub(crate) seed: u64,
