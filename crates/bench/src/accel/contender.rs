@@ -19,6 +19,36 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 /// twice what they take on average.
 const SETTLE: Duration = Duration::from_micros(20);
 
+/// A loop over operands without the framework; how many of them, and how often.
+type Directly = fn(&mut WorkingSet, usize, u64) -> Duration;
+/// The same through the framework.
+type AtOnce =
+    fn(&mut BenchChannel, &mut WorkingSet, usize, u64) -> Result<Duration, AccelBenchError>;
+
+/// A loop for each operation, in the order of [`OpCode::ALL`]: a program knows what it asks for when
+/// it is compiled.
+const DIRECTLY: [Directly; OpCode::COUNT] = [
+    directly::<0>,
+    directly::<1>,
+    directly::<2>,
+    directly::<3>,
+    directly::<4>,
+    directly::<5>,
+    directly::<6>,
+    directly::<7>,
+];
+/// The same through the framework.
+const AT_ONCE: [AtOnce; OpCode::COUNT] = [
+    at_once::<0>,
+    at_once::<1>,
+    at_once::<2>,
+    at_once::<3>,
+    at_once::<4>,
+    at_once::<5>,
+    at_once::<6>,
+    at_once::<7>,
+];
+
 /// Does an operation so many times without the framework.
 pub(super) fn run_directly(
     set: &mut WorkingSet,
@@ -26,10 +56,14 @@ pub(super) fn run_directly(
     limit: usize,
     count: u64,
 ) -> Duration {
+    DIRECTLY[code.index()](set, limit, count)
+}
+
+fn directly<const INDEX: usize>(set: &mut WorkingSet, limit: usize, count: u64) -> Duration {
     let begun = Instant::now();
     for _ in 0..count {
         let index = set.next(limit);
-        black_box(set.operands[index].run_directly(code));
+        black_box(set.operands[index].run_directly(OpCode::ALL[INDEX]));
     }
     begun.elapsed()
 }
@@ -42,11 +76,25 @@ pub(super) fn run_at_once(
     limit: usize,
     count: u64,
 ) -> Result<Duration, AccelBenchError> {
+    AT_ONCE[code.index()](channel, set, limit, count)
+}
+
+fn at_once<const INDEX: usize>(
+    channel: &mut BenchChannel,
+    set: &mut WorkingSet,
+    limit: usize,
+    count: u64,
+) -> Result<Duration, AccelBenchError> {
+    let code = OpCode::ALL[INDEX];
     let begun = Instant::now();
     for _ in 0..count {
         let index = set.next(limit);
         let work = set.operands[index].take_work(code);
-        match channel.submit(index as u64, work) {
+        match channel.submit(black_box(index as u64), work) {
+            Submitted::Done(Done { token, result: Ok(output), work: Some(work) }) => {
+                black_box((token, output));
+                set.operands[index].put_back(work);
+            }
             Submitted::Done(done) => finish(set, code, done)?,
             Submitted::Pending | Submitted::Full(_) => {
                 return Err(AccelBenchError::NotAtOnce(code));

@@ -58,7 +58,7 @@ impl Operands {
     }
 
     /// The operation on them; they are gone until [`Self::put_back`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_work(&mut self, code: OpCode) -> Work<Vec<u8>, Vec<u8>> {
         let [source, other] = &mut self.sources;
         let [target, second] = &mut self.targets;
@@ -75,7 +75,7 @@ impl Operands {
     }
 
     /// The memory of an operation that is complete.
-    #[inline]
+    #[inline(always)]
     pub(super) fn put_back(&mut self, work: Work<Vec<u8>, Vec<u8>>) {
         let (sources, targets) = work.into_memory();
         for (place, memory) in self.sources.iter_mut().zip(sources) {
@@ -88,7 +88,7 @@ impl Operands {
 
     /// The same operation without the framework. Its digest, or 0; `None` if there is no
     /// function that everybody would call.
-    #[inline]
+    #[inline(always)]
     pub(super) fn run_directly(&mut self, code: OpCode) -> Option<u32> {
         let [source, other] = &self.sources;
         let [target, second] = &mut self.targets;
