@@ -13,11 +13,11 @@ mod side;
 use std::fmt;
 use std::time::Duration;
 
-use raceline_accel::{CrcPath, CrcPathError, OpCode, TableError};
+use raceline_accel::{CrcPath, CrcPathError, TableError};
 use raceline_reactor::{Backend, HugePages, Mode};
 use raceline_target::TargetError;
 
-use crate::accel::{self, AccelBench, AccelBenchError, AccelConfig, Device, Way};
+use crate::accel::Device;
 use crate::engine::{EngineError, Progress, Session};
 use crate::gap::product::filled_ram;
 use crate::limit::report::{median, size_name};
@@ -34,11 +34,6 @@ pub const DEPTH_MAX: u32 = 4096;
 const ATTEMPTS_FACTOR: usize = 2;
 /// How long each queue delays the start of a run.
 const RAMP_PER_QUEUE: Duration = Duration::from_millis(1);
-/// Memory that is digested to learn what a digest costs: more than caches hold.
-const DIGESTED_BYTES: usize = 64 << 20;
-/// Runs to learn that, and how long each takes.
-const DIGESTED_RUNS: usize = 5;
-const DIGESTED_TIME: Duration = Duration::from_millis(10);
 
 /// How to measure, for all cases.
 #[derive(Clone, Debug)]
@@ -130,17 +125,6 @@ pub struct Point {
     pub repeated: usize,
 }
 
-/// What a digest of data that no cache holds costs in software, by itself.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DigestCost {
-    /// Bytes of data.
-    pub io_bytes: u32,
-    /// How.
-    pub path: CrcPath,
-    /// Time, in nanoseconds: of the copy, too, that keeps the data from changing.
-    pub ns: f64,
-}
-
 /// Why digests could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum DigestError {
@@ -156,9 +140,6 @@ pub enum DigestError {
     /// A path cannot be taken.
     #[error("{0}")]
     Path(#[from] CrcPathError),
-    /// An operation by itself could not be measured.
-    #[error("{0}")]
-    Accel(#[from] AccelBenchError),
     /// A command failed.
     #[error("{case}, {who}: {why}")]
     Command {
@@ -352,41 +333,6 @@ fn round(
     }
     let (foreign_percent, stolen_percent) = Machine::now().since(&before);
     Ok(Round { runs, foreign_percent, stolen_percent })
-}
-
-/// Measures what digests cost by themselves: each size by each path.
-///
-/// # Errors
-/// When a path cannot be taken.
-pub fn digest_costs(
-    sizes: &[u32],
-    paths: &[CrcPath],
-    seed: u64,
-) -> Result<Vec<DigestCost>, DigestError> {
-    let mut bench = AccelBench::open(AccelConfig {
-        operations: vec![OpCode::CopyCrc32c],
-        paths: paths.to_vec(),
-        devices: Vec::new(),
-        sizes: sizes.iter().map(|&size| size as usize).collect(),
-        depths: Vec::new(),
-        working_sets: vec![DIGESTED_BYTES],
-        runs: DIGESTED_RUNS,
-        time: DIGESTED_TIME,
-        seed,
-    })?;
-    let mut costs = Vec::new();
-    for (case, &io_bytes) in bench.cases().into_iter().zip(sizes) {
-        for row in bench.measure(case)? {
-            if let Way::Software(Some(path)) = row.way {
-                costs.push(DigestCost {
-                    io_bytes,
-                    path,
-                    ns: accel::report::median_of(&row.runs_ns),
-                });
-            }
-        }
-    }
-    Ok(costs)
 }
 
 impl Point {

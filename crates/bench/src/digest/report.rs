@@ -6,13 +6,13 @@ use std::fmt::Write as _;
 use raceline_accel::CrcPath;
 use serde::Serialize;
 
-use super::{Case, DigestConfig, DigestCost, Point, Run, Who};
+use super::{Case, DigestConfig, Point, Run, Who};
 use crate::limit::report::{median, size_name, whole};
 use crate::model::published::{self, DEPTHS};
 use crate::model::{self, Costs, Digest, Engine, Prediction};
 use crate::report::grouped;
 
-/// All points of a run, and what the model needs besides.
+/// All points of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// How they were measured.
@@ -21,8 +21,6 @@ pub struct Report {
     pub pages: String,
     /// Whom the runs of a round are of.
     pub ways: Vec<Who>,
-    /// What digests cost by themselves.
-    pub costs: Vec<DigestCost>,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
 }
@@ -215,15 +213,15 @@ impl Report {
         }
     }
 
-    /// What the model says of this point, from what was measured without digests, and of digests
-    /// by themselves.
+    /// What the model says of this point, from what was measured without digests and with those of
+    /// software.
     fn modelled(&self, point: &Point) -> Vec<Line> {
         let Some(costs) = self.point_costs(point) else { return Vec::new() };
         let depth = point.case.depth;
         let none = model::predict(&costs, Digest::None, depth);
         let mut lines = Vec::new();
         for &path in &self.config.paths {
-            let Some(digest_ns) = self.digest_ns(point.case.io_bytes, path) else { continue };
+            let Some(digest_ns) = self.digest_ns(point, path) else { continue };
             let software = model::predict(&Costs { digest_ns, ..costs }, Digest::Software, depth);
             lines.push(Line::predicted(Source::Model, Who::Software(path), software, Some(none)));
         }
@@ -247,9 +245,12 @@ impl Report {
         Some(Costs { io_bytes, rest_ns, digest_ns: 0.0, elsewhere_ns })
     }
 
-    fn digest_ns(&self, io_bytes: u32, path: CrcPath) -> Option<f64> {
-        let found = self.costs.iter().find(|cost| cost.io_bytes == io_bytes && cost.path == path);
-        found.map(|cost| cost.ns)
+    /// What a digest adds to the core's time for a command. By itself it would cost more: whoever
+    /// first touches data that no cache holds waits for them, and without a digest that is the send.
+    fn digest_ns(&self, point: &Point, path: CrcPath) -> Option<f64> {
+        let (nobody, software) = (self.way(Who::Nobody)?, self.way(Who::Software(path))?);
+        let core_ns = |way| point.median(way, |run| run.core_ns);
+        Some((core_ns(software) - core_ns(nobody)).max(0.0))
     }
 
     fn point(&self, io_bytes: u32, depth: u32) -> Option<&Point> {
@@ -258,8 +259,9 @@ impl Report {
 
     /// IOPS per busy core of the model's engine over those of a path of software.
     fn modelled_gain(&self, io_bytes: u32, depth: u32, path: CrcPath) -> Option<f64> {
-        let costs = self.point_costs(self.point(io_bytes, depth)?)?;
-        let digest_ns = self.digest_ns(io_bytes, path)?;
+        let point = self.point(io_bytes, depth)?;
+        let costs = self.point_costs(point)?;
+        let digest_ns = self.digest_ns(point, path)?;
         let software = model::predict(&Costs { digest_ns, ..costs }, Digest::Software, depth);
         let offload = model::predict(&costs, Digest::Offload(MODEL_ENGINE), depth);
         Some(offload.iops_per_busy_core() / software.iops_per_busy_core())
@@ -276,8 +278,8 @@ const LEGEND: &str = "
 IOPS/core is IOPS over the part of its time that the target's core was busy, core ns the busy time per command;
 `of none` compares it with no digest, round by round: median, and least-most. The published figures, and the model
 at the published costs, are IOPS of a core that polls, so at low depth it is idle in part: those two compare with
-each other. The model at this machine's costs takes a core's time for the rest of a command, and for a digest by
-itself, from measurements here; what it says of an engine is computed. An emulation is a thread that plays the
+each other. The model at this machine's costs takes a core's time for the rest of a command, and what a digest
+adds to it, from the measurements above; what it says of an engine is computed. An emulation is a thread that plays the
 device, on the host's core, and waking it costs the target's core a system call: it shows that offloading works,
 not what it brings.
 ";
@@ -480,8 +482,6 @@ mod tests {
             seed: 1,
         };
         let io_bytes = 16 << 10;
-        let cost = |path, ns| DigestCost { io_bytes, path, ns };
-        let costs = vec![cost(CrcPath::Table, 10_000.0), cost(CrcPath::Auto, 1000.0)];
         let round = |slower: f64, foreign_percent| Round {
             runs: vec![
                 run(400_000.0, 2000.0),
@@ -494,7 +494,7 @@ mod tests {
         };
         let case = Case::read(io_bytes, 1024);
         let point = Point { case, rounds: vec![round(1.0, 0.0), round(1.2, 9.0)], repeated: 1 };
-        Report { config, pages: "plain".to_owned(), ways, costs, points: vec![point] }
+        Report { config, pages: "plain".to_owned(), ways, points: vec![point] }
     }
 
     #[test]

@@ -15,13 +15,9 @@ pub(crate) fn run(args: &DigestArgs) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let (cases, config) = (cases(args), config(args)?);
-    let mut sizes: Vec<u32> = cases.iter().map(|case| case.io_bytes).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let costs = digest::digest_costs(&sizes, &config.paths, config.seed).map_err(failure)?;
     let mut bench = DigestBench::start(config.clone(), &cases).map_err(failure)?;
     let (ways, pages) = (bench.ways(), args.pages.name().to_owned());
-    let report = Report { config, pages, ways, costs, points: Vec::new() };
+    let report = Report { config, pages, ways, points: Vec::new() };
     let measured = measure(args, &cases, &mut bench, report, &interrupt);
     let stopped = bench.stop().map_err(failure);
     let report = measured?;
