@@ -17,14 +17,17 @@ pub(crate) struct Point {
     pub(crate) connections: u32,
     /// On the namespace without storage.
     pub(crate) null: bool,
+    /// With header and data digests.
+    pub(crate) digests: bool,
 }
 
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.write { "write" } else { "read" };
         let storage = if self.null { ", no storage" } else { "" };
+        let digests = if self.digests { ", digests" } else { "" };
         let (size, depth, connections) = (self.io_bytes >> 10, self.depth, self.connections);
-        write!(f, "{size}k {kind} {depth}x{connections}{storage}")
+        write!(f, "{size}k {kind} {depth}x{connections}{storage}{digests}")
     }
 }
 
@@ -51,20 +54,30 @@ const MEMORY: [(u32, bool, u32, u32, bool); 17] = [
 ];
 /// Of the namespace without storage.
 const NULL: [(u32, bool, u32, u32, bool); 1] = [(4, false, 32, 1, false)];
+/// Of the namespace in memory, with header and data digests.
+const DIGESTS: [(u32, bool, u32, u32, bool); 4] = [
+    (4, false, 32, 1, false),
+    (4, true, 32, 1, false),
+    (128, false, 8, 1, false),
+    (128, true, 8, 1, false),
+];
 
 /// The points, in the order of the table.
 pub(crate) fn grid(quick: bool) -> Vec<Point> {
-    let memory = MEMORY.into_iter().map(|row| (row, false));
-    let null = NULL.into_iter().map(|row| (row, true));
+    let memory = MEMORY.into_iter().map(|row| (row, false, false));
+    let null = NULL.into_iter().map(|row| (row, true, false));
+    let digests = DIGESTS.into_iter().map(|row| (row, false, true));
     memory
         .chain(null)
-        .filter(|((.., in_quick), _)| *in_quick || !quick)
-        .map(|((kib, write, depth, connections, _), null)| Point {
+        .chain(digests)
+        .filter(|((.., in_quick), ..)| *in_quick || !quick)
+        .map(|((kib, write, depth, connections, _), null, digests)| Point {
             io_bytes: kib << 10,
             write,
             depth,
             connections,
             null,
+            digests,
         })
         .collect()
 }
@@ -166,10 +179,11 @@ mod tests {
     #[test]
     fn the_grid_has_the_points_that_are_reported() {
         let full = grid(false);
-        assert_eq!((full.len(), grid(true).len()), (18, 6));
+        assert_eq!((full.len(), grid(true).len()), (22, 6));
         assert!(grid(true).iter().all(|point| full.contains(point)));
         assert_eq!(full[0].to_string(), "4k read 1x1");
         assert_eq!(full[17].to_string(), "4k read 32x1, no storage");
+        assert_eq!(full[18].to_string(), "4k read 32x1, digests");
     }
 
     #[test]

@@ -165,7 +165,8 @@ impl<'a> Programs<'a> {
             // Its depth is that of all connections together.
             let depth = (point.depth * point.connections).to_string();
             let words = ["-w", pattern, "-o", &size, "-q", &depth, "-P", &connections];
-            let task = self.spdk_host(target, namespace).args(words);
+            let digests: &[&str] = if point.digests { &["-H", "-I"] } else { &[] };
+            let task = self.spdk_host(target, namespace).args(words).args(digests);
             return Ok(task.args(["-a", &ramp, "-t", &time]));
         }
         let depth = point.depth.to_string();
@@ -174,7 +175,9 @@ impl<'a> Programs<'a> {
         let queues = ["--nr-io-queues", &connections, "--namespace", &namespace];
         let times = ["--ramp_time", &ramp, "--runtime", &time];
         let core = ["--cores", HOST_CORE.0, "--mode", "poll", "-o", "json"];
+        let digests: &[&str] = if point.digests { &["--hdr-digest", "--data-digest"] } else { &[] };
         let words = words.into_iter().chain(queues).chain(times).chain(core);
+        let words = words.chain(digests.iter().copied());
         Ok(self.raceline_host(target)?.args(words))
     }
 
