@@ -1,7 +1,7 @@
 //! CRC32C (Castagnoli), the header and data digest of NVMe/TCP (NVMe/TCP 1.1 section 3.3.1.1).
 //!
-//! Unless told otherwise, the kernels are those of the `crc-fast` crate, chosen at run time (AVX-512 with VPCLMULQDQ
-//! where the CPU has it). A digest over several pieces carries the raw CRC register from one to
+//! Unless told otherwise, the kernels are those of the `crc-fast` crate, chosen at run time, but for a few hundred
+//! bytes and more where the CPU has AVX-512 with VPCLMULQDQ: there `fused.rs` is faster. A digest over several pieces carries the raw CRC register from one to
 //! the next; the crate's `combine`, which joins two finished digests, takes microseconds and is
 //! not used.
 
@@ -15,6 +15,9 @@ use std::sync::OnceLock;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+#[cfg(target_arch = "x86_64")]
+use crate::fused;
+
 /// The CRC32C of `data`.
 ///
 /// ```
@@ -23,7 +26,22 @@ use crc_fast::{CrcAlgorithm, Digest};
 #[inline]
 #[must_use]
 pub fn crc32c(data: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(data)
+    match own(!0, data) {
+        Some(register) => !register,
+        None => crc_fast::crc32_iscsi(data),
+    }
+}
+
+/// The register after `data` by the kernel that also copies, where that is the faster one.
+#[inline]
+fn own(register: u32, data: &[u8]) -> Option<u32> {
+    #[cfg(target_arch = "x86_64")]
+    return fused::crc32c(register, data);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (register, data);
+        None
+    }
 }
 
 /// A CRC32C in progress over data that comes in pieces.
@@ -77,7 +95,8 @@ impl Crc32c {
             // a copy of its parameters, about 15 ns.
             self.register = !crc32c(data);
         } else {
-            self.register = advance(self.register, data);
+            let own = own(self.register, data);
+            self.register = own.unwrap_or_else(|| advance(self.register, data));
         }
     }
 
@@ -188,7 +207,7 @@ impl CrcPath {
             CrcPath::Table => table::update(register, data),
             #[cfg(target_arch = "x86_64")]
             CrcPath::Sse42 => sse42::update(register, data),
-            CrcPath::Auto => advance(register, data),
+            CrcPath::Auto => own(register, data).unwrap_or_else(|| advance(register, data)),
             CrcPath::Avx512 | CrcPath::Neon if self.is_available() => advance(register, data),
             other => panic!("this machine cannot compute a CRC by {other}"),
         }

@@ -1,4 +1,4 @@
-//! Copy and CRC32C in one pass, by AVX-512: each byte is loaded once, stored, and folded.
+//! CRC32C by AVX-512, also in one pass with a copy: each byte is loaded once, stored, and folded.
 //!
 //! The folding is that of Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
 //! Instruction", 2009. Against `copy_from_slice` and then [`crate::crc32c`], by `examples/cost.rs` on
@@ -32,6 +32,9 @@ const ROUND_BYTES: usize = 4 * REGISTER_BYTES;
 
 /// Fewer bytes are faster copied, then digested (the table above).
 pub(crate) const WORTH_BYTES: usize = 1024;
+
+/// As many bytes are faster digested here than by the `crc-fast` crate.
+pub(crate) const WORTH_DIGEST_BYTES: usize = 1024;
 
 /// How far ahead of the copy lines are asked for: in the source, and beyond its end in what comes
 /// next.
@@ -90,18 +93,44 @@ pub(crate) unsafe fn copy_crc32c(
     let whole = len - len % REGISTER_BYTES;
     // SAFETY: `whole` <= `len`; the tail lies between them.
     unsafe {
-        let register =
-            if whole == 0 { register } else { copy_registers(register, from, to, whole, next) };
+        let register = if whole == 0 {
+            register
+        } else {
+            fold_registers::<true>(register, from, to, whole, next)
+        };
         let tail = to.add(whole);
         std::ptr::copy_nonoverlapping(from.add(whole), tail, len - whole);
         short(register, std::slice::from_raw_parts(tail, len - whole))
     }
 }
 
-/// The same for at least one whole register.
+/// The CRC register after these bytes, from `register` on, if the CPU can and they are enough.
+#[inline]
+pub(crate) fn crc32c(register: u32, bytes: &[u8]) -> Option<u32> {
+    // SAFETY: the CPU can.
+    (bytes.len() >= WORTH_DIGEST_BYTES && is_available())
+        .then(|| unsafe { digest(register, bytes) })
+}
+
+/// The CRC register after these bytes, from `register` on.
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
+fn digest(register: u32, bytes: &[u8]) -> u32 {
+    let whole = bytes.len() - bytes.len() % REGISTER_BYTES;
+    let (from, nowhere) = (bytes.as_ptr(), std::ptr::null_mut());
+    let register = if whole == 0 {
+        register
+    } else {
+        // SAFETY: `whole` bytes can be read; none are written.
+        unsafe { fold_registers::<false>(register, from, nowhere, whole, from) }
+    };
+    short(register, &bytes[whole..])
+}
+
+/// At least one whole register: copied if so wanted, else only read; then only the lines that the
+/// CPU itself fetches ahead are.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
 #[inline]
-unsafe fn copy_registers(
+unsafe fn fold_registers<const COPY: bool>(
     register: u32,
     from: *const u8,
     to: *mut u8,
@@ -114,30 +143,34 @@ unsafe fn copy_registers(
     unsafe {
         let mut sum;
         if len >= ROUND_BYTES {
-            prefetch_round(ahead(from, len, next, at));
-            let mut a = _mm512_xor_si512(copy_one(from, to), start);
-            let mut b = copy_one(from.add(64), to.add(64));
-            let mut c = copy_one(from.add(128), to.add(128));
-            let mut d = copy_one(from.add(192), to.add(192));
+            if COPY {
+                prefetch_round(ahead(from, len, next, at));
+            }
+            let mut a = _mm512_xor_si512(take::<COPY>(from, to), start);
+            let mut b = take::<COPY>(from.add(64), to.wrapping_add(64));
+            let mut c = take::<COPY>(from.add(128), to.wrapping_add(128));
+            let mut d = take::<COPY>(from.add(192), to.wrapping_add(192));
             at = ROUND_BYTES;
             while at + ROUND_BYTES <= len {
-                prefetch_round(ahead(from, len, next, at));
-                let (from, to) = (from.add(at), to.add(at));
-                a = fold(a, OVER_ROUND, copy_one(from, to));
-                b = fold(b, OVER_ROUND, copy_one(from.add(64), to.add(64)));
-                c = fold(c, OVER_ROUND, copy_one(from.add(128), to.add(128)));
-                d = fold(d, OVER_ROUND, copy_one(from.add(192), to.add(192)));
+                if COPY {
+                    prefetch_round(ahead(from, len, next, at));
+                }
+                let (from, to) = (from.add(at), to.wrapping_add(at));
+                a = fold(a, OVER_ROUND, take::<COPY>(from, to));
+                b = fold(b, OVER_ROUND, take::<COPY>(from.add(64), to.wrapping_add(64)));
+                c = fold(c, OVER_ROUND, take::<COPY>(from.add(128), to.wrapping_add(128)));
+                d = fold(d, OVER_ROUND, take::<COPY>(from.add(192), to.wrapping_add(192)));
                 at += ROUND_BYTES;
             }
             sum = fold(a, OVER_REGISTER, b);
             sum = fold(sum, OVER_REGISTER, c);
             sum = fold(sum, OVER_REGISTER, d);
         } else {
-            sum = _mm512_xor_si512(copy_one(from, to), start);
+            sum = _mm512_xor_si512(take::<COPY>(from, to), start);
             at += REGISTER_BYTES;
         }
         while at < len {
-            sum = fold(sum, OVER_REGISTER, copy_one(from.add(at), to.add(at)));
+            sum = fold(sum, OVER_REGISTER, take::<COPY>(from.add(at), to.wrapping_add(at)));
             at += REGISTER_BYTES;
         }
         reduce(sum)
@@ -160,12 +193,12 @@ fn prefetch_round(start: *const u8) {
     }
 }
 
-/// Loads a register once, stores it, and gives it.
+/// Loads a register once, stores it if so wanted, and gives it.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn copy_one(from: *const u8, to: *mut u8) -> __m512i {
+unsafe fn take<const COPY: bool>(from: *const u8, to: *mut u8) -> __m512i {
     let bytes: __m512i;
-    // SAFETY: both are valid for 64 bytes. The load is in assembly, because the compiler must not
+    // SAFETY: both are valid for 64 bytes, if they are used. The load is in assembly, because the compiler must not
     // load twice what others may change.
     unsafe {
         asm!(
@@ -174,7 +207,9 @@ unsafe fn copy_one(from: *const u8, to: *mut u8) -> __m512i {
             in(reg) from,
             options(nostack, preserves_flags, readonly),
         );
-        _mm512_storeu_si512(to.cast(), bytes);
+        if COPY {
+            _mm512_storeu_si512(to.cast(), bytes);
+        }
     }
     bytes
 }
@@ -234,7 +269,7 @@ const fn low(wide: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crc32c;
+    use crate::crc32c::{self, CrcPath};
 
     #[test]
     fn copies_and_digests_at_every_length_and_alignment() {
@@ -255,8 +290,10 @@ mod tests {
                 assert_eq!(&to[end..end + len], piece, "{len} bytes from {start}");
                 assert!(to[..end].iter().chain(&to[end + len..]).all(|&byte| byte == 0xee));
                 let mut digest = crc32c::Crc32c::resume(7);
-                digest.update(piece);
+                digest.update_by(CrcPath::Table, piece);
                 assert_eq!(!register, digest.finalize(), "{len} bytes from {start}");
+                // SAFETY: the CPU can.
+                assert_eq!(unsafe { super::digest(!7, piece) }, register, "{len} from {start}");
             }
         }
     }
