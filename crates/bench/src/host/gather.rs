@@ -1,7 +1,8 @@
 //! One connection on one core, sending one PDU at a time, all that is ready, or gathered as i10 does.
 //!
 //! The wall of a way is the highest rate of 4 KiB reads, in an open loop, at which a latency stays below
-//! twice what it is at a low rate: P99 in the quietest of the rounds, and P90 in the median of them.
+//! twice what it is at a low rate in the same round: P99 in the quietest of the rounds, and P90 in the
+//! median of them.
 //! What disturbs a machine only ever adds to a latency, and where each stall of a core takes some
 //! milliseconds, it is P99 of most rounds at any rate. The closed loops say whether gathering costs
 //! throughput at any size.
@@ -25,7 +26,7 @@ const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 128 << 10];
 const LOW_RATE: u64 = 10_000;
 /// The first rate that may be a wall, and how much higher each next one is, in percent.
 const FIRST_RATE: u64 = 60_000;
-const RATE_STEP_PERCENT: u64 = 25;
+const RATE_STEP_PERCENT: u64 = 40;
 /// Rates beyond are not tried.
 const RATE_MAX: u64 = 2_000_000;
 /// So many rates in a row that no way keeps in any round are the end: one may be the machine's fault.
@@ -83,39 +84,36 @@ const CRITERIA: [Criterion; 2] = [
 /// same, as a disturbance fails a rate and never passes one.
 #[derive(Clone, Copy, Default)]
 struct Wall {
-    low_ns: f64,
     rate: u64,
-    there_ns: f64,
+    factor: f64,
 }
 
 impl Wall {
-    fn try_rate(&mut self, rate: u64, latency_ns: f64) {
-        if latency_ns < LATENCY_FACTOR * self.low_ns && rate > self.rate {
-            (self.rate, self.there_ns) = (rate, latency_ns);
+    /// `factor` is the latency at this rate over that at the low one.
+    fn try_rate(&mut self, rate: u64, factor: f64) {
+        if factor < LATENCY_FACTOR && rate > self.rate {
+            *self = Self { rate, factor };
         }
     }
 }
 
-/// The walls of all ways, tried side by side at rising rates.
+/// The walls of all ways, tried side by side at rising rates, each beside the low one: a machine that
+/// changes its speed changes it for both.
 fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
     let at = |rate| JobSpec { rate_iops: Some(rate), ..JobSpec::new(IO_BYTES, OPEN_DEPTH) };
-    let low = bed.rounds(&ways(bed, &at(LOW_RATE)))?;
-    let mut walls = CRITERIA.map(|criterion| {
-        std::array::from_fn::<Wall, { NAMES.len() }, _>(|way| Wall {
-            low_ns: latency(&low, way, criterion),
-            ..Wall::default()
-        })
-    });
+    let mut walls = [[Wall::default(); NAMES.len()]; CRITERIA.len()];
     let mut rate = FIRST_RATE;
     let mut unkept = 0;
     while rate <= RATE_MAX && unkept < UNKEPT_RATES {
-        let rounds = bed.rounds(&ways(bed, &at(rate)))?;
+        let [low, high] = [LOW_RATE, rate].map(|rate| ways(bed, &at(rate)));
+        let both: Vec<Way> = low.into_iter().chain(high).collect();
+        let rounds = bed.rounds(&both)?;
         for (criterion, walls) in CRITERIA.into_iter().zip(&mut walls) {
             for (way, wall) in walls.iter_mut().enumerate() {
-                wall.try_rate(rate, latency(&rounds, way, criterion));
+                wall.try_rate(rate, factor(&rounds, way, criterion));
             }
         }
-        let is_kept = rounds.iter().flat_map(|round| &round.runs).any(keeps);
+        let is_kept = rounds.iter().flat_map(|round| &round.runs[NAMES.len()..]).any(keeps);
         unkept = if is_kept { 0 } else { unkept + 1 };
         rate += rate * RATE_STEP_PERCENT / 100;
     }
@@ -123,9 +121,8 @@ fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
         walls.iter().zip(NAMES).map(|(wall, way)| Row {
             label: format!("wall of 4 KiB reads by {}: {way}", criterion.name),
             cells: vec![
-                Cell::new("at a low rate us", Unit::Micros, [wall.low_ns]),
                 Cell::new("wall IOPS", Unit::Rate, [wall.rate as f64]),
-                Cell::new("there us", Unit::Micros, [wall.there_ns]),
+                Cell::new("latency there / at a low rate", Unit::Ratio, [wall.factor]),
                 Cell::new("i10 / this", Unit::Ratio, [walls[2].rate as f64 / wall.rate as f64]),
             ],
         })
@@ -175,15 +172,13 @@ fn iops(outcome: &StageOutcome) -> f64 {
     outcome.clones.iter().map(of).sum()
 }
 
-/// Over the rounds; one that could not keep the rate has no latency that counts.
-fn latency(rounds: &[Round<StageOutcome>], way: usize, criterion: Criterion) -> f64 {
+/// A latency over that of the same way at the low rate, over the rounds; one that could not keep its rate
+/// has none that counts.
+fn factor(rounds: &[Round<StageOutcome>], way: usize, criterion: Criterion) -> f64 {
     let of = |round: &Round<StageOutcome>| {
-        let run = &round.runs[way];
-        if keeps(run) {
-            reads(run).percentile_ns(criterion.percentile) as f64
-        } else {
-            f64::INFINITY
-        }
+        let (low, high) = (&round.runs[way], &round.runs[NAMES.len() + way]);
+        let latency = |run| reads(run).percentile_ns(criterion.percentile) as f64;
+        if keeps(high) { latency(high) / latency(low) } else { f64::INFINITY }
     };
     (criterion.over)(rounds.iter().map(of).collect())
 }
@@ -203,11 +198,11 @@ mod tests {
 
     #[test]
     fn the_highest_rate_that_passes_is_the_wall() {
-        let mut wall = Wall { low_ns: 10.0, ..Wall::default() };
-        for (rate, latency_ns) in [(1, 15.0), (2, f64::INFINITY), (3, 19.0), (4, 20.0)] {
-            wall.try_rate(rate, latency_ns);
+        let mut wall = Wall::default();
+        for (rate, factor) in [(1, 1.5), (2, f64::INFINITY), (3, 1.9), (4, 2.0)] {
+            wall.try_rate(rate, factor);
         }
         assert_eq!(wall.rate, 3);
-        assert!(wall.there_ns == 19.0);
+        assert!(wall.factor == 1.9);
     }
 }
