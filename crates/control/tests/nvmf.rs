@@ -361,7 +361,7 @@ fn options_come_before_the_start_and_referrals_are_listed() {
     assert_eq!(listed[0]["address"]["traddr"], "192.0.2.7");
     assert_eq!(client.call("nvmf_discovery_remove_referral", referral), ok);
     for (method, params) in [
-        ("sock_impl_get_options", json!({ "impl_name": "ssl" })),
+        ("sock_impl_get_options", json!({ "impl_name": "none" })),
         ("accel_error_inject_error", json!({ "opcode": "crc32c", "type": "odd" })),
         ("log_set_flag", json!({ "flag": "nothing" })),
         ("log_set_level", json!({ "level": "debug" })),

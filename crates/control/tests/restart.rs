@@ -45,6 +45,24 @@ fn identities_access_and_addresses_survive() {
 }
 
 #[test]
+fn a_default_target_that_was_deleted_stays_so_and_can_be_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Kept::start(dir.path());
+    let name = json!({ "name": "nvmf_tgt" });
+    daemon.call("nvmf_delete_target", name.clone()).unwrap();
+    daemon.kill();
+    let daemon = Kept::start(dir.path());
+    assert_eq!(daemon.call("nvmf_get_targets", json!(null)).unwrap(), json!([]));
+    daemon.call("nvmf_create_target", name).unwrap();
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": nqn(1) })).unwrap();
+    let before = daemon.picture();
+    daemon.kill();
+    let daemon = Kept::start(dir.path());
+    assert_eq!(daemon.picture(), before);
+    daemon.kill();
+}
+
+#[test]
 fn random_lives_survive_random_ends() {
     let dir = tempfile::tempdir().unwrap();
     // A linear congruential generator (Knuth, MMIX) is random enough to choose between methods.

@@ -1,6 +1,8 @@
 //! Options that are set before there is anything: sockets, buffers, discovery. They are read when a
 //! transport is made, from the calls that the ledger keeps.
 
+use std::fmt;
+
 use raceline_reactor::Backend;
 use raceline_target::{DiscoveryFilter, PlacementPolicy, TargetConfig};
 use serde::{Deserialize, Serialize};
@@ -117,6 +119,16 @@ pub struct FilterOptions {
     pub address: bool,
     /// Those of the port that the host came by.
     pub svcid: bool,
+}
+
+impl fmt::Display for FilterOptions {
+    /// In SPDK's words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts =
+            [(self.transport, "transport"), (self.address, "address"), (self.svcid, "svcid")];
+        let set: Vec<&str> = parts.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
+        f.write_str(&if set.is_empty() { "match_any".to_owned() } else { set.join(",") })
+    }
 }
 
 impl From<FilterOptions> for DiscoveryFilter {

@@ -1,5 +1,6 @@
 //! `bdev_*` of all devices: names and descriptions.
 
+mod absent;
 mod delay;
 mod disk;
 mod error;
@@ -41,6 +42,7 @@ pub(super) fn register(registry: &mut Registry) {
         statistics::register,
         options::register,
         nvme::register,
+        absent::register,
     ] {
         register(registry);
     }

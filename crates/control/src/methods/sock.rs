@@ -16,6 +16,10 @@ pub(super) fn register(registry: &mut Registry) {
     registry.change("sock_set_default_impl", States::Startup, set_default);
 }
 
+/// SPDK's sockets with TLS. There are none here; their options are kept, because every configuration
+/// that SPDK saves has them.
+const TLS_KIND: &str = "ssl";
+
 /// The greatest value of enable_placement_id that SPDK knows and that is known here.
 const MAX_PLACEMENT: u32 = 2;
 
@@ -34,8 +38,12 @@ fn check_kind(name: &str) -> Result<(), RpcError> {
     Err(RpcError::invalid_params(format!("impl_name `{name}` is none of {}", known.join(", "))))
 }
 
+fn check_kind_with_options(name: &str) -> Result<(), RpcError> {
+    if name == TLS_KIND { Ok(()) } else { check_kind(name) }
+}
+
 fn get_options(call: &Call<'_>, params: Kind) -> Result<serde_json::Value, RpcError> {
-    check_kind(&params.impl_name)?;
+    check_kind_with_options(&params.impl_name)?;
     let options = call.engine.model().socket_options(&params.impl_name);
     let mut text = json!(options);
     if let Some(members) = text.as_object_mut() {
@@ -64,7 +72,7 @@ struct SetOptions {
 }
 
 fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
-    check_kind(&params.impl_name)?;
+    check_kind_with_options(&params.impl_name)?;
     refuse(&[
         ("enable_ktls", params.enable_ktls == Some(true)),
         ("tls_version", params.tls_version.is_some_and(|version| version != 0)),

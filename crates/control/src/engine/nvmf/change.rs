@@ -12,6 +12,7 @@ use super::{
     SubsystemOptions, Transport, TransportOptions,
 };
 use crate::engine::ledger::{Entry, Key, Section};
+use crate::engine::options::{FilterOptions, option_key};
 use crate::engine::{Change, EngineError, Phase};
 
 /// The key of a part of a target.
@@ -36,13 +37,21 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is one of that name.
-    pub fn create_target(&mut self, name: &str, max_subsystems: u32) -> Result<(), EngineError> {
+    pub fn create_target(
+        &mut self,
+        name: &str,
+        max_subsystems: u32,
+        filter: Option<FilterOptions>,
+    ) -> Result<(), EngineError> {
         if self.model().nvmf.targets.contains_key(name) {
             return Err(EngineError::exists("target", name));
         }
-        let target = NvmfTarget { max_subsystems, ..NvmfTarget::default() };
+        let target = NvmfTarget { max_subsystems, filter, ..NvmfTarget::default() };
         self.model_mut().nvmf.targets.insert(name.to_owned(), target);
-        let params = json!({ "name": name, "max_subsystems": max_subsystems });
+        let mut params = json!({ "name": name, "max_subsystems": max_subsystems });
+        if let Some(filter) = filter {
+            params["discovery_filter"] = filter.to_string().into();
+        }
         let section = Section::Nvmf;
         let method = "nvmf_create_target".to_owned();
         self.put(key(name, &[]), Entry { section, method, params });
@@ -66,6 +75,12 @@ impl Change<'_> {
         let removed = self.model_mut().nvmf.targets.remove(name);
         let target = removed.ok_or_else(|| EngineError::missing("target", name))?;
         self.remove(key(name, &[]));
+        if name == DEFAULT_TARGET {
+            // It is there at each start.
+            let (section, method) = (Section::Nvmf, "nvmf_delete_target".to_owned());
+            let entry = Entry { section, method, params: json!({ "name": name }) };
+            self.put(option_key("nvmf-without-default"), entry);
+        }
         for subsystem in target.subsystems.values() {
             self.release_namespaces(subsystem);
         }

@@ -83,7 +83,7 @@ pub(super) fn populate(
     let target = model.nvmf.target(name)?;
     let options = &model.target_options;
     cores.set_retry_delays(options.retry_delays)?;
-    cores.set_discovery_filter(options.filter.into())?;
+    cores.set_discovery_filter(target.filter.unwrap_or(options.filter).into())?;
     for (nqn, subsystem) in &target.subsystems {
         let Subsystem { options, hosts, namespaces, .. } = subsystem;
         // A list beside any host is kept for the day when not any host may connect.

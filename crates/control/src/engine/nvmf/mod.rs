@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::EngineError;
+use super::options::FilterOptions;
 
 pub(crate) use change::hex;
 pub use listener::ListenAddress;
@@ -55,6 +56,8 @@ pub struct Nvmf {
 pub struct NvmfTarget {
     /// Most subsystems.
     pub max_subsystems: u32,
+    /// What its Discovery log leaves out; `None`: what nvmf_set_config says.
+    pub filter: Option<FilterOptions>,
     /// The transport.
     pub transport: Option<Transport>,
     /// By name.

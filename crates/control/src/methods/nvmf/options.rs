@@ -62,7 +62,7 @@ fn set_config(call: &Call<'_>, params: SetConfig) -> Result<bool, RpcError> {
         Some(mask) => parse_subset(mask, &call.engine.config().cores)?,
     };
     call.engine.change(|change| {
-        let mut kept = json!({ "discovery_filter": filter_text(filter) });
+        let mut kept = json!({ "discovery_filter": filter.to_string() });
         if let (Some(mask), Some(members)) = (params.poll_groups_mask, kept.as_object_mut()) {
             members.insert("poll_groups_mask".to_owned(), mask.into());
         }
@@ -73,6 +73,19 @@ fn set_config(call: &Call<'_>, params: SetConfig) -> Result<bool, RpcError> {
         change.put(option_key("nvmf"), Entry::new(Section::Nvmf, "nvmf_set_config", &kept)?);
         Ok(true)
     })
+}
+
+/// A filter as a text or as a list.
+pub(super) fn filter(value: &Value) -> Result<FilterOptions, RpcError> {
+    let parts: Option<Vec<String>> = match value {
+        Value::String(text) => Some(text.split(',').map(str::to_owned).collect()),
+        Value::Array(list) => list.iter().map(|part| part.as_str().map(str::to_owned)).collect(),
+        _ => None,
+    };
+    let parts = parts.ok_or_else(|| {
+        RpcError::invalid_params("discovery_filter: a text, or a list of texts, is expected")
+    })?;
+    parse_filter(&parts)
 }
 
 fn parse_filter(parts: &[String]) -> Result<FilterOptions, RpcError> {
@@ -93,13 +106,6 @@ fn parse_filter(parts: &[String]) -> Result<FilterOptions, RpcError> {
         }
     }
     Ok(filter)
-}
-
-fn filter_text(filter: FilterOptions) -> String {
-    let parts =
-        [(filter.transport, "transport"), (filter.address, "address"), (filter.svcid, "svcid")];
-    let set: Vec<&str> = parts.iter().filter(|(set, _)| *set).map(|(_, name)| *name).collect();
-    if set.is_empty() { "match_any".to_owned() } else { set.join(",") }
 }
 
 fn parse_subset(mask: &str, all: &[usize]) -> Result<Vec<usize>, RpcError> {

@@ -1,11 +1,13 @@
 //! `nvmf_{create,delete}_target`, `nvmf_get_targets`.
 
 use serde::Deserialize;
+use serde_json::Value;
 
+use super::options;
 use crate::engine::nvmf::DEFAULT_MAX_SUBSYSTEMS;
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
-use crate::params::NoParams;
+use crate::params::{NoParams, refuse};
 
 /// The longest name of a target, as in SPDK.
 const MAX_NAME_BYTES: usize = 255;
@@ -22,9 +24,15 @@ struct Create {
     name: String,
     #[serde(default)]
     max_subsystems: u32,
+    /// One text, parts separated by commas, or a list of them.
+    discovery_filter: Option<Value>,
+    dup_host_policy: Option<String>,
 }
 
 fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
+    let policy = params.dup_host_policy.as_deref().unwrap_or("allow");
+    refuse(&[("dup_host_policy", policy != "allow")])?;
+    let filter = params.discovery_filter.as_ref().map(options::filter).transpose()?;
     let name = params.name;
     if call.engine.model().nvmf.targets.contains_key(&name) {
         return Err(RpcError::new(code::INVALID_PARAMS, "Target already exists."));
@@ -41,7 +49,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
         number => number,
     };
     call.engine
-        .change(|change| change.create_target(&name, max_subsystems))
+        .change(|change| change.create_target(&name, max_subsystems, filter))
         .map_err(|error| unable(error.to_string()))?;
     Ok(name)
 }
@@ -63,4 +71,40 @@ fn delete(call: &Call<'_>, params: Delete) -> Result<bool, RpcError> {
 
 fn get(call: &Call<'_>, _params: NoParams) -> Result<Vec<String>, RpcError> {
     Ok(call.engine.model().nvmf.targets.keys().cloned().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::engine::{Engine, EngineConfig};
+    use crate::role::Peer;
+
+    #[test]
+    fn a_target_has_a_filter_of_its_own() {
+        let engine = Engine::new(EngineConfig::default());
+        engine.start();
+        let create = |name: &str, filter: Value| {
+            let params = json!({ "name": name, "discovery_filter": filter });
+            let raw = serde_json::value::to_raw_value(&params).unwrap();
+            let peer = Peer::this_process();
+            Registry::new().call(&engine, peer, "nvmf_create_target", Some(&raw))
+        };
+        assert_eq!(create("a", json!("svcid,address")), Ok(json!("a")));
+        assert_eq!(create("b", json!(["transport"])), Ok(json!("b")));
+        for wrong in [json!("port"), json!(["address", "match_any"]), json!(1), json!([1])] {
+            assert_eq!(
+                create("c", wrong.clone()).unwrap_err().code,
+                code::INVALID_PARAMS,
+                "{wrong}"
+            );
+        }
+        let model = engine.model();
+        let kept: Vec<&Value> = model.ledger.entries().map(|(_, entry)| &entry.params).collect();
+        let filters: Vec<&Value> = kept.iter().map(|params| &params["discovery_filter"]).collect();
+        assert_eq!(filters, [&json!("address,svcid"), &json!("transport")]);
+        let filter = model.nvmf.targets["a"].filter.unwrap();
+        assert!(filter.address && filter.svcid && !filter.transport);
+    }
 }

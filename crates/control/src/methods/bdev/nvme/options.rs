@@ -100,13 +100,21 @@ impl Options {
     }
 }
 
+/// SPDK's default, and what is so anyway: one path at a time.
+fn is_one_path(options: &Value) -> bool {
+    let members = options.as_object();
+    members.is_some_and(|members| {
+        members.iter().all(|(name, value)| name == "policy" && value == "active_passive")
+    })
+}
+
 fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
     refuse(&[
         ("action_on_timeout", params.action_on_timeout.as_deref().is_some_and(|it| it != "none")),
         ("fast_io_fail_timeout_sec", params.fast_io_fail_timeout_sec.is_some_and(|it| it != 0)),
         ("transport_tos", params.transport_tos.is_some_and(|it| it != 0)),
         ("generate_uuids", params.generate_uuids == Some(true)),
-        ("multipath_opts", params.multipath_opts.is_some()),
+        ("multipath_opts", params.multipath_opts.as_ref().is_some_and(|it| !is_one_path(it))),
     ])?;
     if params.timeout_us.unwrap_or(0) == 0 && params.timeout_admin_us.unwrap_or(0) != 0 {
         let detail = "timeout_admin_us needs timeout_us";

@@ -1,0 +1,76 @@
+//! A configuration that SPDK's nvmf_tgt 26.05 has saved makes the same target here, unchanged.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use raceline_control::daemon::{Daemon, DaemonConfig};
+use raceline_control::method::Registry;
+use raceline_control::role::Peer;
+use serde_json::{Value, json};
+
+/// A listener at port 0 takes the place of that of the other machine.
+const SAVED: &str = include_str!("data/saved_by_nvmf_tgt.json");
+
+/// Calls that are orders, and nothing to be saved.
+const ORDERS: [&str; 2] = ["bdev_wait_for_examine", "framework_set_scheduler"];
+
+fn start(dir: &Path, config: &Value) -> Daemon {
+    let path = dir.join("config.json");
+    std::fs::write(&path, serde_json::to_vec_pretty(config).unwrap()).unwrap();
+    let config = DaemonConfig {
+        socket: dir.join("run/rpc.sock"),
+        config: Some(path),
+        ..DaemonConfig::default()
+    };
+    Daemon::start(config).unwrap()
+}
+
+fn call(daemon: &Daemon, method: &str, params: &Value) -> Value {
+    let raw = serde_json::value::to_raw_value(params).unwrap();
+    let params = (!params.is_null()).then_some(&*raw);
+    Registry::new().call(daemon.engine(), Peer::this_process(), method, params).unwrap()
+}
+
+fn save(daemon: &Daemon) -> Value {
+    let sections = call(daemon, "framework_get_subsystems", &Value::Null);
+    let save = |section: &Value| {
+        let name = &section["subsystem"];
+        json!({ "subsystem": name, "config": call(daemon, "framework_get_config", &json!({ "name": name })) })
+    };
+    json!({ "subsystems": sections.as_array().unwrap().iter().map(save).collect::<Vec<_>>() })
+}
+
+fn methods(config: &Value) -> BTreeSet<String> {
+    let sections = config["subsystems"].as_array().unwrap().iter();
+    let calls = sections.flat_map(|section| section["config"].as_array().unwrap());
+    calls.map(|call| call["method"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_nvmf_tgt_has_saved_is_a_target_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved: Value = serde_json::from_str(SAVED).unwrap();
+    let daemon = start(dir.path(), &saved);
+    let bdevs = call(&daemon, "bdev_get_bdevs", &Value::Null);
+    let names: BTreeSet<&str> =
+        bdevs.as_array().unwrap().iter().map(|bdev| bdev["name"].as_str().unwrap()).collect();
+    let all = ["D0", "Malloc0", "Malloc1", "Malloc1p0", "Malloc1p1", "Malloc2", "Null0", "P0"];
+    assert_eq!(names, BTreeSet::from(all), "also those that were saved before what they stand on");
+    let nqn = json!({ "nqn": "nqn.2026-01.io.raceline:moved" });
+    let subsystem = call(&daemon, "nvmf_get_subsystems", &nqn)[0].take();
+    let namespaces = subsystem["namespaces"].as_array().unwrap();
+    assert_eq!(namespaces.len(), 3, "{subsystem}");
+    assert_eq!(namespaces[0]["nguid"], "B10678EB79D746B0AA771C1B613DF890");
+    assert_eq!(namespaces[1]["uuid"], "27fd5d24-ac4c-53ba-8a8f-8c8b3f2a10d1");
+    assert_eq!(subsystem["listen_addresses"].as_array().unwrap().len(), 1);
+    // What it saves has all that it was given, and makes the same again.
+    let ours = save(&daemon);
+    let lost: Vec<String> = methods(&saved).difference(&methods(&ours)).cloned().collect();
+    assert!(lost.iter().all(|method| ORDERS.contains(&method.as_str())), "{lost:?}");
+    daemon.stop().unwrap();
+    let daemon = start(dir.path(), &ours);
+    assert_eq!(save(&daemon), ours);
+    daemon.stop().unwrap();
+}
