@@ -1,3 +1,4 @@
 //! Drivers and models for the fuzz targets: each target is a few lines, what it checks is here.
 
+pub mod daemon;
 pub mod tcp;

@@ -66,3 +66,25 @@ fn bad_devices_are_refused_whole() {
     let error = client.call("bdev_malloc_create", unsupported).unwrap_err();
     assert_eq!(error.1, "parameter dif_type is not supported");
 }
+
+#[test]
+fn a_device_never_stands_on_itself() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let on = |name: &str, base: &str| json!({ "name": name, "base_bdev_name": base });
+    let itself = client.call("bdev_passthru_create", on("a", "a")).unwrap_err();
+    assert_eq!(itself, (-22, "Invalid argument".to_owned()));
+    // Each of these waits for the next.
+    client.call("bdev_passthru_create", on("a", "b")).unwrap();
+    client.call("bdev_passthru_create", on("b", "cp0")).unwrap();
+    let round = client.call("bdev_passthru_create", on("c", "a")).unwrap();
+    assert_eq!(round, "c", "nothing says yet that cp0 will be a part of c");
+    let split = json!({ "base_bdev": "c", "split_count": 2 });
+    assert_eq!(client.call("bdev_split_create", split).unwrap_err().0, -32602);
+    assert_eq!(client.call("bdev_passthru_create", on("cp0", "a")).unwrap_err().0, -22);
+    // What waits is said without an end, too, and its name is not given away.
+    let missing = client.call("bdev_get_bdevs", json!({ "name": "c" })).unwrap_err();
+    assert_eq!(missing.0, -19);
+    let taken = json!({ "name": "a", "num_blocks": 8, "block_size": 512 });
+    assert_eq!(client.call("bdev_malloc_create", taken).unwrap_err().0, -17);
+}

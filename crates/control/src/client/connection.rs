@@ -66,7 +66,7 @@ impl std::fmt::Display for Refusal {
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// Nobody there.
-    #[error("cannot connect to {address}: {source} (is raceline serve running?)")]
+    #[error("cannot connect to {address}: {source} ({})", what_to_do(source))]
     Connect {
         /// Where it was tried.
         address: Address,
@@ -82,7 +82,7 @@ pub enum ClientError {
         refusal: Refusal,
     },
     /// No reply within the time.
-    #[error("no reply within {0:?} (-t sets the time)")]
+    #[error("no reply within {0:?} (--timeout sets the time)")]
     Timeout(Duration),
     /// The connection ended before the reply.
     #[error("the daemon closed the connection before it replied")]
@@ -93,6 +93,15 @@ pub enum ClientError {
     /// The socket failed.
     #[error("socket: {0}")]
     Socket(#[from] io::Error),
+}
+
+fn what_to_do(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "the socket is for root, the daemon's user and its group"
+        }
+        _ => "is raceline serve running?",
+    }
 }
 
 /// One connection.

@@ -35,6 +35,9 @@ const ATTACH: &str = "bdev_nvme_attach_controller";
 const OUTSIDE: [(&str, &str); 3] =
     [("bdev_aio_create", "bdev"), ("bdev_uring_create", "bdev"), (ATTACH, "bdev-nvme")];
 
+/// How many devices that are not there may stand on each other.
+const MAX_LEVELS: usize = 64;
+
 /// What is configured and not there.
 pub type MissingParts = BTreeMap<Key, Missing>;
 
@@ -66,7 +69,7 @@ impl Missing {
 }
 
 /// The part before a letter and a number: `Nvme0` of `Nvme0n1`.
-fn numbered(name: &str, letter: char) -> Option<&str> {
+pub(crate) fn numbered(name: &str, letter: char) -> Option<&str> {
     let (before, number) = name.rsplit_once(letter)?;
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then_some(before)
@@ -90,22 +93,49 @@ impl Model {
         if self.bdevs.find(name).is_some() {
             return None;
         }
+        let (mut bases, mut device) = (Vec::new(), name);
+        let reason = loop {
+            if let Some(reason) = self.why_missing_itself(device) {
+                break reason;
+            }
+            let base = self.base_of(device)?;
+            if bases.len() == MAX_LEVELS {
+                return Some(format!("it stands on more than {MAX_LEVELS} others, or on itself"));
+            }
+            let is_known = self.why_missing_itself(base).is_some() || self.base_of(base).is_some();
+            if self.bdevs.find(base).is_some() || !is_known {
+                break "it has not been examined, or could not be made: see the log".to_owned();
+            }
+            bases.push(base);
+            device = base;
+        };
+        let bases: String = bases.iter().map(|base| format!("it stands on `{base}`: ")).collect();
+        Some(bases + &reason)
+    }
+
+    /// Why a device is missing that stands on no other.
+    fn why_missing_itself(&self, name: &str) -> Option<String> {
         if let Some(missing) = self.missing.values().find(|missing| missing.makes(name)) {
             return Some(missing.reason.clone());
         }
-        if let Some(controller) = numbered(name, 'n')
-            && self.controllers.contains_key(controller)
-        {
-            return Some(format!("controller {controller} has no such namespace now"));
-        }
+        let controller = numbered(name, 'n')?;
+        let is_here = self.controllers.contains_key(controller);
+        is_here.then(|| format!("controller {controller} has no such namespace now"))
+    }
+
+    /// The device on which one of the configuration stands; an empty name if on none.
+    fn base_of(&self, name: &str) -> Option<&str> {
         let split = numbered(name, 'p').map(|base| Key::new(&["bdev", base, "split"]));
         let keys = [Some(Key::new(&["bdev", name])), split];
         let entry = keys.iter().flatten().find_map(|key| self.ledger.get(key))?;
-        let base = entry.base_name().unwrap_or_default();
-        Some(match self.why_missing(base) {
-            Some(reason) => format!("it stands on `{base}`: {reason}"),
-            None => "it has not been examined, or could not be made: see the log".to_owned(),
-        })
+        Some(entry.base_name().unwrap_or_default())
+    }
+
+    /// Whether a device is below another that is there or waits, or is that one itself.
+    #[must_use]
+    pub fn is_below(&self, name: &str, is_it: impl Fn(&str) -> bool) -> bool {
+        let bases = std::iter::successors(Some(name), |base| self.base_of(base));
+        bases.take(MAX_LEVELS).any(is_it)
     }
 }
 
@@ -249,6 +279,19 @@ impl Change<'_> {
         match self.model().missing.get(key) {
             Some(missing) if !comes => Err(EngineError::NameTaken(missing.name.clone())),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether a device may have this name: not if one is configured that waits for another, and would
+    /// lose its place in the configuration.
+    ///
+    /// # Errors
+    /// When one is.
+    pub(super) fn check_not_waiting(&self, name: &str) -> Result<(), EngineError> {
+        let model = self.model();
+        match model.ledger.get(&Key::new(&["bdev", name])).and_then(Entry::base_name) {
+            Some(_) => Err(EngineError::NameTaken(name.to_owned())),
+            None => Ok(()),
         }
     }
 

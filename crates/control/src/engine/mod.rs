@@ -448,6 +448,9 @@ impl Change<'_> {
     ) -> Result<(), EngineError> {
         let (name, key) = (bdev.name.clone(), bdev.key.clone());
         self.check_not_missing(&Key::new(&["bdev", &name]))?;
+        if entry.is_some() {
+            self.check_not_waiting(&name)?;
+        }
         self.model_mut().bdevs.insert(bdev)?;
         if let (Some(key), Some(entry)) = (key, entry) {
             self.put(key, entry);

@@ -43,7 +43,7 @@ struct CreateAio {
     fallocate: bool,
     uuid: Option<Uuid>,
     /// No submission ever waits: the ring has threads for what would.
-    #[serde(default, skip_serializing)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     nowait: bool,
     /// Through the page cache, where direct I/O does not work. SPDK falls back to it unasked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

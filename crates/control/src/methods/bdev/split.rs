@@ -10,6 +10,7 @@ use super::Plain;
 use super::stacked::{self, Stacked};
 use crate::engine::bdevs::Entry;
 use crate::engine::ledger::Key;
+use crate::engine::missing::numbered;
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
 
@@ -44,6 +45,10 @@ impl Stacked for Create {
 
     fn key(&self) -> Key {
         key(&self.base_bdev)
+    }
+
+    fn is_named(&self, name: &str) -> bool {
+        numbered(name, 'p') == Some(&*self.base_bdev)
     }
 
     fn make(&self, base: &Entry) -> Result<Vec<Entry>, RpcError> {

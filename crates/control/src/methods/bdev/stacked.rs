@@ -26,6 +26,11 @@ pub(super) trait Stacked: Clone + Serialize + DeserializeOwned {
     /// Where the configuration has it.
     fn key(&self) -> Key;
 
+    /// Whether one of the devices has, or will have, this name.
+    fn is_named(&self, name: &str) -> bool {
+        self.key() == Key::new(&["bdev", name])
+    }
+
     /// The devices, in order.
     fn make(&self, base: &Entry) -> Result<Vec<Entry>, RpcError>;
 }
@@ -37,6 +42,11 @@ pub(super) fn create<T: Stacked>(call: &Call<'_>, params: &T) -> Result<Vec<Stri
         if change.model().ledger.get(&key).is_some() {
             let detail = format!("{} was called for it before", T::METHOD);
             return Err(RpcError::errno(libc::EEXIST).because(detail));
+        }
+        if change.model().is_below(params.base(), |name| params.is_named(name)) {
+            let detail =
+                format!("it would stand on itself: `{}` is it, or waits for it", params.base());
+            return Err(RpcError::errno(libc::EINVAL).because(detail));
         }
         let entry = ledger::Entry::new(Section::Bdev, T::METHOD, params)?;
         let present = change.model().bdevs.find(params.base()).is_some();
