@@ -128,8 +128,24 @@ fn what_is_wrong_is_said_with_what_would_be_right() {
     assert!(error.contains("did you mean m"), "{error}");
     let error = daemon.refused(&["ns", "add", NQN, "nothing"]);
     assert!(error.lines().count() == 1 && error.contains("nvmf_subsystem_add_ns"), "{error}");
+    let error = daemon.refused(&["ns", "set", NQN, "7", "--show", HOST]);
+    assert!(error.contains("every host sees namespace 7") && error.contains("--hidden"), "{error}");
+    daemon.ok(&["ns", "add", NQN, "m1", "--hidden"]);
+    let seen_by = |nsid: &str| {
+        let table = daemon.ok(&["ns", "ls"]);
+        let mut rows = table.lines().filter(|row| row.contains(&format!("{NQN}  {nsid} ")));
+        rows.next().and_then(|row| row.split_whitespace().last()).unwrap().to_owned()
+    };
+    assert_eq!((&*seen_by("7"), &*seen_by("1")), ("all", "none"));
+    daemon.ok(&["ns", "set", NQN, "1", "--show", HOST]);
+    assert_eq!(seen_by("1"), HOST);
+    daemon.ok(&["ns", "rm", NQN, "1"]);
+    let error = daemon.refused(&["bdev", "set", "m0", "--size", "16M"]);
+    assert!(error.contains("keeps its size"), "{error}");
     daemon.ok(&["bdev", "rm", "m0", "--force"]);
     assert_eq!(daemon.json(&["ns", "ls"]), Value::Array(Vec::new()));
+    let none = daemon.output(&["config", "diff", &daemon.file("none.json")]);
+    assert_eq!(none.status.code(), Some(2), "not that of a difference: {none:?}");
 
     let nobody = daemon.command().args(["bdev", "ls", "-s", "/nonexistent/socket"]).output();
     let nobody = nobody.unwrap();

@@ -245,6 +245,11 @@ fn set(daemon: &mut Daemon, name: &str, new_size: Option<ByteSize>) -> Result<()
             }
             daemon.call("bdev_null_resize", json!({ "name": name, "new_size": size.0 / MIB }))?
         }
+        (Some(_), "bdev_malloc_create") => {
+            return Err(Failure::runtime(format!(
+                "device {name} is in memory and keeps its size: add another"
+            )));
+        }
         (Some(_), _) => {
             return Err(Failure::runtime(format!(
                 "device {name} takes its size from what it stands on: change that, then use --rescan"

@@ -26,13 +26,15 @@ const FILE_LIMIT_BYTES: u64 = 256 << 20;
 /// Runs the verb.
 pub(crate) fn run(args: &ConfigArgs) -> Result<(), Failure> {
     if let ConfigVerb::Diff { file, with: Some(with) } = &args.verb {
-        return diff(&read(with)?, &read(file)?, args.daemon.output);
+        return diff(&compared(with)?, &compared(file)?, args.daemon.output);
     }
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         ConfigVerb::Save { file } => save(&mut daemon, file.as_deref()),
         ConfigVerb::Restore { file, dry_run } => restore(&mut daemon, &read(file)?, *dry_run),
-        ConfigVerb::Diff { file, .. } => diff(&running(&mut daemon)?, &read(file)?, daemon.output),
+        ConfigVerb::Diff { file, .. } => {
+            diff(&running(&mut daemon)?, &compared(file)?, daemon.output)
+        }
         ConfigVerb::Clear { yes } => clear(&mut daemon, *yes),
     }
 }
@@ -65,6 +67,11 @@ fn read(file: &Path) -> Result<Contents, Failure> {
         return Err(failed(&"it is larger than 256 MiB"));
     }
     Contents::parse(&bytes).map_err(|error| failed(&error))
+}
+
+/// A file to be compared: that it cannot be has another code than that it differs.
+fn compared(file: &Path) -> Result<Contents, Failure> {
+    read(file).map_err(|failure| Failure::usage(failure.message))
 }
 
 fn save(daemon: &mut Daemon, file: Option<&Path>) -> Result<(), Failure> {

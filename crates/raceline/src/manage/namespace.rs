@@ -31,13 +31,17 @@ pub(crate) fn run(args: &NsArgs) -> Result<(), Failure> {
             daemon.done(&answer, &format!("added namespace {answer} ({device}) to {nqn}"))
         }
         NsVerb::Rm { nqn, nsid } => {
-            check(&mut daemon, nqn, *nsid)?;
+            find(&mut daemon, nqn, *nsid)?;
             let params = json!({ "nqn": nqn, "nsid": nsid });
             let answer = daemon.call("nvmf_subsystem_remove_ns", params)?;
             daemon.done(&answer, &format!("removed namespace {nsid} from {nqn}"))
         }
         NsVerb::Set { nqn, nsid, show, hide } => {
-            check(&mut daemon, nqn, *nsid)?;
+            if find(&mut daemon, nqn, *nsid)?["no_auto_visible"] != true {
+                return Err(Failure::runtime(format!(
+                    "every host sees namespace {nsid}: remove it, and add it with --hidden"
+                )));
+            }
             let (method, host, verb) = match (show, hide) {
                 (Some(host), _) => ("nvmf_ns_add_host", host, "shown to"),
                 (None, Some(host)) => ("nvmf_ns_remove_host", host, "hidden from"),
@@ -54,7 +58,7 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
     let subsystems = daemon.subsystems(nqn)?;
     let bdevs = daemon.list("bdev_get_bdevs", Value::Null)?;
     daemon.print(&documents(&subsystems, "namespaces"), || {
-        let mut table = Table::new(&["subsystem", "nsid", "device", "size", "uuid"]);
+        let mut table = Table::new(&["subsystem", "nsid", "device", "size", "uuid", "seen by"]);
         for (subsystem, namespace) in rows(&subsystems, "namespaces") {
             let bdev = bdevs.iter().find(|bdev| bdev["name"] == namespace["bdev_name"]);
             table.row([
@@ -68,18 +72,29 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
                     None => "missing".to_owned(),
                 },
                 text(&namespace["uuid"]),
+                seen_by(namespace),
             ]);
         }
         table
     })
 }
 
-/// Whether there is such a namespace; if not, which there are.
-fn check(daemon: &mut Daemon, nqn: &str, nsid: u32) -> Result<(), Failure> {
+/// The hosts to which a namespace is shown, of those that may connect.
+fn seen_by(namespace: &Value) -> String {
+    let hosts: Vec<String> = elements(namespace, "visible_to").iter().map(text).collect();
+    match namespace["no_auto_visible"] == true {
+        false => "all".to_owned(),
+        true if hosts.is_empty() => "none".to_owned(),
+        true => hosts.join(" "),
+    }
+}
+
+/// The namespace; if there is none, which there are.
+fn find(daemon: &mut Daemon, nqn: &str, nsid: u32) -> Result<Value, Failure> {
     let found = daemon.subsystems(Some(nqn))?;
     let namespaces = found.first().map_or(&[][..], |subsystem| elements(subsystem, "namespaces"));
-    if namespaces.iter().any(|namespace| namespace["nsid"] == nsid) {
-        return Ok(());
+    if let Some(namespace) = namespaces.iter().find(|namespace| namespace["nsid"] == nsid) {
+        return Ok(namespace.clone());
     }
     let there: Vec<String> = namespaces.iter().map(|namespace| text(&namespace["nsid"])).collect();
     let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
