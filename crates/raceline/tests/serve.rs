@@ -8,22 +8,9 @@ use std::path::Path;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Served, call};
+use support::{Served, call, configure};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
-
-fn configure(socket: &Path) {
-    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
-    for (method, params) in [
-        ("nvmf_create_transport", json!({ "trtype": "TCP" })),
-        ("bdev_malloc_create", json!({ "name": "M", "num_blocks": 2048, "block_size": 512 })),
-        ("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })),
-        ("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } })),
-        ("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address })),
-    ] {
-        call(socket, method, params).unwrap();
-    }
-}
 
 /// Everything that clients can ask for.
 fn picture(socket: &Path) -> Value {
@@ -53,7 +40,7 @@ fn what_was_acknowledged_is_there_after_a_kill() {
     let state = directory.path().join("state");
     let arguments = ["--state-dir", state.to_str().unwrap()];
     let served = Served::start(&socket, &arguments);
-    configure(&socket);
+    configure(&socket, NQN, 2048);
     let (before, identity) = (picture(&socket), identify(&socket));
     served.end(Signal::KILL);
     let served = Served::start(&socket, &arguments);
@@ -144,7 +131,7 @@ fn the_start_can_wait_for_options() {
     let early = call(&socket, "bdev_get_bdevs", Value::Null).unwrap_err();
     assert_eq!(early["code"], -1);
     call(&socket, "framework_start_init", Value::Null).unwrap();
-    configure(&socket);
+    configure(&socket, NQN, 2048);
     identify(&socket);
     assert_eq!(served.end(Signal::TERM).code, Some(0));
 }

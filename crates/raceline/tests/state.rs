@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use raceline_accel::crc32c;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Output, Served, call, run};
+use support::{Output, Served, call, configure, run};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 /// The unit of the log.
@@ -290,7 +290,7 @@ fn generation(socket: &Path) -> u64 {
 fn the_generation_of_discovery_grows_over_kills() {
     let kept = Kept::new();
     let mut served = kept.start();
-    configure(&kept.socket());
+    configure(&kept.socket(), NQN, 16384);
     let mut last = generation(&kept.socket());
     for round in 0..4 {
         let nqn = format!("nqn.2016-06.io.spdk:more{round}");
@@ -307,19 +307,6 @@ fn the_generation_of_discovery_grows_over_kills() {
         assert!(last >= changed, "{last} after a restart, {changed} before");
     }
     served.end(Signal::KILL);
-}
-
-fn configure(socket: &Path) {
-    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
-    for (method, params) in [
-        ("nvmf_create_transport", json!({ "trtype": "TCP" })),
-        ("bdev_malloc_create", json!({ "name": "M", "num_blocks": 16384, "block_size": 512 })),
-        ("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })),
-        ("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } })),
-        ("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address })),
-    ] {
-        call(socket, method, params).unwrap();
-    }
 }
 
 /// A small file system that only a mount namespace of its own sees, which this process keeps.
@@ -427,7 +414,7 @@ fn survive_a_full_disk(kind: &str) {
     let run = tempfile::tempdir().unwrap();
     let socket = run.path().join("rpc.sock");
     let served = disk.start(&socket);
-    configure(&socket);
+    configure(&socket, NQN, 16384);
     let listeners = call(&socket, "nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
     let port = listeners[0]["address"]["trsvcid"].as_str().unwrap().to_owned();
     let io = ["perf", "-a", "127.0.0.1", "-s", &port, "-n", NQN, "--rw", "randrw", "--verify"];

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// No verb of these tests takes this long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -255,11 +255,25 @@ impl Served {
     }
 }
 
+/// Makes a subsystem of a daemon: one namespace of memory, in blocks of 512, and a listener.
+pub(crate) fn configure(socket: &std::path::Path, nqn: &str, num_blocks: u64) {
+    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    for (method, params) in [
+        ("nvmf_create_transport", json!({ "trtype": "TCP" })),
+        ("bdev_malloc_create", json!({ "name": "M", "num_blocks": num_blocks, "block_size": 512 })),
+        ("nvmf_create_subsystem", json!({ "nqn": nqn, "allow_any_host": true })),
+        ("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": { "bdev_name": "M" } })),
+        ("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address })),
+    ] {
+        call(socket, method, params).unwrap();
+    }
+}
+
 /// Calls a method of a daemon on a connection of its own.
 pub(crate) fn call(socket: &std::path::Path, method: &str, params: Value) -> Result<Value, Value> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut request = serde_json::json!({ "jsonrpc": "2.0", "method": method, "id": 1 });
+    let mut request = json!({ "jsonrpc": "2.0", "method": method, "id": 1 });
     if !params.is_null() {
         request["params"] = params;
     }
