@@ -1,9 +1,9 @@
 //! CRC32C (Castagnoli), the header and data digest of NVMe/TCP (NVMe/TCP 1.1 section 3.3.1.1).
 //!
-//! Unless told otherwise, the kernels are those of the `crc-fast` crate, chosen at run time, but for a few hundred
-//! bytes and more where the CPU has AVX-512 with VPCLMULQDQ: there `fused.rs` is faster. A digest over several pieces carries the raw CRC register from one to
-//! the next; the crate's `combine`, which joins two finished digests, takes microseconds and is
-//! not used.
+//! Unless told otherwise, the kernels are those of the `crc-fast` crate, chosen at run time, but from
+//! 1 KiB on where the CPU has AVX-512 with VPCLMULQDQ: there `fused.rs` is faster. A digest over
+//! several pieces carries the raw CRC register from one to the next; the crate's `combine`, which
+//! joins two finished digests, takes microseconds and is not used.
 
 #[cfg(target_arch = "x86_64")]
 mod sse42;
