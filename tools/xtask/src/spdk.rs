@@ -11,6 +11,7 @@ mod point;
 mod program;
 mod report;
 mod steps;
+mod tail;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use self::program::{HUGE_PAGES, Programs, RunningTarget};
 use self::report::{Idle, PointReport, Report, Run, Setting};
 use crate::child::Task;
 use crate::cli::cpu_ticks;
-use crate::quiet::Machine;
+use crate::quiet::{Disturbance, Machine};
 use crate::raceline::Tree;
 
 /// Repetitions of a point, also with --quick.
@@ -65,6 +66,10 @@ pub(crate) struct Options {
     /// than the keep alive timeouts of the hosts, 10 s with SPDK's.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=SECONDS_MAX))]
     instructions: Option<u32>,
+    /// Compare the slowest commands instead: our host asks both targets for as many commands per
+    /// second as 70 % of what the slower of them can do.
+    #[arg(long, conflicts_with_all = ["instructions", "output_format"])]
+    tail: bool,
     /// For docs/PERFORMANCE.md or for programs.
     #[arg(short, long, value_enum, default_value = "markdown")]
     output_format: Format,
@@ -92,20 +97,15 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
         return Ok(true);
     }
     let setting = setting(tree, &programs, options)?;
-    let mut targets = Vec::new();
-    for kind in [Target::Raceline, Target::RacelineHuge, Target::Spdk, Target::SpdkTuned] {
-        eprintln!("starting and filling {}", kind.name());
-        let target = programs.start(kind, "poll")?;
-        programs.fill(&target).with_context(|| format!("target {}", kind.name()))?;
-        target.pause();
-        targets.push(target);
-    }
     let mut bench = Bench {
+        targets: start_all(&programs)?,
         programs,
-        targets,
         seconds: options.seconds,
         attempts: if options.noisy { 1 } else { ATTEMPTS },
     };
+    if options.tail {
+        return tail::run(&mut bench, &setting, &points);
+    }
     let mut reports = Vec::new();
     for (at, point) in points.iter().enumerate() {
         let report = bench.measure(*point, setting.repetitions)?;
@@ -127,6 +127,19 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
         );
     }
     Ok(disturbed == 0 || options.noisy)
+}
+
+/// All targets, filled and stopped.
+fn start_all(programs: &Programs<'_>) -> Result<Vec<RunningTarget>> {
+    let mut targets = Vec::new();
+    for kind in [Target::Raceline, Target::RacelineHuge, Target::Spdk, Target::SpdkTuned] {
+        eprintln!("starting and filling {}", kind.name());
+        let target = programs.start(kind, "poll")?;
+        programs.fill(&target).with_context(|| format!("target {}", kind.name()))?;
+        target.pause();
+        targets.push(target);
+    }
+    Ok(targets)
 }
 
 /// Removes what SPDK's processes left behind.
@@ -201,17 +214,29 @@ impl Bench<'_> {
     }
 
     fn one_run(&mut self, pair: Pair, point: Point) -> Result<Run> {
+        let run = |programs: &Programs<'_>, target: &RunningTarget, seconds| {
+            programs.run(pair.host, target, point, seconds)
+        };
+        let (measured, disturbance) = self.with_target(pair.target, run)?;
+        Ok(Run { pair, iops: measured.iops, mean_us: measured.mean_us, disturbance })
+    }
+
+    /// Lets one of the targets go on while something runs against it.
+    fn with_target<T>(
+        &mut self,
+        kind: Target,
+        run: impl Fn(&Programs<'_>, &RunningTarget, u32) -> Result<T>,
+    ) -> Result<(T, Disturbance)> {
         let pids: Vec<u32> = self.targets.iter().map(RunningTarget::pid).collect();
-        let target = self.targets.iter_mut().find(|target| target.kind == pair.target);
+        let target = self.targets.iter_mut().find(|target| target.kind == kind);
         let target = target.context("that target does not run")?;
         target.healthy()?;
         target.resume();
         let before = Machine::now(&pids)?;
-        let measured = self.programs.run(pair.host, target, point, self.seconds);
+        let measured = run(&self.programs, target, self.seconds);
         let disturbance = Machine::now(&pids)?.since(&before)?;
         target.pause();
-        let measured = measured?;
-        Ok(Run { pair, iops: measured.iops, mean_us: measured.mean_us, disturbance })
+        Ok((measured?, disturbance))
     }
 
     /// Memory and CPU of every target while one host is connected and asks for next to nothing.

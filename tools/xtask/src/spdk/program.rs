@@ -57,6 +57,12 @@ pub(crate) struct Measured {
     pub(crate) mean_us: f64,
 }
 
+/// How long commands took, from when they were due.
+pub(crate) struct Tail {
+    pub(crate) p50_us: f64,
+    pub(crate) p999_us: f64,
+}
+
 impl<'a> Programs<'a> {
     /// Builds ours; SPDK's must be in `build`.
     pub(crate) fn find(tree: &'a Tree, build: &Path, leftovers: Leftovers) -> Result<Self> {
@@ -124,13 +130,30 @@ impl<'a> Programs<'a> {
         if host == Host::Spdk {
             return total(&self.run_spdk_host(task, limit_s)?);
         }
-        let ended = task.limit(limit_s).check()?;
-        let report: Value = serde_json::from_str(&ended.stdout)
-            .with_context(|| format!("perf's output:\n{}", ended.tail(10)))?;
-        let job = &report["jobs"][0];
+        let job = perf_job(task, limit_s)?;
         let kind = if point.write { "write" } else { "read" };
         let mean = job[kind]["clat_ns"]["mean"].as_f64().context("no mean latency")?;
-        Ok(Measured { iops: iops(job), mean_us: mean / 1000.0 })
+        Ok(Measured { iops: iops(&job), mean_us: mean / 1000.0 })
+    }
+
+    /// Runs our host with so many commands per second falling due, however long others take.
+    pub(crate) fn run_paced(
+        &self,
+        target: &RunningTarget,
+        point: Point,
+        seconds: u32,
+        commands_per_s: u32,
+    ) -> Result<Tail> {
+        let limit_s = u64::from(2 * seconds) + HOST_LIMIT_S;
+        let rate = commands_per_s.to_string();
+        let task = self.host(Host::Raceline, target, point, (seconds, seconds))?;
+        let job = perf_job(task.args(["--rate_iops", &rate]), limit_s)?;
+        let kind = if point.write { "write" } else { "read" };
+        let percentile = |name: &str| {
+            let nanoseconds = job[kind]["clat_ns"]["percentile"][name].as_f64();
+            nanoseconds.map(|value| value / 1000.0).with_context(|| format!("no percentile {name}"))
+        };
+        Ok(Tail { p50_us: percentile("50.000000")?, p999_us: percentile("99.900000")? })
     }
 
     /// Starts a host that is to be looked at while it runs, for at most so long.
@@ -361,6 +384,14 @@ fn configuration(tuned: bool, port: u16) -> Value {
         {"subsystem": "bdev", "config": devices},
         {"subsystem": "nvmf", "config": fabric},
     ]})
+}
+
+/// Runs `raceline perf` and gives what it says about its job.
+fn perf_job(task: Task, limit_s: u64) -> Result<Value> {
+    let ended = task.limit(limit_s).check()?;
+    let mut report: Value = serde_json::from_str(&ended.stdout)
+        .with_context(|| format!("perf's output:\n{}", ended.tail(10)))?;
+    Ok(report["jobs"][0].take())
 }
 
 /// The line of all namespaces and cores in the output of SPDK's host: IOPS, MiB/s, and mean,

@@ -128,7 +128,7 @@ impl Report {
 
     /// The tables.
     pub(crate) fn markdown(&self) -> String {
-        let mut text = self.introduction();
+        let mut text = self.setting.introduction("pairs");
         let titles: Vec<String> = PAIRS.iter().map(Pair::to_string).collect();
         head(&mut text, "thousand IOPS, host -> target", titles.iter().map(String::as_str));
         for point in &self.points {
@@ -160,27 +160,32 @@ impl Report {
         }
         text
     }
+}
 
-    fn introduction(&self) -> String {
-        let Setting { raceline, spdk, kernel, processor, repetitions, .. } = &self.setting;
-        let (ramp, time) = (self.setting.ramp_seconds, self.setting.measured_seconds);
+impl Setting {
+    /// The paragraph above the tables; `what` is said of the runs.
+    pub(crate) fn introduction(&self, what: &str) -> String {
+        let Self { raceline, spdk, kernel, processor, repetitions, .. } = self;
+        let (ramp, time) = (self.ramp_seconds, self.measured_seconds);
         format!(
             "Raceline {raceline} and {spdk}, Linux {kernel}, {processor}; target polling on core 0, host polling on core 1, \
-             loopback, no digests, namespaces of 512 MiB, filled. {repetitions} repetitions of all pairs in turn, each \
+             loopback, namespaces of 512 MiB, filled. {repetitions} repetitions, all {what} in turn, each \
              {time} s after a ramp of {ramp} s: median (lowest - highest), ratios repetition by repetition. \
              A point is size, direction, depth x connections, at random addresses.\n\n"
         )
     }
 }
 
-fn head<'a>(text: &mut String, first: &str, titles: impl Iterator<Item = &'a str>) {
+/// The first two lines of a table.
+pub(crate) fn head<'a>(text: &mut String, first: &str, titles: impl Iterator<Item = &'a str>) {
     let titles: Vec<String> = titles.map(str::to_owned).collect();
     let rule = vec!["---".to_owned(); titles.len()];
     row(text, first, titles.into_iter());
     row(text, "---", rule.into_iter());
 }
 
-fn row(text: &mut String, first: &str, cells: impl Iterator<Item = String>) {
+/// A line of a table.
+pub(crate) fn row(text: &mut String, first: &str, cells: impl Iterator<Item = String>) {
     let cells: Vec<String> = cells.collect();
     // Writing into a String cannot fail.
     let _ = writeln!(text, "| {first} | {} |", cells.join(" | "));
