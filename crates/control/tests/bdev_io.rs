@@ -567,11 +567,8 @@ fn bad_controllers_are_refused_whole() {
     };
     for (more, code, text) in [
         (json!({ "trtype": "rdma" }), -22, "Invalid argument"),
-        (
-            json!({ "trtype": "PCIe", "traddr": "0000:01:00.0" }),
-            -22,
-            "trtype PCIe is not supported",
-        ),
+        (json!({ "trtype": "PCIe" }), -32602, "parameter adrfam is not supported"),
+        (json!({ "serial": "S1" }), -32602, "parameter serial is not supported"),
         (json!({ "traddr": "x" }), -22, "Invalid argument"),
         (json!({ "trsvcid": "1" }), -5, "Input/output error"),
         (json!({ "subnqn": "x" }), -22, "subnqn is no NQN"),

@@ -1,26 +1,27 @@
-//! Remote NVMe controllers: each of their namespaces is a device here, and comes and goes with it.
+//! NVMe controllers, remote ones and local drives: each of their namespaces is a device here, and comes
+//! and goes with it.
+
+pub mod drive;
+pub mod link;
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use raceline_bdev::Bdev as _;
-use raceline_host::{NamespaceInfo, RemoteController, RemoteState};
-use raceline_proto::nvme::NamespaceId;
 use serde_json::{Value, json};
-use uuid::Uuid;
 
 use super::bdevs::{Details, Entry};
 use super::ledger::Key;
 use super::{Change, Engine, EngineError, Model};
 use crate::methods;
+use link::{Link, OpenFailure, Present};
 
 /// SPDK's name of the module.
 pub const MODULE: &str = "nvme";
 
-/// How often the thread that follows a controller looks whether it is still wanted.
+/// How often the thread that follows a controller looks whether it is still wanted, and at a drive.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Controllers by name.
@@ -33,79 +34,51 @@ pub(crate) type SharedEngine = OnceLock<Weak<Engine>>;
 pub struct Controller {
     /// Its name; its devices are `NAMEn1`, `NAMEn2`...
     pub name: String,
-    /// The connection.
-    pub remote: RemoteController,
+    /// Where it is.
+    pub link: Link,
     /// Its entry in the ledger.
     pub key: Key,
     /// Most namespaces that become devices.
     pub max_bdevs: usize,
     detached: AtomicBool,
+    /// Why namespaces are no devices that are there.
+    unopened: Mutex<BTreeMap<u32, String>>,
 }
 
 impl Controller {
-    /// A controller that has just been connected to.
+    /// A controller that has just been found.
     #[must_use]
-    pub fn new(name: String, remote: RemoteController, key: Key, max_bdevs: usize) -> Arc<Self> {
-        let detached = AtomicBool::new(false);
-        Arc::new(Self { name, remote, key, max_bdevs, detached })
+    pub fn new(name: String, link: Link, key: Key, max_bdevs: usize) -> Arc<Self> {
+        let (detached, unopened) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { name, link, key, max_bdevs, detached, unopened })
     }
 
-    /// Ends the connection, and the thread that follows it.
+    /// Lets go of it, and ends the thread that follows it.
     pub(super) fn end(&self) {
         self.detached.store(true, Ordering::Relaxed);
-        self.remote.disconnect();
+        self.link.end();
     }
 
-    /// SPDK's word for how it is.
-    #[must_use]
-    pub fn state(&self) -> &'static str {
-        match self.remote.state() {
-            RemoteState::Up => "enabled",
-            RemoteState::Reconnecting => "resetting",
-            RemoteState::Failed(_) => "failed",
+    /// Notes why a namespace is no device, and says so if it is news.
+    fn note_unopened(&self, nsid: u32, reason: String) {
+        let mut unopened = super::lock(&self.unopened);
+        if unopened.get(&nsid) != Some(&reason) {
+            tracing::warn!("{}n{nsid}: {reason}", self.name);
+            unopened.insert(nsid, reason);
         }
-    }
-
-    /// Its transport identifier as SPDK shows it.
-    #[must_use]
-    pub fn trid(&self) -> Value {
-        let config = self.remote.config();
-        json!({
-            "trtype": "TCP",
-            "adrfam": if config.address.is_ipv4() { "IPv4" } else { "IPv6" },
-            "traddr": config.address.ip().to_string(),
-            "trsvcid": config.address.port().to_string(),
-            "subnqn": config.subnqn.as_str(),
-        })
     }
 }
 
 /// What a device is a namespace of.
 struct Attached {
     controller: Arc<Controller>,
-    nsid: NamespaceId,
+    namespace: Present,
 }
 
 impl Details for Attached {
     fn driver_specific(&self) -> Value {
-        let info = self.controller.remote.controller();
-        let (major, minor) = (info.version >> 16, info.version >> 8 & 0xff);
-        json!({
-            "nvme": [{
-                "trid": self.controller.trid(),
-                "ctrlr_data": {
-                    "cntlid": info.cntlid.0,
-                    "vendor_id": format!("0x{:04x}", info.raw.vid.get()),
-                    "model_number": info.model,
-                    "serial_number": info.serial,
-                    "firmware_revision": info.firmware,
-                    "subnqn": info.subnqn.as_ref().map(|nqn| nqn.as_str()),
-                },
-                "vs": { "nvme_version": format!("{major}.{minor}") },
-                "ns_data": { "id": self.nsid.0 },
-            }],
-            "mp_policy": "active_passive",
-        })
+        let path = self.controller.link.describe(self.namespace.nsid);
+        json!({ "nvme": [path], "mp_policy": "active_passive" })
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -116,30 +89,29 @@ impl Details for Attached {
 /// What a controller has, and what of it is missing here or should not be here any more.
 #[derive(Default)]
 struct Difference {
-    come: Vec<NamespaceInfo>,
+    come: Vec<Present>,
     gone: Vec<String>,
 }
 
 impl Difference {
     fn of(model: &Model, controller: &Arc<Controller>) -> Self {
-        let there = match controller.remote.state() {
-            RemoteState::Up => controller.remote.namespaces(),
-            // What is there will be seen when the controller is back.
-            RemoteState::Reconnecting => return Self::default(),
-            RemoteState::Failed(_) => [].into(),
-        };
-        let mut here = BTreeMap::new();
+        // What is there will be seen when the controller is back.
+        let Some(there) = controller.link.namespaces() else { return Self::default() };
+        let mut here = Vec::new();
+        let mut gone = Vec::new();
         for bdev in model.bdevs.iter() {
             if let Some(attached) = bdev.details.as_any().downcast_ref::<Attached>()
                 && Arc::ptr_eq(&attached.controller, controller)
             {
-                here.insert(attached.nsid.0, bdev);
+                if there.contains(&attached.namespace) {
+                    here.push(attached.namespace);
+                } else {
+                    gone.push(bdev.name.clone());
+                }
             }
         }
-        let come = there.iter().filter(|info| !here.contains_key(&info.nsid.0)).cloned().collect();
-        let is_there = |nsid: &u32| there.iter().any(|info| info.nsid.0 == *nsid);
-        let gone = here.iter().filter(|(nsid, _)| !is_there(nsid));
-        Self { come, gone: gone.map(|(_, bdev)| bdev.name.clone()).collect() }
+        let come = there.into_iter().filter(|namespace| !here.contains(namespace)).collect();
+        Self { come, gone }
     }
 
     fn is_none(&self) -> bool {
@@ -154,9 +126,23 @@ impl Engine {
         let _ = self.shared.set(Arc::downgrade(self));
     }
 
+    /// Looks at the sizes of the devices of a drive; those of remote controllers are told.
+    fn rescan_devices(&self, controller: &Arc<Controller>) {
+        if !matches!(controller.link, Link::Drive(_)) {
+            return;
+        }
+        for name in devices_of(&self.model(), controller) {
+            let device = self.model().bdevs.find(&name).map(|bdev| Arc::clone(&bdev.device));
+            if let Some(Err(error)) = device.map(|device| device.rescan()) {
+                tracing::warn!("device `{name}` is not what it was: {error}");
+            }
+        }
+    }
+
     fn follow(&self, controller: &Arc<Controller>) {
         if Difference::of(&self.model(), controller).is_none() {
             // One of them may have grown.
+            self.rescan_devices(controller);
             if let Err(error) = self.sizes_changed() {
                 tracing::warn!("hosts are not told of grown devices: {error}");
             }
@@ -166,7 +152,7 @@ impl Engine {
             // Detached meanwhile?
             let attached = change.model().controllers.get(&controller.name).cloned();
             if attached.is_some_and(|attached| Arc::ptr_eq(&attached, controller)) {
-                change.follow(controller)?;
+                change.follow(controller, Opening::Lenient)?;
             }
             Ok::<_, EngineError>(())
         });
@@ -177,6 +163,15 @@ impl Engine {
             );
         }
     }
+}
+
+/// What happens when a namespace that is there cannot be opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// The call fails: whoever attaches a drive wants all of it, or to know why not.
+    Strict,
+    /// The others are opened, and it is tried again.
+    Lenient,
 }
 
 impl Change<'_> {
@@ -191,7 +186,7 @@ impl Change<'_> {
         self.check_not_missing(&controller.key)?;
         let name = controller.name.clone();
         self.model_mut().controllers.insert(name.clone(), Arc::clone(controller));
-        let followed = self.follow(controller).and_then(|names| {
+        let followed = self.follow(controller, Opening::Strict).and_then(|names| {
             let engine = Arc::downgrade(&self.engine().shared);
             let thread = std::thread::Builder::new().name(format!("nvme-{name}"));
             let watched = Arc::clone(controller);
@@ -202,7 +197,7 @@ impl Change<'_> {
         followed.inspect_err(|_| drop(self.detach(&name)))
     }
 
-    /// Takes the devices of a controller away, and forgets it; the caller then disconnects it.
+    /// Takes the devices of a controller away, and forgets it; the caller then ends its link.
     ///
     /// # Errors
     /// When there is none of that name, or a device does not become quiet.
@@ -220,14 +215,20 @@ impl Change<'_> {
     }
 
     /// Brings the devices up to date; gives the names of those that came.
-    fn follow(&mut self, controller: &Arc<Controller>) -> Result<Vec<String>, EngineError> {
+    fn follow(
+        &mut self,
+        controller: &Arc<Controller>,
+        opening: Opening,
+    ) -> Result<Vec<String>, EngineError> {
         let Difference { come, gone } = Difference::of(&self.model(), controller);
         for name in gone {
             tracing::info!("device `{name}` is gone from its controller");
             self.unplug_bdev(&name)?;
         }
         let mut names = Vec::new();
-        for info in come {
+        super::lock(&controller.unopened).retain(|nsid, _| come.iter().any(|it| it.nsid == *nsid));
+        for namespace in come {
+            let Present { nsid, .. } = namespace;
             let room = devices_of(&self.model(), controller).len() < controller.max_bdevs;
             if !room {
                 tracing::warn!(
@@ -237,9 +238,16 @@ impl Change<'_> {
                 );
                 break;
             }
-            match controller.remote.namespace(info.nsid) {
-                Ok(namespace) => names.push(self.plug(controller, &info, namespace)?),
-                Err(error) => tracing::warn!("{}n{}: {error}", controller.name, info.nsid),
+            match self.plug(controller, namespace) {
+                Ok(name) => {
+                    super::lock(&controller.unopened).remove(&nsid);
+                    names.push(name);
+                }
+                Err(Unplugged::Engine(error)) => return Err(error),
+                Err(Unplugged::Open(OpenFailure::Drive(error))) if opening == Opening::Strict => {
+                    return Err(error.into());
+                }
+                Err(Unplugged::Open(error)) => controller.note_unopened(nsid, error.to_string()),
             }
         }
         self.engine().sizes_changed()?;
@@ -249,24 +257,24 @@ impl Change<'_> {
     fn plug(
         &mut self,
         controller: &Arc<Controller>,
-        info: &NamespaceInfo,
-        namespace: raceline_host::RemoteNamespace,
-    ) -> Result<String, EngineError> {
-        let name = format!("{}n{}", controller.name, info.nsid);
+        namespace: Present,
+    ) -> Result<String, Unplugged> {
+        let name = format!("{}n{}", controller.name, namespace.nsid);
         let identity = &self.engine().config().identity;
-        let uuid = match Uuid::from_bytes(namespace.info().uuid) {
-            uuid if uuid.is_nil() => {
-                let place = format!("{} {}", controller.remote.config().subnqn, info.nsid);
-                identity.derive("remote namespace", place.as_bytes())
-            }
-            uuid => uuid,
-        };
-        let details = Attached { controller: Arc::clone(controller), nsid: info.nsid };
-        let bdev = Entry::with_uuid(&name, uuid, MODULE, "NVMe disk", Arc::new(namespace));
-        self.add_bdev(bdev.described_by(details), None)?;
+        let opened = controller.link.open(namespace.nsid, identity);
+        let (device, uuid) = opened.map_err(Unplugged::Open)?;
+        let details = Attached { controller: Arc::clone(controller), namespace };
+        let bdev = Entry::with_uuid(&name, uuid, MODULE, "NVMe disk", device);
+        self.add_bdev(bdev.described_by(details), None).map_err(Unplugged::Engine)?;
         methods::bdev::arrived(self, &name);
         Ok(name)
     }
+}
+
+/// Why a namespace is no device.
+enum Unplugged {
+    Open(OpenFailure),
+    Engine(EngineError),
 }
 
 /// The names of the devices that are namespaces of a controller.
@@ -282,7 +290,7 @@ fn devices_of(model: &Model, controller: &Arc<Controller>) -> Vec<String> {
 fn watch(engine: &Weak<SharedEngine>, controller: &Arc<Controller>) {
     let (mut seen, mut followed) = (0, 0);
     loop {
-        seen = controller.remote.wait_change(seen, FOLLOW_INTERVAL);
+        seen = controller.link.wait_change(seen, FOLLOW_INTERVAL);
         let Some(shared) = engine.upgrade() else { return };
         if controller.detached.load(Ordering::Relaxed) {
             return;
@@ -290,7 +298,10 @@ fn watch(engine: &Weak<SharedEngine>, controller: &Arc<Controller>) {
         // Nobody shares it yet: nothing is followed until then.
         let Some(weak) = shared.get() else { continue };
         let Some(engine) = weak.upgrade() else { return };
-        if followed != seen {
+        // What somebody else had may be free by now.
+        let again = matches!(controller.link, Link::Drive(_))
+            && !super::lock(&controller.unopened).is_empty();
+        if followed != seen || again {
             engine.follow(controller);
             followed = seen;
         }

@@ -1,6 +1,6 @@
 //! Why the manager cannot do what it was asked.
 
-use raceline_bdev::OpenError;
+use raceline_bdev::{DriveError, OpenError};
 use raceline_target::TargetError;
 
 use super::journal::JournalError;
@@ -54,6 +54,9 @@ pub enum EngineError {
     /// A device could not be opened.
     #[error("{}", open_reason(.0))]
     Open(#[from] OpenError),
+    /// A local drive, or one of its namespaces, cannot be used.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
     /// The target refused.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -83,6 +86,7 @@ impl EngineError {
             Self::Claimed { .. } => libc::EPERM,
             Self::Journal(error) => error.errno,
             Self::Open(error) => open_errno(error),
+            Self::Drive(error) => error.errno(),
             Self::BadName(_) | Self::Invalid(_) | Self::Target(_) => libc::EINVAL,
         }
     }

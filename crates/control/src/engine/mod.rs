@@ -24,7 +24,7 @@ use std::sync::{
 use std::time::{Duration, Instant};
 
 use raceline_accel::Framework;
-use raceline_bdev::Identity;
+use raceline_bdev::{Drives, Identity};
 
 pub use error::EngineError;
 
@@ -64,6 +64,8 @@ pub struct EngineConfig {
     pub cores: Vec<usize>,
     /// Where identities come from when none is given.
     pub identity: Identity,
+    /// Where local drives are looked for.
+    pub drives: Drives,
     /// Where changes are written down.
     pub journal: Box<dyn Journal>,
     /// What is logged.
@@ -79,6 +81,7 @@ impl Default for EngineConfig {
         Self {
             cores: Vec::new(),
             identity: Identity::of_this_machine(),
+            drives: Drives::default(),
             journal: Box::new(NoJournal),
             logging: Logging::default(),
             accel: Framework::software(),

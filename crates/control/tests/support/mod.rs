@@ -115,8 +115,12 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn start(dir: &Path) -> Self {
+        Self::start_with(dir, EngineConfig::default())
+    }
+
+    pub(crate) fn start_with(dir: &Path, config: EngineConfig) -> Self {
         let (journal, kept) = StateJournal::open(dir).unwrap();
-        let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
+        let config = EngineConfig { journal: Box::new(journal), ..config };
         let (engine, registry) = (Arc::new(Engine::new(config)), Registry::new());
         engine.share();
         engine.restore(&registry, &kept.ledger).unwrap();

@@ -1,5 +1,6 @@
-//! `bdev_nvme_*`: the namespaces of a remote NVMe/TCP controller as devices.
+//! `bdev_nvme_*`: the namespaces of a controller as devices, a remote one or a local drive.
 
+mod drive;
 mod health;
 mod options;
 
@@ -13,10 +14,11 @@ use uuid::Uuid;
 
 use super::Name;
 use crate::engine::controllers::Controller;
+use crate::engine::controllers::link::Link;
 use crate::engine::ledger::{self, Key, Section};
 use crate::engine::missing::CONNECT_TIMEOUT;
 use crate::engine::nvmf::ListenAddress;
-use crate::engine::{Change, Engine};
+use crate::engine::{Change, Engine, EngineError};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
@@ -45,9 +47,15 @@ struct Attach {
     traddr: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     adrfam: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     trsvcid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     subnqn: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     hostnqn: Option<String>,
+    /// Of a local drive: another one in the same place is not taken for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serial: Option<String>,
     #[serde(default)]
     hdgst: bool,
     #[serde(default)]
@@ -124,6 +132,11 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
         return Err(invalid("max_bdevs cannot be zero".to_owned()));
     }
     refuse_taken(call.engine, &params)?;
+    let max_bdevs = usize::try_from(max_bdevs).unwrap_or(usize::MAX);
+    if drive::is_local(&params) {
+        return drive::attach(call, params, max_bdevs);
+    }
+    refuse(&[("serial", params.serial.is_some())])?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine));
     let config = host_config(call.engine, &params, &hostnqn)?;
     let config = if call.peer.is_internal {
@@ -136,8 +149,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     let name = params.name.clone();
     let key = Key::new(&["bdev-nvme", &name]);
-    let max_bdevs = usize::try_from(max_bdevs).unwrap_or(usize::MAX);
-    let controller = Controller::new(name, remote, key.clone(), max_bdevs);
+    let controller = Controller::new(name, Link::Remote(remote), key.clone(), max_bdevs);
     let canonical = Attach { hostnqn: Some(hostnqn), ..params };
     let attached = call.engine.change(|change| {
         let entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", &canonical)?;
@@ -146,7 +158,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
         Ok(names)
     });
     if attached.is_err() {
-        controller.remote.disconnect();
+        controller.link.end();
     }
     attached
 }
@@ -159,9 +171,14 @@ fn refuse_taken(engine: &Engine, params: &Attach) -> Result<(), RpcError> {
     }
     let model = engine.model();
     let Some(taken) = model.controllers.get(name) else { return Ok(()) };
-    let config = taken.remote.config();
-    let same = params.traddr == config.address.ip().to_string()
-        && params.trsvcid.as_deref() == Some(&config.address.port().to_string());
+    let same = match &taken.link {
+        Link::Remote(remote) => {
+            let address = remote.config().address;
+            params.traddr == address.ip().to_string()
+                && params.trsvcid.as_deref() == Some(&address.port().to_string())
+        }
+        Link::Drive(drive) => drive::address(params) == Some(drive.address()),
+    };
     let text = if params.multipath.as_deref() == Some("disable") {
         format!("A controller named {name} already exists and multipath is disabled")
     } else if same {
@@ -186,10 +203,6 @@ fn host_id(engine: &Engine, hostnqn: &str) -> HostId {
 }
 
 fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostConfig, RpcError> {
-    if params.trtype.eq_ignore_ascii_case("pcie") {
-        let detail = "for a local drive, bdev_uring_create takes its block device (/dev/nvme0n1)";
-        return Err(invalid("trtype PCIe is not supported".to_owned()).because(detail));
-    }
     let Attach { trtype, adrfam, traddr, trsvcid, .. } = params;
     let address = ListenAddress::parse(trtype, adrfam.as_deref(), traddr, trsvcid.as_deref())
         .and_then(|address| address.socket())?;
@@ -260,7 +273,14 @@ struct Detach {
 
 impl Detach {
     fn names_path(&self, controller: &Controller) -> bool {
-        let trid = controller.trid();
+        let mut trid = controller.link.trid();
+        let given = self.traddr.as_deref().unwrap_or_default();
+        if let (Link::Drive(drive), Ok(address)) = (&controller.link, given.parse())
+            && drive.address() == address
+        {
+            // Another spelling of the same place.
+            trid["traddr"] = given.into();
+        }
         let is = |part: &Option<String>, member: &str| {
             let text = trid[member].as_str().unwrap_or_default();
             part.as_ref().is_none_or(|part| part.eq_ignore_ascii_case(text))
@@ -288,7 +308,7 @@ fn detach(call: &Call<'_>, params: Detach) -> Result<bool, RpcError> {
         Ok::<_, RpcError>(change.detach(&params.name)?)
     })?;
     // It takes as long as the controller needs to shut down: others need not wait.
-    controller.remote.disconnect();
+    controller.link.end();
     Ok(true)
 }
 
@@ -315,17 +335,18 @@ fn get_controllers(call: &Call<'_>, params: GetControllers) -> Result<Vec<Value>
 }
 
 fn describe(controller: &Controller) -> Value {
+    let hostnqn = match &controller.link {
+        Link::Remote(remote) => remote.config().hostnqn.as_str(),
+        // Only a host that connects has a name.
+        Link::Drive(_) => "",
+    };
     json!({
         "name": controller.name,
         "ctrlrs": [{
-            "state": controller.state(),
-            "trid": controller.trid(),
-            "cntlid": controller.remote.controller().cntlid.0,
-            "host": {
-                "nqn": controller.remote.config().hostnqn.as_str(),
-                "addr": "",
-                "svcid": "",
-            },
+            "state": controller.link.state(),
+            "trid": controller.link.trid(),
+            "cntlid": controller.link.cntlid(),
+            "host": { "nqn": hostnqn, "addr": "", "svcid": "" },
         }],
     })
 }
@@ -338,10 +359,13 @@ struct Reset {
 }
 
 fn reset(call: &Call<'_>, Reset { name, cntlid }: Reset) -> Result<bool, RpcError> {
-    let model = call.engine.model();
-    let found = model.controllers.get(&name).filter(|controller| {
-        cntlid.is_none_or(|cntlid| controller.remote.controller().cntlid.0 == cntlid)
-    });
-    found.ok_or_else(|| no_controller(&name))?.remote.reset();
+    // A drive takes its time, in which others need the model.
+    let found = call.engine.model().controllers.get(&name).cloned();
+    let found =
+        found.filter(|controller| cntlid.is_none_or(|cntlid| controller.link.cntlid() == cntlid));
+    match &found.ok_or_else(|| no_controller(&name))?.link {
+        Link::Remote(remote) => remote.reset(),
+        Link::Drive(drive) => drive.reset().map_err(EngineError::from)?,
+    }
     Ok(true)
 }

@@ -1,17 +1,14 @@
-//! `bdev_nvme_get_controller_health_info`: the SMART log of a remote controller.
+//! `bdev_nvme_get_controller_health_info`: the SMART log of a controller.
 
-use raceline_host::{ControllerInfo, RemoteController};
-use raceline_proto::nvme::NamespaceId;
-use raceline_proto::nvme::log::{SmartLog, lid};
+use raceline_proto::nvme::log::SmartLog;
 use serde_json::{Map, Value, json};
 use zerocopy::FromBytes as _;
 
 use super::Name;
+use crate::engine::controllers::link::Link;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 
-/// The page as the controller sends it.
-const PAGE_BYTES: u32 = 512;
 /// 0 degrees Celsius, to the degree.
 const FREEZING_KELVIN: u16 = 273;
 
@@ -25,24 +22,24 @@ fn get(call: &Call<'_>, Name { name }: Name) -> Result<Value, RpcError> {
     let controller = found.ok_or_else(|| {
         RpcError::internal("Device not found").because(format!("there is no controller `{name}`"))
     })?;
-    let remote = &controller.remote;
+    let link = &controller.link;
     let failed = |detail: String| RpcError::internal("Internal error.").because(detail);
-    let page = remote.get_log(lid::SMART, NamespaceId::BROADCAST, PAGE_BYTES);
-    let page = page.map_err(|error| failed(error.to_string()))?;
+    let page = link.health().map_err(failed)?;
     let (log, _) = SmartLog::ref_from_prefix(&page)
         .map_err(|_| failed(format!("the log page has {} bytes", page.len())))?;
-    Ok(describe(remote, &remote.controller(), log))
+    Ok(describe(link, log))
 }
 
-fn describe(remote: &RemoteController, info: &ControllerInfo, log: &SmartLog) -> Value {
+fn describe(link: &Link, log: &SmartLog) -> Value {
     let celsius = |kelvin: u16| kelvin.saturating_sub(FREEZING_KELVIN);
     let number = |wide: u128| u64::try_from(wide).unwrap_or(u64::MAX);
     let mut text = Map::new();
     let mut put = |name: &str, value: Value| drop(text.insert(name.to_owned(), value));
-    put("model_number", info.model.clone().into());
-    put("serial_number", info.serial.clone().into());
-    put("firmware_revision", info.firmware.clone().into());
-    put("traddr", remote.config().address.ip().to_string().into());
+    let about = link.controller_data();
+    for name in ["model_number", "serial_number", "firmware_revision"] {
+        put(name, about[name].clone());
+    }
+    put("traddr", link.trid()["traddr"].clone());
     put("critical_warning", log.critical_warning.into());
     put("temperature_celsius", celsius(log.composite_temperature.get()).into());
     put("available_spare_percentage", log.available_spare.into());

@@ -1,0 +1,274 @@
+//! What is behind a controller's name: a connection to a remote one, or a local drive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use raceline_bdev::{Bdev as _, Identity, SharedBdev};
+use raceline_host::{RemoteController, RemoteState};
+use raceline_proto::host::ControllerInfo;
+use raceline_proto::nvme::NamespaceId;
+use raceline_proto::nvme::identify::CMIC_MULTI_CONTROLLER;
+use raceline_proto::nvme::log::lid;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::drive::LocalDrive;
+
+/// Bits of OACS, as SPDK names them (Base 2.0, figure 276).
+const ADMIN_COMMANDS: [(&str, u16); 4] =
+    [("security", 1 << 0), ("format", 1 << 1), ("firmware", 1 << 2), ("ns_manage", 1 << 3)];
+
+/// CMIC bit 3: it reports asymmetric namespace access.
+const CMIC_ANA: u8 = 1 << 3;
+
+/// The health log as controllers send it.
+const HEALTH_BYTES: u32 = 512;
+
+/// How a controller is reached.
+pub enum Link {
+    /// NVMe/TCP.
+    Remote(RemoteController),
+    /// The kernel has it.
+    Drive(Box<LocalDrive>),
+}
+
+/// A namespace that is there now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// NSID.
+    pub nsid: u32,
+    /// Another one if it is not the same any more, though its number is.
+    pub instance: u64,
+}
+
+impl Link {
+    /// SPDK's word for how it is.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        match self {
+            Self::Remote(remote) => match remote.state() {
+                RemoteState::Up => "enabled",
+                RemoteState::Reconnecting => "resetting",
+                RemoteState::Failed(_) => "failed",
+            },
+            Self::Drive(drive) => drive.state(),
+        }
+    }
+
+    /// Its transport identifier as SPDK shows it.
+    #[must_use]
+    pub fn trid(&self) -> Value {
+        match self {
+            Self::Remote(remote) => {
+                let config = remote.config();
+                json!({
+                    "trtype": "TCP",
+                    "adrfam": if config.address.is_ipv4() { "IPv4" } else { "IPv6" },
+                    "traddr": config.address.ip().to_string(),
+                    "trsvcid": config.address.port().to_string(),
+                    "subnqn": config.subnqn.as_str(),
+                })
+            }
+            Self::Drive(drive) => {
+                json!({ "trtype": "PCIe", "traddr": drive.address().to_string() })
+            }
+        }
+    }
+
+    /// CNTLID.
+    #[must_use]
+    pub fn cntlid(&self) -> u16 {
+        match self {
+            Self::Remote(remote) => remote.controller().cntlid.0,
+            Self::Drive(drive) => drive.drive().map_or(0, |drive| drive.cntlid),
+        }
+    }
+
+    /// What it says of itself; `None` if a drive may not be asked.
+    #[must_use]
+    pub fn info(&self) -> Option<Arc<ControllerInfo>> {
+        match self {
+            Self::Remote(remote) => Some(remote.controller()),
+            Self::Drive(drive) => drive.info(),
+        }
+    }
+
+    /// Its namespaces; `None` while that cannot be said, and all stays as it is.
+    #[must_use]
+    pub fn namespaces(&self) -> Option<Vec<Present>> {
+        match self {
+            Self::Remote(remote) => match remote.state() {
+                RemoteState::Up => {
+                    let there = |nsid: NamespaceId| Present { nsid: nsid.0, instance: 0 };
+                    Some(remote.namespaces().iter().map(|info| there(info.nsid)).collect())
+                }
+                RemoteState::Reconnecting => None,
+                RemoteState::Failed(_) => Some(Vec::new()),
+            },
+            // Its disks outlive a reset.
+            Self::Drive(drive) if drive.state() == "resetting" => None,
+            Self::Drive(drive) => {
+                let namespaces = drive.drive().map_or_else(|_| Vec::new(), |it| it.namespaces);
+                // The kernel has nothing to offer of one without a block device.
+                let usable = namespaces.into_iter().filter(|namespace| namespace.block.is_some());
+                Some(usable.map(|it| Present { nsid: it.nsid, instance: it.instance }).collect())
+            }
+        }
+    }
+
+    /// Opens a namespace as a device, with its identity.
+    ///
+    /// # Errors
+    /// When it is not there, in use, or of no use.
+    pub fn open(&self, nsid: u32, identity: &Identity) -> Result<(SharedBdev, Uuid), OpenFailure> {
+        match self {
+            Self::Remote(remote) => {
+                let namespace = remote.namespace(NamespaceId(nsid));
+                let namespace =
+                    namespace.map_err(|error| OpenFailure::Remote(error.to_string()))?;
+                let uuid = match Uuid::from_bytes(namespace.info().uuid) {
+                    uuid if uuid.is_nil() => {
+                        let place = format!("{} {nsid}", remote.config().subnqn);
+                        identity.derive("remote namespace", place.as_bytes())
+                    }
+                    uuid => uuid,
+                };
+                Ok((Arc::new(namespace), uuid))
+            }
+            Self::Drive(drive) => {
+                let device = drive.open(nsid, identity).map_err(OpenFailure::Drive)?;
+                let uuid = Uuid::from_bytes(device.info().uuid);
+                Ok((device, uuid))
+            }
+        }
+    }
+
+    /// Waits until something has changed since `seen`, 0 at first, or `timeout`; gives what to wait
+    /// with next.
+    #[must_use]
+    pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
+        match self {
+            Self::Remote(remote) => remote.wait_change(seen, timeout),
+            Self::Drive(drive) => drive.wait_change(timeout),
+        }
+    }
+
+    /// The SMART log.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn health(&self) -> Result<Vec<u8>, String> {
+        match self {
+            Self::Remote(remote) => {
+                let page = remote.get_log(lid::SMART, NamespaceId::BROADCAST, HEALTH_BYTES);
+                page.map_err(|error| error.to_string())
+            }
+            Self::Drive(drive) => drive.health().map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Lets go of it.
+    pub fn end(&self) {
+        match self {
+            Self::Remote(remote) => remote.disconnect(),
+            Self::Drive(drive) => drive.end(),
+        }
+    }
+
+    /// A namespace as SPDK describes it, one of the paths to a device.
+    #[must_use]
+    pub fn describe(&self, nsid: u32) -> Value {
+        let mut text = Map::new();
+        let info = self.info();
+        let mut put = |name: &str, value: Value| drop(text.insert(name.to_owned(), value));
+        if let Self::Drive(drive) = self {
+            put("pci_address", drive.address().to_string().into());
+            let found = drive.drive().ok();
+            let namespace = found
+                .as_ref()
+                .and_then(|it| it.namespaces.iter().find(|namespace| namespace.nsid == nsid));
+            put("device", namespace.and_then(|it| drive.block_path(it)).into());
+            put("io_path", "block".into());
+        }
+        put("trid", self.trid());
+        put("ctrlr_data", self.controller_data());
+        if let Some(info) = &info {
+            put("vs", json!({ "nvme_version": version(info.version) }));
+        }
+        put("ns_data", json!({ "id": nsid }));
+        text.into()
+    }
+
+    /// The controller as SPDK describes it.
+    #[must_use]
+    pub fn controller_data(&self) -> Value {
+        match (self, self.info()) {
+            (_, Some(info)) => {
+                let has = |bit: u16| u8::from(info.raw.oacs.get() & bit != 0);
+                let commands = ADMIN_COMMANDS.iter().map(|(name, bit)| (*name, has(*bit)));
+                json!({
+                    "cntlid": info.cntlid.0,
+                    "vendor_id": format!("0x{:04x}", info.raw.vid.get()),
+                    "model_number": info.model,
+                    "serial_number": info.serial,
+                    "firmware_revision": info.firmware,
+                    "subnqn": info.subnqn.as_ref().map(|nqn| nqn.as_str()),
+                    "oacs": commands.collect::<std::collections::BTreeMap<_, _>>(),
+                    "multi_ctrlr": info.raw.cmic & CMIC_MULTI_CONTROLLER != 0,
+                    "ana_reporting": info.raw.cmic & CMIC_ANA != 0,
+                })
+            }
+            (Self::Drive(drive), None) => match drive.drive() {
+                // What the kernel tells everybody.
+                Ok(drive) => json!({
+                    "cntlid": drive.cntlid,
+                    "vendor_id": format!("0x{:04x}", drive.vendor),
+                    "model_number": drive.model,
+                    "serial_number": drive.serial,
+                    "firmware_revision": drive.firmware,
+                    "subnqn": drive.subnqn,
+                }),
+                Err(_) => json!({ "serial_number": drive.serial() }),
+            },
+            (Self::Remote(_), None) => Value::Null,
+        }
+    }
+}
+
+/// Why a namespace cannot be opened.
+pub enum OpenFailure {
+    /// One of a remote controller: it may be usable later, or never.
+    Remote(String),
+    /// One of a drive.
+    Drive(raceline_bdev::DriveError),
+}
+
+impl std::fmt::Display for OpenFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Remote(error) => f.write_str(error),
+            Self::Drive(error) => error.fmt(f),
+        }
+    }
+}
+
+/// VER as people write it: the third number only if it is not 0.
+fn version(ver: u32) -> String {
+    let (major, minor, tertiary) = (ver >> 16, ver >> 8 & 0xff, ver & 0xff);
+    match tertiary {
+        0 => format!("{major}.{minor}"),
+        tertiary => format!("{major}.{minor}.{tertiary}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn versions_as_people_write_them() {
+        assert_eq!(version(0x0001_0400), "1.4");
+        assert_eq!(version(0x0001_0201), "1.2.1");
+        assert_eq!(version(0x0002_0000), "2.0");
+    }
+}

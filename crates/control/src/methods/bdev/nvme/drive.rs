@@ -1,0 +1,76 @@
+//! `bdev_nvme_attach_controller` with `trtype` PCIe: a local drive, which stays with the kernel's driver.
+
+use raceline_bdev::PciAddress;
+
+use super::{Attach, invalid};
+use crate::engine::controllers::Controller;
+use crate::engine::controllers::drive::LocalDrive;
+use crate::engine::controllers::link::Link;
+use crate::engine::ledger::{self, Key, Section};
+use crate::engine::{Engine, EngineError};
+use crate::error::RpcError;
+use crate::method::Call;
+use crate::params::refuse;
+
+/// How SPDK spells the transport.
+const PCIE: &str = "PCIe";
+
+pub(super) fn is_local(params: &Attach) -> bool {
+    params.trtype.eq_ignore_ascii_case(PCIE)
+}
+
+/// The address of a drive; `None` if it is none.
+pub(super) fn address(params: &Attach) -> Option<PciAddress> {
+    params.traddr.parse().ok().filter(|_| is_local(params))
+}
+
+pub(super) fn attach(
+    call: &Call<'_>,
+    params: Attach,
+    max_bdevs: usize,
+) -> Result<Vec<String>, RpcError> {
+    refuse(&[
+        ("adrfam", params.adrfam.is_some()),
+        ("trsvcid", params.trsvcid.is_some()),
+        ("subnqn", params.subnqn.is_some()),
+        ("hdgst", params.hdgst),
+        ("ddgst", params.ddgst),
+        ("fabrics_connect_timeout_us", params.fabrics_connect_timeout_us.is_some()),
+    ])?;
+    let address = params.traddr.parse();
+    let address: PciAddress =
+        address.map_err(|error| invalid("traddr is no PCI address".to_owned()).because(error))?;
+    refuse_attached(call.engine, address)?;
+    let drives = &call.engine.config().drives;
+    let drive = LocalDrive::find(drives, address, params.serial.as_deref());
+    let drive = drive.map_err(EngineError::from)?;
+    // Another drive that is put in its place must not be taken for this one after a restart.
+    let serial = Some(drive.serial().to_owned()).filter(|serial| !serial.is_empty());
+    let name = params.name.clone();
+    let key = Key::new(&["bdev-nvme", &name]);
+    let controller = Controller::new(name, Link::Drive(Box::new(drive)), key.clone(), max_bdevs);
+    let canonical =
+        Attach { trtype: PCIE.to_owned(), traddr: address.to_string(), serial, ..params };
+    let attached = call.engine.change(|change| {
+        let entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", &canonical)?;
+        let names = change.attach(&controller)?;
+        change.put(key, entry);
+        Ok(names)
+    });
+    if attached.is_err() {
+        controller.link.end();
+    }
+    attached
+}
+
+/// A drive is in one place, so that it cannot be attached twice.
+fn refuse_attached(engine: &Engine, address: PciAddress) -> Result<(), RpcError> {
+    let model = engine.model();
+    let other = model.controllers.values().find(|controller| match &controller.link {
+        Link::Drive(drive) => drive.address() == address,
+        Link::Remote(_) => false,
+    });
+    let Some(other) = other else { return Ok(()) };
+    let detail = format!("the drive at {address} is attached already, as `{}`", other.name);
+    Err(RpcError::errno(libc::EEXIST).because(detail))
+}

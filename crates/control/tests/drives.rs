@@ -1,0 +1,308 @@
+//! Local NVMe drives: a directory that looks like sysfs, whose disks are loop devices.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use raceline_bdev::Drives;
+use raceline_control::engine::EngineConfig;
+use serde_json::{Value, json};
+use support::{Kept, ok};
+use tempfile::TempDir;
+
+const NQN: &str = "nqn.2026-01.io.raceline:drives";
+const ADDRESS: &str = "0000:00:04.0";
+const UUID: &str = "6ba7b810-9dad-41d1-80b4-00c04fd430c8";
+
+/// How long something may take to come.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A loop device on a file of 8 MiB, detached when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    /// `None`, with a message, where loop devices are not permitted.
+    fn new(file: &Path) -> Option<Self> {
+        fs::File::create(file).unwrap().set_len(8 << 20).unwrap();
+        let ended = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        if !ended.status.success() {
+            eprintln!("SKIPPED: no loop device: {}", String::from_utf8_lossy(&ended.stderr));
+            return None;
+        }
+        Some(Self(String::from_utf8(ended.stdout).unwrap().trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let ended = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        if !ended.is_ok_and(|status| status.success()) {
+            eprintln!("{} stays", self.0.display());
+        }
+    }
+}
+
+/// A machine with one drive of two namespaces, 1 and 12.
+struct Machine {
+    root: TempDir,
+    disks: [Loop; 2],
+}
+
+impl Machine {
+    fn new() -> Option<Self> {
+        let root = tempfile::tempdir().unwrap();
+        let disks = [Loop::new(&root.path().join("one"))?, Loop::new(&root.path().join("two"))?];
+        let machine = Self { root, disks };
+        let driver = machine.root.path().join("sys/bus/pci/drivers/nvme");
+        fs::create_dir_all(&driver).unwrap();
+        fs::create_dir_all(machine.device()).unwrap();
+        fs::create_dir_all(machine.root.path().join("dev")).unwrap();
+        symlink(driver, machine.device().join("driver")).unwrap();
+        machine.write(&machine.device(), &[("class", "0x010802"), ("vendor", "0x1b36")]);
+        machine.write(
+            &machine.controller(),
+            &[("state", "live"), ("model", "Emulated"), ("serial", "S1"), ("cntlid", "3")],
+        );
+        for (name, nsid, disk) in
+            [("nvme7n1", "1", &machine.disks[0]), ("nvme7n2", "12", &machine.disks[1])]
+        {
+            machine.write(&machine.controller().join(name), &[("nsid", nsid)]);
+            let block = machine.root.path().join("sys/class/block").join(name);
+            machine.write(&block, &[("size", "16384"), ("queue/logical_block_size", "512")]);
+            symlink(&disk.0, machine.root.path().join("dev").join(name)).unwrap();
+        }
+        machine.write(&machine.controller().join("nvme7n2"), &[("uuid", UUID)]);
+        Some(machine)
+    }
+
+    fn device(&self) -> PathBuf {
+        self.root.path().join("sys/bus/pci/devices").join(ADDRESS)
+    }
+
+    fn controller(&self) -> PathBuf {
+        self.device().join("nvme/nvme7")
+    }
+
+    fn write(&self, directory: &Path, attributes: &[(&str, &str)]) {
+        for (name, text) in attributes {
+            let path = directory.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+    }
+
+    fn start(&self, dir: &Path) -> Kept {
+        let path = |name: &str| self.root.path().join(name);
+        let drives = Drives::new(path("sys"), path("dev"));
+        Kept::start_with(dir, EngineConfig { drives, ..EngineConfig::default() })
+    }
+
+    fn unplug(&self, part: &Path) {
+        fs::rename(part, self.root.path().join("away")).unwrap();
+    }
+
+    fn plug(&self, part: &Path) {
+        fs::rename(self.root.path().join("away"), part).unwrap();
+    }
+}
+
+fn attach(traddr: &str) -> Value {
+    json!({ "name": "Nvme0", "trtype": "PCIe", "traddr": traddr })
+}
+
+fn bdevs(daemon: &Kept) -> Vec<String> {
+    let list = ok(daemon.call("bdev_get_bdevs", Value::Null));
+    list.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn controllers(daemon: &Kept) -> Vec<Value> {
+    ok(daemon.call("bdev_nvme_get_controllers", Value::Null)).as_array().unwrap().clone()
+}
+
+/// Its state and its number.
+fn controller(daemon: &Kept) -> (String, u64) {
+    let listed = &controllers(daemon)[0]["ctrlrs"][0];
+    (listed["state"].as_str().unwrap().to_owned(), listed["cntlid"].as_u64().unwrap())
+}
+
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not so in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn export(daemon: &Kept) {
+    ok(daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    ok(daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })));
+    for name in ["Nvme0n1", "Nvme0n12"] {
+        let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": name } });
+        ok(daemon.call("nvmf_subsystem_add_ns", namespace));
+    }
+}
+
+/// Why namespaces of the subsystem are missing.
+fn missing(daemon: &Kept) -> Vec<Option<String>> {
+    let listed = ok(daemon.call("nvmf_get_subsystems", json!({ "nqn": NQN })));
+    let namespaces = listed[0]["namespaces"].as_array().unwrap().clone();
+    namespaces.iter().map(|it| it["missing"].as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn a_drive_is_attached_described_and_detached() {
+    let Some(machine) = Machine::new() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = machine.start(dir.path());
+    let names = ok(daemon.call("bdev_nvme_attach_controller", attach("00:04.0")));
+    assert_eq!(names, json!(["Nvme0n1", "Nvme0n12"]));
+    let listed = ok(daemon.call("bdev_get_bdevs", json!({ "name": "Nvme0n12" })))[0].take();
+    assert_eq!(
+        (&listed["uuid"], &listed["num_blocks"], &listed["block_size"], &listed["product_name"]),
+        (&json!(UUID), &json!(16384), &json!(512), &json!("NVMe disk"))
+    );
+    let shown = &listed["driver_specific"]["nvme"][0];
+    assert_eq!(shown["pci_address"], ADDRESS);
+    assert_eq!(shown["trid"], json!({ "trtype": "PCIe", "traddr": ADDRESS }));
+    assert_eq!((&shown["ns_data"]["id"], &shown["io_path"]), (&json!(12), &json!("block")));
+    assert!(shown["device"].as_str().unwrap().ends_with("dev/nvme7n2"), "{shown}");
+    // The drive itself cannot be asked here: this is what the kernel says of it.
+    assert_eq!(shown["ctrlr_data"]["model_number"], "Emulated");
+    assert_eq!(shown["ctrlr_data"]["vendor_id"], "0x1b36");
+    assert_eq!(controller(&daemon), ("enabled".to_owned(), 3));
+    for method in ["bdev_nvme_reset_controller", "bdev_nvme_get_controller_health_info"] {
+        let error = daemon.call(method, json!({ "name": "Nvme0" })).unwrap_err();
+        assert!(error.contains("dev/nvme7: No such file"), "{error}");
+    }
+
+    let other = json!({ "name": "other", "trtype": "pcie", "traddr": "0000.00.04.0" });
+    let error = daemon.call("bdev_nvme_attach_controller", other).unwrap_err();
+    assert!(error.contains("is attached already, as `Nvme0`"), "{error}");
+    let error = daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)).unwrap_err();
+    assert!(error.contains("already exists with the specified network path"), "{error}");
+    let elsewhere = json!({ "name": "Nvme0", "trtype": "PCIe", "traddr": "0000:00:05.0" });
+    daemon.call("bdev_nvme_detach_controller", elsewhere).unwrap_err();
+    ok(daemon.call("bdev_nvme_detach_controller", attach("0000.00.04.0")));
+    assert_eq!((bdevs(&daemon).len(), controllers(&daemon).len()), (0, 0));
+    // It is free again, and attached another time.
+    ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
+    daemon.kill();
+}
+
+#[test]
+fn what_cannot_be_attached_is_refused_whole() {
+    let Some(machine) = Machine::new() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = machine.start(dir.path());
+    let with = |more: Value| {
+        let mut params = attach(ADDRESS);
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        params
+    };
+    for (params, text) in [
+        (attach("4"), "`4` is no PCI address"),
+        (attach("0000:00:05.0"), "there is no PCI device at 0000:00:05.0"),
+        (with(json!({ "trsvcid": "4420" })), "trsvcid"),
+        (with(json!({ "hdgst": true })), "hdgst"),
+        (with(json!({ "serial": "S2" })), "has the serial number `S1`, and not `S2`"),
+        (with(json!({ "max_bdevs": 0 })), "max_bdevs"),
+    ] {
+        let error = daemon.call("bdev_nvme_attach_controller", params).unwrap_err();
+        assert!(error.contains(text), "{error}");
+    }
+    // As long as somebody else has one of its namespaces, none is taken.
+    let excl = libc::O_EXCL;
+    let holder =
+        OpenOptions::new().read(true).custom_flags(excl).open(&machine.disks[1].0).unwrap();
+    let error = daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)).unwrap_err();
+    assert!(error.contains("namespace 12 of the drive at 0000:00:04.0"), "{error}");
+    assert!(error.contains("is in use"), "{error}");
+    assert_eq!((bdevs(&daemon).len(), controllers(&daemon).len()), (0, 0));
+    drop(holder);
+    ok(daemon.call("bdev_nvme_attach_controller", with(json!({ "max_bdevs": 1 }))));
+    assert_eq!(bdevs(&daemon), ["Nvme0n1"]);
+    daemon.kill();
+}
+
+#[test]
+fn namespaces_and_drives_come_and_go() {
+    let Some(machine) = Machine::new() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = machine.start(dir.path());
+    ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
+    export(&daemon);
+    let before = daemon.picture();
+    let second = machine.controller().join("nvme7n2");
+    machine.unplug(&second);
+    eventually("namespace 12 is gone", || bdevs(&daemon) == ["Nvme0n1"]);
+    let reasons = missing(&daemon);
+    assert_eq!(reasons[0], None);
+    assert!(reasons[1].as_ref().unwrap().contains("its device has gone"), "{reasons:?}");
+    // It is back, but somebody was quicker.
+    let excl = libc::O_EXCL;
+    let holder =
+        OpenOptions::new().read(true).custom_flags(excl).open(&machine.disks[1].0).unwrap();
+    machine.plug(&second);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(bdevs(&daemon), ["Nvme0n1"]);
+    drop(holder);
+    eventually("namespace 12 is back", || bdevs(&daemon) == ["Nvme0n1", "Nvme0n12"]);
+    assert_eq!(missing(&daemon), [None, None]);
+
+    let device = machine.device();
+    machine.unplug(&device);
+    eventually("the drive is gone", || bdevs(&daemon).is_empty());
+    assert_eq!(controller(&daemon).0, "failed");
+    assert!(missing(&daemon).iter().all(Option::is_some));
+    machine.plug(&device);
+    eventually("the drive is back", || missing(&daemon) == [None, None]);
+    assert_eq!(controller(&daemon).0, "enabled");
+    // While it resets, its disks stay.
+    machine.write(&machine.controller(), &[("state", "resetting")]);
+    eventually("it resets", || controller(&daemon).0 == "resetting");
+    assert_eq!(bdevs(&daemon).len(), 2);
+    machine.write(&machine.controller(), &[("state", "live")]);
+    eventually("it is live", || controller(&daemon).0 == "enabled");
+    assert_eq!(daemon.picture(), before);
+    daemon.kill();
+}
+
+#[test]
+fn a_start_does_without_a_drive_and_takes_no_other_for_it() {
+    let Some(machine) = Machine::new() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = machine.start(dir.path());
+    ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
+    export(&daemon);
+    let before = daemon.picture();
+    daemon.kill();
+    let daemon = machine.start(dir.path());
+    assert_eq!(daemon.picture(), before);
+    daemon.kill();
+
+    let device = machine.device();
+    machine.unplug(&device);
+    let daemon = machine.start(dir.path());
+    assert_eq!(daemon.picture()["config"], before["config"]);
+    let reasons = missing(&daemon);
+    let text = "no PCI device at 0000:00:04.0";
+    assert!(reasons.iter().all(|reason| reason.as_ref().unwrap().contains(text)), "{reasons:?}");
+    machine.plug(&device);
+    machine.write(&machine.controller(), &[("serial", "S2")]);
+    let why = || {
+        let listed = ok(daemon.call("bdev_get_missing", Value::Null));
+        listed[0]["reason"].as_str().unwrap_or_default().to_owned()
+    };
+    eventually("another drive is refused", || why().contains("another drive is in that place"));
+    assert_eq!(bdevs(&daemon).len(), 0);
+    machine.write(&machine.controller(), &[("serial", "S1")]);
+    eventually("the drive is back", || missing(&daemon) == [None, None]);
+    assert_eq!(daemon.picture(), before);
+    daemon.kill();
+}
