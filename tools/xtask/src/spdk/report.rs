@@ -149,6 +149,9 @@ impl Report {
             let counts = [point.repeated, point.disturbed].map(|count| count.to_string());
             row(&mut text, &point.name, ratios.chain(counts));
         }
+        if self.idle.is_empty() {
+            return text;
+        }
         text.push('\n');
         let titles = ["CPU % of a core", "resident MiB", "huge pages MiB", "together MiB"];
         head(&mut text, "idle target, one host connected", titles.into_iter());
