@@ -2,6 +2,7 @@
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::host::{
@@ -78,6 +79,19 @@ impl Host {
     #[must_use]
     pub fn association(&self) -> Association {
         self.shared.get().association.unwrap_or_else(|| self.first.clone())
+    }
+
+    /// Whether an association is up.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.shared.get().association.is_some()
+    }
+
+    /// Waits until its state, its namespaces or its discovery log are newer than `seen`, 0 at first,
+    /// or the time is over; gives what to wait with next.
+    #[must_use]
+    pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
+        self.shared.wait(seen, timeout)
     }
 
     /// An Identify structure.
@@ -360,7 +374,7 @@ impl Host {
 }
 
 /// How often a waiting call looks whether the thread that is to answer still runs.
-const ALIVE_CHECK_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);
+const ALIVE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Drop for Host {
     fn drop(&mut self) {

@@ -206,7 +206,8 @@ impl HostService {
                         association.namespaces = namespaces;
                     }
                 }),
-                ControllerEvent::DiscoveryChanged => {}
+                // Whoever waits for changes reads the log.
+                ControllerEvent::DiscoveryChanged => self.shared.update(|_| {}),
                 ControllerEvent::Failed(error) => self.end(cx, error),
                 ControllerEvent::Closed => self.end(cx, HostError::Closed),
             }

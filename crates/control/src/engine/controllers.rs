@@ -202,15 +202,33 @@ impl Change<'_> {
     /// # Errors
     /// When there is none of that name, or a device does not become quiet.
     pub fn detach(&mut self, name: &str) -> Result<Arc<Controller>, EngineError> {
+        let controller = self.take_controller(name, Self::remove_bdev)?;
+        self.remove(controller.key.clone());
+        Ok(controller)
+    }
+
+    /// As [`Self::detach`] of a controller that has gone by itself and may come back: what stood on
+    /// its devices waits for them.
+    ///
+    /// # Errors
+    /// As [`Self::detach`].
+    pub(super) fn detach_gone(&mut self, name: &str) -> Result<(), EngineError> {
+        self.take_controller(name, Self::unplug_bdev).map(drop)
+    }
+
+    fn take_controller(
+        &mut self,
+        name: &str,
+        take_bdev: impl Fn(&mut Self, &str) -> Result<Entry, EngineError>,
+    ) -> Result<Arc<Controller>, EngineError> {
         let missing = || EngineError::missing("controller", name);
         let controller = self.model().controllers.get(name).cloned().ok_or_else(missing)?;
         controller.detached.store(true, Ordering::Relaxed);
         let devices = devices_of(&self.model(), &controller);
         for name in devices {
-            self.remove_bdev(&name)?;
+            take_bdev(self, &name)?;
         }
         self.model_mut().controllers.remove(name);
-        self.remove(controller.key.clone());
         Ok(controller)
     }
 

@@ -119,8 +119,10 @@ impl Model {
             return Some(missing.reason.clone());
         }
         let controller = numbered(name, 'n')?;
-        let is_here = self.controllers.contains_key(controller);
-        is_here.then(|| format!("controller {controller} has no such namespace now"))
+        if self.controllers.contains_key(controller) {
+            return Some(format!("controller {controller} has no such namespace now"));
+        }
+        self.why_not_discovered(controller)
     }
 
     /// The device on which one of the configuration stands; an empty name if on none.
@@ -256,7 +258,7 @@ fn follow(engine: &Weak<Engine>) {
         std::thread::sleep(RETRY_INTERVAL);
         let Some(engine) = engine.upgrade() else { return };
         let missing = engine.model().missing.clone();
-        if missing.is_empty() || engine.ending.load(Ordering::Relaxed) {
+        if missing.is_empty() || engine.is_ending() {
             return;
         }
         for (key, missing) in &missing {

@@ -5,6 +5,7 @@
 
 pub mod bdevs;
 pub mod controllers;
+pub mod discovery;
 mod error;
 pub mod journal;
 pub mod ledger;
@@ -30,6 +31,7 @@ pub use error::EngineError;
 
 use bdevs::{Bdevs, Claim};
 use controllers::{Controllers, SharedEngine};
+use discovery::Discoveries;
 use journal::{Journal, JournalError, NoJournal};
 use ledger::{Entry, Key, Ledger, Record};
 use missing::MissingParts;
@@ -131,6 +133,8 @@ pub struct Model {
     pub bdevs: Bdevs,
     /// Remote controllers whose namespaces are devices.
     pub controllers: Controllers,
+    /// Discovery services that bring such controllers.
+    pub discoveries: Discoveries,
     /// What is configured and not there.
     pub missing: MissingParts,
     /// What is exported.
@@ -365,6 +369,8 @@ impl Engine {
         for transport in targets.into_values().filter_map(|target| target.transport) {
             nvmf::stop(transport.target)?;
         }
+        let discoveries = std::mem::take(&mut self.model_mut().discoveries);
+        discoveries.into_values().for_each(|discovery| discovery.end());
         let controllers = std::mem::take(&mut self.model_mut().controllers);
         controllers.into_values().for_each(|controller| controller.end());
         Ok(())
@@ -374,6 +380,12 @@ impl Engine {
     #[must_use]
     pub fn cores(&self) -> Vec<Arc<Target>> {
         self.model().nvmf.targets.values().filter_map(|target| target.cores()).collect()
+    }
+
+    /// Whether it shuts down: who waits for something outside waits no longer.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
 
     /// Tells hosts of devices that have grown.

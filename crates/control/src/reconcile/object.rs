@@ -149,6 +149,14 @@ fn flat(params: Option<&Value>) -> Vec<(&str, &Value)> {
     found
 }
 
+/// A list, which may also be unset.
+fn as_names(value: &Value) -> Option<&[Value]> {
+    match value {
+        Value::Null => Some(&[]),
+        other => other.as_array().map(Vec::as_slice),
+    }
+}
+
 /// Whether two values mean the same: SPDK spells identities in either case, numbers also as text,
 /// and leaves out what is false, 0 or empty.
 fn same(name: &str, left: &Value, right: &Value) -> bool {
@@ -162,6 +170,10 @@ fn same(name: &str, left: &Value, right: &Value) -> bool {
     };
     if left == right || (is_unset(left) && is_unset(right)) {
         return true;
+    }
+    // What a discovery service has found since is no difference: numbers are given once.
+    if let ("subsystems", Value::Array(is), Some(wanted)) = (name, left, as_names(right)) {
+        return is.starts_with(wanted);
     }
     let plain = |value: &Value| match value {
         Value::String(text) if name == "uuid" || name == "nguid" || name == "eui64" => {
@@ -221,6 +233,11 @@ impl<'a> Params<'a> {
                 let removal =
                     Removal::Call(call("bdev_nvme_detach_controller", &[("name", json!(name))]));
                 (key(&["nvme", &name, &self.text("traddr"), &self.text("trsvcid")]), removal)
+            }
+            "bdev_nvme_start_discovery" => {
+                let removal =
+                    Removal::Call(call("bdev_nvme_stop_discovery", &[("name", json!(name))]));
+                (key(&["discovery", &name]), removal)
             }
             _ => return None,
         })

@@ -191,3 +191,15 @@ fn texts_that_are_no_configuration_are_refused() {
         Contents::parse(br#"{"subsystems":[{"subsystem":"x","config":null}],"raceline":1}"#);
     assert_eq!(empty.unwrap(), Contents::default());
 }
+
+#[test]
+fn what_a_discovery_service_has_found_since_is_no_difference() {
+    let service = |subsystems: Value| {
+        let params = json!({ "name": "D", "traddr": "127.0.0.1", "subsystems": subsystems });
+        [call("bdev_nvme_start_discovery", params)]
+    };
+    assert!(plan(&service(json!(["a", "b"])), &service(json!(["a"]))).is_empty());
+    assert!(plan(&service(json!(["a", "b"])), &service(Value::Null)).is_empty());
+    let other = plan(&service(json!(["a", "b"])), &service(json!(["b"])));
+    assert_eq!(other, ["bdev_nvme_stop_discovery D", "bdev_nvme_start_discovery D"]);
+}

@@ -39,7 +39,7 @@ pub(super) fn run<'a>(
         Ok(life) => life,
         Err(error) => return checks.not_ok(&name("begin"), &format!("{error:#}")),
     };
-    let stages: [Stage<'a>; 12] = [
+    let stages: [Stage<'a>; 13] = [
         ("start", &[], Life::start),
         ("bdevs", &["bdev_aio_create", "bdev_split_create"], Life::bdevs),
         ("export", &[], Life::export),
@@ -48,6 +48,7 @@ pub(super) fn run<'a>(
         ("controllers", &["nvmf_subsystem_get_controllers"], Life::controllers),
         ("visibility", &["nvmf_ns_add_host"], Life::visibility),
         ("referrals", &["nvmf_discovery_add_referral"], Life::referrals),
+        ("discovery", &["bdev_nvme_start_discovery"], Life::discovery),
         ("errors", &[], Life::errors),
         ("script-and-batch", &[], Life::scripts),
         ("save-and-load", &["framework_get_config"], Life::save_and_load),
@@ -289,6 +290,28 @@ impl<'a> Life<'a> {
         let listed = client.json(&["nvmf_discovery_get_referrals"])?;
         ensure!(listed.as_array().is_some_and(Vec::is_empty), "{listed}");
         Ok(())
+    }
+
+    /// A subsystem of its own, found and attached as any other.
+    fn discovery(&mut self) -> Result<()> {
+        let client = self.client();
+        let uuid = "7f4c1d5e-33b6-4a8f-9a54-6f1f5f8d2f01";
+        let at = ["-t", "tcp", "-a", "127.0.0.1", "-f", "ipv4", "-s"];
+        client.run(&["bdev_malloc_create", "-b", "Found", "8", "512"])?;
+        client.run(&["nvmf_create_subsystem", OTHER_NQN, "-a"])?;
+        client.run(&["nvmf_subsystem_add_ns", OTHER_NQN, "Found", "-u", uuid])?;
+        client.run(&[&["nvmf_subsystem_add_listener", OTHER_NQN], &at[..], &["0"]].concat())?;
+        let port = port_of(&self.subsystem(OTHER_NQN)?)?;
+        let start = ["bdev_nvme_start_discovery", "-b", "D", "-w"];
+        client.run(&[&start[..], &at[..], &[&port]].concat())?;
+        let found = client.json(&["bdev_get_bdevs", "-b", uuid])?;
+        ensure!(found[0]["product_name"] == "NVMe disk", "{found}");
+        let shown = client.json(&["bdev_nvme_get_discovery_info"])?;
+        ensure!(shown[0]["name"] == "D" && shown[0]["trid"]["trsvcid"] == port, "{shown}");
+        client.run(&["bdev_nvme_stop_discovery", "-b", "D"])?;
+        client.refused(&["bdev_get_bdevs", "-b", uuid], -19, "No such device")?;
+        client.run(&["nvmf_delete_subsystem", OTHER_NQN])?;
+        client.run(&["bdev_malloc_delete", "Found"]).map(drop)
     }
 
     /// Codes and texts of what cannot be done; nothing changes by it.

@@ -1,5 +1,6 @@
 //! `bdev_nvme_*`: the namespaces of a controller as devices, a remote one or a local drive.
 
+mod discovery;
 mod drive;
 mod health;
 mod options;
@@ -37,9 +38,10 @@ pub(super) fn register(registry: &mut Registry) {
     registry.change("bdev_nvme_reset_controller", States::Runtime, reset);
     options::register(registry);
     health::register(registry);
+    discovery::register(registry);
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Attach {
     name: String,

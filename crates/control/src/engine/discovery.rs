@@ -1,0 +1,595 @@
+//! Discovery services that are followed: what they list is attached here, and goes when they list it
+//! no more.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use raceline_host::blocking::Host;
+use raceline_host::{BackoffConfig, HostConfig, RemoteController, RemoteState};
+use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
+use raceline_proto::nvme::Nqn;
+use serde_json::json;
+
+use super::controllers::link::Link;
+use super::controllers::{Controller, SharedEngine};
+use super::ledger::{Entry, Key};
+use super::nvmf::ListenAddress;
+use super::{Change, Engine, EngineError, Model, Phase};
+
+/// Most subsystems that one discovery service gives names to: each that is there takes two threads.
+pub const MAX_SUBSYSTEMS: usize = 1024;
+/// Where the entry in the ledger keeps these names: subsystem `k` of the list is controller `NAMEk`.
+pub const NAMES_MEMBER: &str = "subsystems";
+
+/// How often the thread that follows a service looks whether it is still wanted.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
+/// When a service or a subsystem that cannot be reached is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long one of them may take to answer while others wait.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// TRTYPE, SUBTYPE and TREQ of the log (NVMe over Fabrics 1.1, 5.3).
+const TRTYPE_TCP: u8 = 3;
+const SUBTYPE_NVM: u8 = 2;
+const TREQ_MASK: u8 = 0b11;
+const TREQ_REQUIRED: u8 = 1;
+
+/// Followed services by name.
+pub type Discoveries = BTreeMap<String, Arc<Discovery>>;
+
+/// A discovery service that is followed.
+pub struct Discovery {
+    /// Its name; the controllers that it finds are `NAME0`, `NAME1`...
+    pub name: String,
+    /// Where it was said to be.
+    pub address: SocketAddr,
+    /// Its entry in the ledger.
+    pub key: Key,
+    /// How its subsystems are connected to; address and name are filled in.
+    subsystem: HostConfig,
+    /// Most namespaces of a controller that become devices.
+    max_bdevs: usize,
+    stopped: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What is known of a service now.
+#[derive(Clone, Default)]
+struct State {
+    /// Other discovery controllers that its log has named, and its own.
+    referrals: Vec<SocketAddr>,
+    /// What has been found, by number.
+    found: Vec<Found>,
+    /// All that its log named at first has been tried.
+    is_attached: bool,
+    /// Why there is no connection to it; none if there is.
+    problem: Option<String>,
+}
+
+/// A subsystem that has been listed; it keeps its number for ever.
+#[derive(Clone)]
+struct Found {
+    nqn: Nqn,
+    /// Where it is; empty if it is not listed now.
+    addresses: Vec<SocketAddr>,
+    controller: Option<Arc<Controller>>,
+    /// A client has detached it: left alone until it is listed anew.
+    dismissed: bool,
+    retry_at: Option<Instant>,
+    problem: Option<String>,
+}
+
+/// A subsystem as clients see it.
+pub struct Listed {
+    /// Its controller's name.
+    pub name: String,
+    /// The subsystem.
+    pub nqn: String,
+    /// Why it is not attached; none if it is.
+    pub problem: Option<String>,
+}
+
+impl Found {
+    fn new(nqn: Nqn) -> Self {
+        let (addresses, controller, retry_at, problem) = (Vec::new(), None, None, None);
+        Self { nqn, addresses, controller, dismissed: false, retry_at, problem }
+    }
+
+    /// Whether its controller should not be there any more, or not as it is.
+    fn is_stale(&self) -> bool {
+        let Some(Link::Remote(remote)) = self.controller.as_ref().map(|it| &it.link) else {
+            return false;
+        };
+        !self.addresses.contains(&remote.config().address)
+            || matches!(remote.state(), RemoteState::Failed(_))
+    }
+
+    /// Its controller is gone; a client's wish that it be so counts as long as it is listed.
+    fn leave(&mut self, is_dismissed: bool) {
+        self.controller = None;
+        self.dismissed = is_dismissed && !self.addresses.is_empty();
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.controller.is_none()
+            && !self.dismissed
+            && !self.addresses.is_empty()
+            && self.retry_at.is_none_or(|at| at <= now)
+    }
+}
+
+impl Discovery {
+    /// A service at the address of `config`, whose other members say how its subsystems are connected
+    /// to; `names` are the subsystems that have numbers already.
+    #[must_use]
+    pub fn new(name: &str, config: HostConfig, max_bdevs: usize, names: Vec<Nqn>) -> Arc<Self> {
+        let found = names.into_iter().map(Found::new).collect();
+        let problem = Some("not connected yet".to_owned());
+        let state = State { found, problem, ..State::default() };
+        Arc::new(Self {
+            name: name.to_owned(),
+            address: config.address,
+            key: Key::new(&["bdev-nvme-discovery", name]),
+            subsystem: config,
+            max_bdevs,
+            stopped: AtomicBool::new(false),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// The discovery controllers that its log names.
+    #[must_use]
+    pub fn referrals(&self) -> Vec<SocketAddr> {
+        self.lock().referrals.clone()
+    }
+
+    /// Why there is no connection to it; none if there is.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.lock().problem.clone()
+    }
+
+    /// The subsystems that it lists.
+    #[must_use]
+    pub fn listed(&self) -> Vec<Listed> {
+        let state = self.lock();
+        let listed =
+            state.found.iter().enumerate().filter(|(_, found)| !found.addresses.is_empty());
+        listed
+            .map(|(number, found)| Listed {
+                name: self.controller_name(number),
+                nqn: found.nqn.as_str().to_owned(),
+                problem: match (&found.controller, found.dismissed) {
+                    (Some(_), _) => None,
+                    (None, true) => Some("it was detached".to_owned()),
+                    (None, false) => {
+                        Some(found.problem.clone().unwrap_or_else(|| "not tried yet".to_owned()))
+                    }
+                },
+            })
+            .collect()
+    }
+
+    /// Waits until all that the log named at first has been tried, the service is stopped, or the
+    /// time is over; gives whether it was the first.
+    pub fn wait_attached(&self, timeout: Duration) -> bool {
+        let is_waiting =
+            |state: &mut State| !state.is_attached && !self.stopped.load(Ordering::Relaxed);
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_attached
+    }
+
+    /// Ends the thread that follows it.
+    pub(super) fn end(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Why a device is not there whose name is that of a namespace of a controller found here.
+    pub(super) fn why_missing(&self, controller: &str) -> Option<String> {
+        let number = self.number_of(controller)?;
+        let state = self.lock();
+        let service = &self.name;
+        Some(match (state.found.get(number), &state.problem) {
+            (Some(Found { controller: Some(_), .. }), _) => {
+                format!("controller {controller} has no such namespace now")
+            }
+            (Some(Found { problem: Some(problem), addresses, .. }), _) if !addresses.is_empty() => {
+                problem.clone()
+            }
+            (_, Some(problem)) => format!("discovery service {service}: {problem}"),
+            (Some(Found { nqn, .. }), None) => {
+                format!("discovery service {service} lists no {nqn}")
+            }
+            (None, None) => format!("discovery service {service} has not found {controller}"),
+        })
+    }
+
+    /// Whether a device would be a namespace of a controller that is found here.
+    fn makes(&self, device: &str) -> bool {
+        let controller = super::missing::numbered(device, 'n');
+        controller.is_some_and(|controller| self.number_of(controller).is_some())
+    }
+
+    fn number_of(&self, controller: &str) -> Option<usize> {
+        let digits = controller.strip_prefix(&*self.name)?;
+        digits.parse().ok().filter(|number: &usize| number.to_string() == digits)
+    }
+
+    fn controller_name(&self, number: usize) -> String {
+        format!("{}{number}", self.name)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        super::lock(&self.state)
+    }
+
+    /// Takes the log in; gives whether subsystems have got numbers.
+    fn take(&self, log: &DiscoveryLog) -> bool {
+        let mut state = self.lock();
+        state.problem = None;
+        let services = log.records.iter().filter(|record| record.subtype != SUBTYPE_NVM);
+        state.referrals = services.filter_map(|record| address(record).ok()).collect();
+        let mut listed: BTreeMap<Nqn, Vec<SocketAddr>> = BTreeMap::new();
+        for record in log.records.iter().filter(|record| record.subtype == SUBTYPE_NVM) {
+            match usable(record) {
+                Ok((nqn, address)) => listed.entry(nqn).or_default().push(address),
+                Err(reason) => tracing::warn!("discovery service {}: {reason}", self.name),
+            }
+        }
+        for found in &mut state.found {
+            found.addresses = listed.remove(&found.nqn).unwrap_or_default();
+            // What goes and comes is new.
+            found.dismissed &= !found.addresses.is_empty();
+            found.retry_at = None;
+        }
+        let room = MAX_SUBSYSTEMS.saturating_sub(state.found.len());
+        if listed.len() > room {
+            tracing::warn!(
+                "discovery service {} has named more than {MAX_SUBSYSTEMS} subsystems: {} are not \
+                 attached",
+                self.name,
+                listed.len() - room
+            );
+        }
+        let is_new = !listed.is_empty() && room > 0;
+        // In the order of the log, as SPDK numbers them.
+        let mut come: Vec<(Nqn, Vec<SocketAddr>)> = listed.into_iter().collect();
+        let place = |nqn: &Nqn| log.records.iter().position(|it| it.subnqn == nqn.as_str());
+        come.sort_by_key(|(nqn, _)| place(nqn));
+        let come = come.into_iter().take(room);
+        state.found.extend(come.map(|(nqn, addresses)| Found { addresses, ..Found::new(nqn) }));
+        is_new
+    }
+}
+
+/// Where a record points; why nobody here can go there.
+fn address(record: &DiscoveryRecord) -> Result<SocketAddr, String> {
+    let DiscoveryRecord { trtype, traddr, trsvcid, .. } = record;
+    if *trtype != TRTYPE_TCP {
+        return Err(format!("{} is not at a TCP address (transport type {trtype})", record.subnqn));
+    }
+    let parsed = ListenAddress::parse("tcp", None, traddr, Some(trsvcid));
+    parsed
+        .and_then(|address| address.socket())
+        .map_err(|error| format!("{}: {error}", record.subnqn))
+}
+
+fn usable(record: &DiscoveryRecord) -> Result<(Nqn, SocketAddr), String> {
+    if record.treq & TREQ_MASK == TREQ_REQUIRED {
+        return Err(format!("{} wants a secure channel, which is not supported", record.subnqn));
+    }
+    let nqn = Nqn::new(&record.subnqn).map_err(|error| format!("{:?}: {error}", record.subnqn))?;
+    Ok((nqn, address(record)?))
+}
+
+impl Model {
+    /// Why a device is not there that a discovery service would bring.
+    pub(super) fn why_not_discovered(&self, controller: &str) -> Option<String> {
+        self.discoveries.values().find_map(|discovery| discovery.why_missing(controller))
+    }
+}
+
+impl Change<'_> {
+    /// Begins to follow a service.
+    ///
+    /// # Errors
+    /// When its name or its address is one that is followed already.
+    pub fn follow_discovery(
+        &mut self,
+        discovery: &Arc<Discovery>,
+        entry: Entry,
+    ) -> Result<(), EngineError> {
+        let taken = self.model().discoveries.values().any(|other| {
+            other.name == discovery.name
+                || other.address == discovery.address
+                || other.referrals().contains(&discovery.address)
+        });
+        if taken {
+            return Err(EngineError::exists("discovery service", &discovery.name));
+        }
+        let engine = Arc::downgrade(&self.engine().shared);
+        let thread = std::thread::Builder::new().name(format!("disc-{}", discovery.name));
+        let followed = Arc::clone(discovery);
+        let spawned = thread.spawn(move || Follower::new(engine, followed).run());
+        spawned.map_err(|error| EngineError::Invalid(format!("no thread: {error}")))?;
+        let name = discovery.name.clone();
+        self.model_mut().discoveries.insert(name, Arc::clone(discovery));
+        self.put(discovery.key.clone(), entry);
+        Ok(())
+    }
+
+    /// Follows a service no longer, and takes the devices away that it brought; gives the controllers,
+    /// which the caller then disconnects.
+    ///
+    /// # Errors
+    /// When there is none of that name, or a device does not become quiet.
+    pub fn forget_discovery(&mut self, name: &str) -> Result<Vec<Arc<Controller>>, EngineError> {
+        let missing = || EngineError::missing("discovery service", name);
+        let discovery = self.model().discoveries.get(name).cloned().ok_or_else(missing)?;
+        discovery.end();
+        let attached: Vec<Arc<Controller>> =
+            discovery.lock().found.iter_mut().filter_map(|found| found.controller.take()).collect();
+        for controller in &attached {
+            if self.has(controller) {
+                self.detach(&controller.name)?;
+            }
+        }
+        self.remove_waiting(|device| discovery.makes(device));
+        self.model_mut().discoveries.remove(name);
+        self.remove(discovery.key.clone());
+        Ok(attached)
+    }
+
+    /// Whether a controller is attached, and not another one of its name.
+    fn has(&self, controller: &Arc<Controller>) -> bool {
+        let model = self.model();
+        let attached = model.controllers.get(&controller.name);
+        attached.is_some_and(|attached| Arc::ptr_eq(attached, controller))
+    }
+
+    fn is_followed(&self, discovery: &Arc<Discovery>) -> bool {
+        let model = self.model();
+        let followed = model.discoveries.get(&discovery.name);
+        followed.is_some_and(|followed| Arc::ptr_eq(followed, discovery))
+    }
+}
+
+/// The thread that follows one service.
+struct Follower {
+    engine: Weak<SharedEngine>,
+    discovery: Arc<Discovery>,
+    host: Option<Host>,
+    /// The state of the connection that has been looked at.
+    seen: u64,
+    /// Which of the service's addresses is tried next.
+    turn: usize,
+}
+
+impl Follower {
+    fn new(engine: Weak<SharedEngine>, discovery: Arc<Discovery>) -> Self {
+        Self { engine, discovery, host: None, seen: 0, turn: 0 }
+    }
+
+    fn run(mut self) {
+        while !self.discovery.stopped.load(Ordering::Relaxed) {
+            let Some(shared) = self.engine.upgrade() else { break };
+            let Some(engine) = shared.get().map(Weak::upgrade) else {
+                // Nobody shares it yet: nothing is followed until then.
+                self.pause(FOLLOW_INTERVAL);
+                continue;
+            };
+            let Some(engine) = engine else { break };
+            if engine.phase() != Phase::Runtime {
+                drop(engine);
+                self.pause(Duration::from_millis(20));
+                continue;
+            }
+            drop((engine, shared));
+            self.look();
+            self.detach_stale();
+            self.attach_due();
+        }
+        if let Some(host) = self.host.take() {
+            host.disconnect();
+        }
+    }
+
+    /// The engine, for a moment.
+    fn engine(&self) -> Option<Arc<Engine>> {
+        self.engine.upgrade()?.get()?.upgrade()
+    }
+
+    /// Waits a moment, but not once the service is stopped.
+    fn pause(&self, time: Duration) {
+        let discovery = &self.discovery;
+        let is_waiting = |_: &mut State| !discovery.stopped.load(Ordering::Relaxed);
+        drop(discovery.changed.wait_timeout_while(discovery.lock(), time, is_waiting));
+    }
+
+    /// Connects to the service if it is not, waits for a change of its log, and reads it.
+    fn look(&mut self) {
+        if self.host.is_none() {
+            match self.connect() {
+                Ok(host) => (self.host, self.seen) = (Some(host), 0),
+                Err(error) => {
+                    self.discovery.lock().problem = Some(error);
+                    return self.pause(RETRY_INTERVAL);
+                }
+            }
+        }
+        let Some(host) = &self.host else { return };
+        let seen = host.wait_change(self.seen, FOLLOW_INTERVAL);
+        if seen == self.seen {
+            return;
+        }
+        self.seen = seen;
+        let log = match host.is_up() {
+            true => host.discover().map_err(|error| error.to_string()),
+            false => Err("the connection is lost".to_owned()),
+        };
+        match log {
+            Ok(log) if self.discovery.take(&log) => self.keep_names(),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!("discovery service {}: {error}", self.discovery.name);
+                self.discovery.lock().problem = Some(error);
+                if let Some(host) = self.host.take() {
+                    host.disconnect();
+                }
+                self.pause(RETRY_INTERVAL);
+            }
+        }
+    }
+
+    /// Connects to the first of the service's addresses, then to those that its log has named.
+    fn connect(&mut self) -> Result<Host, String> {
+        let discovery = &self.discovery;
+        let mut addresses = vec![discovery.address];
+        addresses.extend(discovery.referrals().iter().filter(|it| **it != discovery.address));
+        let address = addresses[self.turn % addresses.len()];
+        self.turn += 1;
+        let config = HostConfig {
+            address,
+            subnqn: Nqn::discovery(),
+            // Lost, it is looked for at all its addresses, and not only where it was.
+            backoff: BackoffConfig::NEVER,
+            connect_timeout: discovery.subsystem.connect_timeout.min(CONNECT_TIMEOUT),
+            ..discovery.subsystem.clone()
+        };
+        let host = Host::connect(config);
+        host.inspect(|_| self.turn -= 1).map_err(|error| format!("{address}: {error}"))
+    }
+
+    /// Writes down which subsystem has which number, before there are devices with these names.
+    fn keep_names(&self) {
+        let Some(engine) = self.engine() else { return };
+        let kept = engine.change(|change| {
+            if !change.is_followed(&self.discovery) {
+                return Ok(());
+            }
+            let key = &self.discovery.key;
+            let Some(mut entry) = change.model().ledger.get(key).cloned() else { return Ok(()) };
+            let state = self.discovery.lock();
+            let names: Vec<&str> = state.found.iter().map(|found| found.nqn.as_str()).collect();
+            entry.params[NAMES_MEMBER] = json!(names);
+            drop(state);
+            change.put(key.clone(), entry);
+            Ok::<_, EngineError>(())
+        });
+        if let Err(error) = kept {
+            let name = &self.discovery.name;
+            tracing::warn!("the numbers of what {name} has found cannot be kept: {error}");
+        }
+    }
+
+    /// Detaches what is listed no more, and what has been given up.
+    fn detach_stale(&self) {
+        let found = self.discovery.lock().found.clone();
+        for (number, found) in found.iter().enumerate() {
+            let (true, Some(controller)) = (found.is_stale(), &found.controller) else { continue };
+            // What waits for it would never end otherwise.
+            controller.link.end();
+            let Some(engine) = self.engine() else { return };
+            let detached = engine.change(|change| {
+                if !change.is_followed(&self.discovery) {
+                    return Ok(());
+                }
+                let is_here = change.has(controller);
+                if is_here {
+                    change.detach_gone(&controller.name)?;
+                }
+                self.discovery.lock().found[number].leave(!is_here);
+                Ok::<_, EngineError>(())
+            });
+            match detached {
+                Ok(()) => tracing::info!("controller {} is gone", controller.name),
+                Err(error) => tracing::warn!("controller {} does not go: {error}", controller.name),
+            }
+        }
+    }
+
+    /// Attaches what is listed and not there; the first time, tells those who wait for it.
+    fn attach_due(&self) {
+        let found = self.discovery.lock().found.clone();
+        for (number, found) in found.into_iter().enumerate() {
+            if self.discovery.stopped.load(Ordering::Relaxed) {
+                return;
+            }
+            self.notice_detached(number, &found);
+            if !found.is_due(Instant::now()) {
+                continue;
+            }
+            let name = self.discovery.controller_name(number);
+            let attached = self.attach(number, &name, &found);
+            let mut state = self.discovery.lock();
+            let now = &mut state.found[number];
+            now.retry_at = Some(Instant::now() + RETRY_INTERVAL);
+            if now.problem != attached.clone().err() {
+                match &attached {
+                    Ok(()) => tracing::info!("controller {name} is attached: {}", found.nqn),
+                    Err(error) => tracing::warn!("controller {name} is not attached: {error}"),
+                }
+            }
+            now.problem = attached.err();
+        }
+        let mut state = self.discovery.lock();
+        if state.problem.is_none() && !std::mem::replace(&mut state.is_attached, true) {
+            self.discovery.changed.notify_all();
+        }
+    }
+
+    /// A client may detach a controller that was found: then it stays away.
+    fn notice_detached(&self, number: usize, found: &Found) {
+        let (Some(controller), Some(engine)) = (&found.controller, self.engine()) else { return };
+        let model = engine.model();
+        let attached = model.controllers.get(&controller.name);
+        if !attached.is_some_and(|attached| Arc::ptr_eq(attached, controller)) {
+            self.discovery.lock().found[number].leave(true);
+        }
+    }
+
+    /// Connects to a subsystem at the first of its addresses that answers.
+    fn attach(&self, number: usize, name: &str, found: &Found) -> Result<(), String> {
+        let mut connected = Err("it has no address".to_owned());
+        for address in &found.addresses {
+            let template = &self.discovery.subsystem;
+            let config = HostConfig {
+                address: *address,
+                subnqn: found.nqn.clone(),
+                connect_timeout: template.connect_timeout.min(CONNECT_TIMEOUT),
+                ..template.clone()
+            };
+            connected = RemoteController::connect(config)
+                .map_err(|error| format!("{} at {address}: {error}", found.nqn));
+            if connected.is_ok() {
+                break;
+            }
+        }
+        let key = Key::new(&["bdev-nvme-discovered", name]);
+        let link = Link::Remote(connected?);
+        let controller = Controller::new(name.to_owned(), link, key, self.discovery.max_bdevs);
+        let engine = self.engine().ok_or_else(|| "the daemon ends".to_owned())?;
+        let attached = engine.change(|change| {
+            if !change.is_followed(&self.discovery) {
+                return Err(EngineError::missing("discovery service", &self.discovery.name));
+            }
+            change.attach(&controller)?;
+            self.discovery.lock().found[number].controller = Some(Arc::clone(&controller));
+            Ok(())
+        });
+        attached.map_err(|error| {
+            controller.link.end();
+            error.to_string()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

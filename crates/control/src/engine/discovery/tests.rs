@@ -1,0 +1,84 @@
+//! Logs that are taken in: numbers, addresses, what is left alone.
+
+use raceline_proto::nvme::HostId;
+
+use super::*;
+
+fn record(nqn: &str, address: &str) -> DiscoveryRecord {
+    let (traddr, trsvcid) = address.rsplit_once(':').unwrap();
+    DiscoveryRecord {
+        trtype: TRTYPE_TCP,
+        adrfam: 1,
+        subtype: if nqn == "referral" { 1 } else { SUBTYPE_NVM },
+        treq: 0,
+        portid: 0,
+        cntlid: 0xffff,
+        asqsz: 32,
+        eflags: 0,
+        trsvcid: trsvcid.to_owned(),
+        subnqn: format!("nqn.2026-01.io.raceline:{nqn}"),
+        traddr: traddr.to_owned(),
+        sectype: 0,
+    }
+}
+
+fn discovery() -> Arc<Discovery> {
+    let nqn = |name: &str| Nqn::new(&format!("nqn.2026-01.io.raceline:{name}")).unwrap();
+    let address = "127.0.0.1:8009".parse().unwrap();
+    let config = HostConfig::new(address, Nqn::discovery(), nqn("host"), HostId([1; 16]));
+    Discovery::new("D", config, 128, vec![nqn("old")])
+}
+
+fn take(discovery: &Discovery, records: Vec<DiscoveryRecord>) -> (bool, Vec<String>) {
+    let is_new = discovery.take(&DiscoveryLog { generation: 1, records });
+    let listed = discovery.listed().into_iter();
+    let names = listed.map(|it| format!("{} {}", it.name, it.nqn.rsplit_once(':').unwrap().1));
+    (is_new, names.collect())
+}
+
+#[test]
+fn a_subsystem_keeps_its_number() {
+    let discovery = discovery();
+    let (b, a) = (record("b", "127.0.0.1:1"), record("a", "127.0.0.1:1"));
+    assert_eq!(take(&discovery, vec![]), (false, vec![]));
+    // In the order of the log; 0 is kept for the one that was here before.
+    let both = vec!["D1 b".to_owned(), "D2 a".to_owned()];
+    assert_eq!(take(&discovery, vec![b.clone(), a.clone()]), (true, both.clone()));
+    assert_eq!(take(&discovery, vec![a.clone()]), (false, vec!["D2 a".to_owned()]));
+    assert_eq!(take(&discovery, vec![a, b.clone()]), (false, both));
+    let old = record("old", "127.0.0.1:2");
+    assert_eq!(take(&discovery, vec![b, old]).1, ["D0 old", "D1 b"]);
+    assert!(discovery.makes("D2n1") && !discovery.makes("D02n1") && !discovery.makes("Dn1"));
+    let reason = discovery.why_missing("D2").unwrap();
+    assert_eq!(reason, "discovery service D lists no nqn.2026-01.io.raceline:a");
+    assert_eq!(discovery.why_missing("E0"), None);
+}
+
+#[test]
+fn a_log_may_hold_anything() {
+    let discovery = discovery();
+    let rdma = DiscoveryRecord { trtype: 1, ..record("rdma", "127.0.0.1:1") };
+    let tls = DiscoveryRecord { treq: 1, ..record("tls", "127.0.0.1:1") };
+    let name = DiscoveryRecord { subnqn: "x y".to_owned(), ..record("x", "127.0.0.1:1") };
+    let records = vec![
+        rdma,
+        tls,
+        name,
+        record("host", "localhost:1"),
+        record("port", "127.0.0.1:65536"),
+        record("good", "127.0.0.1:1"),
+        record("good", "127.0.0.1:2"),
+        record("referral", "127.0.0.1:8010"),
+        record("referral", "nowhere:8010"),
+    ];
+    assert_eq!(take(&discovery, records), (true, vec!["D1 good".to_owned()]));
+    assert_eq!(discovery.lock().found[1].addresses.len(), 2);
+    assert_eq!(discovery.referrals(), ["127.0.0.1:8010".parse().unwrap()]);
+    // More than there are numbers for: the first of them, and never more.
+    let many = |from: usize| {
+        (from..from + MAX_SUBSYSTEMS).map(|n| record(&format!("n{n}"), "127.0.0.1:1"))
+    };
+    assert_eq!(take(&discovery, many(0).collect()).1.len(), MAX_SUBSYSTEMS - 2);
+    assert_eq!(take(&discovery, many(MAX_SUBSYSTEMS).collect()), (false, vec![]));
+    assert_eq!(discovery.lock().found.len(), MAX_SUBSYSTEMS);
+}

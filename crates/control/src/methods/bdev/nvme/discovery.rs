@@ -1,0 +1,191 @@
+//! `bdev_nvme_*_discovery`: controllers that come and go with what a discovery service lists.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_proto::nvme::Nqn;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Attach, Name, default_hostnqn, host_config, invalid};
+use crate::engine::discovery::{Discovery, MAX_SUBSYSTEMS};
+use crate::engine::ledger::{Entry, Section};
+use crate::engine::nvmf::ListenAddress;
+use crate::engine::{Engine, Phase};
+use crate::error::RpcError;
+use crate::method::{Call, Registry, States};
+use crate::params::{NoParams, refuse};
+
+const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// The longest name of a service: that of a controller has a number behind it.
+const MAX_NAME_BYTES: usize = 59;
+/// How long a client that has named no time may wait: a thread waits with it.
+const MAX_ATTACH_WAIT: Duration = Duration::from_secs(600);
+/// How often a client that waits looks whether the daemon ends.
+const END_INTERVAL: Duration = Duration::from_millis(500);
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("bdev_nvme_start_discovery", States::Runtime, start);
+    registry.change("bdev_nvme_stop_discovery", States::Runtime, stop);
+    registry.read("bdev_nvme_get_discovery_info", States::Runtime, get_info);
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Start {
+    name: String,
+    trtype: String,
+    traddr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adrfam: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trsvcid: Option<String>,
+    hostnqn: Option<String>,
+    #[serde(default)]
+    wait_for_attach: bool,
+    #[serde(default, skip_serializing)]
+    attach_timeout_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctrlr_loss_timeout_sec: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reconnect_delay_sec: Option<u32>,
+    #[serde(default, skip_serializing)]
+    fast_io_fail_timeout_sec: u32,
+    /// What has a number already, in their order: a restart must not give a device's name to another
+    /// subsystem.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    subsystems: Vec<String>,
+}
+
+fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
+    refuse(&[("fast_io_fail_timeout_sec", params.fast_io_fail_timeout_sec != 0)])?;
+    let began = Instant::now();
+    let discovery = new_discovery(call.engine, &params)?;
+    let hostnqn = Some(params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine)));
+    // SPDK's clients may name a time alone.
+    let wait_for_attach = params.wait_for_attach || params.attach_timeout_ms > 0;
+    let timeout = match params.attach_timeout_ms {
+        0 => MAX_ATTACH_WAIT,
+        timeout_ms => Duration::from_millis(timeout_ms).min(MAX_ATTACH_WAIT),
+    };
+    let canonical = Start { hostnqn, wait_for_attach, ..params };
+    call.engine.change(|change| {
+        let entry = Entry::new(Section::Bdev, "bdev_nvme_start_discovery", &canonical)?;
+        change.follow_discovery(&discovery, entry)
+    })?;
+    // A start waits for nothing outside: what stands on these devices waits for them.
+    if !wait_for_attach || call.engine.phase() != Phase::Runtime {
+        return Ok(true);
+    }
+    while !call.engine.is_ending() {
+        let left = timeout.saturating_sub(began.elapsed());
+        if discovery.wait_attached(left.min(END_INTERVAL)) {
+            return Ok(true);
+        }
+        if left.is_zero() || !is_followed(call.engine, &discovery) {
+            break;
+        }
+    }
+    let problem = discovery.problem().unwrap_or_else(|| "it is not all attached yet".to_owned());
+    if is_followed(call.engine, &discovery) {
+        forget(call.engine, &discovery.name)?;
+    }
+    Err(RpcError::errno(libc::ETIMEDOUT).because(problem))
+}
+
+fn is_followed(engine: &Engine, discovery: &Arc<Discovery>) -> bool {
+    let model = engine.model();
+    let followed = model.discoveries.get(&discovery.name);
+    followed.is_some_and(|followed| Arc::ptr_eq(followed, discovery))
+}
+
+fn new_discovery(engine: &Engine, params: &Start) -> Result<Arc<Discovery>, RpcError> {
+    let Start { name, .. } = params;
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+        let detail = format!("a name has 1 to {MAX_NAME_BYTES} bytes without control characters");
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    }
+    if params.subsystems.len() > MAX_SUBSYSTEMS {
+        return Err(invalid(format!("more than {MAX_SUBSYSTEMS} subsystems")));
+    }
+    let parse = |text: &String| {
+        Nqn::new(text).map_err(|error| invalid(format!("{text:?} is no NQN")).because(error))
+    };
+    let names = params.subsystems.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(engine));
+    let attach = Attach {
+        name: name.clone(),
+        trtype: params.trtype.clone(),
+        traddr: params.traddr.clone(),
+        adrfam: params.adrfam.clone(),
+        trsvcid: params.trsvcid.clone(),
+        subnqn: Some(DISCOVERY_NQN.to_owned()),
+        ctrlr_loss_timeout_sec: params.ctrlr_loss_timeout_sec,
+        reconnect_delay_sec: params.reconnect_delay_sec,
+        ..Attach::default()
+    };
+    let config = host_config(engine, &attach, &hostnqn)?;
+    let max_bdevs = usize::try_from(super::DEFAULT_MAX_BDEVS).unwrap_or(usize::MAX);
+    Ok(Discovery::new(name, config, max_bdevs, names))
+}
+
+fn stop(call: &Call<'_>, params: Name) -> Result<bool, RpcError> {
+    if !call.engine.model().discoveries.contains_key(&params.name) {
+        let text = format!(
+            "there is no discovery service `{}`: bdev_nvme_get_discovery_info lists them",
+            params.name
+        );
+        return Err(RpcError::errno(libc::ENOENT).because(text));
+    }
+    forget(call.engine, &params.name)?;
+    Ok(true)
+}
+
+fn forget(engine: &Engine, name: &str) -> Result<(), RpcError> {
+    let attached = engine.change(|change| change.forget_discovery(name))?;
+    // It takes as long as the controllers need to shut down: others need not wait.
+    attached.iter().for_each(|controller| controller.link.end());
+    Ok(())
+}
+
+fn get_info(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
+    let model = call.engine.model();
+    Ok(model.discoveries.values().map(|discovery| describe(discovery)).collect())
+}
+
+fn describe(discovery: &Discovery) -> Value {
+    let referrals = discovery.referrals();
+    let subsystems = discovery.listed().into_iter().map(|listed| {
+        let mut shown = json!({ "name": listed.name, "subnqn": listed.nqn });
+        if let Some(problem) = listed.problem {
+            shown["problem"] = problem.into();
+        }
+        shown
+    });
+    let mut shown = json!({
+        "name": discovery.name,
+        "trid": trid(discovery.address),
+        "referrals": referrals
+            .iter()
+            .map(|address| json!({ "trid": trid(*address) }))
+            .collect::<Vec<_>>(),
+        "subsystems": subsystems.collect::<Vec<_>>(),
+    });
+    if let Some(problem) = discovery.problem() {
+        shown["problem"] = problem.into();
+    }
+    shown
+}
+
+/// A discovery controller as SPDK shows it.
+fn trid(address: SocketAddr) -> Value {
+    let ListenAddress { trtype, adrfam, traddr, trsvcid } = ListenAddress::from(address);
+    json!({
+        "trtype": trtype,
+        "adrfam": adrfam,
+        "traddr": traddr,
+        "trsvcid": trsvcid,
+        "subnqn": DISCOVERY_NQN,
+    })
+}

@@ -1,0 +1,202 @@
+//! A discovery service that is followed: what it lists comes, goes, and keeps its name.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Kept, ok};
+
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// How long something may take to come.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn nqn(name: &str) -> String {
+    format!("nqn.2026-01.io.raceline:{name}")
+}
+
+fn address(port: u16) -> Value {
+    json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port.to_string() })
+}
+
+/// A port that nobody has for now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A daemon with a discovery service on this port.
+fn behind(dir: &Path, port: u16) -> Kept {
+    let daemon = Kept::start(dir);
+    ok(daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    let listener = json!({ "nqn": DISCOVERY, "listen_address": address(port) });
+    ok(daemon.call("nvmf_subsystem_add_listener", listener));
+    daemon
+}
+
+/// Exports a subsystem with one namespace.
+fn export(daemon: &Kept, name: &str) {
+    let listener = json!({ "nqn": nqn(name), "listen_address": address(0) });
+    for (method, params) in [
+        ("bdev_malloc_create", json!({ "name": name, "num_blocks": 64, "block_size": 512 })),
+        ("nvmf_create_subsystem", json!({ "nqn": nqn(name), "allow_any_host": true })),
+        ("nvmf_subsystem_add_ns", json!({ "nqn": nqn(name), "namespace": { "bdev_name": name } })),
+        ("nvmf_subsystem_add_listener", listener),
+    ] {
+        ok(daemon.call(method, params));
+    }
+}
+
+fn withdraw(daemon: &Kept, name: &str) {
+    ok(daemon.call("nvmf_delete_subsystem", json!({ "nqn": nqn(name) })));
+    ok(daemon.call("bdev_malloc_delete", json!({ "name": name })));
+}
+
+fn start(name: &str, port: u16, more: &Value) -> Value {
+    let mut params = address(port);
+    params["name"] = name.into();
+    params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    params
+}
+
+fn devices(daemon: &Kept) -> Vec<String> {
+    let list = ok(daemon.call("bdev_get_bdevs", Value::Null));
+    let mut names: Vec<String> =
+        list.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+fn wait(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn info(daemon: &Kept) -> Value {
+    ok(daemon.call("bdev_nvme_get_discovery_info", Value::Null))
+}
+
+#[test]
+fn what_is_listed_comes_and_goes_and_keeps_its_name() {
+    let (dirs, port) = ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], free_port());
+    let back = behind(dirs[0].path(), port);
+    export(&back, "a");
+    export(&back, "b");
+    let front = Kept::start(dirs[1].path());
+    let wish = start("D", port, &json!({ "wait_for_attach": true }));
+    ok(front.call("bdev_nvme_start_discovery", wish));
+    assert_eq!(devices(&front), ["D0n1", "D1n1"]);
+    let shown = info(&front)[0].take();
+    assert_eq!(shown["trid"]["subnqn"], DISCOVERY);
+    assert_eq!(shown["referrals"][0]["trid"]["trsvcid"], port.to_string(), "{shown}");
+    let names = [&shown["subsystems"][0]["name"], &shown["subsystems"][1]["name"]];
+    assert_eq!(names, ["D0", "D1"]);
+    assert_eq!(shown["problem"], Value::Null);
+
+    // One more, told by an event; then one less, under a namespace that is exported again.
+    export(&back, "c");
+    wait("c does not come", || devices(&front).len() == 3);
+    for (method, params) in [
+        ("nvmf_create_transport", json!({ "trtype": "tcp" })),
+        ("nvmf_create_subsystem", json!({ "nqn": nqn("front") })),
+        (
+            "nvmf_subsystem_add_ns",
+            json!({ "nqn": nqn("front"), "namespace": { "bdev_name": "D2n1" } }),
+        ),
+    ] {
+        ok(front.call(method, params));
+    }
+    withdraw(&back, "a");
+    withdraw(&back, "c");
+    wait("a and c do not go", || devices(&front) == ["D1n1"]);
+    let namespace = || {
+        let listed = ok(front.call("nvmf_get_subsystems", json!({ "nqn": nqn("front") })));
+        listed[0]["namespaces"][0].clone()
+    };
+    assert!(namespace()["missing"].is_string(), "{}", namespace());
+    let error = front.call("bdev_get_bdevs", json!({ "name": "D2n1" })).unwrap_err();
+    assert!(error.contains(&format!("service D lists no {}", nqn("c"))), "{error}");
+    let before = front.picture()["config"].clone();
+    front.kill();
+
+    // Over a restart a device's name does not go to another subsystem.
+    let front = Kept::start(dirs[1].path());
+    assert_eq!(front.picture()["config"], before);
+    export(&back, "c");
+    wait("c does not come back", || devices(&front) == ["D1n1", "D2n1"]);
+    let listed = || ok(front.call("nvmf_get_subsystems", json!({ "nqn": nqn("front") })));
+    wait("it is not shown", || listed()[0]["namespaces"][0]["missing"].is_null());
+    assert_eq!(front.picture()["config"], before);
+
+    // What a client detaches stays away until it is listed anew.
+    ok(front.call("bdev_nvme_detach_controller", json!({ "name": "D1" })));
+    export(&back, "d");
+    wait("d does not come", || devices(&front) == ["D2n1", "D3n1"]);
+    assert_eq!(info(&front)[0]["subsystems"][0]["problem"], "it was detached");
+    withdraw(&back, "b");
+    wait("b is still listed", || info(&front)[0]["subsystems"].as_array().unwrap().len() == 2);
+    export(&back, "b");
+    wait("b does not come", || devices(&front) == ["D1n1", "D2n1", "D3n1"]);
+
+    // The end takes all away, what stands on it included.
+    ok(front.call("bdev_nvme_stop_discovery", json!({ "name": "D" })));
+    assert!(devices(&front).is_empty());
+    assert_eq!(info(&front), json!([]));
+    assert_eq!(listed()[0]["namespaces"], json!([]));
+    front.kill();
+    let front = Kept::start(dirs[1].path());
+    assert_eq!(info(&front), json!([]));
+    front.kill();
+    back.kill();
+}
+
+#[test]
+fn a_service_that_is_away_is_waited_for() {
+    let (dirs, port) = ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], free_port());
+    let front = Kept::start(dirs[1].path());
+    let call = |params: &Value| front.call("bdev_nvme_start_discovery", params.clone());
+    // With a time to wait it fails, and nothing is left of it.
+    let error = call(&start("D", port, &json!({ "attach_timeout_ms": 100 }))).unwrap_err();
+    assert!(error.contains("(-110)") && error.contains("127.0.0.1"), "{error}");
+    assert_eq!(info(&front), json!([]));
+    ok(call(&start("D", port, &json!({}))));
+    wait("it does not say why", || {
+        info(&front)[0]["problem"].as_str().is_some_and(|text| text.contains("127.0.0.1"))
+    });
+    for wrong in [
+        start("D", free_port(), &json!({})),
+        start("E", port, &json!({})),
+        start("", free_port(), &json!({})),
+        start("F", free_port(), &json!({ "trtype": "rdma" })),
+        start("F", free_port(), &json!({ "traddr": "somewhere" })),
+        start("F", free_port(), &json!({ "fast_io_fail_timeout_sec": 1 })),
+        start("F", free_port(), &json!({ "hostnqn": "me" })),
+        start("F", free_port(), &json!({ "subsystems": ["you"] })),
+        start("F", free_port(), &json!({ "reconnect_delay_sec": 1 })),
+    ] {
+        call(&wrong).unwrap_err();
+    }
+    assert!(call(&start("D", port, &json!({}))).unwrap_err().contains("(-17)"));
+    let none = front.call("bdev_nvme_stop_discovery", json!({ "name": "E" })).unwrap_err();
+    assert!(none.contains("(-2)"), "{none}");
+    // It comes, dies, and comes again with something else.
+    let back = behind(dirs[0].path(), port);
+    export(&back, "a");
+    wait("a does not come", || devices(&front) == ["D0n1"]);
+    back.kill();
+    wait("its end is not seen", || info(&front)[0]["problem"].is_string());
+    assert_eq!(devices(&front), ["D0n1"]);
+    let back = Kept::start(dirs[0].path());
+    export(&back, "b");
+    wait("b does not come", || devices(&front) == ["D0n1", "D1n1"]);
+    ok(front.call("bdev_nvme_stop_discovery", json!({ "name": "D" })));
+    front.kill();
+    back.kill();
+}
