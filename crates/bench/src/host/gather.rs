@@ -89,6 +89,11 @@ struct Wall {
 }
 
 impl Wall {
+    /// None when not even the first rate passed.
+    fn found(self) -> Option<Self> {
+        (self.rate > 0).then_some(self)
+    }
+
     /// `factor` is the latency at this rate over that at the low one.
     fn try_rate(&mut self, rate: u64, factor: f64) {
         if factor < LATENCY_FACTOR && rate > self.rate {
@@ -121,8 +126,12 @@ fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
         walls.iter().zip(NAMES).map(|(wall, way)| Row {
             label: format!("wall of 4 KiB reads by {}: {way}", criterion.name),
             cells: vec![
-                Cell::new("wall IOPS", Unit::Rate, [wall.rate as f64]),
-                Cell::new("latency there / at a low rate", Unit::Ratio, [wall.factor]),
+                Cell::new("wall IOPS", Unit::Rate, wall.found().map(|wall| wall.rate as f64)),
+                Cell::new(
+                    "latency there / at a low rate",
+                    Unit::Ratio,
+                    wall.found().map(|wall| wall.factor),
+                ),
                 Cell::new("i10 / this", Unit::Ratio, [walls[2].rate as f64 / wall.rate as f64]),
             ],
         })
@@ -199,6 +208,7 @@ mod tests {
     #[test]
     fn the_highest_rate_that_passes_is_the_wall() {
         let mut wall = Wall::default();
+        assert!(wall.found().is_none());
         for (rate, factor) in [(1, 1.5), (2, f64::INFINITY), (3, 1.9), (4, 2.0)] {
             wall.try_rate(rate, factor);
         }

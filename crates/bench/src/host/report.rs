@@ -34,6 +34,14 @@ pub struct Cell {
     pub column: &'static str,
     /// Its unit.
     pub unit: Unit,
+    /// Of all rounds; none when a round has no value, such as a ratio to a rate of nothing.
+    #[serde(flatten)]
+    pub spread: Option<Spread>,
+}
+
+/// What a figure was in several rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
     /// Over all rounds.
     pub median: f64,
     /// Of one round.
@@ -58,17 +66,24 @@ pub enum Unit {
 }
 
 impl Cell {
-    /// Of the values of all rounds.
+    /// Of the values of all rounds. Infinity and what is no number are no values.
     #[must_use]
     pub fn new(column: &'static str, unit: Unit, values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
-        let end = |value: Option<&f64>| value.copied().unwrap_or(0.0);
-        let (lowest, highest) = (end(values.first()), end(values.last()));
-        Self { column, unit, median: median(&values), lowest, highest }
+        let spread = match (values.first(), values.last()) {
+            (Some(&lowest), Some(&highest)) if values.iter().all(|value| value.is_finite()) => {
+                Some(Spread { median: median(&values), lowest, highest })
+            }
+            _ => None,
+        };
+        Self { column, unit, spread }
     }
 
     fn text(&self) -> String {
+        let Some(Spread { median, lowest, highest }) = self.spread else {
+            return "none".to_owned();
+        };
         let value = |value: f64| match self.unit {
             // Never negative, and far below 2^53.
             Unit::Rate => grouped(format!("{value:.0}").parse().unwrap_or(0)),
@@ -76,10 +91,10 @@ impl Cell {
             Unit::Micros => format!("{:.1}", value / 1000.0),
             Unit::PerIo => format!("{value:.4}"),
         };
-        if self.lowest.to_bits() == self.highest.to_bits() {
-            return value(self.median);
+        if lowest.to_bits() == highest.to_bits() {
+            return value(median);
         }
-        format!("{} ({} - {})", value(self.median), value(self.lowest), value(self.highest))
+        format!("{} ({} - {})", value(median), value(lowest), value(highest))
     }
 }
 
@@ -143,5 +158,16 @@ maps: title
         let json: serde_json::Value = serde_json::from_str(&to_json(&[section])).unwrap();
         let cell = &json["cases"][0]["rows"][2]["cells"][1];
         assert_eq!((&cell["unit"], &cell["median"]), (&"ns".into(), &1500.0.into()));
+    }
+
+    #[test]
+    fn a_ratio_to_nothing_is_no_number() {
+        for over_nothing in [f64::NAN, f64::INFINITY] {
+            let ratio = Cell::new("i10 / this", Unit::Ratio, [1.0, over_nothing]);
+            assert_eq!((ratio.spread, ratio.text().as_str()), (None, "none"));
+            let json = serde_json::to_value(&ratio).unwrap();
+            assert_eq!(json, serde_json::json!({ "column": "i10 / this", "unit": "ratio" }));
+        }
+        assert_eq!(Cell::new("IOPS", Unit::Rate, []).text(), "none");
     }
 }
