@@ -613,11 +613,12 @@ impl CallerQueues {
     }
 
     fn finish_ticket(&mut self, index: usize) {
-        let Some(ticket) = self.tickets[index].take() else { return };
-        self.free.push(index);
-        let Ticket { user, queue, memory, error, cqe, .. } = ticket;
+        let Some(ticket) = &mut self.tickets[index] else { return };
+        let &mut Ticket { user, queue, error, cqe, ref mut memory, .. } = ticket;
         let result = error.map_or(Ok(cqe), Err);
-        self.finished.push_back(Finished { user, queue, result, memory });
+        self.finished.push_back(Finished { user, queue, result, memory: memory.take() });
+        self.tickets[index] = None;
+        self.free.push(index);
     }
 
     /// One turn; false when nothing has happened.

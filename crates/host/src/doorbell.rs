@@ -88,6 +88,7 @@ impl Doorbell {
     }
 
     /// A command of so many bytes waits from now on.
+    #[inline]
     pub(crate) fn handle_submitted(&mut self, now: Instant, bytes: u32, hints: Hints) {
         if self.released {
             return;

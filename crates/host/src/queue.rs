@@ -121,7 +121,7 @@ enum SqFlow {
 }
 
 /// One command of the program.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry {
     user: u64,
     sqe: Sqe,
@@ -129,8 +129,8 @@ struct Entry {
     /// Bytes of data; the buffer may be lent to a receive.
     len: u32,
     direction: Direction,
-    /// When it has taken too long.
-    deadline: Option<Instant>,
+    /// Since when its time counts; `None`: it takes as long as it takes.
+    since: Option<Instant>,
     /// Its capsule was given to the socket of this connection.
     sent: bool,
     /// The same of an earlier connection.
@@ -261,6 +261,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// Gives the command back when the queue is full or closed, or its data do not suit it.
+    // Always inline: a command that is made where it is submitted is then built in its slot.
+    #[inline(always)]
     pub fn submit(
         &mut self,
         cx: &mut Context<'_>,
@@ -269,10 +271,9 @@ impl QueuePair {
     ) -> Result<(), Rejected> {
         let reason = match self.check(&command) {
             Ok(len) => {
-                let deadline = self.deadline_of(&command, cx.now);
                 self.doorbell.handle_submitted(cx.now, len, command.hints);
-                let entry = Entry::new(command, user, len, deadline);
-                let cid = self.insert(entry);
+                let since = (!self.waits(&command.sqe)).then_some(cx.now);
+                let cid = self.insert(command, user, len, since);
                 self.begin_digest(cx, cid);
                 return Ok(());
             }
@@ -404,6 +405,7 @@ impl QueuePair {
         matches!(self.state, State::Closed | State::Draining(Ending::Closed))
     }
 
+    #[inline(always)]
     fn check(&self, command: &Command) -> Result<u32, RejectedReason> {
         if self.is_ending() {
             return Err(RejectedReason::Closed);
@@ -423,18 +425,25 @@ impl QueuePair {
     }
 
     /// An event request waits for as long as nothing happens; all else has the usual limit.
-    fn deadline_of(&self, command: &Command, now: Instant) -> Option<Instant> {
-        let waits = self.config.qid.is_admin() && command.sqe.opc == admin::ASYNC_EVENT_REQUEST;
-        self.config.command_timeout.filter(|_| !waits).map(|limit| now + limit)
+    fn waits(&self, sqe: &Sqe) -> bool {
+        sqe.opc == admin::ASYNC_EVENT_REQUEST && self.config.qid.is_admin()
     }
 
     /// Inline, so that the entry is built in its slot and not moved there.
     #[inline(always)]
-    fn insert(&mut self, entry: Entry) -> CommandId {
-        if entry.is_large_read() {
-            self.large_reads += 1;
-        }
-        let Ok(cid) = self.commands.insert(entry) else {
+    fn insert(
+        &mut self,
+        command: Command,
+        user: u64,
+        len: u32,
+        since: Option<Instant>,
+    ) -> CommandId {
+        let large_reads = &mut self.large_reads;
+        let inserted = self.commands.insert_with(|entry| {
+            entry.fill(command, user, len, since);
+            *large_reads += u32::from(entry.is_large_read());
+        });
+        let Some(cid) = inserted else {
             unreachable!("the table has more slots than the queue takes commands");
         };
         self.pending.push_back(cid);
@@ -525,7 +534,7 @@ impl QueuePair {
         let buf = IoBuf::from_slice(zerocopy::IntoBytes::as_bytes(&data));
         let len = u32::try_from(ConnectData::LEN).unwrap_or(u32::MAX);
         let command = Command::new(words.to_sqe(), Data::Write(buf.share()));
-        let cid = self.insert(Entry::new(command, 0, len, None));
+        let cid = self.insert(command, 0, len, None);
         // Before all that wait already.
         self.pending.rotate_right(1);
         self.state = State::Connect(cid);
@@ -628,11 +637,12 @@ impl QueuePair {
     /// its data could still arrive in a buffer that has a new owner.
     fn check_deadlines(&mut self, cx: &mut Context<'_>) {
         let mut late: Option<CommandSummary> = None;
+        let Some(limit) = self.config.command_timeout else { return };
         let admin = self.config.qid.is_admin();
         let ids: Vec<CommandId> = self.commands.ids().collect(); // a few times per timeout
         for cid in ids {
             let Some(entry) = self.commands.get_mut(cid) else { continue };
-            if entry.deadline.is_some_and(|deadline| deadline <= cx.now) {
+            if entry.since.is_some_and(|since| cx.now.saturating_duration_since(since) >= limit) {
                 entry.timed_out = true;
                 late = late.or(Some(CommandSummary::new(&entry.sqe, admin)));
             }
@@ -648,13 +658,10 @@ impl QueuePair {
 
     /// Commands that have waited for this connection have all their time again.
     fn restart_deadlines(&mut self, now: Instant) {
-        let Some(limit) = self.config.command_timeout else { return };
         let ids: Vec<CommandId> = self.commands.ids().collect(); // once per connection
         for cid in ids {
-            if let Some(deadline) =
-                self.commands.get_mut(cid).and_then(|entry| entry.deadline.as_mut())
-            {
-                *deadline = now + limit;
+            if let Some(since) = self.commands.get_mut(cid).and_then(|entry| entry.since.as_mut()) {
+                *since = now;
             }
         }
     }
@@ -669,28 +676,30 @@ impl QueuePair {
         }
     }
 
-    /// Takes a command out and reports its end, unless it is sent again.
-    fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
-        // Before it is sent again, too: what an engine reports names the command by `cid`.
-        if let Some(entry) = self.commands.get_mut(cid)
-            && entry.digest.defer_end(result)
-        {
-            return;
-        }
-        self.retry_or_finish(cid, result);
-    }
-
-    /// The same for a command whose data no engine has.
+    /// A command is over, unless its data say otherwise: it is taken out and its end reported.
     #[inline]
-    fn retry_or_finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
-        if result.is_err_and(CommandError::is_spoiled_data) && self.retry(cid) {
-            return;
-        }
+    fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         let admin = self.config.qid.is_admin();
         let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
-        let Self { commands, done, held, large_reads, .. } = self;
-        // Built where it stays, and not moved there.
-        commands.remove_with(cid, |entry| {
+        let Self { commands, done, held, large_reads, state, config, .. } = self;
+        let mut again = false;
+        // What has ended is built where it stays, and not moved there.
+        commands.remove_if(cid, |entry| {
+            // Before it is sent again, too: what an engine reports names the command by `cid`.
+            if entry.digest.defer_end(result) {
+                return None;
+            }
+            let spoiled = entry.digest_failed && result.is_ok();
+            let result = if spoiled { Err(CommandError::Digest) } else { result };
+            if result.is_err_and(CommandError::is_spoiled_data) {
+                // As a new one, for it had no effect; but half of a fused operation never alone.
+                again = matches!(state, State::Ready)
+                    && entry.retries < config.digest_retries
+                    && entry.sqe.fuse() == Fuse::Normal;
+                if again {
+                    return None;
+                }
+            }
             *large_reads -= u32::from(entry.is_large_read());
             let sending = entry.batch > batches_done;
             let ended = CommandDone {
@@ -704,21 +713,19 @@ impl QueuePair {
             } else {
                 done.push_back(ended);
             }
+            Some(())
         });
+        if again {
+            self.retry(cid);
+        }
     }
 }
 
 impl QueuePair {
-    /// Sends a command again, as a new one, that had no effect because its data were spoiled on
-    /// the way. False when it has been sent often enough, or cannot be sent alone.
+    /// Sends a command again that had no effect because its data were spoiled on the way.
     #[cold]
-    fn retry(&mut self, cid: CommandId) -> bool {
-        let limit = self.config.digest_retries;
-        let again = |entry: &Entry| entry.retries < limit && entry.sqe.fuse() == Fuse::Normal;
-        if !self.is_ready() || !self.commands.get(cid).is_some_and(again) {
-            return false;
-        }
-        let Some(mut entry) = self.commands.remove(cid) else { return false };
+    fn retry(&mut self, cid: CommandId) {
+        let Some(mut entry) = self.commands.remove(cid) else { return };
         entry.retries += 1;
         entry.sent = false;
         entry.forget_received();
@@ -728,29 +735,27 @@ impl QueuePair {
         self.pending.push_back(cid);
         self.doorbell.release();
         self.counters.retries.add(1);
-        true
     }
 }
 
 impl Entry {
-    fn new(command: Command, user: u64, len: u32, deadline: Option<Instant>) -> Self {
+    /// Becomes this command: nothing of the one before stays.
+    #[inline(always)]
+    fn fill(&mut self, command: Command, user: u64, len: u32, since: Option<Instant>) {
         let Command { sqe, data, hints: _ } = command;
-        let direction = data.direction();
-        Self {
-            user,
-            sqe,
-            data,
-            len,
-            direction,
-            deadline,
-            sent: false,
-            tried: false,
-            batch: 0,
-            digest_failed: false,
-            digest: EntryDigest::default(),
-            retries: 0,
-            timed_out: false,
-        }
+        self.user = user;
+        self.sqe = sqe;
+        self.direction = data.direction();
+        self.data = data;
+        self.len = len;
+        self.since = since;
+        self.sent = false;
+        self.tried = false;
+        self.batch = 0;
+        self.digest_failed = false;
+        self.digest = EntryDigest::default();
+        self.retries = 0;
+        self.timed_out = false;
     }
 
     fn is_large_read(&self) -> bool {

@@ -250,6 +250,7 @@ impl IoQueueSet {
     ///
     /// # Errors
     /// Gives the command back when there is no such queue, or it does not take it.
+    #[inline(always)]
     pub fn submit(
         &mut self,
         cx: &mut Context<'_>,

@@ -192,6 +192,17 @@ impl SendBatch {
     }
 
     /// Appends header bytes by writing to the end of a `Vec<u8>`, as encoders do.
+    ///
+    /// # Panics
+    /// If it ends shorter than it was.
+    #[inline]
+    pub fn append(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.headers.len();
+        encode(&mut self.headers);
+        self.headers_appended(start);
+    }
+
+    /// As [`SendBatch::append`], for as long as the writer is kept.
     pub fn bytes_mut(&mut self) -> HeaderWriter<'_> {
         HeaderWriter { start: self.headers.len(), batch: self }
     }
@@ -308,6 +319,7 @@ impl SendBatch {
     }
 
     /// Takes note of header bytes appended since `start`.
+    #[inline]
     fn headers_appended(&mut self, start: usize) {
         let end = self.headers.len();
         assert!(start <= end, "a header writer only appends");

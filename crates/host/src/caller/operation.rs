@@ -146,8 +146,12 @@ enum Kind {
         deallocate: bool,
         fua: bool,
     },
-    /// One command, whatever it is about.
-    Whole(Sqe, Direction),
+    /// One command, whose data are the ranges.
+    Deallocate {
+        last_range: u8,
+    },
+    /// One command.
+    Flush,
 }
 
 /// One command of an operation, and which bytes of its memory it moves.
@@ -222,12 +226,11 @@ impl Operation {
             Self::WriteZeroes { slba, block_count, deallocate, fua, .. } => {
                 (Kind::WriteZeroes { deallocate, fua }, slba, u64::from(block_count))
             }
-            Self::Deallocate { nsid, ref ranges } => {
+            Self::Deallocate { ref ranges, .. } => {
                 let last = ranges.len().checked_sub(1).and_then(|last| u8::try_from(last).ok());
-                let sqe = command::deallocate(nsid, last.ok_or(Refusal::BadBlocks)?);
-                (Kind::Whole(sqe, Direction::HostToController), 0, 1)
+                (Kind::Deallocate { last_range: last.ok_or(Refusal::BadBlocks)? }, 0, 1)
             }
-            Self::Flush { nsid } => (Kind::Whole(command::flush(nsid), Direction::None), 0, 1),
+            Self::Flush { .. } => (Kind::Flush, 0, 1),
         };
         let end = slba.checked_add(block_count);
         if block_count == 0 || end.is_none() {
@@ -264,10 +267,6 @@ impl Plan {
         if self.blocks_left == 0 {
             return None;
         }
-        if let Kind::Whole(sqe, direction) = self.kind {
-            self.blocks_left = 0;
-            return Some(Step { sqe, direction, offset: 0, len: memory_len });
-        }
         let most = u64::from(self.blocks_per_command);
         let count = u32::try_from(self.blocks_left.min(most)).unwrap_or(self.blocks_per_command);
         let range = BlockRange::new(self.slba, count)?;
@@ -284,7 +283,11 @@ impl Plan {
             Kind::WriteZeroes { deallocate, fua } => {
                 (command::write_zeroes(nsid, range, deallocate, fua), Direction::None, 0)
             }
-            Kind::Whole(..) => return None,
+            Kind::Deallocate { last_range } => {
+                let sqe = command::deallocate(nsid, last_range);
+                (sqe, Direction::HostToController, memory_len)
+            }
+            Kind::Flush => (command::flush(nsid), Direction::None, 0),
         };
         Some(Step { sqe, direction, offset, len })
     }

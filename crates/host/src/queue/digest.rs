@@ -191,19 +191,9 @@ impl QueuePair {
             EngineUse::None => {}
         }
         if let Some(result) = ended {
-            self.end(cid, result);
+            self.finish(cid, result);
         }
         self.check_drained(cx);
-    }
-
-    /// A command is over, unless its data say otherwise.
-    pub(super) fn end(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
-        let Some(entry) = self.commands.get_mut(cid) else { return };
-        if entry.digest.defer_end(result) {
-            return;
-        }
-        let spoiled = entry.digest_failed && result.is_ok();
-        self.retry_or_finish(cid, if spoiled { Err(CommandError::Digest) } else { result });
     }
 }
 

@@ -165,7 +165,7 @@ impl QueuePair {
             status if !status.is_success() => Err(CommandError::Status(status)),
             _ => Ok(*cqe),
         };
-        self.end(cqe.cid, result);
+        self.finish(cqe.cid, result);
     }
 
     /// The data of a command were its completion, too.
@@ -176,6 +176,6 @@ impl QueuePair {
         if let Some(link) = &mut self.link {
             link.flow = SqFlow::Off;
         }
-        self.end(cid, Ok(Cqe { cid, status: Status::SUCCESS, ..Cqe::default() }));
+        self.finish(cid, Ok(Cqe { cid, status: Status::SUCCESS, ..Cqe::default() }));
     }
 }

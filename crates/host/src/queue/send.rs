@@ -134,29 +134,24 @@ impl QueuePair {
         let admin = self.config.qid.is_admin();
         let room = link.queue.capsule_overhead() + DIGEST_LEN;
         let only_connect = if let State::Connect(cid) = self.state { Some(cid) } else { None };
-        while let Some(&cid) = self.pending.front() {
-            if only_connect.is_some_and(|connect| connect != cid) || !filling.has_room(room) {
-                return;
-            }
-            let sent = self.commands.len() - self.pending.len();
-            let Some(entry) = self.commands.get_mut(cid) else {
-                self.pending.pop_front();
-                continue;
-            };
+        while filling.has_room(room)
+            && let Some(cid) = self.pending.pop_front()
+        {
+            let sent = self.commands.len() - self.pending.len() - 1;
+            let Some(entry) = self.commands.get_mut(cid) else { continue };
             let limit = if admin || entry.sqe.opc == fabrics::OPCODE {
                 ADMIN_IN_CAPSULE_BYTES
             } else {
                 self.config.in_capsule_bytes
             };
-            if entry.digest.is_with_engine() && entry.len <= limit {
-                // It comes back when its data can go with it.
-                self.pending.pop_front();
-                continue;
+            let is_first = only_connect.is_none_or(|connect| connect == cid);
+            if is_first && entry.digest.is_with_engine() && entry.len <= limit {
+                continue; // it comes back when its data can go with it
             }
-            if !link.flow.take_entry(self.config.entries, sent) {
+            if !is_first || !link.flow.take_entry(self.config.entries, sent) {
+                self.pending.push_front(cid);
                 return;
             }
-            self.pending.pop_front();
             entry.sent = true;
             entry.batch = filling.number;
             put_command(link, accelerator, filling.batch, cid, entry, limit);
@@ -166,6 +161,7 @@ impl QueuePair {
     }
 }
 
+#[inline(always)]
 fn put_command(
     link: &mut Link,
     accelerator: &mut Accelerator,
@@ -176,8 +172,8 @@ fn put_command(
 ) {
     entry.sqe.cid = cid.0.into();
     let in_capsule = entry.direction == Direction::HostToController && entry.len <= limit;
-    let Entry { sqe, direction, len, .. } = *entry;
-    link.queue.command(&sqe, direction, len, in_capsule, &mut batch.bytes_mut());
+    let queue = &mut link.queue;
+    batch.append(|out| queue.command(&entry.sqe, entry.direction, entry.len, in_capsule, out));
     if in_capsule && let Data::Write(buf) = &entry.data {
         put_payload(&link.queue, accelerator, batch, (buf, entry.digest.known), 0..buf.len());
     }
@@ -207,7 +203,8 @@ fn put_grant(
         let len = left.min(most);
         // Both were checked against the command's length when the R2T came.
         let offset = grant.r2t.offset + grant.sent;
-        link.queue.h2c_data(&grant.r2t, offset, len, len == left, &mut batch.bytes_mut());
+        let queue = &mut link.queue;
+        batch.append(|out| queue.h2c_data(&grant.r2t, offset, len, len == left, out));
         counters.pdus_sent.add(1);
         grant.sent += len;
         let (start, len) = (to_usize(offset), to_usize(len));

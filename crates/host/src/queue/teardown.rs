@@ -68,7 +68,9 @@ impl QueuePair {
         let Some(link) = &mut self.link else { return };
         link.sending = false;
         link.batches_done = link.batches_started;
-        self.done.extend(self.held.drain(..));
+        if !self.held.is_empty() {
+            self.done.extend(self.held.drain(..));
+        }
         if matches!(self.state, State::Draining(_)) {
             self.close_socket(cx, false);
             self.check_drained(cx);

@@ -8,8 +8,9 @@ pub const MAX_SLOTS: u16 = 1 << 12;
 /// The commands of one queue that have not completed.
 ///
 /// A command's CID is its slot in the low bits and the slot's generation above: an identifier
-/// that was used before does not match the slot's next command. Completing a command moves its
-/// entry out of the table, so it cannot complete twice. Nothing is allocated after [`Self::new`].
+/// that was used before does not match the slot's next command, so none completes twice. Nothing is
+/// allocated after [`Self::new`], and an entry can be filled in and taken apart where it lies:
+/// moving it in and out would cost more than all that the table does.
 #[derive(Debug)]
 pub struct CommandTable<T> {
     slots: Box<[Slot<T>]>,
@@ -23,10 +24,12 @@ pub struct CommandTable<T> {
 struct Slot<T> {
     /// The name of its command, or of the next one: slot and generation.
     cid: CommandId,
-    entry: Option<T>,
+    live: bool,
+    /// Of a slot without a command: what the last one has left.
+    entry: T,
 }
 
-impl<T> CommandTable<T> {
+impl<T: Default> CommandTable<T> {
     /// A table for at least `commands` commands: the next power of two of slots.
     ///
     /// # Panics
@@ -35,7 +38,8 @@ impl<T> CommandTable<T> {
     pub fn new(commands: u16) -> Self {
         assert!((1..=MAX_SLOTS).contains(&commands), "{commands} commands in a table");
         let count = commands.next_power_of_two();
-        let slots = (0..count).map(|slot| Slot { cid: CommandId(slot), entry: None }).collect();
+        let slot = |slot| Slot { cid: CommandId(slot), live: false, entry: T::default() };
+        let slots = (0..count).map(slot).collect();
         Self { slots, free: (0..count).rev().collect(), slot_mask: count - 1 }
     }
 
@@ -63,62 +67,73 @@ impl<T> CommandTable<T> {
     /// Gives the entry back when the table is full.
     pub fn insert(&mut self, entry: T) -> Result<CommandId, T> {
         let Some(slot) = self.free.pop() else { return Err(entry) };
-        let place = &mut self.slots[usize::from(slot)];
-        debug_assert!(place.entry.is_none());
-        place.entry = Some(entry);
-        Ok(place.cid)
+        let slot = &mut self.slots[usize::from(slot)];
+        debug_assert!(!slot.live);
+        (slot.live, slot.entry) = (true, entry);
+        Ok(slot.cid)
+    }
+
+    /// As [`Self::insert`], but `fill` writes the entry over what the slot's last command has left
+    /// there. `None` when the table is full.
+    #[inline(always)]
+    pub fn insert_with(&mut self, fill: impl FnOnce(&mut T)) -> Option<CommandId> {
+        let slot = &mut self.slots[usize::from(self.free.pop()?)];
+        debug_assert!(!slot.live);
+        slot.live = true;
+        fill(&mut slot.entry);
+        Some(slot.cid)
     }
 
     /// The command of this name, if it is still in flight.
     #[must_use]
+    #[inline]
     pub fn get(&self, cid: CommandId) -> Option<&T> {
-        let slot = self.slot_of(cid)?;
-        self.slots[slot].entry.as_ref()
+        let slot = &self.slots[self.index(cid)];
+        (slot.cid == cid && slot.live).then_some(&slot.entry)
     }
 
     /// As [`Self::get`], to change it.
     #[must_use]
+    #[inline]
     pub fn get_mut(&mut self, cid: CommandId) -> Option<&mut T> {
-        let slot = self.slot_of(cid)?;
-        self.slots[slot].entry.as_mut()
+        let slot = &mut self.slots[self.index(cid)];
+        (slot.cid == cid && slot.live).then_some(&mut slot.entry)
     }
 
     /// Takes the command out, once; its name is stale from now on.
     #[must_use]
     pub fn remove(&mut self, cid: CommandId) -> Option<T> {
-        let index = self.slot_of(cid)?;
-        let entry = self.slots[index].entry.take()?;
-        self.retire(index);
-        Some(entry)
+        self.remove_if(cid, |entry| Some(std::mem::take(entry)))
     }
 
-    /// As [`Self::remove`], but `f` takes from the entry what it wants, without the whole of it
-    /// being moved.
-    pub fn remove_with<R>(&mut self, cid: CommandId, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let index = self.slot_of(cid)?;
-        let result = f(self.slots[index].entry.as_mut()?);
-        self.slots[index].entry = None;
-        self.retire(index);
+    /// As [`Self::remove`], if `end` gives something: it takes from the entry what is to be had, and
+    /// the rest stays until the slot is used again.
+    #[inline]
+    pub fn remove_if<R>(
+        &mut self,
+        cid: CommandId,
+        end: impl FnOnce(&mut T) -> Option<R>,
+    ) -> Option<R> {
+        let index = self.index(cid);
+        let slot = &mut self.slots[index];
+        if slot.cid != cid || !slot.live {
+            return None;
+        }
+        let result = end(&mut slot.entry)?;
+        slot.live = false;
+        // The bits above the slot's count one on, and begin again after the last.
+        slot.cid = CommandId(cid.0.wrapping_add(self.slot_mask + 1));
+        self.free.push(cid.0 & self.slot_mask);
         Some(result)
     }
 
     /// The names of all commands in flight, by slot.
     pub fn ids(&self) -> impl Iterator<Item = CommandId> {
-        self.slots.iter().filter(|slot| slot.entry.is_some()).map(|slot| slot.cid)
+        self.slots.iter().filter(|slot| slot.live).map(|slot| slot.cid)
     }
 
-    /// The name of the slot's command is stale from now on, and the slot free.
-    fn retire(&mut self, index: usize) {
-        let slot = &mut self.slots[index];
-        self.free.push(slot.cid.0 & self.slot_mask);
-        // The bits above the slot's count one on, and begin again after the last.
-        slot.cid = CommandId(slot.cid.0.wrapping_add(self.slot_mask + 1));
-    }
-
-    /// The slot that `cid` names if its generation is the slot's own.
-    fn slot_of(&self, cid: CommandId) -> Option<usize> {
-        let slot = usize::from(cid.0 & self.slot_mask);
-        (self.slots[slot].cid == cid).then_some(slot)
+    fn index(&self, cid: CommandId) -> usize {
+        usize::from(cid.0 & self.slot_mask)
     }
 }
 

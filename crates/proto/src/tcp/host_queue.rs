@@ -10,8 +10,8 @@ use crate::nvme::{CommandId, Cqe, Direction, SglDescriptor, Sqe, Status, opcode:
 use super::PayloadWanted;
 use super::error::{FatalError, Violation};
 use super::pdu::{
-    self, C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, H2cDataPdu, IcReqPdu, IcResp, IcRespPdu,
-    MAX_PDA, MIN_MAXH2CDATA, PduType, R2tPdu, TermReq, flags,
+    self, C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, CommonHeader, H2cDataPdu, IcReqPdu, IcResp,
+    IcRespPdu, MAX_PDA, MIN_MAXH2CDATA, PduType, R2tPdu, TermReq, flags,
 };
 use super::receive::{self, Body, Receiver, Role, Shape, Stage};
 use super::send::{self, Framing};
@@ -91,6 +91,8 @@ pub struct HostQueue {
     receiver: Receiver,
     commands: Commands,
     framing: Framing,
+    /// The common header of a capsule without data: all are alike.
+    bare_capsule: CommonHeader,
     max_h2c_data: u32,
     /// The ICReq is out.
     requested: bool,
@@ -154,6 +156,7 @@ impl HostQueue {
                 current: None,
             },
             framing: Framing::INITIAL,
+            bare_capsule: Framing::INITIAL.common(PduType::CapsuleCmd, 0, 0),
             max_h2c_data: MIN_MAXH2CDATA,
             requested: false,
             may_terminate: true,
@@ -174,7 +177,7 @@ impl HostQueue {
                 *input = &[];
                 return Ok(None);
             }
-            if self.receiver.awaits_header() {
+            if self.receiver.awaits_header() && !self.receive_familiar(input) {
                 match self.receive_header(input)? {
                     ControlFlow::Break(event) => return Ok(event),
                     ControlFlow::Continue(()) => {}
@@ -197,6 +200,23 @@ impl HostQueue {
             };
             return Ok(Some(event));
         }
+    }
+
+    /// Takes the header of data like those before them, and goes on with these. Nothing is taken when
+    /// anything about it is new or wrong: whatever can be said of a header, [`Self::receive_header`]
+    /// says.
+    #[inline(always)]
+    fn receive_familiar(&mut self, input: &mut &[u8]) -> bool {
+        let Some((shape, header)) = self.receiver.familiar_header(input) else { return false };
+        let taken = shape.pdu_type == PduType::C2hData
+            && receive::parse::<C2hDataPdu>(header).datal.get() == shape.data_len
+            && shape.data_len > 0
+            && self.commands.handle_data(shape, header).is_ok();
+        if taken {
+            *input = &input[header.len()..];
+            self.receiver.begin_body(shape);
+        }
+        taken
     }
 
     /// Goes on with data when these are what the header announces.
@@ -228,6 +248,7 @@ impl HostQueue {
             HostEvent::Connected(response) => {
                 let IcResp { cpda, header_digest, data_digest, max_h2c_data } = *response;
                 self.framing = Framing { header_digest, data_digest, pda: cpda };
+                self.bare_capsule = self.framing.common(PduType::CapsuleCmd, 0, 0);
                 self.max_h2c_data = max_h2c_data;
                 self.receiver.set_digests(header_digest, data_digest);
                 self.receiver.advance(Stage::Ready);
@@ -324,6 +345,7 @@ impl HostQueue {
     /// Before the ICResp; when the slot is taken; when in-capsule data are none or do not go to
     /// the controller; when `len` contradicts the direction, or is no multiple of 4 although data
     /// digests are on.
+    #[inline]
     pub fn command(
         &mut self,
         sqe: &Sqe,
@@ -354,12 +376,16 @@ impl HostQueue {
             exact: sqe.opc != fabrics::OPCODE,
             ..Slot::default()
         };
-        let mut sqe = *sqe;
-        sqe.flags = sqe.flags & 0b11 | Sqe::PSDT_SGL;
-        sqe.sgl1 =
-            if in_capsule { SglDescriptor::in_capsule(len) } else { SglDescriptor::transport(len) };
-        let common = self.framing.common(PduType::CapsuleCmd, 0, if in_capsule { len } else { 0 });
-        self.framing.put(CapsuleCmdPdu { common, sqe }.as_bytes(), &common, out);
+        let (common, sgl1) = if in_capsule {
+            let common = self.framing.common(PduType::CapsuleCmd, 0, len);
+            (common, SglDescriptor::in_capsule(len))
+        } else {
+            (self.bare_capsule, SglDescriptor::transport(len))
+        };
+        let mut pdu = CapsuleCmdPdu { common, sqe: *sqe };
+        pdu.sqe.flags = sqe.flags & 0b11 | Sqe::PSDT_SGL;
+        pdu.sqe.sgl1 = sgl1;
+        self.framing.put(pdu.as_bytes(), &common, out);
     }
 
     /// Appends header, digest and padding of an H2CData with `len` bytes from `offset` of the
@@ -451,6 +477,7 @@ impl Commands {
     }
 
     /// The outstanding command of this CID, generation included.
+    #[inline(always)]
     fn live(&mut self, cid: CommandId) -> Option<&mut Slot> {
         Some(self.slot_of(cid)).filter(|slot| slot.live && slot.cid == cid)
     }
@@ -521,7 +548,9 @@ impl Commands {
         Ok(HostEvent::Response(cqe))
     }
 
-    /// C2HData is taken for a read only, in order, within its length.
+    /// C2HData is taken for a read only, in order, within its length. Nothing has changed when it is
+    /// not taken.
+    #[inline(always)]
     fn handle_data(&mut self, shape: Shape, header: &[u8]) -> Result<(), Violation> {
         let pdu: C2hDataPdu = receive::parse(header);
         let cid = CommandId(pdu.cccid.get());

@@ -134,6 +134,23 @@ impl Receiver {
         matches!(self.phase, Phase::Header { .. })
     }
 
+    /// The next header, when it lies whole at the front of `input` and begins as the last good one did.
+    /// None with digests, which are still to be judged. Takes nothing: what is not wanted is left to
+    /// [`Receiver::header`].
+    #[inline(always)]
+    pub(super) fn familiar_header<'a>(&self, input: &'a [u8]) -> Option<(Shape, &'a [u8])> {
+        let Phase::Header { held: 0, .. } = self.phase else { return None };
+        let (same, shape) = self.judged.as_ref()?;
+        let common = input.first_chunk()?;
+        if u64::from_ne_bytes(*same) != u64::from_ne_bytes(*common)
+            || shape.header_digest
+            || shape.data_digest
+        {
+            return None;
+        }
+        Some((*shape, input.get(..shape.held_len)?))
+    }
+
     /// Takes the next header from `input`: valid as far as a header can be judged alone, digest
     /// included. `None` when it has not come whole. [`Receiver::begin_body`] must follow.
     #[inline]
@@ -218,9 +235,11 @@ impl Receiver {
         let Phase::Body { pad_left, data_done, data_len, digest } = &mut self.phase else {
             unreachable!("data asked for amid a header");
         };
-        *pad_left -= take_at_most(input, *pad_left).1;
         if *pad_left > 0 {
-            return None;
+            *pad_left -= take_at_most(input, *pad_left).1;
+            if *pad_left > 0 {
+                return None;
+            }
         }
         if data_done < data_len {
             let offset = *data_done;
@@ -420,6 +439,7 @@ fn take_at_most<'a>(input: &mut &'a [u8], len: u32) -> (&'a [u8], u32) {
 
 /// Checks the digest of a whole header, and the length that a data header repeats. Gives the
 /// header without its digest.
+#[inline]
 fn checked_header(shape: Shape, bytes: &[u8]) -> Result<&[u8], FatalError> {
     let header = match bytes.split_last_chunk() {
         Some((header, digest)) if shape.header_digest => {
