@@ -35,15 +35,18 @@ impl Latencies {
 
     /// Records one latency.
     pub fn record(&mut self, latency: Duration) {
-        self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+        self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX), 1);
     }
 
-    /// Records one latency in nanoseconds.
-    pub fn record_ns(&mut self, ns: u64) {
-        self.histogram.saturating_record(ns);
+    /// Records so many times the same latency in nanoseconds; none if `count` is 0.
+    pub fn record_ns(&mut self, ns: u64, count: u64) {
+        if count == 0 {
+            return;
+        }
+        self.histogram.saturating_record_n(ns, count);
         self.min_ns = self.min_ns.min(ns);
         self.max_ns = self.max_ns.max(ns);
-        self.sum_ns += u128::from(ns);
+        self.sum_ns += u128::from(ns) * u128::from(count);
     }
 
     /// Adds everything that `other` recorded.

@@ -190,6 +190,16 @@ pub struct QueueJob {
     slots: Vec<Slot>,
     free: Vec<u16>,
     result: JobResult,
+    alike: Alike,
+}
+
+/// The last latencies, which are alike and not recorded yet: what was sent in one turn and has come
+/// back in one turn took as long by the clock, which is looked at once per turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Alike {
+    write: bool,
+    ns: u64,
+    count: u64,
 }
 
 /// One span of the workload: this queue's part of it, and where in it the queue is.
@@ -416,10 +426,12 @@ impl QueueJob {
             free: (0..depth).rev().collect(),
             workload,
             result,
+            alike: Alike::default(),
         })
     }
 
     /// The next command to issue at `now`, if any.
+    #[inline]
     pub fn poll_issue(&mut self, now: Instant) -> Option<Issue> {
         let now_ns = self.clock.tick(now);
         self.advance_at(now, now_ns);
@@ -494,6 +506,7 @@ impl QueueJob {
     }
 
     /// A read finished with these data.
+    #[inline]
     pub fn handle_read(&mut self, now: Instant, slot: u16, data: &[u8]) {
         let Slot { area, unit, .. } = self.slots[usize::from(slot)];
         let area = &self.areas[usize::from(area)];
@@ -513,6 +526,7 @@ impl QueueJob {
     }
 
     /// A write finished.
+    #[inline]
     pub fn handle_written(&mut self, now: Instant, slot: u16) {
         self.finish_slot(now, slot);
     }
@@ -570,7 +584,8 @@ impl QueueJob {
 
     /// What was recorded.
     #[must_use]
-    pub fn into_result(self) -> JobResult {
+    pub fn into_result(mut self) -> JobResult {
+        self.record_alike();
         self.result
     }
 
@@ -629,6 +644,7 @@ impl QueueJob {
         self.advance(now);
     }
 
+    #[inline(always)]
     fn finish_slot(&mut self, now: Instant, slot: u16) {
         let Slot { write, since_ns, .. } = self.slots[usize::from(slot)];
         let now_ns = self.clock.tick(now);
@@ -639,13 +655,24 @@ impl QueueJob {
             Some(_) => since_ns >= self.measure_from_ns && since_ns < self.end_ns,
         };
         if counts && matches!(self.phase, Phase::Running | Phase::Draining) {
-            let side = if write { &mut self.result.write } else { &mut self.result.read };
-            side.record_ns(now_ns.saturating_sub(since_ns));
+            let ns = now_ns.saturating_sub(since_ns);
+            if (ns, write) != (self.alike.ns, self.alike.write) {
+                self.record_alike();
+                self.alike = Alike { write, ns, count: 0 };
+            }
+            self.alike.count += 1;
         }
         self.release(slot);
         self.advance_at(now, now_ns);
     }
 
+    fn record_alike(&mut self) {
+        let Alike { write, ns, count } = std::mem::take(&mut self.alike);
+        let side = if write { &mut self.result.write } else { &mut self.result.read };
+        side.record_ns(ns, count);
+    }
+
+    #[inline]
     fn release(&mut self, slot: u16) {
         debug_assert!(!self.free.contains(&slot), "slot {slot} completed twice");
         let Slot { area, unit, .. } = self.slots[usize::from(slot)];

@@ -235,14 +235,17 @@ impl Load {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn handle_done(&mut self, now: Instant, done: CommandDone) {
         let Ok(slot) = u16::try_from(done.user & SLOT_MASK) else { return };
         let Some(job) = &mut self.job else { return };
-        match (done.failure(), &done.data) {
-            (Some(failure), _) => job.handle_failed(now, slot, failure.to_string()),
-            (None, Data::Read(buf)) => job.handle_read(now, slot, buf),
-            (None, Data::Write(_) | Data::None) => job.handle_written(now, slot),
+        match (done.result, &done.data) {
+            (Ok(_), Data::Read(buf)) => job.handle_read(now, slot, buf),
+            (Ok(_), Data::Write(_) | Data::None) => job.handle_written(now, slot),
+            (Err(_), _) => {
+                let why = done.failure().map_or_else(String::new, |failure| failure.to_string());
+                job.handle_failed(now, slot, why);
+            }
         }
         self.put_back(usize::from(slot), done.data);
     }
@@ -279,6 +282,7 @@ impl Load {
         }
     }
 
+    #[inline(always)]
     fn issue(&mut self, cx: &mut Context<'_>, ports: &mut [Port], issue: Issue) {
         let slot = usize::from(issue.slot);
         let Some(job) = &mut self.job else { return };
