@@ -108,8 +108,8 @@ impl Daemon {
         let mut origin = file.map_or(Origin::Nothing, |(path, calls)| Origin::File(path, calls));
         if let Some(state_dir) = config.state_dir {
             let (journal, kept) = StateJournal::open(&state_dir)?;
+            engine.changes_before = journal.begin(&kept);
             engine.journal = Box::new(journal);
-            engine.changes_before = kept.sequence;
             if !kept.ledger.is_empty() {
                 if let Origin::File(config, _) = origin {
                     return Err(StartError::Both { state_dir, config });

@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub(crate) referrals: Vec<Referral>,
     pub(crate) discovery_filter: DiscoveryFilter,
     pub(crate) retry_delays: [u16; 3],
-    generation: u64,
+    pub(crate) generation: u64,
     devices: HashSet<DeviceId>,
     last_device: u16,
     last_port_id: u16,

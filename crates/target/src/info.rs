@@ -160,6 +160,12 @@ impl Target {
         state.listeners.iter().map(|listener| (listener.address, listener.open)).collect()
     }
 
+    /// The generation counter of the Discovery log (GENCTR).
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.control.lock().generation
+    }
+
     /// The addresses that the Discovery log names as entrances to the discovery service.
     #[must_use]
     pub fn discovery_listeners(&self) -> Vec<SocketAddr> {

@@ -146,6 +146,7 @@ impl Engine {
             if let Err(error) = self.sizes_changed() {
                 tracing::warn!("hosts are not told of grown devices: {error}");
             }
+            self.keep_generation();
             return;
         }
         let followed = self.change(|change| {

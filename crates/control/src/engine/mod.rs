@@ -7,6 +7,7 @@ pub mod bdevs;
 pub mod controllers;
 pub mod discovery;
 mod error;
+pub(crate) mod generation;
 pub mod journal;
 pub mod ledger;
 pub mod missing;
@@ -74,7 +75,8 @@ pub struct EngineConfig {
     pub logging: Logging,
     /// Which engines compute digests.
     pub accel: Framework,
-    /// How many changes there have ever been: what is numbered goes on from there.
+    /// How many changes there have ever been, this start included: what is numbered goes on from
+    /// there.
     pub changes_before: u64,
 }
 
@@ -116,6 +118,8 @@ pub struct Engine {
     core_locks: Mutex<Vec<File>>,
     /// For threads of its own.
     shared: Arc<SharedEngine>,
+    /// The highest generation of a target that has ended.
+    ended_generation: AtomicU64,
     /// What is still to be made when the startup phase ends.
     at_start: Mutex<Option<AtStart>>,
     /// Why this engine must not go on.
@@ -178,6 +182,7 @@ impl Engine {
             ending: AtomicBool::new(false),
             core_locks: Mutex::default(),
             shared: Arc::default(),
+            ended_generation: AtomicU64::new(0),
             at_start: Mutex::default(),
             failure: OnceLock::new(),
             began: Instant::now(),
@@ -301,7 +306,10 @@ impl Engine {
         let made = make(&mut change);
         // A record follows its effect, so what was recorded has happened, also when a later step
         // failed.
-        let Change { records, events, .. } = change;
+        let Change { mut records, events, .. } = change;
+        if keep && records.is_empty() && self.generation_needs_change() {
+            records.push(generation::mark());
+        }
         let has_records = keep && !records.is_empty();
         let _in_order = lock(&self.keeping);
         let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::disk::{Disk, RealDisk};
 use super::{Call, Configuration, Permit, Recovered, StateError, Store, SubsystemConfig};
+use crate::engine::generation;
 use crate::engine::journal::{Journal, JournalError};
 use crate::engine::ledger::{Entry, Key, Ledger, Record, Section};
 
@@ -54,6 +55,20 @@ impl StateJournal {
             remedy: "Use the version of raceline that wrote it, or a newer one.".to_owned(),
         })?;
         Ok((Self { store, permit: Mutex::default() }, Kept { ledger, sequence }))
+    }
+
+    /// Writes down that a daemon begins, and gives the number of this change: no daemon before has had
+    /// it, whatever that has shown to hosts without a change.
+    pub fn begin(&self, kept: &Kept) -> u64 {
+        let position = self.keep(&generation::mark());
+        let position = position.and_then(|position| self.wait(position).map(|()| position));
+        position.unwrap_or_else(|error| {
+            tracing::warn!(
+                "the start cannot be written down: after the next one, discovery's generation may go \
+                 back: {error}"
+            );
+            kept.sequence + 1
+        })
     }
 
     /// The state that it writes.

@@ -120,7 +120,8 @@ impl Kept {
 
     pub(crate) fn start_with(dir: &Path, config: EngineConfig) -> Self {
         let (journal, kept) = StateJournal::open(dir).unwrap();
-        let config = EngineConfig { journal: Box::new(journal), ..config };
+        let changes_before = journal.begin(&kept);
+        let config = EngineConfig { journal: Box::new(journal), changes_before, ..config };
         let (engine, registry) = (Arc::new(Engine::new(config)), Registry::new());
         engine.share();
         engine.restore(&registry, &kept.ledger).unwrap();

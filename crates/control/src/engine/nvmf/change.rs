@@ -85,7 +85,10 @@ impl Change<'_> {
             self.release_namespaces(subsystem);
         }
         match target.transport {
-            Some(transport) => Ok(live::stop(transport.target)?),
+            Some(transport) => {
+                self.engine().note_generation(&transport.target);
+                Ok(live::stop(transport.target)?)
+            }
             None => Ok(()),
         }
     }
@@ -103,7 +106,7 @@ impl Change<'_> {
         if self.model().nvmf.target(target)?.transport.is_some() {
             return Err(EngineError::exists("transport", "TCP"));
         }
-        let mut config = live::target_config(&options, self.engine().config());
+        let mut config = live::target_config(&options, self.engine());
         self.model().apply_options(&mut config);
         let cpus = config.cores.clone();
         let cores = Arc::new(Target::start(config)?);
@@ -112,6 +115,7 @@ impl Change<'_> {
             live::populate(self.engine(), &cores, target, &model)
         };
         if let Err(error) = populated {
+            self.engine().note_generation(&cores);
             live::stop(cores)?;
             return Err(error);
         }

@@ -12,17 +12,15 @@ use raceline_target::{
 
 use super::pool::pool_config;
 use super::{Namespace, Subsystem, SubsystemOptions, TransportOptions};
-use crate::engine::{Engine, EngineConfig, EngineError, Model};
+use crate::engine::{Engine, EngineError, Model};
 
 /// How long those who look at a target may hold it while it is to be stopped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Discovery's generation begins with the number of changes there have ever been, so that it grows
-/// over restarts; each may have been shown in several steps.
-const GENERATION_BITS: u32 = 20;
-
 /// What the cores need to know of a transport.
-pub(super) fn target_config(options: &TransportOptions, engine: &EngineConfig) -> TargetConfig {
+pub(super) fn target_config(options: &TransportOptions, engine: &Engine) -> TargetConfig {
+    let first_generation = engine.first_generation();
+    let engine = engine.config();
     TargetConfig {
         cores: engine.cores.clone(),
         accel: Some(engine.accel.clone()),
@@ -31,7 +29,7 @@ pub(super) fn target_config(options: &TransportOptions, engine: &EngineConfig) -
         in_capsule_bytes: options.in_capsule_data_size,
         max_queue_entries: options.max_queue_depth,
         max_io_queues: options.max_io_qpairs_per_ctrlr,
-        first_generation: engine.changes_before << GENERATION_BITS,
+        first_generation,
         ..TargetConfig::default()
     }
 }
