@@ -21,9 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use raceline_reactor::Context;
+use raceline_reactor::io::{AllocateMode, FileId};
 
 use crate::claim::Claim;
 use crate::disk_channel::DiskChannel;
+use crate::drive::generic::Generic;
 use crate::fault::{Era, FaultLatch};
 use crate::{Bdev, BdevError, BdevInfo, Channel};
 
@@ -39,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) fault: FaultLatch,
     /// FALLOC_FL_PUNCH_HOLE works, as far as is known.
     pub(crate) punch_hole: AtomicBool,
+    /// An NVMe namespace releases what is not needed, as far as is known.
+    pub(crate) release: AtomicBool,
     /// FALLOC_FL_ZERO_RANGE works, as far as is known.
     pub(crate) zero_range: AtomicBool,
     /// Through the page cache.
@@ -49,6 +53,8 @@ pub(crate) struct Shared {
     reported_gone: AtomicBool,
     /// Holds the lock on a file, and the exclusive use of a block device.
     file: File,
+    /// Data go through this one instead.
+    generic: Option<Generic>,
     _claim: Claim,
 }
 
@@ -57,6 +63,7 @@ impl DiskBdev {
         Self(Arc::new(Shared {
             fault: FaultLatch::default(),
             punch_hole: AtomicBool::new(info.deallocate),
+            release: AtomicBool::new(false),
             zero_range: AtomicBool::new(true),
             buffered,
             reported_end: AtomicBool::new(false),
@@ -64,8 +71,26 @@ impl DiskBdev {
             block_count: AtomicU64::new(info.block_count),
             info,
             file,
+            generic: None,
             _claim: claim,
         }))
+    }
+
+    /// The same device, whose data go through its generic device. Nobody else has it yet.
+    pub(crate) fn through(self, generic: Generic) -> Self {
+        let Ok(mut shared) = Arc::try_unwrap(self.0) else {
+            unreachable!("a device that has just been opened has one owner");
+        };
+        let (zeroes, release) =
+            (generic.format.zeroes_deallocate, generic.format.dataset_management);
+        let writable = !shared.info.read_only;
+        shared.punch_hole = AtomicBool::new(zeroes && writable);
+        shared.release = AtomicBool::new(release && writable);
+        shared.info.deallocate = release && writable;
+        // Releasing is advice: a drive need not follow it.
+        shared.info.deallocate_zeroes = false;
+        shared.generic = Some(generic);
+        Self(Arc::new(shared))
     }
 }
 
@@ -114,8 +139,30 @@ impl Shared {
         Ok(())
     }
 
+    /// How what is not needed is released, if it can be. Of a file or block device its range then
+    /// reads zeroes; a namespace has a command that promises less.
+    pub(crate) fn release_mode(&self) -> Option<AllocateMode> {
+        let (works, mode) = match &self.generic {
+            Some(_) => (&self.release, AllocateMode::Release),
+            None => (&self.punch_hole, AllocateMode::PunchHole),
+        };
+        works.load(Ordering::Relaxed).then_some(mode)
+    }
+
+    /// Makes the device usable for a core's operations.
+    pub(crate) fn register(&self, cx: &mut Context<'_>) -> io::Result<FileId> {
+        let Some(Generic { file, format }) = &self.generic else {
+            return Ok(cx.io.register_file(Arc::new(self.reopen()?)));
+        };
+        let registered = cx.io.register_nvme(Arc::clone(file), *format);
+        registered.map_err(|error| {
+            let name = &self.info.name;
+            io::Error::new(error.kind(), format!("{name}: no passthrough on this core: {error}"))
+        })
+    }
+
     /// Opens the device once more, with a write-back error cursor of its own.
-    pub(crate) fn reopen(&self) -> io::Result<File> {
+    fn reopen(&self) -> io::Result<File> {
         OpenOptions::new()
             .read(true)
             .write(!self.info.read_only)

@@ -98,7 +98,7 @@ struct Syncs {
 impl DiskChannel {
     pub(crate) fn open(shared: Arc<Shared>, cx: &mut Context<'_>, owner: u16) -> io::Result<Self> {
         let era = shared.fault.era();
-        let file = cx.io.register_file(Arc::new(shared.reopen()?));
+        let file = shared.register(cx)?;
         Ok(Self {
             shared,
             file,
@@ -121,12 +121,12 @@ impl DiskChannel {
         }
         let era = self.shared.fault.era();
         if era != self.era {
-            let file = self.shared.reopen().map_err(|error| {
+            let file = self.shared.register(cx).map_err(|error| {
                 tracing::error!("{}: cannot be opened again: {error}", self.shared.info.name);
                 BdevError::WriteFault
             })?;
             cx.io.close_file(self.file); // once what is in flight has completed
-            self.file = cx.io.register_file(Arc::new(file));
+            self.file = file;
             self.era = era;
         }
         Ok(era)
@@ -207,10 +207,10 @@ impl DiskChannel {
     /// is only to be released as it is.
     fn method(&self, goal: Goal, may_release: bool) -> Option<Method> {
         let works = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        if (may_release || goal == Goal::Release) && works(&self.shared.punch_hole) {
+        if goal == Goal::Release {
+            self.shared.release_mode().map(Method::Allocate)
+        } else if may_release && works(&self.shared.punch_hole) {
             Some(Method::Allocate(AllocateMode::PunchHole))
-        } else if goal == Goal::Release {
-            None
         } else if works(&self.shared.zero_range) {
             Some(Method::Allocate(AllocateMode::ZeroRange))
         } else {
@@ -275,6 +275,7 @@ impl DiskChannel {
         if let (Method::Allocate(mode), BdevError::NotSupported) = (zeroing.method, error) {
             match mode {
                 AllocateMode::PunchHole => self.shared.punch_hole.store(false, Ordering::Relaxed),
+                AllocateMode::Release => self.shared.release.store(false, Ordering::Relaxed),
                 AllocateMode::ZeroRange => self.shared.zero_range.store(false, Ordering::Relaxed),
             }
             match self.method(zeroing.goal, false) {

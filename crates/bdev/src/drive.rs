@@ -1,27 +1,42 @@
 //! Local NVMe drives: what the kernel's `nvme` driver has at a PCI address, found in sysfs.
 //!
-//! A drive stays with the kernel. Its namespaces are opened as block devices, exclusively; health,
-//! reset and the rest of its identity go through its character device (`/dev/nvme0`).
+//! A drive stays with the kernel. Its namespaces are opened as block devices, exclusively; their data may
+//! go through their generic devices (`/dev/ng0n1`) instead. Health, reset and the rest of the drive's identity
+//! go through its character device (`/dev/nvme0`).
 
 mod address;
+pub(crate) mod generic;
 mod ioctl;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use uuid::Uuid;
 
 pub use address::{PciAddress, PciAddressError};
 
-use crate::{Backing, DeviceSpec, Identity, OpenError, SharedBdev};
+use crate::{Backing, DeviceSpec, Identity, OpenError, SharedBdev, block};
+use generic::Generic;
 
 /// The class of an NVM Express controller: mass storage, non-volatile memory, NVMe interface.
 const NVME_CLASS: &str = "0x010802";
 
 /// The driver that makes block devices of drives.
 const NVME_DRIVER: &str = "nvme";
+
+/// The way of data to and from a namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoPath {
+    /// Reads and writes of the block device.
+    #[default]
+    Block,
+    /// NVMe commands to the generic device, by io_uring passthrough. The block device is open
+    /// meanwhile, so that nobody else uses it.
+    Passthrough,
+}
 
 /// Where the kernel shows its drives and their nodes.
 #[derive(Clone, Debug)]
@@ -62,12 +77,16 @@ pub struct DriveNamespace {
     pub nsid: u32,
     /// Its block device, e.g. `nvme0n1`; none if the kernel made none that can be used.
     pub block: Option<String>,
+    /// It has a generic device, e.g. `ng0n1`.
+    pub generic: bool,
     /// Capacity in units of 512 bytes, whatever its block size.
     pub sectors: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
     /// UUID, or NGUID as one, if it has either.
     pub uuid: Option<Uuid>,
+    /// It is write protected.
+    pub read_only: bool,
     /// Another one each time that the kernel finds it: a drive that went and came back has others.
     pub instance: u64,
 }
@@ -148,6 +167,19 @@ pub enum DriveError {
         /// Why not.
         source: OpenError,
     },
+    /// A namespace cannot be used by passthrough.
+    #[error(
+        "namespace {nsid} of the drive at {address} cannot be used by passthrough: {reason}. \
+         Its block device may serve (\"io_path\": \"block\")"
+    )]
+    Passthrough {
+        /// Where.
+        address: PciAddress,
+        /// Which.
+        nsid: u32,
+        /// Why not.
+        reason: String,
+    },
     /// An admin command or a reset did not succeed.
     #[error("the drive at {address}: cannot {action} through {}: {source}{}", path.display(), right(source))]
     Admin {
@@ -197,6 +229,7 @@ impl DriveError {
             Self::NotNvme { .. } | Self::OtherDrive { .. } => libc::ENODEV,
             Self::NotBound { .. } => libc::EBUSY,
             Self::NoBlockDevice { .. } => libc::ENOTBLK,
+            Self::Passthrough { .. } => libc::EOPNOTSUPP,
             Self::Open { source, .. } => match source {
                 OpenError::InUse { .. } => libc::EBUSY,
                 OpenError::Permission(_) => libc::EACCES,
@@ -283,10 +316,12 @@ impl Drives {
             });
             namespaces.push(DriveNamespace {
                 nsid,
+                generic: generic::is_there(&self.sys, &disk),
                 block: (sectors > 0).then_some(disk),
                 sectors,
                 block_size: number(&head, "queue/logical_block_size").unwrap_or(0),
                 uuid,
+                read_only: number(&head, "ro").unwrap_or(0) != 0,
                 instance: metadata.ino(),
             });
         }
@@ -303,21 +338,42 @@ impl Drives {
         drive: &Drive,
         nsid: u32,
         identity: &Identity,
+        io_path: IoPath,
     ) -> Result<SharedBdev, DriveError> {
         let address = drive.address;
         let found = drive.namespaces.iter().find(|namespace| namespace.nsid == nsid);
         let namespace = found.ok_or(DriveError::NoNamespace { address, nsid })?;
-        let block = namespace.block.as_deref();
-        let block = block.ok_or(DriveError::NoBlockDevice { address, nsid })?;
-        let backing = Backing::Block { path: self.dev.join(block) };
-        let spec = DeviceSpec { uuid: namespace.uuid, ..DeviceSpec::new(backing) };
-        crate::open(&spec, identity).map_err(|source| DriveError::Open { address, nsid, source })
+        let disk = namespace.block.as_deref();
+        let disk = disk.ok_or(DriveError::NoBlockDevice { address, nsid })?;
+        let path = self.dev.join(disk);
+        let spec = DeviceSpec {
+            uuid: namespace.uuid,
+            read_only: namespace.read_only,
+            ..DeviceSpec::new(Backing::Block { path: path.clone() })
+        };
+        let opened = block::open(&spec, &path, identity);
+        let device = opened.map_err(|source| DriveError::Open { address, nsid, source })?;
+        if io_path == IoPath::Block {
+            return Ok(Arc::new(device));
+        }
+        let refused = |reason| DriveError::Passthrough { address, nsid, reason };
+        if !namespace.generic {
+            let text = "the kernel has no generic device for it (it is older than Linux 5.13?)";
+            return Err(refused(text.to_owned()));
+        }
+        let own = self.sys.join("class/block").join(disk);
+        let generic = Generic::open(&generic::node_of(&self.dev, disk), &own, namespace);
+        Ok(Arc::new(device.through(generic.map_err(refused)?)))
     }
 
-    /// The path of a drive's block device.
+    /// The node through which data go.
     #[must_use]
-    pub fn block_path(&self, namespace: &DriveNamespace) -> Option<PathBuf> {
-        Some(self.dev.join(namespace.block.as_ref()?))
+    pub fn path(&self, namespace: &DriveNamespace, io_path: IoPath) -> Option<PathBuf> {
+        let disk = namespace.block.as_ref()?;
+        Some(match io_path {
+            IoPath::Block => self.dev.join(disk),
+            IoPath::Passthrough => generic::node_of(&self.dev, disk),
+        })
     }
 
     /// Identify Controller (CNS 01h): 4096 bytes.

@@ -44,7 +44,7 @@ use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, IoBuf, SharedBuf};
 
 pub use delay::{DelayBdev, DelayControl, DelayError, Delays, Latency};
-pub use drive::{Drive, DriveError, DriveNamespace, Drives, PciAddress, PciAddressError};
+pub use drive::{Drive, DriveError, DriveNamespace, Drives, IoPath, PciAddress, PciAddressError};
 pub use error::{ErrorBdev, ErrorControl, ErrorRule, RuleError};
 pub use histogram::{DEFAULT_GRANULARITY, Histogram, HistogramShape};
 pub use identity::Identity;

@@ -212,6 +212,8 @@ fn what_cannot_be_attached_is_refused_whole() {
         (with(json!({ "hdgst": true })), "hdgst"),
         (with(json!({ "serial": "S2" })), "has the serial number `S1`, and not `S2`"),
         (with(json!({ "max_bdevs": 0 })), "max_bdevs"),
+        (with(json!({ "io_path": "other" })), "Invalid parameters"),
+        (with(json!({ "io_path": "passthrough" })), "the kernel has no generic device for it"),
     ] {
         let error = daemon.call("bdev_nvme_attach_controller", params).unwrap_err();
         assert!(error.contains(text), "{error}");
@@ -252,8 +254,9 @@ fn namespaces_and_drives_come_and_go() {
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(bdevs(&daemon), ["Nvme0n1"]);
     drop(holder);
-    eventually("namespace 12 is back", || bdevs(&daemon) == ["Nvme0n1", "Nvme0n12"]);
-    assert_eq!(missing(&daemon), [None, None]);
+    // It is a device first, and then a namespace again.
+    eventually("namespace 12 is back", || missing(&daemon) == [None, None]);
+    assert_eq!(bdevs(&daemon), ["Nvme0n1", "Nvme0n12"]);
 
     let device = machine.device();
     machine.unplug(&device);

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use crate::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 use crate::buffer::{IoBuf, SharedBuf};
+use crate::nvme::NvmeFormat;
 use crate::send::SendBatch;
 use crate::sim::Random;
 use crate::socket::Socket;
@@ -103,6 +104,9 @@ pub enum AllocateMode {
     PunchHole,
     /// Zero the range, kept allocated (FALLOC_FL_ZERO_RANGE).
     ZeroRange,
+    /// Advice: nobody needs the range, which may read anything afterwards. As `PunchHole`, but for
+    /// NVMe namespaces, which have a command for it (Dataset Management).
+    Release,
 }
 
 impl AllocateMode {
@@ -110,7 +114,7 @@ impl AllocateMode {
     pub(crate) fn flags(self) -> libc::c_int {
         libc::FALLOC_FL_KEEP_SIZE
             | match self {
-                AllocateMode::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
+                AllocateMode::PunchHole | AllocateMode::Release => libc::FALLOC_FL_PUNCH_HOLE,
                 AllocateMode::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
             }
     }
@@ -203,6 +207,16 @@ pub trait Io {
 
     /// Makes an open file usable for operations.
     fn register_file(&mut self, file: Arc<File>) -> FileId;
+
+    /// Makes the generic device of an NVMe namespace usable for the same operations, which then are
+    /// NVMe commands.
+    ///
+    /// # Errors
+    /// `Unsupported` where there is no io_uring, or it is too old for that.
+    fn register_nvme(&mut self, file: Arc<File>, format: NvmeFormat) -> io::Result<FileId> {
+        let _ = (file, format);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Drops a file once operations in flight have completed.
     fn close_file(&mut self, file: FileId);

@@ -16,6 +16,7 @@ pub mod io;
 pub mod mailbox;
 mod memory;
 mod neighbours;
+pub mod nvme;
 mod region;
 pub mod send;
 pub mod service;

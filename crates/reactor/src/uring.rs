@@ -27,6 +27,7 @@ use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
 use crate::neighbours::Neighbours;
+use crate::nvme::NvmeFormat;
 use crate::send::SendBatch;
 use crate::slab::Slab;
 use crate::socket::{
@@ -37,9 +38,11 @@ use crate::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::waker::Waker;
 
 mod direct;
+pub(crate) mod nvme;
 mod ops;
 
 use direct::RecvAt;
+use nvme::NvmeRing;
 use ops::{Kind, OpSlab};
 
 /// Submissions between two polls that need no extra system call; more wait in a backlog.
@@ -60,6 +63,9 @@ const WAKER_DATA: u64 = u64::MAX;
 /// `user_data` of cancellations, whose results nobody needs.
 const CANCEL_DATA: u64 = u64::MAX - 1;
 
+/// `user_data` of the poll on the ring for NVMe commands.
+const NVME_DATA: u64 = u64::MAX - 2;
+
 /// `IORING_ENTER_GETEVENTS` and `IORING_ENTER_EXT_ARG` of the io_uring ABI.
 const ENTER_GETEVENTS: u32 = 1 << 0;
 const ENTER_EXT_ARG: u32 = 1 << 3;
@@ -77,6 +83,8 @@ pub struct UringIo {
     direct: VecDeque<u32>,
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
+    /// For files that are generic devices of NVMe namespaces.
+    nvme: Option<Box<NvmeRing>>,
     timers: TimerQueue<Timer>,
     waker: Waker,
     woken: bool,
@@ -104,6 +112,7 @@ struct ListenerSlot {
 
 struct FileSlot {
     file: Arc<File>,
+    nvme: Option<NvmeFormat>,
     in_flight: u32,
     closing: bool,
 }
@@ -138,6 +147,7 @@ impl UringIo {
             direct: VecDeque::new(),
             listeners: Slab::new(),
             files: Slab::new(),
+            nvme: None,
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
             waker: Waker::new()?,
             woken: false,
@@ -201,7 +211,15 @@ impl UringIo {
             | Kind::Write { file, .. }
             | Kind::Sync { file }
             | Kind::Allocate { file, .. } => {
-                self.files.get(*file).map(|slot| slot.file.as_raw_fd())
+                let file = self.files.get(*file);
+                let fd = file.map(|slot| slot.file.as_raw_fd());
+                if let (Some(fd), Some(format), Some(ring)) =
+                    (fd, file.and_then(|slot| slot.nvme), &mut self.nvme)
+                {
+                    ring.push(user_data, fd, slot.prepare_nvme(format));
+                    return;
+                }
+                fd
             }
         };
         // An operation in flight keeps its descriptor's slot, so there always is one.
@@ -276,6 +294,12 @@ impl UringIo {
     fn handle(&mut self, user_data: u64, result: i32, more: bool, done: &mut Vec<Completion>) {
         match user_data {
             CANCEL_DATA => return,
+            NVME_DATA => {
+                if !more {
+                    self.watch_nvme();
+                }
+                return;
+            }
             WAKER_DATA => {
                 self.waker.drain();
                 self.counts.system_calls += 1;
@@ -298,6 +322,17 @@ impl UringIo {
             self.handle_accept(user_data, listener, result, more, done);
             return;
         }
+        self.settle(user_data, token, result, done);
+    }
+
+    /// Goes on with an operation, or ends it.
+    fn settle(
+        &mut self,
+        user_data: u64,
+        token: Token,
+        result: io::Result<usize>,
+        done: &mut Vec<Completion>,
+    ) {
         if self.continues(user_data, &result) {
             self.submit_op(user_data);
             return;
@@ -343,7 +378,12 @@ impl UringIo {
                 Err(_),
             ) => again,
             (Kind::Connect { .. } | Kind::Accept { .. }, _) => false,
-            (Kind::Sync { .. } | Kind::Allocate { .. }, Ok(_)) => false,
+            // Of a file it is done at once, which gives 0.
+            (Kind::Allocate { len, progress, .. }, Ok(count)) => {
+                *progress += *count as u64;
+                *count > 0 && *progress < *len
+            }
+            (Kind::Sync { .. }, Ok(_)) => false,
         }
     }
 
@@ -569,9 +609,19 @@ impl Io for UringIo {
     }
 
     fn register_file(&mut self, file: Arc<File>) -> FileId {
-        let slot = FileSlot { file, in_flight: 0, closing: false };
+        let slot = FileSlot { file, nvme: None, in_flight: 0, closing: false };
         // An id that names nothing makes every operation fail, as for a closed file.
         FileId(self.files.insert(slot).unwrap_or(u32::MAX))
+    }
+
+    fn register_nvme(&mut self, file: Arc<File>, format: NvmeFormat) -> io::Result<FileId> {
+        if self.nvme.is_none() {
+            self.nvme = Some(Box::new(NvmeRing::new()?));
+            self.watch_nvme();
+        }
+        let slot = FileSlot { file, nvme: Some(format), in_flight: 0, closing: false };
+        let id = self.files.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        Ok(FileId(id))
     }
 
     fn close_file(&mut self, file: FileId) {
@@ -596,7 +646,8 @@ impl Io for UringIo {
     }
 
     fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
-        self.start_file_op(file, token, Kind::Allocate { file: file.0, mode, offset, len });
+        let kind = Kind::Allocate { file: file.0, mode, offset, len, progress: 0 };
+        self.start_file_op(file, token, kind);
     }
 
     fn timer(&mut self, at: Instant, token: Token) {
@@ -610,6 +661,7 @@ impl Io for UringIo {
         let wait = if busy { Wait::No } else { wait };
         loop {
             done.extend(self.ready.drain(..));
+            self.poll_nvme(done)?;
             self.try_direct(done);
             if wait == Wait::Yes && done.len() == before {
                 self.all_to_ring();
@@ -629,6 +681,7 @@ impl Io for UringIo {
                 self.enter(false)?;
             }
             self.harvest(done);
+            self.poll_nvme(done)?;
             self.now = Instant::now();
             self.expire_timers(done);
             let woken = std::mem::take(&mut self.woken);
@@ -664,6 +717,11 @@ impl Drop for UringIo {
         }
         for socket in self.sockets.ids().collect::<Vec<_>>() {
             self.close(SocketId(socket), false);
+        }
+        if let Err(error) = self.finish_nvme(&mut done) {
+            tracing::error!("NVMe commands in flight, their memory is kept: {error}");
+            self.ops.leak();
+            return;
         }
         while self.ops.live() > 0 {
             let refilled = self.refill();

@@ -1,5 +1,6 @@
 //! The emulated machines with real Linux kernels: our target under the kernel's host, and the reverse.
 
+mod drives;
 mod manage;
 
 use std::io::{BufRead, BufReader, Write};
@@ -56,6 +57,8 @@ pub(crate) enum Part {
     Target,
     /// The kernel's host on a daemon: it makes namespaces, and is told of changes.
     Manage,
+    /// A daemon in the guest, on a drive of that machine.
+    Drives,
 }
 
 /// Whom the kernel's host talks to.
@@ -109,6 +112,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
     match (part, peer) {
         (Part::Target, _) => kernel_target(tree, &image),
         (Part::Manage, _) => manage::run(tree, &image),
+        (Part::Drives, _) => drives::run(tree, &image),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
@@ -129,6 +133,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Faults => "faults.sh",
         Part::Target => "nvmet.sh",
         Part::Manage => "namespaces.sh",
+        Part::Drives => "drives.sh",
     })
 }
 

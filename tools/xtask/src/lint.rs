@@ -51,6 +51,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/submission.rs",
     "crates/reactor/src/transfer.rs",
     "crates/reactor/src/uring.rs",
+    "crates/reactor/src/uring/nvme.rs",
     "crates/reactor/src/uring/ops.rs",
     "crates/reactor/src/waker.rs",
     "crates/reactor/tests/allocations.rs",

@@ -298,6 +298,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             Part::Manage,
             "Linux 6.12 manages namespaces of a daemon, which is killed",
         ),
+        (
+            "kernel-6.12-drives",
+            Kernel::V6_12,
+            Part::Drives,
+            "a daemon on a local NVMe drive of Linux 6.12, which is reset and pulled out",
+        ),
     ];
     for (name, kernel, part, about) in parts {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));

@@ -1,4 +1,4 @@
-//! Admin commands and the reset of a drive, through the kernel's character device of its controller.
+//! Commands of fixed size to a drive, and its reset, through the kernel's character devices.
 //!
 //! Only commands with a fixed amount of data are offered: the drive, which writes by itself, writes no
 //! more than the buffer has.
@@ -13,8 +13,11 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 /// Identify (opcode 06h) and Get Log Page (02h) of the admin queue.
 const IDENTIFY: u8 = 0x06;
 const GET_LOG_PAGE: u8 = 0x02;
-/// CNS 01h: the controller.
+/// CNS 00h: a namespace; 01h: the controller.
+const CNS_NAMESPACE: u32 = 0x00;
 const CNS_CONTROLLER: u32 = 0x01;
+/// Read (02h) of the NVM command set.
+const READ: u8 = 0x02;
 /// LID 02h: SMART / Health Information.
 const LID_SMART: u32 = 0x02;
 /// The NSID that means the whole controller.
@@ -26,12 +29,25 @@ const SMART_BYTES: usize = 512;
 /// The group of the driver's requests, and their numbers.
 const GROUP: u8 = b'N';
 const ADMIN_COMMAND: u8 = 0x41;
+const IO_COMMAND: u8 = 0x43;
 const RESET: u8 = 0x44;
 
 /// Identify Controller.
 pub(super) fn identify_controller(file: &File) -> io::Result<Vec<u8>> {
     let command = Command { opcode: IDENTIFY, cdw10: CNS_CONTROLLER, ..Command::default() };
-    read(file, command, vec![0; IDENTIFY_BYTES])
+    send(file, ADMIN_COMMAND, command, vec![0; IDENTIFY_BYTES])
+}
+
+/// Identify Namespace.
+pub(super) fn identify_namespace(file: &File, nsid: u32) -> io::Result<Vec<u8>> {
+    let command = Command { opcode: IDENTIFY, nsid, cdw10: CNS_NAMESPACE, ..Command::default() };
+    send(file, ADMIN_COMMAND, command, vec![0; IDENTIFY_BYTES])
+}
+
+/// Reads the first block of a namespace without metadata, to see whether that is allowed.
+pub(super) fn read_first_block(file: &File, nsid: u32, block_size: usize) -> io::Result<()> {
+    let command = Command { opcode: READ, nsid, ..Command::default() };
+    send(file, IO_COMMAND, command, vec![0; block_size]).map(drop)
 }
 
 /// The health log of the controller.
@@ -41,7 +57,7 @@ pub(super) fn smart_log(file: &File) -> io::Result<Vec<u8>> {
     let cdw10 = dwords << 16 | LID_SMART;
     let command =
         Command { opcode: GET_LOG_PAGE, nsid: ALL_NAMESPACES, cdw10, ..Command::default() };
-    read(file, command, vec![0; SMART_BYTES])
+    send(file, ADMIN_COMMAND, command, vec![0; SMART_BYTES])
 }
 
 /// Resets the controller and waits for it.
@@ -54,7 +70,7 @@ pub(super) fn reset(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// What the kernel takes for NVME_IOCTL_ADMIN_CMD: a command without what it fills in itself.
+/// What the kernel takes for NVME_IOCTL_ADMIN_CMD and NVME_IOCTL_IO_CMD: a command without what it fills in itself.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Command {
@@ -81,12 +97,12 @@ struct Command {
 const _: () = assert!(size_of::<Command>() == 72);
 
 /// Sends a command whose data are exactly those of `data`.
-fn read(file: &File, mut command: Command, mut data: Vec<u8>) -> io::Result<Vec<u8>> {
+fn send(file: &File, number: u8, mut command: Command, mut data: Vec<u8>) -> io::Result<Vec<u8>> {
     command.address = data.as_mut_ptr().expose_provenance() as u64;
     command.data_len = u32::try_from(data.len()).map_err(io::Error::other)?;
     // SAFETY: `command` says where `data` is and how long; both live until the call returns, and
     // nobody else looks at them. The callers' commands transfer as many bytes as `data` has.
-    let status = unsafe { rustix::ioctl::ioctl(file, AdminCommand(&mut command)) }?;
+    let status = unsafe { rustix::ioctl::ioctl(file, Request { number, command: &mut command }) }?;
     if status != 0 {
         return Err(io::Error::other(format!("the drive answers with NVMe status {status:#x}")));
     }
@@ -94,21 +110,24 @@ fn read(file: &File, mut command: Command, mut data: Vec<u8>) -> io::Result<Vec<
 }
 
 /// The request. Its result is an NVMe status, 0 for success, or an error of the kernel.
-struct AdminCommand<'a>(&'a mut Command);
+struct Request<'a> {
+    number: u8,
+    command: &'a mut Command,
+}
 
 // SAFETY: the pointer is to a live command of the size that the opcode says, which the kernel may
 // change; the output is the system call's return value.
-unsafe impl Ioctl for AdminCommand<'_> {
+unsafe impl Ioctl for Request<'_> {
     type Output = i32;
 
     const IS_MUTATING: bool = true;
 
     fn opcode(&self) -> Opcode {
-        opcode::read_write::<Command>(GROUP, ADMIN_COMMAND)
+        opcode::read_write::<Command>(GROUP, self.number)
     }
 
     fn as_ptr(&mut self) -> *mut c_void {
-        std::ptr::from_mut(self.0).cast()
+        std::ptr::from_mut(self.command).cast()
     }
 
     unsafe fn output_from_ptr(out: IoctlOutput, _command: *mut c_void) -> rustix::io::Result<i32> {
@@ -124,6 +143,7 @@ mod tests {
     fn requests_have_the_kernels_numbers() {
         // As include/uapi/linux/nvme_ioctl.h makes them of 'N', the number and 72 bytes.
         assert_eq!(u64::from(opcode::read_write::<Command>(GROUP, ADMIN_COMMAND)), 0xc048_4e41);
+        assert_eq!(u64::from(opcode::read_write::<Command>(GROUP, IO_COMMAND)), 0xc048_4e43);
         assert_eq!(u64::from(opcode::none(GROUP, RESET)), 0x4e44);
     }
 

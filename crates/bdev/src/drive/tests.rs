@@ -99,7 +99,7 @@ fn a_drive_and_its_namespaces_are_found() {
     assert_eq!((one.block.as_deref(), one.sectors, one.uuid), (Some("nvme3n1"), 2048, None));
     assert_eq!((two.block_size, two.uuid), (4096, Some(uuid.parse().unwrap())));
     assert_ne!(one.instance, two.instance);
-    let path = machine.drives().block_path(one).unwrap();
+    let path = machine.drives().path(one, IoPath::Block).unwrap();
     assert!(path.ends_with("dev/nvme3n1"), "{}", path.display());
 }
 
@@ -169,7 +169,7 @@ fn a_namespace_that_cannot_be_used_is_named() {
     machine.namespace("nvme3n2", "nvme3n2", "2", "2048");
     let drive = machine.find().unwrap();
     let identity = Identity::from_seed(b"test");
-    let open = |nsid| match machine.drives().open(&drive, nsid, &identity) {
+    let open = |nsid| match machine.drives().open(&drive, nsid, &identity, IoPath::Block) {
         Ok(_) => panic!("namespace {nsid} was opened"),
         Err(error) => error.to_string(),
     };

@@ -1,5 +1,6 @@
 //! The operations in flight of a ring: slots that own memory and never move.
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use io_uring::types::{Fd, FsyncFlags};
@@ -9,6 +10,7 @@ use socket2::SockAddr;
 use super::FILE_IO_MAX;
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::io::{AllocateMode, RecvBuffers, Token};
+use crate::nvme::{Command, NvmeFormat, Range};
 use crate::send::SendBatch;
 
 /// Slots allocated at a time. A core starts with one chunk and gets more as connections come;
@@ -30,6 +32,9 @@ pub(super) const OPCODES: [u8; 11] = [
     opcode::Write::CODE,
 ];
 
+/// Most bytes that one Dataset Management command releases.
+const RELEASE_MAX: u64 = 1 << 30;
+
 /// What an operation does, with everything it owns.
 pub(super) enum Kind {
     Accept { listener: u32 },
@@ -39,7 +44,22 @@ pub(super) enum Kind {
     Read { file: u32, buf: IoBuf, offset: u64, progress: usize },
     Write { file: u32, buf: SharedBuf, offset: u64, durable: bool, progress: usize },
     Sync { file: u32 },
-    Allocate { file: u32, mode: AllocateMode, offset: u64, len: u64 },
+    Allocate { file: u32, mode: AllocateMode, offset: u64, len: u64, progress: u64 },
+}
+
+impl Kind {
+    /// The file that it is about.
+    pub(super) fn file(&self) -> Option<u32> {
+        match self {
+            Self::Read { file, .. }
+            | Self::Write { file, .. }
+            | Self::Sync { file }
+            | Self::Allocate { file, .. } => Some(*file),
+            Self::Accept { .. } | Self::Connect { .. } | Self::Recv { .. } | Self::Send { .. } => {
+                None
+            }
+        }
+    }
 }
 
 /// One operation in flight, or a free slot.
@@ -51,6 +71,8 @@ pub(super) struct OpSlot {
     /// What recvmsg reads while the operation is in flight.
     iovecs: [libc::iovec; 2],
     message: libc::msghdr,
+    /// What Dataset Management reads meanwhile.
+    range: Range,
 }
 
 impl OpSlot {
@@ -63,6 +85,7 @@ impl OpSlot {
             iovecs: [iovec; 2],
             // SAFETY: msghdr is plain data for which zeroes are valid.
             message: unsafe { std::mem::zeroed() },
+            range: Range::default(),
         }
     }
 
@@ -123,6 +146,49 @@ impl OpSlot {
             Kind::Allocate { mode, offset, len, .. } => {
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode.flags()).build()
             }
+        }
+    }
+
+    /// The NVMe command for the next piece of what is left to do. It points into the slot and the
+    /// memory it owns.
+    pub(super) fn prepare_nvme(&mut self, format: NvmeFormat) -> io::Result<Command> {
+        let piece = self.nvme_piece(format);
+        let data_len = u32::try_from(piece).unwrap_or(u32::MAX);
+        match self.kind.as_mut().expect("the slot is in use") {
+            Kind::Read { buf, offset, progress, .. } => {
+                let command = format.read(*offset + *progress as u64, data_len)?;
+                Ok(command.with_data(buf[*progress..].as_mut_ptr()))
+            }
+            Kind::Write { buf, offset, durable, progress, .. } => {
+                let command = format.write(*offset + *progress as u64, data_len, *durable)?;
+                Ok(command.with_data(buf[*progress..].as_ptr()))
+            }
+            Kind::Sync { .. } => Ok(format.flush()),
+            Kind::Allocate { mode: AllocateMode::Release, offset, progress, .. } => {
+                let (command, range) = format.deallocate(*offset + *progress, piece as u64)?;
+                self.range = range;
+                Ok(command.with_data(&raw const self.range))
+            }
+            Kind::Allocate { mode, offset, progress, .. } => {
+                let deallocate = *mode == AllocateMode::PunchHole;
+                format.write_zeroes(*offset + *progress, data_len, deallocate)
+            }
+            Kind::Accept { .. } | Kind::Connect { .. } | Kind::Recv { .. } | Kind::Send { .. } => {
+                unreachable!("an operation on a socket")
+            }
+        }
+    }
+
+    /// How many bytes the next, or running, NVMe command is about.
+    pub(super) fn nvme_piece(&self, format: NvmeFormat) -> usize {
+        match self.kind() {
+            Kind::Read { buf, progress, .. } => format.piece(buf.len() - progress) as usize,
+            Kind::Write { buf, progress, .. } => format.piece(buf.len() - progress) as usize,
+            Kind::Allocate { mode: AllocateMode::Release, len, progress, .. } => {
+                (len - progress).min(RELEASE_MAX) as usize
+            }
+            Kind::Allocate { len, progress, .. } => format.zeroes_piece(len - progress) as usize,
+            _ => 0,
         }
     }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use bed::Bed;
 use common::{errno, open_descriptors, pattern, received, temporary_file};
 use raceline_reactor::io::{AllocateMode, FileId};
+use raceline_reactor::nvme::NvmeFormat;
 use raceline_reactor::socket::BufferSizes;
 use raceline_reactor::{
     EpollIo, HugePages, IoBuf, Outcome, Payload, Region, RegionHandle, SendBatch, Token, UringIo,
@@ -56,6 +57,7 @@ conformance!(
     file_reads_and_writes,
     file_ranges_are_released_and_zeroed,
     file_errors,
+    nvme_commands_go_piece_by_piece,
     files_close_after_their_operations,
     woken_from_another_thread,
     waiting_costs_no_processor_time,
@@ -480,6 +482,63 @@ fn file_errors(mut bed: Bed) {
     let full = Arc::new(File::options().write(true).open("/dev/full").unwrap());
     let full = bed.io.register_file(full);
     assert_eq!(errno(&bed.write_file(full, b"x", 0, false).unwrap_err()), libc::ENOSPC);
+}
+
+/// Linux answers any passthrough command to /dev/null with success, since 6.1, and refuses it for files.
+fn nvme_commands_go_piece_by_piece(mut bed: Bed) {
+    let format = NvmeFormat {
+        nsid: 1,
+        block_shift: 9,
+        max_transfer_bytes: 1024,
+        max_zeroes_bytes: 4096,
+        zeroes_deallocate: false,
+        dataset_management: true,
+    };
+    let null = Arc::new(File::options().read(true).write(true).open("/dev/null").unwrap());
+    let file = match bed.io.register_nvme(null, format) {
+        Ok(file) => file,
+        Err(error) => {
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}");
+            return;
+        }
+    };
+    match bed.read_file(file, 65536, 512) {
+        Err(error) if errno(&error) == libc::EOPNOTSUPP => {
+            eprintln!("SKIPPED: /dev/null takes no commands: {error}");
+        }
+        result => drop(result.unwrap()),
+    }
+    // What no command can say does not reach the kernel.
+    assert_eq!(errno(&bed.read_file(file, 4096, 1).unwrap_err()), libc::EINVAL);
+    assert_eq!(errno(&bed.write_file(file, &[1; 100], 0, true).unwrap_err()), libc::EINVAL);
+    let refused = bed.token();
+    bed.io.allocate(file, AllocateMode::PunchHole, 0, 8192, refused);
+    assert_eq!(errno(&bed.synced(refused).unwrap_err()), libc::EOPNOTSUPP);
+    for mode in [AllocateMode::ZeroRange, AllocateMode::Release] {
+        let token = bed.token();
+        bed.io.allocate(file, mode, 0, 3 << 20, token);
+        if let Err(error) = bed.synced(token) {
+            assert_eq!(errno(&error), libc::EOPNOTSUPP);
+        }
+    }
+    let available = bed.pool.available_total();
+    let other = bed.io.register_nvme(temporary_file(), format).unwrap();
+    let mut tokens = Vec::new();
+    for block in 0..16 {
+        let token = bed.token();
+        let buf = bed.pool.take(4096).unwrap().share();
+        bed.io.write(other, buf, block * 4096, block % 2 == 0, token);
+        tokens.push(token);
+    }
+    bed.io.close_file(other);
+    for token in tokens {
+        let Outcome::Written(Err(error), buf) = bed.wait_for(token) else { panic!("a file") };
+        assert_eq!((errno(&error), buf.len()), (libc::EOPNOTSUPP, 4096));
+    }
+    assert_eq!(bed.pool.available_total(), available);
+    let token = bed.token();
+    bed.io.sync(other, token);
+    assert!(bed.synced(token).is_err(), "a closed file");
 }
 
 fn files_close_after_their_operations(mut bed: Bed) {

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use raceline_bdev::{Drive, DriveError, DriveNamespace, Drives, Identity, PciAddress, SharedBdev};
+use raceline_bdev::{
+    Drive, DriveError, DriveNamespace, Drives, Identity, IoPath, PciAddress, SharedBdev,
+};
 use raceline_proto::host::ControllerInfo;
 
 /// A drive at a PCI address. The kernel tells nobody that looks at sysfs: who follows it looks.
@@ -12,6 +14,7 @@ pub struct LocalDrive {
     address: PciAddress,
     /// Of the drive that was attached: another one in its place is not taken for it.
     serial: String,
+    io_path: IoPath,
     seen: Mutex<Seen>,
     woken: Condvar,
 }
@@ -36,6 +39,7 @@ impl LocalDrive {
         drives: &Drives,
         address: PciAddress,
         serial: Option<&str>,
+        io_path: IoPath,
     ) -> Result<Self, DriveError> {
         let drive = find(drives, address, serial)?;
         let info = identify(drives, &drive);
@@ -43,6 +47,7 @@ impl LocalDrive {
             drives: drives.clone(),
             address,
             serial: drive.serial.clone(),
+            io_path,
             seen: Mutex::new(Seen { drive: Ok(drive), info, generation: 1, is_ended: false }),
             woken: Condvar::new(),
         })
@@ -84,10 +89,16 @@ impl LocalDrive {
         }
     }
 
-    /// The node of the block device of a namespace.
+    /// The way of data.
     #[must_use]
-    pub fn block_path(&self, namespace: &DriveNamespace) -> Option<String> {
-        Some(self.drives.block_path(namespace)?.display().to_string())
+    pub fn io_path(&self) -> IoPath {
+        self.io_path
+    }
+
+    /// The node through which the data of a namespace go.
+    #[must_use]
+    pub fn path(&self, namespace: &DriveNamespace) -> Option<String> {
+        Some(self.drives.path(namespace, self.io_path)?.display().to_string())
     }
 
     /// Opens a namespace.
@@ -95,7 +106,7 @@ impl LocalDrive {
     /// # Errors
     /// When it is in use, or of no use.
     pub fn open(&self, nsid: u32, identity: &Identity) -> Result<SharedBdev, DriveError> {
-        self.drives.open(&self.now()?, nsid, identity)
+        self.drives.open(&self.now()?, nsid, identity, self.io_path)
     }
 
     /// The SMART log.
@@ -111,7 +122,10 @@ impl LocalDrive {
     /// # Errors
     /// When the drive is not there, or this process may not.
     pub fn reset(&self) -> Result<(), DriveError> {
-        self.drives.reset(&self.now()?)
+        let reset = self.drives.reset(&self.now()?);
+        // Whoever asks next is told of what it is like now.
+        self.look();
+        reset
     }
 
     /// Looks again after `interval`, or at the end; gives how often what is seen has changed.
@@ -121,6 +135,11 @@ impl LocalDrive {
         if waited.is_ok_and(|(seen, _)| seen.is_ended) {
             return 0;
         }
+        self.look()
+    }
+
+    /// Sees what there is now; gives how often that has changed.
+    fn look(&self) -> u64 {
         // Asking the drive takes time, in which others may look.
         let drive = self.now();
         let mut seen = self.seen();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_bdev::{Bdev as _, Identity, SharedBdev};
+use raceline_bdev::{Bdev as _, Identity, IoPath, SharedBdev};
 use raceline_host::{RemoteController, RemoteState};
 use raceline_proto::host::ControllerInfo;
 use raceline_proto::nvme::NamespaceId;
@@ -187,8 +187,12 @@ impl Link {
             let namespace = found
                 .as_ref()
                 .and_then(|it| it.namespaces.iter().find(|namespace| namespace.nsid == nsid));
-            put("device", namespace.and_then(|it| drive.block_path(it)).into());
-            put("io_path", "block".into());
+            put("device", namespace.and_then(|it| drive.path(it)).into());
+            let io_path = match drive.io_path() {
+                IoPath::Block => "block",
+                IoPath::Passthrough => "passthrough",
+            };
+            put("io_path", io_path.into());
         }
         put("trid", self.trid());
         put("ctrlr_data", self.controller_data());

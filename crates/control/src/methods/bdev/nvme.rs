@@ -58,6 +58,9 @@ struct Attach {
     /// Of a local drive: another one in the same place is not taken for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     serial: Option<String>,
+    /// Of a local drive: the way of data, `block` or `passthrough`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    io_path: Option<drive::Way>,
     #[serde(default)]
     hdgst: bool,
     #[serde(default)]
@@ -138,7 +141,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     if drive::is_local(&params) {
         return drive::attach(call, params, max_bdevs);
     }
-    refuse(&[("serial", params.serial.is_some())])?;
+    refuse(&[("serial", params.serial.is_some()), ("io_path", params.io_path.is_some())])?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine));
     let config = host_config(call.engine, &params, &hostnqn)?;
     let config = if call.peer.is_internal {

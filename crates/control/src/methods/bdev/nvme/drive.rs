@@ -1,6 +1,7 @@
 //! `bdev_nvme_attach_controller` with `trtype` PCIe: a local drive, which stays with the kernel's driver.
 
-use raceline_bdev::PciAddress;
+use raceline_bdev::{IoPath, PciAddress};
+use serde::{Deserialize, Serialize};
 
 use super::{Attach, invalid};
 use crate::engine::controllers::Controller;
@@ -14,6 +15,14 @@ use crate::params::refuse;
 
 /// How SPDK spells the transport.
 const PCIE: &str = "PCIe";
+
+/// How clients spell the way of data.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Way {
+    Block,
+    Passthrough,
+}
 
 pub(super) fn is_local(params: &Attach) -> bool {
     params.trtype.eq_ignore_ascii_case(PCIE)
@@ -42,7 +51,11 @@ pub(super) fn attach(
         address.map_err(|error| invalid("traddr is no PCI address".to_owned()).because(error))?;
     refuse_attached(call.engine, address)?;
     let drives = &call.engine.config().drives;
-    let drive = LocalDrive::find(drives, address, params.serial.as_deref());
+    let io_path = match params.io_path {
+        None | Some(Way::Block) => IoPath::Block,
+        Some(Way::Passthrough) => IoPath::Passthrough,
+    };
+    let drive = LocalDrive::find(drives, address, params.serial.as_deref(), io_path);
     let drive = drive.map_err(EngineError::from)?;
     // Another drive that is put in its place must not be taken for this one after a restart.
     let serial = Some(drive.serial().to_owned()).filter(|serial| !serial.is_empty());

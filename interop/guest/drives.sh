@@ -1,0 +1,233 @@
+# A daemon on a local NVMe drive, in the machine that has it: attached by its PCI address, exported, and used by the
+# kernel's host of the same machine; reset and pulled out under I/O.
+#
+# Environment: NQN, and DRIVE, the PCI address of a drive with namespaces 1 (512-byte blocks) and 2 (4096-byte blocks),
+# 64 MiB each.  The program itself is beside this script.  All is done twice: with data through the block devices, and
+# through the generic devices by io_uring passthrough.
+. ./lib.sh
+
+ADDR=127.0.0.1
+PORT=4420
+RACELINE=./raceline
+export RACELINE_RPC_SOCKET=/tmp/run/rpc.sock
+STATE=/tmp/state
+# The way of data; a child shell is told by the environment.
+export WAY=${WAY:-block}
+# Other than those of the drive: a host ignores a namespace that it has already.
+UUID=00000000-0000-4000-8000-00000000000
+
+rpc() { $RACELINE rpc "$@"; }
+sysfs() { echo /sys/bus/pci/devices/$DRIVE; }
+# attach: the drive under the name Nvme0.
+attach() { rpc bdev_nvme_attach_controller -b Nvme0 -t PCIe -a "$DRIVE" --io-path $WAY "$@"; }
+# node NSID: what the daemon uses of a namespace.
+node() {
+    case $WAY in
+        block) local_dev "$1" ;;
+        *) local_dev "$1" | sed 's#/nvme#/ng#' ;;
+    esac
+}
+# local NSID: the block device of a namespace of the drive itself.
+local_dev() {
+    local d name
+    for d in "$(sysfs)"/nvme/nvme*/nvme*n*; do
+        [ "$(cat "$d/nsid" 2>/dev/null)" = "$1" ] || continue
+        name=${d##*/}
+        echo "/dev/$(echo "$name" | sed 's/c[0-9]*n/n/')"
+        return
+    done
+    fail "the drive has no namespace $1"
+}
+# until SECONDS COMMAND...: it succeeds within that time.
+until_so() {
+    local i=0 limit=$(($1 * 5))
+    shift
+    while ! "$@" >/tmp/until 2>&1; do
+        [ $i -lt $limit ] || { cat /tmp/until; fail "not so in time: $*"; }
+        sleep 0.2
+        i=$((i + 1))
+    done
+}
+says() { rpc "$1" ${3:-} | grep -q "$2"; }
+serve() {
+    $RACELINE serve -r "$RACELINE_RPC_SOCKET" "$@" >>/tmp/serve.out 2>>/tmp/serve.err &
+    echo $! >/tmp/serve.pid
+    until_so 30 rpc spdk_get_version
+}
+gone() { ! kill -0 "$(cat /tmp/serve.pid)" 2>/dev/null; }
+usable() { [ -b "$(local_dev 2)" ]; }
+alive() { kill -0 "$(cat /tmp/serve.pid)" 2>/dev/null || { tail -n 5 /tmp/serve.err; fail "the daemon is gone"; }; }
+
+start() {
+    [ -e "$(sysfs)/nvme" ] || fail "the kernel has no drive at $DRIVE"
+    rm -rf $STATE
+    mkdir -p /tmp/run $STATE
+    serve --state-dir $STATE
+}
+refusals() {
+    local d
+    refused 'no PCI device at 0000:00:1f.7' rpc bdev_nvme_attach_controller -b N -t PCIe -a 00:1f.7
+    refused 'is no NVMe drive' rpc bdev_nvme_attach_controller -b N -t PCIe -a 0000:00:00.0
+    d=$(local_dev 2)
+    mkfs.ext4 -q -F "$d"
+    mount "$d" /mnt
+    refused "namespace 2 of the drive at $DRIVE: .* mounted on /mnt" attach
+    umount /mnt
+    says bdev_get_bdevs '^\[\]' || fail "a refused drive left devices"
+    echo "$DRIVE" >"$(sysfs)/driver/unbind"
+    refused 'bound to no driver' attach
+    echo "$DRIVE" >/sys/bus/pci/drivers/nvme/bind
+    until_so 20 usable
+}
+attached() {
+    local d
+    until_so 10 attach
+    cat /tmp/until
+    grep -q 'Nvme0n1 *Nvme0n2' /tmp/until || fail "attached as $(cat /tmp/until)"
+    rpc bdev_get_bdevs -b Nvme0n2 >/tmp/described
+    for d in "\"pci_address\": \"$DRIVE\"" '"block_size": 4096' '"trtype": "PCIe"' '"model_number": "QEMU NVMe Ctrl"' \
+        '"vendor_id": "0x1b36"' '"nvme_version": "1' '"serial_number": "raceline"' "\"device\": \"$(node 2)\"" "\"io_path\": \"$WAY\""; do
+        grep -q "$d" /tmp/described || { cat /tmp/described; fail "no $d"; }
+    done
+    # It is ours: nobody else opens it exclusively.
+    refused "busy|can.t open blockdev" mount "$(local_dev 1)" /mnt
+}
+# writes NSID: how many the block layer has counted, which does not count passthrough.
+writes() { awk '{print $5}' "/sys/class/block/$(basename "$(local_dev "$1")")/stat"; }
+exported() {
+    local before
+    rpc nvmf_create_transport -t tcp
+    rpc nvmf_create_subsystem "$NQN" -a
+    rpc nvmf_subsystem_add_ns "$NQN" Nvme0n1 -u ${UUID}1
+    rpc nvmf_subsystem_add_ns "$NQN" Nvme0n2 -u ${UUID}2
+    rpc nvmf_subsystem_add_listener "$NQN" -t tcp -a $ADDR -s $PORT
+    connect --reconnect-delay=1
+    [ "$(block_size "$(dev 1)") $(block_size "$(dev 2)")" = "512 4096" ] || fail "block sizes"
+    before=$(writes 1)
+    verify "$(dev 1)" 4m
+    verify "$(dev 2)" 4m
+    case $WAY in
+        block) [ "$(writes 1)" -gt "$before" ] || fail "no write of the block device was counted" ;;
+        *) [ "$(writes 1)" = "$before" ] || fail "the block device was written to" ;;
+    esac
+}
+# What a host writes is on the drive, and zeroed and discarded blocks are zero there.
+written() {
+    local d n
+    for n in 1 2; do
+        d=$(dev $n)
+        yes "drive $n" | head -c $((8 << 20)) | dd of="$d" bs=1M oflag=direct iflag=fullblock 2>/dev/null
+        blkdiscard -z -o 1048576 -l 1048576 "$d"
+        blkdiscard -o 4194304 -l 1048576 "$d"
+        sync
+        dd if="$d" bs=1M count=8 iflag=direct 2>/dev/null | md5sum >/tmp/sum$n
+        [ "$n" = 2 ] || all_zero "$d" 1 1 || fail "zeroed blocks are not zero"
+    done
+    disconnect
+    rpc bdev_nvme_detach_controller Nvme0
+    until_so 10 says bdev_get_bdevs '^\[\]'
+    cold_caches
+    for n in 1 2; do
+        dd if="$(local_dev $n)" bs=1M count=8 iflag=direct 2>/dev/null | md5sum | cmp - /tmp/sum$n ||
+            fail "namespace $n of the drive differs from what the host has read"
+    done
+    mkfs.ext4 -q -F "$(local_dev 1)" 4M || fail "the drive is not free again"
+    attach
+    rpc nvmf_subsystem_add_ns "$NQN" Nvme0n1 -u ${UUID}1
+    rpc nvmf_subsystem_add_ns "$NQN" Nvme0n2 -u ${UUID}2
+    connect --reconnect-delay=1
+}
+health() {
+    rpc bdev_nvme_get_controller_health_info -c Nvme0 | tee /tmp/health
+    grep -q '"model_number": "QEMU NVMe Ctrl"' /tmp/health || fail "no model"
+    grep -q '"temperature_celsius": [1-9]' /tmp/health || fail "no temperature"
+    grep -q "\"traddr\": \"$DRIVE\"" /tmp/health || fail "no address"
+}
+# A reset is not seen by who reads and writes.
+reset_under_io() {
+    local job
+    verify "$(dev 1)" 6m --bs=4k --rate_iops=400 &
+    job=$!
+    sleep 1
+    rpc bdev_nvme_reset_controller Nvme0
+    rpc bdev_nvme_get_controllers | grep -q '"state": "enabled"' || fail "not enabled after a reset"
+    wait $job
+}
+# Killed, it comes back from its state; ended, from a file; both with the same configuration.
+restarts() {
+    rpc save_config >/tmp/before
+    kill -9 "$(cat /tmp/serve.pid)"
+    serve --state-dir $STATE
+    rpc save_config | cmp - /tmp/before || fail "another configuration after a kill"
+    wait_state live 30
+    verify "$(dev 1)" 1m
+    kill "$(cat /tmp/serve.pid)"
+    until_so 20 gone
+    serve -c /tmp/before
+    rpc save_config | cmp - /tmp/before || fail "another configuration from a file"
+    wait_state live 30
+    verify "$(dev 2)" 1m
+}
+# Pulled out under I/O: errors for the host, no end of the daemon; plugged in again, it is the same.
+hot_removal() {
+    local job rc=0
+    verify "$(dev 2)" 16m --bs=4k --rate_iops=400 &
+    job=$!
+    sleep 1
+    echo 1 >"$(sysfs)/remove"
+    wait $job || rc=$?
+    [ $rc != 0 ] || fail "the drive is gone, and nobody has noticed"
+    alive
+    until_so 20 says bdev_nvme_get_controllers '"state": "failed"'
+    until_so 20 says bdev_get_bdevs '^\[\]'
+    rpc nvmf_get_subsystems | grep '"missing"' || fail "nothing is missing"
+    refused 'no PCI device' rpc bdev_nvme_get_controller_health_info -c Nvme0
+    echo 1 >/sys/bus/pci/rescan
+    until_so 30 says bdev_get_bdevs Nvme0n2
+    until_so 10 says bdev_nvme_get_controllers '"state": "enabled"'
+    alive
+    verify "$(dev 1)" 1m
+    verify "$(dev 2)" 1m
+}
+# A start without the drive waits for it.
+absent_at_start() {
+    echo 1 >"$(sysfs)/remove"
+    sleep 1
+    kill "$(cat /tmp/serve.pid)"
+    until_so 20 gone
+    serve -c /tmp/before
+    rpc save_config | cmp - /tmp/before || fail "another configuration without the drive"
+    rpc bdev_get_missing | grep "no PCI device at $DRIVE" || fail "it is not missing"
+    echo 1 >/sys/bus/pci/rescan
+    until_so 30 says bdev_get_bdevs Nvme0n2
+    verify "$(dev 2)" 1m
+}
+the_end() {
+    disconnect
+    kill "$(cat /tmp/serve.pid)"
+    until_so 20 gone
+    ! grep -i panicked /tmp/serve.err || fail "the daemon has panicked"
+    dd if="$(local_dev 1)" of=/dev/null bs=1M count=1 iflag=direct 2>/dev/null
+}
+
+dispatch "$@"
+modprobe nvme
+modprobe nvme-tcp
+log_start
+echo "# kernel $(uname -r), $(nvme version | head -n 1)"
+ls /sys/bus/pci/devices/$DRIVE/nvme/*/ | tr '\n' ' ' | sed 's/^/# /'; echo
+for WAY in block passthrough; do
+    check $WAY-start 60 start
+    [ $WAY = passthrough ] || check refusals 60 refusals
+    check $WAY-attached 30 attached
+    check $WAY-exported 120 exported
+    check $WAY-written 120 written
+    check $WAY-health 20 health
+    check $WAY-reset-under-io 120 reset_under_io
+    check $WAY-restarts 120 restarts
+    check $WAY-hot-removal 120 hot_removal
+    check $WAY-absent-at-start 120 absent_at_start
+    check $WAY-end 60 the_end
+done
+[ ! -s $FAILED ] || tail -n 30 /tmp/serve.err | sed 's/^/# serve: /'
+finish
