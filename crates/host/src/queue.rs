@@ -204,6 +204,7 @@ impl QueuePair {
         let mut batch = SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4);
         if !config.qid.is_admin() {
             batch.set_share(SEND_SHARE_BYTES);
+            batch.set_mixed();
         }
         Self {
             disable_sq_flow: config.disable_sq_flow,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crate::io::SocketId;
 use crate::send::SendBatch;
 
-/// How long after its last small send a socket still counts as one that waits for its turn.
+/// How long after its last small send a socket still counts as one that waits for its turn, and
+/// after its last long one as one that does not.
 const ACTIVE: Duration = Duration::from_millis(100);
 
 /// A send of at most this part of a share is a small one.
@@ -14,38 +15,54 @@ const SMALL_PARTS: usize = 4;
 /// The small sends of late.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbours {
-    /// Who sent little last, and when.
-    latest: Option<(SocketId, Instant)>,
-    /// When somebody else than the latest did.
-    other: Option<Instant>,
+    /// Who sent little last, and when; and who else did, before.
+    small: [Option<(SocketId, Instant)>; 2],
+    /// By socket, of those that mix: when it last had more than its share to send.
+    long_at: Vec<Option<Instant>>,
 }
 
 impl Neighbours {
     /// Decides whether a batch leaves at once or in shares; batches without a share do not count.
     ///
     /// In shares a long batch costs its socket up to a third of the throughput, so that happens
-    /// only for the sake of somebody: a socket whose own sends are small.
+    /// only for the sake of somebody: a socket whose own sends are small. Of one that mixes
+    /// ([`SendBatch::set_mixed`]) that is only true while it has sent nothing long.
     #[inline]
     pub(crate) fn plan(&mut self, socket: SocketId, now: Instant, batch: &mut SendBatch) {
         let Some(share) = batch.share() else { return };
         let pending = batch.len();
-        batch.take_turns(pending > share && self.is_other_active(socket, now));
-        if pending <= share / SMALL_PARTS {
-            if let Some((latest, at)) = self.latest
-                && latest != socket
-            {
-                self.other = Some(at);
+        let long = pending > share;
+        batch.take_turns(long && self.is_other_active(socket, now));
+        if long && batch.is_mixed() {
+            self.note_long(socket, now);
+        } else if pending <= share / SMALL_PARTS && !self.is_long(socket, now) {
+            if self.small[0].is_some_and(|(latest, _)| latest != socket) {
+                self.small[1] = self.small[0];
             }
-            self.latest = Some((socket, now));
+            self.small[0] = Some((socket, now));
         }
     }
 
     fn is_other_active(&self, socket: SocketId, now: Instant) -> bool {
-        let other = match self.latest {
-            Some((latest, at)) if latest != socket => Some(at),
-            _ => self.other,
-        };
-        other.is_some_and(|at| now.saturating_duration_since(at) < ACTIVE)
+        let others = self.small.iter().flatten().filter(|(other, _)| *other != socket);
+        others.into_iter().any(|&(_, at)| now.saturating_duration_since(at) < ACTIVE)
+    }
+
+    fn is_long(&self, socket: SocketId, now: Instant) -> bool {
+        let at = self.long_at.get(socket.0 as usize).copied().flatten();
+        at.is_some_and(|at| now.saturating_duration_since(at) < ACTIVE)
+    }
+
+    /// Grows with the number of sockets, once.
+    fn note_long(&mut self, socket: SocketId, now: Instant) {
+        let index = socket.0 as usize;
+        if self.long_at.len() <= index {
+            self.long_at.resize(index + 1, None);
+        }
+        self.long_at[index] = Some(now);
+        for small in &mut self.small {
+            small.take_if(|(other, _)| *other == socket);
+        }
     }
 }
 
@@ -62,6 +79,24 @@ mod tests {
     fn in_shares(plan: &mut Neighbours, socket: SocketId, now: Instant, len: usize) -> bool {
         let mut batch = SendBatch::new(0, 1);
         batch.set_share(SHARE);
+        shares(plan, socket, now, batch, len)
+    }
+
+    /// The same of a socket that mixes.
+    fn mixed_in_shares(plan: &mut Neighbours, socket: SocketId, now: Instant, len: usize) -> bool {
+        let mut batch = SendBatch::new(0, 1);
+        batch.set_share(SHARE);
+        batch.set_mixed();
+        shares(plan, socket, now, batch, len)
+    }
+
+    fn shares(
+        plan: &mut Neighbours,
+        socket: SocketId,
+        now: Instant,
+        mut batch: Box<SendBatch>,
+        len: usize,
+    ) -> bool {
         batch.push_payload(Payload::Zeroes(len));
         plan.plan(socket, now, &mut batch);
         batch.takes_turns()
@@ -95,6 +130,33 @@ mod tests {
         let now = Instant::now();
         assert!(!in_shares(&mut plan, SHORT, now, SHARE));
         assert!(!in_shares(&mut plan, LONG, now, 4 * SHARE));
+    }
+
+    /// What a writer over several connections does: capsules, then their data.
+    #[test]
+    fn who_mixes_small_and_long_sends_does_not_cut_others() {
+        let mut plan = Neighbours::default();
+        let start = Instant::now();
+        let other = SocketId(3);
+        // Nothing is known yet: their first capsules look like small senders'.
+        for socket in [LONG, other] {
+            assert!(!mixed_in_shares(&mut plan, socket, start, 72));
+        }
+        assert!(mixed_in_shares(&mut plan, LONG, start, 8 * SHARE));
+        assert!(!mixed_in_shares(&mut plan, other, start, 8 * SHARE));
+        let soon = start + ACTIVE / 2;
+        for socket in [LONG, other] {
+            assert!(!mixed_in_shares(&mut plan, socket, soon, 72));
+            assert!(!mixed_in_shares(&mut plan, socket, soon, 8 * SHARE));
+        }
+        // But they let go somebody who only sends little.
+        assert!(!in_shares(&mut plan, SHORT, soon, 72));
+        assert!(mixed_in_shares(&mut plan, LONG, soon, 8 * SHARE));
+        assert!(mixed_in_shares(&mut plan, other, soon, 8 * SHARE));
+        // Who has sent nothing long for a while counts as such again.
+        let later = soon + ACTIVE;
+        assert!(!mixed_in_shares(&mut plan, other, later, 72));
+        assert!(mixed_in_shares(&mut plan, LONG, later, 8 * SHARE));
     }
 
     #[test]

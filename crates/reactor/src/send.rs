@@ -106,6 +106,8 @@ pub struct SendBatch {
     remaining: usize,
     /// Most bytes of one poll while others wait.
     share: usize,
+    /// Short or long, it says nothing of the next.
+    mixed: bool,
     /// Most bytes of one system call.
     call_bytes_max: usize,
     /// The first part that is not completely sent, and how much of it is.
@@ -144,6 +146,7 @@ impl SendBatch {
             part_capacity,
             remaining: 0,
             share: usize::MAX,
+            mixed: false,
             call_bytes_max: usize::MAX,
             next_part: 0,
             sent_of_part: 0,
@@ -161,6 +164,16 @@ impl SendBatch {
     pub fn set_share(&mut self, bytes: usize) {
         assert!(bytes > 0, "a batch that never leaves");
         self.share = bytes;
+    }
+
+    /// Tells that its socket sends short batches and long ones in turn, as a host's capsules and the
+    /// data of its writes: a short one is no sign that the socket sends little.
+    pub fn set_mixed(&mut self) {
+        self.mixed = true;
+    }
+
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.mixed
     }
 
     /// The share, unless the batch has none.
