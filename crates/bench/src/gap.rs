@@ -49,6 +49,8 @@ pub struct GapConfig {
     pub pages: HugePages,
     /// A namespace without storage against the limit out of a hot region.
     pub null: bool,
+    /// The limit's host, too, has a buffer for each command in flight ([`Fixed::buffer_each`]).
+    pub buffer_each: bool,
     /// What the cores of target and host do when they are idle. In interrupt mode, the limit
     /// blocks as well; otherwise it polls.
     pub mode: Mode,
@@ -240,7 +242,7 @@ impl Gap {
             },
             target_core: config.target_core,
             host_core: config.host_core,
-            fixed: Fixed::default(),
+            fixed: Fixed { buffer_each: config.buffer_each, ..Fixed::default() },
             seed: config.seed,
         }
     }

@@ -18,6 +18,7 @@ fn config() -> GapConfig {
         memory_bytes: 8 << 20,
         pages: HugePages::None,
         null: false,
+        buffer_each: false,
         // Tests may have one core for both sides; then the limit blocks, too.
         mode: Mode::Interrupt,
         backend: Backend::Auto,

@@ -58,11 +58,12 @@ fn every_shape_in_both_modes() {
 fn receives_and_sends_that_split_headers_anywhere() {
     for write in [false, true] {
         for io_bytes in [4096, 16 << 10] {
-            for receive in [131, 1000, 5000] {
+            for (receive, buffer_each) in [(131, false), (131, true), (1000, false), (5000, true)] {
                 let fixed = Fixed {
                     receive_bytes: Some(receive),
                     chunk: Some(3),
                     prefetch: Some(Prefetch::Lines),
+                    buffer_each,
                 };
                 run(&LimitConfig { write, io_bytes, depth: 33, fixed, ..config() });
             }
@@ -137,7 +138,7 @@ fn digests_are_sent_and_checked() {
         }
     }
     for receive in [131, 5000] {
-        let fixed = Fixed { receive_bytes: Some(receive), chunk: Some(3), prefetch: None };
+        let fixed = Fixed { receive_bytes: Some(receive), chunk: Some(3), ..Fixed::default() };
         run_with_digests(&LimitConfig { depth: 33, fixed, ..config() });
     }
 }

@@ -28,8 +28,10 @@ pub(super) struct Requester {
 
 /// What the connections share.
 struct Shared {
-    /// What is written.
+    /// What is written: one buffer, or one for each command in flight.
     payload: Vec<u8>,
+    /// Where the buffer of the next write begins.
+    source: usize,
     /// Where payload lands.
     landing: Vec<u8>,
     /// Where the next receive lands.
@@ -65,10 +67,10 @@ struct Connection {
 
 #[derive(Clone, Copy)]
 enum Request {
-    /// A capsule for this address.
-    Command(usize),
-    /// An H2CData.
-    Data(Piece),
+    /// A capsule for this address; its data, if it has some, begin there in what is written.
+    Command { address: usize, source: usize },
+    /// An H2CData, of the data that begin there.
+    Data { piece: Piece, source: usize },
 }
 
 impl Requester {
@@ -85,10 +87,16 @@ impl Requester {
             watched: false,
         };
         let mut random = Random::new(config.seed);
-        let mut payload = vec![0; if config.write { config.io_bytes } else { 0 }];
+        let buffers = match config.fixed.buffer_each {
+            _ if !config.write => 0,
+            true => config.depth * config.connections,
+            false => 1,
+        };
+        let mut payload = vec![0; buffers * config.io_bytes];
         random.fill(&mut payload);
         let shared = Shared {
             payload,
+            source: 0,
             landing: Vec::new(),
             landed: 0,
             receive_bytes: 0,
@@ -177,7 +185,9 @@ impl Connection {
     /// A new command at a random place.
     fn issue(&mut self, shared: &mut Shared) {
         let place = usize::try_from(shared.random.below(shared.places)).unwrap_or(0);
-        self.requests.push_back(Request::Command(place * shared.io_bytes));
+        let in_capsule = shared.shape == Shape::InCapsule;
+        let source = if in_capsule { shared.next_source() } else { 0 };
+        self.requests.push_back(Request::Command { address: place * shared.io_bytes, source });
         self.in_flight += 1;
     }
 
@@ -249,10 +259,11 @@ impl Connection {
             }
             return;
         }
+        let source = shared.next_source();
         for offset in (0..shared.io_bytes).step_by(H2C_DATA_BYTES) {
             let len = H2C_DATA_BYTES.min(shared.io_bytes - offset);
             if let (Ok(offset), Ok(len)) = (u32::try_from(offset), u32::try_from(len)) {
-                self.requests.push_back(Request::Data(Piece { offset, len }));
+                self.requests.push_back(Request::Data { piece: Piece { offset, len }, source });
             }
         }
     }
@@ -278,10 +289,12 @@ impl Connection {
         shared.headers.clear();
         for request in self.requests.iter().take(count) {
             match *request {
-                Request::Command(address) => {
+                Request::Command { address, .. } => {
                     shared.headers.extend_from_slice(&wire::command(address));
                 }
-                Request::Data(piece) => shared.headers.extend_from_slice(&wire::h2c_data(piece)),
+                Request::Data { piece, .. } => {
+                    shared.headers.extend_from_slice(&wire::h2c_data(piece));
+                }
             }
         }
         let mut gather = Gather::<N>::new(self.sent, shared.tuning.send_bytes);
@@ -330,6 +343,15 @@ impl Connection {
 }
 
 impl Shared {
+    /// The buffer whose turn it is: as commands end about in the order in which they began, that of
+    /// the command in whose place this one comes.
+    fn next_source(&mut self) -> usize {
+        let source = self.source;
+        self.source =
+            if source + self.io_bytes < self.payload.len() { source + self.io_bytes } else { 0 };
+        source
+    }
+
     /// Bytes of the digest behind each payload.
     fn digest_bytes(&self) -> usize {
         if self.tuning.digest { DIGEST_BYTES } else { 0 }
@@ -338,10 +360,12 @@ impl Shared {
     /// Length of a request's header, and the payload behind it.
     fn parts(&self, request: Request) -> (usize, &[u8]) {
         match request {
-            Request::Command(_) if self.shape == Shape::InCapsule => (COMMAND_BYTES, &self.payload),
-            Request::Command(_) => (COMMAND_BYTES, &[]),
-            Request::Data(Piece { offset, len }) => {
-                (HEADER_BYTES, &self.payload[offset as usize..][..len as usize])
+            Request::Command { source, .. } if self.shape == Shape::InCapsule => {
+                (COMMAND_BYTES, &self.payload[source..source + self.io_bytes])
+            }
+            Request::Command { .. } => (COMMAND_BYTES, &[]),
+            Request::Data { piece: Piece { offset, len }, source } => {
+                (HEADER_BYTES, &self.payload[source + offset as usize..][..len as usize])
             }
         }
     }

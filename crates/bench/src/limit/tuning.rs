@@ -93,6 +93,10 @@ pub struct Fixed {
     pub chunk: Option<usize>,
     /// What is read of a payload before it is sent.
     pub prefetch: Option<Prefetch>,
+    /// Each command in flight has a buffer of its own on the host, as the commands of programs have.
+    /// Else writes send one buffer over and over, and what is read may land on what came before: caches
+    /// hold both.
+    pub buffer_each: bool,
 }
 
 impl Tuning {
@@ -111,7 +115,11 @@ impl Tuning {
             target_pause: Duration::ZERO,
             host_pause: Duration::ZERO,
             prefetch: config.fixed.prefetch.unwrap_or(Prefetch::Off),
-            landing: if r2t { Landing::Direct } else { Landing::Reused },
+            landing: match config.fixed.buffer_each {
+                _ if r2t => Landing::Direct,
+                true if !config.write => Landing::PerCommand,
+                _ => Landing::Reused,
+            },
             digest: false,
         }
     }
@@ -153,6 +161,7 @@ impl Tuning {
             lists.push(each(useful, |prefetch| Self { prefetch, ..self }));
         }
         let landings: &[Landing] = match shape {
+            Shape::Read if config.fixed.buffer_each => &[],
             Shape::Read if config.per_command_bytes() <= PER_COMMAND_BYTES_MAX => {
                 &[Landing::Reused, Landing::PerCommand]
             }

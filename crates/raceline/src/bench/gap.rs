@@ -81,6 +81,7 @@ fn config(args: &GapArgs) -> GapConfig {
         memory_bytes: args.memory,
         pages: args.pages.into(),
         null: args.null,
+        buffer_each: args.buffer_each,
         mode: args.run.mode.into(),
         backend: args.run.io.into(),
         target_core: Some(args.run.cores.target_core),

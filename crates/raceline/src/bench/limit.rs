@@ -104,7 +104,12 @@ fn fixed(args: &LimitArgs) -> Fixed {
         (false, true) => Some(limit::ALL),
         (false, false) => args.chunk.0,
     };
-    Fixed { receive_bytes: args.receive_size.0, chunk, prefetch: args.prefetch.0 }
+    Fixed {
+        receive_bytes: args.receive_size.0,
+        chunk,
+        prefetch: args.prefetch.0,
+        buffer_each: args.buffer_each,
+    }
 }
 
 /// An error of the limit as a failure of the verb.

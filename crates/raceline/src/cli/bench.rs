@@ -72,6 +72,11 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_enum, value_name = "KIND", default_value_t, help_heading = "Workload")]
     pub(crate) pages: PagesChoice,
 
+    /// A buffer for each command in flight on the host's side, as programs have; else caches hold what
+    /// is sent and what comes
+    #[arg(long, help_heading = "Workload")]
+    pub(crate) buffer_each: bool,
+
     /// How long to measure
     #[arg(long, alias = "seconds", value_name = "TIME", default_value = "1")]
     #[arg(value_parser = values::positive_time, help_heading = "Workload")]
@@ -158,6 +163,11 @@ pub(crate) struct GapArgs {
     /// A namespace without storage, against the limit out of 1M that the caches hold
     #[arg(long, help_heading = "Workload")]
     pub(crate) null: bool,
+
+    /// A buffer for each command in flight on the limit's host, too, as ours has; else caches hold what
+    /// the limit sends and what comes
+    #[arg(long, help_heading = "Workload")]
+    pub(crate) buffer_each: bool,
 
     /// Pairs of runs per point
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Workload")]
