@@ -11,6 +11,7 @@ use crate::status::{Failure, RACELINE_INTERNAL, report};
 const MAX_TEXT_BYTES: usize = 4096;
 
 /// Runs the body of an entry: a failure becomes its code, and a panic does not go on.
+#[inline(always)]
 pub(crate) fn guard(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
     // After a panic, what the body was about to change is not used again: handles are poisoned.
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -25,6 +26,7 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
 }
 
 /// Refuses null and what is not aligned for a `T`.
+#[inline(always)]
 pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     if pointer.is_null() {
         return Err(Failure::invalid(format!("{name} is null")));

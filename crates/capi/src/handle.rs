@@ -53,6 +53,7 @@ impl<T: Named + Send> Exclusive<T> {
     /// # Safety
     /// Unless null or not aligned, the handle is valid for reads of a header; a wrong one is
     /// told apart as far as its first bytes do that.
+    #[inline(always)]
     pub(crate) unsafe fn with<R>(
         handle: *const Self,
         body: impl FnOnce(&mut T) -> Result<R, Failure>,
@@ -79,11 +80,13 @@ impl<T: Named + Send> Exclusive<T> {
         guard.leave(CLOSED, value.ok_or_else(|| closed(T::NAME)))
     }
 
+    #[inline(always)]
     unsafe fn enter<'a>(handle: *const Self) -> Result<Guard<'a, T>, Failure> {
         // SAFETY: as the caller promises.
         unsafe { Self::enter_with(handle, false) }
     }
 
+    #[inline(always)]
     unsafe fn enter_with<'a>(
         handle: *const Self,
         broken_too: bool,

@@ -459,6 +459,7 @@ impl Taker {
     }
 }
 
+#[inline(always)]
 unsafe fn with(
     queues: *mut raceline_queues,
     body: impl FnOnce(&mut Group) -> Result<i32, Failure>,
@@ -467,6 +468,7 @@ unsafe fn with(
     unsafe { Exclusive::with(queues.cast(), body) }
 }
 
+#[inline(always)]
 unsafe fn submit(
     queues: *mut raceline_queues,
     operation: Operation,
