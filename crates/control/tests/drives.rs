@@ -273,6 +273,18 @@ fn namespaces_and_drives_come_and_go() {
     machine.write(&machine.controller(), &[("state", "live")]);
     eventually("it is live", || controller(&daemon).0 == "enabled");
     assert_eq!(daemon.picture(), before);
+
+    // Formatted by somebody else: what was opened would write to the wrong places.
+    let events = || ok(daemon.call("notify_get_notifications", json!({ "id": 0 })));
+    let made = || {
+        let events = events();
+        let of = |event: &&Value| event["type"] == "bdev_register" && event["ctx"] == "Nvme0n1";
+        events.as_array().unwrap().iter().filter(of).count()
+    };
+    let times = made();
+    let block = machine.root.path().join("sys/class/block/nvme7n1");
+    machine.write(&block, &[("queue/logical_block_size", "4096")]);
+    eventually("it is opened again", || made() == times + 1 && missing(&daemon) == [None, None]);
     daemon.kill();
 }
 

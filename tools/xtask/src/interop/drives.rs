@@ -47,14 +47,14 @@ fn stripped(tree: &Tree, dir: &Path) -> Result<PathBuf> {
 fn drive(dir: &Path) -> Result<String> {
     let slot = ADDRESS.rsplit(':').next().and_then(|slot| slot.split('.').next());
     let slot = slot.context("no slot")?;
-    let mut words = vec![format!("-device nvme,id=drive,serial=raceline,addr=0x{slot}")];
+    let mut words = vec![format!("-device nvme,id=nvme0,serial=raceline,addr=0x{slot}")];
     for (nsid, block_size) in [(1, 512), (2, 4096)] {
         let file = dir.join(format!("namespace-{nsid}"));
         std::fs::File::create(&file)?.set_len(NAMESPACE_BYTES)?;
         let file = file.display();
         words.push(format!("-drive if=none,id=n{nsid},format=raw,cache=unsafe,file={file}"));
         words.push(format!(
-            "-device nvme-ns,bus=drive,drive=n{nsid},nsid={nsid},logical_block_size={block_size},\
+            "-device nvme-ns,bus=nvme0,drive=n{nsid},nsid={nsid},logical_block_size={block_size},\
              physical_block_size={block_size}"
         ));
     }

@@ -39,6 +39,9 @@ pub struct Present {
     pub nsid: u32,
     /// Another one if it is not the same any more, though its number is.
     pub instance: u64,
+    /// A drive that is formatted has the same namespace with other blocks; 0 for a remote one, whose
+    /// host looks at that itself.
+    pub block_size: u32,
 }
 
 impl Link {
@@ -99,7 +102,8 @@ impl Link {
         match self {
             Self::Remote(remote) => match remote.state() {
                 RemoteState::Up => {
-                    let there = |nsid: NamespaceId| Present { nsid: nsid.0, instance: 0 };
+                    let there =
+                        |nsid: NamespaceId| Present { nsid: nsid.0, instance: 0, block_size: 0 };
                     Some(remote.namespaces().iter().map(|info| there(info.nsid)).collect())
                 }
                 RemoteState::Reconnecting => None,
@@ -111,7 +115,12 @@ impl Link {
                 let namespaces = drive.drive().map_or_else(|_| Vec::new(), |it| it.namespaces);
                 // The kernel has nothing to offer of one without a block device.
                 let usable = namespaces.into_iter().filter(|namespace| namespace.block.is_some());
-                Some(usable.map(|it| Present { nsid: it.nsid, instance: it.instance }).collect())
+                let present = |it: raceline_bdev::DriveNamespace| Present {
+                    nsid: it.nsid,
+                    instance: it.instance,
+                    block_size: it.block_size,
+                };
+                Some(usable.map(present).collect())
             }
         }
     }
