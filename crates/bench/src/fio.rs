@@ -143,32 +143,15 @@ fn job(section: syntax::Section) -> Result<FioJob, Problem> {
     draft.finish(section.name, section.line, options).map_err(|message| (section.line, message))
 }
 
-/// The key that was meant, perhaps.
+/// The key that was meant, if one resembles it: a mistake for three letters, two at most.
 fn suggestion(key: &str) -> String {
-    let close = |name: &&str| name.len().abs_diff(key.len()) <= 2 && distance(name, key) <= 2;
-    let names = KEYS
-        .iter()
-        .flat_map(|known| std::iter::once(known.name).chain(known.aliases.iter().copied()));
-    names
-        .into_iter()
-        .find(|name| close(name))
-        .map_or_else(String::new, |name| format!("; did you mean `{name}`?"))
-}
-
-/// Letters that differ between two words (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, &b) in other.iter().enumerate() {
-            let above = row[j + 1];
-            let changed = diagonal + usize::from(a != b);
-            row[j + 1] = changed.min(above + 1).min(row[j] + 1);
-            diagonal = above;
-        }
-    }
-    row[other.len()]
+    let mistakes = ((key.len() + 1) / 3).min(2);
+    let names =
+        KEYS.iter().flat_map(|known| [known.name].into_iter().chain(known.aliases.iter().copied()));
+    let names = names.filter(|name| name.len().abs_diff(key.len()) <= mistakes);
+    let near = names.map(|name| (strsim::osa_distance(name, key), name));
+    let nearest = near.filter(|(distance, _)| *distance <= mistakes).min();
+    nearest.map_or_else(String::new, |(_, name)| format!("; did you mean `{name}`?"))
 }
 
 #[cfg(test)]

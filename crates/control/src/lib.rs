@@ -21,4 +21,5 @@ pub mod request;
 pub mod role;
 pub mod schema;
 pub mod server;
+pub mod similar;
 pub mod state;

@@ -11,6 +11,7 @@ use crate::engine::{Engine, Phase};
 use crate::error::{RpcError, code};
 use crate::params;
 use crate::role::{Peer, Role};
+use crate::similar::similar;
 
 /// When a method may be called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +172,17 @@ impl Registry {
     pub fn check(&self, name: &str, params: Option<&RawValue>) -> Result<(), RpcError> {
         match self.get(name) {
             Some(method) => (method.check)(params),
-            None => Err(RpcError::new(code::METHOD_NOT_FOUND, "Method not found")),
+            None => Err(self.not_found(name)),
+        }
+    }
+
+    /// SPDK's answer, and the method that was meant, if one resembles it.
+    fn not_found(&self, name: &str) -> RpcError {
+        let error = RpcError::new(code::METHOD_NOT_FOUND, "Method not found");
+        let names = self.methods.keys().chain(self.aliases.keys()).copied();
+        match similar(name, names) {
+            Some(meant) => error.because(format!("did you mean {meant}?")),
+            None => error,
         }
     }
 
@@ -187,7 +198,7 @@ impl Registry {
         params: Option<&RawValue>,
     ) -> Result<Value, RpcError> {
         let Some(method) = self.get(name) else {
-            return Err(RpcError::new(code::METHOD_NOT_FOUND, "Method not found"));
+            return Err(self.not_found(name));
         };
         if method.access == Access::Change && peer.role != Role::Admin {
             return Err(RpcError::errno(libc::EPERM).because(format!(

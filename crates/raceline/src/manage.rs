@@ -10,6 +10,7 @@ mod port;
 mod subsystem;
 
 use raceline_control::client::{Address, ClientError, Connection, DEFAULT_PORT};
+use raceline_control::similar::similar;
 use raceline_control::state::Call;
 use serde_json::{Map, Value};
 
@@ -113,20 +114,16 @@ fn failure(error: ClientError) -> Failure {
     }
 }
 
-/// Nothing has that name; similar names are shown.
+/// Nothing has that name; a similar one is shown.
 fn none_of_that_name(kind: &str, name: &str, others: &[String]) -> Failure {
     let name = printable(name);
     let hint = match others {
         [] => format!("there is no {kind} at all"),
         [only] => format!("there is only {}", printable(only)),
-        _ => {
-            // The one that shares the longest beginning, else the first.
-            let shared = |other: &&String| {
-                other.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count()
-            };
-            let nearest = others.iter().max_by_key(shared).map_or("", String::as_str);
-            format!("did you mean {}?", printable(nearest))
-        }
+        _ => match similar(&name, others.iter().map(String::as_str)) {
+            Some(meant) => format!("did you mean {}?", printable(meant)),
+            None => format!("`ls` lists the {} that there are", others.len()),
+        },
     };
     Failure::runtime(format!("there is no {kind} {name}: {hint}"))
 }
@@ -182,6 +179,9 @@ mod tests {
         let names = ["nqn.a:one".to_owned(), "nqn.b:two".to_owned()];
         let error = none_of_that_name("subsystem", "nqn.b:tow\x1b", &names);
         let expected = "there is no subsystem nqn.b:tow\u{fffd}: did you mean nqn.b:two?";
+        assert_eq!(error.message, expected);
+        let error = none_of_that_name("subsystem", "nqn.c:three", &names);
+        let expected = "there is no subsystem nqn.c:three: `ls` lists the 2 that there are";
         assert_eq!(error.message, expected);
         let error = none_of_that_name("device", "m", &[]);
         assert_eq!(error.message, "there is no device m: there is no device at all");

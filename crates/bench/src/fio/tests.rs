@@ -126,6 +126,7 @@ fn mistakes_are_named_with_file_and_line() {
             "[x]\n\nbssplit=4k/50:8k/50\n",
             "test.fio:3: `bssplit` is not a key that raceline perf knows",
         ),
+        ("[x]\nxx=1\n", "test.fio:2: `xx` is not a key that raceline perf knows"),
         (
             "[x]\niodept=1\n",
             "test.fio:2: `iodept` is not a key that raceline perf knows; did you mean `iodepth`?",
