@@ -31,7 +31,8 @@ fn config() -> DigestConfig {
         host_core: None,
         rounds: 2,
         ramp: Duration::from_millis(5),
-        time: Duration::from_millis(30),
+        // Long enough for a command to end on a machine that builds something meanwhile.
+        time: Duration::from_millis(120),
         seed: 1,
     }
 }
