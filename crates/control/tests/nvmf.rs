@@ -306,14 +306,26 @@ fn hosts_see_what_they_are_shown_and_are_counted() {
         "thread_get_stats",
         "thread_get_pollers",
         "thread_get_io_channels",
-        "iobuf_get_stats",
         "accel_get_stats",
     ] {
         client.call(method, Value::Null).unwrap();
     }
+    // What was written in its capsule took no buffer; what is asked for takes one.
+    let buffers = client.call("iobuf_get_stats", Value::Null).unwrap();
+    assert_eq!((&buffers[0]["module"], used(&buffers)), (&json!("nvmf_TCP"), [0, 0]));
+    host.write(NamespaceId(1), 0, &[1; 64 << 10], false).unwrap();
+    assert_eq!(used(&client.call("iobuf_get_stats", Value::Null).unwrap()), [0, 1]);
     assert_eq!(client.call("nvmf_ns_remove_host", visible), ok);
     host.disconnect();
     daemon.engine.shut_down().unwrap();
+}
+
+/// How many small and large buffers have been taken.
+fn used(stats: &Value) -> [u64; 2] {
+    ["small_pool", "large_pool"].map(|pool| {
+        assert_eq!(stats[0][pool]["retry"], 0);
+        stats[0][pool]["main"].as_u64().unwrap()
+    })
 }
 
 #[test]

@@ -533,7 +533,7 @@ impl Connection {
         }
         let len = transfer.len as usize;
         // First come, first served: a newcomer does not overtake those who wait.
-        let pooled = if core.buffer_waiters.is_empty() { cx.pool.take(len) } else { None };
+        let pooled = if core.buffer_waiters.is_empty() { self.take_buffer(cx, len) } else { None };
         let in_capsule = self.slots.get(slot).in_capsule;
         let fused = self.slots.get(slot).partner.is_some();
         // But who holds a buffer must not wait for another, nor keep its own data from coming.
@@ -544,6 +544,9 @@ impl Connection {
             Some(buf) => self.give_buffer(cx, core, slot, buf),
             None => {
                 self.counters.buffer_waits.add(1);
+                if len <= cx.pool.class_size(0) {
+                    self.counters.small_buffer_waits.add(1);
+                }
                 self.slots.get(slot).phase = Phase::Buffer;
                 if in_capsule {
                     self.paused = Some(slot);
@@ -551,6 +554,15 @@ impl Connection {
                 core.buffer_waiters.push_back(command);
             }
         }
+    }
+
+    /// A buffer of the core's, counted by its kind.
+    pub(crate) fn take_buffer(&self, cx: &Context<'_>, len: usize) -> Option<IoBuf> {
+        let buf = cx.pool.take(len)?;
+        let is_small = buf.capacity() <= cx.pool.class_size(0);
+        let QueueCounters { small_buffers, large_buffers, .. } = &*self.counters;
+        (if is_small { small_buffers } else { large_buffers }).add(1);
+        Some(buf)
     }
 
     /// The command's I/O buffer is here.

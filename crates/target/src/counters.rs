@@ -68,8 +68,14 @@ counters! {
     /// Bytes of data that were copied in user space: from where they were received to their I/O
     /// buffer, and between buffers and a device in memory.
     copied_bytes,
+    /// I/O buffers taken from the small ones of the core.
+    small_buffers,
+    /// I/O buffers taken from the large ones of the core.
+    large_buffers,
     /// Times a command had to wait for an I/O buffer.
     buffer_waits,
+    /// Times among them that a small one would have done.
+    small_buffer_waits,
     /// Time with at least one command outstanding in microseconds, up to the last time there was
     /// none.
     busy_us,

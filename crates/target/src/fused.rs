@@ -155,7 +155,7 @@ impl Connection {
         }
         slot.expected = slot.buf.take();
         let (offset, len) = (slot.bytes.start, slot.transfer.len as usize);
-        let buf = cx.pool.take(len).unwrap_or_else(|| IoBuf::heap(len));
+        let buf = self.take_buffer(cx, len).unwrap_or_else(|| IoBuf::heap(len));
         self.submit(cx, core, first, Op::Read { offset, len, buf: Some(buf) });
     }
 

@@ -294,7 +294,8 @@ impl PollGroup {
                 if slot.phase != Phase::Buffer {
                     return;
                 }
-                match cx.pool.take(slot.transfer.len as usize) {
+                let len = slot.transfer.len as usize;
+                match connection.take_buffer(cx, len) {
                     Some(buf) => {
                         core.buffer_waiters.pop_front();
                         connection.give_buffer(cx, core, command.slot, buf);

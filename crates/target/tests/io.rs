@@ -342,6 +342,14 @@ fn commands_wait_for_buffers_in_order_and_none_is_lost() {
     for (i, expected) in data.iter().enumerate() {
         assert_eq!(queue.read(1, i as u64 * 128, 128, BS).data, *expected);
     }
-    assert!(target.stats().subsystems[0].1.buffer_waits > 0);
+    // One for its own data, and one for what is compared with them.
+    let compare = block_sqe(io::COMPARE, 1, 0, 8);
+    assert!(status(&queue.write_command(compare, &data[0][..8 * 512], true)).is_success());
+    let totals = target.stats().subsystems[0].1;
+    assert!(totals.buffer_waits > 0);
+    assert_eq!(
+        (totals.large_buffers, totals.small_buffers, totals.small_buffer_waits),
+        (128, 2, 0)
+    );
     target.shutdown().unwrap();
 }

@@ -1,5 +1,6 @@
 //! `iobuf_*`: I/O buffers.
 
+use raceline_target::QueueTotals;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -59,20 +60,19 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
     })
 }
 
-/// Each core has its own buffers, without a cache before them. A wait is counted when a command
-/// comes and finds no buffer; which size it wanted is not.
+/// Each core has its own buffers, without a cache before them. `retry` are commands that came and
+/// found no buffer that would have done.
 fn get_stats(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
     let cores = call.engine.cores();
-    let groups = cores.iter().flat_map(|cores| cores.poll_groups());
-    let totals = groups.fold((0, 0), |(done, waits), group| {
-        let totals = group.totals;
-        (done + totals.reads + totals.writes, waits + totals.buffer_waits)
-    });
+    let mut totals = QueueTotals::default();
+    for group in cores.iter().flat_map(|cores| cores.poll_groups()) {
+        totals.add(&group.totals);
+    }
     let pool = |main: u64, retry: u64| json!({ "cache": 0, "main": main, "retry": retry, "cache_size": 0 });
-    let (done, waits) = totals;
+    let QueueTotals { small_buffers, large_buffers, buffer_waits, small_buffer_waits, .. } = totals;
     Ok(vec![json!({
         "module": "nvmf_TCP",
-        "small_pool": pool(0, 0),
-        "large_pool": pool(done, waits),
+        "small_pool": pool(small_buffers, small_buffer_waits),
+        "large_pool": pool(large_buffers, buffer_waits.saturating_sub(small_buffer_waits)),
     })])
 }
