@@ -152,12 +152,22 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     };
     let remote = RemoteController::connect(config)
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
-    let name = params.name.clone();
-    let key = Key::new(&["bdev-nvme", &name]);
-    let controller = Controller::new(name, Link::Remote(remote), key.clone(), max_bdevs);
     let canonical = Attach { hostnqn: Some(hostnqn), ..params };
+    take(call, Link::Remote(remote), &canonical, max_bdevs)
+}
+
+/// What has been found becomes a controller; `canonical` is the call that makes it again.
+fn take(
+    call: &Call<'_>,
+    link: Link,
+    canonical: &Attach,
+    max_bdevs: usize,
+) -> Result<Vec<String>, RpcError> {
+    let name = canonical.name.clone();
+    let key = Key::new(&["bdev-nvme", &name]);
+    let controller = Controller::new(name, link, key.clone(), max_bdevs);
     let attached = call.engine.change(|change| {
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", &canonical)?;
+        let entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", canonical)?;
         let names = change.attach(&controller)?;
         change.put(key, entry);
         Ok(names)

@@ -4,10 +4,8 @@ use raceline_bdev::{IoPath, PciAddress};
 use serde::{Deserialize, Serialize};
 
 use super::{Attach, invalid};
-use crate::engine::controllers::Controller;
 use crate::engine::controllers::drive::LocalDrive;
 use crate::engine::controllers::link::Link;
-use crate::engine::ledger::{self, Key, Section};
 use crate::engine::{Engine, EngineError};
 use crate::error::RpcError;
 use crate::method::Call;
@@ -59,21 +57,9 @@ pub(super) fn attach(
     let drive = drive.map_err(EngineError::from)?;
     // Another drive that is put in its place must not be taken for this one after a restart.
     let serial = Some(drive.serial().to_owned()).filter(|serial| !serial.is_empty());
-    let name = params.name.clone();
-    let key = Key::new(&["bdev-nvme", &name]);
-    let controller = Controller::new(name, Link::Drive(Box::new(drive)), key.clone(), max_bdevs);
     let canonical =
         Attach { trtype: PCIE.to_owned(), traddr: address.to_string(), serial, ..params };
-    let attached = call.engine.change(|change| {
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", &canonical)?;
-        let names = change.attach(&controller)?;
-        change.put(key, entry);
-        Ok(names)
-    });
-    if attached.is_err() {
-        controller.link.end();
-    }
-    attached
+    super::take(call, Link::Drive(Box::new(drive)), &canonical, max_bdevs)
 }
 
 /// A drive is in one place, so that it cannot be attached twice.
