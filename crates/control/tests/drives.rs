@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ struct Loop(PathBuf);
 impl Loop {
     /// `None`, with a message, where loop devices are not permitted.
     fn new(file: &Path) -> Option<Self> {
-        fs::File::create(file).unwrap().set_len(8 << 20).unwrap();
+        File::create(file).unwrap().set_len(8 << 20).unwrap();
         let ended = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
         if !ended.status.success() {
             eprintln!("SKIPPED: no loop device: {}", String::from_utf8_lossy(&ended.stderr));
@@ -101,6 +101,20 @@ impl Machine {
         let path = |name: &str| self.root.path().join(name);
         let drives = Drives::new(path("sys"), path("dev"));
         Kept::start_with(dir, EngineConfig { drives, ..EngineConfig::default() })
+    }
+
+    /// A daemon that has the drive attached and exports its namespaces.
+    fn start_exporting(&self, dir: &Path) -> Kept {
+        let daemon = self.start(dir);
+        ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
+        export(&daemon);
+        daemon
+    }
+
+    /// Opens the second namespace as somebody else who wants it alone.
+    fn hold_second(&self) -> File {
+        let options = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).to_owned();
+        options.open(&self.disks[1].0).unwrap()
     }
 
     fn unplug(&self, part: &Path) {
@@ -219,9 +233,7 @@ fn what_cannot_be_attached_is_refused_whole() {
         assert!(error.contains(text), "{error}");
     }
     // As long as somebody else has one of its namespaces, none is taken.
-    let excl = libc::O_EXCL;
-    let holder =
-        OpenOptions::new().read(true).custom_flags(excl).open(&machine.disks[1].0).unwrap();
+    let holder = machine.hold_second();
     let error = daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)).unwrap_err();
     assert!(error.contains("namespace 12 of the drive at 0000:00:04.0"), "{error}");
     assert!(error.contains("is in use"), "{error}");
@@ -236,9 +248,7 @@ fn what_cannot_be_attached_is_refused_whole() {
 fn namespaces_and_drives_come_and_go() {
     let Some(machine) = Machine::new() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let daemon = machine.start(dir.path());
-    ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
-    export(&daemon);
+    let daemon = machine.start_exporting(dir.path());
     let before = daemon.picture();
     let second = machine.controller().join("nvme7n2");
     machine.unplug(&second);
@@ -247,9 +257,7 @@ fn namespaces_and_drives_come_and_go() {
     assert_eq!(reasons[0], None);
     assert!(reasons[1].as_ref().unwrap().contains("its device has gone"), "{reasons:?}");
     // It is back, but somebody was quicker.
-    let excl = libc::O_EXCL;
-    let holder =
-        OpenOptions::new().read(true).custom_flags(excl).open(&machine.disks[1].0).unwrap();
+    let holder = machine.hold_second();
     machine.plug(&second);
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(bdevs(&daemon), ["Nvme0n1"]);
@@ -292,9 +300,7 @@ fn namespaces_and_drives_come_and_go() {
 fn a_start_does_without_a_drive_and_takes_no_other_for_it() {
     let Some(machine) = Machine::new() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let daemon = machine.start(dir.path());
-    ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
-    export(&daemon);
+    let daemon = machine.start_exporting(dir.path());
     let before = daemon.picture();
     daemon.kill();
     let daemon = machine.start(dir.path());
