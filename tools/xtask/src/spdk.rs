@@ -35,6 +35,8 @@ const ATTEMPTS: usize = 4;
 /// How long an idle target is watched, in seconds, and how long its host gets to connect before.
 const IDLE_S: u64 = 10;
 const IDLE_RAMP_S: u64 = 2;
+/// How the system's TCP decides when to send: it matters on the loopback, too.
+const CONGESTION_CONTROL_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// Most seconds that one run may be measured.
 const SECONDS_MAX: i64 = 600;
 
@@ -168,6 +170,7 @@ fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Se
         raceline: commit.trim().to_owned(),
         spdk: programs.spdk_version()?,
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+        congestion_control: std::fs::read_to_string(CONGESTION_CONTROL_FILE)?.trim().to_owned(),
         processor: format!("{cores} cores of {model}"),
         repetitions: options.repetitions.map_or(Ok(default), usize::try_from)?,
         ramp_seconds: options.seconds,

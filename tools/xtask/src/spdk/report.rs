@@ -22,6 +22,8 @@ pub(crate) struct Setting {
     pub(crate) raceline: String,
     pub(crate) spdk: String,
     pub(crate) kernel: String,
+    /// Of the system's TCP, e.g. cubic.
+    pub(crate) congestion_control: String,
     pub(crate) processor: String,
     pub(crate) repetitions: usize,
     pub(crate) ramp_seconds: u32,
@@ -168,11 +170,11 @@ impl Report {
 impl Setting {
     /// The paragraph above the tables; `what` is said of the runs.
     pub(crate) fn introduction(&self, what: &str) -> String {
-        let Self { raceline, spdk, kernel, processor, repetitions, .. } = self;
+        let Self { raceline, spdk, kernel, congestion_control, processor, repetitions, .. } = self;
         let (ramp, time) = (self.ramp_seconds, self.measured_seconds);
         format!(
             "Raceline {raceline} and {spdk}, Linux {kernel}, {processor}; target polling on core 0, host polling on core 1, \
-             loopback, namespaces of 512 MiB, filled. {repetitions} repetitions, all {what} in turn, each \
+             loopback, TCP's congestion control {congestion_control}, namespaces of 512 MiB, filled. {repetitions} repetitions, all {what} in turn, each \
              {time} s after a ramp of {ramp} s: median (lowest - highest), ratios repetition by repetition. \
              A point is size, direction, depth x connections, at random addresses.\n\n"
         )
@@ -233,6 +235,7 @@ mod tests {
             raceline: "abc".to_owned(),
             spdk: "SPDK".to_owned(),
             kernel: "6".to_owned(),
+            congestion_control: "cubic".to_owned(),
             processor: "P".to_owned(),
             repetitions: 1,
             ramp_seconds: 1,
