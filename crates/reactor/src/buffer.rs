@@ -88,8 +88,13 @@ impl BufferPool {
         }
         let nothing = || Slot::free(NonNull::dangling(), 0, LENT_CLASS);
         let lent = Class::new(0, std::iter::repeat_with(nothing).take(lent_count).collect());
-        let inner = PoolInner { classes: built, lent, waits: Cell::new(0), _mapping: mapping };
+        let inner = PoolInner { classes: built, lent, waits: Cell::new(0), mapping };
         Ok(BufferPool { inner: Rc::new(inner) })
+    }
+
+    /// Where all of its own memory lies.
+    pub(crate) fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.inner.mapping.base(), self.inner.mapping.len())
     }
 
     /// Takes a buffer of `len` bytes from the smallest class that fits and has one left.
@@ -319,7 +324,7 @@ struct PoolInner {
     lent: Class,
     waits: Cell<u64>,
     /// What the slots point into.
-    _mapping: Mapping,
+    mapping: Mapping,
 }
 
 struct Class {

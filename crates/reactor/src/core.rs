@@ -297,6 +297,7 @@ impl<S: Service> Core<S> {
         }
         let pool = BufferPool::new(&config.pool)?;
         let (mut io, backend) = open_io(config.backend)?;
+        io.lend_pool(&pool);
         if let Some(framework) = &config.accel {
             let channel = ChannelConfig { cpu: config.core, ..ChannelConfig::default() };
             let channel = framework.open_channel(&channel).map_err(io::Error::other)?;

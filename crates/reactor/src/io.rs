@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
-use crate::buffer::{IoBuf, SharedBuf};
+use crate::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::nvme::NvmeFormat;
 use crate::send::SendBatch;
 use crate::sim::Random;
@@ -216,6 +216,12 @@ pub trait Io {
     fn register_nvme(&mut self, file: Arc<File>, format: NvmeFormat) -> io::Result<FileId> {
         let _ = (file, format);
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Says where the memory of file operations usually comes from, before the first file: a ring
+    /// may have the kernel keep it mapped, and lives no longer than the pool.
+    fn lend_pool(&mut self, pool: &BufferPool) {
+        let _ = pool;
     }
 
     /// Drops a file once operations in flight have completed.

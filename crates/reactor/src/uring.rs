@@ -17,12 +17,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use io_uring::register::Restriction;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use crate::accelerator::Accelerator;
-use crate::buffer::{IoBuf, SharedBuf};
+use crate::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
@@ -38,10 +37,12 @@ use crate::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::waker::Waker;
 
 mod direct;
+mod fixed;
 pub(crate) mod nvme;
 mod ops;
 
 use direct::RecvAt;
+use fixed::FixedMemory;
 use nvme::NvmeRing;
 use ops::{Kind, OpSlab};
 
@@ -83,6 +84,7 @@ pub struct UringIo {
     direct: VecDeque<u32>,
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
+    fixed: FixedMemory,
     /// For files that are generic devices of NVMe namespaces.
     nvme: Option<Box<NvmeRing>>,
     timers: TimerQueue<Timer>,
@@ -147,6 +149,7 @@ impl UringIo {
             direct: VecDeque::new(),
             listeners: Slab::new(),
             files: Slab::new(),
+            fixed: FixedMemory::default(),
             nvme: None,
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
             waker: Waker::new()?,
@@ -224,7 +227,7 @@ impl UringIo {
         };
         // An operation in flight keeps its descriptor's slot, so there always is one.
         let fd = fd.expect("an operation's descriptor outlives it");
-        let entry = slot.prepare(Fd(fd)).user_data(user_data);
+        let entry = slot.prepare(Fd(fd), &self.fixed).user_data(user_data);
         self.push(entry);
     }
 
@@ -608,7 +611,12 @@ impl Io for UringIo {
         self.close_if_idle(socket.0);
     }
 
+    fn lend_pool(&mut self, pool: &BufferPool) {
+        self.fixed.lend(pool);
+    }
+
     fn register_file(&mut self, file: Arc<File>) -> FileId {
+        self.fixed.register(&self.ring);
         let slot = FileSlot { file, nvme: None, in_flight: 0, closing: false };
         // An id that names nothing makes every operation fail, as for a closed file.
         FileId(self.files.insert(slot).unwrap_or(u32::MAX))
@@ -773,7 +781,7 @@ fn open_ring() -> io::Result<IoUring> {
         result => result?,
     };
     // System-call filters do not see what a ring does: it gets a list of its own.
-    ring.submitter().register_restrictions(&mut ops::OPCODES.map(Restriction::sqe_op))?;
+    ring.submitter().register_restrictions(&mut ops::permitted())?;
     ring.submitter().register_enable_rings()?;
     Ok(ring)
 }

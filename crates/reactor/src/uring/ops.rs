@@ -3,14 +3,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use io_uring::register::Restriction;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 use socket2::SockAddr;
 
 use super::FILE_IO_MAX;
+use super::fixed::{FIXED_INDEX, FixedMemory};
 use crate::buffer::{IoBuf, SharedBuf};
 use crate::io::{AllocateMode, RecvBuffers, Token};
-use crate::nvme::{Command, NvmeFormat, Range};
+use crate::nvme::{self, Command, NvmeFormat};
 use crate::send::SendBatch;
 
 /// Slots allocated at a time. A core starts with one chunk and gets more as connections come;
@@ -18,7 +20,7 @@ use crate::send::SendBatch;
 const CHUNK: usize = 256;
 
 /// All that a ring may do.
-pub(super) const OPCODES: [u8; 11] = [
+const OPCODES: [u8; 13] = [
     opcode::Accept::CODE,
     opcode::AsyncCancel::CODE,
     opcode::Connect::CODE,
@@ -26,14 +28,25 @@ pub(super) const OPCODES: [u8; 11] = [
     opcode::Fsync::CODE,
     opcode::PollAdd::CODE,
     opcode::Read::CODE,
+    opcode::ReadFixed::CODE,
     opcode::Recv::CODE,
     opcode::RecvMsg::CODE,
     opcode::SendMsg::CODE,
     opcode::Write::CODE,
+    opcode::WriteFixed::CODE,
 ];
+
+/// `IORING_REGISTER_BUFFERS`, the one registration that a running ring permits.
+const REGISTER_BUFFERS: u8 = 0;
 
 /// Most bytes that one Dataset Management command releases.
 const RELEASE_MAX: u64 = 1 << 30;
+
+/// All that a ring may do, as the kernel wants to know it.
+pub(super) fn permitted() -> Vec<Restriction> {
+    let operations = OPCODES.into_iter().map(Restriction::sqe_op);
+    operations.chain([Restriction::register_op(REGISTER_BUFFERS)]).collect()
+}
 
 /// What an operation does, with everything it owns.
 pub(super) enum Kind {
@@ -72,7 +85,7 @@ pub(super) struct OpSlot {
     iovecs: [libc::iovec; 2],
     message: libc::msghdr,
     /// What Dataset Management reads meanwhile.
-    range: Range,
+    range: nvme::Range,
 }
 
 impl OpSlot {
@@ -85,7 +98,7 @@ impl OpSlot {
             iovecs: [iovec; 2],
             // SAFETY: msghdr is plain data for which zeroes are valid.
             message: unsafe { std::mem::zeroed() },
-            range: Range::default(),
+            range: nvme::Range::default(),
         }
     }
 
@@ -102,7 +115,7 @@ impl OpSlot {
     }
 
     /// The submission for what is left to do. It points into the slot and the memory it owns.
-    pub(super) fn prepare(&mut self, fd: Fd) -> squeue::Entry {
+    pub(super) fn prepare(&mut self, fd: Fd, fixed: &FixedMemory) -> squeue::Entry {
         let kind = self.kind.as_mut().expect("the slot is in use");
         match kind {
             Kind::Accept { .. } => {
@@ -133,14 +146,25 @@ impl OpSlot {
                 let offset = *offset + *progress as u64;
                 let rest = &mut buf[*progress..];
                 let len = io_len(rest.len(), FILE_IO_MAX);
-                opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
+                let memory = rest.as_mut_ptr();
+                if fixed.holds(memory.addr(), len) {
+                    return opcode::ReadFixed::new(fd, memory, len, FIXED_INDEX)
+                        .offset(offset)
+                        .build();
+                }
+                opcode::Read::new(fd, memory, len).offset(offset).build()
             }
             Kind::Write { buf, offset, durable, progress, .. } => {
                 let offset = *offset + *progress as u64;
                 let rest = &buf[*progress..];
                 let len = io_len(rest.len(), FILE_IO_MAX);
                 let flags = if *durable { libc::RWF_DSYNC } else { 0 };
-                opcode::Write::new(fd, rest.as_ptr(), len).offset(offset).rw_flags(flags).build()
+                let memory = rest.as_ptr();
+                if fixed.holds(memory.addr(), len) {
+                    let write = opcode::WriteFixed::new(fd, memory, len, FIXED_INDEX);
+                    return write.offset(offset).rw_flags(flags).build();
+                }
+                opcode::Write::new(fd, memory, len).offset(offset).rw_flags(flags).build()
             }
             Kind::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Kind::Allocate { mode, offset, len, .. } => {

@@ -55,6 +55,7 @@ conformance!(
     quiet_sockets_are_heard_when_they_speak,
     timers_in_order,
     file_reads_and_writes,
+    files_use_a_pool_that_was_lent,
     file_ranges_are_released_and_zeroed,
     file_errors,
     nvme_commands_go_piece_by_piece,
@@ -439,6 +440,26 @@ fn file_reads_and_writes(mut bed: Bed) {
         assert_eq!(&buf[..], pattern(4096, block));
     }
     bed.io.close_file(file);
+}
+
+fn files_use_a_pool_that_was_lent(mut bed: Bed) {
+    let pool = bed.pool.clone();
+    bed.io.lend_pool(&pool);
+    let file = bed.io.register_file(temporary_file());
+    let bytes = pattern(9000, 3);
+    bed.write_file(file, &bytes, 100, false).unwrap();
+    // Memory from elsewhere is as good.
+    let token = bed.token();
+    bed.io.read(file, IoBuf::heap(9000), 100, token);
+    let Outcome::Read(Ok(()), mut buf) = bed.wait_for(token) else { panic!("read") };
+    assert_eq!(&buf[..], &bytes);
+    buf[..5].copy_from_slice(b"other");
+    let token = bed.token();
+    bed.io.write(file, buf.share(), 100, true, token);
+    let Outcome::Written(Ok(()), _) = bed.wait_for(token) else { panic!("write") };
+    assert_eq!(&bed.read_file(file, 5, 100).unwrap()[..], b"other");
+    bed.io.close_file(file);
+    file_reads_and_writes(bed);
 }
 
 fn file_ranges_are_released_and_zeroed(mut bed: Bed) {
