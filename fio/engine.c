@@ -19,6 +19,8 @@ enum {
 	MAX_QUEUE_ENTRIES = 4096,
 	// How often a job with several controllers looks at each of them.
 	WAIT_NS = 50 * 1000,
+	// So many commands are worth a send of their own even if more are about to follow.
+	GATHERED_COMMANDS = 32,
 	RETRY_US = 10,
 };
 
@@ -65,6 +67,7 @@ struct connection {
 struct file {
 	struct connection *connection;
 	raceline_namespace namespace;
+	unsigned int block_shift; // blocks are powers of two, and a division takes as long as ten other steps
 };
 
 // What belongs to a job.
@@ -74,6 +77,8 @@ struct engine_data {
 	struct file *files;
 	struct io_u **events;
 	raceline_completion *completions;
+	unsigned int ready; // completions that fio has not taken yet, from the first on
+	unsigned int ready_count;
 	unsigned int depth;
 	struct io_u **queued; // submitted since the last send
 	unsigned int queued_count;
@@ -331,6 +336,7 @@ static int engine_init(struct thread_data *td)
 						   sizeof(file->namespace));
 		if (code)
 			return fail_code(td, code);
+		file->block_shift = __builtin_ctz(file->namespace.block_size);
 		f->engine_data = file;
 	}
 	return 0;
@@ -340,8 +346,8 @@ static int submit(struct engine_data *data, struct file *file, struct io_u *io_u
 {
 	raceline_queues *queues = file->connection->queues;
 	uint32_t nsid = file->namespace.nsid;
-	uint64_t slba = io_u->offset / file->namespace.block_size;
-	uint64_t blocks = io_u->xfer_buflen / file->namespace.block_size;
+	uint64_t slba = io_u->offset >> file->block_shift;
+	uint64_t blocks = io_u->xfer_buflen >> file->block_shift;
 	uint64_t user = (uintptr_t)io_u;
 	uint32_t flags = data->flags;
 
@@ -370,7 +376,7 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 
 	fio_ro_check(td, io_u);
 	io_u->engine_data = NULL;
-	if (io_u->offset % block_size) {
+	if (io_u->offset & (block_size - 1)) {
 		log_err("raceline: %s: offset %llu is not at a block of %u bytes\n", td->o.name,
 			io_u->offset, block_size);
 	} else {
@@ -388,12 +394,23 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 	return FIO_Q_COMPLETED;
 }
 
-// Whether fio is about to queue more at once, although it submits one by one: it fills the depth up
-// unless it is told to pause. What is not sent now leaves with the next look for completions.
+// Whether fio goes on without a pause: it fills the depth up, and takes what has ended when it is full.
+static bool never_pauses(const struct thread_data *td)
+{
+	return !td->o.thinktime && !td->o.read_iolog_file && !(td->flags & TD_F_CHECK_RATE);
+}
+
+// Whether fio is about to queue more at once, so that it can leave together: because there is room and it
+// submits one by one, or because it has yet to take completions that are already here. (Unless told
+// otherwise it takes one at a time and queues one; sent like that, each command would be a packet.) What
+// is not sent now leaves with the next look for completions.
 static bool more_follows(const struct thread_data *td)
 {
-	return td->o.iodepth_batch == 1 && td->cur_depth < td->o.iodepth && !td->o.thinktime &&
-	       !td->o.read_iolog_file && !(td->flags & TD_F_CHECK_RATE);
+	const struct engine_data *data = td->io_ops_data;
+
+	return never_pauses(td) &&
+	       ((data->ready_count && data->queued_count < GATHERED_COMMANDS) ||
+		(td->o.iodepth_batch == 1 && td->cur_depth < td->o.iodepth));
 }
 
 // Tells fio that what was submitted leaves now: one look at the clock for all of it, which fio without
@@ -418,46 +435,62 @@ static void mark_sent(struct thread_data *td)
 		td->last_issue = now;
 }
 
-static int engine_commit(struct thread_data *td)
+// Sends all that was submitted.
+static void send_queued(struct thread_data *td)
 {
 	struct engine_data *data = td->io_ops_data;
 
-	if (more_follows(td))
-		return 0;
+	if (!data->queued_count)
+		return;
 	mark_sent(td);
 	for (unsigned int i = 0; i < data->connection_count; i++)
 		raceline_send(data->connections[i].queues);
+}
+
+static int engine_commit(struct thread_data *td)
+{
+	if (!more_follows(td))
+		send_queued(td);
 	return 0;
 }
 
-// Takes what one connection has; waits for it where a time is given.
-static int take(struct thread_data *td, struct connection *connection, unsigned int count,
-		unsigned int min, unsigned int max, int64_t wait_ns)
+// Looks for what one connection has; waits for it where a time is given. Only when all that came before
+// is taken.
+static int look(struct thread_data *td, struct connection *connection, unsigned int min,
+		int64_t wait_ns)
 {
 	struct engine_data *data = td->io_ops_data;
-	raceline_completion *completions = data->completions;
 	int got;
 
 	if (wait_ns)
-		got = raceline_wait(connection->queues, completions, min, max, wait_ns);
+		got = raceline_wait(connection->queues, data->completions, min, data->depth, wait_ns);
 	else
-		got = raceline_poll(connection->queues, completions, max);
+		got = raceline_poll(connection->queues, data->completions, data->depth);
 	if (got < 0) {
 		log_err("raceline: %s: %s\n", td->o.name, raceline_error_text());
 		return -EIO;
 	}
-	for (int i = 0; i < got; i++) {
-		struct io_u *io_u = (struct io_u *)(uintptr_t)completions[i].user;
+	data->ready = 0;
+	data->ready_count = got;
+	return 0;
+}
+
+// Gives fio completions that are here, behind the `count` that it has; tells how many it has then.
+static unsigned int take(struct engine_data *data, unsigned int count, unsigned int max)
+{
+	for (; count < max && data->ready_count; data->ready_count--) {
+		const raceline_completion *completion = &data->completions[data->ready++];
+		struct io_u *io_u = (struct io_u *)(uintptr_t)completion->user;
 		char text[TEXT_BYTES];
 
-		data->events[count + i] = io_u;
-		if (completions[i].result == RACELINE_OK)
+		data->events[count++] = io_u;
+		if (completion->result == RACELINE_OK)
 			continue;
 		io_u->error = EIO;
-		raceline_completion_text(&completions[i], text, sizeof(text));
+		raceline_completion_text(completion, text, sizeof(text));
 		io_u->engine_data = strdup(text);
 	}
-	return got;
+	return count;
 }
 
 static int engine_getevents(struct thread_data *td, unsigned int min, unsigned int max,
@@ -468,23 +501,26 @@ static int engine_getevents(struct thread_data *td, unsigned int min, unsigned i
 	bool alone = data->connection_count == 1;
 	int64_t limit = timeout ? timeout->tv_sec * 1000000000LL + timeout->tv_nsec : -1;
 	struct timespec start;
-	unsigned int count = 0;
+	unsigned int count;
 
+	max = min(max, data->depth);
+	count = take(data, 0, max);
+	if (count == max || (count && count >= min))
+		return count;
 	if (limit > 0)
 		fio_gettime(&start, NULL);
-	mark_sent(td);
-	max = min(max, data->depth);
+	send_queued(td);
 	for (;;) {
 		struct connection *connection = &data->connections[data->next];
 		int64_t wait_ns = alone ? limit : WAIT_NS;
 
 		if (options->poll || !min || count >= min)
 			wait_ns = 0;
-		int got = take(td, connection, count, alone ? min - count : 1, max - count, wait_ns);
+		int error = look(td, connection, alone ? min - count : 1, wait_ns);
 
-		if (got < 0)
-			return count ? (int)count : got;
-		count += got;
+		if (error)
+			return count ? (int)count : error;
+		count = take(data, count, max);
 		data->next = (data->next + 1) % data->connection_count;
 		if (count >= max || (count >= min && data->next == 0))
 			return count;

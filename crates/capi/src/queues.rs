@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
-use ::raceline_host::caller::{Finished, Memory, Operation, Refusal};
+use ::raceline_host::caller::{Finished, Memory, Operation, Refusal, Refused};
 use ::raceline_host::{
     BlockRange, CallerOptions, CallerQueues, CommandError, CommandSummary, HostError,
 };
@@ -39,6 +39,16 @@ struct Group {
     queues: CallerQueues,
     /// Who is next where several queues would do.
     lane: usize,
+}
+
+impl Group {
+    /// The queue whose turn it is, of those for such an operation.
+    #[inline(always)]
+    fn next_queue(&mut self, operation: &Operation, polled: bool) -> usize {
+        let queue = self.queues.queue_for(operation, polled, self.lane);
+        self.lane = self.lane.wrapping_add(1);
+        queue
+    }
 }
 
 impl Named for Group {
@@ -479,22 +489,34 @@ unsafe fn submit(
     // SAFETY: as the caller promises.
     unsafe {
         with(queues, |group| {
-            let mut operation = operation;
-            // One queue after the other, as long as they are full.
-            for _ in 0..group.queues.len() {
-                let queue = group.queues.queue_for(&operation, polled, group.lane);
-                group.lane = group.lane.wrapping_add(1);
-                match group.queues.submit(queue, operation, user) {
-                    Ok(()) => return Ok(RACELINE_OK),
-                    Err(refused) if refused.reason == Refusal::Full => {
-                        operation = refused.operation;
-                    }
-                    Err(refused) => return Err(refused.reason.into()),
-                }
+            let queue = group.next_queue(&operation, polled);
+            match group.queues.submit(queue, operation, user) {
+                Ok(()) => Ok(RACELINE_OK),
+                Err(refused) => submit_elsewhere(group, refused, polled, user),
             }
-            Err(Refusal::Full.into())
         })
     }
+}
+
+/// Tries one queue after the other, as long as they are full.
+#[cold]
+fn submit_elsewhere(
+    group: &mut Group,
+    mut refused: Refused,
+    polled: bool,
+    user: u64,
+) -> Result<i32, Failure> {
+    for _ in 1..group.queues.len() {
+        if refused.reason != Refusal::Full {
+            break;
+        }
+        let queue = group.next_queue(&refused.operation, polled);
+        match group.queues.submit(queue, refused.operation, user) {
+            Ok(()) => return Ok(RACELINE_OK),
+            Err(again) => refused = again,
+        }
+    }
+    Err(refused.reason.into())
 }
 
 /// # Safety
@@ -517,6 +539,7 @@ fn check_flags(flags: u32, known: u32) -> Result<(), Failure> {
     Err(Failure::invalid(format!("flags {:#x} are not for this operation", flags & !known)))
 }
 
+#[inline(always)]
 fn completion(finished: &Finished) -> raceline_completion {
     let mut completion = raceline_completion { user: finished.user, ..Default::default() };
     if let Err(failure) = &finished.result {

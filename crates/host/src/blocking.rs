@@ -1,33 +1,46 @@
 //! A host for programs that may wait: every call returns when its command has completed.
+//!
+//! Reads and writes go over shared queues ([`crate::SharedQueues`]): the calling thread sends, and receives
+//! by itself if that does not take long, into and from the caller's memory. Admin commands go to the
+//! thread in the background that keeps the controller alive.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use raceline_proto::host::discovery::DiscoveryLog;
-use raceline_proto::host::{
-    AdminRequest, BlockRange, ControllerInfo, DiscoveryReader, NamespaceInfo, command,
-};
-use raceline_proto::nvme::{Cqe, Direction, NamespaceId, Sqe};
-use raceline_reactor::{ReactorHandle, SendError};
+use raceline_proto::host::{AdminRequest, ControllerInfo, DiscoveryReader, NamespaceInfo, command};
+use raceline_proto::nvme::{Cqe, NamespaceId, Sqe};
+use raceline_reactor::{Mode, ReactorHandle, SendError};
 
+use crate::caller::{CallerHost, Operation};
 use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, CommandFailure, HostError};
 use crate::service::{self, Message, Reply, Shared, Submission};
+use crate::shared::{Poller, SharedOptions, SharedQueues};
 
-/// Bytes of one command at most, where the controller allows more.
-const MAX_CHUNK_BYTES: u32 = 128 << 10;
-/// Commands that one call keeps outstanding.
-const WINDOW: usize = 8;
-/// Blocks that one Write Zeroes names at most.
-const MAX_ZERO_BLOCKS: u32 = BlockRange::MAX_BLOCKS;
-
-/// A connected controller. It has a thread of its own and may be used by many.
+/// A connected controller. It has threads of its own and may be used by many.
 ///
 /// A lost connection is made again; calls wait meanwhile. Dropped, it disconnects without
 /// waiting.
 #[derive(Debug)]
 pub struct Host {
+    // Dropped in this order: queues end before their controller.
+    io: Option<BlockingQueues>,
+    link: Arc<Link>,
+}
+
+/// I/O queues that the calling threads drive.
+#[derive(Debug)]
+struct BlockingQueues {
+    /// Never polls: it says that those who call do.
+    _poller: Poller,
+    queues: SharedQueues,
+}
+
+/// The thread of the admin queue; told to stop with the last that holds it.
+#[derive(Debug)]
+struct Link {
     reactor: Mutex<Option<ReactorHandle<Message>>>,
     sender: raceline_reactor::Sender<Message>,
     shared: Arc<Shared>,
@@ -41,20 +54,31 @@ impl Host {
     /// # Errors
     /// When the controller cannot be reached or used.
     pub fn connect(config: HostConfig) -> Result<Self, HostError> {
-        let own_queues =
-            if config.subnqn.is_discovery() { 0 } else { config.queue_request().total() };
-        Self::start(config, own_queues)
+        if config.subnqn.is_discovery() || config.queue_request().total() == 0 {
+            return Self::start(config);
+        }
+        let caller = CallerHost::connect(config)?;
+        let queues = u16::try_from(caller.free_queues()).unwrap_or(u16::MAX);
+        if queues == 0 {
+            return Err(HostError::Invalid("the controller grants no I/O queue".to_owned()));
+        }
+        // The worker sleeps: it is for what takes long.
+        let options = SharedOptions { queues, mode: Mode::Interrupt, ..SharedOptions::default() };
+        let queues = SharedQueues::open(&caller, &options)?;
+        let io = BlockingQueues { _poller: queues.poller(), queues };
+        Ok(Self { io: Some(io), link: Arc::clone(&caller.host().link) })
     }
 
-    /// Connects with an admin queue and `own_queues` of the `io_queues` that are asked for.
-    pub(crate) fn start(config: HostConfig, own_queues: u16) -> Result<Self, HostError> {
-        let (reactor, shared) = service::start(config, own_queues)?;
+    /// Connects with an admin queue, for I/O queues that live elsewhere.
+    pub(crate) fn start(config: HostConfig) -> Result<Self, HostError> {
+        let (reactor, shared) = service::start(config)?;
         let sender = reactor.sender().clone();
         let state = shared.get();
         let Some(first) = state.association else {
             return Err(state.failed.unwrap_or(HostError::Closed));
         };
-        Ok(Self { reactor: Mutex::new(Some(reactor)), sender, shared, first })
+        let link = Link { reactor: Mutex::new(Some(reactor)), sender, shared, first };
+        Ok(Self { io: None, link: Arc::new(link) })
     }
 
     /// What the controller is and can do.
@@ -78,20 +102,20 @@ impl Host {
     /// The association that is up, or the first one while none is.
     #[must_use]
     pub fn association(&self) -> Association {
-        self.shared.get().association.unwrap_or_else(|| self.first.clone())
+        self.link.shared.get().association.unwrap_or_else(|| self.link.first.clone())
     }
 
     /// Whether an association is up.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        self.shared.get().association.is_some()
+        self.link.shared.get().association.is_some()
     }
 
     /// Waits until its state, its namespaces or its discovery log are newer than `seen`, 0 at first,
     /// or the time is over; gives what to wait with next.
     #[must_use]
     pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
-        self.shared.wait(seen, timeout)
+        self.link.shared.wait(seen, timeout)
     }
 
     /// An Identify structure.
@@ -151,13 +175,17 @@ impl Host {
     /// # Errors
     /// When it fails.
     pub fn admin(&self, sqe: Sqe, receive_len: u32) -> Result<(Cqe, Vec<u8>), HostError> {
-        let direction = if receive_len > 0 { Direction::ControllerToHost } else { Direction::None };
-        let data = vec![0; to_usize(receive_len)];
-        let mut answer = None;
-        self.execute(std::iter::once((sqe, data, direction)), true, |_, cqe, data| {
-            answer = Some((cqe, data));
-        })?;
-        answer.ok_or(HostError::Closed)
+        let (reply, replies) = mpsc::channel();
+        self.link.post(Message::Submit(Submission { sqe, receive_len, reply: reply.clone() }))?;
+        // Our own `reply` keeps the channel open, so look whether the thread is alive.
+        let Reply { result, data } = loop {
+            match replies.recv_timeout(ALIVE_CHECK_INTERVAL) {
+                Ok(answer) => break answer,
+                Err(_) if self.link.is_running() => {}
+                Err(_) => return Err(HostError::Closed),
+            }
+        };
+        result.map(|cqe| (cqe, data)).map_err(HostError::Command)
     }
 
     /// Reads blocks from `slba` until `buf` is full; its length is a multiple of the block size.
@@ -165,15 +193,10 @@ impl Host {
     /// # Errors
     /// When a command fails; the message names its blocks.
     pub fn read(&self, nsid: NamespaceId, slba: u64, buf: &mut [u8]) -> Result<(), HostError> {
-        let block_size = self.block_size(nsid, buf.len())?;
-        let chunk = self.chunk_bytes(block_size);
-        let commands = ranges(slba, buf.len(), chunk, block_size)?.map(|(range, bytes)| {
-            (command::read(nsid, range), vec![0; bytes.len()], Direction::ControllerToHost)
-        });
-        self.execute(commands, false, |index, _, data| {
-            let start = index * chunk;
-            buf[start..start + data.len()].copy_from_slice(&data);
-        })
+        if self.check_len(nsid, buf.len())? {
+            self.io(|queues| queues.read(nsid, slba, buf))?;
+        }
+        Ok(())
     }
 
     /// Writes blocks from `slba` on; with `fua` they are on stable media when it returns.
@@ -187,7 +210,10 @@ impl Host {
         data: &[u8],
         fua: bool,
     ) -> Result<(), HostError> {
-        self.send(nsid, slba, data, |range| command::write(nsid, range, fua))
+        if self.check_len(nsid, data.len())? {
+            self.io(|queues| queues.write(nsid, slba, data, fua))?;
+        }
+        Ok(())
     }
 
     /// Compares blocks from `slba` on with `data`.
@@ -195,7 +221,10 @@ impl Host {
     /// # Errors
     /// When they differ (Compare Failure), or a command fails.
     pub fn compare(&self, nsid: NamespaceId, slba: u64, data: &[u8]) -> Result<(), HostError> {
-        self.send(nsid, slba, data, |range| command::compare(nsid, range))
+        if self.check_len(nsid, data.len())? {
+            self.io(|queues| queues.compare(nsid, slba, data))?;
+        }
+        Ok(())
     }
 
     /// Everything written before is on stable media when it returns.
@@ -203,8 +232,7 @@ impl Host {
     /// # Errors
     /// When the command fails.
     pub fn flush(&self, nsid: NamespaceId) -> Result<(), HostError> {
-        let command = (command::flush(nsid), Vec::new(), Direction::None);
-        self.execute(std::iter::once(command), false, |_, _, _| {})
+        self.io(|queues| queues.run(Operation::Flush { nsid }))
     }
 
     /// Zeroes blocks; with `deallocate` the controller may free them instead.
@@ -218,19 +246,18 @@ impl Host {
         block_count: u64,
         deallocate: bool,
     ) -> Result<(), HostError> {
-        let mut commands = Vec::new();
+        let beyond = || HostError::Invalid("the blocks end beyond 2^64".to_owned());
+        slba.checked_add(block_count).ok_or_else(beyond)?;
         let mut done = 0;
         while done < block_count {
-            let count = (block_count - done).min(u64::from(MAX_ZERO_BLOCKS));
-            let range = slba.checked_add(done).and_then(|slba| {
-                BlockRange::new(slba, u32::try_from(count).unwrap_or(MAX_ZERO_BLOCKS))
-            });
-            let range = range.ok_or_else(beyond)?;
-            let sqe = command::write_zeroes(nsid, range, deallocate, false);
-            commands.push((sqe, Vec::new(), Direction::None));
-            done += count;
+            let count = u32::try_from(block_count - done).unwrap_or(u32::MAX);
+            let slba = slba + done;
+            let zero =
+                Operation::WriteZeroes { nsid, slba, block_count: count, deallocate, fua: false };
+            self.io(|queues| queues.run(zero))?;
+            done += u64::from(count);
         }
-        self.execute(commands.into_iter(), false, |_, _, _| {})
+        Ok(())
     }
 
     /// Frees ranges of (first block, number of blocks).
@@ -238,119 +265,75 @@ impl Host {
     /// # Errors
     /// When a command fails.
     pub fn deallocate(&self, nsid: NamespaceId, ranges: &[(u64, u32)]) -> Result<(), HostError> {
-        let commands = ranges.chunks(command::MAX_DEALLOCATE_RANGES).map(|ranges| {
-            let data =
-                ranges.iter().flat_map(|&(slba, count)| command::deallocate_range(slba, count));
-            let last = u8::try_from(ranges.len() - 1).unwrap_or(u8::MAX);
-            (command::deallocate(nsid, last), data.collect(), Direction::HostToController)
-        });
-        self.execute(commands, false, |_, _, _| {})
+        for ranges in ranges.chunks(command::MAX_DEALLOCATE_RANGES) {
+            let free = Operation::Deallocate { nsid, ranges: ranges.to_vec() };
+            self.io(|queues| queues.run(free))?;
+        }
+        Ok(())
     }
 
     /// Shuts the controller down in order and waits until that is done.
-    pub fn disconnect(self) {
+    pub fn disconnect(mut self) {
+        if let Some(BlockingQueues { _poller: poller, queues }) = self.io.take() {
+            drop(poller);
+            queues.close();
+        }
         self.end();
     }
 
-    /// As [`Self::disconnect`]; calls from then on fail.
+    /// As [`Self::disconnect`], of a controller whose I/O queues live elsewhere; calls from then on fail.
     pub(crate) fn end(&self) {
-        self.stop();
-        let reactor = self.reactor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.link.stop();
+        let reactor = self.link.reactor.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Err(error)) = reactor.map(ReactorHandle::join) {
             tracing::warn!(%error, "the host's thread ended badly");
         }
     }
 
     /// How the controller is.
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.shared
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.link.shared
     }
 
     /// Sends what needs no answer. A full mailbox has news enough; a thread that has ended needs
     /// none.
     pub(crate) fn tell(&self, message: Message) {
-        drop(self.sender.send(message));
+        drop(self.link.sender.send(message));
     }
 
-    fn stop(&self) {
-        // A thread that has ended needs no stopping.
-        drop(self.sender.send(Message::Stop));
-    }
-
-    fn send(
+    /// Does something on the I/O queues. When they are closed, it says why.
+    fn io(
         &self,
-        nsid: NamespaceId,
-        slba: u64,
-        data: &[u8],
-        sqe: impl Fn(BlockRange) -> Sqe,
+        run: impl FnOnce(&SharedQueues) -> Result<(), HostError>,
     ) -> Result<(), HostError> {
-        let block_size = self.block_size(nsid, data.len())?;
-        let chunk = self.chunk_bytes(block_size);
-        let commands = ranges(slba, data.len(), chunk, block_size)?
-            .map(|(range, bytes)| (sqe(range), data[bytes].to_vec(), Direction::HostToController));
-        self.execute(commands, false, |_, _, _| {})
+        let Some(BlockingQueues { queues, .. }) = &self.io else {
+            return Err(HostError::Invalid("connected without I/O queues".to_owned()));
+        };
+        run(queues).map_err(|error| match error {
+            HostError::Closed => self.link.shared.get().failed.unwrap_or(HostError::Closed),
+            other => other,
+        })
     }
 
-    fn block_size(&self, nsid: NamespaceId, len: usize) -> Result<usize, HostError> {
+    /// Refuses what is no whole number of blocks; whether there are any.
+    fn check_len(&self, nsid: NamespaceId, len: usize) -> Result<bool, HostError> {
         let info = self
             .namespace(nsid)
             .ok_or_else(|| HostError::Invalid(format!("there is no namespace {nsid}")))?;
-        let block_size = to_usize(info.block_size);
+        let block_size = usize::try_from(info.block_size).expect("32 bits fit a usize");
         if len.is_multiple_of(block_size) {
-            return Ok(block_size);
+            return Ok(len > 0);
         }
         Err(HostError::Invalid(format!(
             "{len} bytes are no multiple of the block size, {block_size}"
         )))
     }
+}
 
-    fn chunk_bytes(&self, block_size: usize) -> usize {
-        let limit = self.controller().max_transfer_bytes.unwrap_or(MAX_CHUNK_BYTES);
-        let limit = to_usize(limit.min(MAX_CHUNK_BYTES)) / block_size * block_size;
-        limit.max(block_size)
-    }
-
-    /// Executes commands, [`WINDOW`] at a time; stops at the first that fails, after those on
-    /// their way have ended.
-    fn execute(
-        &self,
-        mut commands: impl Iterator<Item = (Sqe, Vec<u8>, Direction)>,
-        admin: bool,
-        mut done: impl FnMut(usize, Cqe, Vec<u8>),
-    ) -> Result<(), HostError> {
-        let (reply, replies) = mpsc::channel();
-        let (mut outstanding, mut tag) = (0, 0);
-        let mut failure = None;
-        loop {
-            while outstanding < WINDOW
-                && failure.is_none()
-                && let Some((sqe, data, direction)) = commands.next()
-            {
-                let submission =
-                    Submission { sqe, data, direction, admin, tag, reply: reply.clone() };
-                self.post(Message::Submit(submission))?;
-                outstanding += 1;
-                tag += 1;
-            }
-            if outstanding == 0 {
-                break;
-            }
-            // Our own `reply` keeps the channel open, so look whether the thread is alive.
-            let answer = loop {
-                match replies.recv_timeout(ALIVE_CHECK_INTERVAL) {
-                    Ok(answer) => break answer,
-                    Err(_) if self.is_running() => {}
-                    Err(_) => return Err(HostError::Closed),
-                }
-            };
-            outstanding -= 1;
-            let Reply { tag, result, data } = answer;
-            match result {
-                Ok(cqe) => done(tag, cqe, data),
-                Err(error) => failure = failure.or(Some(error)),
-            }
-        }
-        failure.map_or(Ok(()), |failure| Err(HostError::Command(failure)))
+impl Link {
+    fn stop(&self) {
+        // A thread that has ended needs no stopping.
+        drop(self.sender.send(Message::Stop));
     }
 
     fn is_running(&self) -> bool {
@@ -376,49 +359,8 @@ impl Host {
 /// How often a waiting call looks whether the thread that is to answer still runs.
 const ALIVE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Drop for Host {
+impl Drop for Link {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// Cuts `len` bytes from block `slba` on into commands of `chunk` bytes: blocks, and which bytes.
-fn ranges(
-    slba: u64,
-    len: usize,
-    chunk: usize,
-    block_size: usize,
-) -> Result<impl Iterator<Item = (BlockRange, std::ops::Range<usize>)>, HostError> {
-    let blocks = u64::try_from(len / block_size).map_err(|_| beyond())?;
-    slba.checked_add(blocks).ok_or_else(beyond)?;
-    Ok((0..len).step_by(chunk).filter_map(move |start| {
-        let bytes = start..len.min(start + chunk);
-        let first = slba + u64::try_from(start / block_size).ok()?;
-        let count = u32::try_from(bytes.len() / block_size).ok()?;
-        Some((BlockRange::new(first, count)?, bytes))
-    }))
-}
-
-fn beyond() -> HostError {
-    HostError::Invalid("the blocks end beyond 2^64".to_owned())
-}
-
-fn to_usize(len: u32) -> usize {
-    usize::try_from(len).expect("32 bits fit a usize")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_cover_all_bytes_once() {
-        let cut: Vec<_> = ranges(10, 9 * 512, 2048, 512).unwrap().collect();
-        let blocks: Vec<_> =
-            cut.iter().map(|(range, _)| (range.slba(), range.block_count())).collect();
-        assert_eq!(blocks, [(10, 4), (14, 4), (18, 1)]);
-        assert_eq!(cut[2].1, 4096..4608);
-        assert!(ranges(u64::MAX, 1024, 2048, 512).is_err());
-        assert_eq!(ranges(0, 0, 2048, 512).unwrap().count(), 0);
     }
 }

@@ -11,32 +11,34 @@
 
 #![allow(unsafe_code)]
 
+mod cut;
 mod driving;
 mod memory;
 mod operation;
+mod single;
 
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use raceline_proto::host::NamespaceInfo;
-use raceline_proto::nvme::{Cqe, Direction, NamespaceId};
+use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{
     BufferPool, Completion, Context, EpollIo, Io, PoolConfig, Token, Wait, Waker,
 };
 
 use crate::blocking::Host;
-use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{Association, HostConfig};
 use crate::counters::QueueCounters;
-use crate::error::{CommandError, CommandFailure, HostError, Phase};
+use crate::error::{HostError, Phase};
 use crate::maps::{CoreMaps, CorePlace, QueueRequest};
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
-use crate::service::Message;
+use crate::service::{Message, Shared as State};
+use cut::Ticket;
 pub use memory::Memory;
+use operation::Limits;
 pub use operation::{Finished, Operation, Refusal, Refused};
-use operation::{Limits, Plan};
+use single::Single;
 
 /// How long [`CallerQueues::wait`] looks before it sleeps, unless told otherwise.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
@@ -102,7 +104,7 @@ impl CallerHost {
     /// # Errors
     /// When the controller cannot be reached or used.
     pub fn connect(config: HostConfig) -> Result<Self, HostError> {
-        let host = Host::start(config.clone(), 0)?;
+        let host = Host::start(config.clone())?;
         let granted = host.association().io_queues.min(config.queue_request().total());
         let free_qids = Mutex::new((1..=granted).collect());
         Ok(Self { shared: Arc::new(CallerShared { config, host, free_qids }) })
@@ -192,13 +194,23 @@ pub struct CallerQueues {
     // Dropped in this order: queues and sockets let go of the memory that the tickets own.
     queues: IoQueueSet,
     driver: Driver,
+    /// Operations of one command. An operation has a place in this list or in the next one, never in
+    /// both at that position.
+    singles: Vec<Single>,
+    /// Operations of several commands.
     tickets: Vec<Option<Ticket>>,
     free: Vec<usize>,
+    /// How many tickets there are.
+    cut: usize,
     /// For each queue, the operation that has not been submitted whole.
     partial: Vec<Option<usize>>,
+    /// What has ended and is not among the queues' finished commands any more.
     finished: VecDeque<Finished>,
     completions: Vec<Completion>,
     shared: Arc<CallerShared>,
+    /// How the controller is, and the version of that which `namespaces` are of.
+    state: Arc<State>,
+    seen: u64,
     qids: Vec<u16>,
     maps: CoreMaps,
     /// The association that the queues follow.
@@ -237,21 +249,8 @@ impl Driver {
     }
 }
 
-/// An operation on its way.
-struct Ticket {
-    user: u64,
-    queue: usize,
-    plan: Plan,
-    /// Commands whose end has not come.
-    outstanding: u32,
-    /// Bytes whose commands were submitted.
-    submitted_bytes: usize,
-    /// Where `memory` begins.
-    start: NonNull<u8>,
-    memory: Option<Memory>,
-    error: Option<CommandFailure>,
-    cqe: Cqe,
-}
+/// Marks the commands of tickets in their `user`; below it is the position in either list.
+const CUT: u64 = 1 << 63;
 
 impl CallerQueues {
     /// How many queues there are.
@@ -269,7 +268,11 @@ impl CallerQueues {
     /// The position of the queue that an operation goes to, by its map. Where several would do, a
     /// `lane` always gets the same one.
     #[must_use]
+    #[inline]
     pub fn queue_for(&self, operation: &Operation, polled: bool, lane: usize) -> usize {
+        if let [_] = self.qids[..] {
+            return 0;
+        }
         self.maps.route(operation.opcode(), polled, lane).unwrap_or(0)
     }
 
@@ -324,29 +327,23 @@ impl CallerQueues {
     ///
     /// # Errors
     /// Gives it back with its memory when it cannot be taken, now or ever.
+    // Always inline: where the kind of operation is known, it goes into its slot without being moved.
+    #[inline(always)]
     pub fn submit(&mut self, queue: usize, operation: Operation, user: u64) -> Result<(), Refused> {
+        if self.state.version() != self.seen {
+            self.refresh();
+        }
         let limits = match self.admit(queue, operation.nsid()) {
             Ok(limits) => limits,
             Err(reason) => return Err(Refused { reason, operation }),
         };
-        let (plan, mut memory) = operation.plan(limits)?;
-        let Some(index) = self.free.pop() else {
-            unreachable!("room was looked at");
-        };
-        let start = memory.as_mut().map_or(NonNull::dangling(), Memory::start);
-        self.tickets[index] = Some(Ticket {
-            user,
-            queue,
-            plan,
-            outstanding: 0,
-            submitted_bytes: 0,
-            start,
-            memory,
-            error: None,
-            cqe: Cqe::default(),
-        });
-        self.continue_ticket(index);
-        Ok(())
+        match operation.single(limits) {
+            Some((sqe, direction)) => {
+                self.submit_single(queue, sqe, direction, operation.into_data(), user);
+                Ok(())
+            }
+            None => self.submit_cut(queue, operation, limits, user),
+        }
     }
 
     /// Sends what was submitted, now and on this thread.
@@ -361,7 +358,7 @@ impl CallerQueues {
     /// Only when the operating system's part is broken; the group cannot go on.
     pub fn poll(&mut self) -> Result<usize, HostError> {
         self.turn(Wait::No)?;
-        Ok(self.finished.len())
+        Ok(self.ended())
     }
 
     /// As [`Self::poll`], waiting for an end up to `timeout`, or until the [`Waker`] is used; first
@@ -376,15 +373,15 @@ impl CallerQueues {
         loop {
             self.turn(Wait::No)?;
             let now = Instant::now();
-            if !self.finished.is_empty() || is_over(now) {
-                return Ok(self.finished.len());
+            if self.ended() > 0 || is_over(now) {
+                return Ok(self.ended());
             }
             if now.duration_since(start) >= self.spin {
                 break;
             }
             std::hint::spin_loop();
         }
-        while self.finished.is_empty() && !is_over(self.driver.io.now()) {
+        while self.ended() == 0 && !is_over(self.driver.io.now()) {
             if let Some(deadline) = deadline.filter(|&at| self.wait_end.is_none_or(|end| end > at))
             {
                 self.wait_end = Some(deadline);
@@ -394,12 +391,22 @@ impl CallerQueues {
                 break; // woken by another thread
             }
         }
-        Ok(self.finished.len())
+        Ok(self.ended())
     }
 
     /// The next operation that has ended, with its memory.
+    #[inline]
     pub fn next_finished(&mut self) -> Option<Finished> {
-        self.finished.pop_front()
+        loop {
+            if !self.finished.is_empty() {
+                return self.finished.pop_front();
+            }
+            let (queue, done) = self.queues.poll_done()?;
+            if done.user & CUT == 0 {
+                return Some(self.finish_single(queue, done));
+            }
+            self.finish_command(done);
+        }
     }
 
     /// Closes the queues. All operations end, those outstanding with an error: when this returns,
@@ -407,6 +414,7 @@ impl CallerQueues {
     pub fn close(&mut self) {
         self.queues.close(&mut self.driver.cx());
         for _ in 0..CLOSE_TURNS {
+            self.take_done();
             if self.queues.is_closed() && self.free.len() == self.tickets.len() {
                 return;
             }
@@ -444,11 +452,15 @@ impl CallerQueues {
         Ok(Self {
             queues: IoQueueSet::new(&shared.config, qids.iter().copied(), TOKEN),
             driver,
+            singles: std::iter::repeat_with(Single::default).take(slots).collect(),
             tickets: std::iter::repeat_with(|| None).take(slots).collect(),
             free: (0..slots).rev().collect(),
+            cut: 0,
             partial: vec![None; qids.len()],
             finished: VecDeque::with_capacity(slots),
             completions: Vec::with_capacity(4 * qids.len()),
+            state: Arc::clone(shared.host.shared()),
+            seen: 0,
             shared,
             maps: options.request().grant(options.request().total()).core(CorePlace::ALONE),
             qids,
@@ -482,9 +494,21 @@ impl CallerQueues {
         Ok(())
     }
 
+    /// Something about the controller has changed. An operation may be for a namespace that has come just
+    /// now; all else waits for [`Self::follow`].
+    #[cold]
+    fn refresh(&mut self) {
+        let state = self.state.get();
+        self.seen = state.version;
+        if let Some(association) = state.association {
+            self.namespaces = association.namespaces;
+        }
+    }
+
     /// Looks at the association and has the queues follow it; then looks again, later.
     fn follow(&mut self) {
-        let state = self.shared.host.shared().get();
+        let state = self.state.get();
+        self.seen = state.version;
         let mut cx = self.driver.cx();
         match (&state.association, &state.failed) {
             (_, Some(_)) => {
@@ -521,6 +545,7 @@ impl CallerQueues {
         }
     }
 
+    #[inline(always)]
     fn admit(&self, queue: usize, nsid: NamespaceId) -> Result<Limits, Refusal> {
         if queue >= self.qids.len() {
             return Err(Refusal::NoQueue { queue, count: self.qids.len() });
@@ -538,87 +563,22 @@ impl CallerQueues {
         Ok(Limits { block_size, max_transfer_bytes: self.max_transfer_bytes })
     }
 
-    /// Submits the commands of an operation, as far as there is room.
-    fn continue_ticket(&mut self, index: usize) {
-        let Some(ticket) = &mut self.tickets[index] else { return };
-        let queue = ticket.queue;
-        let memory_len = ticket.memory.as_ref().map_or(0, Memory::len);
-        if self.queues.is_closed()
-            && let Some(step) = ticket.plan.next(0, memory_len)
-        {
-            let summary = CommandSummary::new(&step.sqe, false);
-            let failure = CommandFailure { summary, error: CommandError::NotSent };
-            ticket.error = ticket.error.or(Some(failure));
-            ticket.plan.give_up();
-        }
-        while !ticket.plan.is_done()
-            && self.queues.room(queue) > 0
-            && self.driver.pool.lent_available() > 0
-        {
-            let Some(step) = ticket.plan.next(ticket.submitted_bytes, memory_len) else { break };
-            debug_assert!(step.offset + step.len <= memory_len);
-            // SAFETY: the step is a part of the ticket's memory, of which no other step has a byte.
-            // The ticket keeps that memory, and nobody uses it, until `outstanding` is 0: then
-            // every buffer has come back with its command and was dropped in `finish_command`.
-            let buf = unsafe {
-                let start = ticket.start.add(step.offset);
-                (step.len > 0).then(|| self.driver.pool.lend(start, step.len)).flatten()
-            };
-            let data = match (buf, step.direction) {
-                (None, _) | (_, Direction::None) => Data::None,
-                (Some(buf), Direction::ControllerToHost) => Data::Read(buf),
-                (Some(buf), Direction::HostToController) => Data::Write(buf.share()),
-            };
-            ticket.submitted_bytes += step.len;
-            let user = u64::try_from(index).expect("fewer tickets than 2^64");
-            let command = Command::new(step.sqe, data);
-            let mut cx = self.driver.cx();
-            if let Err(rejected) = self.queues.submit(&mut cx, queue, command, user) {
-                // The queue was closed a moment ago.
-                let summary = CommandSummary::new(&rejected.command.sqe, false);
-                let failure = CommandFailure { summary, error: CommandError::NotSent };
-                ticket.error = ticket.error.or(Some(failure));
-                ticket.plan.give_up();
+    /// Operations that have ended and wait for [`Self::next_finished`]. (With tickets outstanding,
+    /// [`Self::collect`] leaves no command with the queues.)
+    fn ended(&self) -> usize {
+        self.finished.len() + self.queues.done_count()
+    }
+
+    /// Takes all that the queues have finished.
+    fn take_done(&mut self) {
+        while let Some((queue, done)) = self.queues.poll_done() {
+            if done.user & CUT == 0 {
+                let finished = self.finish_single(queue, done);
+                self.finished.push_back(finished);
             } else {
-                ticket.outstanding += 1;
+                self.finish_command(done);
             }
         }
-        let (is_whole, has_ended) = (ticket.plan.is_done(), ticket.outstanding == 0);
-        self.partial[queue] = if is_whole { None } else { Some(index) };
-        if is_whole && has_ended {
-            self.finish_ticket(index);
-        }
-    }
-
-    /// Takes the end of a command.
-    fn finish_command(&mut self, done: CommandDone) {
-        let Ok(index) = usize::try_from(done.user) else { return };
-        drop(done.data); // before its memory can be given back
-        let Some(ticket) = self.tickets.get_mut(index).and_then(Option::as_mut) else { return };
-        ticket.outstanding -= 1;
-        match done.result {
-            Ok(cqe) => ticket.cqe = cqe,
-            Err(error) => {
-                let failure = CommandFailure { summary: done.summary, error };
-                ticket.error = ticket.error.or(Some(failure));
-                ticket.plan.give_up();
-                if self.partial[ticket.queue] == Some(index) {
-                    self.partial[ticket.queue] = None;
-                }
-            }
-        }
-        if ticket.outstanding == 0 && ticket.plan.is_done() {
-            self.finish_ticket(index);
-        }
-    }
-
-    fn finish_ticket(&mut self, index: usize) {
-        let Some(ticket) = &mut self.tickets[index] else { return };
-        let &mut Ticket { user, queue, error, cqe, ref mut memory, .. } = ticket;
-        let result = error.map_or(Ok(cqe), Err);
-        self.finished.push_back(Finished { user, queue, result, memory: memory.take() });
-        self.tickets[index] = None;
-        self.free.push(index);
     }
 
     /// One turn; false when nothing has happened.
@@ -644,10 +604,11 @@ impl CallerQueues {
         Ok(any)
     }
 
-    /// Takes what the queues give, and fills the room that this makes.
+    /// Takes what the queues give, and fills the room that this makes. What is an operation of its own
+    /// stays with them until the program takes it.
     fn collect(&mut self) {
-        while let Some((_, done)) = self.queues.poll_done() {
-            self.finish_command(done);
+        if self.cut > 0 {
+            self.take_done();
         }
         while let Some(event) = self.queues.poll_event() {
             let IoQueueEvent::Lost { cntlid, error, .. } = event else { continue };

@@ -7,7 +7,8 @@
 //!   completions of [`raceline_reactor::Io`];
 //! * queues that the program's own threads drive ([`caller::CallerHost`]), without a reactor: the
 //!   shortest way for a thread that submits and waits itself;
-//! * the blocking API ([`blocking::Host`]), for everything where a thread per host is no burden.
+//! * the blocking API ([`blocking::Host`]): calls that return when it is done, from any number of
+//!   threads, over queues that these threads share and drive.
 //!
 //! A [`RemoteController`] has namespaces that are each a [`raceline_bdev::Bdev`].
 //!

@@ -64,11 +64,19 @@ impl Search {
 
     /// A new connection is needed, on the calling thread.
     pub(crate) fn begin(&mut self) {
-        if self.placement == HostPlacement::Cpu {
-            let allowed = allowed_cores().unwrap_or_default();
-            self.own_cpu = if let [only] = allowed[..] { Some(only) } else { None };
-        }
+        let allowed = allowed_cores().unwrap_or_default();
+        self.own_cpu = if let [only] = allowed[..] { Some(only) } else { None };
         self.attempts = 0;
+    }
+
+    /// The CPU that this thread is bound to, as of the last connection, if it is to one.
+    pub(crate) fn own_cpu(&self) -> Option<usize> {
+        self.own_cpu
+    }
+
+    /// How many connections were looked at, as of now.
+    pub(crate) fn attempts(&self) -> u8 {
+        self.attempts
     }
 
     /// Whether to keep a connection. What the kernel does not know is no reason to look further, nor

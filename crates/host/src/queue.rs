@@ -6,6 +6,7 @@
 //! [`CommandError::UnknownFate`]. Whoever owns the queue says when the next connection is made.
 
 mod digest;
+mod entry;
 mod receive;
 mod send;
 mod teardown;
@@ -19,7 +20,7 @@ use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::fabrics::{
     CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectResponse, ConnectWords,
 };
-use raceline_proto::nvme::opcode::{admin, fabrics, io};
+use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
 use raceline_reactor::io::SocketId;
@@ -31,7 +32,7 @@ use crate::counters::QueueCounters;
 use crate::doorbell::{Doorbell, I10Config};
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
 use crate::placement::{Arrival, NapiGroup, Search};
-use digest::EntryDigest;
+use entry::Entry;
 use send::Grant;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
@@ -118,30 +119,6 @@ enum SqFlow {
     Off,
     /// Entries put in and taken out, modulo the queue's size.
     On { tail: u16, head: u16 },
-}
-
-/// One command of the program.
-#[derive(Debug, Default)]
-struct Entry {
-    user: u64,
-    sqe: Sqe,
-    data: Data,
-    /// Bytes of data; the buffer may be lent to a receive.
-    len: u32,
-    direction: Direction,
-    /// Since when its time counts; `None`: it takes as long as it takes.
-    since: Option<Instant>,
-    /// Its capsule was given to the socket of this connection.
-    sent: bool,
-    /// The same of an earlier connection.
-    tried: bool,
-    /// Number of the batch that has its last bytes: the buffer is in use until it has left.
-    batch: u64,
-    digest_failed: bool,
-    digest: EntryDigest,
-    /// How often it was sent again because of a digest.
-    retries: u8,
-    timed_out: bool,
 }
 
 /// One queue of a controller, driven by the completions of [`raceline_reactor::Io`].
@@ -368,6 +345,12 @@ impl QueuePair {
         !self.done.is_empty()
     }
 
+    /// How many commands [`Self::poll_done`] has to give.
+    #[must_use]
+    pub fn done_count(&self) -> usize {
+        self.done.len()
+    }
+
     /// The next finished command.
     #[inline]
     pub fn poll_done(&mut self) -> Option<CommandDone> {
@@ -518,7 +501,17 @@ impl QueuePair {
             socket.set_priority(priority)?;
         }
         self.arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
-        Ok(self.search.accepts(self.arrival))
+        let kept = self.search.accepts(self.arrival);
+        tracing::debug!(
+            qid = self.config.qid.0,
+            core = self.search.own_cpu(),
+            napi_id = self.arrival.napi_id,
+            cpu = self.arrival.cpu,
+            attempt = self.search.attempts(),
+            kept,
+            "connected"
+        );
+        Ok(kept)
     }
 
     /// ICResp has come: Connect is the first command (Fabrics 1.1, 3.3).
@@ -736,49 +729,5 @@ impl QueuePair {
         self.pending.push_back(cid);
         self.doorbell.release();
         self.counters.retries.add(1);
-    }
-}
-
-impl Entry {
-    /// Becomes this command: nothing of the one before stays.
-    #[inline(always)]
-    fn fill(&mut self, command: Command, user: u64, len: u32, since: Option<Instant>) {
-        let Command { sqe, data, hints: _ } = command;
-        self.user = user;
-        self.sqe = sqe;
-        self.direction = data.direction();
-        self.data = data;
-        self.len = len;
-        self.since = since;
-        self.sent = false;
-        self.tried = false;
-        self.batch = 0;
-        self.digest_failed = false;
-        self.digest = EntryDigest::default();
-        self.retries = 0;
-        self.timed_out = false;
-    }
-
-    fn is_large_read(&self) -> bool {
-        self.direction == Direction::ControllerToHost
-            && usize::try_from(self.len).is_ok_and(|len| len > STAGING_BYTES / 2)
-    }
-
-    fn is_connect(&self) -> bool {
-        self.sqe.opc == fabrics::OPCODE && self.sqe.fctype() == fabrics::CONNECT
-    }
-
-    /// Whether doing it twice, or late, does no harm: it only reads. Half of a fused operation
-    /// does not: it must not go without its other half.
-    fn only_reads(&self, admin_queue: bool) -> bool {
-        let opcode = self.sqe.opc;
-        if opcode == fabrics::OPCODE || self.sqe.fuse() != Fuse::Normal {
-            return false;
-        }
-        if admin_queue {
-            matches!(opcode, admin::IDENTIFY | admin::GET_LOG_PAGE | admin::GET_FEATURES)
-        } else {
-            matches!(opcode, io::READ | io::COMPARE)
-        }
     }
 }

@@ -386,6 +386,12 @@ impl IoQueueSet {
         None
     }
 
+    /// How many commands [`Self::poll_done`] has to give.
+    #[must_use]
+    pub fn done_count(&self) -> usize {
+        self.touched.iter().map(|&index| self.queues[index].pair.done_count()).sum()
+    }
+
     /// Takes all finished commands, with the positions of their queues.
     #[inline]
     pub fn take_done(&mut self, mut take: impl FnMut(usize, CommandDone)) {

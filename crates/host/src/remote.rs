@@ -82,7 +82,7 @@ impl RemoteController {
         if config.io_queues <= 1 {
             config.io_queues = DEFAULT_CHANNELS;
         }
-        let host = Host::start(config.clone(), 0)?;
+        let host = Host::start(config.clone())?;
         let granted = host.association().io_queues;
         let free_qids = Mutex::new((1..=granted).rev().collect());
         Ok(Self { remote: Arc::new(Remote { config, host, free_qids }) })

@@ -1,11 +1,12 @@
-//! The reactor thread behind the blocking API and behind remote namespaces.
+//! The reactor thread of a controller's admin queue, whoever has its I/O queues.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use raceline_proto::nvme::{ControllerId, Cqe, Direction, Sqe};
+use raceline_proto::nvme::{ControllerId, Cqe, Sqe};
 use raceline_reactor::{
     Completion, Context, IoBuf, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle,
 };
@@ -15,14 +16,11 @@ use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{Association, HostConfig};
 use crate::controller::{Controller, ControllerEvent};
 use crate::error::{CommandError, CommandFailure, HostError, RejectedReason};
-use crate::queue_set::{IoQueueEvent, IoQueueSet};
 
 /// Commands that callers may have submitted at a time; more wait their turn.
 pub(crate) const MAX_TICKETS: usize = 1024;
-/// Index of the first I/O queue in tokens; the controller has two below.
-const FIRST_QUEUE_INDEX: u32 = 2;
-/// Staging buffers: one per queue of a usual host, the rest comes from the heap.
-const POOL: &[(usize, usize)] = &[(128 << 10, 4)];
+/// Staging of the admin queue.
+const POOL: &[(usize, usize)] = &[(128 << 10, 1)];
 
 /// What a thread asks of the reactor.
 #[derive(Debug)]
@@ -37,23 +35,18 @@ pub(crate) enum Message {
     Stop,
 }
 
-/// A command on its way to the reactor; buffers of a reactor do not leave it.
+/// An admin command on its way to the reactor; buffers of a reactor do not leave it.
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub(crate) sqe: Sqe,
-    /// Data to be sent, or room for data to be received.
-    pub(crate) data: Vec<u8>,
-    pub(crate) direction: Direction,
-    pub(crate) admin: bool,
-    /// The caller's name for it.
-    pub(crate) tag: usize,
+    /// Bytes that the controller sends.
+    pub(crate) receive_len: u32,
     pub(crate) reply: mpsc::Sender<Reply>,
 }
 
 /// The end of a [`Submission`], with its data.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    pub(crate) tag: usize,
     pub(crate) result: Result<Cqe, CommandFailure>,
     pub(crate) data: Vec<u8>,
 }
@@ -63,6 +56,8 @@ pub(crate) struct Reply {
 pub(crate) struct Shared {
     state: Mutex<SharedState>,
     changed: Condvar,
+    /// The state's, for those who ask for each command.
+    version: AtomicU64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -80,6 +75,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The version of the state, without waiting for anybody.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
     /// Waits until the state is newer than `seen`, and gives its version.
     pub(crate) fn wait(&self, seen: u64, timeout: Duration) -> u64 {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,14 +93,14 @@ impl Shared {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
         state.version += 1;
+        self.version.store(state.version, Ordering::Release);
         self.changed.notify_all();
     }
 }
 
-/// Starts the thread and waits until the controller is up and its queues are ready.
+/// Starts the thread and waits until the controller is up.
 pub(crate) fn start(
     config: HostConfig,
-    own_queues: u16,
 ) -> Result<(ReactorHandle<Message>, Arc<Shared>), HostError> {
     let shared = Arc::new(Shared::default());
     let (started, start) = mpsc::channel();
@@ -112,10 +113,8 @@ pub(crate) fn start(
     let service_shared = shared.clone();
     let handle = Reactor::spawn(reactor, move |cx| {
         let token = Token { owner: 0, generation: 0, index: 0 };
-        let queues =
-            IoQueueSet::new(&config, 1..=own_queues, Token { index: FIRST_QUEUE_INDEX, ..token });
         let controller = Controller::connect(cx, config, token);
-        Ok(HostService::new(controller, queues, service_shared, started, own_queues > 0))
+        Ok(HostService::new(controller, service_shared, started))
     })
     .map_err(|error| HostError::Reactor(Arc::new(error)))?;
     match start.recv() {
@@ -135,42 +134,29 @@ pub(crate) fn start(
 /// The work of the thread.
 struct HostService {
     controller: Controller,
-    queues: IoQueueSet,
-    has_queues: bool,
     shared: Arc<Shared>,
     /// Told once: whether it came up.
     started: Option<mpsc::Sender<Result<(), HostError>>>,
-    tickets: Vec<Option<Ticket>>,
+    /// Who waits for a command.
+    tickets: Vec<Option<mpsc::Sender<Reply>>>,
     free: Vec<usize>,
     waiting: VecDeque<Submission>,
-    next_queue: usize,
     failed: bool,
-}
-
-/// Who waits for a command.
-struct Ticket {
-    tag: usize,
-    reply: mpsc::Sender<Reply>,
 }
 
 impl HostService {
     fn new(
         controller: Controller,
-        queues: IoQueueSet,
         shared: Arc<Shared>,
         started: mpsc::Sender<Result<(), HostError>>,
-        has_queues: bool,
     ) -> Self {
         Self {
             controller,
-            queues,
-            has_queues,
             shared,
             started: Some(started),
             tickets: std::iter::repeat_with(|| None).take(MAX_TICKETS).collect(),
             free: (0..MAX_TICKETS).rev().collect(),
             waiting: VecDeque::new(),
-            next_queue: 0,
             failed: false,
         }
     }
@@ -182,23 +168,15 @@ impl HostService {
         }
     }
 
-    fn handle_events(&mut self, cx: &mut Context<'_>) {
+    fn handle_events(&mut self) {
         while let Some(event) = self.controller.poll_event() {
             match event {
                 ControllerEvent::Up(association) => {
-                    self.queues.handle_up(cx, &association);
                     self.shared.update(|state| state.association = Some(association));
-                    if !self.has_queues {
-                        self.tell_started(Ok(()));
-                    } else if self.queues.is_empty() {
-                        let text = "the controller grants no I/O queue".to_owned();
-                        self.tell_started(Err(HostError::Invalid(text)));
-                        self.controller.disconnect(cx);
-                    }
+                    self.tell_started(Ok(()));
                 }
                 ControllerEvent::Down(error) => {
                     tracing::warn!(%error, "controller lost");
-                    self.queues.handle_down(cx, &error);
                     self.shared.update(|state| state.association = None);
                 }
                 ControllerEvent::Namespaces(namespaces) => self.shared.update(|state| {
@@ -208,30 +186,14 @@ impl HostService {
                 }),
                 // Whoever waits for changes reads the log.
                 ControllerEvent::DiscoveryChanged => self.shared.update(|_| {}),
-                ControllerEvent::Failed(error) => self.end(cx, error),
-                ControllerEvent::Closed => self.end(cx, HostError::Closed),
-            }
-        }
-        while let Some(event) = self.queues.poll_event() {
-            match event {
-                IoQueueEvent::Ready { .. } if self.queues.is_ready() => self.tell_started(Ok(())),
-                IoQueueEvent::Ready { .. } => {}
-                IoQueueEvent::Lost { cntlid, error, .. } => {
-                    if self.started.is_some() {
-                        // Refused on the first attempt: told at once, as for the admin queue.
-                        self.tell_started(Err(error));
-                        self.controller.disconnect(cx);
-                    } else {
-                        self.controller.queue_lost(cx, cntlid, error);
-                    }
-                }
+                ControllerEvent::Failed(error) => self.end(error),
+                ControllerEvent::Closed => self.end(HostError::Closed),
             }
         }
     }
 
-    fn end(&mut self, cx: &mut Context<'_>, error: HostError) {
+    fn end(&mut self, error: HostError) {
         self.failed = true;
-        self.queues.close(cx);
         self.tell_started(Err(error.clone()));
         self.shared.update(|state| {
             state.association = None;
@@ -243,14 +205,11 @@ impl HostService {
         while let Some(done) = self.controller.poll_done() {
             self.answer(done);
         }
-        while let Some((_, done)) = self.queues.poll_done() {
-            self.answer(done);
-        }
     }
 
     fn answer(&mut self, done: CommandDone) {
         let Ok(index) = usize::try_from(done.user) else { return };
-        let Some(ticket) = self.tickets.get_mut(index).and_then(Option::take) else { return };
+        let Some(reply) = self.tickets.get_mut(index).and_then(Option::take) else { return };
         self.free.push(index);
         let result = match done.result {
             Ok(cqe) => Ok(cqe),
@@ -258,7 +217,7 @@ impl HostService {
         };
         let data = if let Data::Read(buf) = done.data { buf.to_vec() } else { Vec::new() };
         // A caller that does not wait any more does not want to know.
-        drop(ticket.reply.send(Reply { tag: ticket.tag, result, data }));
+        drop(reply.send(Reply { result, data }));
     }
 
     /// Submits what waits, as far as there is room.
@@ -266,7 +225,7 @@ impl HostService {
         for _ in 0..self.waiting.len() {
             let Some(submission) = self.waiting.pop_front() else { return };
             if self.failed {
-                refuse(submission, CommandError::NotSent);
+                refuse(&submission, CommandError::NotSent);
             } else if let Some(submission) = self.submit(cx, submission) {
                 self.waiting.push_back(submission);
             }
@@ -275,31 +234,20 @@ impl HostService {
 
     /// Submits one; gives it back when it has to wait.
     fn submit(&mut self, cx: &mut Context<'_>, submission: Submission) -> Option<Submission> {
-        let queue = self.next_queue.checked_rem(self.queues.len()).unwrap_or(0);
-        let room = if submission.admin { self.controller.room() } else { self.queues.room(queue) };
-        if room == 0 {
+        if self.controller.room() == 0 {
             return Some(submission);
         }
         let Some(index) = self.free.pop() else { return Some(submission) };
-        let Submission { sqe, data, direction, admin, tag, reply } = submission;
-        let data = match direction {
-            _ if data.is_empty() => Data::None,
-            Direction::HostToController => Data::Write(IoBuf::from_slice(&data).share()),
-            Direction::ControllerToHost => Data::Read(IoBuf::heap(data.len())),
-            Direction::None => Data::None,
+        let Submission { sqe, receive_len, reply } = submission;
+        let data = match usize::try_from(receive_len).unwrap_or(usize::MAX) {
+            0 => Data::None,
+            len => Data::Read(IoBuf::heap(len)),
         };
-        self.tickets[index] = Some(Ticket { tag, reply });
+        self.tickets[index] = Some(reply);
         let user = u64::try_from(index).unwrap_or(u64::MAX);
-        let command = Command::new(sqe, data);
-        let result = if admin {
-            self.controller.submit(cx, command, user)
-        } else {
-            self.next_queue = queue + 1;
-            self.queues.submit(cx, queue, command, user)
-        };
-        if let Err(rejected) = result {
+        if let Err(rejected) = self.controller.submit(cx, Command::new(sqe, data), user) {
             debug_assert_ne!(rejected.reason, RejectedReason::Full, "room was looked at");
-            let summary = CommandSummary::new(&rejected.command.sqe, admin);
+            let summary = CommandSummary::new(&rejected.command.sqe, true);
             self.answer(CommandDone {
                 user,
                 summary,
@@ -312,10 +260,10 @@ impl HostService {
 }
 
 /// Answers a submission that cannot be executed any more.
-fn refuse(submission: Submission, error: CommandError) {
-    let summary = CommandSummary::new(&submission.sqe, submission.admin);
+fn refuse(submission: &Submission, error: CommandError) {
+    let summary = CommandSummary::new(&submission.sqe, true);
     let result = Err(CommandFailure { summary, error });
-    drop(submission.reply.send(Reply { tag: submission.tag, result, data: Vec::new() }));
+    drop(submission.reply.send(Reply { result, data: Vec::new() }));
 }
 
 impl Service for HostService {
@@ -330,33 +278,22 @@ impl Service for HostService {
                     self.controller.queue_lost(cx, cntlid, HostError::Reset);
                 }
             }
-            Message::Stop => {
-                self.queues.close(cx);
-                self.controller.disconnect(cx);
-            }
+            Message::Stop => self.controller.disconnect(cx),
         }
     }
 
     fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
-        if completion.token.index < FIRST_QUEUE_INDEX {
-            self.controller.handle_completion(cx, completion);
-        } else {
-            self.queues.handle_completion(cx, completion);
-        }
+        self.controller.handle_completion(cx, completion);
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
-        self.handle_events(cx);
+        self.handle_events();
         self.handle_finished();
         self.submit_waiting(cx);
         self.controller.flush(cx);
-        self.queues.flush(cx);
     }
 
     fn is_finished(&self) -> bool {
-        self.failed
-            && self.controller.is_finished()
-            && self.queues.is_closed()
-            && self.waiting.is_empty()
+        self.failed && self.controller.is_finished() && self.waiting.is_empty()
     }
 }

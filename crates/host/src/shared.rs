@@ -14,6 +14,7 @@
 //! the [`Pending`] drops only the interest in the end: the memory is freed when nobody can write to it
 //! or read it any more.
 
+mod execute;
 mod group;
 mod wait;
 mod worker;
@@ -30,6 +31,7 @@ use raceline_reactor::{Gate, Mode, Waker};
 
 use crate::caller::{CallerHost, CallerOptions, Finished, Operation, Refusal, Refused};
 use crate::error::HostError;
+use execute::Executing;
 use group::{After, Group, Turn};
 pub use group::{SharedCounters, SharedTotals};
 
@@ -102,6 +104,7 @@ struct Core {
     /// Calls of [`Poller::poll`]: the worker looks whether they go on.
     polls: AtomicU64,
     stopping: AtomicBool,
+    executing: Executing,
     counters: Arc<SharedCounters>,
 }
 
@@ -127,6 +130,7 @@ impl SharedQueues {
             pollers: AtomicU32::new(0),
             polls: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            executing: Executing::default(),
         });
         let worker = worker::spawn(Arc::clone(&core), sleeper).map_err(reactor)?;
         let owner = Owner { core, worker: Mutex::new(Some(worker)) };
@@ -199,6 +203,11 @@ impl Drop for Owner {
 }
 
 impl Core {
+    /// Whether threads of the program receive, so that the worker need not.
+    fn is_attended(&self) -> bool {
+        self.pollers.load(Ordering::SeqCst) > 0 && !self.executing.has_sleepers()
+    }
+
     /// After `count` operations were put in the list: sends them, or sees to it that somebody does.
     fn go(&self, count: usize) {
         // Whoever ends polling sees our operation, or we see that nobody polls.

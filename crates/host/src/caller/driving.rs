@@ -20,7 +20,7 @@ impl CallerQueues {
 
     /// Whether there is something to do of which no event will tell.
     pub(crate) fn wants_poll(&self) -> bool {
-        self.driver.io.wants_poll() || !self.finished.is_empty()
+        self.driver.io.wants_poll() || self.ended() > 0
     }
 
     /// When there will be something to do, at the latest.

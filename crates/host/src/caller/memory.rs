@@ -43,8 +43,9 @@ impl Memory {
     ///
     /// # Safety
     /// Until the operation that it goes with has ended, or the queues are dropped, the memory is
-    /// valid for reads and writes of `len` bytes and nobody else uses it; with an operation that
-    /// sends it, others may read it. As an owner of such memory, this may be moved to another
+    /// valid for reads and writes of `len` bytes and nobody else uses it. With an operation that
+    /// sends it, it is enough that it is valid for reads and that nobody writes it; then it must not be
+    /// borrowed mutably through this. As an owner of such memory, this may be moved to another
     /// thread.
     #[must_use]
     pub unsafe fn foreign(start: NonNull<u8>, len: usize) -> Self {
@@ -75,7 +76,12 @@ impl Memory {
     /// Where it begins. What is done through the pointer while the owner stays where it is counts
     /// as done by the owner.
     pub(super) fn start(&mut self) -> NonNull<u8> {
-        NonNull::from(&mut self[..]).cast()
+        match &mut self.0 {
+            // Others may read what is only sent, so no exclusive borrow is made of it.
+            Kind::Foreign(foreign) => foreign.start,
+            Kind::Pages(pages) => NonNull::from(&mut pages[..]).cast(),
+            Kind::Bytes(bytes) => NonNull::from(&mut bytes[..]).cast(),
+        }
     }
 }
 

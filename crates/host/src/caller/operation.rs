@@ -169,7 +169,20 @@ pub(super) struct Limits {
     pub(super) max_transfer_bytes: u32,
 }
 
+impl Limits {
+    /// The blocks that so many bytes are, if one command can name them.
+    #[inline(always)]
+    fn single_range(self, slba: u64, len: usize) -> Option<BlockRange> {
+        let len = u32::try_from(len).ok().filter(|&len| len <= self.max_transfer_bytes)?;
+        // LBADS is a power of two (NVM Command Set 1.0, 4.1.5.1), so this is the division.
+        let block_count = len >> self.block_size.trailing_zeros();
+        let is_whole = block_count << self.block_size.trailing_zeros() == len;
+        BlockRange::new(slba, block_count).filter(|_| is_whole)
+    }
+}
+
 impl Operation {
+    #[inline(always)]
     pub(super) fn nsid(&self) -> NamespaceId {
         match *self {
             Self::Read { nsid, .. }
@@ -189,6 +202,32 @@ impl Operation {
             Self::WriteZeroes { .. } => io::WRITE_ZEROES,
             Self::Deallocate { .. } => io::DATASET_MANAGEMENT,
             Self::Flush { .. } => io::FLUSH,
+        }
+    }
+
+    /// The command that it is, if it is one within these limits. What is none, or cannot be executed at
+    /// all, is for [`Self::plan`] to say.
+    #[inline(always)]
+    pub(super) fn single(&self, limits: Limits) -> Option<(Sqe, Direction)> {
+        let range = |slba, memory: &Memory| limits.single_range(slba, memory.len());
+        Some(match *self {
+            Self::Read { nsid, slba, ref memory } => {
+                (command::read(nsid, range(slba, memory)?), Direction::ControllerToHost)
+            }
+            Self::Write { nsid, slba, ref memory, fua } => {
+                (command::write(nsid, range(slba, memory)?, fua), Direction::HostToController)
+            }
+            Self::Flush { nsid } => (command::flush(nsid), Direction::None),
+            _ => return None,
+        })
+    }
+
+    /// The memory of an operation that [`Self::single`] has found to be one command.
+    #[inline(always)]
+    pub(super) fn into_data(self) -> Option<Memory> {
+        match self {
+            Self::Read { memory, .. } | Self::Write { memory, .. } => Some(memory),
+            _ => None,
         }
     }
 
@@ -346,6 +385,20 @@ mod tests {
             fua: false,
         };
         assert_eq!(steps(zero, LIMITS), [(0, 65_536, 0, 0), (65_536, 1, 0, 0)]);
+    }
+
+    #[test]
+    fn what_fits_is_one_command() {
+        let nsid = NamespaceId(1);
+        let read = |slba, len: usize| Operation::Read { nsid, slba, memory: vec![0; len].into() };
+        let (sqe, direction) = read(10, 2048).single(LIMITS).unwrap();
+        let range = BlockRange::of(&sqe);
+        assert_eq!((range.slba(), range.block_count()), (10, 4));
+        assert_eq!(direction, Direction::ControllerToHost);
+        assert!(read(u64::MAX, 512).single(LIMITS).is_some(), "the last block of all");
+        for (slba, len) in [(10, 2560), (10, 0), (10, 513), (10, 100), (u64::MAX, 1024)] {
+            assert!(read(slba, len).single(LIMITS).is_none(), "{len} bytes from {slba}");
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ fn run(core: &Core, sleeper: &Sleeper) {
     let mut polls = 0;
     loop {
         let stopping = core.stopping.load(Ordering::SeqCst);
-        if !stopping && core.pollers.load(Ordering::SeqCst) > 0 {
+        if !stopping && core.is_attended() {
             sleeper.sleep_until_woken(Some(Instant::now() + WATCH_INTERVAL));
             let seen = std::mem::replace(&mut polls, core.polls.load(Ordering::Relaxed));
             if seen != polls {

@@ -1,0 +1,95 @@
+//! What a queue keeps of a command until it ends.
+
+use std::time::Instant;
+
+use raceline_proto::nvme::command::Fuse;
+use raceline_proto::nvme::opcode::{admin, fabrics, io};
+use raceline_proto::nvme::{Direction, Sqe};
+
+use super::STAGING_BYTES;
+use super::digest::EntryDigest;
+use crate::command::{Command, Data};
+
+/// One command of the program.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    pub(super) user: u64,
+    pub(super) sqe: Sqe,
+    pub(super) data: Data,
+    /// Bytes of data; the buffer may be lent to a receive.
+    pub(super) len: u32,
+    pub(super) direction: Direction,
+    /// Since when its time counts; `None`: it takes as long as it takes.
+    pub(super) since: Option<Instant>,
+    /// Its capsule was given to the socket of this connection.
+    pub(super) sent: bool,
+    /// The same of an earlier connection.
+    pub(super) tried: bool,
+    /// Number of the batch that has its last bytes: the buffer is in use until it has left.
+    pub(super) batch: u64,
+    pub(super) digest_failed: bool,
+    pub(super) digest: EntryDigest,
+    /// How often it was sent again because of a digest.
+    pub(super) retries: u8,
+    pub(super) timed_out: bool,
+}
+
+impl Entry {
+    /// Becomes this command: nothing of the one before stays.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, command: Command, user: u64, len: u32, since: Option<Instant>) {
+        // Named one by one, so that a field that is added cannot be forgotten here.
+        let Self {
+            user: own_user,
+            sqe: own_sqe,
+            data: own_data,
+            len: own_len,
+            direction,
+            since: own_since,
+            sent,
+            tried,
+            batch,
+            digest_failed,
+            digest,
+            retries,
+            timed_out,
+        } = self;
+        let Command { sqe, data, hints: _ } = command;
+        *own_user = user;
+        *own_sqe = sqe;
+        *direction = data.direction();
+        *own_data = data;
+        *own_len = len;
+        *own_since = since;
+        *sent = false;
+        *tried = false;
+        *batch = 0;
+        *digest_failed = false;
+        *digest = EntryDigest::default();
+        *retries = 0;
+        *timed_out = false;
+    }
+
+    pub(super) fn is_large_read(&self) -> bool {
+        self.direction == Direction::ControllerToHost
+            && usize::try_from(self.len).is_ok_and(|len| len > STAGING_BYTES / 2)
+    }
+
+    pub(super) fn is_connect(&self) -> bool {
+        self.sqe.opc == fabrics::OPCODE && self.sqe.fctype() == fabrics::CONNECT
+    }
+
+    /// Whether doing it twice, or late, does no harm: it only reads. Half of a fused operation
+    /// does not: it must not go without its other half.
+    pub(super) fn only_reads(&self, admin_queue: bool) -> bool {
+        let opcode = self.sqe.opc;
+        if opcode == fabrics::OPCODE || self.sqe.fuse() != Fuse::Normal {
+            return false;
+        }
+        if admin_queue {
+            matches!(opcode, admin::IDENTIFY | admin::GET_LOG_PAGE | admin::GET_FEATURES)
+        } else {
+            matches!(opcode, io::READ | io::COMPARE)
+        }
+    }
+}
