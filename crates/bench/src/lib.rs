@@ -6,6 +6,7 @@
 
 pub mod accel;
 pub mod acceleration;
+pub mod congestion;
 pub mod cost;
 pub mod cpu;
 pub mod digest;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use raceline_bench::congestion::CongestionControl;
 use raceline_bench::gap::report::Report;
 use raceline_bench::gap::{Case, Gap, GapConfig, GapError};
 use raceline_reactor::{Backend, HugePages, Mode};
@@ -33,7 +34,12 @@ fn config() -> GapConfig {
 
 fn report(config: GapConfig) -> Report {
     let mut gap = Gap::start(&config, &CASES).expect("a target");
-    let mut report = Report { config, pages: "plain".to_owned(), points: Vec::new() };
+    let mut report = Report {
+        config,
+        pages: "plain".to_owned(),
+        congestion_control: CongestionControl::of_system(),
+        points: Vec::new(),
+    };
     for case in CASES {
         let point = gap.measure(case, &|| false);
         report.points.push(point.unwrap_or_else(|error| panic!("{case}: {error}")));
@@ -57,6 +63,12 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
         assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"));
         assert_eq!(point["pairs"].as_array().unwrap().len(), 2);
         assert!(point["pairs"][0]["ratio"].as_f64().unwrap() > 0.0);
+        assert!(
+            report
+                .congestion_control
+                .to_string()
+                .contains(point["congestion_control"].as_str().unwrap())
+        );
         assert_eq!((&point["pages"], &point["memory"]), (&"plain".into(), &"ram".into()));
     }
 }
@@ -64,7 +76,10 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
 #[test]
 fn the_table_has_a_line_per_point_and_a_summary() {
     let report = report(GapConfig { null: true, pairs: 1, ..config() });
-    let width = report.heading().find("notes").unwrap();
+    let heading = report.heading();
+    let (tcp, columns) = heading.split_once('\n').unwrap();
+    assert_eq!(tcp, report.congestion_control.to_string());
+    let width = columns.find("notes").unwrap();
     for point in &report.points {
         let row = report.row(point);
         assert!(row.starts_with(&point.case.to_string()) && row.len() >= width - 3, "{row}");

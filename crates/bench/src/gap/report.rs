@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{GapConfig, Pair, Point};
+use crate::congestion::CongestionControl;
 use crate::limit::report::{median, whole};
 use crate::report::{grouped, latency_text};
 
@@ -18,6 +19,8 @@ pub struct Report {
     pub config: GapConfig,
     /// The pages, by name.
     pub pages: String,
+    /// What TCP did with both.
+    pub congestion_control: CongestionControl,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
 }
@@ -59,12 +62,21 @@ impl Report {
         if self.config.null { BAR_NULL } else { BAR }
     }
 
-    /// The first line of the table.
+    /// The first lines of the table.
     #[must_use]
     pub fn heading(&self) -> String {
         format!(
-            "{:<28}{:>12}{:>12}{:>8}{:>15}{:>7}{:>10}{:>10}  notes ({} pages)\n",
-            "case", "limit", "Raceline", "ratio", "spread", "bar", "p50", "p99", self.pages
+            "{}\n{:<28}{:>12}{:>12}{:>8}{:>15}{:>7}{:>10}{:>10}  notes ({} pages)\n",
+            self.congestion_control,
+            "case",
+            "limit",
+            "Raceline",
+            "ratio",
+            "spread",
+            "bar",
+            "p50",
+            "p99",
+            self.pages
         )
     }
 
@@ -129,6 +141,7 @@ struct PointJson<'a> {
     memory_bytes: usize,
     buffer_each: bool,
     pages: &'a str,
+    congestion_control: &'a CongestionControl,
     limit_iops: f64,
     iops: f64,
     /// Median of the pairs' ratios.
@@ -181,6 +194,7 @@ impl<'a> PointJson<'a> {
             memory_bytes: report.config.memory_bytes,
             buffer_each: report.config.buffer_each,
             pages: &report.pages,
+            congestion_control: &report.congestion_control,
             limit_iops: figures.limit_iops,
             iops: figures.iops,
             ratio: figures.ratio,

@@ -24,9 +24,11 @@ const CLOSED_DEPTH: u16 = 32;
 const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 128 << 10];
 /// The low rate: commands are alone, and there are enough of them for a percentile.
 const LOW_RATE: u64 = 10_000;
-/// The first rate that may be a wall, and how much higher each next one is, in percent.
+/// The first rate that may be a wall, and how much higher each next one is, in percent; then those between
+/// a wall and the next one, that far apart in percent of the wall.
 const FIRST_RATE: u64 = 60_000;
 const RATE_STEP_PERCENT: u64 = 40;
+const FINE_STEP_PERCENT: usize = 10;
 /// Rates beyond are not tried.
 const RATE_MAX: u64 = 2_000_000;
 /// So many rates in a row that no way keeps in any round are the end: one may be the machine's fault.
@@ -102,25 +104,24 @@ impl Wall {
     }
 }
 
+/// The walls of all ways by each criterion.
+type Walls = [[Wall; NAMES.len()]; CRITERIA.len()];
+
 /// The walls of all ways, tried side by side at rising rates, each beside the low one: a machine that
-/// changes its speed changes it for both.
+/// changes its speed changes it for both. Then the rates above each wall by P99, up to what was tried.
 fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
-    let at = |rate| JobSpec { rate_iops: Some(rate), ..JobSpec::new(IO_BYTES, OPEN_DEPTH) };
-    let mut walls = [[Wall::default(); NAMES.len()]; CRITERIA.len()];
+    let mut walls = Walls::default();
     let mut rate = FIRST_RATE;
     let mut unkept = 0;
     while rate <= RATE_MAX && unkept < UNKEPT_RATES {
-        let [low, high] = [LOW_RATE, rate].map(|rate| ways(bed, &at(rate)));
-        let both: Vec<Way> = low.into_iter().chain(high).collect();
-        let rounds = bed.rounds(&both)?;
-        for (criterion, walls) in CRITERIA.into_iter().zip(&mut walls) {
-            for (way, wall) in walls.iter_mut().enumerate() {
-                wall.try_rate(rate, factor(&rounds, way, criterion));
-            }
-        }
-        let is_kept = rounds.iter().flat_map(|round| &round.runs[NAMES.len()..]).any(keeps);
-        unkept = if is_kept { 0 } else { unkept + 1 };
+        unkept = if try_rate(bed, rate, &mut walls)? { 0 } else { unkept + 1 };
         rate += rate * RATE_STEP_PERCENT / 100;
+    }
+    let mut between: Vec<u64> = walls[0].iter().flat_map(|wall| rates_above(wall.rate)).collect();
+    between.sort_unstable();
+    between.dedup();
+    for rate in between {
+        try_rate(bed, rate, &mut walls)?;
     }
     let rows = CRITERIA.iter().zip(&walls).flat_map(|(criterion, walls)| {
         walls.iter().zip(NAMES).map(|(wall, way)| Row {
@@ -137,6 +138,28 @@ fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
         })
     });
     Ok(rows.collect())
+}
+
+/// Tries a rate with all ways; whether any of them kept it.
+fn try_rate(bed: &Bed<'_>, rate: u64, walls: &mut Walls) -> Result<bool, HostBenchError> {
+    let at = |rate| JobSpec { rate_iops: Some(rate), ..JobSpec::new(IO_BYTES, OPEN_DEPTH) };
+    let [low, high] = [LOW_RATE, rate].map(|rate| ways(bed, &at(rate)));
+    let both: Vec<Way> = low.into_iter().chain(high).collect();
+    let rounds = bed.rounds(&both)?;
+    for (criterion, walls) in CRITERIA.into_iter().zip(walls) {
+        for (way, wall) in walls.iter_mut().enumerate() {
+            wall.try_rate(rate, factor(&rounds, way, criterion));
+        }
+    }
+    Ok(rounds.iter().flat_map(|round| &round.runs[NAMES.len()..]).any(keeps))
+}
+
+/// The rates between a wall and the next one that was tried; those below the first rate when there is no
+/// wall yet.
+fn rates_above(wall: u64) -> impl Iterator<Item = u64> {
+    let low = if wall == 0 { FIRST_RATE * 100 / (100 + RATE_STEP_PERCENT) } else { wall };
+    let percents = (0..RATE_STEP_PERCENT).step_by(FINE_STEP_PERCENT).skip(1);
+    percents.map(move |percent| low + low * percent / 100)
 }
 
 /// Throughput at one size.
@@ -214,5 +237,13 @@ mod tests {
         }
         assert_eq!(wall.rate, 3);
         assert!(wall.factor == 1.9);
+    }
+
+    #[test]
+    fn a_wall_is_narrowed_down() {
+        let above: Vec<u64> = rates_above(100_000).collect();
+        assert_eq!(above, [110_000, 120_000, 130_000]);
+        let none: Vec<u64> = rates_above(0).collect();
+        assert!(none.iter().all(|&rate| rate > FIRST_RATE * 7 / 10 && rate < FIRST_RATE));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `share` has one 4 KiB read in flight, from one thread on the host's core. It is sent by that thread
 //! or handed to the worker; its end is received by that thread, looked for while the worker receives,
-//! or waited for. Hand-offs and voluntary context switches are those of the whole process, of which
+//! or waited for; or a call of the blocking face does all that. Hand-offs and voluntary context switches are those of the whole process, of which
 //! the target polls and so makes none. `submit` has four threads that submit bursts to one queue that a
 //! fifth drives, and counts the time in the calls alone: by the wall clock, which also goes on while a
 //! thread does not run, and by the clock of the thread, which does not.
@@ -10,6 +10,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use raceline_host::blocking::Host;
 use raceline_host::caller::{Finished, Memory, Operation};
 use raceline_host::{
     CallerHost, HostError, Pending, Poller, SharedError, SharedOptions, SharedQueues,
@@ -44,19 +45,33 @@ enum Path {
     DirectAndWait,
     /// The worker does both; the thread looks for the end.
     HandedOffAndLook,
+    /// It calls the blocking face.
+    Blocking,
     /// The worker does both, and wakes it.
     HandedOffAndWait,
 }
 
+/// What a path needs.
+enum Means {
+    Shared(SharedQueues),
+    Blocking(Host),
+}
+
 impl Path {
-    const ALL: [Self; 4] =
-        [Self::DirectAndPoll, Self::DirectAndWait, Self::HandedOffAndLook, Self::HandedOffAndWait];
+    const ALL: [Self; 5] = [
+        Self::DirectAndPoll,
+        Self::DirectAndWait,
+        Self::HandedOffAndLook,
+        Self::Blocking,
+        Self::HandedOffAndWait,
+    ];
 
     fn name(self) -> &'static str {
         match self {
             Self::DirectAndPoll => "sends itself, polls",
             Self::DirectAndWait => "sends itself, is woken",
             Self::HandedOffAndLook => "hands off, looks for the end",
+            Self::Blocking => "blocking face",
             Self::HandedOffAndWait => "hands off, is woken",
         }
     }
@@ -65,6 +80,7 @@ impl Path {
 /// What one path has done in one run.
 struct Run {
     latencies: Latencies,
+    /// Not a number where that is not counted.
     handed_off_per_io: f64,
     switches_per_io: f64,
 }
@@ -116,33 +132,65 @@ fn measure_paths(bed: &Bed<'_>) -> Result<Vec<Round<Run>>, HostBenchError> {
     let host = CallerHost::connect(bed.host_config(4)).map_err(failed("connecting"))?;
     let mut ways = Vec::with_capacity(Path::ALL.len());
     for path in Path::ALL {
+        if path == Path::Blocking {
+            let host = Host::connect(bed.host_config(1)).map_err(failed(path.name()))?;
+            ways.push((path, Means::Blocking(host)));
+            continue;
+        }
         let direct_send = matches!(path, Path::DirectAndPoll | Path::DirectAndWait);
         let options =
             SharedOptions { mode: Mode::Interrupt, direct_send, ..SharedOptions::default() };
-        ways.push((path, SharedQueues::open(&host, &options).map_err(failed(path.name()))?));
+        let queues = SharedQueues::open(&host, &options).map_err(failed(path.name()))?;
+        ways.push((path, Means::Shared(queues)));
     }
     let blocks = Blocks::of(&host)?;
     let rounds = bed.rounds_of(ways.len(), |index| {
-        let (path, queues) = &ways[index];
-        run_path(bed, *path, queues, &blocks).map_err(|error| HostBenchError::Command {
-            way: path.name().to_owned(),
-            why: error.to_string(),
-        })
+        let (path, means) = &ways[index];
+        let run = match means {
+            Means::Shared(queues) => run_shared(bed, *path, queues, &blocks),
+            Means::Blocking(host) => run_blocking(bed, host, &blocks),
+        };
+        run.map_err(|why| HostBenchError::Command { way: path.name().to_owned(), why })
     })?;
     drop(ways);
     host.disconnect();
     Ok(rounds)
 }
 
-fn run_path(
+fn run_shared(
     bed: &Bed<'_>,
     path: Path,
     queues: &SharedQueues,
     blocks: &Blocks,
-) -> Result<Run, SharedError> {
+) -> Result<Run, String> {
     let mut poller = (path == Path::DirectAndPoll).then(|| queues.poller());
+    let mut memory = Some(Memory::from(vec![0; IO_BYTES]));
+    let handed_off = || queues.totals().handed_off as f64;
+    run(bed, blocks, handed_off, |slba| {
+        let memory_now = memory.take().unwrap_or_else(|| Memory::from(vec![0; IO_BYTES]));
+        let operation = Operation::Read { nsid: NSID, slba, memory: memory_now };
+        let finished = execute(path, queues, poller.as_mut(), operation);
+        memory = finished.map_err(|error| error.to_string())?.memory;
+        Ok(())
+    })
+}
+
+fn run_blocking(bed: &Bed<'_>, host: &Host, blocks: &Blocks) -> Result<Run, String> {
+    let mut buf = vec![0; IO_BYTES];
+    let unknown = || f64::NAN;
+    run(bed, blocks, unknown, |slba| {
+        host.read(NSID, slba, &mut buf).map_err(|error| error.to_string())
+    })
+}
+
+/// Reads, one after the other; `handed_off` counts the hand-offs so far.
+fn run(
+    bed: &Bed<'_>,
+    blocks: &Blocks,
+    handed_off: impl Fn() -> f64,
+    mut read: impl FnMut(u64) -> Result<(), String>,
+) -> Result<Run, String> {
     let mut random = Random::new(bed.config.seed);
-    let mut memory = Memory::from(vec![0; IO_BYTES]);
     let mut latencies = Latencies::new();
     let begin = Instant::now();
     let mut before = None;
@@ -150,25 +198,22 @@ fn run_path(
         let now = Instant::now();
         let since = now.duration_since(begin);
         if since >= bed.config.ramp && before.is_none() {
-            before = Some((queues.totals(), context_switches()));
+            before = Some((handed_off(), context_switches()));
         }
         if since >= bed.config.ramp + bed.config.time {
             break;
         }
         let slba = blocks.pick(&mut random);
-        let operation = Operation::Read { nsid: NSID, slba, memory };
         let submitted = Instant::now();
-        let finished = execute(path, queues, poller.as_mut(), operation)?;
+        read(slba)?;
         if before.is_some() {
             latencies.record(submitted.elapsed());
         }
-        memory = finished.memory.unwrap_or_else(|| Memory::from(vec![0; IO_BYTES]));
     }
-    let (totals, switches) = before.unwrap_or_default();
+    let (handed_off_before, switches) = before.unwrap_or_default();
     let count = latencies.count().max(1) as f64;
-    let after = queues.totals();
     Ok(Run {
-        handed_off_per_io: (after.handed_off - totals.handed_off) as f64 / count,
+        handed_off_per_io: (handed_off() - handed_off_before) / count,
         switches_per_io: context_switches().saturating_sub(switches) as f64 / count,
         latencies,
     })

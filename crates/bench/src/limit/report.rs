@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::{LimitConfig, Measured, Mode, Tuning};
+use crate::congestion::CongestionControl;
 use crate::report::{binary_bytes, grouped};
 
 /// All points of a run.
@@ -12,6 +13,8 @@ use crate::report::{binary_bytes, grouped};
 pub struct Report {
     /// The pages of the region, by name.
     pub pages: String,
+    /// What TCP did with it.
+    pub congestion_control: CongestionControl,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
 }
@@ -112,8 +115,8 @@ impl Report {
     #[must_use]
     pub fn heading(&self) -> String {
         format!(
-            "{:<28}{:>12}{:>14}{:>10}{:>16}  tuning ({} pages)\n",
-            "case", "IOPS", "bandwidth", "mean", "spread", self.pages
+            "{}\n{:<28}{:>12}{:>14}{:>10}{:>16}  tuning ({} pages)\n",
+            self.congestion_control, "case", "IOPS", "bandwidth", "mean", "spread", self.pages
         )
     }
 
@@ -140,7 +143,7 @@ impl Report {
     #[must_use]
     pub fn to_json(&self) -> String {
         let points: Vec<PointJson> =
-            self.points.iter().map(|point| PointJson::new(point, &self.pages)).collect();
+            self.points.iter().map(|point| PointJson::new(point, self)).collect();
         let mut text = serde_json::to_string_pretty(&points).unwrap_or_default();
         text.push('\n');
         text
@@ -186,6 +189,7 @@ struct PointJson<'a> {
     connections: usize,
     memory_bytes: usize,
     pages: &'a str,
+    congestion_control: &'a CongestionControl,
     mode: &'static str,
     limit_iops: f64,
     mean_us: f64,
@@ -213,7 +217,7 @@ fn core_ns(windows: &[Measured]) -> Vec<f64> {
 }
 
 impl<'a> PointJson<'a> {
-    fn new(point: &Point, pages: &'a str) -> Self {
+    fn new(point: &Point, report: &'a Report) -> Self {
         let config = &point.config;
         Self {
             case: case(config),
@@ -222,7 +226,8 @@ impl<'a> PointJson<'a> {
             depth: config.depth,
             connections: config.connections,
             memory_bytes: config.memory_bytes,
-            pages,
+            pages: &report.pages,
+            congestion_control: &report.congestion_control,
             mode: match config.mode {
                 Mode::Polled => "polled",
                 Mode::Blocking => "blocking",

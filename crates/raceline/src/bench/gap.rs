@@ -1,5 +1,6 @@
 //! `raceline bench gap`: the points of a grid, each in pairs of runs.
 
+use raceline_bench::congestion::CongestionControl;
 use raceline_bench::gap::report::Report;
 use raceline_bench::gap::{self, Case, Gap, GapConfig, GapError};
 use raceline_bench::limit::{CONNECTIONS_MAX, DEPTH_MAX};
@@ -18,7 +19,12 @@ pub(crate) fn run(args: &GapArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let config = config(args);
     let mut gap = Gap::start(&config, &cases).map_err(failure)?;
-    let report = Report { config, pages: args.pages.name().to_owned(), points: Vec::new() };
+    let report = Report {
+        config,
+        pages: args.pages.name().to_owned(),
+        congestion_control: CongestionControl::of_system(),
+        points: Vec::new(),
+    };
     let measured = measure(args, &cases, &mut gap, report, &interrupt);
     let stopped = gap.stop().map_err(failure);
     let report = measured?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use raceline_bench::congestion::CongestionControl;
 use raceline_bench::limit::report::{Digests, Point, Report};
 use raceline_bench::limit::{self, Fixed, Limit, LimitConfig, LimitError, fill_region};
 
@@ -26,7 +27,11 @@ pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
         config.check().map_err(failure)?;
     }
     let mut region = Some(fill_region(args.memory, args.pages.into(), args.seed).map_err(failure)?);
-    let mut report = Report { pages: args.pages.name().to_owned(), points: Vec::new() };
+    let mut report = Report {
+        pages: args.pages.name().to_owned(),
+        congestion_control: CongestionControl::of_system(),
+        points: Vec::new(),
+    };
     if args.output == OutputFormat::Table {
         shell::print(report.heading().as_bytes())?;
     }
