@@ -7,6 +7,7 @@ mod common;
 use std::io::Write as _;
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Heard, RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
@@ -199,6 +200,56 @@ fn corruption_is_injected_where_digests_are_checked() {
 
 /// A write in several H2CData, of which one has a wrong digest, first or last: it is refused, and
 /// the next one, in as many, is not.
+/// Commands from another core write what is read, in every way there is to write memory.
+#[test]
+fn digests_are_those_of_the_data_though_others_write_them() {
+    const BLOCKS: u32 = 256;
+    let (target, address) = start(config(2), vec![ram("1M")]);
+    let stop = AtomicBool::new(false);
+    let written = AtomicUsize::new(0);
+    {
+        let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
+        // Queues of a target with two cores are on both.
+        let mut queues: Vec<_> =
+            (1..=4).map(|qid| RawHost::io(address, cntlid, qid, DIGESTS)).collect();
+        let mut readers = queues.split_off(2);
+        std::thread::scope(|scope| {
+            for queue in &mut queues {
+                let (stop, written) = (&stop, &written);
+                scope.spawn(move || {
+                    let mut round = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        round += 1;
+                        let large = pattern(round, (BLOCKS * BS) as usize);
+                        assert!(status(&queue.write(1, round % 64, &large, BS)).is_success());
+                        let small = pattern(round, 4096);
+                        let sqe = block_sqe(io::WRITE, 1, round % 250, 8);
+                        assert!(status(&queue.write_command(sqe, &small, true)).is_success());
+                        let sqe = block_sqe(io::WRITE_ZEROES, 1, round % 200, 50);
+                        assert!(status(&queue.plain_command(sqe)).is_success());
+                        written.fetch_add(3, Ordering::Relaxed);
+                    }
+                });
+            }
+            // Each checks the digests of what it reads.
+            let readers = readers.iter_mut().map(|queue| {
+                scope.spawn(move || {
+                    for round in 0..1000 {
+                        let blocks = [BLOCKS, 8][usize::from(round % 4 == 3)];
+                        assert!(status(&queue.read(1, round % 64, blocks, BS)).is_success());
+                    }
+                })
+            });
+            let readers: Vec<_> = readers.collect();
+            let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
+            stop.store(true, Ordering::Relaxed);
+            assert!(results.iter().all(Result::is_ok));
+        });
+    }
+    assert!(written.into_inner() > 100, "writers must get on, too");
+    ends_clean(target);
+}
+
 #[test]
 fn one_of_several_h2c_data_may_be_bad() {
     const PART: u32 = 16 << 10;
