@@ -20,6 +20,8 @@ use serde_json::{Map, Value};
 
 use crate::raceline::{Export, Tree, host};
 
+pub(crate) use self::idle::answer_blocking;
+
 /// The namespace of most sections.
 const NAMESPACE: &str = "ram:512m";
 

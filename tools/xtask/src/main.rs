@@ -121,6 +121,14 @@ enum Verb {
         /// How many.
         count: usize,
     },
+    /// Answer reads by blocked threads (the limit of the idle section of bench).
+    #[command(hide = true)]
+    AnswerBlocking {
+        /// Connections to accept.
+        connections: usize,
+        /// Memory to read from.
+        memory_bytes: usize,
+    },
 }
 
 fn main() -> ExitCode {
@@ -184,6 +192,10 @@ fn run(verb: Verb) -> Result<bool> {
         }
         Verb::HoldIdle { port, count } => {
             raw::hold_idle(port, count)?;
+            true
+        }
+        Verb::AnswerBlocking { connections, memory_bytes } => {
+            bench::answer_blocking(connections, memory_bytes)?;
             true
         }
     })

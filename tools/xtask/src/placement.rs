@@ -1,4 +1,5 @@
-//! The placement step: connections over a link with receive queues, and the cores they land on.
+//! The placement step: connections over a link with receive queues, and the cores they land on; those
+//! that a target gets, and those that a host keeps.
 //!
 //! Loopback has no receive queues. Two network namespaces joined by a veth pair have: with GRO on,
 //! each of its queues is polled as a network device's is and has a NAPI id; segmentation offload
@@ -15,6 +16,8 @@ use crate::child::{Ended, Running, Task, at_interrupt, has_program, tail};
 use crate::raceline::Tree;
 use crate::setup;
 use crate::step::{Checks, Outcome};
+
+mod host;
 
 /// Queues of the link.
 const QUEUES: &str = "4";
@@ -60,6 +63,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         by_queue(tree, &bed, &cpus, &["--busy-poll", BUSY_POLL_US, "--mode", "interrupt"])
     });
     checks.run("cpu", || by_cpu(tree, &bed, &cpus));
+    host::check(&mut checks, tree, &bed, &cpus);
     if has_program("setpriv") {
         checks.run("busy-poll-unprivileged", || unprivileged_busy_poll(tree));
     } else {
@@ -125,15 +129,17 @@ impl Arrival {
     /// Reads a line such as `DEBUG ...: accepted peer=... core=1 napi_id=8195 cpu=0`.
     fn parse(line: &str) -> Option<Self> {
         let (_, fields) = line.split_once(" accepted ")?;
-        let field = |name: &str| {
-            fields.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
-        };
         Some(Self {
-            core: field("core")?.parse().ok()?,
-            napi_id: field("napi_id").and_then(|id| id.parse().ok()),
-            cpu: field("cpu").and_then(|cpu| cpu.parse().ok()),
+            core: field(fields, "core")?.parse().ok()?,
+            napi_id: field(fields, "napi_id").and_then(|id| id.parse().ok()),
+            cpu: field(fields, "cpu").and_then(|cpu| cpu.parse().ok()),
         })
     }
+}
+
+/// The value of a field of a line of the log.
+fn field<'a>(fields: &'a str, name: &str) -> Option<&'a str> {
+    fields.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// Runs a target on two cores and a verifying job against it; tells where its connections went.
@@ -144,32 +150,24 @@ fn arrivals(
     placement: &str,
     options: &[&str],
 ) -> Result<Vec<Arrival>> {
-    let cores: Vec<String> = cpus.iter().map(usize::to_string).collect();
-    let mut target = bed
-        .raceline(tree, &bed.target)?
-        .args(["export", "ram:64M", "-l", &format!("{TARGET}:0"), "--insecure", "-vv"])
-        .args(["--allow-any-host", "--cores", &cores.join(","), "--placement", placement])
-        .args(options)
-        .limit(120)
-        .start()?;
-    let ready: Value = serde_json::from_str(&target.wait_for("\"ready\"", READY_LIMIT_S)?)?;
-    let nqn = ready["nqn"].as_str().context("no nqn in the ready line")?;
-    let listener = ready["listeners"][0].as_str().context("no listener in the ready line")?;
-    let port = listener.rsplit(':').next().unwrap_or_default();
-    let ended: Ended = bed
-        .raceline(tree, &bed.host)?
-        .args(["perf", "-a", TARGET, "-s", port, "-n", nqn, "-i", &IO_QUEUES.to_string()])
-        .args(["--rw", "randrw", "--iodepth", "4", "--runtime", "1", "--ramp_time", "0"])
-        .args(["--verify"])
-        .args(options)
-        .limit(90)
-        .run()?;
-    ensure!(ended.success(), "perf: {}\n{}", ended.why(), ended.tail(10));
+    let placed = [&["-vv", "--placement", placement], options].concat();
+    let (mut target, _) = bed.run_job(tree, cpus, &placed, IO_QUEUES, options)?;
     let arrivals = wait_for_arrivals(&mut target, IO_QUEUES + 1)?;
+    stop(target)?;
+    Ok(arrivals)
+}
+
+/// As `--cores` takes them.
+fn core_list(cpus: &[usize]) -> String {
+    cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Ends a target as a person would.
+fn stop(target: Running) -> Result<()> {
     target.signal("TERM");
     let ended = target.wait()?;
     ensure!(ended.success(), "the target: {}\n{}", ended.why(), ended.tail(10));
-    Ok(arrivals)
+    Ok(())
 }
 
 /// The target's output comes by way of a thread, maybe after the job has ended.
@@ -223,6 +221,54 @@ impl TestBed {
             ip(&["-n", namespace, "link", "set", LINK, "up"]).check()?;
         }
         Ok(Ok(bed))
+    }
+
+    /// Has the kernel process the packets of the host's first receive queues on one CPU, and those of
+    /// the others on another, as the interrupts of a device with queues are spread.
+    fn steer(&self, cpus: &[usize; 2]) -> Result<()> {
+        let mask = |cpu: usize| -> Result<String> {
+            ensure!(cpu < 32, "CPU {cpu} needs a longer mask");
+            Ok(format!("{:x}", 1u32 << cpu))
+        };
+        for (queue, cpu) in [(0, cpus[0]), (1, cpus[0]), (2, cpus[1]), (3, cpus[1])] {
+            let file = format!("/sys/class/net/{LINK}/queues/rx-{queue}/rps_cpus");
+            let write = format!("echo {} > {file}", mask(cpu)?);
+            ip(&["netns", "exec", &self.host, "sh", "-c", &write]).check()?;
+        }
+        Ok(())
+    }
+
+    /// Runs a target on these cores and a verifying job with so many queues against it, to its end. The
+    /// target goes on, for [`stop`].
+    fn run_job(
+        &self,
+        tree: &Tree,
+        cpus: &[usize],
+        target_options: &[&str],
+        queues: usize,
+        job_options: &[&str],
+    ) -> Result<(Running, Ended)> {
+        let mut target = self
+            .raceline(tree, &self.target)?
+            .args(["export", "ram:64M", "-l", &format!("{TARGET}:0"), "--insecure"])
+            .args(["--allow-any-host", "--cores", &core_list(cpus)])
+            .args(target_options)
+            .limit(120)
+            .start()?;
+        let ready: Value = serde_json::from_str(&target.wait_for("\"ready\"", READY_LIMIT_S)?)?;
+        let nqn = ready["nqn"].as_str().context("no nqn in the ready line")?;
+        let listener = ready["listeners"][0].as_str().context("no listener in the ready line")?;
+        let port = listener.rsplit(':').next().unwrap_or_default();
+        let ended = self
+            .raceline(tree, &self.host)?
+            .args(["perf", "-a", TARGET, "-s", port, "-n", nqn, "-i", &queues.to_string()])
+            .args(["--rw", "randrw", "--iodepth", "4", "--runtime", "1", "--ramp_time", "0"])
+            .args(["--verify"])
+            .args(job_options)
+            .limit(90)
+            .run()?;
+        ensure!(ended.success(), "perf: {}\n{}", ended.why(), ended.tail(10));
+        Ok((target, ended))
     }
 
     /// The program, in one of the namespaces.

@@ -1,24 +1,36 @@
 //! A target with 1,000 idle connections: its CPU, its memory, and the first command afterwards.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::thread::{self, JoinHandle};
+mod blocking;
+mod first;
+
+use std::fmt;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
-use super::Options;
-use super::figures::{Figure, at_most};
+use self::blocking::Blocking;
+use self::first::{Firsts, PAUSE, Pairs, Quartiles, ROUNDS};
+use super::figures::at_most;
 use super::process::{Resident, allow_files, bind_to_core, cpu_ns};
 use super::simple::{Admin, Queue};
+use super::{Options, fill};
 use crate::quiet::watched;
 use crate::raceline::{Export, Tree};
+
+pub(crate) use self::blocking::answer as answer_blocking;
 
 /// Controllers, and I/O queues over all of them.
 const CONTROLLERS: u16 = 16;
 const IO_QUEUES: u16 = 1000;
-/// Files of this process: both ends of the bare pair, and what a process has anyhow.
+/// The namespace, and what the blocking limit has instead.
+const NAMESPACE: &str = "ram:64m";
+const MEMORY_BYTES: usize = 64 << 20;
+/// Where the target and the limit are, and where the host is.
+const TARGET_CORE: usize = 0;
+const HOST_CORE: usize = 1;
+/// Files of this process: the limit's connections, and what a process has anyhow.
 const FILES_MAX: u32 = 2048;
 /// Keep alive: the timeout, and how often it is sent.
 const KATO_MS: u32 = 5000;
@@ -30,14 +42,8 @@ const SETTLE: Duration = Duration::from_secs(11);
 const FIRST_READS: usize = 4;
 /// How long the CPU is watched.
 const WATCHED: Duration = Duration::from_secs(10);
-/// Pause before each command, and how many there are on either side.
-const PAUSE: Duration = Duration::from_millis(300);
-const COMMANDS: u16 = 40;
-/// What goes either way for a read of 4 KiB.
-const REQUEST_BYTES: usize = 72;
-const RESPONSE_BYTES: usize = 4120;
-/// Time for an answer of the bare pair.
-const ANSWER: Duration = Duration::from_secs(5);
+/// Between two looks at whether a keep alive is due.
+const NAP: Duration = Duration::from_millis(300);
 /// Bars.
 const CPU_PERCENT_MAX: f64 = 0.5;
 const LATER_US_MAX: f64 = 5.0;
@@ -57,9 +63,7 @@ impl Host {
             let admin = Admin::connect(port, nqn, count, KATO_MS)?;
             for id in 1..=count {
                 let mut queue = admin.io_queue(id)?;
-                for _ in 0..FIRST_READS {
-                    queue.read()?;
-                }
+                first_reads(&mut queue)?;
                 host.queues.push(queue);
             }
             host.admins.push(admin);
@@ -73,7 +77,7 @@ impl Host {
         let from = Instant::now();
         while from.elapsed() < time {
             self.keep_alive()?;
-            thread::sleep(PAUSE.min(time.saturating_sub(from.elapsed())));
+            thread::sleep(NAP.min(time.saturating_sub(from.elapsed())));
         }
         Ok(())
     }
@@ -90,16 +94,22 @@ impl Host {
     }
 }
 
+fn first_reads(queue: &mut Queue) -> Result<()> {
+    (0..FIRST_READS).try_for_each(|_| queue.read(0))
+}
+
 /// Measures and prints.
 pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
     allow_files(FILES_MAX)?;
-    let target = Export::start(tree, &["ram:64m", "--cores", "0", "--mode", "adaptive"])?;
+    let core = TARGET_CORE.to_string();
+    let target = Export::start(tree, &[NAMESPACE, "--cores", &core, "--mode", "adaptive"])?;
+    fill(tree, &target)?;
     let before = Resident::of(target.pid())?;
     // A thread of its own can be bound to a core without its children.
     let (pid, port, nqn, noisy) = (target.pid(), target.port, target.nqn.clone(), options.noisy);
     let host = thread::spawn(move || measure(pid, port, &nqn, noisy)).join();
     let measured = host.unwrap_or_else(|_| Err(anyhow!("the host's thread panicked")));
-    let (cpu_percent, rejected, after, [ours, bare]) = measured?;
+    let (cpu_percent, rejected, after, firsts) = measured?;
     let per_connection =
         after.now_bytes.saturating_sub(before.now_bytes) / u64::from(IO_QUEUES + CONTROLLERS);
     println!(
@@ -110,29 +120,64 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
         "memory: {} KiB resident; {per_connection} bytes per connection; {rejected} runs rejected",
         after.now_bytes >> 10
     );
-    println!("first 4 KiB read after {} ms of silence, us: {ours}", PAUSE.as_millis());
-    println!("the same bytes over a bare blocking pair, us: {bare}");
+    let (same, other) = (Latencies::of(firsts.same), Latencies::of(firsts.other));
+    println!(
+        "first 4 KiB read after {} ms of silence, {ROUNDS} times, us: median (quartiles)",
+        PAUSE.as_millis()
+    );
+    println!("on one connection again and again: {same}");
+    println!("on another one each time: {other}");
+    let later =
+        |what, latencies: &Latencies| at_most(what, latencies.later.median, LATER_US_MAX, "us");
     let bars = [
         at_most("CPU while idle", cpu_percent, CPU_PERCENT_MAX, "% of a core"),
-        at_most("first command, later than bare", ours.median - bare.median, LATER_US_MAX, "us"),
+        later("first command, later than the blocking limit's, one connection", &same),
+        later("the same, another connection each time", &other),
     ];
     target.stop("TERM")?;
     Ok(json!({
         "connections": IO_QUEUES, "controllers": CONTROLLERS, "rejected": rejected,
         "resident_bytes": after.now_bytes, "bytes_per_connection": per_connection,
-        "first_us": ours.json(), "bare_us": bare.json(), "bars": bars,
+        "first_same": same.json(), "first_other": other.json(), "bars": bars,
     }))
 }
 
-/// CPU in percent of a core, runs rejected, memory, and the latencies of ours and of the bare pair.
-fn measure(
-    pid: u32,
-    port: u16,
-    nqn: &str,
-    noisy: bool,
-) -> Result<(f64, u32, Resident, [Figure; 2])> {
-    bind_to_core(1)?;
+/// What the pairs of one kind come to.
+struct Latencies {
+    ours: Quartiles,
+    limit: Quartiles,
+    later: Quartiles,
+}
+
+impl Latencies {
+    fn of(pairs: Pairs) -> Self {
+        let later = pairs.later_us();
+        Self { ours: Quartiles::of(pairs.ours_us), limit: Quartiles::of(pairs.limit_us), later }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "us": self.ours.json(), "limit_us": self.limit.json(), "later_us": self.later.json(),
+        })
+    }
+}
+
+impl fmt::Display for Latencies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ours, limit, later } = self;
+        write!(f, "{ours}, limit {limit}, pair by pair later by {later}")
+    }
+}
+
+/// CPU in percent of a core, runs rejected, memory, and the latencies of first commands.
+fn measure(pid: u32, port: u16, nqn: &str, noisy: bool) -> Result<(f64, u32, Resident, Firsts)> {
+    bind_to_core(HOST_CORE)?;
     let mut host = Host::connect(port, nqn)?;
+    // Its memory and its connections are silent for as long as the target's.
+    let mut limit = Blocking::start(TARGET_CORE, ROUNDS + 1, MEMORY_BYTES)?;
+    for queue in &mut limit.queues {
+        first_reads(queue)?;
+    }
     host.stay(SETTLE)?;
     let idle = || {
         let (from, used) = (Instant::now(), cpu_ns(pid)?);
@@ -140,71 +185,11 @@ fn measure(
         let used = Duration::from_nanos(cpu_ns(pid)?.saturating_sub(used));
         Ok(100.0 * used.as_secs_f64() / from.elapsed().as_secs_f64())
     };
-    let (percent, rejected) = watched("idle", noisy, &[pid], idle)?;
+    let (percent, rejected) = watched("idle", noisy, &[pid, limit.pid()], idle)?;
     let resident = Resident::of(pid)?;
-    let latencies = || first_commands(&mut host);
-    let (latencies, disturbed) = watched("first command", noisy, &[pid], latencies)?;
-    Ok((percent, rejected + disturbed, resident, latencies))
-}
-
-/// Latencies in microseconds, each after a pause: of reads, each on another queue, and of the bare
-/// pair in turn.
-fn first_commands(host: &mut Host) -> Result<[Figure; 2]> {
-    let mut bare = BarePair::start()?;
-    let (mut ours_us, mut bare_us) = (Vec::new(), Vec::new());
-    for nth in 0..COMMANDS {
-        host.keep_alive()?;
-        thread::sleep(PAUSE);
-        let queue = usize::from(nth) * host.queues.len() / usize::from(COMMANDS);
-        let started = Instant::now();
-        host.queues[queue].read()?;
-        ours_us.push(started.elapsed().as_secs_f64() * 1e6);
-        thread::sleep(PAUSE);
-        let started = Instant::now();
-        bare.exchange()?;
-        bare_us.push(started.elapsed().as_secs_f64() * 1e6);
-    }
-    bare.stop()?;
-    Ok([Figure::of(ours_us)?, Figure::of(bare_us)?])
-}
-
-/// Two blocking sockets, the other with a thread on the target's core.
-struct BarePair {
-    near: TcpStream,
-    far: JoinHandle<Result<()>>,
-}
-
-impl BarePair {
-    fn start() -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let near = TcpStream::connect(listener.local_addr()?)?;
-        let (mut socket, _) = listener.accept()?;
-        near.set_nodelay(true)?;
-        near.set_read_timeout(Some(ANSWER))?;
-        socket.set_nodelay(true)?;
-        let far = thread::spawn(move || {
-            bind_to_core(0)?;
-            let (mut request, response) = ([0; REQUEST_BYTES], [0; RESPONSE_BYTES]);
-            // The end of the connection is the end of the thread.
-            while socket.read_exact(&mut request).is_ok() {
-                socket.write_all(&response)?;
-            }
-            Ok(())
-        });
-        Ok(Self { near, far })
-    }
-
-    fn exchange(&mut self) -> Result<()> {
-        self.near.write_all(&[0; REQUEST_BYTES])?;
-        // In two parts, as a PDU is read whose length is not known before.
-        let mut response = [0; RESPONSE_BYTES];
-        let (head, rest) = response.split_at_mut(8);
-        self.near.read_exact(head)?;
-        Ok(self.near.read_exact(rest)?)
-    }
-
-    fn stop(self) -> Result<()> {
-        drop(self.near);
-        self.far.join().unwrap_or_else(|_| Err(anyhow!("the bare pair's thread panicked")))
-    }
+    let limit_pid = limit.pid();
+    let firsts = || first::measure(&mut host, &mut limit);
+    let (firsts, disturbed) = watched("first command", noisy, &[pid, limit_pid], firsts)?;
+    limit.stop()?;
+    Ok((percent, rejected + disturbed, resident, firsts))
 }

@@ -13,8 +13,12 @@ const CAPSULE_RESP: u8 = 5;
 const C2H_DATA: u8 = 7;
 /// C2HData's flag that no response follows (NVMe/TCP 3.6.2.10).
 const SUCCESS: u8 = 1 << 3;
+/// C2HData's flag of the last one for a command.
+const LAST_PDU: u8 = 1 << 2;
+/// Where a read's first block stands in its entry (SLBA, NVM Command Set 3.2.4).
+const SLBA_AT: usize = 40;
 /// Header of CapsuleCmd, and of C2HData.
-const CAPSULE_CMD_LEN: u8 = 72;
+pub(super) const CAPSULE_CMD_LEN: u8 = 72;
 const C2H_DATA_LEN: usize = 24;
 /// Opcodes, and Fabrics command types (NVMe base 6.1).
 const FABRICS: u8 = 0x7F;
@@ -43,7 +47,7 @@ const READY_ATTEMPTS: usize = 1000;
 /// What a read reads.
 pub(super) const READ_BYTES: u32 = 4096;
 /// The namespace's blocks.
-const BLOCK_BYTES: u32 = 512;
+pub(super) const BLOCK_BYTES: u32 = 512;
 const HOST_NQN: &[u8] = b"nqn.2026-01.io.raceline:xtask-host";
 
 /// A controller's admin queue; it ends with this value.
@@ -106,12 +110,18 @@ impl Admin {
 }
 
 impl Queue {
-    /// Reads the first 4 KiB of namespace 1.
-    pub(super) fn read(&mut self) -> Result<()> {
+    /// A connection to somebody who only knows reads.
+    pub(super) fn bare(port: u16) -> Result<Self> {
+        Ok(Self { stream: open(port)? })
+    }
+
+    /// Reads 4 KiB of namespace 1, from this block on.
+    pub(super) fn read(&mut self, block: u64) -> Result<()> {
         let mut command = command(READ);
         put(&mut command, 4, &1_u32.to_le_bytes());
         put(&mut command, 32, &READ_BYTES.to_le_bytes());
         command[39] = SGL_TRANSPORT;
+        put(&mut command, SLBA_AT, &block.to_le_bytes());
         put(&mut command, 48, &(READ_BYTES / BLOCK_BYTES - 1).to_le_bytes());
         self.send(&command, &[])?;
         let pdu = read_pdu(&mut self.stream).context("no data for a read")?;
@@ -178,6 +188,22 @@ impl Queue {
         ensure!(status == 0, "a command failed with status {status:#05x}");
         Ok(u32::from_le_bytes([pdu[8], pdu[9], pdu[10], pdu[11]]))
     }
+}
+
+/// C2HData's header for a whole read, without a response after it.
+pub(super) fn data_header() -> [u8; C2H_DATA_LEN] {
+    let mut header = [0; C2H_DATA_LEN];
+    let len = u8::try_from(C2H_DATA_LEN).unwrap_or(u8::MAX);
+    header[..4].copy_from_slice(&[C2H_DATA, SUCCESS | LAST_PDU, len, len]);
+    put(&mut header, 4, &(u32::from(len) + READ_BYTES).to_le_bytes());
+    put(&mut header, 16, &READ_BYTES.to_le_bytes());
+    header
+}
+
+/// The first block of a read whose capsule this is.
+pub(super) fn slba(capsule: &[u8; CAPSULE_CMD_LEN as usize]) -> u64 {
+    let bytes = capsule[8 + SLBA_AT..].first_chunk();
+    bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// A command with number 0 and its data, if any, described by an SGL.

@@ -72,7 +72,7 @@ fn start(tree: &Tree, file: &Path, cold: bool) -> Result<Duration> {
         thread::sleep(RETRY);
     }
     let admin = Admin::connect(port, NQN, 1, 0)?;
-    admin.io_queue(1)?.read()?;
+    admin.io_queue(1)?.read(0)?;
     let time = started.elapsed();
     target.signal("TERM");
     let ended = target.wait()?;
