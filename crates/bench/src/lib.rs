@@ -10,6 +10,7 @@ pub mod congestion;
 pub mod cost;
 pub mod cpu;
 pub mod digest;
+pub mod distance;
 pub mod engine;
 pub mod fio;
 pub mod gap;

@@ -1,0 +1,341 @@
+//! How far two cores are apart: the time that a cache line takes from one to the other and back.
+//!
+//! On a virtual machine this may change from one second to the next, because the hypervisor moves
+//! what the guest takes for a core, and with it changes whatever two cores do together. A core by
+//! itself is as fast as before, and nothing that is counted in the guest shows it. So runs that are
+//! compared must have been made at the same distance: [`Distance`] waits for the shortest one
+//! that was seen, and tells afterwards whether it lasted.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::time::{Duration, Instant};
+
+use raceline_reactor::affinity::pin_to_core;
+
+/// A look is so many batches of so many round trips, after one that does not count. The least mean
+/// of a batch is the result: whatever interrupts a core spoils only some of them.
+const BATCHES: u32 = 8;
+const ROUND_TRIPS: u32 = 1000;
+/// The threads give up after so long. Usually they need a hundredth of it.
+const LOOK_LIMIT: Duration = Duration::from_millis(500);
+/// How much longer they are waited for: a thread that gets no turn cannot end, either.
+const END_LIMIT: Duration = Duration::from_millis(250);
+/// How often a thread looks at the line between two looks at the clock.
+const SPINS: u32 = 4096;
+
+/// Cores are far apart when a round trip takes more than so many times the least that was seen.
+const FAR_FACTOR: u32 = 2;
+/// At the first look nobody knows what is usual. Cores of one cluster are never this far apart, so
+/// what is above may get shorter, and is waited for once.
+const SURELY_NEAR: Duration = Duration::from_nanos(150);
+/// How long to wait for near cores, and how long between two looks.
+const PATIENCE: Duration = Duration::from_secs(20);
+const NAP: Duration = Duration::from_millis(100);
+
+/// Measures how long a cache line takes from one core to another and back, in 1 to 5 ms.
+///
+/// # Errors
+/// `InvalidInput` when both cores are the same, or one of them cannot be used; `TimedOut` when
+/// something else has one of them for too long.
+pub fn round_trip(a: usize, b: usize) -> io::Result<Duration> {
+    if a == b {
+        let message = format!("core {a} is not apart from itself: name two cores");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    let ball = Arc::new(Ball::new());
+    let (sender, ends) = mpsc::channel();
+    start("distance-first", a, &ball, sender.clone(), Ball::lead)?;
+    start("distance-second", b, &ball, sender, Ball::follow).inspect_err(|_| ball.end())?;
+    let mut found = None;
+    for _ in 0..2 {
+        let left = (ball.deadline + END_LIMIT).saturating_duration_since(Instant::now());
+        // Without an answer, that thread has had no turn; it ends at its next one.
+        let Ok(end) = ends.recv_timeout(left) else { break };
+        found = found.or(end?);
+    }
+    ball.end();
+    found.ok_or_else(|| {
+        let message = format!("cores {a} and {b} do not answer each other: another program has one");
+        io::Error::new(io::ErrorKind::TimedOut, message)
+    })
+}
+
+/// What a thread ends with; the first has the round trip, unless time was up before.
+type End = io::Result<Option<Duration>>;
+
+/// Lets a thread on this core play. Nobody waits for its end: it might get no turn.
+fn start(
+    name: &str,
+    core: usize,
+    ball: &Arc<Ball>,
+    ends: Sender<End>,
+    play: fn(&Ball) -> Option<Duration>,
+) -> io::Result<()> {
+    let ball = Arc::clone(ball);
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.spawn(move || {
+        let end = pin_to_core(core).map(|()| play(&ball));
+        ball.end();
+        // Whoever has stopped waiting needs no answer.
+        let _ = ends.send(end);
+    })?;
+    Ok(())
+}
+
+/// Alone on its cache line, and on the one that is fetched with it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// What the two threads throw to each other.
+#[derive(Debug)]
+struct Ball {
+    /// Odd when it is on its way to the second thread, even on its way back.
+    turn: Line<AtomicU32>,
+    ended: Line<AtomicBool>,
+    deadline: Instant,
+}
+
+impl Ball {
+    fn new() -> Self {
+        let deadline = Instant::now() + LOOK_LIMIT;
+        Self { turn: Line::default(), ended: Line::default(), deadline }
+    }
+
+    fn end(&self) {
+        self.ended.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Throws until there are enough batches; the least mean of one, if any was completed.
+    fn lead(&self) -> Option<Duration> {
+        let mut least: Option<Duration> = None;
+        let mut turn = 0;
+        for batch in 0..=BATCHES {
+            let begun = Instant::now();
+            for _ in 0..ROUND_TRIPS {
+                self.turn.0.store(turn + 1, Ordering::Release);
+                turn += 2;
+                if !self.comes(turn) {
+                    return least;
+                }
+            }
+            let mean = begun.elapsed() / ROUND_TRIPS;
+            if batch > 0 {
+                least = Some(least.map_or(mean, |least| least.min(mean)));
+            }
+        }
+        least
+    }
+
+    /// Throws back whatever comes.
+    fn follow(&self) -> Option<Duration> {
+        let mut turn = 1;
+        while self.comes(turn) {
+            self.turn.0.store(turn + 1, Ordering::Release);
+            turn += 2;
+        }
+        None
+    }
+
+    /// Waits for a turn, spinning without a pause: a pause would be most of what is measured. False
+    /// when the other thread has ended, or time is up.
+    fn comes(&self, turn: u32) -> bool {
+        loop {
+            for _ in 0..SPINS {
+                if self.turn.0.load(Ordering::Acquire) == turn {
+                    return true;
+                }
+            }
+            if self.ended.0.load(Ordering::Relaxed) || Instant::now() >= self.deadline {
+                return false;
+            }
+        }
+    }
+}
+
+/// The cores of two sides, and what is known of their distance.
+///
+/// Where a side floats, or both share a core, there is no distance: it is never looked for, and
+/// never far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Distance {
+    cores: Option<(usize, usize)>,
+    /// The least round trip seen so far.
+    least: Option<Duration>,
+    /// Whether the first looks are over, so that the least is worth something.
+    settled: bool,
+    /// The last wait ended without near cores, and they have not been near since.
+    in_vain: bool,
+}
+
+impl Distance {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn between(a: Option<usize>, b: Option<usize>) -> Self {
+        Self { cores: a.zip(b).filter(|(a, b)| a != b), ..Self::default() }
+    }
+
+    /// The cores, if they are two.
+    #[must_use]
+    pub fn cores(&self) -> Option<(usize, usize)> {
+        self.cores
+    }
+
+    /// The least round trip seen so far.
+    #[must_use]
+    pub fn least(&self) -> Option<Duration> {
+        self.least
+    }
+
+    /// Whether a round trip took more than twice the least that was ever seen.
+    #[must_use]
+    pub fn is_far(&self, round_trip: Option<Duration>) -> bool {
+        let least_and = self.least.zip(round_trip);
+        least_and.is_some_and(|(least, round_trip)| round_trip > least * FAR_FACTOR)
+    }
+
+    /// Looks once, in 1 to 5 ms. `None` without two cores, and when these do not answer: nothing
+    /// is known then, and other disturbances will show.
+    pub fn look(&mut self) -> Option<Duration> {
+        let (a, b) = self.cores?;
+        let found = round_trip(a, b);
+        let found = found.inspect_err(|error| tracing::debug!("no round trip: {error}")).ok()?;
+        self.note(found);
+        Some(found)
+    }
+
+    /// Looks until the cores are near, for at most 20 s; after a wait in vain only once, until
+    /// they have been near again. `stop` is asked several times a second. Gives the last look.
+    pub fn wait(&mut self, stop: &dyn Fn() -> bool) -> Option<Duration> {
+        self.wait_by(&mut Self::look, (PATIENCE, NAP), stop)
+    }
+
+    fn wait_by(
+        &mut self,
+        look: &mut dyn FnMut(&mut Self) -> Option<Duration>,
+        (patience, nap): (Duration, Duration),
+        stop: &dyn Fn() -> bool,
+    ) -> Option<Duration> {
+        let deadline = Instant::now() + if self.in_vain { Duration::ZERO } else { patience };
+        loop {
+            let found = look(self)?;
+            let usual = self.settled || found <= SURELY_NEAR;
+            if usual && !self.is_far(Some(found)) {
+                (self.settled, self.in_vain) = (true, false);
+                return Some(found);
+            }
+            if Instant::now() >= deadline || stop() {
+                self.settled = true;
+                self.in_vain = self.is_far(Some(found));
+                return Some(found);
+            }
+            std::thread::sleep(nap);
+        }
+    }
+
+    fn note(&mut self, found: Duration) {
+        self.least = Some(self.least.map_or(found, |least| least.min(found)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use raceline_reactor::affinity::allowed_cores;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn ns(ns: u64) -> Duration {
+        Duration::from_nanos(ns)
+    }
+
+    /// Waits while the looks give these, then the last one again and again; how many looks it took.
+    fn waited(distance: &mut Distance, patience: Duration, looks: &[u64]) -> (Duration, usize) {
+        let mut count = 0;
+        let mut look = |distance: &mut Distance| {
+            let found = ns(looks[count.min(looks.len() - 1)]);
+            count += 1;
+            distance.note(found);
+            Some(found)
+        };
+        let found = distance.wait_by(&mut look, (patience, Duration::ZERO), &|| false).unwrap();
+        (found, count)
+    }
+
+    #[test]
+    fn far_is_more_than_twice_the_least() {
+        let mut distance = Distance::between(Some(0), Some(1));
+        assert!(!distance.is_far(Some(ns(900))) && distance.least().is_none());
+        [70, 60, 320].into_iter().for_each(|found| distance.note(ns(found)));
+        assert_eq!(distance.least(), Some(ns(60)));
+        assert!(!distance.is_far(Some(ns(120))) && distance.is_far(Some(ns(121))));
+        assert!(!distance.is_far(None));
+    }
+
+    #[test]
+    fn waits_until_the_cores_are_near_again() {
+        let mut distance = Distance::between(Some(0), Some(1));
+        assert_eq!(waited(&mut distance, LONG, &[60]), (ns(60), 1));
+        assert_eq!(waited(&mut distance, LONG, &[300, 310, 130, 70, 300]), (ns(70), 4));
+    }
+
+    #[test]
+    fn what_is_long_from_the_beginning_may_get_shorter_once() {
+        let mut distance = Distance::between(Some(0), Some(1));
+        assert_eq!(waited(&mut distance, LONG, &[300, 300, 60]), (ns(60), 3));
+        let mut distance = Distance::between(Some(0), Some(1));
+        assert_eq!(waited(&mut distance, Duration::ZERO, &[300]), (ns(300), 1));
+        // Two sockets, for instance: from now on this is near.
+        assert_eq!(waited(&mut distance, LONG, &[320]), (ns(320), 1));
+        assert!(distance.is_far(Some(ns(601))));
+    }
+
+    #[test]
+    fn after_a_wait_in_vain_it_only_looks() {
+        let mut distance = Distance::between(Some(0), Some(1));
+        waited(&mut distance, LONG, &[60]);
+        assert_eq!(waited(&mut distance, Duration::ZERO, &[300]), (ns(300), 1));
+        assert_eq!(waited(&mut distance, LONG, &[300]), (ns(300), 1));
+        assert_eq!(waited(&mut distance, LONG, &[60]), (ns(60), 1));
+        assert_eq!(waited(&mut distance, LONG, &[300, 60]), (ns(60), 2));
+    }
+
+    #[test]
+    fn whoever_asks_to_stop_does_not_wait() {
+        let mut distance = Distance::between(Some(0), Some(1));
+        distance.note(ns(60));
+        let mut look = |_: &mut Distance| Some(ns(300));
+        let found = distance.wait_by(&mut look, (LONG, LONG), &|| true);
+        assert_eq!(found, Some(ns(300)));
+    }
+
+    #[test]
+    fn one_core_has_no_distance() {
+        for (a, b) in [(Some(1), Some(1)), (None, Some(1)), (Some(0), None)] {
+            let mut distance = Distance::between(a, b);
+            assert_eq!((distance.cores(), distance.look()), (None, None));
+            assert_eq!(distance.wait(&|| false), None);
+        }
+        let error = round_trip(1, 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(error.to_string(), "core 1 is not apart from itself: name two cores");
+    }
+
+    #[test]
+    fn a_line_goes_there_and_back() {
+        let cores = allowed_cores().unwrap();
+        let error = round_trip(cores[0], 5000).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().starts_with("core 5000 cannot be used"), "{error}");
+        if let [a, b, ..] = cores[..] {
+            match round_trip(a, b) {
+                Ok(found) => assert!(found > Duration::ZERO && found < Duration::from_millis(1)),
+                // A machine that is so busy proves nothing.
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}"),
+            }
+        }
+    }
+}
