@@ -18,8 +18,8 @@ use raceline_reactor::affinity::pin_to_core;
 /// of a batch is the result: whatever interrupts a core spoils only some of them.
 const BATCHES: u32 = 8;
 const ROUND_TRIPS: u32 = 1000;
-/// The threads give up after so long. Usually they need a hundredth of it.
-const LOOK_LIMIT: Duration = Duration::from_millis(500);
+/// The threads give up after so long. Usually they need a hundredth of it, or less.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// How much longer they are waited for: a thread that gets no turn cannot end, either.
 const END_LIMIT: Duration = Duration::from_millis(250);
 /// How often a thread looks at the line between two looks at the clock.
@@ -57,7 +57,8 @@ pub fn round_trip(a: usize, b: usize) -> io::Result<Duration> {
     }
     ball.end();
     found.ok_or_else(|| {
-        let message = format!("cores {a} and {b} do not answer each other: another program has one");
+        let message =
+            format!("cores {a} and {b} do not answer each other: another program has one");
         io::Error::new(io::ErrorKind::TimedOut, message)
     })
 }
@@ -155,6 +156,25 @@ impl Ball {
     }
 }
 
+/// Says how far the cores are apart: `cores 0 and 1 are 57 ns apart (a cache line there and back)`.
+#[must_use]
+pub fn sentence((a, b): (usize, usize), round_trip: Duration) -> String {
+    let ns = round_trip.as_nanos();
+    format!("cores {a} and {b} are {ns} ns apart (a cache line there and back)")
+}
+
+/// The middle of some round trips, the longer of two; `None` of none.
+pub(crate) fn median(round_trips: impl Iterator<Item = Option<Duration>>) -> Option<Duration> {
+    let mut known: Vec<Duration> = round_trips.flatten().collect();
+    known.sort_unstable();
+    known.get(known.len() / 2).copied()
+}
+
+/// For JSON.
+pub(crate) fn whole_ns(round_trip: Option<Duration>) -> Option<u64> {
+    round_trip.and_then(|round_trip| u64::try_from(round_trip.as_nanos()).ok())
+}
+
 /// The cores of two sides, and what is known of their distance.
 ///
 /// Where a side floats, or both share a core, there is no distance: it is never looked for, and
@@ -235,7 +255,8 @@ impl Distance {
         }
     }
 
-    fn note(&mut self, found: Duration) {
+    /// Takes what was found by a look.
+    pub(crate) fn note(&mut self, found: Duration) {
         self.least = Some(self.least.map_or(found, |least| least.min(found)));
     }
 }
@@ -310,6 +331,15 @@ mod tests {
         let mut look = |_: &mut Distance| Some(ns(300));
         let found = distance.wait_by(&mut look, (LONG, LONG), &|| true);
         assert_eq!(found, Some(ns(300)));
+    }
+
+    #[test]
+    fn the_median_is_of_what_is_known() {
+        let median_of = |values: &[Option<u64>]| median(values.iter().map(|value| value.map(ns)));
+        assert_eq!(median_of(&[Some(300), None, Some(60), Some(70)]), Some(ns(70)));
+        assert_eq!(median_of(&[Some(60), Some(70)]), Some(ns(70)));
+        assert_eq!(median_of(&[None]), None);
+        assert_eq!(whole_ns(Some(ns(70))), Some(70));
     }
 
     #[test]

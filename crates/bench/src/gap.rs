@@ -4,18 +4,21 @@
 //! memory of the same pages behind them: a short run of the bare pair of [`crate::limit`], a
 //! short run of target and host, and so on in turn. What disturbs the machine for longer than a
 //! run then disturbs both, and their ratio says more than either figure. Each side sleeps while
-//! the other is measured, and the connections of a point are made once.
+//! the other is measured, and the connections of a point are made once. A pair counts when the two
+//! cores were as near as they can be ([`crate::distance`]), before it and after it.
 
 mod grid;
 pub(crate) mod product;
 pub mod report;
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use raceline_reactor::buffer::PageBuf;
 use raceline_reactor::{Backend, HugePages, Mode};
 use raceline_target::TargetError;
 
+use crate::distance::Distance;
 use crate::engine::{EngineError, Session};
 use crate::histogram::Latencies;
 use crate::job::JobError;
@@ -33,6 +36,8 @@ const ATTEMPTS_FACTOR: usize = 3;
 /// When Raceline is faster than the limit, the limit's tuning is not the best: it is looked for
 /// again, up to so many times in all.
 const CALIBRATIONS_MAX: usize = 2;
+/// A calibration during which the cores went apart is repeated, up to so many times in all.
+const CALIBRATION_ATTEMPTS: usize = 2;
 /// How often all commands in flight turn round before a run is measured, and meanwhile.
 const RAMP_ROUNDS: u32 = 2;
 /// How long each connection delays the start of a run: with a thousand of them and a shorter ramp,
@@ -81,6 +86,11 @@ pub struct Pair {
     pub foreign_percent: f64,
     /// What the hypervisor gave to others meanwhile, in percent of all cores.
     pub stolen_percent: f64,
+    /// How long a cache line took between the two cores and back: the longer of the times before
+    /// and after. `None` where a side floats, or both share a core.
+    pub round_trip: Option<Duration>,
+    /// Whether that was far more than at other times.
+    pub apart: bool,
 }
 
 /// What was found for one point.
@@ -94,6 +104,8 @@ pub struct Point {
     pub pairs: Vec<Pair>,
     /// Pairs that were repeated because something disturbed them.
     pub repeated: usize,
+    /// Those of them during which the cores were apart.
+    pub repeated_apart: usize,
     /// Latencies of Raceline's commands, all runs together.
     pub latencies: Latencies,
 }
@@ -141,12 +153,15 @@ impl Pair {
     /// Whether the figures may be somebody else's fault.
     #[must_use]
     pub fn is_disturbed(&self) -> bool {
-        self.foreign_percent > quiet::FOREIGN_PERCENT_MAX
+        self.apart
+            || self.foreign_percent > quiet::FOREIGN_PERCENT_MAX
             || self.stolen_percent > quiet::STOLEN_PERCENT_MAX
     }
 
-    fn disturbance(&self) -> f64 {
-        self.foreign_percent + self.stolen_percent
+    /// What is worse comes later: nothing changes the figures as much as the distance.
+    fn by_disturbance(&self, other: &Self) -> Ordering {
+        let percent = |pair: &Self| pair.foreign_percent + pair.stolen_percent;
+        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
     }
 }
 
@@ -156,6 +171,8 @@ pub struct Gap {
     product: Product,
     /// The limit's memory, while no limit has it.
     region: Option<PageBuf>,
+    /// Between the cores of the two sides.
+    distance: Distance,
 }
 
 impl Gap {
@@ -165,7 +182,8 @@ impl Gap {
     /// When memory, threads or the listening socket cannot be had.
     pub fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
         let product = Product::start(config, cases)?;
-        Ok(Self { config: config.clone(), product, region: None })
+        let distance = Distance::between(config.target_core, config.host_core);
+        Ok(Self { config: config.clone(), product, region: None, distance })
     }
 
     /// Measures one point. `stop` is asked several times a second.
@@ -179,7 +197,9 @@ impl Gap {
             None => fill_region(config.memory_bytes, config.pages, config.seed)?,
         };
         let mut limit = Limit::start(&config, region)?;
-        let point = self.measure_with(&mut limit, case, stop);
+        let mut distance = self.distance;
+        let point = self.measure_with(&mut limit, case, &mut distance, stop);
+        self.distance = distance;
         self.region = limit.stop();
         point
     }
@@ -196,9 +216,10 @@ impl Gap {
         &self,
         limit: &mut Limit,
         case: Case,
+        distance: &mut Distance,
         stop: &dyn Fn() -> bool,
     ) -> Result<Point, GapError> {
-        limit.calibrate()?;
+        calibrate(limit, distance, stop)?;
         // With much in flight, a short run would end before it has settled.
         let config = GapConfig {
             ramp: self
@@ -211,18 +232,21 @@ impl Gap {
         };
         let mut watch = |_| !stop();
         let session = self.product.connect(&config, case, &mut watch)?;
-        let mut runs = Runs { config, case, session, latencies: Latencies::new(), stop };
+        let latencies = Latencies::new();
+        let mut runs = Runs { config, case, session, latencies, distance, stop };
         let mut calibrations = 1;
         loop {
-            let (pairs, repeated) = runs.pairs(limit, &self.product)?;
+            let (pairs, rejected) = runs.pairs(limit, &self.product)?;
             let mut ratios: Vec<f64> = pairs.iter().map(Pair::ratio).collect();
             ratios.sort_by(f64::total_cmp);
             if median(&ratios) <= 1.0 || calibrations == CALIBRATIONS_MAX {
                 let (tuning, latencies) = (limit.tuning(), runs.latencies);
-                return Ok(Point { case, tuning, pairs, repeated, latencies });
+                let repeated = rejected.len();
+                let repeated_apart = rejected.iter().filter(|pair| pair.apart).count();
+                return Ok(Point { case, tuning, pairs, repeated, repeated_apart, latencies });
             }
             calibrations += 1;
-            limit.calibrate()?;
+            calibrate(limit, runs.distance, stop)?;
         }
     }
 
@@ -248,37 +272,66 @@ impl Gap {
     }
 }
 
+/// Looks for the limit's best choices while the cores are near: what is best differs when they are not.
+fn calibrate(
+    limit: &mut Limit,
+    distance: &mut Distance,
+    stop: &dyn Fn() -> bool,
+) -> Result<(), GapError> {
+    for _ in 0..CALIBRATION_ATTEMPTS {
+        distance.wait(stop);
+        if stop() {
+            return Err(GapError::Stopped);
+        }
+        limit.calibrate()?;
+        let after = distance.look();
+        if !distance.is_far(after) {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// The runs of one point.
 struct Runs<'a> {
     config: GapConfig,
     case: Case,
     session: Session<'a>,
     latencies: Latencies,
+    distance: &'a mut Distance,
     stop: &'a dyn Fn() -> bool,
 }
 
 impl Runs<'_> {
-    /// As many pairs as asked for, quiet ones if possible; and how many others there were.
+    /// As many pairs as asked for, quiet ones if possible; and the others.
     fn pairs(
         &mut self,
         limit: &mut Limit,
         product: &Product,
-    ) -> Result<(Vec<Pair>, usize), GapError> {
+    ) -> Result<(Vec<Pair>, Vec<Pair>), GapError> {
         let wanted = self.config.pairs;
-        let mut quiet: Vec<Pair> = Vec::with_capacity(wanted);
-        let mut disturbed: Vec<Pair> = Vec::new();
-        while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
-            let pair = self.pair(limit, product)?;
-            if pair.is_disturbed() { &mut disturbed } else { &mut quiet }.push(pair);
+        let mut pairs: Vec<Pair> = Vec::with_capacity(wanted);
+        loop {
+            let quiet = pairs.iter().filter(|pair| !pair.is_disturbed()).count();
+            if quiet >= wanted || pairs.len() >= wanted * ATTEMPTS_FACTOR {
+                break;
+            }
+            pairs.push(self.pair(limit, product)?);
+            // Also the earlier ones: what looked near may have been far, as is known only now.
+            for pair in &mut pairs {
+                pair.apart = self.distance.is_far(pair.round_trip);
+            }
         }
-        disturbed.sort_by(|a, b| a.disturbance().total_cmp(&b.disturbance()));
-        let missing = wanted - quiet.len();
-        let repeated = disturbed.len().saturating_sub(missing);
-        quiet.extend(disturbed.into_iter().take(missing));
-        Ok((quiet, repeated))
+        let (mut counted, mut rejected): (Vec<Pair>, Vec<Pair>) =
+            pairs.into_iter().partition(|pair| !pair.is_disturbed());
+        rejected.sort_by(Pair::by_disturbance);
+        let missing = wanted.saturating_sub(counted.len()).min(rejected.len());
+        counted.extend(rejected.drain(..missing));
+        Ok((counted, rejected))
     }
 
     fn pair(&mut self, limit: &mut Limit, product: &Product) -> Result<Pair, GapError> {
+        let near = self.distance.wait(self.stop);
         let before = Machine::now();
         let bare = limit.run(self.config.ramp, self.config.time)?;
         self.config.seed = self.config.seed.wrapping_add(1);
@@ -287,6 +340,7 @@ impl Runs<'_> {
         if (self.stop)() {
             return Err(GapError::Stopped);
         }
+        let round_trip = near.max(self.distance.look());
         if let Some(error) = outcome.error {
             let why = match error {
                 JobError::Io(why) => why,
@@ -297,6 +351,7 @@ impl Runs<'_> {
         let side = if self.case.write { &outcome.write } else { &outcome.read };
         self.latencies.merge(side);
         let iops = side.count() as f64 / outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE);
-        Ok(Pair { limit_iops: bare.iops(), iops, foreign_percent, stolen_percent })
+        let (limit_iops, apart) = (bare.iops(), self.distance.is_far(round_trip));
+        Ok(Pair { limit_iops, iops, foreign_percent, stolen_percent, round_trip, apart })
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use raceline_bench::congestion::CongestionControl;
 use raceline_bench::gap::report::Report;
 use raceline_bench::gap::{Case, Gap, GapConfig, GapError};
+use raceline_reactor::affinity::allowed_cores;
 use raceline_reactor::{Backend, HugePages, Mode};
 
 const CASES: [Case; 3] = [
@@ -33,14 +34,18 @@ fn config() -> GapConfig {
 }
 
 fn report(config: GapConfig) -> Report {
-    let mut gap = Gap::start(&config, &CASES).expect("a target");
+    report_of(config, &CASES)
+}
+
+fn report_of(config: GapConfig, cases: &[Case]) -> Report {
+    let mut gap = Gap::start(&config, cases).expect("a target");
     let mut report = Report {
         config,
         pages: "plain".to_owned(),
         congestion_control: CongestionControl::of_system(),
         points: Vec::new(),
     };
-    for case in CASES {
+    for &case in cases {
         let point = gap.measure(case, &|| false);
         report.points.push(point.unwrap_or_else(|error| panic!("{case}: {error}")));
     }
@@ -63,6 +68,12 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
         assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"));
         assert_eq!(point["pairs"].as_array().unwrap().len(), 2);
         assert!(point["pairs"][0]["ratio"].as_f64().unwrap() > 0.0);
+        // Sides that float have no distance.
+        assert!(point.get("core_round_trip_ns").is_none());
+        assert_eq!(
+            (&point["pairs"][0]["apart"], &point["repeated_apart"]),
+            (&false.into(), &0.into())
+        );
         assert!(
             report
                 .congestion_control
@@ -87,6 +98,37 @@ fn the_table_has_a_line_per_point_and_a_summary() {
     }
     let summary = report.summary();
     assert!(summary.contains("3 points") && summary.contains("below 0.8;"), "{summary}");
+    assert!(!summary.contains("apart"), "{summary}");
+}
+
+#[test]
+fn the_distance_of_two_cores_is_reported() {
+    let cores = allowed_cores().unwrap();
+    let [target, host, ..] = cores[..] else { return };
+    let cores = GapConfig { target_core: Some(target), host_core: Some(host), ..config() };
+    let mut report = report_of(GapConfig { pairs: 3, ..cores }, &CASES[..1]);
+    let Some(measured) = report.points[0].pairs[0].round_trip else {
+        return; // This machine is too busy for a look.
+    };
+    // One pair while the cores were apart, and one of the others was repeated because of that.
+    let ns = Duration::from_nanos;
+    for (pair, found) in report.points[0].pairs.iter_mut().zip([57, 320, 60]) {
+        (pair.round_trip, pair.apart) = (Some(ns(found)), found == 320);
+    }
+    (report.points[0].repeated, report.points[0].repeated_apart) = (2, 1);
+    assert!(measured > Duration::ZERO && report.points[0].pairs[1].is_disturbed());
+    let summary = report.summary();
+    let line = format!(
+        "\ncores {target} and {host} are 60 ns apart (a cache line there and back); 1 pair was repeated \
+         because they were not; 1 pair was taken though they were further apart\n"
+    );
+    assert!(summary.ends_with(&line), "{summary}");
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert_eq!(json[0]["core_round_trip_ns"], 60);
+    assert_eq!((&json[0]["repeated"], &json[0]["repeated_apart"]), (&2.into(), &1.into()));
+    let pair = &json[0]["pairs"][1];
+    assert_eq!((&pair["core_round_trip_ns"], &pair["apart"]), (&320.into(), &true.into()));
+    assert!(json[0]["disturbed"].as_u64().unwrap() >= 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod accel;
 mod digest;
+mod distance;
 mod engines;
 mod gap;
 mod host;
@@ -19,5 +20,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Experiment::Accel(args) => accel::run(args),
         Experiment::Digest(args) => digest::run(args),
         Experiment::Host(args) => host::run(args),
+        Experiment::Distance(args) => distance::run(args),
     }
 }

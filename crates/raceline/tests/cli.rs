@@ -424,6 +424,31 @@ fn bench_measures_the_limit_and_the_gap() {
 }
 
 #[test]
+fn bench_measures_distances() {
+    let core = some_core();
+    let line = fails(&["bench", "distance", "--cores", &core], 2);
+    assert!(line.contains("a distance is between two cores"), "{line}");
+    let line = fails(&["bench", "distance", "--cores", &format!("{core},1023")], 1);
+    assert!(line.contains("core 1023 cannot be used: this process may use"), "{line}");
+
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return;
+    }
+    let pairs = json(&ok(&["bench", "distance", "--once", "-o", "json"]));
+    let pairs = pairs.as_array().unwrap();
+    assert!(!pairs.is_empty());
+    for pair in pairs {
+        let number = |name: &str| pair[name].as_u64().unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(pair["cores"].as_array().unwrap().len(), 2);
+        assert!(number("round_trip_ns") > 0);
+        assert_eq!(number("round_trip_ns"), number("most_ns"));
+    }
+    let table = ok(&["bench", "distance", "--once"]);
+    assert!(table.starts_with("core  "), "{table}");
+    assert!(table.ends_with("ns for a cache line there and back; one look\n"), "{table}");
+}
+
+#[test]
 fn bench_measures_operations_and_digests() {
     let accel = ["bench", "accel", "--op", "crc32c", "--size", "512", "--working-set", "hot"];
     let quick = ["--runs", "1", "--runtime", "1ms", "--depth", "4", "-o", "json"];

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::{GapConfig, Pair, Point};
 use crate::congestion::CongestionControl;
+use crate::distance::{self, Distance};
 use crate::limit::report::{median, whole};
 use crate::report::{grouped, latency_text};
 
@@ -113,10 +114,35 @@ impl Report {
             format!("; the worst is {:.2} ({})", figures.ratio, point.case)
         });
         format!(
-            "\n{} points, {below} below {}{worst}; {disturbed} with disturbed pairs\n",
+            "\n{} points, {below} below {}{worst}; {disturbed} with disturbed pairs\n{}",
             figures.len(),
-            self.bar()
+            self.bar(),
+            self.distance()
         )
+    }
+
+    /// A line about the cores and how many pairs were taken while they were apart, if they are two.
+    fn distance(&self) -> String {
+        let pairs = || self.points.iter().flat_map(|point| &point.pairs);
+        let mut distance = Distance::between(self.config.target_core, self.config.host_core);
+        // By what is known in the end, pairs of the first points may have been apart, too.
+        pairs().filter_map(|pair| pair.round_trip).for_each(|found| distance.note(found));
+        let Some((cores, least)) = distance.cores().zip(distance.least()) else {
+            return String::new();
+        };
+        let round_trip = distance::median(pairs().map(|pair| pair.round_trip)).unwrap_or(least);
+        let mut line = distance::sentence(cores, round_trip);
+        let far = |pair: &&Pair| pair.apart || distance.is_far(pair.round_trip);
+        let counted = pairs().filter(far).count();
+        let repeated: usize = self.points.iter().map(|point| point.repeated_apart).sum();
+        let were = |count: usize| if count == 1 { "pair was" } else { "pairs were" };
+        if repeated > 0 {
+            line += &format!("; {repeated} {} repeated because they were not", were(repeated));
+        }
+        if counted > 0 {
+            line += &format!("; {counted} {} taken though they were further apart", were(counted));
+        }
+        line + "\n"
     }
 
     /// A list of objects, one per point, ended by a line feed.
@@ -157,6 +183,11 @@ struct PointJson<'a> {
     disturbed: usize,
     /// Pairs that do not count because others disturbed them.
     repeated: usize,
+    /// Those of them during which the cores were apart.
+    repeated_apart: usize,
+    /// Median of the pairs'; absent where the sides have no two cores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_round_trip_ns: Option<u64>,
     p50_us: f64,
     p99_us: f64,
     p999_us: f64,
@@ -170,6 +201,10 @@ struct PairJson {
     ratio: f64,
     foreign_percent: f64,
     stolen_percent: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_round_trip_ns: Option<u64>,
+    /// Whether the cores were further apart than at other times.
+    apart: bool,
 }
 
 impl<'a> PointJson<'a> {
@@ -183,7 +218,10 @@ impl<'a> PointJson<'a> {
             ratio: pair.ratio(),
             foreign_percent: pair.foreign_percent,
             stolen_percent: pair.stolen_percent,
+            core_round_trip_ns: distance::whole_ns(pair.round_trip),
+            apart: pair.apart,
         };
+        let round_trip = distance::median(point.pairs.iter().map(|pair| pair.round_trip));
         Self {
             case: case.to_string(),
             rw: if case.write { "write" } else { "read" },
@@ -206,6 +244,8 @@ impl<'a> PointJson<'a> {
             pairs: point.pairs.iter().map(pair).collect(),
             disturbed: figures.disturbed,
             repeated: point.repeated,
+            repeated_apart: point.repeated_apart,
+            core_round_trip_ns: distance::whole_ns(round_trip),
             p50_us: micros(50.0),
             p99_us: micros(99.0),
             p999_us: micros(99.9),

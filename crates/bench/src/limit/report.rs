@@ -1,11 +1,13 @@
 //! What was measured: for people as a table, for programs as a JSON list.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::{LimitConfig, Measured, Mode, Tuning};
 use crate::congestion::CongestionControl;
+use crate::distance::{self, Distance};
 use crate::report::{binary_bytes, grouped};
 
 /// All points of a run.
@@ -15,6 +17,8 @@ pub struct Report {
     pub pages: String,
     /// What TCP did with it.
     pub congestion_control: CongestionControl,
+    /// Between the cores of the two sides, as far as it is known by now.
+    pub distance: Distance,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
 }
@@ -30,6 +34,11 @@ pub struct Point {
     pub windows: Vec<Measured>,
     /// The same with data digests, if they were asked for.
     pub digests: Option<Digests>,
+    /// For each repetition, how long a cache line took between the two cores and back: the longer of
+    /// the times before and after. `None` where a side floats, or both share a core.
+    pub round_trips: Vec<Option<Duration>>,
+    /// Repetitions that do not count because the cores were further apart.
+    pub repeated: usize,
 }
 
 /// What was found with data digests.
@@ -114,9 +123,19 @@ impl Report {
     /// The first lines of the table.
     #[must_use]
     pub fn heading(&self) -> String {
+        let distance = self.distance.cores().zip(self.distance.least());
+        let distance =
+            distance.map(|(cores, least)| format!("{}\n", distance::sentence(cores, least)));
         format!(
-            "{}\n{:<28}{:>12}{:>14}{:>10}{:>16}  tuning ({} pages)\n",
-            self.congestion_control, "case", "IOPS", "bandwidth", "mean", "spread", self.pages
+            "{}\n{}{:<28}{:>12}{:>14}{:>10}{:>16}  tuning ({} pages)\n",
+            self.congestion_control,
+            distance.unwrap_or_default(),
+            "case",
+            "IOPS",
+            "bandwidth",
+            "mean",
+            "spread",
+            self.pages
         )
     }
 
@@ -136,7 +155,18 @@ impl Report {
                 );
             }
         }
+        let far = self.apart(point);
+        if far > 0 {
+            let of = point.round_trips.len();
+            let _ =
+                writeln!(rows, "  {far} of {of} repetitions while the cores were further apart");
+        }
         rows
+    }
+
+    /// Repetitions while the cores were further apart than at other times.
+    fn apart(&self, point: &Point) -> usize {
+        point.round_trips.iter().filter(|found| self.distance.is_far(**found)).count()
     }
 
     /// A list of objects, one per point, ended by a line feed.
@@ -198,6 +228,13 @@ struct PointJson<'a> {
     /// Time of the target's core per command, of each run; absent where it sleeps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     core_ns: Vec<f64>,
+    /// Median of the runs'; absent where the sides have no two cores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_round_trip_ns: Option<u64>,
+    /// Runs that count though the cores were further apart than at other times.
+    apart: usize,
+    /// Runs that do not count because the cores were further apart.
+    repeated: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     digests: Option<DigestsJson>,
 }
@@ -237,6 +274,11 @@ impl<'a> PointJson<'a> {
             runs: point.windows.iter().map(Measured::iops).collect(),
             tuning: point.tuning.to_string(),
             core_ns: core_ns(&point.windows),
+            core_round_trip_ns: distance::whole_ns(distance::median(
+                point.round_trips.iter().copied(),
+            )),
+            apart: report.apart(point),
+            repeated: point.repeated,
             digests: point.digests.as_ref().map(|digests| DigestsJson {
                 limit_iops: median(&sorted(&digests.windows, Measured::iops)),
                 runs: digests.windows.iter().map(Measured::iops).collect(),

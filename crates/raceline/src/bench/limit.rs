@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use raceline_bench::congestion::CongestionControl;
+use raceline_bench::distance::Distance;
 use raceline_bench::limit::report::{Digests, Point, Report};
 use raceline_bench::limit::{self, Fixed, Limit, LimitConfig, LimitError, fill_region};
 
@@ -14,6 +15,9 @@ use crate::{limits, shell};
 
 /// How long each repetition runs before it is measured, at most.
 const RAMP_MAX: Duration = Duration::from_millis(100);
+/// Repetitions during which the cores went apart are repeated until there are so many times the
+/// repetitions asked for.
+const ATTEMPTS_FACTOR: u32 = 3;
 
 /// Measures all points and prints the report.
 pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
@@ -27,9 +31,14 @@ pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
         config.check().map_err(failure)?;
     }
     let mut region = Some(fill_region(args.memory, args.pages.into(), args.seed).map_err(failure)?);
+    let stop = || interrupt.requested().is_some();
+    let cores = args.cores;
+    let mut distance = Distance::between(Some(cores.target_core), Some(cores.host_core));
+    distance.wait(&stop);
     let mut report = Report {
         pages: args.pages.name().to_owned(),
         congestion_control: CongestionControl::of_system(),
+        distance,
         points: Vec::new(),
     };
     if args.output == OutputFormat::Table {
@@ -44,7 +53,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
             None => fill_region(args.memory, args.pages.into(), args.seed).map_err(failure)?,
         };
         let mut limit = Limit::start(&config, memory).map_err(failure)?;
-        let point = measure(args, config, &mut limit);
+        let point = measure(args, config, &mut limit, &mut report.distance, &stop);
         region = limit.stop();
         let point = point.map_err(failure)?;
         if args.output == OutputFormat::Table {
@@ -58,22 +67,38 @@ pub(crate) fn run(args: &LimitArgs) -> Result<(), Failure> {
     }
 }
 
-fn measure(args: &LimitArgs, config: LimitConfig, limit: &mut Limit) -> Result<Point, LimitError> {
+fn measure(
+    args: &LimitArgs,
+    config: LimitConfig,
+    limit: &mut Limit,
+    distance: &mut Distance,
+    stop: &dyn Fn() -> bool,
+) -> Result<Point, LimitError> {
+    distance.wait(stop);
     limit.calibrate()?;
     if args.data_digest {
         limit.calibrate_with_digests()?;
     }
     let (ramp, time) = (RAMP_MAX.min(args.runtime / 4), args.runtime);
-    let (mut windows, mut digests) = (Vec::new(), Vec::new());
-    for _ in 0..args.repeat {
-        windows.push(limit.run(ramp, time)?);
-        if args.data_digest {
-            digests.push(limit.run_with_digests(ramp, time)?);
+    let (mut windows, mut digests, mut round_trips) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut repeated, mut spare) = (0, args.repeat * (ATTEMPTS_FACTOR - 1));
+    while round_trips.len() < args.repeat as usize {
+        let near = distance.wait(stop);
+        let window = limit.run(ramp, time)?;
+        let digest =
+            if args.data_digest { Some(limit.run_with_digests(ramp, time)?) } else { None };
+        let round_trip = near.max(distance.look());
+        if distance.is_far(round_trip) && spare > 0 && !stop() {
+            (repeated, spare) = (repeated + 1, spare - 1);
+            continue;
         }
+        windows.push(window);
+        digests.extend(digest);
+        round_trips.push(round_trip);
     }
     let tuning = limit.digest_tuning();
     let digests = args.data_digest.then_some(Digests { tuning, windows: digests });
-    Ok(Point { config, tuning: limit.tuning(), windows, digests })
+    Ok(Point { config, tuning: limit.tuning(), windows, digests, round_trips, repeated })
 }
 
 /// All points, sizes first.

@@ -1,5 +1,6 @@
 //! Arguments of `raceline bench`.
 
+pub(crate) mod distance;
 pub(crate) mod host;
 
 use std::time::Duration;
@@ -9,6 +10,7 @@ use raceline_bdev::ByteSize;
 use raceline_bench::{accel, digest, gap, limit};
 use raceline_reactor::HugePages;
 
+pub(crate) use self::distance::DistanceArgs;
 use super::values::{self, IoChoice, ModeChoice, OutputFormat};
 
 /// Arguments of `bench`.
@@ -31,6 +33,8 @@ pub(crate) enum Experiment {
     Digest(DigestArgs),
     /// Measure what the host's ways of using queues bring: maps, gathered commands
     Host(host::HostBenchArgs),
+    /// Measure how far cores are apart: how long a cache line takes from one to another and back
+    Distance(DistanceArgs),
 }
 
 /// Arguments of `bench limit`.
@@ -39,7 +43,8 @@ pub(crate) enum Experiment {
 Two threads exchange the bytes of NVMe/TCP commands over the loopback: payload leaves from, and \
 lands in, random places of a filled region. What is left to `auto` is tried for some tens of \
 milliseconds each before every point, and the fastest is used. Lists make a grid: every size with \
-every direction, number of connections and depth.
+every direction, number of connections and depth. Measurements wait until the two cores are as near \
+as they were before (see `bench distance`).
 
 Example: raceline bench limit --io-size 4k --depth 1,8,32,128 --connections 1,16 -o json")]
 pub(crate) struct LimitArgs {
@@ -138,7 +143,8 @@ pub(crate) struct LimitArgs {
 The bare pair of `bench limit` and Raceline's target and host are measured in turn, on the same \
 two cores with the same amount of memory of the same pages; what counts is the median of the \
 ratios of neighbouring runs. Pairs during which other processes used more than 5 % of the cores, \
-or the hypervisor took more than 1 % away, are repeated, and reported if that does not help. \
+or the hypervisor took more than 1 % away, or the two cores were further apart than before (see \
+`bench distance`), are repeated, and reported if that does not help. \
 Against --mode interrupt, the limit blocks, too.
 
 Example: raceline bench gap --points io=4k,depth=1|32,connections=1 -o json")]

@@ -240,6 +240,16 @@ fn bench_digest_takes_sizes_and_depths() {
 }
 
 #[test]
+fn bench_distance_takes_cores() {
+    let Verb::Bench(args) = parse("bench distance --cores 0,2-3 --once").unwrap() else {
+        unreachable!()
+    };
+    let bench::Experiment::Distance(args) = args.experiment else { unreachable!() };
+    assert_eq!(args.cores.unwrap().0, [0, 2, 3]);
+    assert!(args.once);
+}
+
+#[test]
 fn bench_says_what_would_be_right() {
     for (options, message) in [
         ("limit --depth 0", "a number from 1 to 4096"),
@@ -254,6 +264,7 @@ fn bench_says_what_would_be_right() {
         ("accel --depth 1025", "a number from 1 to 1024"),
         ("digest --depth 0", "a number from 1 to 4096"),
         ("digest --quick --depth 1", "cannot be used with"),
+        ("distance --cores 0,0", "core 0 is there twice"),
         ("gap --points size=4k", "points are chosen as in io=4k|16k,rw=read,depth=1|32"),
     ] {
         let line = parse(&format!("bench {options}")).unwrap_err();
