@@ -6,6 +6,7 @@ mod capi;
 mod child;
 mod cli;
 mod cost;
+mod distance;
 mod fio;
 mod fuzz;
 mod interop;

@@ -1,11 +1,15 @@
-//! Whether a run counts: what other processes used, and what the hypervisor took (proc(5)).
+//! Whether a run counts: what other processes used, what the hypervisor took (proc(5)), and whether the
+//! cores were apart.
 
+use std::cmp::Ordering;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::cli::cpu_ticks;
+use crate::distance::Cores;
 
 /// Most that other processes may use, in percent of one core, for a run to count.
 const OTHERS_PERCENT_MAX: f64 = 5.0;
@@ -30,13 +34,19 @@ pub(crate) struct Machine {
     own: u64,
 }
 
-/// What disturbed a run, in percent of one core.
+/// What disturbed a run; CPU in percent of one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Disturbance {
     /// Used by other processes.
     pub(crate) others_percent: f64,
     /// Given to others by the hypervisor.
     pub(crate) stolen_percent: f64,
+    /// How long a cache line took between the cores of target and host and back: the longer of the
+    /// times before and after. Absent where nobody looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) core_round_trip_ns: Option<u64>,
+    /// Whether that was far more than at other times.
+    pub(crate) apart: bool,
 }
 
 impl Machine {
@@ -60,6 +70,7 @@ impl Machine {
         Ok(Disturbance {
             others_percent: percent(others, time)?,
             stolen_percent: percent(self.stolen.saturating_sub(before.stolen), time)?,
+            ..Disturbance::default()
         })
     }
 }
@@ -67,12 +78,29 @@ impl Machine {
 impl Disturbance {
     /// Whether the run does not count.
     pub(crate) fn is_too_much(&self) -> bool {
-        self.others_percent > OTHERS_PERCENT_MAX || self.stolen_percent > STOLEN_PERCENT_MAX
+        self.apart
+            || self.others_percent > OTHERS_PERCENT_MAX
+            || self.stolen_percent > STOLEN_PERCENT_MAX
     }
 
-    /// Both together.
-    pub(crate) fn sum(&self) -> f64 {
-        self.others_percent + self.stolen_percent
+    /// What is worse comes later: nothing changes figures as much as the distance of cores.
+    pub(crate) fn compare(&self, other: &Self) -> Ordering {
+        let percent = |found: &Self| found.others_percent + found.stolen_percent;
+        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
+    }
+}
+
+impl fmt::Display for Disturbance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { others_percent, stolen_percent, .. } = self;
+        write!(
+            f,
+            "others used {others_percent:.1} % of a core, {stolen_percent:.1} % were stolen"
+        )?;
+        match self.core_round_trip_ns {
+            Some(ns) if self.apart => write!(f, ", the cores were {ns} ns apart"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -92,12 +120,11 @@ pub(crate) fn undisturbed<T>(
         if noisy || !found.is_too_much() {
             return Ok((value, rejected));
         }
-        eprintln!(
-            "rejected: {what}: others used {:.1} % of a core, {:.1} % were stolen",
-            found.others_percent, found.stolen_percent
-        );
+        eprintln!("rejected: {what}: {found}");
     }
-    bail!("{what}: this machine is too busy to measure: end what else runs, or give --noisy");
+    bail!(
+        "{what}: this machine is too busy to measure, or its cores move too often: end what else runs, or give --noisy"
+    );
 }
 
 /// The same for a run between whose beginning and end nothing but `running` and children that it
@@ -108,11 +135,25 @@ pub(crate) fn watched<T>(
     running: &[u32],
     mut run: impl FnMut() -> Result<T>,
 ) -> Result<(T, u32)> {
-    undisturbed(what, noisy, || {
-        let before = Machine::now(running)?;
-        let value = run()?;
-        Ok((value, Machine::now(running)?.since(&before)?))
-    })
+    undisturbed(what, noisy, || counted(running, &mut run))
+}
+
+/// The same for throughput and latencies of target and host, which also want near cores.
+pub(crate) fn watched_near<T>(
+    what: &str,
+    cores: &Cores<'_>,
+    noisy: bool,
+    running: &[u32],
+    mut run: impl FnMut() -> Result<T>,
+) -> Result<(T, u32)> {
+    undisturbed(what, noisy, || cores.around(|| counted(running, &mut run)))
+}
+
+/// Runs once.
+fn counted<T>(running: &[u32], run: impl FnOnce() -> Result<T>) -> Result<(T, Disturbance)> {
+    let before = Machine::now(running)?;
+    let value = run()?;
+    Ok((value, Machine::now(running)?.since(&before)?))
 }
 
 /// Ticks of all processes, and stolen ones.
@@ -159,11 +200,21 @@ mod tests {
 
     #[test]
     fn disturbed_runs_are_repeated_and_given_up_in_the_end() {
-        let found = |others_percent| Disturbance { others_percent, stolen_percent: 0.0 };
+        let found = |others_percent| Disturbance { others_percent, ..Disturbance::default() };
         let mut runs = [9.0, 9.0, 1.0].into_iter();
         let good = undisturbed("x", false, || Ok((5, found(runs.next().unwrap())))).unwrap();
         assert_eq!(good, (5, 2));
         assert_eq!(undisturbed("x", true, || Ok((5, found(9.0)))).unwrap(), (5, 0));
         assert!(undisturbed("x", false, || Ok((5, found(9.0)))).is_err());
+    }
+
+    #[test]
+    fn cores_that_are_apart_are_worse_than_others_that_work() {
+        let busy = Disturbance { others_percent: 90.0, ..Disturbance::default() };
+        let core_round_trip_ns = Some(310);
+        let apart = Disturbance { core_round_trip_ns, apart: true, ..Disturbance::default() };
+        assert!(apart.is_too_much() && apart.compare(&busy).is_gt());
+        assert!(apart.to_string().ends_with("the cores were 310 ns apart"), "{apart}");
+        assert!(!busy.to_string().contains("apart"), "{busy}");
     }
 }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::figures::{Figure, Perf, at_most};
 use super::gap;
 use super::{NAMESPACE, Options, fill};
-use crate::quiet::watched;
+use crate::distance::Cores;
+use crate::quiet::watched_near;
 use crate::raceline::{Export, Tree};
 
 /// On both sides; the first is what the others are compared with.
@@ -33,10 +34,11 @@ const INTERRUPT_TO_LIMIT_MAX: f64 = 1.15;
 pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
     let mut p50s_us = [const { Vec::new() }; MODES.len()];
     let mut rejected = 0;
+    let cores = Cores::new(tree, options.noisy);
     // What changes on the machine meanwhile changes all modes: they take turns.
     for _ in 0..options.runs {
         for (mode, p50_us) in MODES.into_iter().zip(&mut p50s_us) {
-            let (perf, disturbed) = one_run(tree, options, mode)?;
+            let (perf, disturbed) = one_run(&cores, tree, options, mode)?;
             rejected += disturbed;
             p50_us.push(perf.p50_us);
         }
@@ -68,14 +70,14 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
 }
 
 /// With a target of its own: an idle one that polls would take the core from the others.
-fn one_run(tree: &Tree, options: &Options, mode: &str) -> Result<(Perf, u32)> {
+fn one_run(cores: &Cores<'_>, tree: &Tree, options: &Options, mode: &str) -> Result<(Perf, u32)> {
     let target = Export::start(tree, &[NAMESPACE, "--cores", "0", "--mode", mode])?;
     fill(tree, &target)?;
     let mut words = RUN.to_vec();
     words.extend(["--mode", mode]);
     let (address, pid) = (target.address(), target.pid());
     let run = || Perf::run(tree, &address, &words);
-    let measured = watched(mode, options.noisy, &[pid], run)?;
+    let measured = watched_near(mode, cores, options.noisy, &[pid], run)?;
     target.stop("TERM")?;
     Ok(measured)
 }

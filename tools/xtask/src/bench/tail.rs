@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::figures::{Figure, Perf};
 use super::{NAMESPACE, Options, fill};
-use crate::quiet::watched;
+use crate::distance::Cores;
+use crate::quiet::watched_near;
 use crate::raceline::{Export, Tree};
 
 /// The closed loop that finds the most, and the open loop over the same queues.
@@ -65,10 +66,11 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
 
 fn measure(tree: &Tree, options: &Options, subject: &Subject) -> Result<Value> {
     let name = subject.name;
+    let cores = Cores::new(tree, options.noisy);
     let perf = |rest: &[&str]| {
         let words = [&LOAD[..], &TIMES, rest].concat();
         let run = || Perf::run(tree, &subject.address, &words);
-        watched(name, options.noisy, &subject.pids, run)
+        watched_near(name, &cores, options.noisy, &subject.pids, run)
     };
     let (closed, mut rejected) = perf(&[])?;
     let rate = whole(closed.iops)? * PERCENT_OF_MOST / 100;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::figures::{Figure, Perf};
 use super::{NAMESPACE, Options, fill};
 use crate::cli::cpu_ticks;
+use crate::distance::Cores;
 use crate::quiet::{Disturbance, Machine, percent, undisturbed};
 use crate::raceline::{Export, Tree};
 
@@ -60,10 +61,11 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
         "| workload | IOPS | P50 us | P99 us | P99.99 us | target CPU % | host CPU % | rejected |"
     );
     println!("|---|---|---|---|---|---|---|---|");
+    let cores = Cores::new(tree, options.noisy);
     let mut rows = Vec::new();
     for workload in WORKLOADS {
         if options.workload.as_ref().is_none_or(|text| workload.0.contains(text.as_str())) {
-            rows.push(measure(tree, &target, options, workload)?);
+            rows.push(measure(&cores, tree, &target, options, workload)?);
         }
     }
     target.healthy()?;
@@ -72,6 +74,7 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
 }
 
 fn measure(
+    cores: &Cores<'_>,
     tree: &Tree,
     target: &Export,
     options: &Options,
@@ -80,7 +83,7 @@ fn measure(
     let mut samples = Vec::new();
     let mut rejected = 0;
     for _ in 0..options.runs {
-        let run = || one_run(tree, target, [pattern, size, depth]);
+        let run = || cores.around(|| one_run(tree, target, [pattern, size, depth]));
         let (sample, disturbed) = undisturbed(name, options.noisy, run)?;
         rejected += disturbed;
         samples.push(sample);

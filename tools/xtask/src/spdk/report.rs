@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::point::{PAIRS, Pair, Point, RATIOS};
+use crate::distance;
 use crate::quiet::Disturbance;
 
 /// Everything.
@@ -28,6 +29,8 @@ pub(crate) struct Setting {
     pub(crate) repetitions: usize,
     pub(crate) ramp_seconds: u32,
     pub(crate) measured_seconds: u32,
+    /// The least round trip of a cache line between the cores of target and host.
+    pub(crate) core_round_trip_ns: Option<u64>,
 }
 
 /// One run of a host against a target.
@@ -171,9 +174,11 @@ impl Setting {
     /// The paragraph above the tables; `what` is said of the runs.
     pub(crate) fn introduction(&self, what: &str) -> String {
         let Self { raceline, spdk, kernel, congestion_control, processor, repetitions, .. } = self;
+        let apart = self.core_round_trip_ns.map(|ns| format!(", {}", distance::fact(ns)));
+        let apart = apart.unwrap_or_default();
         let (ramp, time) = (self.ramp_seconds, self.measured_seconds);
         format!(
-            "Raceline {raceline} and {spdk}, Linux {kernel}, {processor}; target polling on core 0, host polling on core 1, \
+            "Raceline {raceline} and {spdk}, Linux {kernel}, {processor}; target polling on core 0, host polling on core 1{apart}, \
              loopback, TCP's congestion control {congestion_control}, namespaces of 512 MiB, filled. {repetitions} repetitions, all {what} in turn, each \
              {time} s after a ramp of {ramp} s: median (lowest - highest), ratios repetition by repetition. \
              A point is size, direction, depth x connections, at random addresses.\n\n"
@@ -240,6 +245,7 @@ mod tests {
             repetitions: 1,
             ramp_seconds: 1,
             measured_seconds: 1,
+            core_round_trip_ns: Some(57),
         };
         let points = vec![PointReport::new(grid(true)[0], vec![repetition(1.0)], 0)];
         let (target, cpu_percent) = ("t".to_owned(), 100.0);
@@ -252,5 +258,6 @@ mod tests {
             assert!(lines.iter().all(|line| bars(line) == bars(lines[0])), "{table}");
         }
         assert!(text.contains("| t | 100.0 | 2 | 4 | 6 |"), "{text}");
+        assert!(text.contains("on core 1, the cores 57 ns apart (a cache line"), "{text}");
     }
 }

@@ -69,20 +69,11 @@ fn repetition(bench: &mut Bench<'_>, point: Point, disturbed: &mut usize) -> Res
     let commands_per_s = (wall * LOAD_PERCENT / 100.0).max(1.0) as u32;
     let mut tails = Vec::new();
     for target in TARGETS {
-        let mut attempts = 1;
-        tails.push(loop {
-            let (tail, disturbance) = bench.with_target(target, |programs, target, seconds| {
-                programs.run_paced(target, point, seconds, commands_per_s)
-            })?;
-            if !disturbance.is_too_much() {
-                break tail;
-            }
-            if attempts >= bench.attempts {
-                *disturbed += 1;
-                break tail;
-            }
-            attempts += 1;
-        });
+        let (tail, disturbance, _) = bench.quiet(target, |programs, target, seconds| {
+            programs.run_paced(target, point, seconds, commands_per_s)
+        })?;
+        *disturbed += usize::from(disturbance.is_too_much());
+        tails.push(tail);
     }
     Ok(Repetition { commands_per_s, tails })
 }
