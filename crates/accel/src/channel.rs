@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::copier::Copier;
 use crate::engine::EngineQueue;
 use crate::flights::{Flight, Flights};
 use crate::inject::InjectionKind;
@@ -148,7 +149,7 @@ impl<S: Source, T: Target> Channel<S, T> {
     ) -> Result<u32, AccelError> {
         let code = OpCode::CopyCrc32c;
         let copied = self.pieces.of_copy(code, source, target).map(|(source, target, len)| {
-            (self.software.copy_crc32c(0, source, target, upcoming), len)
+            (self.software.copier.copy_crc32c(0, source, target, upcoming), len)
         });
         match copied {
             Ok((crc, len)) => self.count_now(code, crc, len),
@@ -176,8 +177,24 @@ impl<S: Source, T: Target> Channel<S, T> {
             return Err(AccelError::Lengths { operation: code, first: len, second: to.len() });
         }
         let (from, to) = (Piece::new(from.as_ptr(), len), PieceMut::new(to.as_mut_ptr(), len));
-        let crc = self.software.copy_crc32c(0, &[from], &[to], upcoming);
+        let crc = self.software.copier.copy_crc32c(0, &[from], &[to], upcoming);
         self.count_now(code, crc, len)
+    }
+
+    /// How to copy and digest part by part, if nothing but the CPU does that here, and no errors are
+    /// injected.
+    #[inline]
+    #[must_use]
+    pub fn copier(&self) -> Option<Copier> {
+        let code = OpCode::CopyCrc32c;
+        let free = self.is_immediate(code) && !self.shared.injections.is_active(code);
+        free.then_some(self.software.copier)
+    }
+
+    /// Counts a copy_crc32c of so many bytes that [`Self::copier`] does.
+    #[inline]
+    pub fn count_copied(&self, bytes: usize) {
+        self.counters.operations[OpCode::CopyCrc32c.index()].succeeded(bytes);
     }
 
     /// Counts a digest that was computed at once, and lets error injection have its way.

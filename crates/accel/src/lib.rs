@@ -24,6 +24,7 @@
 //! ```
 
 mod channel;
+mod copier;
 mod crc32c;
 mod deflate;
 pub mod dsa;
@@ -41,6 +42,7 @@ mod table;
 mod work;
 
 pub use channel::{Channel, ChannelConfig, Submitted};
+pub use copier::Copier;
 pub use crc32c::{Crc32c, CrcPath, CrcPathError, crc32c};
 pub use engine::{Capabilities, Engine, EngineQueue, RawRequest, RawResult, Refused, SlotId};
 pub use inject::{Injection, InjectionKind};

@@ -2,39 +2,29 @@
 
 #![allow(unsafe_code)]
 
+use crate::copier::Copier;
 use crate::crc32c::{Crc32c, CrcPath, crc32c};
 use crate::deflate::Deflate;
 use crate::engine::RawRequest;
-#[cfg(target_arch = "x86_64")]
-use crate::fused;
-use crate::memory::{Piece, PieceMut, Source, Target, Upcoming};
+use crate::memory::{Piece, PieceMut, Source, Target};
 use crate::operation::{AccelError, Operation, Output};
 use crate::work::{Extent, Work};
 
 /// Bytes that may change are copied in chunks of this before they are looked at.
 const BOUNCE_BYTES: usize = 4096;
 
-/// Where copy and digest are two passes, they take turns after so many bytes: half of a first-level
-/// cache. Fewer cost more for carrying the digest on than they save.
-const CHUNK_BYTES: usize = 16 << 10;
-
 /// One core's software engine.
 #[derive(Debug)]
 pub(crate) struct Software {
     path: CrcPath,
-    /// Copy and digest in one pass; not when a path is forced.
-    is_fused: bool,
+    pub(crate) copier: Copier,
     deflate: Deflate,
 }
 
 impl Software {
     /// An engine that digests by this path.
     pub(crate) fn new(path: CrcPath) -> Software {
-        #[cfg(target_arch = "x86_64")]
-        let is_fused = path == CrcPath::Auto && fused::is_available();
-        #[cfg(not(target_arch = "x86_64"))]
-        let is_fused = false;
-        Software { path, is_fused, deflate: Deflate::default() }
+        Software { path, copier: Copier::new(path), deflate: Deflate::default() }
     }
 
     /// Does the operations of the data path where each operand is one piece: what is left of a
@@ -61,7 +51,10 @@ impl Software {
                 if from.len != to.len {
                     return None;
                 }
-                Some((Output::Crc32c(self.copy_crc32c(seed, &[from], &[to], None)), from.len))
+                Some((
+                    Output::Crc32c(self.copier.copy_crc32c(seed, &[from], &[to], None)),
+                    from.len,
+                ))
             }
             _ => None,
         }
@@ -78,7 +71,7 @@ impl Software {
                 Ok(Output::Nothing)
             }
             Operation::CopyCrc32c { seed } => {
-                Ok(Output::Crc32c(self.copy_crc32c(seed, source, target, None)))
+                Ok(Output::Crc32c(self.copier.copy_crc32c(seed, source, target, None)))
             }
             Operation::Fill { byte } => {
                 for piece in target {
@@ -124,49 +117,6 @@ impl Software {
             with_bytes(piece, |bytes| digest.update_by(self.path, bytes));
         }
         digest.finalize()
-    }
-
-    /// Copies, and digests what the target then holds.
-    pub(crate) fn copy_crc32c(
-        &self,
-        seed: u32,
-        source: &[Piece],
-        target: &[PieceMut],
-        upcoming: Option<Upcoming>,
-    ) -> u32 {
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = upcoming;
-        let mut digest = Crc32c::resume(seed);
-        for_each_run(source, target, |from, to, len| {
-            #[cfg(target_arch = "x86_64")]
-            if self.is_fused && len >= fused::WORTH_BYTES {
-                let (from, to) = (from.pointer, to.pointer);
-                let next = upcoming.map_or(from, |upcoming| upcoming.pointer);
-                // SAFETY: the request's pieces are valid, a target overlaps nothing, and the CPU
-                // can.
-                let register =
-                    unsafe { fused::copy_crc32c(digest.register(), from, to, len, next) };
-                digest = Crc32c::resume(!register);
-                return;
-            }
-            self.copy_chunks(&mut digest, from, to, len);
-        });
-        digest.finalize()
-    }
-
-    /// Copies chunk by chunk, each looked at in the target while it is in the cache.
-    fn copy_chunks(&self, digest: &mut Crc32c, from: Piece, to: PieceMut, len: usize) {
-        for offset in (0..len).step_by(CHUNK_BYTES) {
-            let chunk = CHUNK_BYTES.min(len - offset);
-            let (from, to) = (from.part(offset, chunk), to.part(offset, chunk));
-            // SAFETY: the request's pieces are valid, a target overlaps nothing, and nobody else
-            // writes it while its bytes are looked at.
-            let bytes = unsafe {
-                std::ptr::copy_nonoverlapping(from.pointer, to.pointer, chunk);
-                std::slice::from_raw_parts(to.pointer, chunk)
-            };
-            digest.update_by(self.path, bytes);
-        }
     }
 }
 
@@ -257,7 +207,11 @@ fn with_copied_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
 
 /// Walks over two lists of the same total length, in runs that lie in one piece of both.
 #[inline]
-fn for_each_run<A: Extent, B: Extent>(first: &[A], second: &[B], mut run: impl FnMut(A, B, usize)) {
+pub(crate) fn for_each_run<A: Extent, B: Extent>(
+    first: &[A],
+    second: &[B],
+    mut run: impl FnMut(A, B, usize),
+) {
     let (mut first, mut second) = (first.iter().copied(), second.iter().copied());
     let (mut a, mut b) = (first.next(), second.next());
     while let (Some(from), Some(to)) = (a, b) {

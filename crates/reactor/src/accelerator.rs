@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use raceline_accel::{AccelError, Channel, ChannelConfig, Framework, OpCode, Submitted, Upcoming};
+use raceline_accel::{
+    AccelError, Channel, ChannelConfig, Copier, Framework, OpCode, Submitted, Upcoming,
+};
 
 use crate::buffer::IoBuf;
 use crate::io::{Completion, Outcome, Token};
@@ -88,6 +90,21 @@ impl Accelerator {
         upcoming: Option<Upcoming>,
     ) -> Result<u32, AccelError> {
         self.channel.copy_crc32c_now(payload, copy, upcoming)
+    }
+
+    /// True if a batch may copy and digest on the way ([`Channel::copier`]).
+    #[inline]
+    #[must_use]
+    pub fn is_copier(&self) -> bool {
+        self.channel.copier().is_some()
+    }
+
+    /// How a batch copies and digests `bytes` bytes on their way, which are counted now.
+    #[inline]
+    pub fn copier(&mut self, bytes: usize) -> Option<Copier> {
+        let copier = self.channel.copier()?;
+        self.channel.count_copied(bytes);
+        Some(copier)
     }
 
     /// The same of bytes that nobody else writes.

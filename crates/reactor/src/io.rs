@@ -258,6 +258,12 @@ pub trait Io {
         self.accelerator().is_immediate(code)
     }
 
+    /// True if payloads are copied and digested while they are sent
+    /// ([`SendBatch::push_digested`]), now that nobody but the CPU would do it.
+    fn copies_on_the_way(&mut self) -> bool {
+        self.accelerator().is_copier()
+    }
+
     /// Takes an operation that an engine has finished, once.
     fn accelerated(&mut self, finished: FinishedId) -> Option<WorkDone> {
         self.accelerator().take(finished)

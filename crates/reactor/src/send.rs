@@ -5,7 +5,12 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 
+use raceline_accel::Copier;
+
+use self::stage::Stage;
 use crate::buffer::{IoBuf, RegionHandle, SharedBuf};
+
+mod stage;
 
 /// Most segments that one system call takes (IOV_MAX of Linux).
 pub const IOV_MAX: usize = 1024;
@@ -113,6 +118,10 @@ pub struct SendBatch {
     /// The first part that is not completely sent, and how much of it is.
     next_part: usize,
     sent_of_part: usize,
+    /// Copies of payloads that are digested on their way.
+    stage: Stage,
+    /// The system call leaves some bytes to another one that follows at once.
+    more: bool,
     /// What the system call is given; rebuilt for each one.
     iovecs: Vec<libc::iovec>,
     message: libc::msghdr,
@@ -122,13 +131,15 @@ pub struct SendBatch {
 enum Part {
     Headers(Range<usize>),
     Payload(Payload),
+    /// Copied on its way; and where among the header bytes the digest of the copy belongs.
+    Digested(Payload, usize),
 }
 
 impl Part {
     fn len(&self) -> usize {
         match self {
             Part::Headers(range) => range.len(),
-            Part::Payload(payload) => payload.len(),
+            Part::Payload(payload) | Part::Digested(payload, _) => payload.len(),
         }
     }
 }
@@ -150,6 +161,8 @@ impl SendBatch {
             call_bytes_max: usize::MAX,
             next_part: 0,
             sent_of_part: 0,
+            stage: Stage::default(),
+            more: false,
             iovecs: Vec::with_capacity(part_capacity.clamp(16, IOV_MAX)),
             message,
         })
@@ -233,6 +246,22 @@ impl SendBatch {
         }
     }
 
+    /// Appends a payload that others may write meanwhile, and the CRC32C of what is sent of it,
+    /// little-endian: it is copied and digested just before it leaves.
+    ///
+    /// # Panics
+    /// As [`SendBatch::push_payload`].
+    pub fn push_digested(&mut self, payload: Payload, copier: Copier) {
+        payload.validate();
+        let len = payload.len();
+        if len > 0 {
+            self.remaining += len;
+            self.stage.use_copier(copier);
+            self.push_part(Part::Digested(payload, self.headers.len()));
+        }
+        self.push_bytes(&[0; size_of::<u32>()]);
+    }
+
     /// Bytes not yet sent.
     pub fn len(&self) -> usize {
         self.remaining
@@ -251,29 +280,44 @@ impl SendBatch {
         self.remaining = 0;
         self.next_part = 0;
         self.sent_of_part = 0;
+        self.stage.clear();
     }
 
-    /// Copies the next bytes to send, as many as fit and there are; gives their number. For
-    /// back ends without system calls.
-    pub fn copy_unsent(&self, out: &mut [u8]) -> usize {
-        let mut copied = 0;
+    /// Copies the next bytes to send, as many as fit and are ready, at least one if there are any;
+    /// gives their number. For back ends without system calls.
+    pub fn copy_unsent(&mut self, out: &mut [u8]) -> usize {
+        self.stage.fill(&self.parts, &mut self.headers, self.call_bytes_max);
+        let (mut copied, mut copies) = (0, self.stage.copies());
         let mut skip = self.sent_of_part;
-        for part in &self.parts[self.next_part..] {
-            let len = (part.len() - skip).min(out.len() - copied);
+        for (i, part) in self.parts.iter().enumerate().skip(self.next_part) {
+            let ready = self.ready(i);
+            let len = (ready - skip).min(out.len() - copied);
             let to = &mut out[copied..copied + len];
             match part {
                 Part::Headers(range) => {
                     to.copy_from_slice(&self.headers[range.start + skip..range.start + skip + len]);
                 }
                 Part::Payload(payload) => payload.copy_from_offset(skip, to),
+                Part::Digested(..) => {
+                    to.copy_from_slice(&copies[..len]);
+                    copies = &copies[len..];
+                }
             }
             copied += len;
-            skip = 0;
-            if copied == out.len() {
+            if copied == out.len() || ready < part.len() {
                 break;
             }
+            skip = 0;
         }
         copied
+    }
+
+    /// How many bytes of a part may leave.
+    fn ready(&self, index: usize) -> usize {
+        match &self.parts[index] {
+            Part::Digested(payload, _) => self.stage.copied(index, payload.len()),
+            part => part.len(),
+        }
     }
 
     /// Notes that the next `sent` bytes are gone.
@@ -283,13 +327,19 @@ impl SendBatch {
     pub fn advance(&mut self, sent: usize) {
         assert!(sent <= self.remaining, "{sent} bytes sent of {}", self.remaining);
         self.remaining -= sent;
-        self.sent_of_part += sent;
-        while let Some(part) = self.parts.get(self.next_part) {
-            if self.sent_of_part < part.len() {
-                break;
+        let mut left = sent;
+        while left > 0 {
+            let part = &self.parts[self.next_part];
+            let len = left.min(part.len() - self.sent_of_part);
+            if matches!(part, Part::Digested(..)) {
+                self.stage.advance(len);
             }
-            self.sent_of_part -= part.len();
-            self.next_part += 1;
+            left -= len;
+            self.sent_of_part += len;
+            if self.sent_of_part == part.len() {
+                self.sent_of_part = 0;
+                self.next_part += 1;
+            }
         }
     }
 
@@ -297,11 +347,15 @@ impl SendBatch {
     /// sendmsg(2). The
     /// result stays valid until the batch is changed or dropped; the box it lives in may move.
     pub(crate) fn prepare(&mut self) -> &libc::msghdr {
+        self.stage.fill(&self.parts, &mut self.headers, self.call_bytes_max);
         self.iovecs.clear();
+        let mut copies = self.stage.copies();
         let mut skip = self.sent_of_part;
         let mut room = self.call_bytes_max;
-        'parts: for part in &self.parts[self.next_part..] {
-            while skip < part.len() {
+        let mut described = 0;
+        'parts: for (i, part) in self.parts.iter().enumerate().skip(self.next_part) {
+            let ready = self.ready(i);
+            while skip < ready {
                 let full =
                     self.iovecs.len() == self.iovecs.capacity() || self.iovecs.len() == IOV_MAX;
                 if full || room == 0 {
@@ -313,17 +367,50 @@ impl SendBatch {
                         (bytes.as_ptr(), bytes.len())
                     }
                     Part::Payload(payload) => payload.segment(skip),
+                    Part::Digested(..) => {
+                        let (part, rest) = copies.split_at(ready - skip);
+                        copies = rest;
+                        (part.as_ptr(), part.len())
+                    }
                 };
                 let len = len.min(room);
                 self.iovecs.push(libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len });
                 skip += len;
                 room -= len;
+                described += len;
+            }
+            if ready < part.len() {
+                break;
             }
             skip = 0;
         }
+        let turns = self.takes_turns();
+        self.more = self.stage.is_used() && !turns && described < self.remaining;
         self.message.msg_iov = self.iovecs.as_mut_ptr();
         self.message.msg_iovlen = self.iovecs.len();
         &self.message
+    }
+
+    /// The bytes that a system call would see, through its vectors.
+    #[cfg(test)]
+    fn described(&mut self) -> Vec<u8> {
+        let message = self.prepare();
+        let mut bytes = Vec::new();
+        // SAFETY: `prepare` describes memory that the batch owns.
+        unsafe {
+            for iovec in std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) {
+                bytes.extend_from_slice(std::slice::from_raw_parts(
+                    iovec.iov_base.cast(),
+                    iovec.iov_len,
+                ));
+            }
+        }
+        bytes
+    }
+
+    /// Whether what [`Self::prepare`] described is followed by more at once.
+    pub(crate) fn has_more(&self) -> bool {
+        self.more
     }
 
     fn push_part(&mut self, part: Part) {
@@ -402,20 +489,8 @@ mod tests {
     use super::*;
     use crate::buffer::{HugePages, Region};
 
-    /// The bytes that a system call would see, through its vectors.
     fn gather(batch: &mut SendBatch) -> Vec<u8> {
-        let message = batch.prepare();
-        let mut bytes = Vec::new();
-        // SAFETY: `prepare` describes memory that the batch owns.
-        unsafe {
-            for iovec in std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) {
-                bytes.extend_from_slice(std::slice::from_raw_parts(
-                    iovec.iov_base.cast(),
-                    iovec.iov_len,
-                ));
-            }
-        }
-        bytes
+        batch.described()
     }
 
     fn sample() -> (Box<SendBatch>, Vec<u8>) {

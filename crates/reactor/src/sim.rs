@@ -446,6 +446,10 @@ impl Io for SimIo {
         !self.world.borrow().config.engines
     }
 
+    fn copies_on_the_way(&mut self) -> bool {
+        !self.world.borrow().config.engines && self.accelerator.is_copier()
+    }
+
     fn waker(&self) -> Waker {
         Waker::none()
     }

@@ -112,6 +112,14 @@ impl Connection {
         let token = self.digest_token(index);
         let slot = self.slots.get(index);
         let len = slot.transfer.len as usize;
+        if matches!(payload, Payload::Region(..))
+            && cx.io.copies_on_the_way()
+            && let Some(copier) = cx.io.accelerator().copier(len)
+        {
+            let cqe = Cqe { cid: slot.cid, status: Status::SUCCESS, ..Cqe::default() };
+            self.slots.release(index);
+            return self.push_digested(core, cqe, payload, copier);
+        }
         let work = match (payload, slot.buf.take()) {
             (payload @ Payload::Region(..), buf) => {
                 let mut copy = buf.unwrap_or_else(|| IoBuf::heap(len));

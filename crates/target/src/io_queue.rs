@@ -91,7 +91,7 @@ impl Connection {
             slot.direct = true;
             return;
         }
-        let buffer = self.needs_buffer(core, index);
+        let buffer = self.needs_buffer(cx, core, index);
         self.begin_transfer(cx, core, index, buffer);
     }
 
@@ -136,17 +136,17 @@ impl Connection {
         }
     }
 
-    fn needs_buffer(&mut self, core: &mut Core, index: u16) -> bool {
-        let digest = self.queue.data_digest();
+    fn needs_buffer(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) -> bool {
+        let copies = self.queue.data_digest() && !cx.io.copies_on_the_way();
         let slot = self.slots.get(index);
         match slot.transfer.direction {
             Direction::None => false,
             Direction::HostToController => true,
             Direction::ControllerToHost => {
                 let device = slot.device.and_then(|id| core.device(id));
-                // Memory that others may write is copied before its digest is computed.
+                // Memory that others may write is copied for its digest, by an engine beforehand.
                 !device.is_some_and(|device| {
-                    device.info.reads_in_place && !(digest && device.info.copies_data)
+                    device.info.reads_in_place && !(copies && device.info.copies_data)
                 })
             }
         }
@@ -184,10 +184,10 @@ impl Connection {
                 let in_place = |id| core.device(id).is_some_and(|it| it.info.reads_in_place);
                 // Then the copy is made together with the digest.
                 let keeps = digest && slot.device.is_some_and(in_place);
-                let buf = if keeps { None } else { slot.buf.take() };
-                if digest {
+                if digest && slot.buf.is_some() {
                     self.moved = self.moved.saturating_add(slot.transfer.len as usize);
                 }
+                let buf = if keeps { None } else { slot.buf.take() };
                 Op::Read { offset, len: slot.transfer.len as usize, buf }
             }
             IoCommand::Write { fua, .. } => match slot.buf.take() {

@@ -1,5 +1,6 @@
 //! What a connection sends: responses and data, gathered and sent in one vectored call.
 
+use raceline_accel::Copier;
 use raceline_proto::nvme::{Cqe, Status};
 use raceline_proto::tcp::ControllerQueue;
 use raceline_reactor::{Context, Payload, SendBatch};
@@ -104,6 +105,25 @@ impl Connection {
         if let Some(ddgst) = ddgst {
             self.out.push_bytes(&ddgst.to_le_bytes());
         }
+        if !all_said {
+            self.push_response(core, cqe);
+        }
+    }
+
+    /// As [`Self::push_payload`], of memory that others may write: digested on its way.
+    #[inline]
+    pub(crate) fn push_digested(
+        &mut self,
+        core: &mut Core,
+        cqe: Cqe,
+        payload: Payload,
+        copier: Copier,
+    ) {
+        let len = u32::try_from(payload.len()).expect("transfers are at most MDTS");
+        let all_said = !self.flow_control && cqe.dw0 == 0 && cqe.dw1 == 0;
+        self.push_pdu(core, |queue, out| queue.c2h_data(cqe.cid, 0, len, true, all_said, out));
+        self.counters.copied_bytes.add(u64::from(len));
+        self.out.push_digested(payload, copier);
         if !all_said {
             self.push_response(core, cqe);
         }
