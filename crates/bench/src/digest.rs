@@ -10,6 +10,7 @@
 pub mod report;
 mod side;
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use raceline_reactor::{Backend, HugePages, Mode};
 use raceline_target::TargetError;
 
 use crate::accel::Device;
+use crate::distance::Distance;
 use crate::engine::{EngineError, Progress, Session};
 use crate::gap::product::filled_ram;
 use crate::limit::report::{median, size_name};
@@ -110,6 +112,8 @@ pub struct Round {
     pub runs: Vec<Run>,
     /// What other processes used meanwhile, in percent of all cores.
     pub foreign_percent: f64,
+    /// The cores were far apart at one end of it ([`Distance`]).
+    pub apart: bool,
     /// What the hypervisor gave to others meanwhile, in percent of all cores.
     pub stolen_percent: f64,
 }
@@ -203,11 +207,15 @@ impl Round {
     /// Whether the figures may be somebody else's fault.
     #[must_use]
     pub fn is_disturbed(&self) -> bool {
-        self.foreign_percent > FOREIGN_PERCENT_MAX || self.stolen_percent > STOLEN_PERCENT_MAX
+        self.apart
+            || self.foreign_percent > FOREIGN_PERCENT_MAX
+            || self.stolen_percent > STOLEN_PERCENT_MAX
     }
 
-    fn disturbance(&self) -> f64 {
-        self.foreign_percent + self.stolen_percent
+    /// What is worse comes later: nothing changes figures as much as the distance of cores.
+    fn compare(&self, other: &Self) -> Ordering {
+        let percent = |round: &Self| round.foreign_percent + round.stolen_percent;
+        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
     }
 }
 
@@ -243,6 +251,8 @@ pub struct DigestBench {
     sides: Vec<Side>,
     /// The runs so far: each has a seed of its own.
     runs: u64,
+    /// Of the cores of targets and hosts.
+    distance: Distance,
 }
 
 impl DigestBench {
@@ -259,7 +269,8 @@ impl DigestBench {
         for who in ways(&config) {
             sides.push(Side::start(who, &config, &bdev, queues)?);
         }
-        Ok(Self { config, sides, runs: 0 })
+        let distance = Distance::between(config.target_core, config.host_core);
+        Ok(Self { config, sides, runs: 0, distance })
     }
 
     /// Whom the runs of a round are of, in order: first nobody.
@@ -288,13 +299,16 @@ impl DigestBench {
         while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
             self.runs += 1;
             let seed = config.seed.wrapping_add(self.runs);
-            let round = round(&config, case, &self.sides, &mut sessions, seed)?;
+            let before = self.distance.wait(stop);
+            let mut round = round(&config, case, &self.sides, &mut sessions, seed)?;
             if stop() {
                 return Err(DigestError::Stopped);
             }
+            let after = self.distance.look();
+            round.apart = [before, after].into_iter().any(|found| self.distance.is_far(found));
             if round.is_disturbed() { &mut disturbed } else { &mut quiet }.push(round);
         }
-        disturbed.sort_by(|a: &Round, b| a.disturbance().total_cmp(&b.disturbance()));
+        disturbed.sort_by(Round::compare);
         let missing = wanted - quiet.len();
         let repeated = disturbed.len().saturating_sub(missing);
         quiet.extend(disturbed.into_iter().take(missing));
@@ -332,7 +346,7 @@ fn round(
         runs.push(side.run(config, case, session, seed)?);
     }
     let (foreign_percent, stolen_percent) = Machine::now().since(&before);
-    Ok(Round { runs, foreign_percent, stolen_percent })
+    Ok(Round { runs, foreign_percent, stolen_percent, apart: false })
 }
 
 impl Point {

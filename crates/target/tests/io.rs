@@ -308,7 +308,7 @@ fn counters_kept_by_fused_compare_and_write_lose_no_increment() {
 
 #[test]
 fn commands_wait_for_buffers_in_order_and_none_is_lost() {
-    // 4 + 4 buffers for 64 writes and reads at a time.
+    // 4 + 4 buffers for 64 writes at a time. Reads of memory need none.
     let config = raceline_target::TargetConfig {
         large_buffers_per_core: 4,
         small_buffers_per_core: 4,
@@ -349,7 +349,7 @@ fn commands_wait_for_buffers_in_order_and_none_is_lost() {
     assert!(totals.buffer_waits > 0);
     assert_eq!(
         (totals.large_buffers, totals.small_buffers, totals.small_buffer_waits),
-        (128, 2, 0)
+        (64, 2, 0)
     );
     target.shutdown().unwrap();
 }

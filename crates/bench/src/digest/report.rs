@@ -490,6 +490,7 @@ mod tests {
                 run(350_000.0, 2500.0 * slower),
             ],
             foreign_percent,
+            apart: false,
             stolen_percent: 0.0,
         };
         let case = Case::read(io_bytes, 1024);

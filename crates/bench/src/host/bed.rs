@@ -1,5 +1,7 @@
 //! The target, the sessions of the ways that are compared, and the rounds in which they take turns.
 
+use std::cell::Cell;
+use std::cmp::Ordering;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use raceline_host::HostConfig;
@@ -8,6 +10,7 @@ use raceline_reactor::{HugePages, Mode};
 use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig};
 
 use super::{HostBenchConfig, HostBenchError};
+use crate::distance::Distance;
 use crate::engine::stage::{Cpus, FileSpec, JobSpec, StageConfig};
 use crate::engine::{Session, StageOutcome};
 use crate::gap::product::filled_ram;
@@ -24,7 +27,7 @@ const LARGE_BUFFERS: usize = 64;
 /// Entries of every queue.
 const ENTRIES: u16 = 128;
 /// Rounds that were disturbed are repeated until there are so many times the rounds asked for.
-const ATTEMPTS_FACTOR: usize = 2;
+const ATTEMPTS_FACTOR: usize = 3;
 
 /// A target, and what all ways have in common.
 pub(crate) struct Bed<'a> {
@@ -33,6 +36,8 @@ pub(crate) struct Bed<'a> {
     target: Option<Target>,
     address: SocketAddr,
     nqn: Nqn,
+    /// Of the cores of target and host, if both are ours.
+    distance: Cell<Distance>,
 }
 
 /// A run of each way, next to each other in time.
@@ -42,15 +47,21 @@ pub(crate) struct Round<T> {
     /// What others used of the machine meanwhile, in percent of all cores.
     foreign_percent: f64,
     stolen_percent: f64,
+    /// The cores were far apart at one end of it ([`Distance`]).
+    apart: bool,
 }
 
 impl<T> Round<T> {
     fn is_disturbed(&self) -> bool {
-        self.foreign_percent > FOREIGN_PERCENT_MAX || self.stolen_percent > STOLEN_PERCENT_MAX
+        self.apart
+            || self.foreign_percent > FOREIGN_PERCENT_MAX
+            || self.stolen_percent > STOLEN_PERCENT_MAX
     }
 
-    fn disturbance(&self) -> f64 {
-        self.foreign_percent + self.stolen_percent
+    /// What is worse comes later: nothing changes figures as much as the distance of cores.
+    fn compare(&self, other: &Self) -> Ordering {
+        let percent = |round: &Self| round.foreign_percent + round.stolen_percent;
+        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
     }
 }
 
@@ -67,7 +78,8 @@ impl<'a> Bed<'a> {
         stop: &'a dyn Fn() -> bool,
     ) -> Result<Self, HostBenchError> {
         if let Some((address, nqn)) = &config.target {
-            return Ok(Self { config, stop, target: None, address: *address, nqn: nqn.clone() });
+            let (address, nqn, distance) = (*address, nqn.clone(), Cell::default());
+            return Ok(Self { config, stop, target: None, address, nqn, distance });
         }
         let target = Target::start(target_config(config))?;
         let nqn = name(SUBSYSTEM);
@@ -80,7 +92,8 @@ impl<'a> Bed<'a> {
         let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(device) };
         target.add_namespace(&nqn, namespace)?;
         let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        Ok(Self { config, stop, target: Some(target), address, nqn })
+        let distance = Distance::between(Some(config.target_core), Some(config.host_core)).into();
+        Ok(Self { config, stop, target: Some(target), address, nqn, distance })
     }
 
     /// Ends the target, if it is ours.
@@ -162,6 +175,8 @@ impl<'a> Bed<'a> {
         let mut quiet: Vec<Round<T>> = Vec::with_capacity(wanted);
         let mut disturbed: Vec<Round<T>> = Vec::new();
         while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
+            let mut distance = self.distance.get();
+            let near = distance.wait(self.stop);
             let before = Machine::now();
             let mut runs = Vec::with_capacity(ways);
             for way in 0..ways {
@@ -175,10 +190,13 @@ impl<'a> Bed<'a> {
                 // The target is another process: what it uses is part of the measurement.
                 foreign_percent = 0.0;
             }
-            let round = Round { runs, foreign_percent, stolen_percent };
+            let still = distance.look();
+            self.distance.set(distance);
+            let apart = [near, still].into_iter().any(|found| distance.is_far(found));
+            let round = Round { runs, foreign_percent, stolen_percent, apart };
             if round.is_disturbed() { &mut disturbed } else { &mut quiet }.push(round);
         }
-        disturbed.sort_by(|a, b| a.disturbance().total_cmp(&b.disturbance()));
+        disturbed.sort_by(Round::compare);
         let missing = wanted - quiet.len();
         quiet.extend(disturbed.into_iter().take(missing));
         Ok(quiet)
