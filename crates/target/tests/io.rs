@@ -347,9 +347,6 @@ fn commands_wait_for_buffers_in_order_and_none_is_lost() {
     assert!(status(&queue.write_command(compare, &data[0][..8 * 512], true)).is_success());
     let totals = target.stats().subsystems[0].1;
     assert!(totals.buffer_waits > 0);
-    assert_eq!(
-        (totals.large_buffers, totals.small_buffers, totals.small_buffer_waits),
-        (64, 2, 0)
-    );
+    assert_eq!((totals.large_buffers, totals.small_buffers, totals.small_buffer_waits), (64, 2, 0));
     target.shutdown().unwrap();
 }

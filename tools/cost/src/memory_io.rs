@@ -33,6 +33,8 @@ pub(crate) struct MemoryIo {
     sockets: Vec<MemorySocket>,
     timers: Vec<(Instant, Token)>,
     accelerator: Accelerator,
+    /// Copies are made and digested when a command is executed, as for an engine, and not on their way.
+    pub(crate) copies_first: bool,
 }
 
 struct MemorySocket {
@@ -59,6 +61,7 @@ impl MemoryIo {
             sockets: Vec::new(),
             timers: Vec::with_capacity(LIST_CAPACITY),
             accelerator: Accelerator::default(),
+            copies_first: false,
         }
     }
 
@@ -107,11 +110,14 @@ impl Wire {
         }
         for socket in &mut from.sockets {
             let Some((mut batch, token)) = socket.send.take() else { continue };
-            self.scratch.resize(batch.len(), 0);
-            let len = batch.copy_unsent(&mut self.scratch);
-            batch.advance(len);
             let (local, peer) = socket.end;
-            self.inboxes.entry((peer, local)).or_default().extend_from_slice(&self.scratch[..len]);
+            let inbox = self.inboxes.entry((peer, local)).or_default();
+            self.scratch.resize(batch.len(), 0);
+            while !batch.is_empty() {
+                let len = batch.copy_unsent(&mut self.scratch);
+                batch.advance(len);
+                inbox.extend_from_slice(&self.scratch[..len]);
+            }
             from.done.push(Completion { token, outcome: Outcome::Sent(Ok(()), batch) });
         }
         Ok(())
@@ -136,6 +142,10 @@ impl Wire {
 impl Io for MemoryIo {
     fn accelerator(&mut self) -> &mut Accelerator {
         &mut self.accelerator
+    }
+
+    fn copies_on_the_way(&mut self) -> bool {
+        !self.copies_first && self.accelerator.is_copier()
     }
 
     fn now(&self) -> Instant {

@@ -365,11 +365,12 @@ mod tests {
 
     /// Submits 16 reads of 1 MiB on one connection and one of 4 KiB on another, and lets the target
     /// take turns; gives the bytes that each had to send after every turn, until all was sent.
-    fn turns_of_neighbours(data_digest: bool) -> Vec<(usize, usize)> {
+    fn turns_of_neighbours(data_digest: bool, copies_first: bool) -> Vec<(usize, usize)> {
         let mut case = Case::all().next().unwrap();
         case.shape.data_digest = data_digest;
         let config = TargetConfig { max_io_bytes: 1 << 20, ..TargetConfig::default() };
         let mut world = World::with(case, config, 2).unwrap();
+        world.target_io.copies_first = copies_first;
         let Host { queues, io, pool, .. } = &mut world.host;
         let now = io.now();
         let mut cx = Context { io, pool, now };
@@ -399,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_neighbour_waits_for_one_share_of_a_large_reader() {
-        let turns = turns_of_neighbours(true);
+        let turns = turns_of_neighbours(true, true);
         let (large, small) = turns[0];
         assert!(small > 4096, "the small read was served in the first turn: {turns:?}");
         // The share is over within the first command, and nothing was begun after it.
@@ -410,9 +411,12 @@ mod tests {
 
     #[test]
     fn what_costs_nothing_is_not_counted() {
-        // Without digests, reads of memory only name it; it is the send that has its share there.
-        let turns = turns_of_neighbours(false);
-        assert_eq!(turns.len(), 1, "{turns:?}");
+        // Reads of memory only name it, and are digested on their way; it is the send that has its
+        // share there.
+        for data_digest in [false, true] {
+            let turns = turns_of_neighbours(data_digest, false);
+            assert_eq!(turns.len(), 1, "{turns:?}");
+        }
     }
 
     #[test]
