@@ -2,9 +2,8 @@
 //!
 //! Memory that others may write must not change between its digest and its departure, so it is
 //! copied and the copy is digested. The copy is made just before the system call that takes it,
-//! into memory that was used for the call before: it stays in the nearest caches, and is the
-//! kernel's source while it still is there. Copies in buffers of the commands' own, made when
-//! each command is executed, were seen to leave the cache before they were sent.
+//! into memory that was used for the call before. So no command needs a buffer for it, and as
+//! much as is ready leaves at once: few large calls are what pays (docs/PERFORMANCE.md).
 
 use std::cell::RefCell;
 
