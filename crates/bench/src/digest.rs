@@ -10,7 +10,6 @@
 pub mod report;
 mod side;
 
-use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use crate::engine::{EngineError, Progress, Session};
 use crate::gap::product::filled_ram;
 use crate::limit::report::{median, size_name};
 use crate::model::published;
-use crate::quiet::{FOREIGN_PERCENT_MAX, Machine, STOLEN_PERCENT_MAX};
+use crate::quiet::{self, Disturbance, Machine};
 
 use self::side::Side;
 
@@ -110,12 +109,8 @@ pub struct Run {
 pub struct Round {
     /// A run of each way.
     pub runs: Vec<Run>,
-    /// What other processes used meanwhile, in percent of all cores.
-    pub foreign_percent: f64,
-    /// The cores were far apart at one end of it ([`Distance`]).
-    pub apart: bool,
-    /// What the hypervisor gave to others meanwhile, in percent of all cores.
-    pub stolen_percent: f64,
+    /// What happened meanwhile.
+    pub disturbance: Disturbance,
 }
 
 /// What was found for one case.
@@ -203,22 +198,6 @@ impl fmt::Display for Who {
     }
 }
 
-impl Round {
-    /// Whether the figures may be somebody else's fault.
-    #[must_use]
-    pub fn is_disturbed(&self) -> bool {
-        self.apart
-            || self.foreign_percent > FOREIGN_PERCENT_MAX
-            || self.stolen_percent > STOLEN_PERCENT_MAX
-    }
-
-    /// What is worse comes later: nothing changes figures as much as the distance of cores.
-    fn compare(&self, other: &Self) -> Ordering {
-        let percent = |round: &Self| round.foreign_percent + round.stolen_percent;
-        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
-    }
-}
-
 /// The cases of the published table; `quick` leaves out the depths in between.
 #[must_use]
 pub fn cases(quick: bool) -> Vec<Case> {
@@ -295,8 +274,8 @@ impl DigestBench {
             sessions.push(side.connect(&config, case, watch)?);
         }
         let wanted = config.rounds;
-        let (mut quiet, mut disturbed) = (Vec::new(), Vec::new());
-        while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
+        let (mut rounds, mut quiet): (Vec<Round>, usize) = (Vec::new(), 0);
+        while quiet < wanted && rounds.len() < wanted * ATTEMPTS_FACTOR {
             self.runs += 1;
             let seed = config.seed.wrapping_add(self.runs);
             let before = self.distance.wait(stop);
@@ -305,14 +284,13 @@ impl DigestBench {
                 return Err(DigestError::Stopped);
             }
             let after = self.distance.look();
-            round.apart = [before, after].into_iter().any(|found| self.distance.is_far(found));
-            if round.is_disturbed() { &mut disturbed } else { &mut quiet }.push(round);
+            let is_far = |found| self.distance.is_far(found);
+            round.disturbance.apart = is_far(before) || is_far(after);
+            quiet += usize::from(!round.disturbance.is_too_much());
+            rounds.push(round);
         }
-        disturbed.sort_by(Round::compare);
-        let missing = wanted - quiet.len();
-        let repeated = disturbed.len().saturating_sub(missing);
-        quiet.extend(disturbed.into_iter().take(missing));
-        Ok(Point { case, rounds: quiet, repeated })
+        let (rounds, rejected) = quiet::choose(rounds, wanted, |round| round.disturbance);
+        Ok(Point { case, rounds, repeated: rejected.len() })
     }
 
     /// Ends the targets.
@@ -345,8 +323,7 @@ fn round(
     for (side, session) in sides.iter().zip(sessions) {
         runs.push(side.run(config, case, session, seed)?);
     }
-    let (foreign_percent, stolen_percent) = Machine::now().since(&before);
-    Ok(Round { runs, foreign_percent, stolen_percent, apart: false })
+    Ok(Round { runs, disturbance: Machine::now().since(&before) })
 }
 
 impl Point {

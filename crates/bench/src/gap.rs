@@ -11,7 +11,6 @@ mod grid;
 pub(crate) mod product;
 pub mod report;
 
-use std::cmp::Ordering;
 use std::time::Duration;
 
 use raceline_reactor::buffer::PageBuf;
@@ -28,7 +27,7 @@ use crate::limit::{self, Fixed, Limit, LimitConfig, LimitError, Tuning, fill_reg
 pub use grid::{Case, Selection, UnknownSelection, full, quick};
 
 use self::product::Product;
-use crate::quiet::{self, Machine};
+use crate::quiet::{self, Disturbance, Machine};
 
 /// Pairs that were disturbed are repeated until there are so many times the pairs asked for.
 const ATTEMPTS_FACTOR: usize = 3;
@@ -82,15 +81,11 @@ pub struct Pair {
     pub limit_iops: f64,
     /// Commands per second of Raceline.
     pub iops: f64,
-    /// What other processes used meanwhile, in percent of all cores.
-    pub foreign_percent: f64,
-    /// What the hypervisor gave to others meanwhile, in percent of all cores.
-    pub stolen_percent: f64,
+    /// What happened meanwhile.
+    pub disturbance: Disturbance,
     /// How long a cache line took between the two cores and back: the longer of the times before
     /// and after. `None` where a side floats, or both share a core.
     pub round_trip: Option<Duration>,
-    /// Whether that was far more than at other times.
-    pub apart: bool,
 }
 
 /// What was found for one point.
@@ -148,20 +143,6 @@ impl Pair {
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.limit_iops > 0.0 { self.iops / self.limit_iops } else { 0.0 }
-    }
-
-    /// Whether the figures may be somebody else's fault.
-    #[must_use]
-    pub fn is_disturbed(&self) -> bool {
-        self.apart
-            || self.foreign_percent > quiet::FOREIGN_PERCENT_MAX
-            || self.stolen_percent > quiet::STOLEN_PERCENT_MAX
-    }
-
-    /// What is worse comes later: nothing changes the figures as much as the distance.
-    fn by_disturbance(&self, other: &Self) -> Ordering {
-        let percent = |pair: &Self| pair.foreign_percent + pair.stolen_percent;
-        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
     }
 }
 
@@ -242,7 +223,7 @@ impl Gap {
             if median(&ratios) <= 1.0 || calibrations == CALIBRATIONS_MAX {
                 let (tuning, latencies) = (limit.tuning(), runs.latencies);
                 let repeated = rejected.len();
-                let repeated_apart = rejected.iter().filter(|pair| pair.apart).count();
+                let repeated_apart = rejected.iter().filter(|pair| pair.disturbance.apart).count();
                 return Ok(Point { case, tuning, pairs, repeated, repeated_apart, latencies });
             }
             calibrations += 1;
@@ -312,22 +293,17 @@ impl Runs<'_> {
         let wanted = self.config.pairs;
         let mut pairs: Vec<Pair> = Vec::with_capacity(wanted);
         loop {
-            let quiet = pairs.iter().filter(|pair| !pair.is_disturbed()).count();
+            let quiet = pairs.iter().filter(|pair| !pair.disturbance.is_too_much()).count();
             if quiet >= wanted || pairs.len() >= wanted * ATTEMPTS_FACTOR {
                 break;
             }
             pairs.push(self.pair(limit, product)?);
             // Also the earlier ones: what looked near may have been far, as is known only now.
             for pair in &mut pairs {
-                pair.apart = self.distance.is_far(pair.round_trip);
+                pair.disturbance.apart = self.distance.is_far(pair.round_trip);
             }
         }
-        let (mut counted, mut rejected): (Vec<Pair>, Vec<Pair>) =
-            pairs.into_iter().partition(|pair| !pair.is_disturbed());
-        rejected.sort_by(Pair::by_disturbance);
-        let missing = wanted.saturating_sub(counted.len()).min(rejected.len());
-        counted.extend(rejected.drain(..missing));
-        Ok((counted, rejected))
+        Ok(quiet::choose(pairs, wanted, |pair| pair.disturbance))
     }
 
     fn pair(&mut self, limit: &mut Limit, product: &Product) -> Result<Pair, GapError> {
@@ -336,7 +312,7 @@ impl Runs<'_> {
         let bare = limit.run(self.config.ramp, self.config.time)?;
         self.config.seed = self.config.seed.wrapping_add(1);
         let outcome = product.run(&self.config, &mut self.session)?;
-        let (foreign_percent, stolen_percent) = Machine::now().since(&before);
+        let mut disturbance = Machine::now().since(&before);
         if (self.stop)() {
             return Err(GapError::Stopped);
         }
@@ -351,7 +327,7 @@ impl Runs<'_> {
         let side = if self.case.write { &outcome.write } else { &outcome.read };
         self.latencies.merge(side);
         let iops = side.count() as f64 / outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE);
-        let (limit_iops, apart) = (bare.iops(), self.distance.is_far(round_trip));
-        Ok(Pair { limit_iops, iops, foreign_percent, stolen_percent, round_trip, apart })
+        disturbance.apart = self.distance.is_far(round_trip);
+        Ok(Pair { limit_iops: bare.iops(), iops, disturbance, round_trip })
     }
 }

@@ -22,7 +22,7 @@ pub mod model;
 pub mod pacing;
 pub mod pattern;
 pub mod permutation;
-mod quiet;
+pub mod quiet;
 pub mod random;
 pub mod report;
 pub mod workload;

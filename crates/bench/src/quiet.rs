@@ -1,19 +1,62 @@
 //! Whether a machine was quiet: what others used of its processors (proc(5), /proc/stat).
 
+use std::cmp::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuTime;
 
 /// Other processes may use so much, in percent of all cores.
-pub(crate) const FOREIGN_PERCENT_MAX: f64 = 5.0;
+const FOREIGN_PERCENT_MAX: f64 = 5.0;
 /// The hypervisor may give so much to others.
-pub(crate) const STOLEN_PERCENT_MAX: f64 = 1.0;
+const STOLEN_PERCENT_MAX: f64 = 1.0;
 
 /// Units of /proc/stat.
 const TICK: Duration = Duration::from_millis(10);
 /// The columns of the line `cpu`, after the name: user, nice, system; and steal.
 const BUSY: std::ops::Range<usize> = 0..3;
 const STEAL: usize = 7;
+
+/// What disturbed a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Disturbance {
+    /// What other processes used meanwhile, in percent of all cores.
+    pub foreign_percent: f64,
+    /// What the hypervisor gave to others meanwhile, in percent of all cores.
+    pub stolen_percent: f64,
+    /// The cores of the two sides were further apart than at other times ([`crate::distance`]).
+    pub apart: bool,
+}
+
+impl Disturbance {
+    /// Whether the figures may be somebody else's fault.
+    #[must_use]
+    pub fn is_too_much(&self) -> bool {
+        self.apart
+            || self.foreign_percent > FOREIGN_PERCENT_MAX
+            || self.stolen_percent > STOLEN_PERCENT_MAX
+    }
+
+    /// What is worse comes later: nothing changes figures as much as the distance of cores.
+    fn compare(&self, other: &Self) -> Ordering {
+        let percent = |found: &Self| found.foreign_percent + found.stolen_percent;
+        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
+    }
+}
+
+/// Divides runs into those that count and the others: the quiet ones count, and of the rest the
+/// least disturbed, until there are as many as wanted.
+pub(crate) fn choose<T>(
+    runs: Vec<T>,
+    wanted: usize,
+    found: impl Fn(&T) -> Disturbance,
+) -> (Vec<T>, Vec<T>) {
+    let (mut counted, mut rejected): (Vec<T>, Vec<T>) =
+        runs.into_iter().partition(|run| !found(run).is_too_much());
+    rejected.sort_by(|a, b| found(a).compare(&found(b)));
+    let missing = wanted.saturating_sub(counted.len()).min(rejected.len());
+    counted.extend(rejected.drain(..missing));
+    (counted, rejected)
+}
 
 /// What has been used of a machine's processors so far.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +81,8 @@ impl Machine {
         Self { at: Instant::now(), total: Totals::parse(&stat), own: CpuTime::now() }
     }
 
-    /// What other processes used since `earlier`, and what was stolen, in percent of all cores.
-    pub(crate) fn since(&self, earlier: &Self) -> (f64, f64) {
+    /// What other processes used since `earlier`, and what was stolen.
+    pub(crate) fn since(&self, earlier: &Self) -> Disturbance {
         let all = self.total.cores * self.at.duration_since(earlier.at);
         let own = self.own.since(earlier.own);
         let busy = self.total.busy.saturating_sub(earlier.total.busy);
@@ -48,7 +91,11 @@ impl Machine {
         let percent = |time: Duration| {
             if all.is_zero() { 0.0 } else { 100.0 * time.as_secs_f64() / all.as_secs_f64() }
         };
-        (percent(foreign), percent(stolen))
+        Disturbance {
+            foreign_percent: percent(foreign),
+            stolen_percent: percent(stolen),
+            apart: false,
+        }
     }
 }
 
@@ -94,8 +141,21 @@ mod tests {
         later.total.stolen += Duration::from_millis(20);
         later.own = own(1200);
         // 1300 ms of all, 1100 of them ours, in 2 s of two cores.
-        let (foreign, stolen) = later.since(&earlier);
-        assert!((foreign - 10.0).abs() < 0.01 && (stolen - 1.0).abs() < 0.01, "{foreign} {stolen}");
-        assert_eq!(earlier.since(&earlier), (0.0, 0.0));
+        let found = later.since(&earlier);
+        let Disturbance { foreign_percent, stolen_percent, .. } = found;
+        assert!((foreign_percent - 10.0).abs() < 0.01, "{found:?}");
+        assert!((stolen_percent - 1.0).abs() < 0.01, "{found:?}");
+        assert_eq!(earlier.since(&earlier), Disturbance::default());
+    }
+
+    #[test]
+    fn the_quiet_count_and_then_the_least_disturbed() {
+        let used = |foreign_percent| Disturbance { foreign_percent, ..Disturbance::default() };
+        let apart = Disturbance { apart: true, ..Disturbance::default() };
+        let runs = vec![apart, used(40.0), used(1.0), used(9.0)];
+        let chosen = |wanted| choose(runs.clone(), wanted, |found| *found);
+        assert_eq!(chosen(1), (vec![used(1.0)], vec![used(9.0), used(40.0), apart]));
+        assert_eq!(chosen(2), (vec![used(1.0), used(9.0)], vec![used(40.0), apart]));
+        assert_eq!(chosen(9).0, [used(1.0), used(9.0), used(40.0), apart]);
     }
 }

@@ -113,10 +113,10 @@ fn the_distance_of_two_cores_is_reported() {
     // One pair while the cores were apart, and one of the others was repeated because of that.
     let ns = Duration::from_nanos;
     for (pair, found) in report.points[0].pairs.iter_mut().zip([57, 320, 60]) {
-        (pair.round_trip, pair.apart) = (Some(ns(found)), found == 320);
+        (pair.round_trip, pair.disturbance.apart) = (Some(ns(found)), found == 320);
     }
     (report.points[0].repeated, report.points[0].repeated_apart) = (2, 1);
-    assert!(measured > Duration::ZERO && report.points[0].pairs[1].is_disturbed());
+    assert!(measured > Duration::ZERO && report.points[0].pairs[1].disturbance.is_too_much());
     let summary = report.summary();
     let line = format!(
         "\ncores {target} and {host} are 60 ns apart (a cache line there and back); 1 pair was repeated \

@@ -331,7 +331,7 @@ fn speed_over(point: &Point, way: usize, other: usize) -> Spread {
 }
 
 fn notes(point: &Point) -> String {
-    match point.rounds.iter().filter(|round| round.is_disturbed()).count() {
+    match point.rounds.iter().filter(|round| round.disturbance.is_too_much()).count() {
         0 => String::new(),
         count => format!("{count} of {} rounds disturbed", point.rounds.len()),
     }
@@ -418,7 +418,7 @@ impl<'a> LineJson<'a> {
         };
         let [of_none, of_software] = [line.of_no_digest, line.of_software];
         let pick = |spread: Option<Spread>, index: usize| spread.map(|spread| spread[index]);
-        let disturbed = point.rounds.iter().filter(|round| round.is_disturbed()).count();
+        let disturbed = point.rounds.iter().filter(|round| round.disturbance.is_too_much()).count();
         let measured = |count: usize| (line.source == Source::Measured).then_some(count);
         Self {
             case: point.case.to_string(),
@@ -455,6 +455,7 @@ mod tests {
 
     use super::super::Round;
     use super::*;
+    use crate::quiet::Disturbance;
 
     const OFFLOAD: Who = Who::Offload { name: "dsa_emulated", is_emulated: true };
 
@@ -489,9 +490,7 @@ mod tests {
                 run(300_000.0, 3000.0 * slower),
                 run(350_000.0, 2500.0 * slower),
             ],
-            foreign_percent,
-            apart: false,
-            stolen_percent: 0.0,
+            disturbance: Disturbance { foreign_percent, ..Disturbance::default() },
         };
         let case = Case::read(io_bytes, 1024);
         let point = Point { case, rounds: vec![round(1.0, 0.0), round(1.2, 9.0)], repeated: 1 };

@@ -51,7 +51,7 @@ impl Figures {
             ratio: median(&ratios),
             least: ratios.first().copied().unwrap_or(0.0),
             most: ratios.last().copied().unwrap_or(0.0),
-            disturbed: point.pairs.iter().filter(|pair| pair.is_disturbed()).count(),
+            disturbed: point.pairs.iter().filter(|pair| pair.disturbance.is_too_much()).count(),
         }
     }
 }
@@ -132,7 +132,7 @@ impl Report {
         };
         let round_trip = distance::median(pairs().map(|pair| pair.round_trip)).unwrap_or(least);
         let mut line = distance::sentence(cores, round_trip);
-        let far = |pair: &&Pair| pair.apart || distance.is_far(pair.round_trip);
+        let far = |pair: &&Pair| pair.disturbance.apart || distance.is_far(pair.round_trip);
         let counted = pairs().filter(far).count();
         let repeated: usize = self.points.iter().map(|point| point.repeated_apart).sum();
         let were = |count: usize| if count == 1 { "pair was" } else { "pairs were" };
@@ -216,10 +216,10 @@ impl<'a> PointJson<'a> {
             limit_iops: pair.limit_iops,
             iops: pair.iops,
             ratio: pair.ratio(),
-            foreign_percent: pair.foreign_percent,
-            stolen_percent: pair.stolen_percent,
+            foreign_percent: pair.disturbance.foreign_percent,
+            stolen_percent: pair.disturbance.stolen_percent,
             core_round_trip_ns: distance::whole_ns(pair.round_trip),
-            apart: pair.apart,
+            apart: pair.disturbance.apart,
         };
         let round_trip = distance::median(point.pairs.iter().map(|pair| pair.round_trip));
         Self {

@@ -1,7 +1,6 @@
 //! The target, the sessions of the ways that are compared, and the rounds in which they take turns.
 
 use std::cell::Cell;
-use std::cmp::Ordering;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use raceline_host::HostConfig;
@@ -14,7 +13,7 @@ use crate::distance::Distance;
 use crate::engine::stage::{Cpus, FileSpec, JobSpec, StageConfig};
 use crate::engine::{Session, StageOutcome};
 use crate::gap::product::filled_ram;
-use crate::quiet::{FOREIGN_PERCENT_MAX, Machine, STOLEN_PERCENT_MAX};
+use crate::quiet::{self, Disturbance, Machine};
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:bench-host";
 const HOST: &str = "nqn.2026-01.io.raceline:bench-host-host";
@@ -44,25 +43,7 @@ pub(crate) struct Bed<'a> {
 pub(crate) struct Round<T> {
     /// By way.
     pub(crate) runs: Vec<T>,
-    /// What others used of the machine meanwhile, in percent of all cores.
-    foreign_percent: f64,
-    stolen_percent: f64,
-    /// The cores were far apart at one end of it ([`Distance`]).
-    apart: bool,
-}
-
-impl<T> Round<T> {
-    fn is_disturbed(&self) -> bool {
-        self.apart
-            || self.foreign_percent > FOREIGN_PERCENT_MAX
-            || self.stolen_percent > STOLEN_PERCENT_MAX
-    }
-
-    /// What is worse comes later: nothing changes figures as much as the distance of cores.
-    fn compare(&self, other: &Self) -> Ordering {
-        let percent = |round: &Self| round.foreign_percent + round.stolen_percent;
-        self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
-    }
+    disturbance: Disturbance,
 }
 
 /// One of the ways that are compared.
@@ -172,9 +153,8 @@ impl<'a> Bed<'a> {
         mut run: impl FnMut(usize) -> Result<T, HostBenchError>,
     ) -> Result<Vec<Round<T>>, HostBenchError> {
         let wanted = self.config.rounds;
-        let mut quiet: Vec<Round<T>> = Vec::with_capacity(wanted);
-        let mut disturbed: Vec<Round<T>> = Vec::new();
-        while quiet.len() < wanted && quiet.len() + disturbed.len() < wanted * ATTEMPTS_FACTOR {
+        let (mut rounds, mut quiet): (Vec<Round<T>>, usize) = (Vec::with_capacity(wanted), 0);
+        while quiet < wanted && rounds.len() < wanted * ATTEMPTS_FACTOR {
             let mut distance = self.distance.get();
             let near = distance.wait(self.stop);
             let before = Machine::now();
@@ -185,21 +165,18 @@ impl<'a> Bed<'a> {
                 }
                 runs.push(run(way)?);
             }
-            let (mut foreign_percent, stolen_percent) = Machine::now().since(&before);
+            let mut disturbance = Machine::now().since(&before);
             if self.target.is_none() {
                 // The target is another process: what it uses is part of the measurement.
-                foreign_percent = 0.0;
+                disturbance.foreign_percent = 0.0;
             }
             let still = distance.look();
             self.distance.set(distance);
-            let apart = [near, still].into_iter().any(|found| distance.is_far(found));
-            let round = Round { runs, foreign_percent, stolen_percent, apart };
-            if round.is_disturbed() { &mut disturbed } else { &mut quiet }.push(round);
+            disturbance.apart = distance.is_far(near) || distance.is_far(still);
+            quiet += usize::from(!disturbance.is_too_much());
+            rounds.push(Round { runs, disturbance });
         }
-        disturbed.sort_by(Round::compare);
-        let missing = wanted - quiet.len();
-        quiet.extend(disturbed.into_iter().take(missing));
-        Ok(quiet)
+        Ok(quiet::choose(rounds, wanted, |round| round.disturbance).0)
     }
 }
 
