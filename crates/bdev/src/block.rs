@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use crate::claim::{Claim, Object, block_holder, object_of};
+use crate::claim::{Claim, Held, Object, block_holder, object_of};
 use crate::disk::DiskBdev;
 use crate::open::{choose_block_size, new_info, open_failed};
 use crate::probe::BlockQueue;
@@ -72,7 +72,7 @@ pub(crate) fn open(
         deallocate_zeroes: releases,
         ..new_info(spec, name, block_size, queue.bytes / u64::from(block_size), uuid)
     };
-    Ok(DiskBdev::new(file, false, info, claim))
+    Ok(DiskBdev::new(Held::new(file), false, info, claim))
 }
 
 /// Names who has the device, if somebody has; a mounted one is sometimes refused as forbidden.

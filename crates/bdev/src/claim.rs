@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -48,6 +49,32 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+/// An opened file that gives its lock up when dropped. Closing does not always: a process that
+/// another thread of this one is starting has a copy of the descriptor for a moment.
+#[derive(Debug)]
+pub(crate) struct Held(File);
+
+impl Held {
+    pub(crate) fn new(file: File) -> Self {
+        Self(file)
+    }
+}
+
+impl Deref for Held {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Without a lock (a block device) nothing happens; failure leaves it to the closing.
+        let _ = self.0.unlock();
     }
 }
 
@@ -226,6 +253,20 @@ mod tests {
         assert_eq!(Claim::new(object, Path::new("/b")).unwrap_err(), Path::new("/a"));
         drop(claim);
         drop(Claim::new(object, Path::new("/b")).unwrap());
+    }
+
+    /// As a child between fork and exec has.
+    #[test]
+    fn a_copy_of_the_descriptor_keeps_no_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let held = Held::new(file.reopen().unwrap());
+        held.try_lock().unwrap();
+        let copy = held.try_clone().unwrap();
+        let other = file.reopen().unwrap();
+        assert!(other.try_lock().is_err());
+        drop(held);
+        other.try_lock().unwrap();
+        drop(copy);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use raceline_reactor::Context;
 use raceline_reactor::io::{AllocateMode, FileId};
 
-use crate::claim::Claim;
+use crate::claim::{Claim, Held};
 use crate::disk_channel::DiskChannel;
 use crate::drive::generic::Generic;
 use crate::fault::{Era, FaultLatch};
@@ -52,14 +52,14 @@ pub(crate) struct Shared {
     /// Said that the device is gone.
     reported_gone: AtomicBool,
     /// Holds the lock on a file, and the exclusive use of a block device.
-    file: File,
+    file: Held,
     /// Data go through this one instead.
     generic: Option<Generic>,
     _claim: Claim,
 }
 
 impl DiskBdev {
-    pub(crate) fn new(file: File, buffered: bool, info: BdevInfo, claim: Claim) -> Self {
+    pub(crate) fn new(file: Held, buffered: bool, info: BdevInfo, claim: Claim) -> Self {
         Self(Arc::new(Shared {
             fault: FaultLatch::default(),
             punch_hole: AtomicBool::new(info.deallocate),
@@ -126,7 +126,7 @@ impl Shared {
     /// Files and block devices end where a seek to the end leads. A size that a power cut could
     /// take back is not told to anybody.
     fn rescan(&self) -> io::Result<()> {
-        let bytes = (&self.file).seek(SeekFrom::End(0))?;
+        let bytes = (&*self.file).seek(SeekFrom::End(0))?;
         let (now, before) = (bytes / u64::from(self.info.block_size), self.block_count());
         if now < before {
             let text = format!("{} has {now} blocks, {before} are in use", self.info.name);

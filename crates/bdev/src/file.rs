@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::claim::{Claim, Object, lock_file, object_of};
+use crate::claim::{Claim, Held, Object, lock_file, object_of};
 use crate::disk::DiskBdev;
 use crate::open::{choose_block_size, new_info, open_failed};
 use crate::probe::{DirectIo, direct_alignment, file_system, punches_holes};
@@ -66,6 +66,7 @@ fn open_existing(
             Some(libc::EINVAL) if !buffered => no_direct_io(path, &canonical),
             _ => open_failed(path, spec.read_only, error),
         })?;
+    let file = Held::new(file);
     let metadata = file.metadata().map_err(failed("look at it"))?;
     if object_of(&metadata) != Some(object) {
         let source = io::Error::other("it was replaced meanwhile; try again");
