@@ -27,8 +27,9 @@ impl Software {
         Software { path, copier: Copier::new(path), deflate: Deflate::default() }
     }
 
-    /// Does the operations of the data path where each operand is one piece: what is left of a
-    /// channel's cost then is a few nanoseconds. Gives the output and the bytes.
+    /// Does an operation where each operand is one piece, as most are: what is left of a channel's
+    /// cost then is a few nanoseconds. Gives the output and the bytes. What does not fit, or has to
+    /// be looked at more closely, is left to [`Self::execute`].
     #[inline(always)]
     pub(crate) fn execute_simple<S: Source, T: Target>(
         &self,
@@ -36,7 +37,7 @@ impl Software {
     ) -> Option<(Output, usize)> {
         match work.operation() {
             Operation::Crc32c { seed } => {
-                let piece = work.one_source()?;
+                let piece = work.one_source(0)?;
                 if piece.may_change || self.path != CrcPath::Auto {
                     return None;
                 }
@@ -47,16 +48,41 @@ impl Software {
                 Some((Output::Crc32c(crc), bytes.len()))
             }
             Operation::CopyCrc32c { seed } => {
-                let (from, to) = (work.one_source()?, work.one_target()?);
-                if from.len != to.len {
+                let (from, to) = one_to_one(work)?;
+                let crc = self.copier.copy_crc32c(seed, &[from], &[to], None);
+                Some((Output::Crc32c(crc), from.len))
+            }
+            Operation::Copy => {
+                let (from, to) = one_to_one(work)?;
+                copy_run(from, to, from.len);
+                Some((Output::Nothing, from.len))
+            }
+            Operation::Fill { byte } => {
+                let to = work.one_target(0)?;
+                fill(byte, to);
+                Some((Output::Nothing, to.len))
+            }
+            Operation::Compare => {
+                let (first, second) = (work.one_source(0)?, work.one_source(1)?);
+                if first.len != second.len || first.may_change || second.may_change {
                     return None;
                 }
-                Some((
-                    Output::Crc32c(self.copier.copy_crc32c(seed, &[from], &[to], None)),
-                    from.len,
-                ))
+                let mut equal = false;
+                with_bytes(&first, |first| with_bytes(&second, |second| equal = first == second));
+                Some((Output::Equal(equal), first.len))
             }
-            _ => None,
+            Operation::DualCast => {
+                let (from, to) = one_to_one(work)?;
+                let second = work.one_target(1)?;
+                if from.len != second.len {
+                    return None;
+                }
+                copy_run(from, to, from.len);
+                // From the first target: both hold the same, even if the source changes.
+                copy_run(Piece::new(to.pointer, to.len), second, from.len);
+                Some((Output::Nothing, from.len))
+            }
+            Operation::Compress { .. } | Operation::Decompress => None,
         }
     }
 
@@ -74,10 +100,7 @@ impl Software {
                 Ok(Output::Crc32c(self.copier.copy_crc32c(seed, source, target, None)))
             }
             Operation::Fill { byte } => {
-                for piece in target {
-                    // SAFETY: the request's pieces are valid, and a target is nobody else's.
-                    unsafe { std::ptr::write_bytes(piece.pointer, byte, piece.len) };
-                }
+                target.iter().for_each(|&piece| fill(byte, piece));
                 Ok(Output::Nothing)
             }
             Operation::Compare => Ok(Output::Equal(is_equal(source, other))),
@@ -85,8 +108,7 @@ impl Software {
                 copy(source, target);
                 // From the first target: both hold the same, even if the source changes.
                 for_each_run(target, second, |from, to, len| {
-                    // SAFETY: the request's pieces are valid, and targets overlap nothing.
-                    unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, len) };
+                    copy_run(Piece::new(from.pointer, len), to, len);
                 });
                 Ok(Output::Nothing)
             }
@@ -161,10 +183,28 @@ impl<'a> Sink<'a> {
 
 /// Copies a source to a target.
 fn copy(source: &[Piece], target: &[PieceMut]) {
-    for_each_run(source, target, |from, to, len| {
-        // SAFETY: the request's pieces are valid, and a target overlaps nothing.
-        unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, len) };
-    });
+    for_each_run(source, target, copy_run);
+}
+
+/// Copies the first `len` bytes of a piece to another, both of an operation's operands.
+#[inline(always)]
+fn copy_run(from: Piece, to: PieceMut, len: usize) {
+    // SAFETY: the operands' pieces are valid and so long, and a target overlaps nothing.
+    unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, len) };
+}
+
+/// Fills a piece of an operation's target.
+#[inline(always)]
+fn fill(byte: u8, piece: PieceMut) {
+    // SAFETY: the target's pieces are valid, and a target is nobody else's.
+    unsafe { std::ptr::write_bytes(piece.pointer, byte, piece.len) };
+}
+
+/// Source and target of an operation, if each is one piece and they are equally long.
+#[inline(always)]
+fn one_to_one<S: Source, T: Target>(work: &mut Work<S, T>) -> Option<(Piece, PieceMut)> {
+    let (from, to) = (work.one_source(0)?, work.one_target(0)?);
+    (from.len == to.len).then_some((from, to))
 }
 
 /// Whether two sources of one length hold the same.

@@ -218,17 +218,17 @@ impl Pieces {
 }
 
 impl<S: Source, T: Target> Work<S, T> {
-    /// The first source, if it is one piece.
+    /// The source of this number, if it is one piece.
     #[inline(always)]
-    pub(crate) fn one_source(&self) -> Option<Piece> {
-        let part = self.sources[0].as_ref()?;
+    pub(crate) fn one_source(&self, index: usize) -> Option<Piece> {
+        let part = self.sources[index].as_ref()?;
         part_of(part.memory.one_piece()?, part.offset, part.len)
     }
 
-    /// The first target, if it is one piece.
+    /// The target of this number, if it is one piece.
     #[inline(always)]
-    pub(crate) fn one_target(&mut self) -> Option<PieceMut> {
-        let part = self.targets[0].as_mut()?;
+    pub(crate) fn one_target(&mut self, index: usize) -> Option<PieceMut> {
+        let part = self.targets[index].as_mut()?;
         part_of(part.memory.one_piece()?, part.offset, part.len)
     }
 
