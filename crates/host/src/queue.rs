@@ -465,6 +465,9 @@ impl QueuePair {
                 return;
             }
         };
+        if !self.config.qid.is_admin() {
+            cx.io.use_core_staging(socket, STAGING_BYTES);
+        }
         let slots = u16::try_from(self.commands.capacity()).unwrap_or(MAX_ENTRIES);
         let queue = HostQueue::new(HostQueueConfig {
             hpda: 0,

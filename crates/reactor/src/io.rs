@@ -76,6 +76,12 @@ impl RecvBuffers {
         }
     }
 
+    /// Offers the first `bytes` of other staging memory instead; gives what it was before.
+    pub(crate) fn swap_staging(&mut self, staging: IoBuf, bytes: usize) -> IoBuf {
+        self.staging_range = 0..bytes.min(staging.len());
+        std::mem::replace(&mut self.staging, staging)
+    }
+
     /// Puts bytes where a receive would; gives how many fit.
     pub(crate) fn copy_in(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
@@ -190,6 +196,14 @@ pub trait Io {
     /// # Errors
     /// When the socket cannot be registered.
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId>;
+
+    /// Lets receives of a socket that offer all of their staging memory end in memory of the core
+    /// instead, which may be larger and is still in the caches: at most `bytes` at once. Such a receive
+    /// comes back with that memory as its `staging`, filled from its beginning; the next receive of
+    /// the socket takes it along in place of its own. A back end may ignore it.
+    fn use_core_staging(&mut self, socket: SocketId, bytes: usize) {
+        let _ = (socket, bytes);
+    }
 
     /// Starts one receive. At most one is in flight per socket.
     ///

@@ -40,11 +40,13 @@ mod direct;
 mod fixed;
 pub(crate) mod nvme;
 mod ops;
+mod staging;
 
-use direct::RecvAt;
+use direct::{RecvAt, SocketSlot};
 use fixed::FixedMemory;
 use nvme::NvmeRing;
 use ops::{Kind, OpSlab};
+use staging::CoreStaging;
 
 /// Submissions between two polls that need no extra system call; more wait in a backlog.
 const SUBMISSION_ENTRIES: u32 = 1024;
@@ -82,6 +84,7 @@ pub struct UringIo {
     sockets: Slab<SocketSlot>,
     /// Sockets whose receive is tried at every poll and not in the ring, each once.
     direct: VecDeque<u32>,
+    staging: CoreStaging,
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
     fixed: FixedMemory,
@@ -94,15 +97,6 @@ pub struct UringIo {
     now: Instant,
     neighbours: Neighbours,
     counts: IoCounts,
-}
-
-struct SocketSlot {
-    fd: OwnedFd,
-    recv: Option<RecvAt>,
-    /// The `user_data` of a send in the ring.
-    send: Option<u64>,
-    /// Closed by the owner; the descriptor waits for the operations.
-    closing: bool,
 }
 
 struct ListenerSlot {
@@ -147,6 +141,7 @@ impl UringIo {
             ready: VecDeque::new(),
             sockets: Slab::new(),
             direct: VecDeque::new(),
+            staging: CoreStaging::default(),
             listeners: Slab::new(),
             files: Slab::new(),
             fixed: FixedMemory::default(),
@@ -482,8 +477,11 @@ impl UringIo {
     /// Closes the descriptor of a closed socket once nothing is in flight.
     fn close_if_idle(&mut self, socket: u32) {
         let idle = |slot: &&SocketSlot| slot.closing && slot.recv.is_none() && slot.send.is_none();
-        if self.sockets.get(socket).filter(idle).is_some() {
-            self.sockets.remove(socket);
+        if self.sockets.get(socket).filter(idle).is_some()
+            && let Some(slot) = self.sockets.remove(socket)
+            && slot.own_staging.is_some()
+        {
+            self.staging.lose();
         }
     }
 
@@ -563,9 +561,16 @@ impl Io for UringIo {
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
-        let slot = SocketSlot { fd: socket.into_fd()?, recv: None, send: None, closing: false };
+        let slot = SocketSlot::new(socket.into_fd()?);
         let id = self.sockets.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         Ok(SocketId(id))
+    }
+
+    fn use_core_staging(&mut self, socket: SocketId, bytes: usize) {
+        if let Some(slot) = self.sockets.get_mut(socket.0) {
+            slot.core_staging = bytes;
+            self.staging.expect(bytes);
+        }
     }
 
     fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {

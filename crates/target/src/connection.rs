@@ -32,6 +32,9 @@ const EARLY_STAGING_BYTES: usize = 2048;
 const ADMIN_STAGING_BYTES: usize = 16 << 10;
 /// Staging memory of an I/O queue: one receive brings many capsules.
 const IO_STAGING_BYTES: usize = 64 << 10;
+/// What an I/O queue receives at once of the core's staging memory: few large receives are what pays
+/// where many small writes come (measured in docs/PERFORMANCE.md).
+const CORE_STAGING_BYTES: usize = 256 << 10;
 /// Offered while the data of a large write are awaited: a 4 KiB write's capsule, so that the data
 /// come into their I/O buffer and are not copied there.
 const SMALL_STAGING_BYTES: usize = 4096 + 256;
@@ -237,6 +240,9 @@ impl Connection {
         let Some(mut staging) = self.staging.take() else { return };
         if staging.len() < self.staging_bytes {
             staging = IoBuf::heap(self.staging_bytes);
+            if self.staging_bytes == IO_STAGING_BYTES {
+                cx.io.use_core_staging(self.socket, CORE_STAGING_BYTES);
+            }
         }
         let payload = self.direct_payload();
         let len = if self.large_writes > 0 { SMALL_STAGING_BYTES } else { IO_STAGING_BYTES };

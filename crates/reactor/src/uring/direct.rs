@@ -6,7 +6,10 @@
 //! has been quiet or when the core is about to sleep. A send is tried at once; the ring takes
 //! what a full socket leaves of it, and what is more than its share of a poll.
 
+use std::os::fd::OwnedFd;
+
 use super::{Kind, UringIo};
+use crate::buffer::IoBuf;
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
 use crate::send::SendBatch;
 use crate::transfer::{is_transient, receive, transmit};
@@ -23,6 +26,10 @@ const TRIES_MAX: u32 = 16;
 /// so that the peers work on them meanwhile.
 const RECEIVES_PER_POLL: usize = 8;
 
+/// Received bytes after which a poll leaves the rest to the next one, while the caches still hold
+/// them.
+const BYTES_PER_POLL: usize = 256 << 10;
+
 /// A receive that is tried at every poll.
 pub(super) struct DirectRecv {
     token: Token,
@@ -38,17 +45,50 @@ pub(super) enum RecvAt {
     Ring(u64),
 }
 
+/// A socket of the core.
+pub(super) struct SocketSlot {
+    pub(super) fd: OwnedFd,
+    pub(super) recv: Option<RecvAt>,
+    /// Receives that are tried directly may use so much of the core's staging memory.
+    pub(super) core_staging: usize,
+    /// Its own staging memory, while its owner has some of the core's.
+    pub(super) own_staging: Option<IoBuf>,
+    /// The `user_data` of a send in the ring.
+    pub(super) send: Option<u64>,
+    /// Closed by the owner; the descriptor waits for the operations.
+    pub(super) closing: bool,
+}
+
+impl SocketSlot {
+    pub(super) fn new(fd: OwnedFd) -> SocketSlot {
+        SocketSlot {
+            fd,
+            recv: None,
+            core_staging: 0,
+            own_staging: None,
+            send: None,
+            closing: false,
+        }
+    }
+}
+
 /// What became of a try.
 enum Try {
     Missed,
-    Finished,
+    /// With so many bytes, or none.
+    Finished(usize),
     ToRing,
 }
 
 impl UringIo {
     /// Starts a receive on a usable socket.
-    pub(super) fn start_recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
+    pub(super) fn start_recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
         if let Some(slot) = self.sockets.get_mut(socket.0) {
+            if let Some(own) = slot.own_staging.take() {
+                let end = buffers.staging_range.end.min(own.len());
+                buffers.staging_range = buffers.staging_range.start.min(end)..end;
+                self.staging.give_back(std::mem::replace(&mut buffers.staging, own));
+            }
             slot.recv = Some(RecvAt::Direct(DirectRecv { token, buffers, misses: 0 }));
             self.direct.push_back(socket.0);
         }
@@ -86,15 +126,16 @@ impl UringIo {
 
     /// Tries the receives that are not in the ring, until all were tried or enough have data.
     pub(super) fn try_direct(&mut self, done: &mut Vec<Completion>) {
-        let mut room = RECEIVES_PER_POLL;
+        let (mut receives, mut bytes) = (RECEIVES_PER_POLL, BYTES_PER_POLL);
         for _ in 0..self.direct.len() {
             let Some(socket) = self.direct.pop_front() else { return };
             match self.try_recv(socket, done) {
                 Try::Missed => self.direct.push_back(socket),
                 Try::ToRing => self.recv_in_ring(socket),
-                Try::Finished => {
-                    room -= 1;
-                    if room == 0 {
+                Try::Finished(count) => {
+                    receives -= 1;
+                    bytes = bytes.saturating_sub(count);
+                    if receives == 0 || bytes == 0 {
                         return;
                     }
                 }
@@ -123,22 +164,37 @@ impl UringIo {
 
     fn try_recv(&mut self, socket: u32, done: &mut Vec<Completion>) -> Try {
         let crowded = self.direct.len() > ALWAYS_TRIED;
-        let Some(slot) = self.sockets.get_mut(socket) else { return Try::Finished };
-        let Some(RecvAt::Direct(recv)) = &mut slot.recv else { return Try::Finished };
+        let Some(slot) = self.sockets.get_mut(socket) else { return Try::Finished(0) };
+        let Some(RecvAt::Direct(recv)) = &mut slot.recv else { return Try::Finished(0) };
+        let whole = recv.buffers.staging_range == (0..recv.buffers.staging.len());
+        let own = if slot.core_staging > 0 && whole {
+            self.staging.lend().map(|core| recv.buffers.swap_staging(core, slot.core_staging))
+        } else {
+            None
+        };
         self.counts.system_calls += 1;
         let result = receive(&slot.fd, &mut recv.buffers);
-        match &result {
+        match (&result, own) {
+            (Ok(_), own) => slot.own_staging = own,
+            (Err(_), Some(own)) => {
+                let len = own.len();
+                self.staging.give_back(recv.buffers.swap_staging(own, len));
+            }
+            (Err(_), None) => {}
+        }
+        let count = match &result {
             Err(error) if is_transient(error) => {
                 recv.misses += 1;
                 return if crowded && recv.misses >= TRIES_MAX { Try::ToRing } else { Try::Missed };
             }
-            Err(_) => {}
-            Ok(count) => self.counts.received(*count),
-        }
+            Err(_) => 0,
+            Ok(count) => *count,
+        };
+        self.counts.received(count);
         if let Some(RecvAt::Direct(DirectRecv { token, buffers, .. })) = slot.recv.take() {
             done.push(Completion { token, outcome: Outcome::Received(result, buffers) });
         }
-        Try::Finished
+        Try::Finished(count)
     }
 
     fn recv_in_ring(&mut self, socket: u32) {
