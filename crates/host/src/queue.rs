@@ -37,6 +37,9 @@ use send::Grant;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
 const STAGING_BYTES: usize = 68 << 10;
+/// What one receive takes of the core's staging memory, where that is to be had: few large receives
+/// are what pays where many small reads are in flight (measured in docs/PERFORMANCE.md).
+const CORE_STAGING_BYTES: usize = 256 << 10;
 /// PDUs in one send.
 const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
 /// Header bytes of one PDU at most: header, digests, 128-byte alignment, rounded up.
@@ -466,7 +469,7 @@ impl QueuePair {
             }
         };
         if !self.config.qid.is_admin() {
-            cx.io.use_core_staging(socket, STAGING_BYTES);
+            cx.io.use_core_staging(socket, CORE_STAGING_BYTES);
         }
         let slots = u16::try_from(self.commands.capacity()).unwrap_or(MAX_ENTRIES);
         let queue = HostQueue::new(HostQueueConfig {
