@@ -211,6 +211,12 @@ pub trait Io {
     /// If a range is not inside its buffer.
     fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token);
 
+    /// How many sockets are receiving without a pause just now, that one included which asks; 1 if
+    /// that is not known.
+    fn receiving(&self) -> usize {
+        1
+    }
+
     /// Starts sending a batch, as few system calls as possible. At most one per socket.
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token);
 

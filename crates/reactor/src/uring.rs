@@ -573,6 +573,10 @@ impl Io for UringIo {
         }
     }
 
+    fn receiving(&self) -> usize {
+        self.direct.len() + 1
+    }
+
     fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
         // Panics for a wrong range here, where it was made and nothing is in flight yet.
         buffers.iovecs();

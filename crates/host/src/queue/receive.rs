@@ -19,6 +19,11 @@ const SMALL_STAGING_BYTES: usize = 4096;
 /// Payload received at once, at most: what has been copied out of the socket goes back to the
 /// sender the sooner, and its pages are still in the caches (measured in docs/PERFORMANCE.md).
 const PIECE_BYTES: usize = 64 << 10;
+/// The same where more is on its way than caches hold.
+const LARGE_PIECE_BYTES: usize = 128 << 10;
+/// So much on its way to all queues of a core, if the others have as much as this one, is more than
+/// caches hold.
+const CACHED_BYTES: usize = 8 << 20;
 
 impl QueuePair {
     /// Keeps one receive in flight.
@@ -38,10 +43,12 @@ impl QueuePair {
         {
             let (start, len) = (to_usize(wanted.offset), to_usize(wanted.len));
             link.payload_of = Some(wanted.dest);
-            if len > PIECE_BYTES {
+            let on_its_way = to_usize(self.large_reads) * buf.len() * cx.io.receiving();
+            let piece = if on_its_way > CACHED_BYTES { LARGE_PIECE_BYTES } else { PIECE_BYTES };
+            if len > piece {
                 staging_len = 0; // more payload comes before anything else
             }
-            payload = Some((buf, start..start + len.min(PIECE_BYTES)));
+            payload = Some((buf, start..start + len.min(piece)));
         }
         let buffers = RecvBuffers { payload, staging, staging_range: 0..staging_len };
         link.receiving = true;

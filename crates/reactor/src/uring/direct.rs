@@ -26,8 +26,8 @@ const TRIES_MAX: u32 = 16;
 /// so that the peers work on them meanwhile.
 const RECEIVES_PER_POLL: usize = 8;
 
-/// Received bytes after which a poll leaves the rest to the next one, while the caches still hold
-/// them.
+/// Bytes in staging memory after which a poll leaves the rest to the next one, while the caches still
+/// hold them. What has landed in its I/O buffer does not count.
 const BYTES_PER_POLL: usize = 256 << 10;
 
 /// A receive that is tried at every poll.
@@ -75,7 +75,7 @@ impl SocketSlot {
 /// What became of a try.
 enum Try {
     Missed,
-    /// With so many bytes, or none.
+    /// With so many bytes in staging memory.
     Finished(usize),
     ToRing,
 }
@@ -191,10 +191,11 @@ impl UringIo {
             Ok(count) => *count,
         };
         self.counts.received(count);
+        let landed = recv.buffers.payload.as_ref().map_or(0, |(_, range)| range.len());
         if let Some(RecvAt::Direct(DirectRecv { token, buffers, .. })) = slot.recv.take() {
             done.push(Completion { token, outcome: Outcome::Received(result, buffers) });
         }
-        Try::Finished(count)
+        Try::Finished(count.saturating_sub(landed))
     }
 
     fn recv_in_ring(&mut self, socket: u32) {
