@@ -33,8 +33,10 @@ const ADMIN_STAGING_BYTES: usize = 16 << 10;
 /// Staging memory of an I/O queue: one receive brings many capsules.
 const IO_STAGING_BYTES: usize = 64 << 10;
 /// What an I/O queue receives at once of the core's staging memory: few large receives are what pays
-/// where many small writes come (measured in docs/PERFORMANCE.md).
-const CORE_STAGING_BYTES: usize = 256 << 10;
+/// where much is written (measured in docs/PERFORMANCE.md).
+const CORE_STAGING_BYTES: usize = 512 << 10;
+/// So many commands of a queue at a time are much.
+const DEEP_COMMANDS: usize = 16;
 /// Offered while the data of a large write are awaited: a 4 KiB write's capsule, so that the data
 /// come into their I/O buffer and are not copied there.
 const SMALL_STAGING_BYTES: usize = 4096 + 256;
@@ -400,7 +402,7 @@ impl Connection {
                     }
                     let waits =
                         ddgst.is_some_and(|ddgst| self.check_data(cx, slot, bytes, ddgst, all));
-                    if transfer_done && self.slots.get(slot).is_large_write() {
+                    if transfer_done && std::mem::take(&mut self.slots.get(slot).lands_direct) {
                         self.large_writes -= 1;
                     }
                     if transfer_done && !waits {
@@ -579,6 +581,7 @@ impl Connection {
         index: u16,
         buf: IoBuf,
     ) {
+        let deep = self.slots.in_use() >= DEEP_COMMANDS;
         let slot = self.slots.get(index);
         slot.buf = Some(buf);
         let (cid, len) = (slot.cid, slot.transfer.len);
@@ -590,7 +593,11 @@ impl Connection {
                         self.parse(cx, core);
                     }
                 } else {
-                    self.large_writes += u16::from(slot.is_large_write());
+                    // Of much data most comes whole into staging memory, and some devices take it
+                    // from there.
+                    let from_staging = deep && slot.device.is_some_and(|id| core.writes_now(id));
+                    slot.lands_direct = slot.is_large_write() && !from_staging;
+                    self.large_writes += u16::from(slot.lands_direct);
                     self.push_pdu(core, |queue, out| queue.r2t(index, cid, 0, len, out));
                     self.unpause(cx, core);
                 }

@@ -64,6 +64,8 @@ pub(crate) struct Slot {
     pub(crate) expected: Option<IoBuf>,
     /// The command's data comes in its capsule.
     pub(crate) in_capsule: bool,
+    /// It is counted among the writes whose data should not lie in staging memory first.
+    pub(crate) lands_direct: bool,
     /// A data digest did not match: the data must not be used.
     pub(crate) corrupt: bool,
     /// All its data, and their digest, are in the staging buffer, and its device takes them from
@@ -92,7 +94,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Whether it takes so much data, by R2T, that they should not lie in staging memory first.
+    /// Whether it takes much data, by R2T.
     pub(crate) fn is_large_write(&self) -> bool {
         self.transfer.direction == Direction::HostToController
             && self.transfer.len > LARGE_WRITE_BYTES

@@ -28,7 +28,7 @@ const RECEIVES_PER_POLL: usize = 8;
 
 /// Bytes in staging memory after which a poll leaves the rest to the next one, while the caches still
 /// hold them. What has landed in its I/O buffer does not count.
-const BYTES_PER_POLL: usize = 256 << 10;
+const BYTES_PER_POLL: usize = 512 << 10;
 
 /// A receive that is tried at every poll.
 pub(super) struct DirectRecv {
