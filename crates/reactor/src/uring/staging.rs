@@ -25,6 +25,7 @@ impl CoreStaging {
         if bytes > self.bytes {
             self.bytes = bytes;
             self.free.clear();
+            self.free.reserve(LENT_MAX);
         }
     }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use bed::Bed;
 use common::{errno, open_descriptors, pattern, received, temporary_file};
+use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::io::{AllocateMode, FileId};
 use raceline_reactor::nvme::NvmeFormat;
 use raceline_reactor::socket::BufferSizes;
@@ -41,6 +42,7 @@ conformance!(
     echo_in_every_chunking,
     large_batches_through_small_buffers,
     receive_fills_payload_then_staging,
+    sockets_share_the_staging_of_the_core,
     counts_are_exact,
     end_of_stream_and_reset,
     close_returns_all_buffers,
@@ -162,6 +164,63 @@ fn receive_fills_payload_then_staging(mut bed: Bed) {
     assert_eq!(buffers.staging_range, 3..203);
     assert_eq!((&buffers.staging[..3], &buffers.staging[3..53]), (&[0; 3][..], &message[100..]));
     assert!(buffers.staging[53..].iter().all(|&byte| byte == 0));
+}
+
+/// Sockets take turns with the core's staging memory, give it back or close with it; with and without
+/// a wait, whose receives use their own.
+fn sockets_share_the_staging_of_the_core(mut bed: Bed) {
+    const OWN: usize = 3000;
+    const CORE: usize = 20_000;
+    for turn in 0..40u8 {
+        let pairs: Vec<_> = (0..3).map(|_| bed.pair()).collect();
+        let mut receives = Vec::new();
+        for &(_, socket) in &pairs {
+            bed.io.use_core_staging(socket, CORE);
+            let token = bed.token();
+            let staging = IoBuf::heap(OWN);
+            bed.io.recv(
+                socket,
+                RecvBuffers { payload: None, staging, staging_range: 0..OWN },
+                token,
+            );
+            receives.push((socket, token, Vec::new()));
+        }
+        let expected: Vec<Vec<u8>> = (0..3u8)
+            .map(|at| (0..50_000u32).map(|i| (i % 251) as u8 ^ at ^ turn).collect())
+            .collect();
+        for (&(sender, _), bytes) in pairs.iter().zip(&expected) {
+            bed.send_bytes(sender, bytes);
+        }
+        for (at, (socket, token, bytes)) in receives.iter_mut().enumerate() {
+            while bytes.len() < expected[at].len() {
+                // A spinning core and one that sleeps.
+                let outcome = loop {
+                    if let Some(outcome) = bed.take(*token) {
+                        break outcome;
+                    }
+                    bed.poll(if turn % 2 == 0 { Wait::No } else { Wait::Yes });
+                };
+                let Outcome::Received(Ok(count), mut buffers) = outcome else {
+                    panic!("{outcome:?}")
+                };
+                assert!(count > 0 && count <= CORE, "{count}");
+                assert_eq!(buffers.staging_range.start, 0);
+                bytes.extend_from_slice(&buffers.staging[..count]);
+                buffers.staging_range = 0..buffers.staging.len();
+                *token = bed.token();
+                if turn % 3 > 0 || bytes.len() < expected[at].len() / 2 {
+                    bed.io.recv(*socket, buffers, *token);
+                } else {
+                    break;
+                }
+            }
+            assert!(expected[at].starts_with(bytes), "turn {turn}, socket {at}");
+        }
+        for (one, two) in pairs {
+            bed.io.close(one, true);
+            bed.io.close(two, false);
+        }
+    }
 }
 
 fn counts_are_exact(mut bed: Bed) {
