@@ -250,6 +250,12 @@ pub trait Channel {
     /// Starts a request. It may complete at once: then it is in `done` on return.
     fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>);
 
+    /// Reads at once, without a buffer: what a request for it would give if it completed at once.
+    /// `None` by devices that have to be asked.
+    fn read_now(&mut self, _offset: u64, _len: usize) -> Option<Payload> {
+        None
+    }
+
     /// Whether [`Channel::write_now`] works: writes to this device never wait.
     fn writes_now(&self) -> bool {
         false

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use raceline_reactor::{Completion, Context};
+use raceline_reactor::{Completion, Context, Payload};
 
 use crate::wrap::{open_base, pass_to_base};
 use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
@@ -72,6 +72,10 @@ impl Channel for PartChannel {
             Op::Flush => {}
         }
         self.inner.submit(cx, request, done);
+    }
+
+    fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
+        self.inner.read_now(offset + self.start, len)
     }
 
     fn writes_now(&self) -> bool {

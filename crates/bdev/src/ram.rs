@@ -194,6 +194,10 @@ impl RamChannel {
 }
 
 impl Channel for RamChannel {
+    fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
+        Some(self.read(offset, len, None))
+    }
+
     fn writes_now(&self) -> bool {
         true
     }

@@ -120,6 +120,13 @@ impl Channel for MeteredChannel {
         self.count(cx.now, first, done);
     }
 
+    fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
+        let started = self.meter.start(self.now);
+        let payload = self.inner.read_now(offset, len)?;
+        self.meter.finish(OpKind::Read, len as u64, (started, self.now), Ok(()));
+        Some(payload)
+    }
+
     fn writes_now(&self) -> bool {
         self.inner.writes_now()
     }

@@ -29,6 +29,9 @@ fn parts_are_where_they_should_be() {
     let mut script = Script::new(&part);
     assert!(script.channel.writes_now());
     script.channel.write_now(4096, &[3; 4096]).unwrap();
+    let mut found = [0; 4096];
+    script.channel.read_now(4096, 4096).unwrap().copy_to(&mut found);
+    assert_eq!(found, [3; 4096]);
     script.submit(1, write(55 * 4096, &[5; 4096]));
     script.submit(2, Op::WriteZeroes { offset: 0, len: 4096, deallocate: false, fua: false });
     script.submit(3, read(4096, 4096));
@@ -55,14 +58,15 @@ fn the_device_below_counts_what_passes_through() {
     script.submit(9, Op::Deallocate { offset: 0, len: 1 << 20 });
     script.submit(10, Op::Flush);
     script.channel.write_now(0, &[2; 512]).unwrap();
+    assert_eq!(script.channel.read_now(0, 512).unwrap().len(), 512);
     let tags: Vec<u64> = script.results().into_iter().map(|(tag, _)| tag).collect();
     assert_eq!(tags, [7, 8, 9, 10], "every request keeps its tag");
     let totals = stats.totals();
     let count = |kind| (totals.of(kind).operations, totals.of(kind).bytes);
     assert_eq!(count(OpKind::Write), (2, 1536));
-    assert_eq!(count(OpKind::Read), (1, 512));
+    assert_eq!(count(OpKind::Read), (2, 1024));
     assert_eq!(count(OpKind::Deallocate), (1, 1 << 20));
-    assert_eq!(stats.histogram().unwrap().counts.iter().sum::<u64>(), 5);
+    assert_eq!(stats.histogram().unwrap().counts.iter().sum::<u64>(), 6);
     assert_eq!(top.stats().unwrap().totals(), Default::default(), "whoever opens it counts");
     script.close();
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use raceline_accel::Upcoming;
 use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Meter, Op, OpKind, Request, SharedBdev};
-use raceline_reactor::{Completion, Context};
+use raceline_reactor::{Completion, Context, Payload};
 
 use crate::config::TargetError;
 use crate::message::{CommandPlace, ConnKey, Message, Place, Reply};
@@ -245,6 +245,12 @@ impl Core {
     #[inline]
     pub(crate) fn writes_now(&mut self, id: DeviceId) -> bool {
         self.device(id).is_some_and(|device| device.writes_now && device.fences.is_empty())
+    }
+
+    /// Reads from a device that has data at hand.
+    #[inline]
+    pub(crate) fn read_now(&mut self, id: DeviceId, offset: u64, len: usize) -> Option<Payload> {
+        self.device(id)?.channel.read_now(offset, len)
     }
 
     /// Writes to a device for which [`Self::writes_now`] is true.
