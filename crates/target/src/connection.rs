@@ -444,6 +444,7 @@ impl Connection {
                 self.judge_data(index, found.ok(), ddgst)
             });
             if good {
+                self.moved = self.moved.saturating_add(bytes.len());
                 self.write_now(core, index, cx.now, bytes);
             }
             return;
@@ -595,7 +596,9 @@ impl Connection {
                 } else {
                     // Of much data most comes whole into staging memory, and some devices take it
                     // from there.
-                    let from_staging = deep && slot.device.is_some_and(|id| core.writes_now(id));
+                    let from_staging = deep
+                        && len <= MAX_H2C_DATA_BYTES
+                        && slot.device.is_some_and(|id| core.writes_now(id));
                     slot.lands_direct = slot.is_large_write() && !from_staging;
                     self.large_writes += u16::from(slot.lands_direct);
                     self.push_pdu(core, |queue, out| queue.r2t(index, cid, 0, len, out));
