@@ -209,14 +209,18 @@ impl Load {
         }
     }
 
-    /// A run before this one has left its buffers, unless a failure kept some.
     fn begin(&mut self, cx: &Context<'_>, job: QueueJob, random: &mut Random) {
         self.job = Some(job);
         self.ended = false;
         self.done.clear();
-        if self.buffers.len() == self.depth && self.buffers.iter().all(Option::is_some) {
-            return;
+        // A run before this one has left its buffers, unless a failure kept some.
+        if !self.buffers.iter().all(Option::is_some) {
+            self.fill_buffers(cx, random);
         }
+    }
+
+    /// Takes its buffers and touches all their pages.
+    fn fill_buffers(&mut self, cx: &Context<'_>, random: &mut Random) {
         self.buffers.clear();
         self.buffers.resize_with(self.depth, || {
             let mut buf = cx.pool.take(self.io_bytes).unwrap_or_else(|| IoBuf::heap(self.io_bytes));
@@ -332,7 +336,10 @@ impl Core {
         let ports = config.ports.iter().enumerate();
         let ports = ports.map(|(position, port)| Port::new(cx, position, port)).collect();
         let load = |(index, load)| Load::new(index, load, &config.ports);
-        let loads = config.loads.iter().enumerate().map(load).collect();
+        let mut loads: Vec<Load> = config.loads.iter().enumerate().map(load).collect();
+        // Here, as a run that began without them would spend its first part on page faults.
+        let mut random = Random::new(config.seed);
+        loads.iter_mut().for_each(|load| load.fill_buffers(cx, &mut random));
         Self {
             ports,
             loads,
