@@ -367,7 +367,7 @@ impl Coordinator<'_> {
                 core: pinned,
                 mode: config.reactor_mode,
                 backend: config.backend,
-                pool: PoolConfig::new(&classes),
+                pool: PoolConfig::new(&classes).in_huge_pages(),
                 accel: config.accel.clone(),
                 name: format!("perf-{}", pinned.unwrap_or(thread)),
             };

@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::memory::Mapping;
+use crate::region::HUGE_PAGE_SIZE;
 pub use crate::region::{HugePages, PageBuf, Region, RegionHandle};
 
 /// Pool buffers start at multiples of this, as direct I/O wants (the largest logical block).
@@ -30,12 +31,20 @@ pub struct PoolConfig {
     /// Pairs of (buffer size in bytes, number of buffers), in any order. A size is rounded up
     /// to a multiple of [`BUFFER_ALIGNMENT`].
     pub classes: Vec<(usize, usize)>,
+    /// In huge pages where the kernel has some (MADV_HUGEPAGE). Memory is then touched 2 MiB at a time.
+    pub huge_pages: bool,
 }
 
 impl PoolConfig {
     /// A pool of the given (size in bytes, count) classes.
     pub fn new(classes: &[(usize, usize)]) -> PoolConfig {
-        PoolConfig { classes: classes.to_vec() }
+        PoolConfig { classes: classes.to_vec(), huge_pages: false }
+    }
+
+    /// The same in huge pages where the kernel has some, for memory that is all used.
+    #[must_use]
+    pub fn in_huge_pages(self) -> PoolConfig {
+        PoolConfig { huge_pages: true, ..self }
     }
 }
 
@@ -73,7 +82,13 @@ impl BufferPool {
         }
         classes.sort_unstable();
 
-        let mapping = Mapping::anonymous(total.max(BUFFER_ALIGNMENT), BUFFER_ALIGNMENT)?;
+        let huge_pages = config.huge_pages && total >= HUGE_PAGE_SIZE;
+        let alignment = if huge_pages { HUGE_PAGE_SIZE } else { BUFFER_ALIGNMENT };
+        let mapping = Mapping::anonymous(total.max(1), alignment)?;
+        if huge_pages && let Err(error) = mapping.advise(0, mapping.len(), libc::MADV_HUGEPAGE) {
+            // Then they are normal ones, which are slower.
+            tracing::debug!("MADV_HUGEPAGE: {error}");
+        }
         let mut offset = 0;
         let mut built = Vec::with_capacity(classes.len());
         for (class, &(size, count)) in classes.iter().enumerate() {
