@@ -32,7 +32,7 @@ use crate::counters::QueueCounters;
 use crate::doorbell::{Doorbell, I10Config};
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
 use crate::placement::{Arrival, NapiGroup, Search};
-use entry::Entry;
+use entry::{Entry, is_large_read};
 use send::Grant;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
@@ -145,6 +145,8 @@ pub struct QueuePair {
     with_engines: u32,
     /// Outstanding reads of more than half the staging buffer.
     large_reads: u32,
+    /// Bytes that come for all outstanding reads.
+    read_bytes: usize,
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
     disable_sq_flow: bool,
     phase_deadline: Option<Instant>,
@@ -204,6 +206,7 @@ impl QueuePair {
             batch: Some(batch),
             with_engines: 0,
             large_reads: 0,
+            read_bytes: 0,
             phase_deadline: None,
             alarm: None,
             counters: Arc::default(),
@@ -425,10 +428,12 @@ impl QueuePair {
         len: u32,
         since: Option<Instant>,
     ) -> CommandId {
-        let large_reads = &mut self.large_reads;
+        let (large_reads, read_bytes) = (&mut self.large_reads, &mut self.read_bytes);
         let inserted = self.commands.insert_with(|entry| {
             entry.fill(command, user, len, since);
-            *large_reads += u32::from(entry.is_large_read());
+            let bytes = entry.read_bytes();
+            *large_reads += u32::from(is_large_read(bytes));
+            *read_bytes += bytes;
         });
         let Some(cid) = inserted else {
             unreachable!("the table has more slots than the queue takes commands");
@@ -681,7 +686,7 @@ impl QueuePair {
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         let admin = self.config.qid.is_admin();
         let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
-        let Self { commands, done, held, large_reads, state, config, .. } = self;
+        let Self { commands, done, held, large_reads, read_bytes, state, config, .. } = self;
         let mut again = false;
         // What has ended is built where it stays, and not moved there.
         commands.remove_if(cid, |entry| {
@@ -700,7 +705,9 @@ impl QueuePair {
                     return None;
                 }
             }
-            *large_reads -= u32::from(entry.is_large_read());
+            let bytes = entry.read_bytes();
+            *large_reads -= u32::from(is_large_read(bytes));
+            *read_bytes -= bytes;
             let sending = entry.batch > batches_done;
             let ended = CommandDone {
                 user: entry.user,

@@ -95,6 +95,38 @@ fn a_full_queue_works_off_everything_and_refuses_the_rest() {
     }
 }
 
+/// More than caches hold is asked for in steps; a target that takes its time gets it all none the less.
+#[test]
+fn much_is_asked_for_in_steps() {
+    const COMMANDS: u64 = 127;
+    const READ_BLOCKS: u32 = 200;
+    for hold_io in [false, true] {
+        let config = HostConfig { disable_sq_flow: true, ..config() };
+        let mut world = ready(&config, Script { hold_io, ..Script::default() });
+        world.target.storage.iter_mut().zip(0u32..).for_each(|(byte, i)| *byte = (i % 251) as u8);
+        let before = world.queues.counters().totals().pdus_sent;
+        world.with(|_, queues, cx| {
+            for user in 0..COMMANDS {
+                queues.submit(cx, 0, read(user, READ_BLOCKS), user).unwrap();
+            }
+        });
+        // Of 100 KiB each; the sixth reaches 512 KiB.
+        assert_eq!(world.queues.counters().totals().pdus_sent - before, 6);
+        if hold_io {
+            let all = usize::try_from(COMMANDS).unwrap();
+            world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == all);
+            continue;
+        }
+        for user in 0..COMMANDS {
+            let done = world.take_done(user);
+            assert!(done.result.is_ok(), "{:?}", done.failure());
+            let start = usize::try_from(user).unwrap() * BLOCK;
+            let end = start + READ_BLOCKS as usize * BLOCK;
+            assert!(read_data(done.data) == world.target.storage[start..end], "command {user}");
+        }
+    }
+}
+
 #[test]
 fn counts_are_exact() {
     let mut world = ready(&HostConfig { disable_sq_flow: true, ..config() }, Script::default());

@@ -585,6 +585,11 @@ impl Io for EpollIo {
         }
     }
 
+    fn unread(&mut self, socket: SocketId) -> usize {
+        self.counts.system_calls += 1;
+        self.sockets.get(socket.0).map_or(0, |slot| socket::unread(&slot.fd))
+    }
+
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         match self.sockets.get_mut(socket.0) {
             Some(slot) if slot.send.is_none() => {

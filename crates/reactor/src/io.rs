@@ -217,6 +217,12 @@ pub trait Io {
         1
     }
 
+    /// Bytes that have come for a socket and that no receive has taken yet; 0 if that is not known.
+    fn unread(&mut self, socket: SocketId) -> usize {
+        let _ = socket;
+        0
+    }
+
     /// Starts sending a batch, as few system calls as possible. At most one per socket.
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token);
 

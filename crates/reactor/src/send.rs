@@ -109,6 +109,8 @@ pub struct SendBatch {
     part_capacity: usize,
     /// Bytes not yet sent.
     remaining: usize,
+    /// Bytes of the largest payload.
+    largest: usize,
     /// Most bytes of one poll while others wait.
     share: usize,
     /// Short or long, it says nothing of the next.
@@ -156,6 +158,7 @@ impl SendBatch {
             header_capacity,
             part_capacity,
             remaining: 0,
+            largest: 0,
             share: usize::MAX,
             mixed: false,
             call_bytes_max: usize::MAX,
@@ -242,6 +245,7 @@ impl SendBatch {
         let len = payload.len();
         if len > 0 {
             self.remaining += len;
+            self.largest = self.largest.max(len);
             self.push_part(Part::Payload(payload));
         }
     }
@@ -256,6 +260,7 @@ impl SendBatch {
         let len = payload.len();
         if len > 0 {
             self.remaining += len;
+            self.largest = self.largest.max(len);
             self.stage.use_copier(copier);
             self.push_part(Part::Digested(payload, self.headers.len()));
         }
@@ -265,6 +270,11 @@ impl SendBatch {
     /// Bytes not yet sent.
     pub fn len(&self) -> usize {
         self.remaining
+    }
+
+    /// Bytes of its largest payload, sent or not.
+    pub(crate) fn largest_payload(&self) -> usize {
+        self.largest
     }
 
     /// True if there is nothing left to send.
@@ -278,6 +288,7 @@ impl SendBatch {
         self.parts.clear();
         self.iovecs.clear();
         self.remaining = 0;
+        self.largest = 0;
         self.next_part = 0;
         self.sent_of_part = 0;
         self.stage.clear();

@@ -370,6 +370,10 @@ impl Io for SimIo {
         }
     }
 
+    fn unread(&mut self, socket: SocketId) -> usize {
+        self.world.borrow_mut().network.unread(socket.0)
+    }
+
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
         let refused = self.world.borrow_mut().start_send(self.core, socket.0, token, batch);
         if let Err(batch) = refused {

@@ -502,11 +502,10 @@ impl UringIo {
                 self.start(token, kind);
             }
             None => {
-                let error = not_usable();
                 let outcome = match kind {
-                    Kind::Read { buf, .. } => Outcome::Read(Err(error), buf),
-                    Kind::Write { buf, .. } => Outcome::Written(Err(error), buf),
-                    _ => Outcome::Synced(Err(error)),
+                    Kind::Read { buf, .. } => Outcome::Read(Err(not_usable()), buf),
+                    Kind::Write { buf, .. } => Outcome::Written(Err(not_usable()), buf),
+                    _ => Outcome::Synced(Err(not_usable())),
                 };
                 self.finish(token, outcome);
             }
@@ -586,6 +585,11 @@ impl Io for UringIo {
             return;
         }
         self.start_recv(socket, buffers, token);
+    }
+
+    fn unread(&mut self, socket: SocketId) -> usize {
+        self.counts.system_calls += 1;
+        self.sockets.get(socket.0).map_or(0, |slot| socket::unread(&slot.fd))
     }
 
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {

@@ -124,6 +124,10 @@ impl Io for FaultIo {
         self.inner.recv(socket, buffers, token);
     }
 
+    fn unread(&mut self, socket: SocketId) -> usize {
+        self.inner.unread(socket)
+    }
+
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
         self.inner.send(socket, batch, token);
     }

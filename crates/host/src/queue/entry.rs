@@ -8,6 +8,7 @@ use raceline_proto::nvme::{Direction, Sqe};
 
 use super::STAGING_BYTES;
 use super::digest::EntryDigest;
+use super::send::to_usize;
 use crate::command::{Command, Data};
 
 /// One command of the program.
@@ -32,6 +33,11 @@ pub(super) struct Entry {
     /// How often it was sent again because of a digest.
     pub(super) retries: u8,
     pub(super) timed_out: bool,
+}
+
+/// Whether a read of so many bytes is one of more than half the staging buffer.
+pub(super) fn is_large_read(bytes: usize) -> bool {
+    bytes > STAGING_BYTES / 2
 }
 
 impl Entry {
@@ -70,9 +76,9 @@ impl Entry {
         *timed_out = false;
     }
 
-    pub(super) fn is_large_read(&self) -> bool {
-        self.direction == Direction::ControllerToHost
-            && usize::try_from(self.len).is_ok_and(|len| len > STAGING_BYTES / 2)
+    /// Bytes that come for it.
+    pub(super) fn read_bytes(&self) -> usize {
+        if self.direction == Direction::ControllerToHost { to_usize(self.len) } else { 0 }
     }
 
     pub(super) fn is_connect(&self) -> bool {

@@ -25,6 +25,12 @@ const LARGE_PIECE_BYTES: usize = 128 << 10;
 /// caches hold.
 const CACHED_BYTES: usize = 8 << 20;
 
+/// Whether more than caches hold is on its way to a queue that reads so many bytes, and to the others
+/// of its core.
+pub(super) fn overflows_caches(read_bytes: usize, cx: &Context<'_>) -> bool {
+    read_bytes * cx.io.receiving() > CACHED_BYTES
+}
+
 impl QueuePair {
     /// Keeps one receive in flight.
     pub(super) fn post_receive(&mut self, cx: &mut Context<'_>) {
@@ -43,8 +49,8 @@ impl QueuePair {
         {
             let (start, len) = (to_usize(wanted.offset), to_usize(wanted.len));
             link.payload_of = Some(wanted.dest);
-            let on_its_way = to_usize(self.large_reads) * buf.len() * cx.io.receiving();
-            let piece = if on_its_way > CACHED_BYTES { LARGE_PIECE_BYTES } else { PIECE_BYTES };
+            let overflows = overflows_caches(self.read_bytes, cx);
+            let piece = if overflows { LARGE_PIECE_BYTES } else { PIECE_BYTES };
             if len > piece {
                 staging_len = 0; // more payload comes before anything else
             }

@@ -5,11 +5,22 @@ use raceline_proto::nvme::{CommandId, Direction};
 use raceline_proto::tcp::{HostQueue, R2tGrant};
 use raceline_reactor::{Accelerator, Context, Payload, SendBatch, SharedBuf};
 
+use super::receive::overflows_caches;
 use super::{Entry, Link, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
 use crate::doorbell::Decision;
+
+/// While more is on its way than caches hold, no commands leave as long as so much has come that
+/// nobody has taken: a controller that is ahead fills the sockets with data, which are out of all
+/// caches when we get to them, so that it stays ahead (measured in docs/PERFORMANCE.md).
+const UNREAD_BYTES_MAX: usize = 256 << 10;
+/// Then, what the commands of one send may ask for.
+const ASKED_BYTES_MAX: usize = 512 << 10;
+/// And what may be on its way to all queues of a core: more would come in bursts, for which other
+/// queues wait long.
+const ON_ITS_WAY_BYTES_MAX: usize = 32 << 20;
 
 /// Bytes of a digest.
 const DIGEST_LEN: usize = 4;
@@ -27,6 +38,8 @@ struct Filling<'a> {
     /// Its number.
     number: u64,
     pdus_left: usize,
+    /// Bytes that its commands may still ask for; the last one may go beyond.
+    asked_left: usize,
 }
 
 impl Filling<'_> {
@@ -53,12 +66,13 @@ impl QueuePair {
         if link.sending || link.closed || self.waits_for_more(cx) {
             return;
         }
+        let asked_left = self.bytes_to_ask_for(cx);
         let Some(link) = &mut self.link else { return };
         let Some(mut batch) = self.batch.take() else { return };
         let number = link.batches_started + 1;
         let accelerator = cx.io.accelerator();
-        let mut filling =
-            Filling { batch: &mut batch, number, pdus_left: self.config.send_pdus.into() };
+        let pdus_left = self.config.send_pdus.into();
+        let mut filling = Filling { batch: &mut batch, number, pdus_left, asked_left };
         self.put_data(accelerator, &mut filling);
         self.put_commands(accelerator, &mut filling);
         self.doorbell.handle_sent(self.pending.len());
@@ -85,6 +99,24 @@ impl QueuePair {
                 true
             }
         }
+    }
+
+    /// The bytes that the commands of the next send may ask for. Those that stay go when something
+    /// has been received, or when that send is over.
+    fn bytes_to_ask_for(&self, cx: &mut Context<'_>) -> usize {
+        let Some(link) = &self.link else { return 0 };
+        if !overflows_caches(self.read_bytes, cx) {
+            return usize::MAX;
+        }
+        let unread = cx.io.unread(link.socket);
+        if unread > UNREAD_BYTES_MAX {
+            return 0;
+        }
+        // Commands are taken to be as large as each other.
+        let in_flight = self.commands.len() - self.pending.len();
+        let asked = self.read_bytes / self.commands.len() * in_flight;
+        let share = ON_ITS_WAY_BYTES_MAX / cx.io.receiving();
+        share.saturating_sub(asked.saturating_sub(unread)).min(ASKED_BYTES_MAX)
     }
 
     /// Sends what `fill` puts into an empty batch, if none is in flight.
@@ -135,6 +167,7 @@ impl QueuePair {
         let room = link.queue.capsule_overhead() + DIGEST_LEN;
         let only_connect = if let State::Connect(cid) = self.state { Some(cid) } else { None };
         while filling.has_room(room)
+            && filling.asked_left > 0
             && let Some(cid) = self.pending.pop_front()
         {
             let sent = self.commands.len() - self.pending.len() - 1;
@@ -156,6 +189,7 @@ impl QueuePair {
             entry.batch = filling.number;
             put_command(link, accelerator, filling.batch, cid, entry, limit);
             filling.pdus_left -= 1;
+            filling.asked_left = filling.asked_left.saturating_sub(entry.read_bytes());
             self.counters.pdus_sent.add(1);
         }
     }

@@ -127,6 +127,11 @@ impl Network {
         }
     }
 
+    /// Bytes that have arrived and were not received.
+    pub(super) fn unread(&self, end: u32) -> usize {
+        self.ends[end as usize].arrived.len()
+    }
+
     fn end(&mut self, end: u32) -> &mut End {
         &mut self.ends[end as usize]
     }

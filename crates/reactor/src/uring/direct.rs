@@ -12,6 +12,7 @@ use super::{Kind, UringIo};
 use crate::buffer::IoBuf;
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
 use crate::send::SendBatch;
+use crate::socket::limit_unsent;
 use crate::transfer::{is_transient, receive, transmit};
 
 /// So many sockets are tried at every poll however quiet they are: what a try costs is less than
@@ -29,6 +30,13 @@ const RECEIVES_PER_POLL: usize = 8;
 /// Bytes in staging memory after which a poll leaves the rest to the next one, while the caches still
 /// hold them. What has landed in its I/O buffer does not count.
 const BYTES_PER_POLL: usize = 512 << 10;
+
+/// Sockets that send payloads from this size on may not keep much that waits for the peer's window:
+/// it would be out of the caches when the window opens.
+const LARGE_PAYLOAD: usize = 64 << 10;
+/// What the sockets of a core may keep together, and the least for one.
+const UNSENT_BYTES: usize = 4 << 20;
+const UNSENT_BYTES_MIN: usize = 256 << 10;
 
 /// A receive that is tried at every poll.
 pub(super) struct DirectRecv {
@@ -53,6 +61,8 @@ pub(super) struct SocketSlot {
     pub(super) core_staging: usize,
     /// Its own staging memory, while its owner has some of the core's.
     pub(super) own_staging: Option<IoBuf>,
+    /// The most that waits in it for the peer's window; 0 if it was not said.
+    unsent_max: usize,
     /// The `user_data` of a send in the ring.
     pub(super) send: Option<u64>,
     /// Closed by the owner; the descriptor waits for the operations.
@@ -66,6 +76,7 @@ impl SocketSlot {
             recv: None,
             core_staging: 0,
             own_staging: None,
+            unsent_max: 0,
             send: None,
             closing: false,
         }
@@ -81,6 +92,21 @@ enum Try {
 }
 
 impl UringIo {
+    /// Before a send of large payloads: the socket's share of what may wait for windows.
+    fn limit_unsent(&mut self, socket: SocketId, batch: &SendBatch) {
+        if batch.largest_payload() < LARGE_PAYLOAD {
+            return;
+        }
+        // In powers of two, so that it seldom changes.
+        let sockets = self.sockets.live().next_power_of_two();
+        let bytes = (UNSENT_BYTES / sockets).max(UNSENT_BYTES_MIN);
+        let Some(slot) = self.sockets.get_mut(socket.0) else { return };
+        if slot.unsent_max != bytes {
+            slot.unsent_max = bytes;
+            limit_unsent(&slot.fd, bytes);
+        }
+    }
+
     /// Starts a receive on a usable socket.
     pub(super) fn start_recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
         if let Some(slot) = self.sockets.get_mut(socket.0) {
@@ -96,6 +122,7 @@ impl UringIo {
 
     /// Sends on a usable socket: all of it at once, or the rest through the ring.
     pub(super) fn start_send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
+        self.limit_unsent(socket, &batch);
         let Some(slot) = self.sockets.get_mut(socket.0) else { return };
         while !batch.is_empty() {
             self.counts.system_calls += 1;

@@ -44,6 +44,7 @@ conformance!(
     receive_fills_payload_then_staging,
     sockets_share_the_staging_of_the_core,
     counts_are_exact,
+    what_waits_to_be_received_is_known,
     end_of_stream_and_reset,
     close_returns_all_buffers,
     close_while_sending_returns_the_batch,
@@ -221,6 +222,19 @@ fn sockets_share_the_staging_of_the_core(mut bed: Bed) {
             bed.io.close(two, false);
         }
     }
+}
+
+fn what_waits_to_be_received_is_known(mut bed: Bed) {
+    let (one, two) = bed.pair();
+    assert_eq!(bed.io.unread(two), 0);
+    bed.send_bytes(one, &pattern(1000, 3));
+    while bed.io.unread(two) < 1000 {
+        bed.poll(Wait::No);
+    }
+    assert_eq!(bed.io.unread(two), 1000);
+    assert_eq!(bed.recv(two, 0, 400).unwrap().len(), 400);
+    assert_eq!(bed.io.unread(two), 600);
+    assert_eq!(bed.io.unread(one), 0);
 }
 
 fn counts_are_exact(mut bed: Bed) {
