@@ -127,6 +127,24 @@ fn much_is_asked_for_in_steps() {
     }
 }
 
+/// A target that does not answer is asked for 32 MiB.
+#[test]
+fn what_is_on_its_way_is_bounded() {
+    const COMMANDS: u64 = 100;
+    const READ_BLOCKS: u32 = 1024;
+    const ON_ITS_WAY: usize = (32 << 20) / (READ_BLOCKS as usize * BLOCK);
+    let config = HostConfig { disable_sq_flow: true, ..config() };
+    let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
+    world.with(|_, queues, cx| {
+        for user in 0..COMMANDS {
+            queues.submit(cx, 0, read(user, READ_BLOCKS), user).unwrap();
+        }
+    });
+    let end = world.world.elapsed() + Duration::from_millis(100);
+    world.run(Duration::from_secs(1), |world| world.world.elapsed() >= end);
+    assert_eq!(world.target.seen.io.len(), ON_ITS_WAY);
+}
+
 #[test]
 fn counts_are_exact() {
     let mut world = ready(&HostConfig { disable_sq_flow: true, ..config() }, Script::default());

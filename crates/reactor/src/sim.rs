@@ -371,7 +371,7 @@ impl Io for SimIo {
     }
 
     fn unread(&mut self, socket: SocketId) -> usize {
-        self.world.borrow_mut().network.unread(socket.0)
+        self.world.borrow().network.unread(socket.0)
     }
 
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {

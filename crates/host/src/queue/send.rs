@@ -105,7 +105,7 @@ impl QueuePair {
     /// has been received, or when that send is over.
     fn bytes_to_ask_for(&self, cx: &mut Context<'_>) -> usize {
         let Some(link) = &self.link else { return 0 };
-        if !overflows_caches(self.read_bytes, cx) {
+        if self.pending.is_empty() || !overflows_caches(self.read_bytes, cx) {
             return usize::MAX;
         }
         let unread = cx.io.unread(link.socket);
