@@ -173,6 +173,12 @@ impl BufferPool {
         (0..self.class_count()).map(|class| self.available(class)).sum()
     }
 
+    /// Memory of its own buffers that are in use.
+    pub fn bytes_in_use(&self) -> usize {
+        let in_use = |class: &Class| class.size * (class.slots.len() - class.free.borrow().len());
+        self.inner.classes.iter().map(in_use).sum()
+    }
+
     /// The largest buffer that the pool can ever give.
     pub fn largest(&self) -> usize {
         self.inner.classes.last().map_or(0, |class| class.size)

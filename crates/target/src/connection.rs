@@ -1,5 +1,6 @@
 //! One connection: its socket, the controller's end of its queue, its commands' data.
 
+mod blocks;
 mod send;
 mod teardown;
 
@@ -264,7 +265,8 @@ impl Connection {
             return None;
         }
         let slot = self.data_slot(wanted.dest)?;
-        let buf = self.slots.get(slot).buf.take()?;
+        let command = self.slots.get(slot);
+        let buf = command.buf.take_if(|_| !command.by_blocks)?;
         self.direct = Some(slot);
         let start = wanted.offset as usize;
         Some((buf, start..start + (wanted.len as usize).min(self.pass_bytes)))
@@ -449,6 +451,9 @@ impl Connection {
             }
             return;
         }
+        if self.slots.get(index).by_blocks {
+            return self.write_blocks(core, index, cx.now, offset as usize, bytes);
+        }
         if let Some(buf) = &mut self.slots.get(index).buf {
             let start = offset as usize;
             buf[start..start + bytes.len()].copy_from_slice(bytes);
@@ -502,6 +507,7 @@ impl Connection {
     pub(crate) fn data_complete(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: u16) {
         let command = self.slots.get(slot);
         if let Some(result) = command.written.take() {
+            command.pending = 1;
             return self.part_done(cx, core, slot, result, None);
         }
         if command.corrupt {
@@ -594,11 +600,15 @@ impl Connection {
                         self.parse(cx, core);
                     }
                 } else {
-                    // Of much data most comes whole into staging memory, and some devices take it
-                    // from there.
-                    let from_staging = deep
-                        && len <= MAX_H2C_DATA_BYTES
-                        && slot.device.is_some_and(|id| core.writes_now(id));
+                    let by_blocks = self.goes_by_blocks(cx, core, index);
+                    let slot = self.slots.get(index);
+                    // Of much data under digests most comes whole into staging memory, and some
+                    // devices take it from there.
+                    let from_staging = by_blocks
+                        || deep
+                            && len <= MAX_H2C_DATA_BYTES
+                            && slot.device.is_some_and(|id| core.writes_now(id));
+                    slot.by_blocks = by_blocks;
                     slot.lands_direct = slot.is_large_write() && !from_staging;
                     self.large_writes += u16::from(slot.lands_direct);
                     self.push_pdu(core, |queue, out| queue.r2t(index, cid, 0, len, out));

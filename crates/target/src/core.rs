@@ -241,6 +241,11 @@ impl Core {
         }
     }
 
+    /// Whether a device takes writes from anywhere, unless something holds them back there.
+    pub(crate) fn may_write_now(&mut self, id: DeviceId) -> bool {
+        self.device(id).is_some_and(|device| device.writes_now)
+    }
+
     /// Whether a device takes writes from anywhere, and nothing holds them back there.
     #[inline]
     pub(crate) fn writes_now(&mut self, id: DeviceId) -> bool {

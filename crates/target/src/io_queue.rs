@@ -144,7 +144,6 @@ impl Connection {
     pub(crate) fn write_now(&mut self, core: &mut Core, index: u16, now: Instant, data: &[u8]) {
         let slot = self.slots.get(index);
         if let Some(device) = slot.device {
-            slot.pending = 1;
             if core.meters {
                 slot.measured = core.measure(device, now, OpKind::Write, data.len() as u64);
             }
@@ -207,6 +206,14 @@ impl Connection {
                 Op::Read { offset, len: slot.transfer.len as usize, buf }
             }
             IoCommand::Write { fua, .. } => match slot.buf.take() {
+                Some(buf) if slot.on_device > 0 => {
+                    // The first blocks are there; writes were held back when the others came.
+                    let rest = &buf[slot.on_device..slot.transfer.len as usize];
+                    let mut data = IoBuf::heap(rest.len());
+                    data.copy_from_slice(rest);
+                    let offset = offset + slot.on_device as u64;
+                    Op::Write { offset, data: data.share(), fua }
+                }
                 Some(buf) => Op::Write { offset, data: buf.share(), fua },
                 None => unreachable!("a write executes once its data has come"),
             },
@@ -321,7 +328,9 @@ impl Connection {
         {
             core.count(device, measured, cx.now, result);
         }
-        if let (true, Some(device)) = (slot.changes_data(), slot.device) {
+        // What went there straight from the staging buffer was never in flight.
+        let was_in_flight = slot.phase == Phase::Device && slot.changes_data();
+        if let (true, Some(device)) = (was_in_flight, slot.device) {
             let bytes = slot.bytes.clone();
             core.write_drained(device, &bytes);
         }

@@ -71,6 +71,10 @@ pub(crate) struct Slot {
     /// All its data, and their digest, are in the staging buffer, and its device takes them from
     /// there.
     pub(crate) direct: bool,
+    /// Its blocks go to the device as they come.
+    pub(crate) by_blocks: bool,
+    /// So much of its data is there already, in whole blocks.
+    pub(crate) on_device: usize,
     /// The digest of its data was checked where they lay: they need not be looked at again.
     pub(crate) checked: bool,
     /// What its digest is for that an engine computes.

@@ -235,6 +235,11 @@ impl RawHost {
         (sqe.command_id(), out)
     }
 
+    /// Sends these bytes as they are.
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
     fn push_digest(&self, data: &[u8], out: &mut Vec<u8>) {
         if self.queue.data_digest() {
             out.extend_from_slice(&raceline_accel::crc32c(data).to_le_bytes());

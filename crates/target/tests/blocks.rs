@@ -1,0 +1,177 @@
+//! Large writes to memory, whose blocks are written as they come: cut anywhere, broken off, and beside
+//! locks.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{
+    Answer, Heard, RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status,
+};
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::{ControllerId, Direction, Sqe};
+use raceline_proto::tcp::R2tGrant;
+use raceline_target::{Target, TargetConfig};
+
+const BS: u32 = 512;
+const BLOCKS: u32 = 64;
+const BYTES: u32 = BLOCKS * BS;
+const LEN: usize = BYTES as usize;
+/// Buffers of 128 KiB, more than 8 MiB.
+const WAITING: usize = 70;
+
+/// A target with memory that no caches hold for what is on its way.
+fn start_target(cores: usize) -> (Target, SocketAddr) {
+    let config = TargetConfig { large_buffers_per_core: 2 * WAITING, ..config(cores) };
+    start(config, vec![ram("1M")])
+}
+
+/// A queue that was granted so many writes whose data do not come, that all others go by blocks.
+fn busy_queue(address: SocketAddr, cntlid: ControllerId, qid: u16) -> RawHost {
+    let mut queue = RawHost::io(address, cntlid, qid, Wants::default());
+    for _ in 0..WAITING {
+        granted(&mut queue, 0);
+    }
+    queue
+}
+
+/// Asks for a write; gives what the target grants.
+fn granted(queue: &mut RawHost, slba: u64) -> R2tGrant {
+    let sqe = block_sqe(io::WRITE, 1, slba, BLOCKS);
+    queue.submit(sqe, Direction::HostToController, BYTES);
+    match queue.listen() {
+        Heard::SendData(grant) => grant,
+        other => panic!("expected R2T, got {other:?}"),
+    }
+}
+
+/// The H2CData PDUs of a write, each of so many bytes at most.
+fn pdus(queue: &mut RawHost, grant: &R2tGrant, data: &[u8], pdu: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    for offset in (0..grant.len).step_by(pdu as usize) {
+        let len = pdu.min(grant.len - offset);
+        queue.queue.h2c_data(grant, offset, len, offset + len == grant.len, &mut out);
+        out.extend_from_slice(&data[offset as usize..(offset + len) as usize]);
+    }
+    out
+}
+
+/// Sends in pieces that end there, each received alone, nearly always.
+fn send_cut(queue: &mut RawHost, bytes: &[u8], cuts: &[usize]) {
+    let mut sent = 0;
+    for &cut in cuts.iter().filter(|&&cut| cut < bytes.len()) {
+        queue.send_bytes(&bytes[sent..cut]);
+        std::thread::sleep(Duration::from_millis(3));
+        sent = cut;
+    }
+    queue.send_bytes(&bytes[sent..]);
+}
+
+fn write_cut(queue: &mut RawHost, slba: u64, data: &[u8], pdu: u32, cuts: &[usize]) -> Answer {
+    let grant = granted(queue, slba);
+    let bytes = pdus(queue, &grant, data, pdu);
+    send_cut(queue, &bytes, cuts);
+    queue.wait(grant.cid, data)
+}
+
+#[test]
+fn data_that_are_cut_anywhere_are_written_whole() {
+    let (target, address) = start_target(1);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = busy_queue(address, cntlid, 1);
+    let ends = || target.stats().subsystems[0].1.writes;
+    let cuts: [&[usize]; 7] = [
+        &[],
+        &[24],
+        &[25, 26, 27],
+        &[24 + 511, 24 + 512, 24 + 513],
+        &[24 + 511, 24 + 1025, 24 + 5000, 24 + 5001],
+        &[24 + 512 * 20, 24 + LEN - 1],
+        &[24 + 100, 24 + LEN - 511, 24 + LEN - 100],
+    ];
+    let mut seed = 0;
+    for pdu in [BYTES, 48 << 10, 1000, 516, 4] {
+        for cuts in cuts {
+            seed += 1;
+            let (data, before) = (pattern(seed, LEN), ends());
+            let answer = write_cut(&mut queue, seed % 7, &data, pdu, cuts);
+            assert!(status(&answer).is_success());
+            assert_eq!(ends() - before, 1, "PDUs of {pdu}, cut at {cuts:?}");
+            let found = queue.read(1, seed % 7, BLOCKS, BS).data;
+            assert!(found == data, "PDUs of {pdu}, cut at {cuts:?}");
+        }
+    }
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn a_write_that_breaks_off_leaves_whole_blocks() {
+    let (target, address) = start_target(1);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    for (round, cut) in [0, 1, 511, 512, 700, 1024, 5000, LEN - 1].into_iter().enumerate() {
+        let mut queue = busy_queue(address, cntlid, 1);
+        let [old, new] = [1, 2].map(|n| pattern(n + 2 * round as u64, LEN));
+        assert!(status(&queue.write(1, 9, &old, BS)).is_success());
+        let grant = granted(&mut queue, 9);
+        let bytes = pdus(&mut queue, &grant, &new, BYTES);
+        send_cut(&mut queue, &bytes[..24 + cut], &[24 + cut / 2]);
+        drop(queue);
+        eventually("the queue is gone", || target.stats().connections.iter().sum::<usize>() == 1);
+        let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+        let found = queue.read(1, 9, BLOCKS, BS).data;
+        for (index, block) in found.chunks(BS as usize).enumerate() {
+            let at = index * BS as usize..(index + 1) * BS as usize;
+            let is_new = block == &new[at.clone()];
+            assert!(is_new || block == &old[at.clone()], "block {index} is torn, cut at {cut}");
+            assert!(!is_new || at.end <= cut, "block {index} was not sent, cut at {cut}");
+        }
+        drop(queue);
+        eventually("the queue is gone", || target.stats().connections.iter().sum::<usize>() == 1);
+    }
+    target.shutdown().unwrap();
+}
+
+/// Compare-and-write elsewhere on the device holds all blocks back for a moment, in the middle of
+/// writes.
+#[test]
+fn locks_that_come_and_go_lose_no_block() {
+    const ROUNDS: usize = 200;
+    let (target, address) = start_target(2);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for qid in 1..=2 {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut queue = RawHost::io(address, cntlid, qid, Wants::default());
+                let fused = |opc, fuse| Sqe { flags: fuse, ..block_sqe(opc, 1, 1000, 1) };
+                let data = vec![0; BS as usize];
+                while !stop.load(Ordering::Relaxed) {
+                    let one = queue.submit_in_capsule(fused(io::COMPARE, 1), &data);
+                    let two = queue.submit_in_capsule(fused(io::WRITE, 2), &data);
+                    assert!(queue.wait(one, &[]).cqe.status.is_success());
+                    assert!(queue.wait(two, &[]).cqe.status.is_success());
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            });
+        }
+        let mut queue = busy_queue(address, cntlid, 4);
+        for round in 0..ROUNDS {
+            let data = pattern(round as u64, LEN);
+            let grant = granted(&mut queue, 3);
+            let bytes = pdus(&mut queue, &grant, &data, 3000);
+            bytes.chunks(50 + round * 97).for_each(|part| {
+                queue.send_bytes(part);
+            });
+            let answer = queue.wait(grant.cid, &data);
+            let right = status(&answer).is_success() && queue.read(1, 3, BLOCKS, BS).data == data;
+            if !right || round + 1 == ROUNDS {
+                stop.store(true, Ordering::Relaxed);
+            }
+            assert!(right, "round {round}: {}", status(&answer));
+        }
+    });
+    target.shutdown().unwrap();
+}
