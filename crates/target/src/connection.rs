@@ -248,7 +248,8 @@ impl Connection {
             }
         }
         let payload = self.direct_payload();
-        let len = if self.large_writes > 0 { SMALL_STAGING_BYTES } else { IO_STAGING_BYTES };
+        let small = self.large_writes > 0 && !self.blocks_are_coming();
+        let len = if small { SMALL_STAGING_BYTES } else { IO_STAGING_BYTES };
         let staging_range = 0..staging.len().min(len);
         self.receiving = true;
         let buffers = RecvBuffers { payload, staging, staging_range };

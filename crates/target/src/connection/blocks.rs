@@ -29,6 +29,13 @@ impl Connection {
         is_write && cx.pool.bytes_in_use() > CACHED_BYTES && takes_now && !slot.fused && !digest
     }
 
+    /// Whether the data of such a command are next.
+    pub(super) fn blocks_are_coming(&mut self) -> bool {
+        let wanted = self.queue.payload_wanted();
+        let slot = wanted.and_then(|wanted| self.data_slot(wanted.dest));
+        slot.is_some_and(|slot| self.slots.get(slot).by_blocks)
+    }
+
     /// Data of such a command, from `offset` on. What is no whole block yet waits in the I/O buffer, as
     /// does all that comes while something holds writes back.
     pub(super) fn write_blocks(
