@@ -233,9 +233,9 @@ impl Nvmet {
         writeln!(stream, "{line}")?;
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer)?;
-        ensure!(answer.trim() == "ok", "request '{line}' to the guest: {}", answer.trim());
         // The guest's next listener needs a moment.
         std::thread::sleep(Duration::from_millis(300));
+        ensure!(answer.trim() == "ok", "request '{line}' to the guest: {}", answer.trim());
         Ok(())
     }
 }
