@@ -165,6 +165,29 @@ fn one_pdu_per_send_is_what_it_says() {
     assert_eq!(totals.sends, totals.pdus_sent);
 }
 
+/// A write waits for its R2T, and 20 commands for others; all go when the R2T comes.
+#[test]
+fn commands_go_before_data_and_leave_them_room() {
+    // The data are four PDUs: two leave in each send of four, with two commands before them.
+    for (send_pdus, commands_before) in [(128, 20), (4, 4), (1, 0)] {
+        let i10 =
+            I10Config { requests: 100, delay: Duration::from_secs(1), ..I10Config::default() };
+        let config = HostConfig { i10: Some(i10), send_pdus, ..config() };
+        let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
+        let data = IoBuf::from_slice(&[7; 64 * BLOCK]).share();
+        let large = Command::write(NS, BlockRange::new(500, 64).unwrap(), data, false);
+        world.submit(large, 500);
+        for user in 0..20 {
+            world.submit(read(user), user);
+        }
+        world.run(Duration::from_millis(500), |world| world.target.seen.io.len() == 21);
+        let slbas: Vec<u64> = world.target.seen.places.iter().map(|place| place.1).collect();
+        let mut expected: Vec<u64> = (0..20).collect();
+        expected.insert(commands_before, 500);
+        assert_eq!(slbas, expected, "{send_pdus} PDUs per send");
+    }
+}
+
 /// Random commands, gathered by random rules that change, over connections that break: each ends, on
 /// the wire they keep their order, and none waits longer than the delay allows.
 #[test]

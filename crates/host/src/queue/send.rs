@@ -73,6 +73,7 @@ impl QueuePair {
         let accelerator = cx.io.accelerator();
         let pdus_left = self.config.send_pdus.into();
         let mut filling = Filling { batch: &mut batch, number, pdus_left, asked_left };
+        self.put_commands_before_data(accelerator, &mut filling);
         self.put_data(accelerator, &mut filling);
         self.put_commands(accelerator, &mut filling);
         self.doorbell.handle_sent(self.pending.len());
@@ -142,6 +143,22 @@ impl QueuePair {
         link.batches_started += 1;
         self.counters.sends.add(1);
         cx.io.send(link.socket, batch, self.token);
+    }
+
+    /// Commands go before the data of others: they are short, and while those data flow the
+    /// controller can ask for the next. Half of the PDUs are kept, so that data never wait for ever.
+    fn put_commands_before_data(
+        &mut self,
+        accelerator: &mut Accelerator,
+        filling: &mut Filling<'_>,
+    ) {
+        if self.grants.is_empty() {
+            return;
+        }
+        let kept = filling.pdus_left.div_ceil(2);
+        filling.pdus_left -= kept;
+        self.put_commands(accelerator, filling);
+        filling.pdus_left += kept;
     }
 
     /// Answers R2Ts, in the order in which they came.
