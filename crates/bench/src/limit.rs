@@ -18,6 +18,7 @@ mod requester;
 mod responder;
 mod tuning;
 mod wire;
+mod work;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

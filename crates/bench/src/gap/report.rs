@@ -166,6 +166,8 @@ struct PointJson<'a> {
     memory: &'static str,
     memory_bytes: usize,
     buffer_each: bool,
+    /// Nanoseconds of the limit per command on each side.
+    work_ns: u128,
     pages: &'a str,
     congestion_control: &'a CongestionControl,
     limit_iops: f64,
@@ -231,6 +233,7 @@ impl<'a> PointJson<'a> {
             memory: if report.config.null { "null" } else { "ram" },
             memory_bytes: report.config.memory_bytes,
             buffer_each: report.config.buffer_each,
+            work_ns: report.config.work.as_nanos(),
             pages: &report.pages,
             congestion_control: &report.congestion_control,
             limit_iops: figures.limit_iops,

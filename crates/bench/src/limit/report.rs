@@ -221,6 +221,9 @@ struct PointJson<'a> {
     pages: &'a str,
     congestion_control: &'a CongestionControl,
     mode: &'static str,
+    buffer_each: bool,
+    /// Nanoseconds per command on each side.
+    work_ns: u128,
     limit_iops: f64,
     mean_us: f64,
     runs: Vec<f64>,
@@ -269,6 +272,8 @@ impl<'a> PointJson<'a> {
                 Mode::Polled => "polled",
                 Mode::Blocking => "blocking",
             },
+            buffer_each: config.fixed.buffer_each,
+            work_ns: config.fixed.work.as_nanos(),
             limit_iops: point.iops(),
             mean_us: mean_ns(point, point.iops()) / 1000.0,
             runs: point.windows.iter().map(Measured::iops).collect(),

@@ -11,6 +11,7 @@ use super::digest::Check;
 use super::link::{self, Finder, Gather, moved};
 use super::tuning::{Landing, Look, Tuning};
 use super::wire::{self, COMMAND_BYTES, DIGEST_BYTES, H2C_DATA_BYTES, HEADER_BYTES, Piece, Shape};
+use super::work::Work;
 use super::{LimitConfig, LimitError, Measured, Side, Window};
 
 /// The clock is read once in so many passes over the connections.
@@ -45,6 +46,8 @@ struct Shared {
     io_bytes: usize,
     shape: Shape,
     tuning: Tuning,
+    /// For each command.
+    work: Work,
     /// New commands follow finished ones.
     running: bool,
     finished: u64,
@@ -106,6 +109,7 @@ impl Requester {
             io_bytes: config.io_bytes,
             shape: config.shape(),
             tuning: Tuning::start(config),
+            work: Work::new(config.fixed.work),
             running: false,
             finished: 0,
             received_bytes: 0,
@@ -252,6 +256,7 @@ impl Connection {
 
     fn handle_pdu(&mut self, shared: &mut Shared) {
         if self.kind != wire::R2T {
+            shared.work.run();
             self.in_flight = self.in_flight.saturating_sub(1);
             shared.finished += 1;
             if shared.running {

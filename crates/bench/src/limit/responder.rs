@@ -11,6 +11,7 @@ use super::digest::Copies;
 use super::link::{self, Finder, Gather, moved};
 use super::tuning::{Landing, Prefetch, Tuning};
 use super::wire::{self, COMMAND_BYTES, DIGEST_BYTES, HEADER_BYTES, Piece, Shape};
+use super::work::Work;
 use super::{LimitConfig, LimitError, Mode, Side, Window};
 
 /// A page and a cache line, for prefetching.
@@ -45,6 +46,8 @@ struct Memory {
     shape: Shape,
     receive_bytes: usize,
     tuning: Tuning,
+    /// For each command.
+    work: Work,
     /// Commands answered in this window.
     answered: u64,
 }
@@ -110,6 +113,7 @@ impl Responder {
             shape: config.shape(),
             receive_bytes: 0,
             tuning: Tuning::start(config),
+            work: Work::new(config.fixed.work),
             answered: 0,
         };
         let connections = streams.into_iter().map(connection).collect();
@@ -284,6 +288,7 @@ impl Connection {
     }
 
     fn take_command(&mut self, memory: &mut Memory, address: usize) {
+        memory.work.run();
         match memory.shape {
             Shape::Read => {
                 if memory.tuning.prefetch == Prefetch::Ahead {

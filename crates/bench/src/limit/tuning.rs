@@ -97,6 +97,9 @@ pub struct Fixed {
     /// Else writes send one buffer over and over, and what is read may land on what came before: caches
     /// hold both.
     pub buffer_each: bool,
+    /// Each side works so long on each command, as one does that looks it up and checks it; to see
+    /// what that costs.
+    pub work: Duration,
 }
 
 impl Tuning {

@@ -88,6 +88,7 @@ fn config(args: &GapArgs) -> GapConfig {
         pages: args.pages.into(),
         null: args.null,
         buffer_each: args.buffer_each,
+        work: std::time::Duration::from_nanos(args.work),
         mode: args.run.mode.into(),
         backend: args.run.io.into(),
         target_core: Some(args.run.cores.target_core),

@@ -82,6 +82,11 @@ pub(crate) struct LimitArgs {
     #[arg(long, help_heading = "Workload")]
     pub(crate) buffer_each: bool,
 
+    /// Nanoseconds that each side works on each command, as looking it up and checking it takes
+    #[arg(long, value_name = "NS", default_value_t = 0, help_heading = "Workload")]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub(crate) work: u64,
+
     /// How long to measure
     #[arg(long, alias = "seconds", value_name = "TIME", default_value = "1")]
     #[arg(value_parser = values::positive_time, help_heading = "Workload")]
@@ -174,6 +179,11 @@ pub(crate) struct GapArgs {
     /// the limit sends and what comes
     #[arg(long, help_heading = "Workload")]
     pub(crate) buffer_each: bool,
+
+    /// Nanoseconds that each side of the limit works on each command, as looking it up and checking it takes
+    #[arg(long, value_name = "NS", default_value_t = 0, help_heading = "Workload")]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub(crate) work: u64,
 
     /// Pairs of runs per point
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Workload")]
