@@ -126,7 +126,8 @@ impl<'a> Programs<'a> {
         seconds: u32,
     ) -> Result<Measured> {
         let limit_s = u64::from(2 * seconds) + HOST_LIMIT_S;
-        let task = self.host(host, target, point, (seconds, seconds))?;
+        let time = Duration::from_secs(seconds.into());
+        let task = self.host(host, target, point, (time, time))?;
         if host == Host::Spdk {
             return total(&self.run_spdk_host(task, limit_s)?);
         }
@@ -141,12 +142,12 @@ impl<'a> Programs<'a> {
         &self,
         target: &RunningTarget,
         point: Point,
-        seconds: u32,
+        time: Duration,
         commands_per_s: u32,
     ) -> Result<Tail> {
-        let limit_s = u64::from(2 * seconds) + HOST_LIMIT_S;
+        let limit_s = 2 * time.as_secs() + HOST_LIMIT_S;
         let rate = commands_per_s.to_string();
-        let task = self.host(Host::Raceline, target, point, (seconds, seconds))?;
+        let task = self.host(Host::Raceline, target, point, (time, time))?;
         let job = perf_job(task.args(["--rate_iops", &rate]), limit_s)?;
         let kind = if point.write { "write" } else { "read" };
         let percentile = |name: &str| {
@@ -164,7 +165,8 @@ impl<'a> Programs<'a> {
         point: Point,
         seconds: u32,
     ) -> Result<Running> {
-        let task = self.host(host, target, point, (0, seconds))?;
+        let time = Duration::from_secs(seconds.into());
+        let task = self.host(host, target, point, (Duration::ZERO, time))?;
         let running = task.limit(u64::from(seconds) + HOST_LIMIT_S).start()?;
         if host == Host::Spdk {
             self.leftovers.add(running.pid());
@@ -172,16 +174,16 @@ impl<'a> Programs<'a> {
         Ok(running)
     }
 
-    /// A host with seconds of ramp and of measurement.
+    /// A host with times of ramp and of measurement; SPDK's knows whole seconds only.
     fn host(
         &self,
         host: Host,
         target: &RunningTarget,
         point: Point,
-        (ramp, time): (u32, u32),
+        (ramp, time): (Duration, Duration),
     ) -> Result<Task> {
         let pattern = if point.write { "randwrite" } else { "randread" };
-        let (size, ramp, time) = (point.io_bytes.to_string(), ramp.to_string(), time.to_string());
+        let size = point.io_bytes.to_string();
         let namespace = if point.null { 2 } else { 1 };
         let connections = point.connections.to_string();
         if host == Host::Spdk {
@@ -190,12 +192,14 @@ impl<'a> Programs<'a> {
             let words = ["-w", pattern, "-o", &size, "-q", &depth, "-P", &connections];
             let digests: &[&str] = if point.digests { &["-H", "-I"] } else { &[] };
             let task = self.spdk_host(target, namespace).args(words).args(digests);
+            let [ramp, time] = [ramp, time].map(|time| time.as_secs().to_string());
             return Ok(task.args(["-a", &ramp, "-t", &time]));
         }
         let depth = point.depth.to_string();
         let namespace = namespace.to_string();
         let words = ["--rw", pattern, "--bs", &size, "--iodepth", &depth];
         let queues = ["--nr-io-queues", &connections, "--namespace", &namespace];
+        let [ramp, time] = [ramp, time].map(|time| format!("{}ms", time.as_millis()));
         let times = ["--ramp_time", &ramp, "--runtime", &time];
         let core = ["--cores", HOST_CORE.0, "--mode", "poll", "-o", "json"];
         let digests: &[&str] = if point.digests { &["--hdr-digest", "--data-digest"] } else { &[] };

@@ -2,6 +2,13 @@
 //!
 //! Commands fall due at a fixed rate, and their time counts from then (an open loop), so a target
 //! that stops for a while is charged with all that waited. Our host asks all of them.
+//!
+//! A machine that takes a core away for milliseconds, a few times per second, decides the P99.9 of
+//! every long run. So there are short windows, too, one target after the other many times: of their
+//! P99.9 the median is what a target does while it is left alone. What stops a target less often
+//! than in every second window is only in the long runs.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -15,11 +22,17 @@ const TARGETS: [Target; 3] = [Target::Raceline, Target::RacelineHuge, Target::Sp
 const THEIRS: usize = 2;
 /// Part of the highest rate of the slowest target that is asked for, in percent.
 const LOAD_PERCENT: f64 = 70.0;
+/// Windows of one repetition, per target.
+const WINDOWS: usize = 20;
+/// How long each is, after a ramp of the same length.
+const WINDOW: Duration = Duration::from_millis(100);
 
 /// One repetition: what was asked for, and what came of it with each of [`TARGETS`].
 struct Repetition {
     commands_per_s: u32,
     tails: Vec<Tail>,
+    /// The medians of P99.9 in the windows, in us.
+    in_windows: Vec<f64>,
 }
 
 /// Measures and prints; false when a run was disturbed and no quiet one could be had.
@@ -27,13 +40,17 @@ pub(super) fn run(bench: &mut Bench<'_>, setting: &Setting, points: &[Point]) ->
     let mut text = setting.introduction("targets under our host");
     let names = TARGETS.map(Target::name);
     let medians = names.map(|name| format!("{name}: P50 us"));
-    let tails = names.map(|name| format!("{name}: P99.9 us"));
-    let ratios = names[..THEIRS].iter().map(|name| format!("P99.9 {name} / {}", names[THEIRS]));
+    let tails = |prefix: &str| {
+        let prefix = prefix.to_owned();
+        let own = names.map(|name| format!("{prefix}{name}: P99.9 us")).into_iter();
+        let ratio = |&name: &&str| format!("{prefix}P99.9 {name} / {}", names[THEIRS]);
+        own.chain(names[..THEIRS].iter().map(ratio).collect::<Vec<_>>())
+    };
     let titles: Vec<String> = ["thousand commands per s".to_owned()]
         .into_iter()
         .chain(medians)
-        .chain(tails)
-        .chain(ratios)
+        .chain(tails(""))
+        .chain(tails("windows: "))
         .chain(["disturbed".to_owned()])
         .collect();
     head(&mut text, "open loop", titles.iter().map(String::as_str));
@@ -67,15 +84,24 @@ fn repetition(bench: &mut Bench<'_>, point: Point, disturbed: &mut usize) -> Res
     // A rate is far below 2^32 and above 0.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let commands_per_s = (wall * LOAD_PERCENT / 100.0).max(1.0) as u32;
-    let mut tails = Vec::new();
-    for target in TARGETS {
+    let mut paced = |target: Target, window: Option<Duration>| {
         let (tail, disturbance, _) = bench.quiet(target, |programs, target, seconds| {
-            programs.run_paced(target, point, seconds, commands_per_s)
+            let time = window.unwrap_or(Duration::from_secs(seconds.into()));
+            programs.run_paced(target, point, time, commands_per_s)
         })?;
         *disturbed += usize::from(disturbance.is_too_much());
-        tails.push(tail);
+        anyhow::Ok(tail)
+    };
+    let tails: Vec<Tail> =
+        TARGETS.iter().map(|&target| paced(target, None)).collect::<Result<_>>()?;
+    let mut windows = TARGETS.map(|_| Vec::with_capacity(WINDOWS));
+    for _ in 0..WINDOWS {
+        for (target, found) in TARGETS.into_iter().zip(&mut windows) {
+            found.push(paced(target, Some(WINDOW))?.p999_us);
+        }
     }
-    Ok(Repetition { commands_per_s, tails })
+    let in_windows = windows.map(|found| Spread::of(found.into_iter()).median).into();
+    Ok(Repetition { commands_per_s, tails, in_windows })
 }
 
 /// The cells of a point's line but the last.
@@ -87,10 +113,13 @@ fn cells(repetitions: &[Repetition]) -> Vec<String> {
     let mut cells = vec![cell(0, &|repetition| f64::from(repetition.commands_per_s) / 1000.0)];
     let of = 0..TARGETS.len();
     cells.extend(of.clone().map(|at| cell(0, &|repetition| repetition.tails[at].p50_us)));
-    cells.extend(of.map(|at| cell(0, &|repetition| repetition.tails[at].p999_us)));
-    let ratio =
-        |at: usize, found: &Repetition| found.tails[at].p999_us / found.tails[THEIRS].p999_us;
-    cells.extend((0..THEIRS).map(|at| cell(2, &|repetition| ratio(at, repetition))));
+    let long = |found: &Repetition, at: usize| found.tails[at].p999_us;
+    let windows = |found: &Repetition, at: usize| found.in_windows[at];
+    for p999_us in [&long as &dyn Fn(&Repetition, usize) -> f64, &windows] {
+        cells.extend(of.clone().map(|at| cell(0, &|found| p999_us(found, at))));
+        let ratio = |at: usize, found: &Repetition| p999_us(found, at) / p999_us(found, THEIRS);
+        cells.extend((0..THEIRS).map(|at| cell(2, &|found| ratio(at, found))));
+    }
     cells
 }
 
@@ -101,13 +130,16 @@ mod tests {
     #[test]
     fn ratios_are_of_our_slowest_over_theirs() {
         let tail = |p999_us| Tail { p50_us: 1.0, p999_us };
-        let repetition =
-            Repetition { commands_per_s: 7000, tails: vec![tail(30.0), tail(10.0), tail(20.0)] };
+        let repetition = Repetition {
+            commands_per_s: 7000,
+            tails: vec![tail(30.0), tail(10.0), tail(20.0)],
+            in_windows: vec![6.0, 5.0, 4.0],
+        };
         let cells = cells(&[repetition]);
-        assert_eq!(cells.len(), 1 + 2 * TARGETS.len() + THEIRS);
+        assert_eq!(cells.len(), 1 + TARGETS.len() + 2 * (TARGETS.len() + THEIRS));
         assert_eq!(cells[0], "7 (7 - 7)");
         assert_eq!(
-            cells[4..],
+            cells[4..9],
             [
                 "30 (30 - 30)",
                 "10 (10 - 10)",
@@ -116,5 +148,7 @@ mod tests {
                 "0.50 (0.50 - 0.50)"
             ]
         );
+        assert_eq!(cells[9], "6 (6 - 6)");
+        assert_eq!(cells[12..], ["1.50 (1.50 - 1.50)", "1.25 (1.25 - 1.25)"]);
     }
 }
