@@ -142,14 +142,18 @@ impl<'a> Programs<'a> {
         &self,
         target: &RunningTarget,
         point: Point,
-        time: Duration,
+        (ramp, time): (Duration, Duration),
         commands_per_s: u32,
     ) -> Result<Tail> {
-        let limit_s = 2 * time.as_secs() + HOST_LIMIT_S;
+        let limit_s = ramp.as_secs() + time.as_secs() + HOST_LIMIT_S;
         let rate = commands_per_s.to_string();
-        let task = self.host(Host::Raceline, target, point, (time, time))?;
+        let task = self.host(Host::Raceline, target, point, (ramp, time))?;
         let job = perf_job(task.args(["--rate_iops", &rate]), limit_s)?;
         let kind = if point.write { "write" } else { "read" };
+        if job[kind]["total_ios"] == 0 {
+            // Whatever fell due in that time was still waiting at its end.
+            return Ok(Tail { p50_us: f64::INFINITY, p999_us: f64::INFINITY });
+        }
         let percentile = |name: &str| {
             let nanoseconds = job[kind]["clat_ns"]["percentile"][name].as_f64();
             nanoseconds.map(|value| value / 1000.0).with_context(|| format!("no percentile {name}"))

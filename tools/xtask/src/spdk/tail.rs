@@ -24,8 +24,8 @@ const THEIRS: usize = 2;
 const LOAD_PERCENT: f64 = 70.0;
 /// Windows of one repetition, per target.
 const WINDOWS: usize = 20;
-/// How long each is, after a ramp of the same length.
-const WINDOW: Duration = Duration::from_millis(100);
+/// Ramp and length of each.
+const WINDOW: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(100));
 
 /// One repetition: what was asked for, and what came of it with each of [`TARGETS`].
 struct Repetition {
@@ -84,10 +84,10 @@ fn repetition(bench: &mut Bench<'_>, point: Point, disturbed: &mut usize) -> Res
     // A rate is far below 2^32 and above 0.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let commands_per_s = (wall * LOAD_PERCENT / 100.0).max(1.0) as u32;
-    let mut paced = |target: Target, window: Option<Duration>| {
+    let mut paced = |target: Target, window: Option<(Duration, Duration)>| {
         let (tail, disturbance, _) = bench.quiet(target, |programs, target, seconds| {
-            let time = window.unwrap_or(Duration::from_secs(seconds.into()));
-            programs.run_paced(target, point, time, commands_per_s)
+            let long = Duration::from_secs(seconds.into());
+            programs.run_paced(target, point, window.unwrap_or((long, long)), commands_per_s)
         })?;
         *disturbed += usize::from(disturbance.is_too_much());
         anyhow::Ok(tail)
