@@ -180,6 +180,9 @@ impl ControllerQueue {
                 return Ok(None);
             }
             if self.receiver.awaits_header() {
+                if let Some(event) = self.receive_familiar(input) {
+                    return Ok(Some(event));
+                }
                 match self.receive_header(input)? {
                     ControlFlow::Break(event) => return Ok(event),
                     ControlFlow::Continue(()) => {}
@@ -199,6 +202,20 @@ impl ControllerQueue {
             };
             return Ok(Some(event));
         }
+    }
+
+    /// Takes a command whose header begins like the one before it. Nothing is taken when anything else
+    /// about it is new or wrong: whatever can be said of a header, [`Self::receive_header`] says.
+    #[inline(always)]
+    fn receive_familiar<'a>(&mut self, input: &mut &'a [u8]) -> Option<Event<'a>> {
+        let (shape, header) = self.receiver.familiar_header(input)?;
+        if shape.pdu_type != PduType::CapsuleCmd {
+            return None;
+        }
+        let event = self.commands.handle_command(shape, header).ok()?;
+        self.receiver.begin_body(shape);
+        *input = &input[header.len()..];
+        Some(event)
     }
 
     /// Goes on with data when these are what the header announces.
@@ -447,6 +464,7 @@ impl Commands {
         }
     }
 
+    #[inline]
     fn handle_command<'a>(&mut self, shape: Shape, header: &[u8]) -> Result<Event<'a>, Violation> {
         let sqe = receive::parse::<CapsuleCmdPdu>(header).sqe;
         let in_capsule = shape.data_len;

@@ -177,7 +177,10 @@ impl HostQueue {
                 *input = &[];
                 return Ok(None);
             }
-            if self.receiver.awaits_header() && !self.receive_familiar(input) {
+            if self.receiver.awaits_header() && !self.receive_familiar_data(input) {
+                if let Some(event) = self.receive_familiar_response(input) {
+                    return Ok(Some(event));
+                }
                 match self.receive_header(input)? {
                     ControlFlow::Break(event) => return Ok(event),
                     ControlFlow::Continue(()) => {}
@@ -206,7 +209,7 @@ impl HostQueue {
     /// anything about it is new or wrong: whatever can be said of a header, [`Self::receive_header`]
     /// says.
     #[inline(always)]
-    fn receive_familiar(&mut self, input: &mut &[u8]) -> bool {
+    fn receive_familiar_data(&mut self, input: &mut &[u8]) -> bool {
         let Some((shape, header)) = self.receiver.familiar_header(input) else { return false };
         let taken = shape.pdu_type == PduType::C2hData
             && receive::parse::<C2hDataPdu>(header).datal.get() == shape.data_len
@@ -217,6 +220,19 @@ impl HostQueue {
             self.receiver.begin_body(shape);
         }
         taken
+    }
+
+    /// The same of a response after another. Nothing follows it, so that the receiver goes on waiting
+    /// for a header.
+    #[inline]
+    fn receive_familiar_response<'a>(&mut self, input: &mut &'a [u8]) -> Option<HostEvent<'a>> {
+        let (shape, header) = self.receiver.familiar_header(input)?;
+        if shape.pdu_type != PduType::CapsuleResp {
+            return None;
+        }
+        let event = self.commands.handle_response(header).ok()?;
+        *input = &input[header.len()..];
+        Some(event)
     }
 
     /// Goes on with data when these are what the header announces.
@@ -530,6 +546,7 @@ impl Commands {
         }))
     }
 
+    #[inline]
     fn handle_response<'a>(&mut self, header: &[u8]) -> Result<HostEvent<'a>, Violation> {
         let mut cqe = Cqe::from_bytes(&receive::parse::<CapsuleRespPdu>(header).cqe);
         let slot = self.live(cqe.cid).ok_or(Violation::ResponseCidUnknown)?;
