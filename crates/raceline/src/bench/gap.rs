@@ -1,5 +1,7 @@
 //! `raceline bench gap`: the points of a grid, each in pairs of runs.
 
+use std::time::Duration;
+
 use raceline_bench::congestion::CongestionControl;
 use raceline_bench::gap::report::Report;
 use raceline_bench::gap::{self, Case, Gap, GapConfig, GapError};
@@ -88,7 +90,7 @@ fn config(args: &GapArgs) -> GapConfig {
         pages: args.pages.into(),
         null: args.null,
         buffer_each: args.buffer_each,
-        work: std::time::Duration::from_nanos(args.work),
+        work: Duration::from_nanos(args.work),
         mode: args.run.mode.into(),
         backend: args.run.io.into(),
         target_core: Some(args.run.cores.target_core),
