@@ -55,6 +55,8 @@ pub struct GapConfig {
     pub null: bool,
     /// The limit's host, too, has a buffer for each command in flight ([`Fixed::buffer_each`]).
     pub buffer_each: bool,
+    /// Writes of the limit come through staging memory ([`Fixed::staged`]).
+    pub staged: bool,
     /// How long the limit works on each command ([`Fixed::work`]).
     pub work: Duration,
     /// What the cores of target and host do when they are idle. In interrupt mode, the limit
@@ -249,7 +251,12 @@ impl Gap {
             },
             target_core: config.target_core,
             host_core: config.host_core,
-            fixed: Fixed { buffer_each: config.buffer_each, work: config.work, ..Fixed::default() },
+            fixed: Fixed {
+                buffer_each: config.buffer_each,
+                staged: config.staged,
+                work: config.work,
+                ..Fixed::default()
+            },
             seed: config.seed,
         }
     }

@@ -21,6 +21,7 @@ fn config() -> GapConfig {
         pages: HugePages::None,
         null: false,
         buffer_each: false,
+        staged: false,
         work: Duration::ZERO,
         // Tests may have one core for both sides; then the limit blocks, too.
         mode: Mode::Interrupt,

@@ -64,6 +64,7 @@ fn receives_and_sends_that_split_headers_anywhere() {
                     chunk: Some(3),
                     prefetch: Some(Prefetch::Lines),
                     buffer_each,
+                    staged: buffer_each,
                     work: Duration::from_nanos(100),
                 };
                 run(&LimitConfig { write, io_bytes, depth: 33, fixed, ..config() });

@@ -166,6 +166,8 @@ struct PointJson<'a> {
     memory: &'static str,
     memory_bytes: usize,
     buffer_each: bool,
+    /// Writes of the limit come through staging memory.
+    staged: bool,
     /// Nanoseconds of the limit per command on each side.
     work_ns: u128,
     pages: &'a str,
@@ -233,6 +235,7 @@ impl<'a> PointJson<'a> {
             memory: if report.config.null { "null" } else { "ram" },
             memory_bytes: report.config.memory_bytes,
             buffer_each: report.config.buffer_each,
+            staged: report.config.staged,
             work_ns: report.config.work.as_nanos(),
             pages: &report.pages,
             congestion_control: &report.congestion_control,

@@ -222,6 +222,8 @@ struct PointJson<'a> {
     congestion_control: &'a CongestionControl,
     mode: &'static str,
     buffer_each: bool,
+    /// Writes come through staging memory.
+    staged: bool,
     /// Nanoseconds per command on each side.
     work_ns: u128,
     limit_iops: f64,
@@ -273,6 +275,7 @@ impl<'a> PointJson<'a> {
                 Mode::Blocking => "blocking",
             },
             buffer_each: config.fixed.buffer_each,
+            staged: config.fixed.staged,
             work_ns: config.fixed.work.as_nanos(),
             limit_iops: point.iops(),
             mean_us: mean_ns(point, point.iops()) / 1000.0,

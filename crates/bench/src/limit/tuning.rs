@@ -97,6 +97,10 @@ pub struct Fixed {
     /// Else writes send one buffer over and over, and what is read may land on what came before: caches
     /// hold both.
     pub buffer_each: bool,
+    /// What is written comes through staging memory, and is copied into the region from there, as with
+    /// a target that must not leave half a block behind when a connection ends amid a write; to see
+    /// what that costs. Else large writes may be received in the region itself.
+    pub staged: bool,
     /// Each side works so long on each command, as one does that looks it up and checks it; to see
     /// what that costs.
     pub work: Duration,
@@ -119,7 +123,7 @@ impl Tuning {
             host_pause: Duration::ZERO,
             prefetch: config.fixed.prefetch.unwrap_or(Prefetch::Off),
             landing: match config.fixed.buffer_each {
-                _ if r2t => Landing::Direct,
+                _ if r2t && !config.fixed.staged => Landing::Direct,
                 true if !config.write => Landing::PerCommand,
                 _ => Landing::Reused,
             },
@@ -168,8 +172,10 @@ impl Tuning {
             Shape::Read if config.per_command_bytes() <= PER_COMMAND_BYTES_MAX => {
                 &[Landing::Reused, Landing::PerCommand]
             }
-            Shape::ReadyToTransfer => &[Landing::Reused, Landing::Streamed, Landing::Direct],
-            Shape::InCapsule => &[Landing::Reused, Landing::Streamed],
+            Shape::ReadyToTransfer if !config.fixed.staged => {
+                &[Landing::Reused, Landing::Streamed, Landing::Direct]
+            }
+            Shape::ReadyToTransfer | Shape::InCapsule => &[Landing::Reused, Landing::Streamed],
             Shape::Read => &[],
         };
         lists.push(each(landings, |landing| Self { landing, ..self }));
@@ -220,5 +226,35 @@ impl fmt::Display for Tuning {
                 Landing::Direct => "direct",
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use raceline_reactor::buffer::HugePages;
+
+    use super::*;
+
+    #[test]
+    fn staged_writes_are_never_received_in_the_region() {
+        for (staged, io_bytes) in [(false, 16 << 10), (true, 16 << 10), (true, 4096)] {
+            let config = LimitConfig {
+                io_bytes,
+                write: true,
+                depth: 32,
+                connections: 4,
+                memory_bytes: 1 << 20,
+                pages: HugePages::None,
+                mode: Mode::Polled,
+                target_core: None,
+                host_core: None,
+                fixed: Fixed { staged, ..Fixed::default() },
+                seed: 1,
+            };
+            let start = Tuning::start(&config);
+            let tried = start.alternatives(&config).into_iter().flatten();
+            let direct = tried.chain([start]).any(|tuning| tuning.landing == Landing::Direct);
+            assert_eq!(direct, !staged, "{io_bytes} bytes");
+        }
     }
 }

@@ -90,6 +90,7 @@ fn config(args: &GapArgs) -> GapConfig {
         pages: args.pages.into(),
         null: args.null,
         buffer_each: args.buffer_each,
+        staged: args.staged,
         work: Duration::from_nanos(args.work),
         mode: args.run.mode.into(),
         backend: args.run.io.into(),

@@ -139,6 +139,7 @@ fn fixed(args: &LimitArgs) -> Fixed {
         chunk,
         prefetch: args.prefetch.0,
         buffer_each: args.buffer_each,
+        staged: args.staged,
         work: Duration::from_nanos(args.work),
     }
 }

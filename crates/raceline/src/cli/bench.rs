@@ -82,6 +82,11 @@ pub(crate) struct LimitArgs {
     #[arg(long, help_heading = "Workload")]
     pub(crate) buffer_each: bool,
 
+    /// Writes come through staging memory, as with a target that must not leave half a block behind;
+    /// else large ones may be received in the region itself
+    #[arg(long, help_heading = "Workload")]
+    pub(crate) staged: bool,
+
     /// Nanoseconds that each side works on each command, as looking it up and checking it takes
     #[arg(long, value_name = "NS", default_value_t = 0, help_heading = "Workload")]
     #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000))]
@@ -179,6 +184,11 @@ pub(crate) struct GapArgs {
     /// the limit sends and what comes
     #[arg(long, help_heading = "Workload")]
     pub(crate) buffer_each: bool,
+
+    /// Writes of the limit come through staging memory, as with a target that must not leave half a block behind;
+    /// else large ones may be received in the region itself
+    #[arg(long, help_heading = "Workload")]
+    pub(crate) staged: bool,
 
     /// Nanoseconds that each side of the limit works on each command, as looking it up and checking it takes
     #[arg(long, value_name = "NS", default_value_t = 0, help_heading = "Workload")]
