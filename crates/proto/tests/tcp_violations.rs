@@ -554,6 +554,34 @@ fn controllers_violations() {
     }
 }
 
+/// A header that begins like the one before it is judged by a short way, when it comes whole.
+#[test]
+fn a_good_pdu_before_it_hides_nothing() {
+    let write = |address, length| {
+        let mut bytes = capsule(72, 584, &in_capsule(WRITE, address, length));
+        bytes.resize(584, 0);
+        bytes
+    };
+    let responses = || [response(FLUSH_CID), response(FLUSH_CID)];
+    for piece in [usize::MAX, 1] {
+        for ([good, bad], violation, mut end) in [
+            ([write(0, 512), write(8, 512)], Violation::SglOffsetInvalid, controller_end()),
+            ([write(0, 512), write(0, 256)], Violation::SglLengthMismatch, controller_end()),
+            ([write(0, 512), write(0, 1024)], Violation::InCapsuleTooLong, controller_end()),
+            (responses(), Violation::ResponseCidUnknown, End::Host(host(Plain))),
+        ] {
+            end.feed(&good, piece).unwrap();
+            let error = end.feed(&bad, piece).unwrap_err();
+            assert_eq!(error.violation(), violation);
+            assert!(!error.header().is_empty() && bad.starts_with(error.header()));
+        }
+    }
+}
+
+fn controller_end() -> End {
+    End::Controller(controller(Plain))
+}
+
 #[test]
 fn a_controller_that_declines_digests_is_refused() {
     let config = HostQueueConfig { hdgst: true, ..host_config() };
