@@ -185,8 +185,8 @@ pub(crate) struct GapArgs {
     #[arg(long, help_heading = "Workload")]
     pub(crate) buffer_each: bool,
 
-    /// Writes of the limit come through staging memory, as with a target that must not leave half a block behind;
-    /// else large ones may be received in the region itself
+    /// Writes of the limit come through staging memory, as with a target that must not leave half a block
+    /// behind; else large ones may be received in the region itself
     #[arg(long, help_heading = "Workload")]
     pub(crate) staged: bool,
 
