@@ -29,7 +29,7 @@ const SPINS: u32 = 4096;
 const FAR_FACTOR: u32 = 2;
 /// At the first look nobody knows what is usual. Cores of one cluster are never this far apart, so
 /// what is above may get shorter, and is waited for once.
-const SURELY_NEAR: Duration = Duration::from_nanos(150);
+pub const SURELY_NEAR: Duration = Duration::from_nanos(150);
 /// How long to wait for near cores, and how long between two looks.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAP: Duration = Duration::from_millis(100);
