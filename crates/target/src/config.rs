@@ -52,7 +52,8 @@ pub struct TargetConfig {
     /// receive, in one send while somebody on the core sends little and often, and from or to
     /// devices and through digests for the commands of one receive. The last command may be longer.
     pub pass_bytes: u32,
-    /// I/O buffers of `max_io_bytes` on each core; commands beyond wait for one.
+    /// I/O buffers of `max_io_bytes` on each core; commands beyond wait for one. For each there are two
+    /// of 16 KiB.
     pub large_buffers_per_core: usize,
     /// I/O buffers of 4 KiB on each core.
     pub small_buffers_per_core: usize,

@@ -307,6 +307,54 @@ fn counters_kept_by_fused_compare_and_write_lose_no_increment() {
 }
 
 #[test]
+fn commands_of_16_kib_have_buffers_of_their_own() {
+    // Of 16 KiB two for each large one, 12 in all: the thirteenth command waits.
+    const BUFFERS: usize = 12;
+    const LEN: u32 = 16 << 10;
+    let config = raceline_target::TargetConfig {
+        large_buffers_per_core: 4,
+        small_buffers_per_core: 4,
+        ..config(1)
+    };
+    let (target, address) = start(config, vec![ram("16M")]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let data = pattern(1, LEN as usize);
+    for i in 0..=BUFFERS as u64 {
+        let sqe = block_sqe(io::WRITE, 1, i * 32, 32);
+        queue.submit(sqe, Direction::HostToController, LEN);
+    }
+    let mut grants = std::collections::VecDeque::new();
+    while grants.len() < BUFFERS {
+        match queue.listen() {
+            common::Heard::SendData(grant) => grants.push_back(grant),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    eventually("the last command waits", || target.stats().subsystems[0].1.buffer_waits == 1);
+    let mut done = 0;
+    while done <= BUFFERS {
+        if let Some(grant) = grants.pop_front() {
+            queue.send_data(&grant, &data);
+        }
+        match queue.listen() {
+            common::Heard::SendData(grant) => grants.push_back(grant),
+            common::Heard::Response(cqe) => {
+                assert!(cqe.status.is_success());
+                done += 1;
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    for i in 0..=BUFFERS as u64 {
+        assert_eq!(queue.read(1, i * 32, 32, BS).data, data);
+    }
+    let totals = target.stats().subsystems[0].1;
+    assert_eq!((totals.large_buffers, totals.buffer_waits, totals.small_buffer_waits), (13, 1, 0));
+    target.shutdown().unwrap();
+}
+
+#[test]
 fn commands_wait_for_buffers_in_order_and_none_is_lost() {
     // 4 + 4 buffers for 64 writes at a time. Reads of memory need none.
     let config = raceline_target::TargetConfig {

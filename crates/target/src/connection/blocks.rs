@@ -15,8 +15,9 @@ use raceline_reactor::Context;
 use super::Connection;
 use crate::core::Core;
 
-/// What I/O buffers may hold while it still lies in the caches (measured in docs/PERFORMANCE.md).
-const CACHED_BYTES: usize = 8 << 20;
+/// So many I/O buffers of more than 4 KiB may be in use while what they hold still lies in the caches: up
+/// to 8 MiB (measured in docs/PERFORMANCE.md).
+const CACHED_BUFFERS: usize = 64;
 
 impl Connection {
     /// Whether the blocks of a command, whose data were not asked for yet, may go to its device one
@@ -26,7 +27,7 @@ impl Connection {
         let slot = self.slots.get(index);
         let is_write = matches!(slot.command, Some(IoCommand::Write { .. }));
         let takes_now = slot.device.is_some_and(|device| core.may_write_now(device));
-        is_write && cx.pool.bytes_in_use() > CACHED_BYTES && takes_now && !slot.fused && !digest
+        is_write && cx.pool.large_in_use() > CACHED_BUFFERS && takes_now && !slot.fused && !digest
     }
 
     /// Whether the data of such a command are next.
