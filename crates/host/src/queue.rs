@@ -145,6 +145,8 @@ pub struct QueuePair {
     with_engines: u32,
     /// Outstanding reads of more than half the staging buffer.
     large_reads: u32,
+    /// Bytes that come for the last command: the next may be like it.
+    last_read: usize,
     /// Bytes that come for all outstanding reads.
     read_bytes: usize,
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
@@ -206,6 +208,7 @@ impl QueuePair {
             batch: Some(batch),
             with_engines: 0,
             large_reads: 0,
+            last_read: 0,
             read_bytes: 0,
             phase_deadline: None,
             alarm: None,
@@ -429,9 +432,11 @@ impl QueuePair {
         since: Option<Instant>,
     ) -> CommandId {
         let (large_reads, read_bytes) = (&mut self.large_reads, &mut self.read_bytes);
+        let last_read = &mut self.last_read;
         let inserted = self.commands.insert_with(|entry| {
             entry.fill(command, user, len, since);
             let bytes = entry.read_bytes();
+            *last_read = bytes;
             *large_reads += u32::from(is_large_read(bytes));
             *read_bytes += bytes;
         });

@@ -8,13 +8,14 @@ use raceline_proto::tcp::HostEvent;
 use raceline_reactor::Context;
 use raceline_reactor::io::RecvBuffers;
 
+use super::entry::is_large_read;
 use super::send::to_usize;
 use super::{Ending, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::error::{CommandError, HostError};
 
-/// Staging offered while large reads are outstanding: little beyond headers, so that their
-/// payload is not copied.
+/// Staging offered while large reads are outstanding, or probably next: little beyond headers, so that
+/// their payload is not copied.
 const SMALL_STAGING_BYTES: usize = 4096;
 /// Payload received at once, at most: what has been copied out of the socket goes back to the
 /// sender the sooner, and its pages are still in the caches (measured in docs/PERFORMANCE.md).
@@ -25,10 +26,20 @@ const LARGE_PIECE_BYTES: usize = 128 << 10;
 /// caches hold.
 const CACHED_BYTES: usize = 8 << 20;
 
+/// So much, and what is copied from memory to memory is no longer all in the caches.
+const PARTLY_CACHED_BYTES: usize = 6 << 20;
+
 /// Whether more than caches hold is on its way to a queue that reads so many bytes, and to the others
 /// of its core.
 pub(super) fn overflows_caches(read_bytes: usize, cx: &Context<'_>) -> bool {
     read_bytes * cx.io.receiving() > CACHED_BYTES
+}
+
+/// Whether the next read of an idle queue had better not come by way of staging memory. At depth 1 its
+/// receive is there before the command that it is for, which is probably like the last one. The copy
+/// costs little while all that comes to the core's `receiving` queues lies in the caches.
+fn next_is_large(last_read: usize, receiving: usize) -> bool {
+    is_large_read(last_read) && last_read * receiving > PARTLY_CACHED_BYTES
 }
 
 impl QueuePair {
@@ -40,8 +51,9 @@ impl QueuePair {
         }
         let Some(staging) = link.staging.take() else { return };
         let mut payload = None;
-        let mut staging_len =
-            if self.large_reads > 0 { SMALL_STAGING_BYTES } else { staging.len() };
+        let large = self.large_reads > 0
+            || self.commands.is_empty() && next_is_large(self.last_read, cx.io.receiving());
+        let mut staging_len = if large { SMALL_STAGING_BYTES } else { staging.len() };
         if let Some(wanted) = link.queue.payload_wanted()
             && let Some(entry) = self.commands.get_mut(wanted.dest)
             && matches!(entry.data, Data::Read(_))
@@ -190,5 +202,22 @@ impl QueuePair {
             link.flow = SqFlow::Off;
         }
         self.finish(cid, Ok(Cqe { cid, status: Status::SUCCESS, ..Cqe::default() }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_queues_expect_large_reads_only_where_copies_leave_the_caches() {
+        assert!(next_is_large(128 << 10, 64));
+        assert!(!next_is_large(128 << 10, 16));
+        assert!(!next_is_large(64 << 10, 64));
+        assert!(
+            !next_is_large(4 << 10, 10_000),
+            "many of them in one receive gain from staging memory"
+        );
+        assert!(!next_is_large(0, 1000));
     }
 }
