@@ -25,8 +25,7 @@ const LARGE_PIECE_BYTES: usize = 128 << 10;
 /// So much on its way to all queues of a core, if the others have as much as this one, is more than
 /// caches hold.
 const CACHED_BYTES: usize = 8 << 20;
-
-/// So much, and what is copied from memory to memory is no longer all in the caches.
+/// With so much, what is copied from memory to memory is no longer all in the caches (measured, too).
 const PARTLY_CACHED_BYTES: usize = 6 << 20;
 
 /// Whether more than caches hold is on its way to a queue that reads so many bytes, and to the others
