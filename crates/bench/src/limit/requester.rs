@@ -1,9 +1,13 @@
 //! The host's side: keeps commands in flight and counts what comes back.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _};
+use std::io::{self, IoSliceMut, Read as _};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::time::{Duration, Instant};
+
+use raceline_reactor::HugePages;
+use raceline_reactor::buffer::PageBuf;
 
 use crate::random::Random;
 
@@ -33,10 +37,12 @@ struct Shared {
     payload: Vec<u8>,
     /// Where the buffer of the next write begins.
     source: usize,
-    /// Where payload lands.
+    /// Where receives land.
     landing: Vec<u8>,
-    /// Where the next receive lands.
+    /// Where in it the next one does.
     landed: usize,
+    /// Buffers for what is read, if each command has one.
+    buffers: Buffers,
     receive_bytes: usize,
     /// Capsules and headers of one send.
     headers: Vec<u8>,
@@ -59,6 +65,8 @@ struct Connection {
     /// Type of the PDU that is coming, and how much of it is left.
     kind: u8,
     left: usize,
+    /// Where its payload belongs in the buffers, if there are some.
+    place: usize,
     check: Check,
     in_flight: usize,
     requests: VecDeque<Request>,
@@ -83,6 +91,7 @@ impl Requester {
             stream,
             kind: 0,
             left: 0,
+            place: 0,
             check: Check::default(),
             in_flight: 0,
             requests: VecDeque::with_capacity(2 * config.depth),
@@ -102,6 +111,7 @@ impl Requester {
             source: 0,
             landing: Vec::new(),
             landed: 0,
+            buffers: Buffers::new(config)?,
             receive_bytes: 0,
             headers: Vec::with_capacity(2 * config.depth * COMMAND_BYTES),
             random,
@@ -176,7 +186,9 @@ impl Requester {
         };
         let landing = match tuning.landing {
             Landing::PerCommand => config.per_command_bytes().max(shared.receive_bytes),
-            Landing::Reused | Landing::Streamed | Landing::Direct => shared.receive_bytes,
+            Landing::Reused | Landing::Placed | Landing::Streamed | Landing::Direct => {
+                shared.receive_bytes
+            }
         };
         shared.landing.resize(landing, 0);
         (shared.landed, shared.running) = (0, true);
@@ -197,6 +209,9 @@ impl Connection {
 
     /// One receive, and the requests that follow from it; gives whether it brought anything.
     fn receive(&mut self, shared: &mut Shared) -> Result<bool, LimitError> {
+        if shared.tuning.landing == Landing::Placed {
+            return self.receive_placed(shared);
+        }
         if shared.landed + shared.receive_bytes > shared.landing.len() {
             shared.landed = 0;
         }
@@ -215,6 +230,43 @@ impl Connection {
         Ok(got.is_some())
     }
 
+    /// The same, with the rest of a payload where it belongs.
+    fn receive_placed(&mut self, shared: &mut Shared) -> Result<bool, LimitError> {
+        let rest = shared.payload_left(self.left, self.place);
+        let staging = &mut shared.landing[..shared.receive_bytes];
+        let mut into =
+            [IoSliceMut::new(&mut shared.buffers.0[rest.clone()]), IoSliceMut::new(staging)];
+        let into = if rest.is_empty() { &mut into[1..] } else { &mut into[..] };
+        let got = moved((&self.stream).read_vectored(into)).map_err(LimitError::on(Side::Host))?;
+        if let Some(got) = got {
+            let direct = got.min(rest.len());
+            if direct > 0 {
+                self.take_direct(shared, rest.start..rest.start + direct)?;
+            }
+            self.parse(shared, 0, got - direct)?;
+            shared.received_bytes += got as u64;
+        }
+        if !self.requests.is_empty() {
+            self.flush(shared)?;
+        }
+        Ok(got.is_some())
+    }
+
+    /// Payload has come where it belongs.
+    fn take_direct(&mut self, shared: &mut Shared, range: Range<usize>) -> Result<(), LimitError> {
+        let len = range.len();
+        if shared.tuning.digest
+            && !self.check.take(&shared.buffers.0[range], self.left, shared.io_bytes)
+        {
+            return Err(LimitError::Protocol("a data digest is wrong"));
+        }
+        self.left -= len;
+        if self.left == 0 {
+            self.handle_pdu(shared);
+        }
+        Ok(())
+    }
+
     /// Walks over the PDUs of one receive, from header to header.
     fn parse(&mut self, shared: &mut Shared, from: usize, len: usize) -> Result<(), LimitError> {
         let mut at = 0;
@@ -225,6 +277,9 @@ impl Connection {
                 if !self.check.take(bytes, self.left, shared.io_bytes) {
                     return Err(LimitError::Protocol("a data digest is wrong"));
                 }
+            }
+            if here > 0 && shared.tuning.landing == Landing::Placed {
+                shared.put(self.left, self.place, from + at..from + at + here);
             }
             if self.left > len - at {
                 self.left -= len - at;
@@ -241,7 +296,8 @@ impl Connection {
             self.kind = shared.landing[from + at];
             self.left = match (self.kind, shared.shape) {
                 (wire::C2H_DATA, Shape::Read) => {
-                    HEADER_BYTES + shared.io_bytes + shared.digest_bytes()
+                    self.place = shared.buffers.next(shared.io_bytes);
+                    shared.data_bytes()
                 }
                 (wire::CAPSULE_RESP, Shape::InCapsule | Shape::ReadyToTransfer)
                 | (wire::R2T, Shape::ReadyToTransfer)
@@ -357,6 +413,35 @@ impl Shared {
         source
     }
 
+    /// Bytes of a C2HData.
+    fn data_bytes(&self) -> usize {
+        HEADER_BYTES + self.io_bytes + self.digest_bytes()
+    }
+
+    /// Where the payload belongs that is still to come, when `left` bytes of a C2HData are, and its
+    /// header has come; empty otherwise.
+    fn payload_left(&self, left: usize, place: usize) -> Range<usize> {
+        let came = self.data_bytes() - left;
+        if left == 0 || came < HEADER_BYTES {
+            return 0..0;
+        }
+        place + (came - HEADER_BYTES).min(self.io_bytes)..place + self.io_bytes
+    }
+
+    /// Copies what there is of a payload to its place, out of a part of what was received; `left` bytes
+    /// of its PDU were still to come before that part.
+    fn put(&mut self, left: usize, place: usize, part: Range<usize>) {
+        let header = HEADER_BYTES.saturating_sub(self.data_bytes() - left);
+        if header >= part.len() {
+            return;
+        }
+        let from = part.start + header..part.end;
+        let to = self.payload_left(left - header, place);
+        let len = to.len().min(from.len());
+        let bytes = &self.landing[from.start..from.start + len];
+        self.buffers.0[to.start..to.start + len].copy_from_slice(bytes);
+    }
+
     /// Bytes of the digest behind each payload.
     fn digest_bytes(&self) -> usize {
         if self.tuning.digest { DIGEST_BYTES } else { 0 }
@@ -373,6 +458,29 @@ impl Shared {
                 (HEADER_BYTES, &self.payload[source + offset as usize..][..len as usize])
             }
         }
+    }
+}
+
+/// A buffer for each read in flight, as programs have that keep what they read: in huge pages, as
+/// `raceline perf` has them. None for other commands.
+struct Buffers(PageBuf, usize);
+
+impl Buffers {
+    fn new(config: &LimitConfig) -> io::Result<Self> {
+        let each = config.fixed.buffer_each && !config.write;
+        let count = if each { config.depth * config.connections } else { 0 };
+        // As a buffer of no bytes cannot be mapped.
+        let mut memory = PageBuf::new((count * config.io_bytes).max(1), HugePages::Transparent)?;
+        // Now, as the first window would wait for each page.
+        memory.fill(1);
+        Ok(Self(memory, 0))
+    }
+
+    /// The buffer whose turn it is.
+    fn next(&mut self, io_bytes: usize) -> usize {
+        let place = self.1;
+        self.1 = if place + 2 * io_bytes <= self.0.len() { place + io_bytes } else { 0 };
+        place
     }
 }
 
@@ -416,5 +524,56 @@ impl Clock {
         let (begun, from) = self.begun.unwrap_or(self.moved);
         let (ended, to) = self.ended.unwrap_or(self.moved);
         Measured { commands: to - from, time: ended - begun, total: finished, busy: Duration::ZERO }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::super::{Fixed, Mode};
+    use super::*;
+
+    const IO_BYTES: usize = 512;
+
+    /// What the target's side sends: data with one of these payloads each.
+    fn stream(payloads: &[Vec<u8>]) -> Vec<u8> {
+        let pdu = |payload: &Vec<u8>| [&wire::header(wire::C2H_DATA)[..], payload].concat();
+        payloads.iter().flat_map(pdu).collect()
+    }
+
+    #[test]
+    fn reads_end_in_buffers_of_their_own_wherever_receives_are_cut() {
+        for receive_bytes in [1, 7, 23, 24, 25, 100, 536, 537, 4096] {
+            let config = LimitConfig {
+                io_bytes: IO_BYTES,
+                write: false,
+                depth: 3,
+                connections: 1,
+                memory_bytes: 1 << 20,
+                pages: HugePages::None,
+                mode: Mode::Polled,
+                target_core: None,
+                host_core: None,
+                fixed: Fixed { buffer_each: true, ..Fixed::default() },
+                seed: 1,
+            };
+            let (mut target, host) = link::connect(1, Mode::Polled).unwrap();
+            let mut requester = Requester::new(&config, host).unwrap();
+            let tuning = Tuning { receive_bytes, ..Tuning::start(&config) };
+            assert_eq!(tuning.landing, Landing::Placed);
+            requester.prepare(tuning);
+            let payloads: Vec<Vec<u8>> = (1..=5).map(|byte| vec![byte; IO_BYTES]).collect();
+            target[0].write_all(&stream(&payloads)).unwrap();
+            let (connection, shared) = (&mut requester.connections[0], &mut requester.shared);
+            shared.running = false;
+            payloads.iter().for_each(|_| connection.issue(shared));
+            while connection.in_flight > 0 {
+                connection.receive(shared).unwrap();
+            }
+            // The fourth and the fifth take the buffers of the first two.
+            let expected = [&payloads[3][..], &payloads[4], &payloads[2]].concat();
+            assert!(shared.buffers.0[..] == expected, "{receive_bytes} bytes per receive");
+        }
     }
 }

@@ -60,8 +60,11 @@ pub enum Prefetch {
 pub enum Landing {
     /// On top of what came before: caches stay warm.
     Reused,
-    /// In memory for all commands in flight.
+    /// In memory for all commands in flight, one after the other as it comes, headers and all.
     PerCommand,
+    /// In a buffer of each command's own: received there, or copied from staging memory when it came
+    /// together with other PDUs; on the host only.
+    Placed,
     /// Likewise, and copied into the region past the cache; on the target only.
     Streamed,
     /// In the region, received there; on the target only.
@@ -94,8 +97,8 @@ pub struct Fixed {
     /// What is read of a payload before it is sent.
     pub prefetch: Option<Prefetch>,
     /// Each command in flight has a buffer of its own on the host, as the commands of programs have.
-    /// Else writes send one buffer over and over, and what is read may land on what came before: caches
-    /// hold both.
+    /// In it ends what is read. Else writes send one buffer over and over, and what is read lands as it
+    /// comes, headers and all, perhaps on what came before: caches hold both.
     pub buffer_each: bool,
     /// What is written comes through staging memory, and is copied into the region from there, as with
     /// a target that must not leave half a block behind when a connection ends amid a write; to see
@@ -124,7 +127,7 @@ impl Tuning {
             prefetch: config.fixed.prefetch.unwrap_or(Prefetch::Off),
             landing: match config.fixed.buffer_each {
                 _ if r2t && !config.fixed.staged => Landing::Direct,
-                true if !config.write => Landing::PerCommand,
+                true if !config.write => Landing::Placed,
                 _ => Landing::Reused,
             },
             digest: false,
@@ -142,7 +145,8 @@ impl Tuning {
         if config.fixed.receive_bytes.is_none() {
             // Beyond what can be in flight, all are the same.
             let useful = RECEIVE_BYTES.iter().position(|&bytes| bytes >= in_flight);
-            let first = usize::from(shape != Shape::ReadyToTransfer);
+            let elsewhere = shape == Shape::ReadyToTransfer || self.landing == Landing::Placed;
+            let first = usize::from(!elsewhere);
             let last = useful.map_or(RECEIVE_BYTES.len() - 1, |last| last.max(first));
             let sizes = &RECEIVE_BYTES[first..=last];
             lists.push(each(sizes, |receive_bytes| Self { receive_bytes, ..self }));
@@ -222,6 +226,7 @@ impl fmt::Display for Tuning {
             match self.landing {
                 Landing::Reused => "reused",
                 Landing::PerCommand => "per command",
+                Landing::Placed => "placed",
                 Landing::Streamed => "streamed",
                 Landing::Direct => "direct",
             },

@@ -77,8 +77,8 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_enum, value_name = "KIND", default_value_t, help_heading = "Workload")]
     pub(crate) pages: PagesChoice,
 
-    /// A buffer for each command in flight on the host's side, as programs have; else caches hold what
-    /// is sent and what comes
+    /// A buffer for each command in flight on the host's side, as programs have, in which what is read
+    /// ends; else caches hold what is sent, and what comes lands as it comes, headers and all
     #[arg(long, help_heading = "Workload")]
     pub(crate) buffer_each: bool,
 
@@ -180,8 +180,8 @@ pub(crate) struct GapArgs {
     #[arg(long, help_heading = "Workload")]
     pub(crate) null: bool,
 
-    /// A buffer for each command in flight on the limit's host, too, as ours has; else caches hold what
-    /// the limit sends and what comes
+    /// A buffer for each command in flight on the limit's host, too, as ours has, in which what is read
+    /// ends; else caches hold what it sends, and what comes lands as it comes, headers and all
     #[arg(long, help_heading = "Workload")]
     pub(crate) buffer_each: bool,
 
@@ -201,7 +201,7 @@ pub(crate) struct GapArgs {
     pub(crate) pairs: u16,
 
     /// How long each run goes before it is measured
-    #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "50ms")]
+    #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "200ms")]
     #[arg(value_parser = values::time, help_heading = "Workload")]
     pub(crate) ramp_time: Duration,
 
