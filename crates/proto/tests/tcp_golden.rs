@@ -302,6 +302,46 @@ fn a_data_digest_is_seen_ahead_only_when_all_of_it_is_there() {
 }
 
 #[test]
+fn data_in_a_capsule_are_taken_at_once_only_when_they_are_all_there() {
+    let write = |digests| {
+        let mut out = Vec::new();
+        host(0, digests).command(
+            &sqe(WRITE, 0x0102),
+            Direction::HostToController,
+            4,
+            true,
+            &mut out,
+        );
+        out.extend([0xde, 0xad, 0xbe, 0xef]);
+        out
+    };
+    // Behind the first are the second's header and a part of its data.
+    let stream = [write(0), write(0)[..74].to_vec()].concat();
+    let mut queue = controller(0, 0);
+    let mut input = &stream[..];
+    assert_eq!(queue.take_capsule_data(&[0; 4], 4), None, "a header comes first");
+    assert!(matches!(queue.receive(&mut input), Ok(Some(Event::Command { in_capsule: 4, .. }))));
+    assert_eq!(queue.take_capsule_data(&input[..3], 4), None, "one byte is missing");
+    assert_eq!(queue.take_capsule_data(input, 3), None, "there are more");
+    assert_eq!(queue.take_capsule_data(input, 4), Some(&[0xde, 0xad, 0xbe, 0xef][..]));
+    assert_eq!(queue.take_capsule_data(input, 4), None, "they were taken");
+    input = &input[4..];
+    assert!(matches!(queue.receive(&mut input), Ok(Some(Event::Command { in_capsule: 4, .. }))));
+    assert_eq!(queue.take_capsule_data(input, 4), None, "two bytes are missing");
+    assert!(matches!(queue.receive(&mut input), Ok(Some(Event::Data { bytes: [0xde, 0xad], .. }))));
+    assert_eq!(queue.take_capsule_data(&[0xbe, 0xef], 2), None, "these are the end of more");
+    let mut rest = &[0xbe, 0xef][..];
+    assert!(matches!(queue.receive(&mut rest), Ok(Some(Event::Data { bytes: [0xbe, 0xef], .. }))));
+    assert!(matches!(queue.receive(&mut rest), Ok(Some(Event::DataEnd { len: 4, .. }))));
+
+    let mut digested = controller(0, 2);
+    let stream = [write(2), vec![1, 2, 3, 4]].concat();
+    let mut input = &stream[..];
+    assert!(matches!(digested.receive(&mut input), Ok(Some(Event::Command { .. }))));
+    assert_eq!(digested.take_capsule_data(input, 4), None, "a digest is to be checked");
+}
+
+#[test]
 fn capsule_resp() {
     let status = Status::INVALID_FIELD.dnr();
     let (dw0, dw1) = (0x1122_3344, 0x5566_7788);

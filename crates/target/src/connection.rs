@@ -1,5 +1,6 @@
 //! One connection: its socket, the controller's end of its queue, its commands' data.
 
+mod at_once;
 mod blocks;
 mod send;
 mod teardown;
@@ -111,8 +112,8 @@ pub(crate) struct Connection {
     staging: Option<IoBuf>,
     staging_bytes: usize,
     unparsed: Range<usize>,
-    /// Bytes in the staging buffer behind the PDU header that is being handled.
-    pub(crate) staged: usize,
+    /// Bytes that a command has taken, of those behind its header in the staging buffer.
+    pub(crate) taken: usize,
     receiving: bool,
     /// Large writes whose data were asked for and have not all come.
     large_writes: u16,
@@ -184,7 +185,7 @@ impl Connection {
             staging: Some(IoBuf::heap(EARLY_STAGING_BYTES)),
             staging_bytes: EARLY_STAGING_BYTES,
             unparsed: 0..0,
-            staged: 0,
+            taken: 0,
             receiving: false,
             large_writes: 0,
             direct: None,
@@ -342,8 +343,8 @@ impl Connection {
             }
             match self.queue.receive(&mut input) {
                 Ok(Some(event)) => {
-                    self.staged = input.len();
                     self.handle_event(cx, core, event, input);
+                    input = &input[std::mem::take(&mut self.taken)..];
                 }
                 Ok(None) => break,
                 Err(error) => self.fatal(cx, core, &error),
@@ -381,9 +382,14 @@ impl Connection {
                 self.counters.commands.add(1);
                 self.advance_head();
                 self.busy_since.get_or_insert(cx.now);
+                if self.answer_now(cx, core, &sqe, in_capsule, rest) {
+                    return;
+                }
                 match self.slots.take(&sqe) {
-                    Ok(slot) => self.handle_command(cx, core, slot, in_capsule),
-                    Err(NoSlot::Duplicate) => self.handle_conflict(cx, core, &sqe, in_capsule),
+                    Ok(slot) => self.handle_command(cx, core, slot, in_capsule, rest),
+                    Err(NoSlot::Duplicate) => {
+                        self.handle_conflict(cx, core, &sqe, in_capsule, rest)
+                    }
                     Err(NoSlot::Overrun) => {
                         self.fatal(cx, core, &FatalError::new(Violation::QueueOverrun));
                     }
@@ -471,6 +477,7 @@ impl Connection {
         core: &mut Core,
         slot: u16,
         in_capsule: u32,
+        rest: &[u8],
     ) {
         self.slots.get(slot).in_capsule = in_capsule > 0;
         self.capsule = if in_capsule > 0 { Capsule::Slot(slot) } else { Capsule::Discard };
@@ -478,7 +485,7 @@ impl Connection {
             Role::New => self.handle_early_command(cx, core, slot),
             Role::Joining(..) => self.refuse(core, slot, Status::COMMAND_SEQUENCE_ERROR.dnr()),
             Role::Admin(_) => self.handle_admin_command(cx, core, slot),
-            Role::Io(_) => self.handle_io_command(cx, core, slot),
+            Role::Io(_) => self.handle_io_command(cx, core, slot, rest),
         }
     }
 
@@ -492,12 +499,13 @@ impl Connection {
         core: &mut Core,
         sqe: &Sqe,
         in_capsule: u32,
+        rest: &[u8],
     ) {
         let cid = sqe.command_id();
         if self.forget_event_request(cid)
             && let Ok(slot) = self.slots.take(sqe)
         {
-            return self.handle_command(cx, core, slot, in_capsule);
+            return self.handle_command(cx, core, slot, in_capsule, rest);
         }
         self.capsule = Capsule::Discard;
         let status = Status::CID_CONFLICT.dnr();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use raceline_accel::OpCode;
 use raceline_bdev::{BdevError, Done, Op, OpKind};
 use raceline_proto::controller::{ErrorEntry, IoCommand, parse_io, parse_ranges};
-use raceline_proto::nvme::{Cqe, Direction, QueueId, Status};
+use raceline_proto::nvme::{Cqe, Direction, QueueId, Status, Transfer};
 use raceline_reactor::{Context, IoBuf, Payload};
 
 use crate::connection::{Connection, Role, Stage};
@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::digest::DIGEST_LEN;
 use crate::message::{Home, Message};
 use crate::slots::{Phase, Slot};
-use crate::snapshot::Seen;
+use crate::snapshot::{DeviceId, Seen};
 
 /// What an I/O queue knows of its controller.
 pub(crate) struct IoQueue {
@@ -41,6 +41,21 @@ fn status_of(error: BdevError) -> Status {
 }
 
 impl Slot {
+    /// Notes what the command asks for, and where.
+    pub(crate) fn describe(
+        &mut self,
+        command: IoCommand,
+        transfer: Transfer,
+        device: DeviceId,
+        block_size: u64,
+    ) {
+        self.transfer = transfer;
+        self.device = Some(device);
+        self.bytes = byte_range(&command, block_size);
+        self.block_size = block_size;
+        self.command = Some(command);
+    }
+
     /// Whether the command changes its range of the device.
     fn changes_data(&self) -> bool {
         matches!(
@@ -63,8 +78,14 @@ impl Slot {
 }
 
 impl Connection {
-    /// An I/O command has come.
-    pub(crate) fn handle_io_command(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) {
+    /// An I/O command has come, and `rest` behind its header.
+    pub(crate) fn handle_io_command(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        index: u16,
+        rest: &[u8],
+    ) {
         let Role::Io(io) = &self.role else { return };
         let sqe = self.slots.get(index).sqe;
         let subsystem = &io.seen.devices.subsystem;
@@ -77,19 +98,14 @@ impl Connection {
         let block_size = u64::from(subsystem.namespaces[namespace].block_size);
         let device = io.seen.devices.devices[namespace];
         let is_read = matches!(command, IoCommand::Read { .. });
-        let slot = self.slots.get(index);
-        slot.transfer = transfer;
-        slot.device = Some(device);
-        slot.bytes = byte_range(&command, block_size);
-        slot.block_size = block_size;
-        slot.command = Some(command);
+        self.slots.get(index).describe(command, transfer, device, block_size);
         if !self.pair_fused(core, index) {
             return;
         }
         if is_read && self.read_now(cx, core, index) {
             return;
         }
-        if self.is_staged(index) && self.writes_now(cx, core, index, self.staged) {
+        if self.is_staged(index, rest) && self.writes_now(cx, core, index, rest.len()) {
             let slot = self.slots.get(index);
             slot.phase = Phase::Data;
             slot.direct = true;
@@ -112,10 +128,10 @@ impl Connection {
     }
 
     /// Whether all data of the command are in the staging buffer, right behind its header.
-    fn is_staged(&mut self, index: u16) -> bool {
+    fn is_staged(&mut self, index: u16, rest: &[u8]) -> bool {
         let slot = self.slots.get(index);
         slot.in_capsule
-            && slot.transfer.len as usize <= self.staged
+            && slot.transfer.len as usize <= rest.len()
             && self.queue.payload_wanted().is_some()
     }
 

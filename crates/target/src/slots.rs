@@ -153,6 +153,13 @@ impl Slots {
         Ok(index)
     }
 
+    /// Whether [`Slots::take`] would take a command with this identifier.
+    #[inline]
+    pub(crate) fn has_room_for(&self, cid: CommandId) -> bool {
+        let (word, bit) = Self::cid_bit(cid);
+        self.cids[word] & bit == 0 && !self.free.is_empty()
+    }
+
     /// The command is completed: frees its slot, its identifier and its buffers.
     pub(crate) fn release(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];

@@ -6,10 +6,13 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 
 use common::{RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
-use raceline_bdev::{Bdev, HistogramShape, InjectBdev, Injected, Injection, NamedBdev, OpKind};
-use raceline_bdev::{Identity, SharedBdev};
+use raceline_bdev::{
+    Bdev, BdevError, BdevInfo, Channel, Done, HistogramShape, Identity, InjectBdev, Injected,
+    Injection, NamedBdev, OpKind, Request, SharedBdev,
+};
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Direction, Status};
+use raceline_reactor::{Completion, Context};
 
 const BS: u32 = 512;
 
@@ -112,5 +115,61 @@ fn a_device_that_grew_shows_it() {
     );
     target.refresh_sizes().unwrap();
     assert!(status(&queue.read(1, 4095, 1, BS)).is_success());
+    target.shutdown().unwrap();
+}
+
+/// Takes writes at once, and fails them.
+struct Broken(BdevInfo);
+
+struct BrokenChannel;
+
+impl Bdev for Broken {
+    fn info(&self) -> BdevInfo {
+        self.0.clone()
+    }
+
+    fn open_channel(&self, _: &mut Context<'_>, _: u16) -> std::io::Result<Box<dyn Channel>> {
+        Ok(Box::new(BrokenChannel))
+    }
+}
+
+impl Channel for BrokenChannel {
+    fn writes_now(&self) -> bool {
+        true
+    }
+
+    fn write_now(&mut self, _: u64, _: &[u8]) -> Result<(), BdevError> {
+        Err(BdevError::WriteFault)
+    }
+
+    /// When the data did not come together with their header.
+    fn submit(&mut self, _: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
+        done.push(Done { tag: request.tag, result: Err(BdevError::WriteFault), payload: None });
+    }
+
+    fn handle_completion(&mut self, _: &mut Context<'_>, _: Completion, _: &mut Vec<Done>) {}
+
+    fn close(&mut self, _: &mut Context<'_>) {}
+}
+
+#[test]
+fn writes_that_fail_at_once_are_answered_and_counted_and_free_their_identifiers() {
+    let broken = Arc::new(Broken(ram("1M").info()));
+    let (target, address) = start(config(1), vec![broken, ram("1M")]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    // More than the queue has entries, and what is behind each is a command again.
+    for round in 0..40 {
+        let data = pattern(round, 512);
+        let (failing, first) = queue.capsule(block_sqe(io::WRITE, 1, 8, 1), &data);
+        let (working, second) = queue.capsule(block_sqe(io::WRITE, 2, 8, 1), &data);
+        queue.send_bytes(&[first, second].concat());
+        assert_eq!(status(&queue.wait(failing, &[])), Status::WRITE_FAULT.dnr());
+        assert!(status(&queue.wait(working, &[])).is_success());
+        assert_eq!(queue.read(2, 8, 1, BS).data, data);
+    }
+    let totals = target.stats().subsystems[0].1;
+    assert_eq!((totals.errors, totals.media_errors), (40, 40));
+    assert_eq!((totals.writes, totals.written_bytes), (40, 40 * 512));
     target.shutdown().unwrap();
 }

@@ -256,6 +256,18 @@ impl ControllerQueue {
         Some(PayloadWanted { dest: incoming.dest, offset: incoming.offset + offset, len })
     }
 
+    /// Takes the data of the capsule that [`Event::Command`] has just announced, when they are `len` bytes
+    /// without a digest and all lie at the front of `input`, which [`ControllerQueue::receive`] has left:
+    /// the caller takes as many off it, and neither [`Event::Data`] nor [`Event::DataEnd`] follows. `None`
+    /// takes nothing.
+    #[inline]
+    pub fn take_capsule_data<'a>(&mut self, input: &'a [u8], len: usize) -> Option<&'a [u8]> {
+        self.commands.current.filter(|incoming| incoming.dest == DataDest::Capsule)?;
+        let data = self.receiver.whole_data(input, len)?;
+        self.commands.current = None;
+        Some(data)
+    }
+
     /// The data digest of the data just given by [`Event::Data`], when the PDU's data end there
     /// and `input`, which [`ControllerQueue::receive`] has left, begins with the whole digest. The
     /// same value comes with [`Event::DataEnd`]; a driver that looks ahead can check data where

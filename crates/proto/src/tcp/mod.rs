@@ -16,7 +16,8 @@
 //! The data of a PDU come as any number of `Data` events, borrowed from the input, and one
 //! `DataEnd`. When the input ends amid data, `payload_wanted` names the bytes that come next on
 //! the wire, and the driver may let the socket write them into their place: it tells so with
-//! `payload_received`.
+//! `payload_received`. Data of a capsule that lie whole behind its header may be taken from there at once
+//! ([`ControllerQueue::take_capsule_data`]); then there are no events for them.
 //!
 //! Header digests are checked here. Data digests are the driver's: `DataEnd` carries the received
 //! one (to be compared with the CRC32C of the PDU's data), and the driver appends one after the

@@ -275,6 +275,20 @@ impl Receiver {
         }
     }
 
+    /// All data of the PDU whose header was just taken, when they are so many, without a digest behind
+    /// them, and lie whole at the front of `input`. A header is next after that.
+    #[inline]
+    pub(super) fn whole_data<'a>(&mut self, input: &'a [u8], len: usize) -> Option<&'a [u8]> {
+        let Phase::Body { pad_left: 0, data_done: 0, data_len, digest: DataDigest::Absent } =
+            self.phase
+        else {
+            return None;
+        };
+        let data = input.get(..len).filter(|_| data_len as usize == len)?;
+        self.phase = Phase::Header { held: 0, shape: None };
+        Some(data)
+    }
+
     /// The data digest, when exactly that is next on the wire and lies whole in `input`.
     pub(super) fn digest_ahead(&self, input: &[u8]) -> Option<u32> {
         match self.phase {
