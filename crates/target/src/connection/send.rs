@@ -38,6 +38,10 @@ impl Connection {
         mut batch: Box<SendBatch>,
     ) {
         batch.clear();
+        // It is filled again, if possible: of two that take turns, neither may be in the caches.
+        if self.out.is_empty() {
+            std::mem::swap(&mut self.out, &mut batch);
+        }
         self.spare = Some(batch);
         match result {
             Ok(()) if !self.out.is_empty() => self.mark_dirty(core),
