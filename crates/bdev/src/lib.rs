@@ -256,6 +256,9 @@ pub trait Channel {
         None
     }
 
+    /// Says that a range, which may be outside of the device, will probably be read soon.
+    fn prefetch(&mut self, _offset: u64, _len: usize) {}
+
     /// Whether [`Channel::write_now`] works: writes to this device never wait.
     fn writes_now(&self) -> bool {
         false

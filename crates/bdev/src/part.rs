@@ -78,6 +78,10 @@ impl Channel for PartChannel {
         self.inner.read_now(offset + self.start, len)
     }
 
+    fn prefetch(&mut self, offset: u64, len: usize) {
+        self.inner.prefetch(offset.saturating_add(self.start), len);
+    }
+
     fn writes_now(&self) -> bool {
         self.inner.writes_now()
     }

@@ -156,12 +156,7 @@ impl RamChannel {
                 self.region.copy_out(offset, &mut buf[..len]);
                 Payload::Buf(buf, 0..len)
             }
-            None => {
-                if len <= PREFETCH_BYTES_MAX {
-                    self.region.prefetch(offset, len);
-                }
-                Payload::Region(self.region.clone(), offset..offset + len as u64)
-            }
+            None => Payload::Region(self.region.clone(), offset..offset + len as u64),
         }
     }
 
@@ -196,6 +191,14 @@ impl RamChannel {
 impl Channel for RamChannel {
     fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
         Some(self.read(offset, len, None))
+    }
+
+    fn prefetch(&mut self, offset: u64, len: usize) {
+        let inside =
+            offset.checked_add(len as u64).is_some_and(|end| end <= self.region.len() as u64);
+        if inside && len <= PREFETCH_BYTES_MAX {
+            self.region.prefetch(offset, len);
+        }
     }
 
     fn writes_now(&self) -> bool {

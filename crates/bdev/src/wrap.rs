@@ -127,6 +127,10 @@ impl Channel for MeteredChannel {
         Some(payload)
     }
 
+    fn prefetch(&mut self, offset: u64, len: usize) {
+        self.inner.prefetch(offset, len);
+    }
+
     fn writes_now(&self) -> bool {
         self.inner.writes_now()
     }

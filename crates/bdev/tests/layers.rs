@@ -32,6 +32,11 @@ fn parts_are_where_they_should_be() {
     let mut found = [0; 4096];
     script.channel.read_now(4096, 4096).unwrap().copy_to(&mut found);
     assert_eq!(found, [3; 4096]);
+    // A hint may be about anything.
+    for offset in [0, 55 * 4096, 56 * 4096, 1 << 20, u64::MAX - 4095, u64::MAX] {
+        script.channel.prefetch(offset, 4096);
+        whole.channel.prefetch(offset, 8192);
+    }
     script.submit(1, write(55 * 4096, &[5; 4096]));
     script.submit(2, Op::WriteZeroes { offset: 0, len: 4096, deallocate: false, fua: false });
     script.submit(3, read(4096, 4096));

@@ -5,8 +5,8 @@ mod tcp_support;
 
 use raceline_proto::nvme::{CommandId, Cqe, Direction, QueueId, Status};
 use raceline_proto::tcp::{
-    ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, Fes, HostEvent, HostQueue,
-    HostQueueConfig, IcReq, IcResp, R2tGrant, Violation,
+    CommandsAhead, ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, Fes,
+    HostEvent, HostQueue, HostQueueConfig, IcReq, IcResp, R2tGrant, Violation,
 };
 use tcp_support::{READ, WRITE, controller_config, host_config, sqe};
 
@@ -339,6 +339,46 @@ fn data_in_a_capsule_are_taken_at_once_only_when_they_are_all_there() {
     let mut input = &stream[..];
     assert!(matches!(digested.receive(&mut input), Ok(Some(Event::Command { .. }))));
     assert_eq!(digested.take_capsule_data(input, 4), None, "a digest is to be checked");
+}
+
+#[test]
+fn commands_are_seen_ahead_as_far_as_they_have_come_whole() {
+    let capsule = |opcode, in_capsule: &[u8], digests| {
+        let mut out = Vec::new();
+        let (sqe, len) = (sqe(opcode, 0x0102), u32::try_from(in_capsule.len()).unwrap());
+        let direction = if len == 0 { Direction::None } else { Direction::HostToController };
+        host(0, digests).command(&sqe, direction, len, len > 0, &mut out);
+        out.extend(in_capsule);
+        out
+    };
+    let opcodes = |ahead: CommandsAhead<'_>| ahead.map(|sqe| sqe.opc).collect::<Vec<_>>();
+    let whole = [capsule(WRITE, &[1; 4], 0), capsule(READ, &[], 0)].concat();
+    let stream = [&whole, &capsule(READ, &[], 0)[..71]].concat();
+    let mut queue = controller(0, 0);
+    assert_eq!(opcodes(queue.commands_ahead(&stream)), [WRITE, READ]);
+    let mut ahead = queue.commands_ahead(&stream);
+    assert_eq!((ahead.next().map(|sqe| sqe.opc), ahead.rest()), (Some(WRITE), 72 + 71));
+    assert_eq!((ahead.by_ref().count(), ahead.rest()), (1, 71));
+
+    let mut input = &stream[..];
+    assert!(matches!(queue.receive(&mut input), Ok(Some(Event::Command { in_capsule: 4, .. }))));
+    assert_eq!(opcodes(queue.commands_ahead(input)), [], "data come first");
+    assert!(matches!(queue.receive(&mut input), Ok(Some(Event::Data { .. }))));
+    assert!(matches!(queue.receive(&mut input), Ok(Some(Event::DataEnd { .. }))));
+    assert_eq!(opcodes(queue.commands_ahead(input)), [READ]);
+
+    let digested = [capsule(READ, &[], 1), capsule(READ, &[], 1)].concat();
+    assert_eq!(opcodes(controller(0, 1).commands_ahead(&digested)), [READ, READ]);
+
+    // Whatever the bytes are, it ends.
+    for len in 0..200 {
+        for byte in [0, 4, 6, 255] {
+            assert!(queue.commands_ahead(&vec![byte; len]).count() <= len / 8);
+        }
+    }
+    let mut short = stream.clone();
+    short[4..8].copy_from_slice(&8_u32.to_le_bytes());
+    assert_eq!(opcodes(controller(0, 0).commands_ahead(&short)), [], "a capsule of 8 bytes");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! One connection: its socket, the controller's end of its queue, its commands' data.
 
+mod ahead;
 mod at_once;
 mod blocks;
 mod send;
@@ -331,6 +332,7 @@ impl Connection {
         let Some(staging) = self.staging.take() else { return };
         let end = self.unparsed.end;
         let mut input = &staging[self.unparsed.clone()];
+        let mut unseen = input.len();
         while self.paused.is_none() && !self.draining && self.stage < Stage::Terminating {
             let pass_over = self.moved >= self.pass_bytes && !input.is_empty();
             // Between PDUs only: a write that goes to the device at once is checked with its header.
@@ -340,6 +342,9 @@ impl Connection {
                     core.deferred.push(self.key);
                 }
                 break;
+            }
+            if !input.is_empty() && input.len() <= unseen {
+                unseen = self.look_ahead(core, input);
             }
             match self.queue.receive(&mut input) {
                 Ok(Some(event)) => {

@@ -252,6 +252,14 @@ impl Core {
         self.device(id).is_some_and(|device| device.writes_now && device.fences.is_empty())
     }
 
+    /// Tells a device in memory what will probably be read soon.
+    #[inline]
+    pub(crate) fn prefetch(&mut self, id: DeviceId, offset: u64, len: usize) {
+        if let Some(device) = self.device(id).filter(|device| device.info.copies_data) {
+            device.channel.prefetch(offset, len);
+        }
+    }
+
     /// Reads from a device that has data at hand.
     #[inline]
     pub(crate) fn read_now(&mut self, id: DeviceId, offset: u64, len: usize) -> Option<Payload> {

@@ -8,6 +8,7 @@ use zerocopy::little_endian::{U16, U32};
 use crate::nvme::{CommandId, Cqe, SglDescriptor, Sqe, opcode::fabrics};
 
 use super::PayloadWanted;
+use super::ahead::CommandsAhead;
 use super::error::{FatalError, Violation};
 use super::pdu::{
     self, ADMIN_IN_CAPSULE_BYTES, C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, H2cDataPdu, IcReq,
@@ -266,6 +267,16 @@ impl ControllerQueue {
         let data = self.receiver.whole_data(input, len)?;
         self.commands.current = None;
         Some(data)
+    }
+
+    /// The commands in `input`, which [`ControllerQueue::receive`] has left, as far as their PDUs are
+    /// whole: a driver that knows what the next commands read can have that memory on its way while it
+    /// is busy with the first. None amid data.
+    #[inline]
+    #[must_use]
+    pub fn commands_ahead<'a>(&self, input: &'a [u8]) -> CommandsAhead<'a> {
+        let known = self.receiver.stage() == Stage::Ready && self.receiver.at_header();
+        CommandsAhead::new(if known { input } else { &[] })
     }
 
     /// The data digest of the data just given by [`Event::Data`], when the PDU's data end there

@@ -30,6 +30,7 @@
 //! `receive` throws input away and the sending methods append nothing. TermReq is never an answer
 //! to a TermReq.
 
+mod ahead;
 mod controller_queue;
 mod error;
 mod host_queue;
@@ -37,6 +38,7 @@ pub mod pdu;
 mod receive;
 mod send;
 
+pub use ahead::CommandsAhead;
 pub use controller_queue::{ControllerQueue, ControllerQueueConfig, DataDest, Event};
 pub use error::{FatalError, Fes, Violation};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, R2tGrant};

@@ -134,6 +134,11 @@ impl Receiver {
         matches!(self.phase, Phase::Header { .. })
     }
 
+    /// Whether a header begins with the next byte.
+    pub(super) fn at_header(&self) -> bool {
+        matches!(self.phase, Phase::Header { held: 0, .. })
+    }
+
     /// The next header, when it lies whole at the front of `input` and begins as the last good one did.
     /// None with digests, which are still to be judged. Takes nothing: what is not wanted is left to
     /// [`Receiver::header`].
