@@ -348,7 +348,7 @@ impl ControllerQueue {
             reserved: [0; 112],
         };
         out.extend_from_slice(pdu.as_bytes());
-        self.framing = Framing { header_digest, data_digest, pda: self.requested.hpda };
+        self.framing = Framing::new(header_digest, data_digest, self.requested.hpda);
         self.receiver.set_digests(header_digest, data_digest);
         self.receiver.advance(Stage::Ready);
     }

@@ -263,7 +263,7 @@ impl HostQueue {
         match &event {
             HostEvent::Connected(response) => {
                 let IcResp { cpda, header_digest, data_digest, max_h2c_data } = *response;
-                self.framing = Framing { header_digest, data_digest, pda: cpda };
+                self.framing = Framing::new(header_digest, data_digest, cpda);
                 self.bare_capsule = self.framing.common(PduType::CapsuleCmd, 0, 0);
                 self.max_h2c_data = max_h2c_data;
                 self.receiver.set_digests(header_digest, data_digest);

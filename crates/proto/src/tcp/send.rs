@@ -14,25 +14,36 @@ pub(super) struct Framing {
     pub(super) header_digest: bool,
     /// Data digests are on.
     pub(super) data_digest: bool,
-    /// HPDA or CPDA, whichever the peer asked for.
-    pub(super) pda: u8,
+    /// Where the data of a command capsule begin.
+    capsule_data: u32,
+    /// The same of an H2CData or C2HData.
+    data: u32,
 }
 
 impl Framing {
     /// Before the connection is initialized.
-    pub(super) const INITIAL: Self = Self { header_digest: false, data_digest: false, pda: 0 };
+    pub(super) const INITIAL: Self = Self::new(false, false, 0);
 
-    /// Bytes of a header with its digest.
-    fn header_len(self, pdu_type: PduType) -> u32 {
-        u32::from(pdu_type.hlen()) + if self.header_digest { DIGEST_LEN } else { 0 }
+    /// `pda`: HPDA or CPDA, whichever the peer asked for.
+    pub(super) const fn new(header_digest: bool, data_digest: bool, pda: u8) -> Self {
+        let framing = Self { header_digest, data_digest, capsule_data: 0, data: 0 };
+        // The first multiple of the peer's alignment after the header. Above 128 only where no
+        // multiple of the alignment lies between the end of a command capsule's header and 128
+        // (CPDA 16, or 17 with header digests); there it is 136 or 144.
+        let capsule = framing.header_len(PduType::CapsuleCmd).next_multiple_of(alignment(pda));
+        let data = framing.header_len(PduType::C2hData).next_multiple_of(alignment(pda));
+        Self { capsule_data: capsule, data, ..framing }
     }
 
-    /// Where the data of a PDU begin: the first multiple of the peer's alignment after the header.
-    ///
-    /// Above 128 only where no multiple of the alignment lies between the end of a command
-    /// capsule's header and 128 (CPDA 16, or 17 with header digests); there it is 136 or 144.
+    /// Bytes of a header with its digest.
+    const fn header_len(self, pdu_type: PduType) -> u32 {
+        pdu_type.hlen() as u32 + if self.header_digest { DIGEST_LEN } else { 0 }
+    }
+
+    /// Where the data of a PDU begin, of those that may carry any.
+    #[inline]
     pub(super) fn data_offset(self, pdu_type: PduType) -> u32 {
-        self.header_len(pdu_type).next_multiple_of(alignment(self.pda))
+        if matches!(pdu_type, PduType::CapsuleCmd) { self.capsule_data } else { self.data }
     }
 
     /// Bytes of a PDU that are not data, when it carries data.
@@ -40,6 +51,7 @@ impl Framing {
         self.data_offset(pdu_type) + self.data_digest_len()
     }
 
+    #[inline]
     fn data_digest_len(self) -> u32 {
         if self.data_digest { DIGEST_LEN } else { 0 }
     }
@@ -48,6 +60,7 @@ impl Framing {
     ///
     /// # Panics
     /// When the PDU would not fit into 4 GiB: commands are far smaller.
+    #[inline]
     pub(super) fn common(self, pdu_type: PduType, flags: u8, data_len: u32) -> CommonHeader {
         let mut flags = flags;
         if self.header_digest {
