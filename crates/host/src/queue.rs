@@ -504,7 +504,7 @@ impl QueuePair {
         });
         self.state = State::IcResp;
         self.expect(cx, self.config.connect_timeout);
-        self.send_with(cx, |queue, batch| queue.ic_req(&mut batch.bytes_mut()));
+        self.send_with(cx, |queue, batch| batch.append(|out| queue.ic_req(out)));
         self.post_receive(cx);
     }
 

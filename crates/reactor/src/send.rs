@@ -3,98 +3,17 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::ops::{Deref, DerefMut, Range};
 
 use raceline_accel::Copier;
 
+pub use self::payload::Payload;
 use self::stage::Stage;
-use crate::buffer::{IoBuf, RegionHandle, SharedBuf};
 
+mod payload;
 mod stage;
 
 /// Most segments that one system call takes (IOV_MAX of Linux).
 pub const IOV_MAX: usize = 1024;
-
-/// Where the bytes of [`Payload::Zeroes`] come from; a longer run names it several times.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
-
-/// Bytes of a payload and who owns them until they are sent.
-#[derive(Debug)]
-pub enum Payload {
-    /// A range of a buffer that goes back to its pool when the batch is cleared.
-    Buf(IoBuf, Range<usize>),
-    /// A range of a buffer that others read too, such as a host's write buffer.
-    Shared(SharedBuf, Range<usize>),
-    /// A range of a region, sent straight from it.
-    Region(RegionHandle, Range<u64>),
-    /// That many zeroes.
-    Zeroes(usize),
-}
-
-impl Payload {
-    /// Its bytes.
-    #[allow(clippy::len_without_is_empty, reason = "a payload is not a collection")]
-    pub fn len(&self) -> usize {
-        match self {
-            Payload::Buf(_, range) | Payload::Shared(_, range) => range.len(),
-            Payload::Region(_, range) => region_range_len(range),
-            Payload::Zeroes(len) => *len,
-        }
-    }
-
-    /// Copies its first `out.len()` bytes.
-    ///
-    /// # Panics
-    /// If it has fewer.
-    pub fn copy_to(&self, out: &mut [u8]) {
-        self.copy_from_offset(0, out);
-    }
-
-    fn copy_from_offset(&self, skip: usize, out: &mut [u8]) {
-        assert!(skip + out.len() <= self.len(), "copy beyond the end of a payload");
-        let part = |bytes: &[u8], range: &Range<usize>, out: &mut [u8]| {
-            let start = range.start + skip;
-            out.copy_from_slice(&bytes[start..start + out.len()]);
-        };
-        match self {
-            Payload::Buf(buf, range) => part(buf, range, out),
-            Payload::Shared(buf, range) => part(buf, range, out),
-            Payload::Region(region, range) => region.copy_out(range.start + skip as u64, out),
-            Payload::Zeroes(_) => out.fill(0),
-        }
-    }
-
-    /// Panics if the range is not inside the memory it names: system calls rely on it.
-    #[inline(always)]
-    pub(crate) fn validate(&self) {
-        match self {
-            Payload::Buf(buf, range) => assert!(buf.get(range.clone()).is_some(), "payload range"),
-            Payload::Shared(buf, range) => {
-                assert!(buf.get(range.clone()).is_some(), "payload range")
-            }
-            Payload::Region(region, range) => {
-                assert!(range.start <= range.end, "payload range");
-                region.range(range.start, region_range_len(range));
-            }
-            Payload::Zeroes(_) => {}
-        }
-    }
-
-    /// The memory from `skip` on: address and length, at most what lies in one piece.
-    pub(crate) fn segment(&self, skip: usize) -> (*const u8, usize) {
-        let len = self.len() - skip;
-        match self {
-            Payload::Buf(buf, range) => {
-                (buf.as_io_ptr().wrapping_add(range.start + skip).cast_const(), len)
-            }
-            Payload::Shared(buf, range) => (buf.as_io_ptr().wrapping_add(range.start + skip), len),
-            Payload::Region(region, range) => {
-                (region.range(range.start + skip as u64, len).cast_const(), len)
-            }
-            Payload::Zeroes(_) => (ZEROES.as_ptr(), len.min(ZEROES.len())),
-        }
-    }
-}
 
 /// A list of bytes to send, in order, with the memory they live in.
 ///
@@ -102,11 +21,20 @@ impl Payload {
 /// cleared and filled again; after [`SendBatch::new`] it does not allocate, as long as the
 /// owner asks [`SendBatch::has_room`] first. (Without room it grows: correct, but an allocation.)
 pub struct SendBatch {
-    /// Header bytes of all parts, back to back.
+    /// Header bytes, back to back.
     headers: Vec<u8>,
-    parts: Vec<Part>,
+    /// Where `headers` begins, as the segments have it.
+    headers_at: *const u8,
+    /// What is to be sent, in wire order: from `next` on, nothing before it and none of it empty. One
+    /// whose bytes are still to be copied and digested has no address.
+    segments: Vec<libc::iovec>,
+    next: usize,
+    /// Who owns the memory of segments that are no headers, until all is sent.
+    payloads: Vec<Payload>,
     header_capacity: usize,
-    part_capacity: usize,
+    segment_capacity: usize,
+    /// Segments that long runs of zeroes have beyond their first, for which nobody asks for room.
+    beyond: usize,
     /// Bytes not yet sent.
     remaining: usize,
     /// Bytes of the largest payload.
@@ -117,33 +45,13 @@ pub struct SendBatch {
     mixed: bool,
     /// Most bytes of one system call.
     call_bytes_max: usize,
-    /// The first part that is not completely sent, and how much of it is.
-    next_part: usize,
-    sent_of_part: usize,
-    /// Copies of payloads that are digested on their way.
+    /// Payloads that are digested on their way, and their copies.
     stage: Stage,
     /// The system call leaves some bytes to another one that follows at once.
     more: bool,
-    /// What the system call is given; rebuilt for each one.
-    iovecs: Vec<libc::iovec>,
+    /// What the system call is given if that is not the segments as they are; rebuilt for each one.
+    cut: Vec<libc::iovec>,
     message: libc::msghdr,
-}
-
-#[derive(Debug)]
-enum Part {
-    Headers(Range<usize>),
-    Payload(Payload),
-    /// Copied on its way; and where among the header bytes the digest of the copy belongs.
-    Digested(Payload, usize),
-}
-
-impl Part {
-    fn len(&self) -> usize {
-        match self {
-            Part::Headers(range) => range.len(),
-            Part::Payload(payload) | Part::Digested(payload, _) => payload.len(),
-        }
-    }
 }
 
 impl SendBatch {
@@ -152,21 +60,24 @@ impl SendBatch {
     pub fn new(header_capacity: usize, part_capacity: usize) -> Box<SendBatch> {
         // SAFETY: msghdr is plain data for which zeroes (null pointers, no lengths) are valid.
         let message = unsafe { std::mem::zeroed() };
+        let headers = Vec::with_capacity(header_capacity);
         Box::new(SendBatch {
-            headers: Vec::with_capacity(header_capacity),
-            parts: Vec::with_capacity(part_capacity),
+            headers_at: headers.as_ptr(),
+            headers,
+            segments: Vec::with_capacity(part_capacity),
+            next: 0,
+            payloads: Vec::with_capacity(part_capacity),
             header_capacity,
-            part_capacity,
+            segment_capacity: part_capacity,
+            beyond: 0,
             remaining: 0,
             largest: 0,
             share: usize::MAX,
             mixed: false,
             call_bytes_max: usize::MAX,
-            next_part: 0,
-            sent_of_part: 0,
             stage: Stage::default(),
             more: false,
-            iovecs: Vec::with_capacity(part_capacity.clamp(16, IOV_MAX)),
+            cut: Vec::new(),
             message,
         })
     }
@@ -212,12 +123,12 @@ impl SendBatch {
         // Header bytes may come before, between and after the payloads.
         let parts = 2 * payloads + usize::from(header_bytes > 0);
         self.headers.len() + header_bytes <= self.header_capacity
-            && self.parts.len() + parts <= self.part_capacity
+            && self.segments.len() - self.beyond + parts <= self.segment_capacity
     }
 
     /// Appends header bytes; they join header bytes just before them.
     pub fn push_bytes(&mut self, bytes: &[u8]) {
-        self.bytes_mut().extend_from_slice(bytes);
+        self.append(|out| out.extend_from_slice(bytes));
     }
 
     /// Appends header bytes by writing to the end of a `Vec<u8>`, as encoders do.
@@ -231,22 +142,36 @@ impl SendBatch {
         self.headers_appended(start);
     }
 
-    /// As [`SendBatch::append`], for as long as the writer is kept.
-    pub fn bytes_mut(&mut self) -> HeaderWriter<'_> {
-        HeaderWriter { start: self.headers.len(), batch: self }
-    }
-
     /// Appends a payload.
     ///
     /// # Panics
     /// If its range is not inside its buffer or region.
+    #[inline]
     pub fn push_payload(&mut self, payload: Payload) {
-        payload.validate();
-        let len = payload.len();
-        if len > 0 {
-            self.remaining += len;
-            self.largest = self.largest.max(len);
-            self.push_part(Part::Payload(payload));
+        let (base, len) = match &payload {
+            Payload::Zeroes(len) => return self.push_zeroes(*len),
+            owned => owned.memory(),
+        };
+        if len == 0 {
+            return;
+        }
+        self.remaining += len;
+        self.largest = self.largest.max(len);
+        self.assert_room();
+        self.push_segment(base, len);
+        self.payloads.push(payload);
+    }
+
+    fn push_zeroes(&mut self, len: usize) {
+        self.remaining += len;
+        self.largest = self.largest.max(len);
+        self.assert_room();
+        let mut left = len;
+        while left > 0 {
+            let (base, piece) = Payload::Zeroes(left).segment(0);
+            self.push_segment(base, piece);
+            left -= piece;
+            self.beyond += usize::from(left > 0);
         }
     }
 
@@ -261,8 +186,9 @@ impl SendBatch {
         if len > 0 {
             self.remaining += len;
             self.largest = self.largest.max(len);
-            self.stage.use_copier(copier);
-            self.push_part(Part::Digested(payload, self.headers.len()));
+            self.assert_room();
+            self.push_segment(std::ptr::null(), len);
+            self.stage.push(payload, self.headers.len(), copier);
         }
         self.push_bytes(&[0; size_of::<u32>()]);
     }
@@ -284,51 +210,32 @@ impl SendBatch {
 
     /// Frees the payloads, sent or not; keeps the capacity.
     pub fn clear(&mut self) {
+        self.segments.clear();
+        self.cut.clear();
         self.headers.clear();
-        self.parts.clear();
-        self.iovecs.clear();
+        self.payloads.clear();
         self.remaining = 0;
         self.largest = 0;
-        self.next_part = 0;
-        self.sent_of_part = 0;
+        self.beyond = 0;
+        self.next = 0;
         self.stage.clear();
     }
 
     /// Copies the next bytes to send, as many as fit and are ready, at least one if there are any;
     /// gives their number. For back ends without system calls.
     pub fn copy_unsent(&mut self, out: &mut [u8]) -> usize {
-        self.stage.fill(&self.parts, &mut self.headers, self.call_bytes_max);
-        let (mut copied, mut copies) = (0, self.stage.copies());
-        let mut skip = self.sent_of_part;
-        for (i, part) in self.parts.iter().enumerate().skip(self.next_part) {
-            let ready = self.ready(i);
-            let len = (ready - skip).min(out.len() - copied);
+        let mut copied = 0;
+        for segment in self.describe() {
+            let len = segment.iov_len.min(out.len() - copied);
             let to = &mut out[copied..copied + len];
-            match part {
-                Part::Headers(range) => {
-                    to.copy_from_slice(&self.headers[range.start + skip..range.start + skip + len]);
-                }
-                Part::Payload(payload) => payload.copy_from_offset(skip, to),
-                Part::Digested(..) => {
-                    to.copy_from_slice(&copies[..len]);
-                    copies = &copies[len..];
-                }
+            // SAFETY: the segment names memory that the batch owns; `to` is somebody else's. Who writes
+            // to a region meanwhile makes the bytes a mixture, as when the kernel copies them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(segment.iov_base.cast(), to.as_mut_ptr(), len);
             }
             copied += len;
-            if copied == out.len() || ready < part.len() {
-                break;
-            }
-            skip = 0;
         }
         copied
-    }
-
-    /// How many bytes of a part may leave.
-    fn ready(&self, index: usize) -> usize {
-        match &self.parts[index] {
-            Part::Digested(payload, _) => self.stage.copied(index, payload.len()),
-            part => part.len(),
-        }
     }
 
     /// Notes that the next `sent` bytes are gone.
@@ -338,68 +245,77 @@ impl SendBatch {
     pub fn advance(&mut self, sent: usize) {
         assert!(sent <= self.remaining, "{sent} bytes sent of {}", self.remaining);
         self.remaining -= sent;
+        if self.remaining == 0 && !self.stage.is_used() {
+            self.next = self.segments.len();
+            return;
+        }
         let mut left = sent;
         while left > 0 {
-            let part = &self.parts[self.next_part];
-            let len = left.min(part.len() - self.sent_of_part);
-            if matches!(part, Part::Digested(..)) {
+            let segment = &mut self.segments[self.next];
+            let len = left.min(segment.iov_len);
+            if segment.iov_base.is_null() {
                 self.stage.advance(len);
+            } else {
+                segment.iov_base = segment.iov_base.wrapping_byte_add(len);
             }
+            segment.iov_len -= len;
             left -= len;
-            self.sent_of_part += len;
-            if self.sent_of_part == part.len() {
-                self.sent_of_part = 0;
-                self.next_part += 1;
-            }
+            self.next += usize::from(segment.iov_len == 0);
         }
     }
 
+    /// How many segments the next system call could take: what a back end does before it, for those
+    /// who count what that costs.
+    pub fn count_segments(&mut self) -> usize {
+        self.prepare().msg_iovlen
+    }
+
     /// Describes the bytes not yet sent (at most [`IOV_MAX`] segments, and the bytes of one call) for
-    /// sendmsg(2). The
-    /// result stays valid until the batch is changed or dropped; the box it lives in may move.
+    /// sendmsg(2). The result stays valid until the batch is changed or dropped; the box it lives in
+    /// may move.
+    #[inline]
     pub(crate) fn prepare(&mut self) -> &libc::msghdr {
-        self.stage.fill(&self.parts, &mut self.headers, self.call_bytes_max);
-        self.iovecs.clear();
+        let segments = self.describe();
+        let (start, count) = (segments.as_ptr(), segments.len().min(IOV_MAX));
+        self.message.msg_iov = start.cast_mut();
+        self.message.msg_iovlen = count;
+        &self.message
+    }
+
+    /// The segments that one system call may take.
+    fn describe(&mut self) -> &[libc::iovec] {
+        if self.call_bytes_max == usize::MAX && !self.stage.is_used() {
+            self.more = false;
+            return &self.segments[self.next..];
+        }
+        self.describe_part()
+    }
+
+    /// The same where it is less than all that is left, or some of it has to be copied first.
+    fn describe_part(&mut self) -> &[libc::iovec] {
+        self.stage.fill(&mut self.headers, self.call_bytes_max);
+        self.cut.clear();
         let mut copies = self.stage.copies();
-        let mut skip = self.sent_of_part;
         let mut room = self.call_bytes_max;
         let mut described = 0;
-        'parts: for (i, part) in self.parts.iter().enumerate().skip(self.next_part) {
-            let ready = self.ready(i);
-            while skip < ready {
-                let full =
-                    self.iovecs.len() == self.iovecs.capacity() || self.iovecs.len() == IOV_MAX;
-                if full || room == 0 {
-                    break 'parts;
-                }
-                let (base, len) = match part {
-                    Part::Headers(range) => {
-                        let bytes = &self.headers[range.start + skip..range.end];
-                        (bytes.as_ptr(), bytes.len())
-                    }
-                    Part::Payload(payload) => payload.segment(skip),
-                    Part::Digested(..) => {
-                        let (part, rest) = copies.split_at(ready - skip);
-                        copies = rest;
-                        (part.as_ptr(), part.len())
-                    }
-                };
-                let len = len.min(room);
-                self.iovecs.push(libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len });
-                skip += len;
+        for segment in &self.segments[self.next..] {
+            let (mut base, mut len) = (segment.iov_base, segment.iov_len.min(room));
+            if base.is_null() {
+                let (copy, rest) = copies.split_at(len.min(copies.len()));
+                copies = rest;
+                (base, len) = (copy.as_ptr().cast_mut().cast(), copy.len());
+            }
+            if len > 0 {
+                self.cut.push(libc::iovec { iov_base: base, iov_len: len });
                 room -= len;
                 described += len;
             }
-            if ready < part.len() {
+            if len < segment.iov_len || room == 0 || self.cut.len() == IOV_MAX {
                 break;
             }
-            skip = 0;
         }
-        let turns = self.takes_turns();
-        self.more = self.stage.is_used() && !turns && described < self.remaining;
-        self.message.msg_iov = self.iovecs.as_mut_ptr();
-        self.message.msg_iovlen = self.iovecs.len();
-        &self.message
+        self.more = self.stage.is_used() && !self.takes_turns() && described < self.remaining;
+        &self.cut
     }
 
     /// The bytes that a system call would see, through its vectors.
@@ -424,9 +340,14 @@ impl SendBatch {
         self.more
     }
 
-    fn push_part(&mut self, part: Part) {
-        debug_assert!(self.parts.len() < self.part_capacity, "no room asked for");
-        self.parts.push(part);
+    fn assert_room(&self) {
+        let used = self.segments.len() - self.beyond;
+        debug_assert!(used < self.segment_capacity, "no room asked for");
+    }
+
+    #[inline]
+    fn push_segment(&mut self, base: *const u8, len: usize) {
+        self.segments.push(libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len });
     }
 
     /// Takes note of header bytes appended since `start`.
@@ -438,59 +359,51 @@ impl SendBatch {
         if start == end {
             return;
         }
+        if self.headers.as_ptr() != self.headers_at {
+            self.headers_moved(start);
+        }
         self.remaining += end - start;
-        // Sent bytes stay in `headers` until the batch is cleared, so joined ranges are safe
-        // even while the part before is partly sent; a part completely sent is left alone.
-        let unsent = self.parts.len() > self.next_part;
-        match self.parts.last_mut() {
-            Some(Part::Headers(range)) if unsent => range.end = end,
-            _ => self.push_part(Part::Headers(start..end)),
+        let base = self.headers_at.wrapping_add(start);
+        // Sent bytes stay in `headers` until the batch is cleared, so what is joined is right even
+        // while the segment before is partly sent; a segment completely sent is left alone.
+        match self.segments[self.next..].last_mut() {
+            // What ends amid the headers is one of them.
+            Some(last) if start > 0 && ends_at(last, base) => last.iov_len += end - start,
+            _ => {
+                self.assert_room();
+                self.push_segment(base, end - start);
+            }
         }
     }
+
+    /// More header bytes than there was room for: they are elsewhere now, of which so many are described.
+    #[cold]
+    fn headers_moved(&mut self, described: usize) {
+        let (old, new) = (self.headers_at.addr(), self.headers.as_ptr());
+        for segment in &mut self.segments {
+            let offset = segment.iov_base.addr().wrapping_sub(old);
+            // No payload was there while the headers were.
+            if offset < described && !segment.iov_base.is_null() {
+                segment.iov_base = new.wrapping_add(offset).cast_mut().cast();
+            }
+        }
+        self.headers_at = new;
+    }
+}
+
+fn ends_at(segment: &libc::iovec, end: *const u8) -> bool {
+    !segment.iov_base.is_null() && segment.iov_base.addr() + segment.iov_len == end.addr()
 }
 
 impl fmt::Debug for SendBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "SendBatch({} bytes left in {} parts)",
+            "SendBatch({} bytes left in {} segments)",
             self.remaining,
-            self.parts.len() - self.next_part
+            self.segments.len() - self.next
         )
     }
-}
-
-/// The end of a batch's header bytes, as a vector that is only appended to.
-#[derive(Debug)]
-pub struct HeaderWriter<'a> {
-    batch: &'a mut SendBatch,
-    start: usize,
-}
-
-impl Deref for HeaderWriter<'_> {
-    type Target = Vec<u8>;
-
-    fn deref(&self) -> &Vec<u8> {
-        &self.batch.headers
-    }
-}
-
-impl DerefMut for HeaderWriter<'_> {
-    fn deref_mut(&mut self) -> &mut Vec<u8> {
-        &mut self.batch.headers
-    }
-}
-
-impl Drop for HeaderWriter<'_> {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.batch.headers_appended(self.start);
-        }
-    }
-}
-
-fn region_range_len(range: &Range<u64>) -> usize {
-    usize::try_from(range.end.saturating_sub(range.start)).expect("a payload fits in memory")
 }
 
 #[cfg(test)]
@@ -498,7 +411,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::buffer::{HugePages, Region};
+    use crate::buffer::{HugePages, IoBuf, Region, RegionHandle};
 
     fn gather(batch: &mut SendBatch) -> Vec<u8> {
         batch.described()
@@ -510,7 +423,7 @@ mod tests {
         let shared = IoBuf::from_slice(b"0123456789").share();
         let mut batch = SendBatch::new(64, 16);
         batch.push_bytes(b"he");
-        batch.bytes_mut().extend_from_slice(b"ad");
+        batch.append(|out| out.extend_from_slice(b"ad"));
         batch.push_payload(Payload::Buf(IoBuf::from_slice(b"payload"), 1..4));
         batch.push_bytes(b"|");
         batch.push_payload(Payload::Shared(shared, 5..10));
@@ -566,7 +479,7 @@ mod tests {
     #[test]
     fn adjacent_header_bytes_are_one_part() {
         let (batch, _) = sample();
-        assert_eq!(batch.parts.len(), 7);
+        assert_eq!(batch.segments.len(), 7);
         assert!(batch.has_room(64 - 8, 4));
         assert!(!batch.has_room(64 - 7, 0));
         assert!(!batch.has_room(1, 5));
@@ -577,7 +490,8 @@ mod tests {
         let (mut batch, _) = sample();
         let shared = IoBuf::heap(10).share();
         batch.push_payload(Payload::Shared(shared.clone(), 0..10));
-        let capacity = (batch.headers.capacity(), batch.parts.capacity(), batch.iovecs.capacity());
+        let capacity =
+            (batch.headers.capacity(), batch.segments.capacity(), batch.payloads.capacity());
         batch.prepare();
         batch.clear();
         assert!(shared.try_unique().is_ok());
@@ -586,7 +500,7 @@ mod tests {
         assert_eq!(gather(&mut batch), b"x");
         assert_eq!(
             capacity,
-            (batch.headers.capacity(), batch.parts.capacity(), batch.iovecs.capacity())
+            (batch.headers.capacity(), batch.segments.capacity(), batch.payloads.capacity())
         );
     }
 
@@ -618,6 +532,29 @@ mod tests {
         batch.advance(1);
         batch.push_bytes(b"g");
         assert_eq!(gather(&mut batch), b"efg");
+    }
+
+    #[test]
+    fn headers_without_room_move_and_are_still_the_same() {
+        let mut batch = SendBatch::new(80, 16);
+        let mut expected = Vec::new();
+        for round in 0..5_u8 {
+            let bytes = [round; 13];
+            batch.append(|out| out.extend(bytes));
+            batch.push_payload(Payload::Buf(IoBuf::from_slice(&[100 + round; 3]), 0..3));
+            expected.extend(bytes);
+            expected.extend([100 + round; 3]);
+        }
+        assert_eq!(gather(&mut batch), expected);
+        let mut all = std::mem::take(&mut expected);
+        batch.advance(20);
+        // As a writer that asked for more than there is room for.
+        let old = std::mem::replace(&mut batch.headers, Vec::with_capacity(4096));
+        batch.headers.extend(&old);
+        batch.append(|out| out.push(7));
+        drop(old);
+        all.push(7);
+        assert_eq!(gather(&mut batch), all[20..]);
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl QueuePair {
         self.phase_deadline = None;
         let idle = self.link.as_ref().is_some_and(|link| !link.sending);
         if let (Some(fatal), true) = (fatal, idle) {
-            self.send_with(cx, |queue, batch| queue.term_req(&fatal, &mut batch.bytes_mut()));
+            self.send_with(cx, |queue, batch| batch.append(|out| queue.term_req(&fatal, out)));
         }
         if self.link.as_ref().is_some_and(|link| link.sending && idle) {
             self.expect(cx, TERM_REQ_TIMEOUT); // closed when it has left

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use raceline_accel::Copier;
 
-use super::{Part, Payload};
+use super::Payload;
 
 /// Most bytes that are copied for one system call: as many as a second-level cache holds. Each call
 /// lets the peer begin, and what it then does to the socket costs this side more than the third-level
@@ -32,25 +32,35 @@ struct Stages {
     used: usize,
 }
 
-/// The copies of what leaves next.
+/// What is digested, and the copies of what of it leaves next.
 #[derive(Default)]
 pub(super) struct Stage {
     /// How to copy; there is nothing to be digested without.
     copier: Option<Copier>,
+    /// In the order in which they leave; those whose copies have left stay until the end.
+    digested: Vec<Digested>,
     memory: Option<Box<[u8]>>,
     filled: usize,
     /// How many of them have left.
     sent: usize,
-    /// The part that is to be copied next, from this offset on, and the digest up to there.
-    part: usize,
+    /// The payload that is to be copied next, from this offset on, and the digest up to there.
+    next: usize,
     offset: usize,
     digest: u32,
 }
 
+/// A payload that is copied on its way; and where among the header bytes the digest of the copy
+/// belongs.
+struct Digested {
+    payload: Payload,
+    place: usize,
+}
+
 impl Stage {
-    /// There is something to be digested.
-    pub(super) fn use_copier(&mut self, copier: Copier) {
+    /// This leaves after what has been pushed before.
+    pub(super) fn push(&mut self, payload: Payload, place: usize, copier: Copier) {
         self.copier = Some(copier);
+        self.digested.push(Digested { payload, place });
     }
 
     pub(super) fn is_used(&self) -> bool {
@@ -59,17 +69,13 @@ impl Stage {
 
     /// Copies what leaves next, at most so many bytes, unless copies are left; completes digests among
     /// the headers.
-    pub(super) fn fill(&mut self, parts: &[Part], headers: &mut [u8], most: usize) {
+    pub(super) fn fill(&mut self, headers: &mut [u8], most: usize) {
         let Some(copier) = self.copier else { return };
         if self.sent < self.filled {
             return;
         }
         (self.filled, self.sent) = (0, 0);
-        while let Some(part) = parts.get(self.part) {
-            let Part::Digested(payload, place) = part else {
-                self.part += 1;
-                continue;
-            };
+        while let Some(Digested { payload, place }) = self.digested.get(self.next) {
             let memory = self.memory.get_or_insert_with(take);
             let room = memory.len().min(most) - self.filled;
             let len = (payload.len() - self.offset).min(room);
@@ -78,25 +84,17 @@ impl Stage {
             }
             let to = &mut memory[self.filled..self.filled + len];
             let ends = self.offset + len == payload.len();
-            let next = if ends { upcoming(&parts[self.part + 1..]) } else { None };
-            self.digest = copier.copy_part(self.digest, payload, self.offset, to, next);
+            let after = if ends { self.digested.get(self.next + 1) } else { None };
+            let upcoming = after.and_then(|after| after.payload.upcoming());
+            self.digest = copier.copy_part(self.digest, payload, self.offset, to, upcoming);
             self.filled += len;
             self.offset += len;
             if ends {
                 headers[*place..*place + size_of::<u32>()]
                     .copy_from_slice(&self.digest.to_le_bytes());
-                self.part += 1;
+                self.next += 1;
                 (self.offset, self.digest) = (0, 0);
             }
-        }
-    }
-
-    /// How many bytes of a part, which is this long, have been copied.
-    pub(super) fn copied(&self, part: usize, len: usize) -> usize {
-        match part.cmp(&self.part) {
-            std::cmp::Ordering::Less => len,
-            std::cmp::Ordering::Equal => self.offset,
-            std::cmp::Ordering::Greater => 0,
         }
     }
 
@@ -115,7 +113,13 @@ impl Stage {
 
     /// Nothing is left to be sent.
     pub(super) fn clear(&mut self) {
-        *self = Stage::default();
+        if self.is_used() {
+            self.give_back();
+            self.copier = None;
+            self.digested.clear();
+            (self.filled, self.sent) = (0, 0);
+            (self.next, self.offset, self.digest) = (0, 0, 0);
+        }
     }
 
     fn give_back(&mut self) {
@@ -147,14 +151,6 @@ fn take() -> Box<[u8]> {
         })
     });
     large.ok().flatten().unwrap_or_else(|| vec![0; SMALL_BYTES].into())
-}
-
-/// The payload that is copied after these.
-fn upcoming(parts: &[Part]) -> Option<raceline_accel::Upcoming> {
-    parts.iter().find_map(|part| match part {
-        Part::Digested(payload, _) => Some(Payload::upcoming(payload)),
-        Part::Headers(_) | Part::Payload(_) => None,
-    })?
 }
 
 #[cfg(test)]

@@ -68,7 +68,8 @@ impl Connection {
         put: impl FnOnce(&mut ControllerQueue, &mut Vec<u8>),
     ) {
         self.counters.pdus_sent.add(1);
-        put(&mut self.queue, &mut self.out.bytes_mut());
+        let queue = &mut self.queue;
+        self.out.append(|out| put(queue, out));
         self.mark_dirty(core);
     }
 
