@@ -265,7 +265,8 @@ pub trait Channel {
     }
 
     /// Writes `data` at once, straight from wherever they lie, so that the caller needs no buffer
-    /// that outlives the call.
+    /// that outlives the call. Other threads may rely on it when they learn of it by what this one
+    /// sends through the reactor, or by a message of the reactor's.
     ///
     /// # Errors
     /// As a write that was submitted; `NotSupported` by devices that cannot.

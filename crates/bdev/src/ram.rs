@@ -160,6 +160,14 @@ impl RamChannel {
         }
     }
 
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), BdevError> {
+        if self.read_only {
+            return Err(BdevError::ReadOnly);
+        }
+        self.region.copy_in(offset, data);
+        Ok(())
+    }
+
     /// Zeroes now what fits one turn; gives true when all of it is done.
     fn step(&self, job: &mut Zeroing) -> bool {
         let len = job.len.min(ZERO_BYTES_PER_TURN);
@@ -209,7 +217,7 @@ impl Channel for RamChannel {
         if self.read_only {
             return Err(BdevError::ReadOnly);
         }
-        self.region.copy_in(offset, data);
+        self.region.copy_in_relaxed(offset, data);
         Ok(())
     }
 
@@ -218,7 +226,7 @@ impl Channel for RamChannel {
         let (result, payload) = match op {
             Op::Read { offset, len, buf } => (Ok(()), Some(self.read(offset, len, buf))),
             Op::Write { offset, data, .. } => {
-                let result = self.write_now(offset, &data);
+                let result = self.write(offset, &data);
                 let len = data.len();
                 (result, Some(Payload::Shared(data, 0..len)))
             }

@@ -92,11 +92,22 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     }
 
-    /// Copies bytes into the region.
+    /// Copies bytes into the region; whoever learns that it is done finds them there.
     ///
     /// # Panics
     /// If the range is outside.
     pub fn copy_in(&self, offset: u64, from: &[u8]) {
+        self.copy_in_relaxed(offset, from);
+        stream::fence();
+    }
+
+    /// As [`Self::copy_in`], but only who learns of it by what this thread sends ([`crate::Io::send`]) or by
+    /// a message ([`crate::mailbox`]) finds them there for certain: many copies cost less than with a fence
+    /// behind each.
+    ///
+    /// # Panics
+    /// If the range is outside.
+    pub fn copy_in_relaxed(&self, offset: u64, from: &[u8]) {
         let to = self.range(offset, from.len());
         let copy = if self.len > CACHED_REGION_BYTES { stream::copy } else { stream::plain_copy };
         // SAFETY: as in `copy_out`.
@@ -214,14 +225,24 @@ impl PageBuf {
         prefetch_pages(bytes.as_ptr(), bytes.len());
     }
 
-    /// Copies bytes into memory, past the cache.
+    /// Copies bytes into memory, past the cache: each of the pieces to its offset.
     ///
     /// # Panics
-    /// If the range is outside.
-    pub fn stream_in(&mut self, offset: usize, from: &[u8]) {
-        let to = &mut self[offset..offset + from.len()];
-        // SAFETY: both are slices of this length, and one of them is borrowed mutably.
-        unsafe { stream::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) };
+    /// If one does not fit in there.
+    pub fn stream_in<'a>(&mut self, pieces: impl IntoIterator<Item = (usize, &'a [u8])>) {
+        /// Also when the pieces panic: nobody may look at the memory before.
+        struct Fence;
+        impl Drop for Fence {
+            fn drop(&mut self) {
+                stream::fence();
+            }
+        }
+        let _fence = Fence;
+        for (offset, from) in pieces {
+            let to = &mut self[offset..offset + from.len()];
+            // SAFETY: both are slices of this length, and one of them is borrowed mutably.
+            unsafe { stream::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) };
+        }
     }
 }
 
@@ -396,7 +417,7 @@ mod tests {
             assert!(buf.iter().all(|&byte| byte == 0));
             buf.fill(7);
             assert_eq!((buf[0], buf[HUGE_PAGE_SIZE + 4]), (7, 7));
-            buf.stream_in(HUGE_PAGE_SIZE - 100, &[9; 105]);
+            buf.stream_in([(HUGE_PAGE_SIZE - 100, &[9; 100][..]), (HUGE_PAGE_SIZE, &[9; 5])]);
             assert_eq!(buf[HUGE_PAGE_SIZE - 101..][..106], [&[7][..], &[9; 105]].concat());
             buf.prefetch(0..HUGE_PAGE_SIZE + 5);
         }

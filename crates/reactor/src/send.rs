@@ -8,6 +8,7 @@ use raceline_accel::Copier;
 
 pub use self::payload::Payload;
 use self::stage::Stage;
+use crate::stream;
 
 mod payload;
 mod stage;
@@ -275,6 +276,8 @@ impl SendBatch {
     /// may move.
     #[inline]
     pub(crate) fn prepare(&mut self) -> &libc::msghdr {
+        // What it says, such as that a write is done, may be read before the call is over.
+        stream::fence();
         let segments = self.describe();
         let (start, count) = (segments.as_ptr(), segments.len().min(IOV_MAX));
         self.message.msg_iov = start.cast_mut();

@@ -6,13 +6,16 @@
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// Copies `len` bytes without fetching the lines they overwrite into the cache.
+/// Copies `len` bytes without fetching the lines they overwrite into the cache. The calling thread
+/// sees them at once; others for certain only what was copied before its last [`fence`], as these
+/// stores are not ordered with those that follow. A fence waits until memory has them all, so one
+/// for many copies costs less.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let tail = head + lines * LINE;
@@ -35,8 +38,6 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
             _mm_stream_si128(target.add(2), c);
             _mm_stream_si128(target.add(3), d);
         }
-        // Streaming stores are weakly ordered: other cores must see them before what follows.
-        _mm_sfence();
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), len - tail);
     }
 }
@@ -49,6 +50,17 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { plain_copy(from, to, len) };
+}
+
+/// All copies before it come before all that this thread stores after it, for every other thread.
+/// Atomic operations that read and write do the same, and so do system calls that take a lock.
+#[inline]
+pub(crate) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 /// Copies `len` bytes through the cache.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Read as _};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use raceline_reactor::buffer::PageBuf;
@@ -42,6 +43,8 @@ struct Memory {
     in_flight: usize,
     /// Where a receive lands, after what was left of the last one.
     staging: Vec<u8>,
+    /// What of it is still to be copied past the cache, and where to.
+    to_stream: Vec<(usize, Range<usize>)>,
     io_bytes: usize,
     shape: Shape,
     receive_bytes: usize,
@@ -109,6 +112,7 @@ impl Responder {
             copies: None,
             in_flight: config.depth * config.connections,
             staging: Vec::new(),
+            to_stream: Vec::with_capacity(config.depth),
             io_bytes: config.io_bytes,
             shape: config.shape(),
             receive_bytes: 0,
@@ -169,6 +173,14 @@ impl Responder {
 }
 
 impl Memory {
+    /// Puts what has come where it belongs, past the cache.
+    fn stream(&mut self) {
+        if !self.to_stream.is_empty() {
+            let pieces = self.to_stream.drain(..);
+            self.region.stream_in(pieces.map(|(to, from)| (to, &self.staging[from])));
+        }
+    }
+
     fn other_receive_bytes(&self, connections: &[Connection]) -> usize {
         let depth = connections.first().map_or(1, |connection| connection.granted.capacity());
         Tuning::other_receive_bytes(depth)
@@ -217,6 +229,7 @@ impl Connection {
         if filled > 0 {
             self.carried = 0;
             self.parse(memory, filled)?;
+            memory.stream();
         }
         let brought = filled > 0 || !self.replies.is_empty();
         if !self.replies.is_empty() {
@@ -251,11 +264,10 @@ impl Connection {
         while at < filled {
             if let Some(Incoming { at: to, left, last }) = self.incoming {
                 let len = left.min(filled - at);
-                let from = &memory.staging[at..at + len];
                 if memory.tuning.landing == Landing::Streamed {
-                    memory.region.stream_in(to, from);
+                    memory.to_stream.push((to, at..at + len));
                 } else {
-                    memory.region[to..to + len].copy_from_slice(from);
+                    memory.region[to..to + len].copy_from_slice(&memory.staging[at..at + len]);
                 }
                 at += len;
                 self.took(memory, Incoming { at: to + len, left: left - len, last });
@@ -281,6 +293,7 @@ impl Connection {
                 at += len;
             }
             if self.replies.len() >= memory.tuning.target_chunk {
+                memory.stream();
                 self.flush(memory)?;
             }
         }
