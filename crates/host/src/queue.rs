@@ -39,7 +39,7 @@ use send::Grant;
 const STAGING_BYTES: usize = 68 << 10;
 /// What one receive takes of the core's staging memory, where that is to be had: few large receives
 /// are what pays where many small reads are in flight (measured in docs/PERFORMANCE.md).
-const CORE_STAGING_BYTES: usize = 256 << 10;
+const CORE_STAGING_BYTES: usize = 512 << 10;
 /// PDUs in one send.
 const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
 /// Header bytes of one PDU at most: header, digests, 128-byte alignment, rounded up.

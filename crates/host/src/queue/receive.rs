@@ -17,11 +17,17 @@ use crate::error::{CommandError, HostError};
 /// Staging offered while large reads are outstanding, or probably next: little beyond headers, so that
 /// their payload is not copied.
 const SMALL_STAGING_BYTES: usize = 4096;
-/// Payload received at once, at most: what has been copied out of the socket goes back to the
-/// sender the sooner, and its pages are still in the caches (measured in docs/PERFORMANCE.md).
+/// Payload received at once into its buffer, at most: what has been copied out of the socket goes back
+/// to the sender the sooner, and its pages are still in the caches (measured in docs/PERFORMANCE.md).
 const PIECE_BYTES: usize = 64 << 10;
 /// The same where more is on its way than caches hold.
 const LARGE_PIECE_BYTES: usize = 128 << 10;
+/// With so much on its way to the few queues of a core, sockets are emptied into staging memory, which
+/// stays in the caches, and payloads are copied from there: the sender gets the pages of the sockets
+/// back while caches hold them, which is worth more than that copy (measured, too).
+const BULK_BYTES: usize = 3 << 20;
+/// With more queues what waits in their sockets has left the caches before its turn comes.
+const BULK_QUEUES_MAX: usize = 24;
 /// So much on its way to all queues of a core, if the others have as much as this one, is more than
 /// caches hold.
 const CACHED_BYTES: usize = 8 << 20;
@@ -32,6 +38,14 @@ const PARTLY_CACHED_BYTES: usize = 6 << 20;
 /// of its core.
 pub(super) fn overflows_caches(read_bytes: usize, cx: &Context<'_>) -> bool {
     read_bytes * cx.io.receiving() > CACHED_BYTES
+}
+
+/// Whether large payloads, of which so many bytes are on their way to each of a core's `receiving` queues,
+/// come by way of staging memory. A single queue gets its data one after the other and warm, up to what
+/// caches hold.
+fn comes_in_bulk(read_bytes: usize, receiving: usize) -> bool {
+    let least = if receiving > 1 { BULK_BYTES } else { CACHED_BYTES };
+    receiving <= BULK_QUEUES_MAX && read_bytes * receiving > least
 }
 
 /// Whether the next read of an idle queue had better not come by way of staging memory. At depth 1 its
@@ -50,10 +64,13 @@ impl QueuePair {
         }
         let Some(staging) = link.staging.take() else { return };
         let mut payload = None;
-        let large = self.large_reads > 0
-            || self.commands.is_empty() && next_is_large(self.last_read, cx.io.receiving());
+        let (receiving, any_large) = (cx.io.receiving(), self.large_reads > 0);
+        let bulk = any_large && comes_in_bulk(self.read_bytes, receiving);
+        let large = any_large && !bulk
+            || self.commands.is_empty() && next_is_large(self.last_read, receiving);
         let mut staging_len = if large { SMALL_STAGING_BYTES } else { staging.len() };
-        if let Some(wanted) = link.queue.payload_wanted()
+        if !bulk
+            && let Some(wanted) = link.queue.payload_wanted()
             && let Some(entry) = self.commands.get_mut(wanted.dest)
             && matches!(entry.data, Data::Read(_))
             && let Data::Read(buf) = std::mem::take(&mut entry.data)
@@ -207,6 +224,17 @@ impl QueuePair {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_queues_with_much_on_its_way_come_in_bulk() {
+        let read = 128 << 10;
+        assert!(!comes_in_bulk(32 * read, 1), "a stream that caches hold lands where it belongs");
+        assert!(comes_in_bulk(127 * read, 1));
+        assert!(!comes_in_bulk(read, 16));
+        assert!(comes_in_bulk(8 * read, 4));
+        assert!(comes_in_bulk(127 * read, 24));
+        assert!(!comes_in_bulk(127 * read, 64), "cold when their turn comes");
+    }
 
     #[test]
     fn idle_queues_expect_large_reads_only_where_copies_leave_the_caches() {
