@@ -160,12 +160,8 @@ impl RamChannel {
         }
     }
 
-    fn write(&self, offset: u64, data: &[u8]) -> Result<(), BdevError> {
-        if self.read_only {
-            return Err(BdevError::ReadOnly);
-        }
-        self.region.copy_in(offset, data);
-        Ok(())
+    fn writable(&self) -> Result<(), BdevError> {
+        if self.read_only { Err(BdevError::ReadOnly) } else { Ok(()) }
     }
 
     /// Zeroes now what fits one turn; gives true when all of it is done.
@@ -214,9 +210,7 @@ impl Channel for RamChannel {
     }
 
     fn write_now(&mut self, offset: u64, data: &[u8]) -> Result<(), BdevError> {
-        if self.read_only {
-            return Err(BdevError::ReadOnly);
-        }
+        self.writable()?;
         self.region.copy_in_relaxed(offset, data);
         Ok(())
     }
@@ -226,7 +220,7 @@ impl Channel for RamChannel {
         let (result, payload) = match op {
             Op::Read { offset, len, buf } => (Ok(()), Some(self.read(offset, len, buf))),
             Op::Write { offset, data, .. } => {
-                let result = self.write(offset, &data);
+                let result = self.writable().map(|()| self.region.copy_in(offset, &data));
                 let len = data.len();
                 (result, Some(Payload::Shared(data, 0..len)))
             }
