@@ -38,7 +38,7 @@ use send::Grant;
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
 const STAGING_BYTES: usize = 68 << 10;
 /// What one receive takes of the core's staging memory, where that is to be had: few large receives
-/// are what pays where many small reads are in flight (measured in docs/PERFORMANCE.md).
+/// are what pays where much is in flight (measured in docs/PERFORMANCE.md).
 const CORE_STAGING_BYTES: usize = 512 << 10;
 /// PDUs in one send.
 const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
@@ -103,6 +103,8 @@ struct Link {
     queue: HostQueue,
     staging: Option<IoBuf>,
     /// A receive is in flight, maybe into the buffer of a command.
+    /// Receives have ended in the core's staging memory, which not every back end has.
+    core_staging: bool,
     receiving: bool,
     payload_of: Option<CommandId>,
     /// A send is in flight.
@@ -494,6 +496,7 @@ impl QueuePair {
             socket,
             queue,
             staging: Some(staging),
+            core_staging: false,
             receiving: false,
             payload_of: None,
             sending: false,

@@ -10,7 +10,7 @@ use raceline_reactor::io::RecvBuffers;
 
 use super::entry::is_large_read;
 use super::send::to_usize;
-use super::{Ending, QueuePair, SqFlow, State};
+use super::{Ending, QueuePair, STAGING_BYTES, SqFlow, State};
 use crate::command::Data;
 use crate::error::{CommandError, HostError};
 
@@ -64,10 +64,11 @@ impl QueuePair {
         }
         let Some(staging) = link.staging.take() else { return };
         let mut payload = None;
-        let (receiving, any_large) = (cx.io.receiving(), self.large_reads > 0);
-        let bulk = any_large && comes_in_bulk(self.read_bytes, receiving);
+        let any_large = self.large_reads > 0;
+        let bulk =
+            any_large && link.core_staging && comes_in_bulk(self.read_bytes, cx.io.receiving());
         let large = any_large && !bulk
-            || self.commands.is_empty() && next_is_large(self.last_read, receiving);
+            || self.commands.is_empty() && next_is_large(self.last_read, cx.io.receiving());
         let mut staging_len = if large { SMALL_STAGING_BYTES } else { staging.len() };
         if !bulk
             && let Some(wanted) = link.queue.payload_wanted()
@@ -98,6 +99,7 @@ impl QueuePair {
         let Some(link) = &mut self.link else { return };
         link.receiving = false;
         let RecvBuffers { payload, staging, .. } = buffers;
+        link.core_staging |= staging.len() > STAGING_BYTES;
         let direct = payload.as_ref().map_or(0, |(_, range)| range.len());
         // The buffer goes back to its command, whatever happened.
         if let (Some((buf, _)), Some(cid)) = (payload, link.payload_of.take())
