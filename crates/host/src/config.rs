@@ -82,6 +82,11 @@ pub struct HostConfig {
     pub i10: Option<I10Config>,
     /// PDUs in one send at most: 1 shows what sending them together saves.
     pub send_pdus: u16,
+    /// Large writes are sent out of the program's memory without a copy. A command that ends without an
+    /// answer, by its deadline or with its connection, gives that memory back while a controller on the same
+    /// machine may still have it to read: one that did, and executed the command so late, would write
+    /// what the memory holds by then.
+    pub zero_copy: bool,
 }
 
 impl HostConfig {
@@ -111,6 +116,7 @@ impl HostConfig {
             placement: HostPlacement::Any,
             i10: None,
             send_pdus: MAX_SEND_PDUS,
+            zero_copy: true,
         }
     }
 
@@ -144,6 +150,7 @@ impl HostConfig {
             placement: HostPlacement::Any,
             i10: None,
             send_pdus: self.send_pdus,
+            zero_copy: self.zero_copy,
         }
     }
 
@@ -230,4 +237,6 @@ pub struct QueuePairConfig {
     pub i10: Option<I10Config>,
     /// PDUs in one send at most, 1..=[`MAX_SEND_PDUS`].
     pub send_pdus: u16,
+    /// Large writes are sent without a copy.
+    pub zero_copy: bool,
 }

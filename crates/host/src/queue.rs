@@ -192,6 +192,9 @@ impl QueuePair {
             batch.set_share(SEND_SHARE_BYTES);
             batch.set_mixed();
         }
+        if !config.zero_copy {
+            batch.set_copied();
+        }
         Self {
             disable_sq_flow: config.disable_sq_flow,
             doorbell: Doorbell::new(config.i10),

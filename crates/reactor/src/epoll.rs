@@ -617,9 +617,7 @@ impl Io for EpollIo {
         if let Some((token, batch)) = slot.send {
             self.finish(token, Outcome::Sent(Err(cancelled()), batch));
         }
-        if reset {
-            socket::reset_on_close(&slot.fd);
-        }
+        socket::prepare_close(&slot.fd, false, reset);
         // Between polls nothing is in the kernel, so the descriptor can go at once.
     }
 

@@ -17,6 +17,7 @@ pub mod mailbox;
 mod memory;
 mod neighbours;
 pub mod nvme;
+mod pages;
 mod region;
 pub mod send;
 pub mod service;

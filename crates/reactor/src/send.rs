@@ -16,6 +16,10 @@ mod stage;
 /// Most segments that one system call takes (IOV_MAX of Linux).
 pub const IOV_MAX: usize = 1024;
 
+/// Payloads of so many bytes may leave by reference: for smaller ones a copy costs less than the system
+/// calls (measured in docs/PERFORMANCE.md).
+const KEPT_BYTES_MIN: usize = 64 << 10;
+
 /// A list of bytes to send, in order, with the memory they live in.
 ///
 /// The batch is filled, given to [`crate::Io::send`], comes back with the completion, and is
@@ -40,10 +44,15 @@ pub struct SendBatch {
     remaining: usize,
     /// Bytes of the largest payload.
     largest: usize,
+    /// Payloads of at least [`KEPT_BYTES_MIN`], and how many of them are kept.
+    large: usize,
+    kept: usize,
     /// Most bytes of one poll while others wait.
     share: usize,
     /// Short or long, it says nothing of the next.
     mixed: bool,
+    /// Kept payloads are copied like others.
+    copied: bool,
     /// Most bytes of one system call.
     call_bytes_max: usize,
     /// Payloads that are digested on their way, and their copies.
@@ -73,8 +82,11 @@ impl SendBatch {
             beyond: 0,
             remaining: 0,
             largest: 0,
+            large: 0,
+            kept: 0,
             share: usize::MAX,
             mixed: false,
+            copied: false,
             call_bytes_max: usize::MAX,
             stage: Stage::default(),
             more: false,
@@ -98,6 +110,11 @@ impl SendBatch {
     /// data of its writes: a short one is no sign that the socket sends little.
     pub fn set_mixed(&mut self) {
         self.mixed = true;
+    }
+
+    /// Has [`Self::push_kept`] do as [`Self::push_payload`].
+    pub fn set_copied(&mut self) {
+        self.copied = true;
     }
 
     pub(crate) fn is_mixed(&self) -> bool {
@@ -156,17 +173,42 @@ impl SendBatch {
         if len == 0 {
             return;
         }
-        self.remaining += len;
-        self.largest = self.largest.max(len);
-        self.assert_room();
+        self.count_payload(len);
         self.push_segment(base, len);
         self.payloads.push(payload);
     }
 
+    /// Appends a payload whose bytes stay as they are until the peer has told that it has them, or the
+    /// socket is closed. A large one may leave by reference: the kernel may read it after
+    /// the batch has come back.
+    ///
+    /// # Panics
+    /// As [`SendBatch::push_payload`].
+    #[inline]
+    pub fn push_kept(&mut self, payload: Payload) {
+        self.kept += usize::from(payload.len() >= KEPT_BYTES_MIN && !self.copied);
+        self.push_payload(payload);
+    }
+
+    /// Whether all of its large payloads may leave by reference, and one is large.
+    #[inline]
+    pub(crate) fn may_leave_by_reference(&self) -> bool {
+        self.kept > 0 && self.kept == self.large && !self.takes_turns() && !self.stage.is_used()
+    }
+
+    /// Whether a segment is (what is left of) a large payload, of a batch that may leave by reference.
+    pub(crate) fn is_kept(&self, segment: &libc::iovec) -> bool {
+        segment.iov_len >= KEPT_BYTES_MIN
+            && !self.headers.as_ptr_range().contains(&segment.iov_base.cast_const().cast())
+    }
+
+    /// What is to be sent.
+    pub(crate) fn unsent(&self) -> &[libc::iovec] {
+        &self.segments[self.next..]
+    }
+
     fn push_zeroes(&mut self, len: usize) {
-        self.remaining += len;
-        self.largest = self.largest.max(len);
-        self.assert_room();
+        self.count_payload(len);
         let mut left = len;
         while left > 0 {
             let (base, piece) = Payload::Zeroes(left).segment(0);
@@ -185,9 +227,7 @@ impl SendBatch {
         payload.validate();
         let len = payload.len();
         if len > 0 {
-            self.remaining += len;
-            self.largest = self.largest.max(len);
-            self.assert_room();
+            self.count_payload(len);
             self.push_segment(std::ptr::null(), len);
             self.stage.push(payload, self.headers.len(), copier);
         }
@@ -217,6 +257,8 @@ impl SendBatch {
         self.payloads.clear();
         self.remaining = 0;
         self.largest = 0;
+        self.large = 0;
+        self.kept = 0;
         self.beyond = 0;
         self.next = 0;
         self.stage.clear();
@@ -341,6 +383,14 @@ impl SendBatch {
     /// Whether what [`Self::prepare`] described is followed by more at once.
     pub(crate) fn has_more(&self) -> bool {
         self.more
+    }
+
+    #[inline]
+    fn count_payload(&mut self, len: usize) {
+        self.remaining += len;
+        self.largest = self.largest.max(len);
+        self.large += usize::from(len >= KEPT_BYTES_MIN);
+        self.assert_room();
     }
 
     fn assert_room(&self) {

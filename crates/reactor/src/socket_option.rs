@@ -71,6 +71,15 @@ fn busy_poll_error(error: io::Error, time_us: c_int) -> io::Error {
     io::Error::new(kind, format!("cannot busy poll for {time_us} us: {reason}"))
 }
 
+/// Bytes sent that the peer has not acknowledged (SIOCOUTQ).
+pub(crate) fn unacknowledged(fd: &OwnedFd) -> usize {
+    let mut bytes: c_int = 0;
+    // SAFETY: the kernel writes one int.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    // Fails only for what is no TCP socket.
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 fn get(fd: &OwnedFd, option: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut length = INT_BYTES;

@@ -27,6 +27,7 @@ use crate::io::{
 };
 use crate::neighbours::Neighbours;
 use crate::nvme::NvmeFormat;
+use crate::pages::PagePipe;
 use crate::send::SendBatch;
 use crate::slab::Slab;
 use crate::socket::{
@@ -85,6 +86,7 @@ pub struct UringIo {
     /// Sockets whose receive is tried at every poll and not in the ring, each once.
     direct: VecDeque<u32>,
     staging: CoreStaging,
+    pages: PagePipe,
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
     fixed: FixedMemory,
@@ -142,6 +144,7 @@ impl UringIo {
             sockets: Slab::new(),
             direct: VecDeque::new(),
             staging: CoreStaging::default(),
+            pages: PagePipe::default(),
             listeners: Slab::new(),
             files: Slab::new(),
             fixed: FixedMemory::default(),
@@ -611,9 +614,7 @@ impl Io for UringIo {
             return;
         };
         slot.closing = true;
-        if reset {
-            socket::reset_on_close(&slot.fd);
-        }
+        socket::prepare_close(&slot.fd, slot.refers, reset);
         let recv = match slot.recv {
             Some(RecvAt::Ring(user_data)) => Some(user_data),
             Some(RecvAt::Direct(_)) | None => None,

@@ -48,6 +48,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/epoll/sleeper.rs",
     "crates/reactor/src/file_op.rs",
     "crates/reactor/src/memory.rs",
+    "crates/reactor/src/pages.rs",
     "crates/reactor/src/region.rs",
     "crates/reactor/src/send.rs",
     "crates/reactor/src/socket_option.rs",

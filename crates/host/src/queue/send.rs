@@ -284,7 +284,8 @@ fn put_payload(
 ) {
     let digest = || Entry::digest_of(known, accelerator, buf, range.clone());
     let digest = queue.data_digest().then(digest);
-    batch.push_payload(Payload::Shared(buf.clone(), range));
+    // Its owner gets it back when the controller has answered.
+    batch.push_kept(Payload::Shared(buf.clone(), range));
     if let Some(digest) = digest {
         batch.push_bytes(&digest.to_le_bytes());
     }

@@ -12,7 +12,7 @@ use super::{Kind, UringIo};
 use crate::buffer::IoBuf;
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
 use crate::send::SendBatch;
-use crate::socket::limit_unsent;
+use crate::socket::{limit_unsent, reset_on_close};
 use crate::transfer::{is_transient, receive, transmit};
 
 /// So many sockets are tried at every poll however quiet they are: what a try costs is less than
@@ -63,6 +63,8 @@ pub(super) struct SocketSlot {
     pub(super) own_staging: Option<IoBuf>,
     /// The most that waits in it for the peer's window; 0 if it was not said.
     unsent_max: usize,
+    /// It has sent by reference.
+    pub(super) refers: bool,
     /// The `user_data` of a send in the ring.
     pub(super) send: Option<u64>,
     /// Closed by the owner; the descriptor waits for the operations.
@@ -77,6 +79,7 @@ impl SocketSlot {
             core_staging: 0,
             own_staging: None,
             unsent_max: 0,
+            refers: false,
             send: None,
             closing: false,
         }
@@ -124,9 +127,18 @@ impl UringIo {
     pub(super) fn start_send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         self.limit_unsent(socket, &batch);
         let Some(slot) = self.sockets.get_mut(socket.0) else { return };
+        let by_reference = self.pages.takes(&batch);
+        if by_reference && !std::mem::replace(&mut slot.refers, true) {
+            reset_on_close(&slot.fd);
+        }
         while !batch.is_empty() {
-            self.counts.system_calls += 1;
-            match transmit(&slot.fd, &mut batch) {
+            let sent = if by_reference {
+                self.pages.transmit(&slot.fd, &batch, &mut self.counts)
+            } else {
+                self.counts.system_calls += 1;
+                transmit(&slot.fd, &mut batch)
+            };
+            match sent {
                 Ok(sent) => {
                     self.counts.sent(sent);
                     batch.advance(sent);

@@ -1,0 +1,369 @@
+//! Sending memory without a copy: its pages go into a pipe, and from there to a socket (vmsplice(2),
+//! splice(2)).
+//!
+//! A copy into a socket's buffers is most of what sending much costs, all the more where the peer
+//! runs on a neighbouring core: the kernel takes the same few pages over and over, and these are in
+//! that core's caches (measured in docs/PERFORMANCE.md). The kernel reads the pages whenever it
+//! sends them, and on one machine when the peer receives them. So this is for bytes only that stay as
+//! they are until the peer has told that it has them: [`crate::SendBatch::push_kept`].
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
+
+use crate::send::SendBatch;
+use crate::stats::IoCounts;
+
+/// What a pipe should hold: more than most hosts send at once, and what an ordinary user's may.
+const PIPE_BYTES: usize = 1 << 20;
+
+/// The pipe of one core, empty between calls.
+#[derive(Debug, Default)]
+pub(crate) struct PagePipe {
+    ends: Option<(OwnedFd, OwnedFd)>,
+    /// The system does not let us do this.
+    refused: bool,
+}
+
+impl PagePipe {
+    /// Whether a batch is sent by way of it.
+    #[inline]
+    pub(crate) fn takes(&self, batch: &SendBatch) -> bool {
+        batch.may_leave_by_reference() && !self.refused
+    }
+
+    /// As [`crate::transfer::transmit`] with some of the batch's next bytes: up to the next large payload,
+    /// or as much of that as the socket, which must be non-blocking, takes.
+    pub(crate) fn transmit(
+        &mut self,
+        fd: &OwnedFd,
+        batch: &SendBatch,
+        counts: &mut IoCounts,
+    ) -> io::Result<usize> {
+        // As in `SendBatch::prepare`.
+        crate::stream::fence();
+        let segments = batch.unsent();
+        let small = segments.iter().take_while(|segment| !batch.is_kept(segment)).count();
+        let follows = small.max(1) < segments.len();
+        if small == 0 && !self.refused {
+            // SAFETY: the batch owns the memory, and who put it there has promised that nobody
+            // writes it.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(segments[0].iov_base.cast::<u8>(), segments[0].iov_len)
+            };
+            match self.send_pages(fd, bytes, follows, counts) {
+                Err(Refused::ByPipe(error)) => {
+                    tracing::debug!(
+                        "memory is copied into sockets, as its pages cannot be sent: {error}"
+                    );
+                    (self.refused, self.ends) = (true, None);
+                }
+                Err(Refused::BySocket(error)) => return Err(error),
+                Ok(sent) => return Ok(sent),
+            }
+        }
+        let count = small.clamp(1, crate::send::IOV_MAX);
+        counts.system_calls += 1;
+        send_copied(fd, &segments[..count], follows)
+    }
+
+    /// Sends pages of `bytes`; the rest goes with later calls.
+    fn send_pages(
+        &mut self,
+        fd: &OwnedFd,
+        bytes: &[u8],
+        follows: bool,
+        counts: &mut IoCounts,
+    ) -> Result<usize, Refused> {
+        let (reader, writer) = match &mut self.ends {
+            Some(ends) => ends,
+            none => none.insert(open(counts).map_err(Refused::ByPipe)?),
+        };
+        counts.system_calls += 1;
+        // SAFETY: it is the pipe's end for writing, so the memory is only read; it is no gift.
+        let filled = unsafe {
+            let bytes = [IoSliceRaw::from_slice(bytes)];
+            rustix::pipe::vmsplice(&*writer, &bytes, SpliceFlags::NONBLOCK)
+        };
+        let filled = filled.map_err(|error| Refused::ByPipe(error.into()))?;
+        let more = follows || filled < bytes.len();
+        let flags =
+            SpliceFlags::NONBLOCK | if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
+        let mut sent = 0;
+        while sent < filled {
+            counts.system_calls += 1;
+            match rustix::pipe::splice(&*reader, None, fd, None, filled - sent, flags) {
+                Ok(count) if count > 0 => sent += count,
+                result => {
+                    // What the socket did not take must not be before another's.
+                    self.ends = None;
+                    let error =
+                        result.err().map_or(io::ErrorKind::WriteZero.into(), io::Error::from);
+                    return if sent > 0 { Ok(sent) } else { Err(Refused::BySocket(error)) };
+                }
+            }
+        }
+        Ok(sent)
+    }
+}
+
+enum Refused {
+    ByPipe(io::Error),
+    BySocket(io::Error),
+}
+
+fn open(counts: &mut IoCounts) -> io::Result<(OwnedFd, OwnedFd)> {
+    counts.system_calls += 3;
+    let ends = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    // A smaller one only takes more calls.
+    if let Err(error) = rustix::pipe::fcntl_setpipe_size(&ends.1, PIPE_BYTES) {
+        tracing::debug!("F_SETPIPE_SZ: {error}");
+    }
+    block_sigpipe();
+    Ok(ends)
+}
+
+/// splice(2) has no MSG_NOSIGNAL: to a connection that is gone it raises SIGPIPE in its thread, which
+/// ends programs that are not in Rust.
+fn block_sigpipe() {
+    // SAFETY: sigset_t is plain data, and sigemptyset sets all of it.
+    unsafe {
+        let mut signals = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        libc::sigaddset(&raw mut signals, libc::SIGPIPE);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+    }
+}
+
+fn send_copied(fd: &OwnedFd, segments: &[libc::iovec], follows: bool) -> io::Result<usize> {
+    // SAFETY: msghdr is plain data for which zeroes are valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = segments.as_ptr().cast_mut();
+    message.msg_iovlen = segments.len();
+    let more = if follows { libc::MSG_MORE } else { 0 };
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
+    // SAFETY: the vectors name memory that the batch owns, and live across the call.
+    let result = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::buffer::{IoBuf, SharedBuf};
+    use crate::send::Payload;
+    use crate::socket;
+    use crate::transfer::transmit;
+
+    const LARGE: usize = 256 << 10;
+
+    /// A sender as a core has it, and its peer.
+    fn connected() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        sender.set_nonblocking(true).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        (sender.into(), peer)
+    }
+
+    fn pattern(seed: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|at| u8::try_from((at + seed) * 31 % 251).unwrap()).collect()
+    }
+
+    /// Two PDUs, one of which begins off a page, and what the peer has to see.
+    fn sample() -> (Box<SendBatch>, SharedBuf, Vec<u8>) {
+        let buf = IoBuf::from_slice(&pattern(1, LARGE)).share();
+        let mut batch = SendBatch::new(64, 16);
+        batch.push_bytes(b"first");
+        batch.push_kept(Payload::Shared(buf.clone(), 0..LARGE / 2));
+        batch.push_bytes(b"second");
+        batch.push_kept(Payload::Shared(buf.clone(), 77..77 + LARGE / 2));
+        let expected = [b"first", &buf[..LARGE / 2], b"second", &buf[77..77 + LARGE / 2]].concat();
+        (batch, buf, expected)
+    }
+
+    /// Sends until all is gone or the socket is full; gives how much went.
+    fn send(pages: &mut PagePipe, fd: &OwnedFd, batch: &mut SendBatch) -> usize {
+        let mut all = 0;
+        while !batch.is_empty() {
+            let result = if pages.takes(batch) {
+                pages.transmit(fd, batch, &mut IoCounts::default())
+            } else {
+                transmit(fd, batch)
+            };
+            match result {
+                Ok(sent) => {
+                    batch.advance(sent);
+                    all += sent;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                    break;
+                }
+            }
+        }
+        all
+    }
+
+    /// Sends all of it to a peer that reads slowly; gives what came.
+    fn exchange(pages: &mut PagePipe, (fd, peer): &mut (OwnedFd, TcpStream)) -> Vec<u8> {
+        let (mut batch, _buf, expected) = sample();
+        let (mut came, mut piece) = (Vec::new(), vec![0; 10_000]);
+        while came.len() < expected.len() {
+            send(pages, fd, &mut batch);
+            let count = peer.read(&mut piece).unwrap();
+            assert!(count > 0, "the end after {} bytes", came.len());
+            came.extend(&piece[..count]);
+        }
+        came
+    }
+
+    #[test]
+    fn what_is_kept_leaves_by_reference_and_what_is_not_does_not() {
+        for kept in [true, false] {
+            let (mut pages, (fd, mut peer)) = (PagePipe::default(), connected());
+            let mut buf = IoBuf::from_slice(&[1; LARGE]);
+            let memory = buf.as_mut_ptr();
+            let (mut batch, buf) = (SendBatch::new(64, 16), buf.share());
+            let payload = Payload::Shared(buf.clone(), 0..LARGE);
+            if kept {
+                batch.push_kept(payload)
+            } else {
+                batch.push_payload(payload)
+            }
+            let sent = send(&mut pages, &fd, &mut batch);
+            assert!(sent >= 4096);
+            // What nobody may do.
+            // SAFETY: the memory is `buf`'s, and this thread alone uses it.
+            unsafe { memory.write_bytes(2, LARGE) };
+            let mut came = vec![0; sent];
+            peer.read_exact(&mut came).unwrap();
+            let expected = if kept { 2 } else { 1 };
+            assert!(came.iter().all(|&byte| byte == expected), "kept: {kept}");
+        }
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_whatever_the_socket_takes() {
+        let (_, _, expected) = sample();
+        let mut small = PagePipe { ends: Some(pipe(16 << 10)), refused: false };
+        let mut refused = PagePipe { ends: None, refused: true };
+        for pages in [&mut PagePipe::default(), &mut small, &mut refused] {
+            let mut pair = connected();
+            socket2::SockRef::from(&pair.0).set_send_buffer_size(16 << 10).unwrap();
+            assert!(exchange(pages, &mut pair) == expected);
+        }
+    }
+
+    fn pipe(bytes: usize) -> (OwnedFd, OwnedFd) {
+        let ends = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        rustix::pipe::fcntl_setpipe_size(&ends.1, bytes).unwrap();
+        ends
+    }
+
+    #[test]
+    fn what_one_socket_leaves_does_not_go_to_another() {
+        let (_, _, expected) = sample();
+        let mut pages = PagePipe::default();
+        let full = connected();
+        let mut unread = Vec::new();
+        loop {
+            let (mut batch, buf, _) = sample();
+            send(&mut pages, &full.0, &mut batch);
+            unread.push(buf);
+            if !batch.is_empty() {
+                break;
+            }
+        }
+        assert!(exchange(&mut pages, &mut connected()) == expected);
+    }
+
+    #[test]
+    fn a_connection_that_is_gone_is_an_error_of_its_own() {
+        let (mut pages, (fd, peer)) = (PagePipe::default(), connected());
+        drop(peer);
+        let error = loop {
+            let (mut batch, _buf, _) = sample();
+            batch.advance(5);
+            match pages.transmit(&fd, &batch, &mut IoCounts::default()) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        let kinds = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+        assert!(kinds.contains(&error.kind()), "{error}");
+        assert!(!pages.refused);
+    }
+
+    #[test]
+    fn closing_drops_what_the_peer_has_not_acknowledged_and_nothing_else() {
+        let (mut pages, (fd, mut peer)) = (PagePipe::default(), connected());
+        let (mut batch, _buf, expected) = sample();
+        socket::reset_on_close(&fd);
+        let mut came = vec![0; send(&mut pages, &fd, &mut batch)];
+        peer.read_exact(&mut came).unwrap();
+        assert!(came == expected[..came.len()]);
+        socket::prepare_close(&fd, true, false);
+        drop(fd);
+        assert_eq!(peer.read(&mut came).unwrap(), 0, "an orderly end");
+
+        let (fd, mut peer) = connected();
+        socket::reset_on_close(&fd);
+        let mut kept = Vec::new();
+        while kept.len() < 100 {
+            let (mut batch, buf, _) = sample();
+            send(&mut pages, &fd, &mut batch);
+            kept.push(buf);
+        }
+        socket::prepare_close(&fd, true, false);
+        let mut came = Vec::new();
+        let error = peer.read_to_end(&mut came).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn a_batch_leaves_by_reference_only_if_all_that_is_large_is_kept() {
+        let buf = || Payload::Shared(IoBuf::heap(LARGE).share(), 0..LARGE);
+        let filled = |fill: &dyn Fn(&mut SendBatch)| {
+            let mut batch = SendBatch::new(64, 16);
+            batch.push_bytes(b"header");
+            fill(&mut batch);
+            batch.may_leave_by_reference()
+        };
+        assert!(filled(&|batch| batch.push_kept(buf())));
+        assert!(filled(&|batch| {
+            batch.push_payload(Payload::Zeroes(100));
+            batch.push_kept(buf());
+        }));
+        assert!(!filled(&|batch| batch.push_payload(buf())));
+        assert!(!filled(&|batch| {
+            batch.push_kept(buf());
+            batch.push_payload(buf());
+        }));
+        assert!(!filled(&|batch| {
+            batch.set_copied();
+            batch.push_kept(buf());
+        }));
+        assert!(!filled(&|batch| {
+            batch.push_kept(buf());
+            batch.clear();
+            batch.push_payload(buf());
+        }));
+        assert!(!filled(
+            &|batch| batch.push_kept(Payload::Shared(IoBuf::heap(100).share(), 0..100))
+        ));
+        assert!(!filled(&|batch| {
+            batch.push_kept(buf());
+            batch.set_share(1 << 20);
+            batch.take_turns(true);
+        }));
+    }
+}
