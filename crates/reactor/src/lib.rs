@@ -17,7 +17,7 @@ pub mod mailbox;
 mod memory;
 mod neighbours;
 pub mod nvme;
-mod pages;
+pub mod pages;
 mod region;
 pub mod send;
 pub mod service;

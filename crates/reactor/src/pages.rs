@@ -10,7 +10,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
@@ -20,9 +20,9 @@ use crate::stats::IoCounts;
 /// What a pipe should hold: more than most hosts send at once, and what an ordinary user's may.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// The pipe of one core, empty between calls.
+/// The pipe of one core, empty between calls. To be used by one thread.
 #[derive(Debug, Default)]
-pub(crate) struct PagePipe {
+pub struct PagePipe {
     ends: Option<(OwnedFd, OwnedFd)>,
     /// The system does not let us do this.
     refused: bool,
@@ -70,10 +70,23 @@ impl PagePipe {
         send_copied(fd, &segments[..count], follows)
     }
 
+    /// Sends as much of `bytes` as the socket takes, which `follows` says are not the last for now. What
+    /// the memory holds when the peer receives them is what it gets.
+    ///
+    /// # Errors
+    /// The socket's, or the system does not let us do this. `WouldBlock` when a non-blocking socket takes
+    /// nothing.
+    pub fn send(&mut self, fd: &impl AsFd, bytes: &[u8], follows: bool) -> io::Result<usize> {
+        let sent = self.send_pages(fd, bytes, follows, &mut IoCounts::default());
+        sent.map_err(|refused| match refused {
+            Refused::ByPipe(error) | Refused::BySocket(error) => error,
+        })
+    }
+
     /// Sends pages of `bytes`; the rest goes with later calls.
     fn send_pages(
         &mut self,
-        fd: &OwnedFd,
+        fd: &impl AsFd,
         bytes: &[u8],
         follows: bool,
         counts: &mut IoCounts,

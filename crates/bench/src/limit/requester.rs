@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use raceline_reactor::HugePages;
 use raceline_reactor::buffer::PageBuf;
+use raceline_reactor::pages::PagePipe;
+use rustix::net::SendFlags;
 
 use crate::random::Random;
 
@@ -46,6 +48,8 @@ struct Shared {
     receive_bytes: usize,
     /// Capsules and headers of one send.
     headers: Vec<u8>,
+    /// For payloads that leave without a copy.
+    pages: PagePipe,
     random: Random,
     /// Places for a command in the region.
     places: u64,
@@ -114,6 +118,7 @@ impl Requester {
             buffers: Buffers::new(config)?,
             receive_bytes: 0,
             headers: Vec::with_capacity(2 * config.depth * COMMAND_BYTES),
+            pages: PagePipe::default(),
             random,
             places: (config.memory_bytes / config.io_bytes) as u64,
             io_bytes: config.io_bytes,
@@ -335,6 +340,7 @@ impl Connection {
             let count = self.requests.len().min(shared.tuning.host_chunk);
             let all = match (count, shared.shape) {
                 (0, _) => return Ok(()),
+                _ if shared.tuning.by_reference => self.send_by_reference(shared, count),
                 (_, Shape::Read) | (1..=4, _) => self.send::<8>(shared, count),
                 (5..=32, _) => self.send::<64>(shared, count),
                 _ => self.send::<256>(shared, count),
@@ -376,6 +382,31 @@ impl Connection {
         let all = sent == gather.len();
         self.advance(shared, sent);
         Ok(all)
+    }
+
+    /// The same for the capsules up to the next data, or for those, whose payload leaves without a copy.
+    fn send_by_reference(&mut self, shared: &mut Shared, count: usize) -> io::Result<bool> {
+        let is_command = |request: &&Request| matches!(request, Request::Command { .. });
+        let commands = self.requests.iter().take(count).take_while(is_command).count();
+        let Some(&Request::Data { piece, source }) = self.requests.front() else {
+            return self.send::<64>(shared, commands.min(32));
+        };
+        let follows = self.requests.len() > 1;
+        let sent = if self.sent < HEADER_BYTES {
+            let header = wire::h2c_data(piece);
+            let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
+            rustix::net::send(&self.stream, &header[self.sent..], flags).map_err(io::Error::from)
+        } else {
+            let Shared { payload, pages, tuning, .. } = shared;
+            let start = source + piece.offset as usize;
+            let rest = &payload[start..start + piece.len as usize][self.sent - HEADER_BYTES..];
+            let rest = &rest[..rest.len().min(tuning.send_bytes)];
+            // The memory was written before the first command, and is not again.
+            pages.send(&self.stream, rest, follows)
+        };
+        let sent = moved(sent)?.unwrap_or(0);
+        self.advance(shared, sent);
+        Ok(sent > 0)
     }
 
     fn advance(&mut self, shared: &Shared, sent: usize) {

@@ -19,6 +19,8 @@ pub struct Tuning {
     pub host_chunk: usize,
     /// The most bytes in one send.
     pub send_bytes: usize,
+    /// The host sends large payloads without a copy.
+    pub by_reference: bool,
     /// How long the target leaves its sockets alone after a pass that brought something, so that
     /// the next brings more.
     pub target_pause: Duration,
@@ -81,6 +83,8 @@ const RECEIVE_BYTES: [usize; 7] =
 const CHUNKS: [usize; 5] = [ALL, 32, 16, 8, 4];
 /// Bytes per send that `auto` tries.
 const SEND_BYTES: [usize; 4] = [ALL, 256 << 10, 64 << 10, 32 << 10];
+/// Payloads from this size on may leave without a copy.
+const BY_REFERENCE_BYTES_MIN: usize = 64 << 10;
 /// Pauses that `auto` tries, in microseconds, where so many commands are in flight.
 const PAUSES_US: [u64; 5] = [0, 1, 2, 4, 8];
 const PAUSE_IN_FLIGHT_MIN: usize = 8;
@@ -122,6 +126,7 @@ impl Tuning {
             target_chunk: chunk,
             host_chunk: chunk,
             send_bytes: ALL,
+            by_reference: false,
             target_pause: Duration::ZERO,
             host_pause: Duration::ZERO,
             prefetch: config.fixed.prefetch.unwrap_or(Prefetch::Off),
@@ -156,6 +161,9 @@ impl Tuning {
                 CHUNKS.into_iter().filter(|&chunk| chunk == ALL || chunk < config.depth).collect();
             lists.push(each(&chunks, |target_chunk| Self { target_chunk, ..self }));
             lists.push(each(&chunks, |host_chunk| Self { host_chunk, ..self }));
+        }
+        if shape == Shape::ReadyToTransfer && config.io_bytes >= BY_REFERENCE_BYTES_MIN {
+            lists.push(each(&[false, true], |by_reference| Self { by_reference, ..self }));
         }
         if config.depth * config.connections >= PAUSE_IN_FLIGHT_MIN && config.mode == Mode::Polled {
             let pauses = PAUSES_US.map(Duration::from_micros);
@@ -206,7 +214,7 @@ impl fmt::Display for Tuning {
         };
         write!(
             f,
-            "{}, receive {}, chunk {}/{}, pause {}/{} us, send {}, prefetch {}, landing {}",
+            "{}, receive {}, chunk {}/{}, pause {}/{} us, send {}{}, prefetch {}, landing {}",
             match self.look {
                 Look::Scan => "scan",
                 Look::Epoll => "epoll",
@@ -217,6 +225,7 @@ impl fmt::Display for Tuning {
             self.target_pause.as_micros(),
             self.host_pause.as_micros(),
             number(self.send_bytes),
+            if self.by_reference { " by reference" } else { "" },
             match self.prefetch {
                 Prefetch::Off => "off",
                 Prefetch::Pages => "pages",
