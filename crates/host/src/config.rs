@@ -82,10 +82,11 @@ pub struct HostConfig {
     pub i10: Option<I10Config>,
     /// PDUs in one send at most: 1 shows what sending them together saves.
     pub send_pdus: u16,
-    /// Large writes are sent out of the program's memory without a copy. A command that ends without an
-    /// answer, by its deadline or with its connection, gives that memory back while a controller on the same
-    /// machine may still have it to read: one that did, and executed the command so late, would write
-    /// what the memory holds by then.
+    /// Large writes are sent out of the program's memory without a copy, over io_uring. Such memory comes
+    /// back when the controller has answered. One that answers before it has the data may be
+    /// sent what the memory holds by then. So may, when a command ends without an answer, a
+    /// controller on the same machine that has not read the data yet; if it executes the
+    /// command so late, it writes that.
     pub zero_copy: bool,
 }
 

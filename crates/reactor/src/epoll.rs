@@ -617,7 +617,9 @@ impl Io for EpollIo {
         if let Some((token, batch)) = slot.send {
             self.finish(token, Outcome::Sent(Err(cancelled()), batch));
         }
-        socket::prepare_close(&slot.fd, false, reset);
+        if reset {
+            socket::reset_on_close(&slot.fd);
+        }
         // Between polls nothing is in the kernel, so the descriptor can go at once.
     }
 

@@ -228,7 +228,8 @@ pub trait Io {
 
     /// Closes: operations in flight complete before the descriptor goes away, with an error
     /// unless they had already succeeded. A send in flight is cut off, so who wants its batch
-    /// to arrive waits for it first. With `reset`, pending output is discarded (SO_LINGER 0).
+    /// to arrive waits for it first. With `reset`, pending output is discarded (SO_LINGER 0), as it is if
+    /// memory that is still to be read for it goes back to its owner ([`SendBatch::push_kept`]).
     fn close(&mut self, socket: SocketId, reset: bool);
 
     /// Makes an open file usable for operations.

@@ -17,13 +17,17 @@ use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 use crate::send::SendBatch;
 use crate::stats::IoCounts;
 
-/// What a pipe should hold: more than most hosts send at once, and what an ordinary user's may.
-const PIPE_BYTES: usize = 1 << 20;
+/// What a pipe should hold: more than one PDU's data. All pipes of an ordinary user have 64 MiB together.
+const PIPE_BYTES: usize = 256 << 10;
+/// With less, there are so many system calls that a copy is cheaper: what a pipe has by itself.
+const PIPE_BYTES_MIN: usize = 64 << 10;
 
 /// The pipe of one core, empty between calls. To be used by one thread.
 #[derive(Debug, Default)]
 pub struct PagePipe {
     ends: Option<(OwnedFd, OwnedFd)>,
+    /// The last socket did not take all that it was given.
+    filled: bool,
     /// The system does not let us do this.
     refused: bool,
 }
@@ -33,6 +37,11 @@ impl PagePipe {
     #[inline]
     pub(crate) fn takes(&self, batch: &SendBatch) -> bool {
         batch.may_leave_by_reference() && !self.refused
+    }
+
+    /// Whether the socket that was last sent to is full.
+    pub(crate) fn has_filled_socket(&self) -> bool {
+        self.filled
     }
 
     /// As [`crate::transfer::transmit`] with some of the batch's next bytes: up to the next large payload,
@@ -45,22 +54,17 @@ impl PagePipe {
     ) -> io::Result<usize> {
         // As in `SendBatch::prepare`.
         crate::stream::fence();
+        self.filled = false;
         let segments = batch.unsent();
         let small = segments.iter().take_while(|segment| !batch.is_kept(segment)).count();
         let follows = small.max(1) < segments.len();
-        if small == 0 && !self.refused {
-            // SAFETY: the batch owns the memory, and who put it there has promised that nobody
-            // writes it.
+        if small == 0 {
+            // SAFETY: a kept payload is a shared buffer's, which the batch owns and nobody writes.
             let bytes = unsafe {
                 std::slice::from_raw_parts(segments[0].iov_base.cast::<u8>(), segments[0].iov_len)
             };
             match self.send_pages(fd, bytes, follows, counts) {
-                Err(Refused::ByPipe(error)) => {
-                    tracing::debug!(
-                        "memory is copied into sockets, as its pages cannot be sent: {error}"
-                    );
-                    (self.refused, self.ends) = (true, None);
-                }
+                Err(Refused::ByPipe(error)) => self.note_refusal(&error),
                 Err(Refused::BySocket(error)) => return Err(error),
                 Ok(sent) => return Ok(sent),
             }
@@ -70,8 +74,26 @@ impl PagePipe {
         send_copied(fd, &segments[..count], follows)
     }
 
-    /// Sends as much of `bytes` as the socket takes, which `follows` says are not the last for now. What
-    /// the memory holds when the peer receives them is what it gets.
+    /// After an error that will come again, all is copied from now on; after another, as of a process
+    /// without descriptors to spare, what is to be sent now.
+    #[cold]
+    fn note_refusal(&mut self, error: &io::Error) {
+        self.ends = None;
+        if matches!(
+            error.raw_os_error(),
+            Some(libc::EPERM | libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP)
+        ) {
+            self.refused = true;
+            tracing::info!(
+                "large writes are copied, as this system does not let their pages be sent: {error}"
+            );
+        } else {
+            tracing::debug!("a large write is copied: {error}");
+        }
+    }
+
+    /// Sends as much of `bytes` as the socket takes, which `follows` says are not the last for now. The
+    /// kernel reads the memory also after this has returned: the peer gets what it holds when it receives.
     ///
     /// # Errors
     /// The socket's, or the system does not let us do this. `WouldBlock` when a non-blocking socket takes
@@ -93,7 +115,7 @@ impl PagePipe {
     ) -> Result<usize, Refused> {
         let (reader, writer) = match &mut self.ends {
             Some(ends) => ends,
-            none => none.insert(open(counts).map_err(Refused::ByPipe)?),
+            none => none.insert(open().map_err(Refused::ByPipe)?),
         };
         counts.system_calls += 1;
         // SAFETY: it is the pipe's end for writing, so the memory is only read; it is no gift.
@@ -112,7 +134,7 @@ impl PagePipe {
                 Ok(count) if count > 0 => sent += count,
                 result => {
                     // What the socket did not take must not be before another's.
-                    self.ends = None;
+                    (self.ends, self.filled) = (None, true);
                     let error =
                         result.err().map_or(io::ErrorKind::WriteZero.into(), io::Error::from);
                     return if sent > 0 { Ok(sent) } else { Err(Refused::BySocket(error)) };
@@ -128,12 +150,12 @@ enum Refused {
     BySocket(io::Error),
 }
 
-fn open(counts: &mut IoCounts) -> io::Result<(OwnedFd, OwnedFd)> {
-    counts.system_calls += 3;
+fn open() -> io::Result<(OwnedFd, OwnedFd)> {
     let ends = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    // A smaller one only takes more calls.
-    if let Err(error) = rustix::pipe::fcntl_setpipe_size(&ends.1, PIPE_BYTES) {
-        tracing::debug!("F_SETPIPE_SZ: {error}");
+    if let Err(error) = rustix::pipe::fcntl_setpipe_size(&ends.1, PIPE_BYTES)
+        && rustix::pipe::fcntl_getpipe_size(&ends.1)? < PIPE_BYTES_MIN
+    {
+        return Err(error.into());
     }
     block_sigpipe();
     Ok(ends)
@@ -196,9 +218,9 @@ mod tests {
         let buf = IoBuf::from_slice(&pattern(1, LARGE)).share();
         let mut batch = SendBatch::new(64, 16);
         batch.push_bytes(b"first");
-        batch.push_kept(Payload::Shared(buf.clone(), 0..LARGE / 2));
+        batch.push_kept(buf.clone(), 0..LARGE / 2);
         batch.push_bytes(b"second");
-        batch.push_kept(Payload::Shared(buf.clone(), 77..77 + LARGE / 2));
+        batch.push_kept(buf.clone(), 77..77 + LARGE / 2);
         let expected = [b"first", &buf[..LARGE / 2], b"second", &buf[77..77 + LARGE / 2]].concat();
         (batch, buf, expected)
     }
@@ -246,11 +268,10 @@ mod tests {
             let mut buf = IoBuf::from_slice(&[1; LARGE]);
             let memory = buf.as_mut_ptr();
             let (mut batch, buf) = (SendBatch::new(64, 16), buf.share());
-            let payload = Payload::Shared(buf.clone(), 0..LARGE);
             if kept {
-                batch.push_kept(payload)
+                batch.push_kept(buf.clone(), 0..LARGE);
             } else {
-                batch.push_payload(payload)
+                batch.push_payload(Payload::Shared(buf.clone(), 0..LARGE));
             }
             let sent = send(&mut pages, &fd, &mut batch);
             assert!(sent >= 4096);
@@ -267,8 +288,8 @@ mod tests {
     #[test]
     fn bytes_arrive_in_order_whatever_the_socket_takes() {
         let (_, _, expected) = sample();
-        let mut small = PagePipe { ends: Some(pipe(16 << 10)), refused: false };
-        let mut refused = PagePipe { ends: None, refused: true };
+        let mut small = PagePipe { ends: Some(pipe(8 << 10)), ..PagePipe::default() };
+        let mut refused = PagePipe { refused: true, ..PagePipe::default() };
         for pages in [&mut PagePipe::default(), &mut small, &mut refused] {
             let mut pair = connected();
             socket2::SockRef::from(&pair.0).set_send_buffer_size(16 << 10).unwrap();
@@ -324,8 +345,11 @@ mod tests {
         let mut came = vec![0; send(&mut pages, &fd, &mut batch)];
         peer.read_exact(&mut came).unwrap();
         assert!(came == expected[..came.len()]);
-        socket::prepare_close(&fd, true, false);
+        // Copied, and not acknowledged at once.
+        assert_eq!(rustix::io::write(&fd, b"the end").unwrap(), 7);
+        socket::prepare_close(&fd, Some(7), false);
         drop(fd);
+        assert_eq!(peer.read(&mut came).unwrap(), 7);
         assert_eq!(peer.read(&mut came).unwrap(), 0, "an orderly end");
 
         let (fd, mut peer) = connected();
@@ -336,7 +360,7 @@ mod tests {
             send(&mut pages, &fd, &mut batch);
             kept.push(buf);
         }
-        socket::prepare_close(&fd, true, false);
+        socket::prepare_close(&fd, Some(0), false);
         let mut came = Vec::new();
         let error = peer.read_to_end(&mut came).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
@@ -344,37 +368,35 @@ mod tests {
 
     #[test]
     fn a_batch_leaves_by_reference_only_if_all_that_is_large_is_kept() {
-        let buf = || Payload::Shared(IoBuf::heap(LARGE).share(), 0..LARGE);
+        let buf = || IoBuf::heap(LARGE).share();
         let filled = |fill: &dyn Fn(&mut SendBatch)| {
             let mut batch = SendBatch::new(64, 16);
             batch.push_bytes(b"header");
             fill(&mut batch);
             batch.may_leave_by_reference()
         };
-        assert!(filled(&|batch| batch.push_kept(buf())));
+        assert!(filled(&|batch| batch.push_kept(buf(), 0..LARGE)));
         assert!(filled(&|batch| {
             batch.push_payload(Payload::Zeroes(100));
-            batch.push_kept(buf());
+            batch.push_kept(buf(), 0..LARGE);
         }));
-        assert!(!filled(&|batch| batch.push_payload(buf())));
+        assert!(!filled(&|batch| batch.push_payload(Payload::Shared(buf(), 0..LARGE))));
         assert!(!filled(&|batch| {
-            batch.push_kept(buf());
-            batch.push_payload(buf());
+            batch.push_kept(buf(), 0..LARGE);
+            batch.push_payload(Payload::Shared(buf(), 0..LARGE));
         }));
         assert!(!filled(&|batch| {
             batch.set_copied();
-            batch.push_kept(buf());
+            batch.push_kept(buf(), 0..LARGE);
         }));
         assert!(!filled(&|batch| {
-            batch.push_kept(buf());
+            batch.push_kept(buf(), 0..LARGE);
             batch.clear();
-            batch.push_payload(buf());
+            batch.push_payload(Payload::Shared(buf(), 0..LARGE));
         }));
-        assert!(!filled(
-            &|batch| batch.push_kept(Payload::Shared(IoBuf::heap(100).share(), 0..100))
-        ));
+        assert!(!filled(&|batch| batch.push_kept(IoBuf::heap(100).share(), 0..100)));
         assert!(!filled(&|batch| {
-            batch.push_kept(buf());
+            batch.push_kept(buf(), 0..LARGE);
             batch.set_share(1 << 20);
             batch.take_turns(true);
         }));

@@ -3,11 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 
 use raceline_accel::Copier;
 
 pub use self::payload::Payload;
 use self::stage::Stage;
+use crate::buffer::SharedBuf;
 use crate::stream;
 
 mod payload;
@@ -185,9 +187,9 @@ impl SendBatch {
     /// # Panics
     /// As [`SendBatch::push_payload`].
     #[inline]
-    pub fn push_kept(&mut self, payload: Payload) {
-        self.kept += usize::from(payload.len() >= KEPT_BYTES_MIN && !self.copied);
-        self.push_payload(payload);
+    pub fn push_kept(&mut self, buf: SharedBuf, range: Range<usize>) {
+        self.kept += usize::from(range.len() >= KEPT_BYTES_MIN && !self.copied);
+        self.push_payload(Payload::Shared(buf, range));
     }
 
     /// Whether all of its large payloads may leave by reference, and one is large.

@@ -205,18 +205,24 @@ pub(crate) fn reset_on_close(fd: &OwnedFd) {
     }
 }
 
-/// Before a socket is closed: an orderly end, or the connection is reset. Of what one has sent by
-/// reference, for which [`reset_on_close`] was called, nothing may stay that the peer has not
-/// acknowledged, as the memory goes back to its owner: that is dropped now, which is a reset, too.
-pub(crate) fn prepare_close(fd: &OwnedFd, refers: bool, reset: bool) {
-    if refers && socket_option::unacknowledged(fd) > 0 {
-        if let Err(error) = rustix::net::connect_unspec(fd) {
-            tracing::debug!("connect(2) to nothing: {error}");
+/// Before a socket is closed: an orderly end, or the connection is reset. If it has sent by reference
+/// (then [`reset_on_close`] was called, and so many bytes were sent since), none of that may
+/// stay that the peer has not acknowledged, as the memory goes back to its owner: all output is dropped
+/// now, and the connection reset.
+pub(crate) fn prepare_close(fd: &OwnedFd, copied_since: Option<usize>, reset: bool) {
+    match copied_since {
+        Some(copied) if socket_option::unacknowledged(fd) > copied => {
+            if let Err(error) = rustix::net::connect_unspec(fd) {
+                tracing::debug!("connect(2) to nothing: {error}");
+            }
         }
-    } else if reset {
-        reset_on_close(fd);
-    } else if refers && let Err(error) = SockRef::from(fd).set_linger(None) {
-        tracing::debug!("SO_LINGER: {error}");
+        _ if reset => reset_on_close(fd),
+        Some(_) => {
+            if let Err(error) = SockRef::from(fd).set_linger(None) {
+                tracing::debug!("SO_LINGER: {error}");
+            }
+        }
+        None => {}
     }
 }
 

@@ -614,13 +614,12 @@ impl Io for UringIo {
             return;
         };
         slot.closing = true;
-        socket::prepare_close(&slot.fd, slot.refers, reset);
+        socket::prepare_close(&slot.fd, slot.copied_since, reset);
         let recv = match slot.recv {
             Some(RecvAt::Ring(user_data)) => Some(user_data),
             Some(RecvAt::Direct(_)) | None => None,
         };
-        let in_flight = [recv, slot.send];
-        in_flight.into_iter().flatten().for_each(|user_data| self.cancel(user_data));
+        [recv, slot.send].into_iter().flatten().for_each(|user_data| self.cancel(user_data));
         self.cancel_direct(socket.0);
         self.close_if_idle(socket.0);
     }

@@ -3,7 +3,7 @@
 use raceline_proto::nvme::opcode::fabrics;
 use raceline_proto::nvme::{CommandId, Direction};
 use raceline_proto::tcp::{HostQueue, R2tGrant};
-use raceline_reactor::{Accelerator, Context, Payload, SendBatch, SharedBuf};
+use raceline_reactor::{Accelerator, Context, SendBatch, SharedBuf};
 
 use super::receive::overflows_caches;
 use super::{Entry, Link, QueuePair, SqFlow, State};
@@ -285,7 +285,7 @@ fn put_payload(
     let digest = || Entry::digest_of(known, accelerator, buf, range.clone());
     let digest = queue.data_digest().then(digest);
     // Its owner gets it back when the controller has answered.
-    batch.push_kept(Payload::Shared(buf.clone(), range));
+    batch.push_kept(buf.clone(), range);
     if let Some(digest) = digest {
         batch.push_bytes(&digest.to_le_bytes());
     }

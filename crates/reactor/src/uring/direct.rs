@@ -63,8 +63,8 @@ pub(super) struct SocketSlot {
     pub(super) own_staging: Option<IoBuf>,
     /// The most that waits in it for the peer's window; 0 if it was not said.
     unsent_max: usize,
-    /// It has sent by reference.
-    pub(super) refers: bool,
+    /// If it has sent by reference: bytes sent since, which were copied.
+    pub(super) copied_since: Option<usize>,
     /// The `user_data` of a send in the ring.
     pub(super) send: Option<u64>,
     /// Closed by the owner; the descriptor waits for the operations.
@@ -79,7 +79,7 @@ impl SocketSlot {
             core_staging: 0,
             own_staging: None,
             unsent_max: 0,
-            refers: false,
+            copied_since: None,
             send: None,
             closing: false,
         }
@@ -128,8 +128,11 @@ impl UringIo {
         self.limit_unsent(socket, &batch);
         let Some(slot) = self.sockets.get_mut(socket.0) else { return };
         let by_reference = self.pages.takes(&batch);
-        if by_reference && !std::mem::replace(&mut slot.refers, true) {
+        if by_reference && slot.copied_since.is_none() {
             reset_on_close(&slot.fd);
+        }
+        if by_reference {
+            slot.copied_since = Some(0);
         }
         while !batch.is_empty() {
             let sent = if by_reference {
@@ -142,7 +145,11 @@ impl UringIo {
                 Ok(sent) => {
                     self.counts.sent(sent);
                     batch.advance(sent);
-                    if batch.takes_turns() && !batch.is_empty() {
+                    if !by_reference && let Some(copied) = &mut slot.copied_since {
+                        *copied = copied.saturating_add(sent);
+                    }
+                    let full = by_reference && self.pages.has_filled_socket();
+                    if (full || batch.takes_turns()) && !batch.is_empty() {
                         return self.send_in_ring(socket, batch, token);
                     }
                 }

@@ -5,6 +5,7 @@
 mod bed;
 #[path = "../common/mod.rs"]
 mod common;
+mod kept;
 
 use std::fs::File;
 use std::io;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use bed::Bed;
 use common::{errno, open_descriptors, pattern, received, temporary_file};
+use kept::kept_payloads_arrive_and_come_back;
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::io::{AllocateMode, FileId};
 use raceline_reactor::nvme::NvmeFormat;
@@ -48,6 +50,7 @@ conformance!(
     end_of_stream_and_reset,
     close_returns_all_buffers,
     close_while_sending_returns_the_batch,
+    kept_payloads_arrive_and_come_back,
     misuse_completes_with_an_error,
     connect_refused,
     connect_timing_out_is_cut_off_by_dropping,
