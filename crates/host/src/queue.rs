@@ -102,9 +102,9 @@ struct Link {
     socket: SocketId,
     queue: HostQueue,
     staging: Option<IoBuf>,
-    /// A receive is in flight, maybe into the buffer of a command.
     /// Receives have ended in the core's staging memory, which not every back end has.
     core_staging: bool,
+    /// A receive is in flight, maybe into the buffer of a command.
     receiving: bool,
     payload_of: Option<CommandId>,
     /// A send is in flight.
