@@ -1,0 +1,1 @@
+//! Attaching what guides attach: source addresses, hotplug, controllers.

@@ -1,0 +1,13 @@
+//! What people bring: configurations, scripts, job files and hosts as they occur in the field, one
+//! small input per kind, in `inputs/` where it is a file.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod configs;
+mod drives;
+mod hosts;
+mod jobs;
+mod scripts;

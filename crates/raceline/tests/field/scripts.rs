@@ -1,0 +1,1 @@
+//! RPC calls as guides and platforms make them.
