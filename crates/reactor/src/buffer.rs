@@ -14,7 +14,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -115,7 +115,15 @@ impl BufferPool {
     /// Takes a buffer of `len` bytes from the smallest class that fits and has one left.
     /// `None` when there is none; the contents are whatever its last owner left.
     pub fn take(&self, len: usize) -> Option<IoBuf> {
-        for class in self.inner.classes.iter().filter(|class| class.size >= len) {
+        self.take_of(len, 0..self.class_count())
+    }
+
+    /// As [`BufferPool::take`], from these classes only.
+    ///
+    /// # Panics
+    /// If there are not so many classes.
+    pub fn take_of(&self, len: usize, classes: Range<usize>) -> Option<IoBuf> {
+        for class in self.inner.classes[classes].iter().filter(|class| class.size >= len) {
             if let Some(index) = class.free.borrow_mut().pop() {
                 let slot = &class.slots[index];
                 debug_assert_eq!(slot.references.get(), 0);
@@ -161,6 +169,12 @@ impl BufferPool {
     /// Buffer size of a class in bytes.
     pub fn class_size(&self, class: usize) -> usize {
         self.inner.classes[class].size
+    }
+
+    /// The smallest class whose buffers hold `len` bytes; the largest, if none does.
+    pub fn class_of(&self, len: usize) -> usize {
+        let fits = self.inner.classes.iter().position(|class| class.size >= len);
+        fits.unwrap_or(self.class_count().saturating_sub(1))
     }
 
     /// Buffers that are free in a class.

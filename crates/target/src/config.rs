@@ -52,8 +52,9 @@ pub struct TargetConfig {
     /// receive, in one send while somebody on the core sends little and often, and from or to
     /// devices and through digests for the commands of one receive. The last command may be longer.
     pub pass_bytes: u32,
-    /// I/O buffers of `max_io_bytes` on each core; commands beyond wait for one. For each there are two
-    /// of 16 KiB.
+    /// I/O buffers of 128 KiB on each core, or of `max_io_bytes` if that is less; commands beyond
+    /// wait for one. For each there are two of 16 KiB. With a larger `max_io_bytes` half of their
+    /// memory is in larger buffers, of which there are at least 4 of the largest size.
     pub large_buffers_per_core: usize,
     /// I/O buffers of 4 KiB on each core.
     pub small_buffers_per_core: usize,
@@ -98,7 +99,7 @@ impl Default for TargetConfig {
             socket_priority: 0,
             accel: None,
             first_generation: 0,
-            max_io_bytes: 128 << 10,
+            max_io_bytes: 1 << 20,
             in_capsule_bytes: 8 << 10,
             max_queue_entries: 128,
             max_io_queues: 128,

@@ -561,8 +561,8 @@ impl Connection {
             return self.refuse(core, slot, Status::DATA_SGL_LENGTH_INVALID.dnr());
         }
         let len = transfer.len as usize;
-        // First come, first served: a newcomer does not overtake those who wait.
-        let pooled = if core.buffer_waiters.is_empty() { self.take_buffer(cx, len) } else { None };
+        // First come, first served: a newcomer does not overtake those who wait for such a buffer.
+        let pooled = self.take_buffer(cx, len, core.buffer_lines.open_to(cx.pool, len));
         let in_capsule = self.slots.get(slot).in_capsule;
         let fused = self.slots.get(slot).partner.is_some();
         // But who holds a buffer must not wait for another, nor keep its own data from coming.
@@ -580,18 +580,29 @@ impl Connection {
                 if in_capsule {
                     self.paused = Some(slot);
                 }
-                core.buffer_waiters.push_back(command);
+                core.buffer_lines.join(cx.pool, len, command);
             }
         }
     }
 
-    /// A buffer of the core's, counted by its kind.
-    pub(crate) fn take_buffer(&self, cx: &Context<'_>, len: usize) -> Option<IoBuf> {
-        let buf = cx.pool.take(len)?;
+    /// A buffer of the core's, of one of these sizes, counted by its kind.
+    pub(crate) fn take_buffer(
+        &self,
+        cx: &Context<'_>,
+        len: usize,
+        sizes: Range<usize>,
+    ) -> Option<IoBuf> {
+        let buf = cx.pool.take_of(len, sizes)?;
         let is_small = buf.capacity() <= cx.pool.class_size(0);
         let QueueCounters { small_buffers, large_buffers, .. } = &*self.counters;
         (if is_small { small_buffers } else { large_buffers }).add(1);
         Some(buf)
+    }
+
+    /// A second buffer for a command, which must not wait for it.
+    pub(crate) fn take_buffer_or_heap(&self, cx: &Context<'_>, len: usize) -> IoBuf {
+        let all = 0..cx.pool.class_count();
+        self.take_buffer(cx, len, all).unwrap_or_else(|| IoBuf::heap(len))
     }
 
     /// The command's I/O buffer is here.
@@ -647,7 +658,7 @@ impl Connection {
     fn unpause(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         let Some(slot) = self.paused else { return };
         let command = self.command(slot);
-        core.buffer_waiters.retain(|waiter| *waiter != command);
+        core.buffer_lines.remove(command);
         let len = self.slots.get(slot).transfer.len as usize;
         self.give_buffer(cx, core, slot, IoBuf::heap(len));
     }

@@ -1,6 +1,5 @@
 //! What all connections of one core share: devices, the picture of the target, wait queues.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +8,7 @@ use raceline_accel::Upcoming;
 use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Meter, Op, OpKind, Request, SharedBdev};
 use raceline_reactor::{Completion, Context, Payload};
 
+use crate::buffers::BufferLines;
 use crate::config::TargetError;
 use crate::message::{CommandPlace, ConnKey, Message, Place, Reply};
 use crate::range_lock::{Fences, LockId, Order, Warden};
@@ -90,8 +90,8 @@ pub(crate) struct Core {
     pub(crate) upcoming: Option<Upcoming>,
     /// Finished device requests that nobody has looked at yet.
     pub(crate) done: Vec<Done>,
-    /// Commands that wait for an I/O buffer, first come first served.
-    pub(crate) buffer_waiters: VecDeque<LocalCommand>,
+    /// Commands that wait for an I/O buffer.
+    pub(crate) buffer_lines: BufferLines,
     /// Connections with something to send.
     pub(crate) dirty: Vec<ConnKey>,
     /// Connections that have had their share of this pass, each once.
@@ -114,7 +114,7 @@ impl Core {
             digests: false,
             upcoming: None,
             done: Vec::new(),
-            buffer_waiters: VecDeque::new(),
+            buffer_lines: BufferLines::default(),
             dirty: Vec::new(),
             deferred: Vec::new(),
             released: Vec::new(),

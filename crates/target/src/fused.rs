@@ -4,7 +4,7 @@ use raceline_bdev::Op;
 use raceline_proto::controller::IoCommand;
 use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::{Cqe, Status};
-use raceline_reactor::{Context, IoBuf, Payload};
+use raceline_reactor::{Context, Payload};
 
 use crate::connection::{Connection, Stage};
 use crate::core::Core;
@@ -13,6 +13,10 @@ use crate::message::{CommandPlace, Message};
 use crate::range_lock::LockId;
 use crate::slots::Phase;
 use crate::snapshot::DeviceId;
+
+/// The longest fused operation, far above the one block that is promised (ACWU 0): its second half
+/// never waits for a buffer, so a queue may have as many of this size as it has entries.
+const MAX_FUSED_BYTES: u32 = 128 << 10;
 
 /// What the queue knows of a fused operation whose second half has not come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,9 +42,14 @@ impl Connection {
             (Fuse::Normal, _) => true,
             (Fuse::First, _) => {
                 let slot = self.slots.get(index);
-                if !matches!(slot.command, Some(IoCommand::Compare { .. })) {
+                let status = match slot.command {
+                    Some(IoCommand::Compare { .. }) if slot.transfer.len <= MAX_FUSED_BYTES => None,
+                    Some(IoCommand::Compare { .. }) => Some(Status::ATOMIC_WRITE_UNIT_EXCEEDED),
+                    _ => Some(Status::INVALID_FIELD),
+                };
+                if let Some(status) = status {
                     self.pending_fuse = PendingFuse::Refused;
-                    self.refuse(core, index, Status::INVALID_FIELD.dnr());
+                    self.refuse(core, index, status.dnr());
                     return false;
                 }
                 slot.fused = true;
@@ -155,7 +164,7 @@ impl Connection {
         }
         slot.expected = slot.buf.take();
         let (offset, len) = (slot.bytes.start, slot.transfer.len as usize);
-        let buf = self.take_buffer(cx, len).unwrap_or_else(|| IoBuf::heap(len));
+        let buf = self.take_buffer_or_heap(cx, len);
         self.submit(cx, core, first, Op::Read { offset, len, buf: Some(buf) });
     }
 

@@ -236,7 +236,7 @@ impl Connection {
             IoCommand::Compare { .. } => {
                 slot.expected = slot.buf.take();
                 let len = slot.transfer.len as usize;
-                let buf = self.take_buffer(cx, len).unwrap_or_else(|| IoBuf::heap(len));
+                let buf = self.take_buffer_or_heap(cx, len);
                 Op::Read { offset, len, buf: Some(buf) }
             }
             IoCommand::Flush { .. } => Op::Flush,

@@ -48,6 +48,7 @@
 //! these read counters that the cores write anyway; no core notices.
 
 mod association;
+mod buffers;
 mod config;
 mod connection;
 mod control;

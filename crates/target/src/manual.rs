@@ -7,11 +7,12 @@ use std::sync::Arc;
 use raceline_reactor::mailbox::mailbox;
 use raceline_reactor::{BufferPool, Completion, Context, Io, Mailbox, Service, Wait};
 
+use crate::buffers::pool_config;
 use crate::config::{TargetConfig, TargetError};
 use crate::message::Message;
 use crate::poll_group::PollGroup;
 use crate::registry::Shared;
-use crate::target::{Target, pool_config};
+use crate::target::Target;
 
 /// One core of a target. Lives on the thread that made it.
 pub struct ManualCore {

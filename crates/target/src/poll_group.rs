@@ -285,30 +285,20 @@ impl PollGroup {
         }
     }
 
-    /// Gives I/O buffers to those who wait, in order.
-    fn serve_buffer_waiters(&mut self, cx: &mut Context<'_>) {
-        while let Some(&command) = self.core.buffer_waiters.front() {
-            let mut short = false;
-            let alive = self.with(cx, command.key, |connection, cx, core| {
+    /// Gives I/O buffers to those who wait, in the order of their lines.
+    fn serve_buffer_lines(&mut self, cx: &mut Context<'_>) {
+        while let Some((line, command, sizes)) = self.core.buffer_lines.next(cx.pool) {
+            self.core.buffer_lines.leave(line);
+            self.with(cx, command.key, |connection, cx, core| {
                 let slot = connection.slots.get(command.slot);
                 if slot.phase != Phase::Buffer {
                     return;
                 }
                 let len = slot.transfer.len as usize;
-                match connection.take_buffer(cx, len) {
-                    Some(buf) => {
-                        core.buffer_waiters.pop_front();
-                        connection.give_buffer(cx, core, command.slot, buf);
-                    }
-                    None => short = true,
-                }
+                let buf = connection.take_buffer(cx, len, sizes);
+                let buf = buf.expect("the line is served because there is a buffer");
+                connection.give_buffer(cx, core, command.slot, buf);
             });
-            if short {
-                return;
-            }
-            if !alive || self.core.buffer_waiters.front() == Some(&command) {
-                self.core.buffer_waiters.pop_front();
-            }
             self.run_done(cx);
         }
     }
@@ -453,7 +443,7 @@ impl Service for PollGroup {
         loop {
             self.run_done(cx);
             self.run_released(cx);
-            self.serve_buffer_waiters(cx);
+            self.serve_buffer_lines(cx);
             self.core.flush_devices(cx);
             if self.core.done.is_empty() && self.core.released.is_empty() {
                 break;

@@ -4,21 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::Nqn;
-use raceline_reactor::{LoopSnapshot, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+use raceline_reactor::{LoopSnapshot, Mode, Reactor, ReactorConfig, ReactorHandle};
 
+use crate::buffers::pool_config;
 use crate::config::{TargetConfig, TargetError};
 use crate::control::{Control, DRAIN_TIMEOUT};
 use crate::counters::QueueTotals;
 use crate::message::Message;
 use crate::poll_group::PollGroup;
 use crate::registry::Shared;
-
-/// Small I/O buffers: the blocks of most random I/O.
-const SMALL_BUFFER_BYTES: usize = 4 << 10;
-/// Medium ones, so that databases' pages leave the large ones to large commands (measured in
-/// docs/PERFORMANCE.md): so many for each large one.
-const MEDIUM_BUFFER_BYTES: usize = 16 << 10;
-const MEDIUM_PER_LARGE: usize = 2;
 
 /// A running NVMe/TCP target. Dropped without [`Target::shutdown`], its cores run on.
 pub struct Target {
@@ -140,13 +134,4 @@ fn spawn(
     };
     let shared = Arc::clone(shared);
     Reactor::spawn(reactor, move |_| Ok(PollGroup::new(index, shared)))
-}
-
-/// The I/O buffers of one core.
-pub(crate) fn pool_config(config: &TargetConfig) -> PoolConfig {
-    PoolConfig::new(&[
-        (SMALL_BUFFER_BYTES, config.small_buffers_per_core),
-        (MEDIUM_BUFFER_BYTES, config.large_buffers_per_core.saturating_mul(MEDIUM_PER_LARGE)),
-        (config.max_io_bytes as usize, config.large_buffers_per_core),
-    ])
 }

@@ -271,6 +271,23 @@ fn fused_compare_and_write_swaps_or_does_nothing() {
 }
 
 #[test]
+fn a_fused_operation_is_no_longer_than_its_buffers_may_be() {
+    let (target, address) = start(config(1), vec![ram("1M")]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let blocks = (128 << 10) / BS + 1;
+    let submit = |queue: &mut RawHost, opc, fuse| {
+        queue.submit(fused(opc, fuse, 0, blocks), Direction::HostToController, blocks * BS)
+    };
+    let one = submit(&mut queue, io::COMPARE, 1);
+    let two = submit(&mut queue, io::WRITE, 2);
+    let (one, two) = (queue.wait(one, &[]).cqe.status, queue.wait(two, &[]).cqe.status);
+    assert!(one.same_code(Status::ATOMIC_WRITE_UNIT_EXCEEDED), "{one}");
+    assert!(two.same_code(Status::ABORTED_FAILED_FUSED), "{two}");
+    target.shutdown().unwrap();
+}
+
+#[test]
 fn counters_kept_by_fused_compare_and_write_lose_no_increment() {
     const HOSTS: u64 = 4;
     const ROUNDS: u64 = 50;
@@ -312,6 +329,7 @@ fn commands_of_16_kib_have_buffers_of_their_own() {
     const BUFFERS: usize = 12;
     const LEN: u32 = 16 << 10;
     let config = raceline_target::TargetConfig {
+        max_io_bytes: 128 << 10,
         large_buffers_per_core: 4,
         small_buffers_per_core: 4,
         ..config(1)
@@ -355,9 +373,62 @@ fn commands_of_16_kib_have_buffers_of_their_own() {
 }
 
 #[test]
+fn a_small_write_does_not_wait_behind_large_ones() {
+    const LARGE: u32 = 1 << 20;
+    let small_only = raceline_target::TargetConfig {
+        max_io_bytes: LARGE,
+        large_buffers_per_core: 4,
+        small_buffers_per_core: 4,
+        ..config(1)
+    };
+    let (target, address) = start(small_only, vec![ram("16M")]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut writer = RawHost::io(address, cntlid, 1, Wants::default());
+    let mut neighbour = RawHost::io(address, cntlid, 2, Wants::default());
+    // Of 1 MiB there are four buffers; the writer holds them all by not sending its data.
+    for i in 0..6 {
+        let sqe = block_sqe(io::WRITE, 1, i * 2048, 2048);
+        writer.submit(sqe, Direction::HostToController, LARGE);
+    }
+    let mut grants = std::collections::VecDeque::new();
+    while grants.len() < 4 {
+        match writer.listen() {
+            common::Heard::SendData(grant) => grants.push_back(grant),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    eventually("two wait", || target.stats().subsystems[0].1.buffer_waits == 2);
+    // Larger than a capsule, so that they need buffers, and ask for their data.
+    for (len, blocks) in [(4096, 8), (64 << 10, 128)] {
+        let data = pattern(u64::from(blocks), len);
+        let sqe = block_sqe(io::WRITE, 1, 30_000, blocks);
+        assert!(status(&neighbour.write_command(sqe, &data, false)).is_success());
+        assert_eq!(neighbour.read(1, 30_000, blocks, BS).data, data);
+    }
+    let data = pattern(9, LARGE as usize);
+    let mut done = 0;
+    while done < 6 {
+        if let Some(grant) = grants.pop_front() {
+            writer.send_data(&grant, &data);
+        }
+        match writer.listen() {
+            common::Heard::SendData(grant) => grants.push_back(grant),
+            common::Heard::Response(cqe) => {
+                assert!(cqe.status.is_success());
+                done += 1;
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    assert_eq!(writer.read(1, 5 * 2048, 2048, BS).data, data);
+    target.shutdown().unwrap();
+}
+
+#[test]
 fn commands_wait_for_buffers_in_order_and_none_is_lost() {
     // 4 + 4 buffers for 64 writes at a time. Reads of memory need none.
     let config = raceline_target::TargetConfig {
+        max_io_bytes: 128 << 10,
         large_buffers_per_core: 4,
         small_buffers_per_core: 4,
         ..config(1)

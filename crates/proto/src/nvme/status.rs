@@ -43,6 +43,7 @@ statuses! {
     INVALID_SGL_COUNT = 0, 0x0e, "Invalid Number of SGL Descriptors";
     DATA_SGL_LENGTH_INVALID = 0, 0x0f, "Data SGL Length Invalid";
     SGL_DESCRIPTOR_TYPE_INVALID = 0, 0x11, "SGL Descriptor Type Invalid";
+    ATOMIC_WRITE_UNIT_EXCEEDED = 0, 0x14, "Atomic Write Unit Exceeded";
     INVALID_SGL_OFFSET = 0, 0x16, "SGL Offset Invalid";
     HOST_ID_INCONSISTENT = 0, 0x18, "Host Identifier Inconsistent Format";
     KEEP_ALIVE_EXPIRED = 0, 0x19, "Keep Alive Timer Expired";

@@ -91,7 +91,7 @@ pub(crate) struct ExportArgs {
     pub(crate) serial: Option<String>,
 
     /// Largest transfer of one command
-    #[arg(long, value_name = "SIZE", default_value = "128k", value_parser = values::max_io_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = values::max_io_size)]
     pub(crate) max_io_size: u32,
 
     /// Largest write that travels inside its command

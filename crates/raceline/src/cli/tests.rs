@@ -25,7 +25,7 @@ fn the_definition_is_consistent() {
 fn export_defaults() {
     let Verb::Export(args) = parse("export ram:64M").unwrap() else { unreachable!() };
     assert_eq!(args.devices[0].to_string(), "ram:64M");
-    assert_eq!((args.max_io_size, args.in_capsule), (131_072, 8192));
+    assert_eq!((args.max_io_size, args.in_capsule), (1 << 20, 8192));
     assert_eq!((args.mode, args.io), (ModeChoice::Adaptive, IoChoice::Auto));
     assert!(args.listen.is_empty() && args.hosts.is_empty() && args.cores.is_none());
     assert!(!(args.allow_any_host || args.insecure || args.allow_wildcard));

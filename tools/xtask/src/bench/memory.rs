@@ -11,9 +11,22 @@ use super::fill;
 use super::process::Resident;
 use crate::raceline::{Export, Tree, iops};
 
-/// A queue of 128 entries holds 127 commands.
-const CONNECTIONS: &str = "128";
-const DEPTH: &str = "127";
+/// What a host keeps in flight.
+struct Load {
+    pattern: &'static str,
+    connections: &'static str,
+    depth: &'static str,
+    io_size: &'static str,
+}
+
+/// A queue of 128 entries holds 127 commands. The largest commands are fewer, as the host needs
+/// memory for each of them; there are still 32 for each I/O buffer of theirs.
+const LOADS: [Load; 4] = [
+    Load { pattern: "randread", connections: "128", depth: "127", io_size: "128k" },
+    Load { pattern: "randwrite", connections: "128", depth: "127", io_size: "128k" },
+    Load { pattern: "randread", connections: "16", depth: "16", io_size: "1m" },
+    Load { pattern: "randwrite", connections: "16", depth: "16", io_size: "1m" },
+];
 /// The namespace, all of it in memory before it is measured.
 const NAMESPACE_BYTES: u64 = 64 << 20;
 /// How long each workload runs; memory is looked at this long after its start.
@@ -24,9 +37,7 @@ const MIB_MAX: f64 = 96.0;
 
 /// Measures and prints.
 pub(super) fn run(tree: &Tree) -> Result<Value> {
-    println!(
-        "{CONNECTIONS} connections x {DEPTH} commands of 128 KiB; resident (VmRSS, and its peak VmHWM) without the namespace, MiB"
-    );
+    println!("resident (VmRSS, and its peak VmHWM) without the namespace, MiB");
     let ram = format!("ram:{NAMESPACE_BYTES}");
     let file = tree.scratch("bench-memory")?.join("namespace");
     let file_spec = format!("file:{},size={NAMESPACE_BYTES}", file.display());
@@ -47,11 +58,17 @@ fn of_device(tree: &Tree, name: &str, device: &str, namespace_bytes: u64) -> Res
     let alone = Resident::of(target.pid())?;
     println!("{name}, one connection before: {:.1}", beside(alone.now_bytes)?);
     let mut loaded = Vec::new();
-    for pattern in ["randread", "randwrite"] {
-        let (resident, iops) = under_load(tree, &target, pattern)?;
+    for load in &LOADS {
+        let (resident, iops) = under_load(tree, &target, load)?;
         let (now, peak) = (beside(resident.now_bytes)?, beside(resident.peak_bytes)?);
-        println!("{name}, {pattern}: {now:.1} (peak {peak:.1}), {iops:.0} IOPS");
-        loaded.push(json!({ "rw": pattern, "mib": now, "peak_mib": peak, "iops": iops }));
+        let Load { pattern, connections, depth, io_size } = load;
+        println!(
+            "{name}, {connections} connections x {depth} {pattern} of {io_size}: {now:.1} (peak {peak:.1}), {iops:.0} IOPS"
+        );
+        loaded.push(json!({
+            "rw": pattern, "connections": connections, "iodepth": depth, "bs": io_size,
+            "mib": now, "peak_mib": peak, "iops": iops,
+        }));
     }
     let peak = beside(Resident::of(target.pid())?.peak_bytes)?;
     let bar = at_most(&format!("{name}, memory beside the namespace"), peak, MIB_MAX, "MiB");
@@ -60,10 +77,11 @@ fn of_device(tree: &Tree, name: &str, device: &str, namespace_bytes: u64) -> Res
 }
 
 /// Memory while all queues are full, and the I/Os per second of that run.
-fn under_load(tree: &Tree, target: &Export, pattern: &str) -> Result<(Resident, f64)> {
+fn under_load(tree: &Tree, target: &Export, load: &Load) -> Result<(Resident, f64)> {
+    let Load { pattern, connections, depth, io_size } = *load;
     let mut words = vec!["perf".to_owned()];
     words.extend(target.address());
-    let rest = ["-i", CONNECTIONS, "--iodepth", DEPTH, "--bs", "128k", "--rw", pattern];
+    let rest = ["-i", connections, "--iodepth", depth, "--bs", io_size, "--rw", pattern];
     let rest = rest.into_iter().chain(["--runtime", RUNTIME, "--ramp_time", "0"]);
     words.extend(rest.chain(["--cores", "1", "-o", "json"]).map(str::to_owned));
     let perf = tree.raceline(words.iter().map(String::as_str))?.limit(90).start()?;
