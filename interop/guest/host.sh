@@ -160,6 +160,20 @@ force_unit_access() {
     get "$d" 128 4 --force-unit-access
     cmp /tmp/a /tmp/b
 }
+# As large as people and test suites try first, and as large as a command may be by default.
+large_commands() {
+    local n d bs size
+    for n in 1 2 3; do
+        d=$(dev $n)
+        bs=$(block_size "$d")
+        for size in 262144 1048576; do
+            head -c $size /dev/urandom >/tmp/a
+            put "$d" 512 $((size / bs)) || fail "namespace $n: a write of $size bytes"
+            get "$d" 512 $((size / bs)) || fail "namespace $n: a read of $size bytes"
+            cmp /tmp/a /tmp/b || fail "namespace $n: $size bytes changed"
+        done
+    done
+}
 compare() {
     local n d bs
     [ "$PEER" = raceline ] || { echo "the kernel's target has no Compare"; return 77; }
@@ -255,6 +269,7 @@ check dmesg-admin 10 log_clean
 check flush-writezeroes 30 flush_compare_zeroes
 check fua 20 force_unit_access
 check compare 30 compare
+check large-commands 60 large_commands
 check dsm 20 dataset_management
 check blkdiscard 40 discard
 check dmesg-commands 10 log_clean
