@@ -325,10 +325,26 @@ pub struct Meter {
 impl Meter {
     /// When a request that starts now starts: `now`, unless somebody wants to know better.
     pub fn start(&mut self, now: Instant) -> Instant {
+        if self.is_precise() { Instant::now() } else { now }
+    }
+
+    /// Whether somebody wants to know more than counts: a histogram, or the depth.
+    #[inline]
+    pub fn is_precise(&mut self) -> bool {
         if self.core.version.load(Ordering::Relaxed) != self.seen {
             self.refresh();
         }
-        if self.detail.is_precise() { Instant::now() } else { now }
+        self.detail.is_precise()
+    }
+
+    /// Counts a request of `bytes` that succeeded in the turn in which it came, so in no time:
+    /// for whom [`Self::is_precise`] is false.
+    #[inline]
+    pub fn tick(&self, kind: OpKind, bytes: u64) {
+        let counters = &self.core.kinds[kind as usize];
+        bump(&counters.operations, 1);
+        bump(&counters.bytes, bytes);
+        counters.no_min_latency_ns.store(u64::MAX, Ordering::Relaxed);
     }
 
     /// Counts a request of `bytes` that ends now.
@@ -432,6 +448,25 @@ mod tests {
         assert_eq!(stats.totals(), IoTotals::default());
         count(&mut one, OpKind::Read, 512, 7);
         assert_eq!(stats.totals().of(OpKind::Read).bytes, 512);
+    }
+
+    #[test]
+    fn a_tick_is_a_request_that_took_no_time() {
+        let stats = Arc::new(DeviceStats::default());
+        let (mut long, mut short) = (stats.meter(), stats.meter());
+        let now = Instant::now();
+        let started = long.start(now);
+        long.finish(OpKind::Read, 4096, (started, now), Ok(()));
+        let expected = stats.totals();
+        stats.reset();
+        stats.reset_extremes();
+        assert!(!short.is_precise());
+        short.tick(OpKind::Read, 4096);
+        assert_eq!(stats.totals(), expected);
+        stats.want_depth(true);
+        assert!(short.is_precise(), "it is told at once");
+        stats.want_depth(false);
+        assert!(!short.is_precise());
     }
 
     #[test]

@@ -260,10 +260,42 @@ impl Core {
         }
     }
 
-    /// Reads from a device that has data at hand.
-    #[inline]
+    /// Reads from a device that has data at hand, and counts it. Where times are wanted, requests
+    /// are.
+    #[inline(always)]
     pub(crate) fn read_now(&mut self, id: DeviceId, offset: u64, len: usize) -> Option<Payload> {
-        self.device(id)?.channel.read_now(offset, len)
+        let device = self.device(id)?;
+        let Some(meter) = &mut device.meter else { return device.channel.read_now(offset, len) };
+        if meter.is_precise() {
+            return None;
+        }
+        let payload = device.channel.read_now(offset, len)?;
+        meter.tick(OpKind::Read, len as u64);
+        Some(payload)
+    }
+
+    /// Whether a device takes writes from anywhere, and nobody wants to know their times.
+    #[inline(always)]
+    pub(crate) fn writes_at_once(&mut self, id: DeviceId) -> bool {
+        let Some(device) = self.device(id) else { return false };
+        let mut is_timed = || device.meter.as_mut().is_some_and(Meter::is_precise);
+        device.writes_now && device.fences.is_empty() && !is_timed()
+    }
+
+    /// As [`Self::write_now`] for [`Self::writes_at_once`]: counts what has been written.
+    #[inline(always)]
+    pub(crate) fn write_at_once(
+        &mut self,
+        id: DeviceId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), BdevError> {
+        let device = self.device(id).ok_or(BdevError::Gone)?;
+        device.channel.write_now(offset, data)?;
+        if let Some(meter) = &device.meter {
+            meter.tick(OpKind::Write, data.len() as u64);
+        }
+        Ok(())
     }
 
     /// Writes to a device for which [`Self::writes_now`] is true.

@@ -119,7 +119,7 @@ impl Connection {
     fn read_now(&mut self, cx: &mut Context<'_>, core: &mut Core, index: u16) -> bool {
         let slot = self.slots.get(index);
         let copied_before = self.queue.data_digest() && !cx.io.copies_on_the_way();
-        if core.meters || copied_before || !slot.status.is_success() {
+        if copied_before || !slot.status.is_success() {
             return false;
         }
         let (offset, len) = (slot.bytes.start, slot.transfer.len as usize);

@@ -286,6 +286,7 @@ impl PollGroup {
     }
 
     /// Gives I/O buffers to those who wait, in the order of their lines.
+    #[inline(never)]
     fn serve_buffer_lines(&mut self, cx: &mut Context<'_>) {
         while let Some((line, command, sizes)) = self.core.buffer_lines.next(cx.pool) {
             self.core.buffer_lines.leave(line);
@@ -443,7 +444,9 @@ impl Service for PollGroup {
         loop {
             self.run_done(cx);
             self.run_released(cx);
-            self.serve_buffer_lines(cx);
+            if !self.core.buffer_lines.is_empty() {
+                self.serve_buffer_lines(cx);
+            }
             self.core.flush_devices(cx);
             if self.core.done.is_empty() && self.core.released.is_empty() {
                 break;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use raceline_bdev::{DeviceSpec, Identity};
+use raceline_bdev::{DeviceSpec, Identity, NamedBdev, SharedBdev};
 use raceline_host::{
     Command, CommandDone, Controller, ControllerEvent, Data, HostConfig, IoQueueEvent, IoQueueSet,
 };
@@ -92,7 +92,8 @@ impl World {
         let target = Arc::new(target);
         let nqn = Nqn::new(SUBNQN).map_err(|error| anyhow!("{error}"))?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 4420));
-        configure(&target, &mut core, &mut target_io, nqn.clone(), address)?;
+        let device = device(case.shape)?;
+        configure(&target, &mut core, &mut target_io, device, (nqn.clone(), address))?;
         let hostnqn = Nqn::new(HOSTNQN).map_err(|error| anyhow!("{error}"))?;
         // No keep alive: time passes only when nothing else happens.
         let config = HostConfig {
@@ -218,16 +219,22 @@ fn counted_target_turn(core: &mut ManualCore, io: &mut MemoryIo) -> Result<()> {
     std::hint::black_box(core.turn(io).map(drop).context("the target"))
 }
 
+/// The device behind the namespace.
+fn device(shape: Shape) -> Result<SharedBdev> {
+    let spec: DeviceSpec = DEVICE.parse().map_err(|error| anyhow!("{error}"))?;
+    let bdev = raceline_bdev::open(&spec, &Identity::of_this_machine())?;
+    let counting = |bdev| Arc::new(NamedBdev::new(bdev, "counted".to_owned(), None));
+    Ok(if shape.counted { counting(bdev) } else { bdev })
+}
+
 /// Subsystem, namespace and listener, asked for from another thread as these calls block.
 fn configure(
     target: &Arc<Target>,
     core: &mut ManualCore,
     io: &mut MemoryIo,
-    nqn: Nqn,
-    address: SocketAddr,
+    bdev: SharedBdev,
+    (nqn, address): (Nqn, SocketAddr),
 ) -> Result<()> {
-    let spec: DeviceSpec = DEVICE.parse().map_err(|error| anyhow!("{error}"))?;
-    let bdev = raceline_bdev::open(&spec, &Identity::of_this_machine())?;
     let thread = std::thread::spawn({
         let target = Arc::clone(target);
         move || -> Result<(), TargetError> {

@@ -1,7 +1,7 @@
 //! Commands that are answered with their header, because their device has the data, or takes them, there
 //! and then: they need neither a slot nor a buffer.
 
-use raceline_bdev::BdevError;
+use raceline_bdev::{BdevError, OpKind};
 use raceline_proto::controller::{IoCommand, parse_io};
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Cqe, Fuse, Sqe, Status, Transfer};
@@ -35,7 +35,6 @@ impl Connection {
         let Role::Io(queue) = &self.role else { return false };
         let unusual = self.queue.data_digest()
             || sqe.opc != io::READ && in_capsule == 0
-            || core.meters
             || self.pending_fuse != PendingFuse::None
             || sqe.fuse() != Fuse::Normal
             || !self.slots.has_room_for(sqe.command_id());
@@ -90,14 +89,14 @@ impl Connection {
         rest: &[u8],
     ) -> bool {
         let len = transfer.len as usize;
-        if !core.writes_now(place.device) {
+        if !core.writes_at_once(place.device) {
             return false;
         }
         let Some(data) = self.queue.take_capsule_data(rest, len) else { return false };
         self.taken = len;
         self.moved = self.moved.saturating_add(len);
         self.counters.copied_bytes.add(len as u64);
-        if let Err(error) = core.write_now(place.device, place.offset, data) {
+        if let Err(error) = core.write_at_once(place.device, place.offset, data) {
             self.write_failed(cx, core, sqe, (command, transfer), place, error);
             return true;
         }
@@ -122,6 +121,7 @@ impl Connection {
         let Ok(index) = self.slots.take(sqe) else { unreachable!("there was room for it") };
         let slot = self.slots.get(index);
         slot.describe(command, transfer, place.device, place.block_size);
+        slot.measured = core.measure(place.device, cx.now, OpKind::Write, transfer.len.into());
         slot.pending = 1;
         self.part_done(cx, core, index, Err(error), None);
     }
