@@ -130,7 +130,7 @@ impl Bdev for RamBdev {
 }
 
 /// Reads up to this size start on their way to the cache while other commands are parsed; of
-/// larger ones the processor sees the pattern soon enough.
+/// larger ones the processor sees the pattern soon enough (lab 0044).
 const PREFETCH_BYTES_MAX: usize = 32 << 10;
 
 struct RamChannel {

@@ -1,4 +1,4 @@
-//! The system's TCP congestion control: it decides when bytes leave, on the loopback, too.
+//! The system's TCP congestion control: it decides when bytes leave, on the loopback, too (lab 0003).
 
 use std::fmt;
 

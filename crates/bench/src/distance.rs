@@ -4,7 +4,7 @@
 //! what the guest takes for a core, and with it changes whatever two cores do together. A core by
 //! itself is as fast as before, and nothing that is counted in the guest shows it. So runs that are
 //! compared must have been made at the same distance: [`Distance`] waits for the shortest one
-//! that was seen, and tells afterwards whether it lasted.
+//! that was seen, and tells afterwards whether it lasted (lab 0001).
 
 use std::io;
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 //! connections: the target's side sends payload straight out of a filled region and receives
 //! into it; the host's side keeps a number of commands in flight. There is no protocol to speak
 //! of, no reactor and no command table. What is left is the kernel and the memory, and the
-//! choices that decide how well they work ([`Tuning`]); [`Limit::calibrate`] finds good ones.
+//! choices that decide how well they work ([`Tuning`]); [`Limit::calibrate`] finds good ones (lab 0004).
 //!
 //! For reads the pair can take turns with and without data digests: with them the target's side
 //! copies each payload and digests it in one pass, and the host's side checks it. The ratio of the

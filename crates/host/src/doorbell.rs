@@ -4,7 +4,7 @@
 //! alone gathers what one turn submits, and what comes while a send is under way. The delayed
 //! doorbell of i10 (Hwang et al., "TCP ≈ RDMA: CPU-efficient Remote Storage Access with i10", NSDI
 //! 2020) goes further: a queue waits until it has enough commands, or bytes, or the first of them has
-//! waited long enough. That trades a bounded delay for fewer system calls and packets.
+//! waited long enough. That trades a bounded delay for fewer system calls and packets (lab 0026).
 //!
 //! What is not worth the wait goes at once, and takes those that wait with it: a command marked as
 //! of high priority, data that the controller asked for, and whatever is ready on a queue with

@@ -38,7 +38,7 @@ use send::Grant;
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
 const STAGING_BYTES: usize = 68 << 10;
 /// What one receive takes of the core's staging memory, where that is to be had: few large receives
-/// are what pays where much is in flight (measured in docs/PERFORMANCE.md).
+/// are what pays where much is in flight (lab 0031).
 const CORE_STAGING_BYTES: usize = 512 << 10;
 /// PDUs in one send.
 const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
@@ -51,7 +51,7 @@ const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(1);
 /// IPO of CATTR in a refused Connect.
 const CATTR_OFFSET: u16 = 46;
 
-/// Bytes that a queue sends before the others of its core have their turn.
+/// Bytes that a queue sends before the others of its core have their turn (lab 0042).
 const SEND_SHARE_BYTES: usize = 256 << 10;
 
 /// What happened to a queue as a whole.

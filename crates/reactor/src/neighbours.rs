@@ -6,7 +6,7 @@ use crate::io::SocketId;
 use crate::send::SendBatch;
 
 /// How long after its last small send a socket still counts as one that waits for its turn, and
-/// after its last long one as one that does not.
+/// after its last long one as one that does not (lab 0042).
 const ACTIVE: Duration = Duration::from_millis(100);
 
 /// A send of at most this part of a share is a small one.

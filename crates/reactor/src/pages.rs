@@ -3,7 +3,7 @@
 //!
 //! A copy into a socket's buffers is most of what sending much costs, all the more where the peer
 //! runs on a neighbouring core: the kernel takes the same few pages over and over, and these are in
-//! that core's caches (measured in docs/PERFORMANCE.md). The kernel reads the pages whenever it
+//! that core's caches (lab 0040). The kernel reads the pages whenever it
 //! sends them, and on one machine when the peer receives them. So this is for bytes only that stay as
 //! they are until the peer has told that it has them: [`crate::SendBatch::push_kept`].
 
@@ -17,7 +17,8 @@ use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 use crate::send::SendBatch;
 use crate::stats::IoCounts;
 
-/// What a pipe should hold: more than one PDU's data. All pipes of an ordinary user have 64 MiB together.
+/// What a pipe should hold: more than one PDU's data (lab 0039). All pipes of an ordinary user have
+/// 64 MiB together.
 const PIPE_BYTES: usize = 256 << 10;
 /// With less, there are so many system calls that a copy is cheaper: what a pipe has by itself.
 const PIPE_BYTES_MIN: usize = 64 << 10;

@@ -21,11 +21,11 @@ pub(crate) const HUGE_PAGE_SIZE: usize = 2 << 20;
 /// The size of a cache line in bytes.
 const CACHE_LINE_SIZE: usize = 64;
 
-/// Lines of each page that are asked for in advance.
+/// Lines of each page that are asked for in advance (lab 0044).
 const PREFETCH_LINES: usize = 4;
 
 /// A larger region does not fit the caches of one socket, so what is written to it goes to memory
-/// at once: that takes half the time, and leaves the caches to others.
+/// at once: that takes half the time, and leaves the caches to others (lab 0045).
 const CACHED_REGION_BYTES: usize = 32 << 20;
 
 /// Which pages a region is made of.

@@ -19,7 +19,7 @@ mod stage;
 pub const IOV_MAX: usize = 1024;
 
 /// Payloads of so many bytes may leave by reference: for smaller ones a copy costs less than the system
-/// calls (measured in docs/PERFORMANCE.md).
+/// calls (lab 0039).
 const KEPT_BYTES_MIN: usize = 64 << 10;
 
 /// A list of bytes to send, in order, with the memory they live in.

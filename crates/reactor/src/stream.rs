@@ -1,4 +1,4 @@
-//! Copies that go past the cache, for data that nobody will look at soon.
+//! Copies that go past the cache, for data that nobody will look at soon (lab 0045).
 
 #![allow(unsafe_code)]
 

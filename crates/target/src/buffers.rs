@@ -16,10 +16,10 @@ use crate::message::ConnKey;
 
 /// Small I/O buffers: the blocks of most random I/O.
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
-/// Medium ones, so that databases' pages leave the large ones to large commands (measured in
-/// docs/PERFORMANCE.md).
+/// Medium ones, so that databases' pages leave the large ones to large commands
+/// (lab 0043).
 const MEDIUM_BUFFER_BYTES: usize = 16 << 10;
-/// Medium buffers for each large one.
+/// Medium buffers for each large one (lab 0043).
 const MEDIUM_PER_LARGE: usize = 2;
 /// Large ones: [`TargetConfig::large_buffers_per_core`] counts memory in these.
 const LARGE_BUFFER_BYTES: usize = 128 << 10;

@@ -13,7 +13,7 @@ use raceline_reactor::{Backend, Mode};
 use crate::placement::PlacementPolicy;
 use crate::pool::MapError;
 
-/// What a connection moves in a pass unless asked otherwise: some 50 us of a core's time.
+/// What a connection moves in a pass unless asked otherwise: some 50 us of a core's time (lab 0042).
 pub const DEFAULT_PASS_BYTES: u32 = 256 << 10;
 
 /// The least that a connection may move in a pass.

@@ -36,9 +36,10 @@ const ADMIN_STAGING_BYTES: usize = 16 << 10;
 /// Staging memory of an I/O queue: one receive brings many capsules.
 const IO_STAGING_BYTES: usize = 64 << 10;
 /// What an I/O queue receives at once of the core's staging memory: few large receives are what pays
-/// where much is written (measured in docs/PERFORMANCE.md).
+/// where much is written (lab 0031).
 const CORE_STAGING_BYTES: usize = 512 << 10;
-/// So many commands of a queue at a time are much.
+/// From this number of commands on a queue counts as deep: the data of its large writes come through
+/// staging memory (lab 0033).
 const DEEP_COMMANDS: usize = 16;
 /// Offered while the data of a large write are awaited: a 4 KiB write's capsule, so that the data
 /// come into their I/O buffer and are not copied there.

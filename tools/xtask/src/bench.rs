@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the figures of docs/PERFORMANCE.md, target on core 0 and host on core 1.
+//! `cargo xtask bench`: figures of docs/PERFORMANCE.md and docs/lab, target on core 0 and host on core 1.
 
 mod control;
 mod figures;

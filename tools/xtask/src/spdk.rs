@@ -75,7 +75,7 @@ pub(crate) struct Options {
     /// second as 70 % of what the slower of them can do.
     #[arg(long, conflicts_with_all = ["instructions", "output_format"])]
     tail: bool,
-    /// For docs/PERFORMANCE.md or for programs.
+    /// For docs/lab or for programs.
     #[arg(short, long, value_enum, default_value = "markdown")]
     output_format: Format,
 }

@@ -15,23 +15,23 @@ use crate::command::Data;
 use crate::error::{CommandError, HostError};
 
 /// Staging offered while large reads are outstanding, or probably next: little beyond headers, so that
-/// their payload is not copied.
+/// their payload is not copied (lab 0037).
 const SMALL_STAGING_BYTES: usize = 4096;
 /// Payload received at once into its buffer, at most: what has been copied out of the socket goes back
-/// to the sender the sooner, and its pages are still in the caches (measured in docs/PERFORMANCE.md).
+/// to the sender the sooner, and its pages are still in the caches (lab 0032).
 const PIECE_BYTES: usize = 64 << 10;
-/// The same where more is on its way than caches hold.
+/// The same where more is on its way than caches hold (lab 0032).
 const LARGE_PIECE_BYTES: usize = 128 << 10;
 /// With so much on its way to the few queues of a core, sockets are emptied into staging memory, which
 /// stays in the caches, and payloads are copied from there: the sender gets the pages of the sockets
-/// back while caches hold them, which is worth more than that copy (measured, too).
+/// back while caches hold them, which is worth more than that copy (lab 0036).
 const BULK_BYTES: usize = 3 << 20;
-/// With more queues what waits in their sockets has left the caches before its turn comes.
+/// With more queues what waits in their sockets has left the caches before its turn comes (lab 0036).
 const BULK_QUEUES_MAX: usize = 24;
 /// So much on its way to all queues of a core, if the others have as much as this one, is more than
-/// caches hold.
+/// caches hold (lab 0034, and lab 0036 for a single queue).
 const CACHED_BYTES: usize = 8 << 20;
-/// With so much, what is copied from memory to memory is no longer all in the caches (measured, too).
+/// With so much, what is copied from memory to memory is no longer all in the caches (lab 0037).
 const PARTLY_CACHED_BYTES: usize = 6 << 20;
 
 /// Whether more than caches hold is on its way to a queue that reads so many bytes, and to the others

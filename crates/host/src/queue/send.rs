@@ -14,16 +14,16 @@ use crate::doorbell::Decision;
 
 /// While more is on its way than caches hold, no commands leave as long as so much has come that
 /// nobody has taken: a controller that is ahead fills the sockets with data, which are out of all
-/// caches when we get to them, so that it stays ahead (measured in docs/PERFORMANCE.md).
+/// caches when we get to them, so that it stays ahead (lab 0034).
 const UNREAD_BYTES_MAX: usize = 256 << 10;
-/// Then, what the commands of one send may ask for.
+/// Then, what the commands of one send may ask for (lab 0034).
 const ASKED_BYTES_MAX: usize = 512 << 10;
 /// And what may be on its way to all queues of a core: more would come in bursts, for which other
-/// queues wait long.
+/// queues wait long (lab 0034).
 const ON_ITS_WAY_BYTES_MAX: usize = 32 << 20;
 
-/// Up to so much that is being written by a core, commands leave before data (measured: it gains
-/// with 2 MiB, and loses with 4 MiB).
+/// Up to so much that is being written by a core, commands leave before data: it gains with
+/// 2 MiB, and loses with 4 MiB (lab 0041).
 const COMMANDS_FIRST_BYTES_MAX: usize = 3 << 20;
 
 /// Bytes of a digest.

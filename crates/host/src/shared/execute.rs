@@ -16,7 +16,7 @@ use super::{Core, Pending, SharedError, SharedQueues, push, wait};
 use crate::caller::{DEFAULT_SPIN, Finished, Memory, Operation, Refusal, Refused};
 use crate::error::HostError;
 
-/// How long a thread looks for the end of its operation before it sleeps.
+/// How long a thread looks for the end of its operation before it sleeps (lab 0028).
 const SPIN: Duration = DEFAULT_SPIN;
 /// After so many operations in a row that took longer, threads sleep at once...
 const PATIENCE: u32 = 4;

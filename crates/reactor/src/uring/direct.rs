@@ -20,21 +20,21 @@ use crate::transfer::{is_transient, receive, transmit};
 const ALWAYS_TRIED: usize = 4;
 
 /// Tries in a row without data after which a socket goes to the ring, if there are more sockets.
-/// The ring costs about as much as this many tries.
+/// The ring costs about as much as this many tries (lab 0029).
 const TRIES_MAX: u32 = 16;
 
 /// Receives that one poll finishes: the answers to a few leave before the next ones are looked at,
-/// so that the peers work on them meanwhile.
+/// so that the peers work on them meanwhile (lab 0030).
 const RECEIVES_PER_POLL: usize = 8;
 
 /// Bytes in staging memory after which a poll leaves the rest to the next one, while the caches still
-/// hold them. What has landed in its I/O buffer does not count.
+/// hold them. What has landed in its I/O buffer does not count (lab 0030).
 const BYTES_PER_POLL: usize = 512 << 10;
 
 /// Sockets that send payloads from this size on may not keep much that waits for the peer's window:
-/// it would be out of the caches when the window opens.
+/// it would be out of the caches when the window opens (lab 0035).
 const LARGE_PAYLOAD: usize = 64 << 10;
-/// What the sockets of a core may keep together, and the least for one.
+/// What the sockets of a core may keep together, and the least for one (lab 0035).
 const UNSENT_BYTES: usize = 4 << 20;
 const UNSENT_BYTES_MIN: usize = 256 << 10;
 

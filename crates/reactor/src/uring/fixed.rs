@@ -1,7 +1,7 @@
 //! The pool's memory, registered with the ring, so that file operations need not look it up.
 //!
 //! A direct read or write of other memory pins its pages, and marks and releases each of them at
-//! the end. Registered, all of the pool stays pinned, so this waits for a file. Where the limit of
+//! the end. Registered (lab 0016), all of the pool stays pinned, so this waits for a file. Where the limit of
 //! locked memory (RLIMIT_MEMLOCK) forbids it, operations go on as those of other memory.
 
 #![allow(unsafe_code)]

@@ -2,7 +2,7 @@
 //!
 //! A socket's own staging memory has left the caches by the time its turn comes again, and what all
 //! sockets have cannot be large. A core needs few buffers at a time, so these can be, and the one
-//! that was used last is taken first.
+//! that was used last is taken first (lab 0031).
 
 use crate::buffer::IoBuf;
 

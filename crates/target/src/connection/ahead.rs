@@ -9,7 +9,7 @@ use crate::core::Core;
 
 /// So many commands are looked at together. Where each begins in memory has to be looked up in page
 /// tables that no cache may hold; the processor does that for several at once when it meets them one
-/// right after the other, and waits for each when a command's work is in between.
+/// right after the other, and waits for each when a command's work is in between (lab 0044).
 const COMMANDS: usize = 16;
 
 impl Connection {

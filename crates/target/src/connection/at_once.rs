@@ -1,5 +1,5 @@
 //! Commands that are answered with their header, because their device has the data, or takes them, there
-//! and then: they need neither a slot nor a buffer.
+//! and then: they need neither a slot nor a buffer (lab 0046).
 
 use raceline_bdev::{BdevError, OpKind};
 use raceline_proto::controller::{IoCommand, parse_io};

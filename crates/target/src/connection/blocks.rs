@@ -16,7 +16,7 @@ use super::Connection;
 use crate::core::Core;
 
 /// So many I/O buffers of more than 4 KiB may be in use while what they hold still lies in the caches: up
-/// to 8 MiB (measured in docs/PERFORMANCE.md).
+/// to 8 MiB (lab 0033).
 const CACHED_BUFFERS: usize = 64;
 
 impl Connection {

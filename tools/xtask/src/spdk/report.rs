@@ -1,4 +1,4 @@
-//! What was measured, as tables for docs/PERFORMANCE.md and as JSON.
+//! What was measured, as tables for docs/lab and as JSON.
 
 use std::fmt::Write as _;
 
