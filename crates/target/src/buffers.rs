@@ -10,10 +10,6 @@ use std::ops::Range;
 
 use raceline_reactor::{BufferPool, PoolConfig};
 
-use crate::config::TargetConfig;
-use crate::core::LocalCommand;
-use crate::message::ConnKey;
-
 /// Small I/O buffers: the blocks of most random I/O.
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
 /// Medium ones, so that databases' pages leave the large ones to large commands
@@ -21,19 +17,19 @@ const SMALL_BUFFER_BYTES: usize = 4 << 10;
 const MEDIUM_BUFFER_BYTES: usize = 16 << 10;
 /// Medium buffers for each large one (lab 0043).
 const MEDIUM_PER_LARGE: usize = 2;
-/// Large ones: [`TargetConfig::large_buffers_per_core`] counts memory in these.
+/// Large ones.
 const LARGE_BUFFER_BYTES: usize = 128 << 10;
 /// Fewest buffers of the largest size.
 const MIN_LARGEST: usize = 4;
 
-/// The I/O buffers of one core.
-pub(crate) fn pool_config(config: &TargetConfig) -> PoolConfig {
-    let large = config.large_buffers_per_core;
+/// The I/O buffers of one core, for commands of at most `max_io_bytes`: small ones, and the memory of
+/// so many large ones.
+pub(crate) fn pool_config(small: usize, large: usize, max_io_bytes: u32) -> PoolConfig {
     let mut classes = vec![
-        (SMALL_BUFFER_BYTES, config.small_buffers_per_core),
+        (SMALL_BUFFER_BYTES, small),
         (MEDIUM_BUFFER_BYTES, large.saturating_mul(MEDIUM_PER_LARGE)),
     ];
-    classes.extend(large_classes(large, config.max_io_bytes as usize));
+    classes.extend(large_classes(large, max_io_bytes as usize));
     PoolConfig::new(&classes)
 }
 
@@ -59,14 +55,19 @@ fn large_classes(count: usize, max_io_bytes: usize) -> Vec<(usize, usize)> {
     classes
 }
 
-/// Commands that wait for a buffer: a line for each size of the pool.
-#[derive(Default)]
-pub(crate) struct BufferLines {
-    lines: Vec<VecDeque<LocalCommand>>,
+/// Commands that wait for a buffer, by what names them: a line for each size of the pool.
+pub(crate) struct BufferLines<Command> {
+    lines: Vec<VecDeque<Command>>,
     waiting: usize,
 }
 
-impl BufferLines {
+impl<Command> Default for BufferLines<Command> {
+    fn default() -> Self {
+        Self { lines: Vec::new(), waiting: 0 }
+    }
+}
+
+impl<Command: Copy> BufferLines<Command> {
     /// Whether nobody waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -88,7 +89,7 @@ impl BufferLines {
     }
 
     /// Puts a command into the line of its size.
-    pub(crate) fn join(&mut self, pool: &BufferPool, len: usize, command: LocalCommand) {
+    pub(crate) fn join(&mut self, pool: &BufferPool, len: usize, command: Command) {
         if self.lines.len() < pool.class_count() {
             self.lines.resize_with(pool.class_count(), VecDeque::new);
         }
@@ -99,7 +100,7 @@ impl BufferLines {
     /// Who is to be served next: the size whose line it heads, the command, and the sizes that it
     /// may take from, one of which has a buffer. Large sizes come first, as those who wait there
     /// cannot take another buffer.
-    pub(crate) fn next(&self, pool: &BufferPool) -> Option<(usize, LocalCommand, Range<usize>)> {
+    pub(crate) fn next(&self, pool: &BufferPool) -> Option<(usize, Command, Range<usize>)> {
         let mut closed = pool.class_count();
         for (class, line) in self.lines.iter().enumerate().rev() {
             let Some(command) = line.front() else { continue };
@@ -117,17 +118,8 @@ impl BufferLines {
         self.waiting -= usize::from(self.lines[class].pop_front().is_some());
     }
 
-    /// Takes one command out of the line in which it waits.
-    pub(crate) fn remove(&mut self, command: LocalCommand) {
-        self.retain(|waiter| waiter != command);
-    }
-
-    /// Takes all commands of a connection out.
-    pub(crate) fn forget(&mut self, key: ConnKey) {
-        self.retain(|waiter| waiter.key != key);
-    }
-
-    fn retain(&mut self, keep: impl Fn(LocalCommand) -> bool) {
+    /// Takes those out that do not wait any more.
+    pub(crate) fn retain(&mut self, keep: impl Fn(Command) -> bool) {
         if self.is_empty() {
             return;
         }
@@ -163,14 +155,10 @@ mod tests {
         assert!(large_classes(4, 16 * MIB).iter().all(|(_, count)| *count > 0));
     }
 
-    fn command(slot: u16) -> LocalCommand {
-        LocalCommand { key: ConnKey { index: u32::from(slot % 2), generation: 0 }, slot }
-    }
-
     /// One buffer of each size, and who is given which until nothing fits any more.
     struct Bed {
         pool: BufferPool,
-        lines: BufferLines,
+        lines: BufferLines<u16>,
         held: Vec<(usize, raceline_reactor::IoBuf)>,
     }
 
@@ -186,7 +174,7 @@ mod tests {
             match self.pool.take_of(len, open) {
                 Some(buf) => self.held.push((buf.capacity(), buf)),
                 None => {
-                    self.lines.join(&self.pool, len, command(slot));
+                    self.lines.join(&self.pool, len, slot);
                     return false;
                 }
             }
@@ -202,7 +190,7 @@ mod tests {
                 self.lines.leave(class);
                 let buf = self.pool.take_of(1, sizes).unwrap();
                 self.held.push((buf.capacity(), buf));
-                served.push(command.slot);
+                served.push(command);
             }
             served
         }
@@ -256,9 +244,7 @@ mod tests {
         for slot in 0..7 {
             bed.come(slot, 1);
         }
-        bed.lines.remove(command(4));
-        // 3 and 5 are of the other connection.
-        bed.lines.forget(command(3).key);
+        bed.lines.retain(|slot| ![3, 4, 5].contains(&slot));
         assert_eq!(bed.give_back(4096), [6]);
         assert!(bed.lines.is_empty());
     }

@@ -8,8 +8,9 @@ use raceline_accel::Framework;
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{HostAccess, Limits, MAX_NSID, SubsystemError, Visibility};
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_reactor::{Backend, Mode};
+use raceline_reactor::{Backend, Mode, PoolConfig};
 
+use crate::buffers::pool_config;
 use crate::placement::PlacementPolicy;
 use crate::pool::MapError;
 
@@ -115,6 +116,11 @@ impl Default for TargetConfig {
 impl TargetConfig {
     /// Admin queue entries that a host may ask for; one page of a host's memory.
     pub const MAX_ADMIN_ENTRIES: u16 = 128;
+
+    /// The I/O buffers of one core.
+    pub(crate) fn buffers(&self) -> PoolConfig {
+        pool_config(self.small_buffers_per_core, self.large_buffers_per_core, self.max_io_bytes)
+    }
 
     /// The limits that controllers advertise.
     #[must_use]

@@ -659,7 +659,7 @@ impl Connection {
     fn unpause(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         let Some(slot) = self.paused else { return };
         let command = self.command(slot);
-        core.buffer_lines.remove(command);
+        core.buffer_lines.retain(|waiter| waiter != command);
         let len = self.slots.get(slot).transfer.len as usize;
         self.give_buffer(cx, core, slot, IoBuf::heap(len));
     }

@@ -91,7 +91,7 @@ pub(crate) struct Core {
     /// Finished device requests that nobody has looked at yet.
     pub(crate) done: Vec<Done>,
     /// Commands that wait for an I/O buffer.
-    pub(crate) buffer_lines: BufferLines,
+    pub(crate) buffer_lines: BufferLines<LocalCommand>,
     /// Connections with something to send.
     pub(crate) dirty: Vec<ConnKey>,
     /// Connections that have had their share of this pass, each once.

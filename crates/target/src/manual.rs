@@ -7,7 +7,6 @@ use std::sync::Arc;
 use raceline_reactor::mailbox::mailbox;
 use raceline_reactor::{BufferPool, Completion, Context, Io, Mailbox, Service, Wait};
 
-use crate::buffers::pool_config;
 use crate::config::{TargetConfig, TargetError};
 use crate::message::Message;
 use crate::poll_group::PollGroup;
@@ -36,7 +35,7 @@ impl Target {
         ios: &[&dyn Io],
     ) -> Result<(Self, Vec<ManualCore>), TargetError> {
         config.check()?;
-        let pool_config = pool_config(&config);
+        let pool_config = config.buffers();
         let shared = Arc::new(Shared::new(config, ios.len()));
         let mut senders = Vec::new();
         let mut cores = Vec::new();

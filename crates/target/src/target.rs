@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::{LoopSnapshot, Mode, Reactor, ReactorConfig, ReactorHandle};
 
-use crate::buffers::pool_config;
 use crate::config::{TargetConfig, TargetError};
 use crate::control::{Control, DRAIN_TIMEOUT};
 use crate::counters::QueueTotals;
@@ -128,7 +127,7 @@ fn spawn(
         core,
         mode: config.mode,
         backend: config.backend,
-        pool: pool_config(config),
+        pool: config.buffers(),
         accel: config.accel.clone(),
         name: format!("target-{index}"),
     };

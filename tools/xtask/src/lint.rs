@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 use crate::child::Task;
+use crate::modules::Crates;
 use crate::step::Outcome;
 
 /// Files that may contain `unsafe`; each block in them stands under a `// SAFETY:` comment.
@@ -66,6 +67,11 @@ const UNSAFE_FILES: &[&str] = &[
 /// The longest a source file may be.
 const MAX_LINES: usize = 800;
 
+/// The longest subject of a commit, in letters.
+const MAX_SUBJECT_LETTERS: usize = 72;
+/// The commit after which subjects are that short.
+const SUBJECTS_AFTER: &str = "51172720e542930da7f54a0f0cda38af118822e4";
+
 /// `cargo fmt --check`.
 pub(crate) fn format(root: &Path) -> Result<Outcome> {
     Task::new("cargo")
@@ -86,14 +92,17 @@ pub(crate) fn clippy(root: &Path) -> Result<Outcome> {
 /// The repository's own rules.
 pub(crate) fn tidy(root: &Path) -> Result<Outcome> {
     let ended = Task::new("git").args(["ls-files"]).dir(root).check()?;
-    let mut complaints = Vec::new();
+    let mut complaints = long_subjects(root)?;
+    let mut crates = Crates::default();
     let mut count = 0;
     for name in ended.stdout.lines() {
         // Binary files, and files deleted but not yet committed, are nobody's business here.
         let Ok(text) = fs::read_to_string(root.join(name)) else { continue };
         complaints.extend(look_at(name, &text));
+        crates.take(name, &text);
         count += 1;
     }
+    complaints.extend(crates.complaints());
     for name in UNSAFE_FILES {
         let text = fs::read_to_string(root.join(name)).unwrap_or_default();
         if first_unsafe(&text).is_none() {
@@ -107,6 +116,22 @@ pub(crate) fn tidy(root: &Path) -> Result<Outcome> {
         bail!("{} complaints, first: {}", complaints.len(), complaints[0]);
     }
     Ok(Outcome::Passed(format!("{count} files")))
+}
+
+/// The commits after [`SUBJECTS_AFTER`] whose subjects are too long, where the history is here.
+fn long_subjects(root: &Path) -> Result<Vec<String>> {
+    let range = format!("{SUBJECTS_AFTER}..HEAD");
+    let ended = Task::new("git").args(["log", "--format=%h %s", &range]).dir(root).run()?;
+    if !ended.success() {
+        return Ok(Vec::new());
+    }
+    let too_long = |line: &&str| {
+        line.split_once(' ').is_some_and(|(_, text)| text.chars().count() > MAX_SUBJECT_LETTERS)
+    };
+    let complain = |line: &str| {
+        format!("commit {line}: the subject is longer than {MAX_SUBJECT_LETTERS} letters")
+    };
+    Ok(ended.stdout.lines().filter(too_long).map(complain).collect())
 }
 
 /// What is wrong with one file.

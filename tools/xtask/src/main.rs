@@ -11,6 +11,7 @@ mod fio;
 mod fuzz;
 mod interop;
 mod lint;
+mod modules;
 mod official;
 mod placement;
 mod quiet;

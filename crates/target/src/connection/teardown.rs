@@ -134,7 +134,7 @@ impl Connection {
         for index in waiting {
             self.slots.release(index);
         }
-        core.buffer_lines.forget(self.key);
+        core.buffer_lines.retain(|waiter| waiter.key != self.key);
     }
 
     /// A fence over the command's range is down: on it goes, or away with its connection.

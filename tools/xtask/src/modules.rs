@@ -1,0 +1,196 @@
+//! Which modules of a crate use each other in a circle: none may join the circles that there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The modules of the circles that each crate still has. The lists may only shrink.
+const CIRCLES: &[(&str, &[&str])] = &[
+    ("control", &["engine", "method", "methods"]),
+    ("host", &["blocking", "caller", "command", "error", "shared"]),
+    ("proto", &[]),
+    (
+        "target",
+        &[
+            "association",
+            "config",
+            "connection",
+            "control",
+            "core",
+            "digest",
+            "fused",
+            "io_queue",
+            "ledger",
+            "message",
+            "namespaces",
+            "poll_group",
+            "pool",
+            "registry",
+            "slots",
+            "target",
+            "wipe",
+        ],
+    ),
+];
+
+/// Module to the modules of the same crate that it uses.
+type Uses = BTreeMap<String, BTreeSet<String>>;
+
+/// The crates that are looked at, by the folders that they are in.
+#[derive(Default)]
+pub(crate) struct Crates {
+    files: BTreeMap<String, Vec<(String, String)>>,
+}
+
+impl Crates {
+    /// Takes a file of the repository, if it is a source of one of the crates.
+    pub(crate) fn take(&mut self, name: &str, text: &str) {
+        let Some(rest) = name.strip_prefix("crates/") else { return };
+        let Some((folder, path)) = rest.split_once("/src/") else { return };
+        let looked_at = CIRCLES.iter().any(|(known, _)| *known == folder);
+        if let (true, Some(path)) = (looked_at, path.strip_suffix(".rs")) {
+            self.files
+                .entry(folder.to_owned())
+                .or_default()
+                .push((path.to_owned(), text.to_owned()));
+        }
+    }
+
+    /// What is wrong with them.
+    pub(crate) fn complaints(&self) -> Vec<String> {
+        let judge = |(folder, files): (&String, &Vec<(String, String)>)| {
+            let (_, known) = CIRCLES.iter().find(|(known, _)| known == folder)?;
+            Some(compare(folder, &in_circles(&uses(files)), known))
+        };
+        self.files.iter().filter_map(judge).flatten().collect()
+    }
+}
+
+/// What has joined the circles of a crate, and what has left them and is still listed.
+fn compare(folder: &str, found: &BTreeSet<String>, known: &[&str]) -> Vec<String> {
+    let joined = found.iter().filter(|module| !known.contains(&module.as_str())).map(|module| {
+        format!("crates/{folder}: module {module} is now part of a circle of modules that use each other")
+    });
+    let left = known.iter().filter(|module| !found.contains(**module)).map(|module| {
+        format!("crates/{folder}: module {module} is in no circle any more: take it off the list in tools/xtask/src/modules.rs")
+    });
+    joined.chain(left).collect()
+}
+
+/// Who uses whom, by the first component of the path.
+fn uses(files: &[(String, String)]) -> Uses {
+    let module_of = |path: &str| path.split('/').next().unwrap_or(path).to_owned();
+    let modules: BTreeSet<String> =
+        files.iter().map(|(path, _)| module_of(path)).filter(|name| name != "lib").collect();
+    let mut uses = Uses::new();
+    for (path, text) in files {
+        let module = module_of(path);
+        if !modules.contains(&module) {
+            continue;
+        }
+        let used = uses.entry(module.clone()).or_default();
+        let is_top = !path.contains('/');
+        for name in named(text, is_top) {
+            if name != module && modules.contains(&name) {
+                used.insert(name);
+            }
+        }
+    }
+    uses
+}
+
+/// The first components of paths that begin at the root of the crate, outside tests and comments.
+fn named(text: &str, is_top: bool) -> BTreeSet<String> {
+    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let code = |line: &str| line.split("//").next().unwrap_or_default().to_owned();
+    let code: String = text.lines().map(code).collect::<Vec<_>>().join("\n");
+    let mut names = BTreeSet::new();
+    let roots: &[&str] = if is_top { &["crate::", "super::"] } else { &["crate::"] };
+    for root in roots {
+        for (at, _) in code.match_indices(root) {
+            let whole_word = code[..at].chars().next_back().is_none_or(|c| !is_word(c) && c != ':');
+            if whole_word {
+                names.extend(first_components(&code[at + root.len()..]));
+            }
+        }
+    }
+    names
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// `a::b` names `a`; `{a, b::c}` names `a` and `b`.
+fn first_components(rest: &str) -> Vec<String> {
+    let word = |text: &str| text.chars().take_while(|c| is_word(*c)).collect::<String>();
+    let Some(list) = rest.strip_prefix('{') else { return vec![word(rest)] };
+    let mut names = Vec::new();
+    let (mut depth, mut at_start) = (0, true);
+    for (at, letter) in list.char_indices() {
+        match letter {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => at_start = true,
+            _ if at_start && is_word(letter) => {
+                names.push(word(&list[at..]));
+                at_start = false;
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// The modules from which a way leads back to themselves.
+fn in_circles(uses: &Uses) -> BTreeSet<String> {
+    let reaches_itself = |start: &&String| {
+        let mut seen = BTreeSet::new();
+        let mut next = vec![*start];
+        while let Some(module) = next.pop() {
+            for used in uses.get(module).into_iter().flatten() {
+                if used == *start {
+                    return true;
+                }
+                if seen.insert(used) {
+                    next.push(used);
+                }
+            }
+        }
+        false
+    };
+    uses.keys().filter(reaches_itself).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn circles(files: &[(&str, &str)]) -> Vec<String> {
+        let files: Vec<_> =
+            files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
+        in_circles(&uses(&files)).into_iter().collect()
+    }
+
+    #[test]
+    fn circles_are_found_however_paths_are_written() {
+        let lib = ("lib", "mod a; mod b; mod c; use a::A;");
+        let a = ("a", "use crate::b::B;\nfn a() { super::d::f() }");
+        let b = ("b/part", "use crate::{c::{C, D}, e};");
+        let c = ("c", "fn c(x: crate::a::A) {}");
+        let d =
+            ("d", "// crate::a\nuse crate::Thing;\n#[cfg(test)]\nmod tests { use crate::a::A; }");
+        let e = ("e", "use crate::e::own; use other_crate::a::A;");
+        assert_eq!(circles(&[lib, a, b, c, d, e]), ["a", "b", "c"]);
+        assert!(circles(&[lib, a, b, d, e, ("c", "")]).is_empty());
+        // Within a folder, super is the folder.
+        assert!(circles(&[("a", "use crate::b;"), ("b/x", "use super::a;")]).is_empty());
+    }
+
+    #[test]
+    fn the_list_only_shrinks() {
+        let found = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
+        assert!(compare("x", &found, &["a", "b"]).is_empty());
+        assert!(compare("x", &found, &["a"])[0].contains("module b is now part of a circle"));
+        assert!(compare("x", &found, &["a", "b", "c"])[0].contains("module c is in no circle"));
+    }
+}
