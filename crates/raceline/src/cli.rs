@@ -97,6 +97,10 @@ pub(crate) struct DemoArgs {
     /// How to do I/O
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) io: values::IoChoice,
+    /// For people or for programs
+    #[arg(short = 'o', long = "output-format", value_enum, value_name = "FORMAT")]
+    #[arg(default_value_t)]
+    pub(crate) output: values::OutputFormat,
 }
 
 /// Arguments of `completions`.

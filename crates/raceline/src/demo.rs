@@ -1,15 +1,19 @@
 //! `raceline demo`: a target and a host in one process, to see it all work in seconds.
 
-use std::io::IsTerminal as _;
+use std::collections::BTreeMap;
+use std::io::{IsTerminal as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use raceline_bdev::{DeviceSpec, Identity};
+use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::Counts;
 use raceline_bench::distance::{SURELY_NEAR, round_trip};
 use raceline_bench::engine::{self, EngineConfig, Outcome};
 use raceline_bench::job::JobError;
-use raceline_bench::report::{binary_bytes, grouped, latency_text};
+use raceline_bench::report::{
+    JobReport, Report, Side, StageReport, binary_bytes, grouped, latency_text,
+};
 use raceline_bench::{Latencies, RwMode};
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -17,7 +21,10 @@ use raceline_reactor::affinity::allowed_cores;
 use raceline_reactor::{Backend, Mode};
 use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 
+use serde_json::{Value, json};
+
 use crate::cli::DemoArgs;
+use crate::cli::values::OutputFormat;
 use crate::export::MODEL;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
@@ -48,23 +55,54 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let identity = Identity::of_this_machine();
-    let style = Style::detect();
+    let voice = Voice::new(args.output);
+    let style = &voice.style;
     let backend: Backend = args.io.into();
 
     let target = start_target(&identity, backend)?;
     let address = target
         .add_listener(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))
         .map_err(Failure::runtime)?;
-    say(&format!(
+    voice.say(&format!(
         "{}\n\n",
         style.bold("Raceline demo: an NVMe/TCP target and host in one process")
     ))?;
-    say(&step(&style, "target", &format!("{DEVICE} exported at {address}, in user space")))?;
+    voice.say(&step(style, "target", &format!("{DEVICE} exported at {address}, in user space")))?;
 
-    let result = measure(args, &target, address, &identity, backend, &interrupt, &style);
+    let measured = measure(args, &target, address, &identity, backend, &interrupt, &voice);
     let shutdown = target.shutdown().map_err(Failure::runtime);
-    result.and(shutdown)?;
-    say(&next_steps(&style))
+    let document = measured.and_then(|measured| shutdown.map(|()| measured.document(address)))?;
+    voice.say(&next_steps(style))?;
+    match args.output {
+        OutputFormat::Table => Ok(()),
+        OutputFormat::Json => shell::print(format!("{document:#}\n").as_bytes()),
+    }
+}
+
+/// What the demo found out.
+struct Measured {
+    /// Bytes that were written, read back and compared.
+    verified_bytes: u64,
+    report: Report,
+    apart: Apart,
+}
+
+impl Measured {
+    /// For programs: laid out as the report of `perf`, and what is the demo's own beside it.
+    fn document(&self, address: SocketAddr) -> Value {
+        let mut document: Value =
+            serde_json::from_str(&self.report.to_json()).unwrap_or_else(|_| json!({}));
+        document["demo"] = json!({
+            "device": DEVICE,
+            "address": address.to_string(),
+            "nqn": NQN,
+            "verified_bytes": self.verified_bytes,
+            "core_round_trip_ns": self.apart.span().map(|(least, most)| {
+                json!({ "least": nanos(least), "most": nanos(most) })
+            }),
+        });
+        document
+    }
 }
 
 fn start_target(identity: &Identity, backend: Backend) -> Result<Target, Failure> {
@@ -94,31 +132,15 @@ fn measure(
     identity: &Identity,
     backend: Backend,
     interrupt: &Interrupt,
-    style: &Style,
-) -> Result<(), Failure> {
+    voice: &Voice,
+) -> Result<Measured, Failure> {
+    let style = &voice.style;
     let part = part_time(args.seconds);
-    let config = |mode, depth, verify| {
-        let (hostnqn, hostid) = naming::host(identity, None, None);
-        EngineConfig {
-            host: HostConfig::new(address, demo_nqn(), hostnqn, hostid),
-            accel: None,
-            nsid: NamespaceId(1),
-            mode,
-            mixed_read_percent: 50,
-            io_bytes: IO_BYTES,
-            depth,
-            offset_bytes: 0,
-            size_bytes: None,
-            seed: SEED,
-            verify,
-            rate_iops: None,
-            ramp: part / 8,
-            runtime: part - part / 8,
-            polled: false,
-            cores: Vec::new(),
-            reactor_mode: Mode::default(),
-            backend,
-        }
+    let config = |mode, depth, verify| EngineConfig {
+        mode,
+        depth,
+        verify,
+        ..usual(address, identity, backend, part)
     };
     let go = |config: &EngineConfig| {
         let outcome = engine::run(config, &mut |_| interrupt.requested().is_none());
@@ -130,36 +152,103 @@ fn measure(
 
     let outcome = go(&config(RwMode::Write, 32, true))?;
     let size = binary_bytes(outcome.namespace.size_bytes());
-    say(&step(
+    voice.say(&step(
         style,
         "connect",
         &format!("namespace 1, {size} in blocks of {}", outcome.namespace.block_size),
     ))?;
-    let verified = binary_bytes(outcome.verified.saturating_mul(u64::from(IO_BYTES)));
+    let verified_bytes = outcome.verified.saturating_mul(u64::from(IO_BYTES));
+    let verified = binary_bytes(verified_bytes);
     let text = format!("{verified} written, read back and compared: every block is as written");
-    say(&step(style, "verify", &text))?;
+    voice.say(&step(style, "verify", &text))?;
 
     let mut apart = Apart::default();
     apart.look();
-    say(&format!("\n{}\n", style.bold(&heading())))?;
+    voice.say(&format!("\n{}\n", style.bold(&heading())))?;
     let mut explanation = String::new();
+    let mut report = Report { precondition: Vec::new(), stages: Vec::new() };
     for (mode, depth) in MEASUREMENTS {
         let before = work_of(target);
         let outcome = go(&config(mode, depth, false))?;
         let after = work_of(target);
-        say(&row(mode, depth, &outcome))?;
+        voice.say(&row(mode, depth, &outcome))?;
         apart.look();
         if (mode, depth) == EXPLAINED {
             explanation = explain(&outcome, after.0 - before.0, after.1.since(before.1));
         }
+        report.stages.push(stage_report(mode, depth, outcome));
     }
-    say(&explanation)?;
-    say(&format!(
+    voice.say(&explanation)?;
+    voice.say(&format!(
         "\n4 KiB commands over one TCP connection on the loopback, target and host sharing {}; CPU is of \
          both together, in percent of one core. Across a network, expect its latency on top.\n",
         cores_text()
     ))?;
-    say(&apart.text())
+    voice.say(&apart.text())?;
+    Ok(Measured { verified_bytes, report, apart })
+}
+
+/// What all parts of the demo have in common.
+fn usual(
+    address: SocketAddr,
+    identity: &Identity,
+    backend: Backend,
+    part: Duration,
+) -> EngineConfig {
+    let (hostnqn, hostid) = naming::host(identity, None, None);
+    EngineConfig {
+        host: HostConfig::new(address, demo_nqn(), hostnqn, hostid),
+        accel: None,
+        nsid: NamespaceId(1),
+        mode: RwMode::RandRead,
+        mixed_read_percent: 50,
+        io_bytes: IO_BYTES,
+        depth: 1,
+        offset_bytes: 0,
+        size_bytes: None,
+        seed: SEED,
+        verify: false,
+        rate_iops: None,
+        ramp: part / 8,
+        runtime: part - part / 8,
+        polled: false,
+        cores: Vec::new(),
+        reactor_mode: Mode::default(),
+        backend,
+    }
+}
+
+/// A measurement as `perf` would report it. CPU time and costs are those of the process, and so of
+/// both sides.
+fn stage_report(mode: RwMode, depth: u16, outcome: Outcome) -> StageReport {
+    let options = [
+        ("rw", mode.to_string()),
+        ("bs", IO_BYTES.to_string()),
+        ("iodepth", depth.to_string()),
+        ("seed", SEED.to_string()),
+    ];
+    let name = format!("{mode} depth {depth}");
+    let job = JobReport {
+        title: name.clone(),
+        name,
+        group: 0,
+        options: BTreeMap::from(options.map(|(key, value)| (key.to_owned(), value))),
+        percentiles: None,
+        measured: outcome.measured,
+        read: Side::new(outcome.read, IO_BYTES),
+        write: Side::new(outcome.write, IO_BYTES),
+        missed: outcome.missed,
+        verified: None,
+        error: None,
+    };
+    StageReport {
+        jobs: vec![job],
+        window: outcome.measured,
+        cpu: outcome.cpu,
+        loops: outcome.loops,
+        cost: outcome.cost,
+        acceleration: Acceleration::default(),
+    }
 }
 
 /// How far the two cores were apart that target and host share, from look to look: the same machine
@@ -174,12 +263,15 @@ impl Apart {
         self.0.extend(cores.and_then(|[a, b]| round_trip(a, b).ok()));
     }
 
+    /// The least and the most.
+    fn span(&self) -> Option<(Duration, Duration)> {
+        Some((*self.0.iter().min()?, *self.0.iter().max()?))
+    }
+
     fn text(&self) -> String {
-        let (Some(least), Some(most)) = (self.0.iter().min(), self.0.iter().max()) else {
-            return String::new();
-        };
-        let [from, to] = [least.as_nanos(), most.as_nanos()];
-        if *most < SURELY_NEAR {
+        let Some((least, most)) = self.span() else { return String::new() };
+        let [from, to] = [least, most].map(nanos);
+        if most < SURELY_NEAR {
             return format!(
                 "The cores were {from} to {to} ns apart (a cache line there and back).\n"
             );
@@ -272,8 +364,35 @@ fn next_steps(style: &Style) -> String {
     )
 }
 
-fn say(text: &str) -> Result<(), Failure> {
-    shell::print(text.as_bytes())
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Where what people read goes: to standard output, unless that is for a program.
+struct Voice {
+    output: OutputFormat,
+    style: Style,
+}
+
+impl Voice {
+    fn new(output: OutputFormat) -> Self {
+        let terminal = match output {
+            OutputFormat::Table => std::io::stdout().is_terminal(),
+            OutputFormat::Json => std::io::stderr().is_terminal(),
+        };
+        Self { output, style: Style::on(terminal) }
+    }
+
+    fn say(&self, text: &str) -> Result<(), Failure> {
+        match self.output {
+            OutputFormat::Table => shell::print(text.as_bytes()),
+            OutputFormat::Json => {
+                // Nobody may be reading it: the document counts.
+                let _ = std::io::stderr().write_all(text.as_bytes());
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Colours where they are welcome.
@@ -283,9 +402,9 @@ struct Style {
 
 impl Style {
     /// On a terminal, unless NO_COLOR says otherwise.
-    fn detect() -> Self {
+    fn on(terminal: bool) -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { colour: std::io::stdout().is_terminal() && !unwanted }
+        Self { colour: terminal && !unwanted }
     }
 
     fn bold(&self, text: &str) -> String {

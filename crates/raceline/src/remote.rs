@@ -17,10 +17,6 @@ use crate::naming;
 /// How long one of several addresses of a name may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a lost connection is tried again before a verb gives up: long enough for a target
-/// to restart, short enough for someone who waits.
-const RECONNECT_LIMIT: Duration = Duration::from_secs(30);
-
 /// A connected controller.
 pub(crate) struct Remote {
     host: Host,
@@ -121,7 +117,8 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let identity = Identity::of_this_machine();
     let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
     let mut config = HostConfig::new(address, subnqn, hostnqn, hostid);
-    config.backoff.give_up_after = Some(RECONNECT_LIMIT);
+    // Without a limit for -1, which is the only one that is negative.
+    config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())
         .map_err(|_| Failure::usage("-k is too long: the most is 49 days"))?;
     Ok(config)

@@ -5,11 +5,16 @@ use std::time::Duration;
 
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 
-use super::values::{self, OutputFormat};
+use super::values::{self, OutputFormat, Tcp};
 
 /// Where the target is, and who we are.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AddressArgs {
+    /// Transport, as nvme-cli wants it: tcp is the only one
+    #[arg(short = 't', long = "transport", value_name = "TRTYPE", help_heading = "Target")]
+    #[arg(value_parser = values::transport)]
+    pub(crate) transport: Option<Tcp>,
+
     /// Address or name of the target
     #[arg(short = 'a', long = "traddr", value_name = "ADDR", help_heading = "Target")]
     pub(crate) address: String,
@@ -33,6 +38,20 @@ pub(crate) struct AddressArgs {
     #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]
     #[arg(default_value = "5", value_parser = values::time)]
     pub(crate) keep_alive: Duration,
+
+    /// Seconds for which a lost connection is tried again, -1 for ever
+    #[arg(short = 'l', long = "ctrl-loss-tmo", value_name = "SECONDS", help_heading = "Host")]
+    #[arg(default_value_t = 30, allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(i64).range(-1..=86_400))]
+    pub(crate) ctrl_loss_tmo: i64,
+
+    /// Taken as nvme-cli has it: this host never wants submission queue flow control
+    #[arg(short = 'd', long = "disable-sqflow", hide = true)]
+    pub(crate) disable_sqflow: bool,
+
+    /// Taken as nvme-cli has it: each verb always connects for itself
+    #[arg(short = 'D', long = "duplicate-connect", hide = true)]
+    pub(crate) duplicate_connect: bool,
 
     /// For people or for programs
     #[arg(short = 'o', long = "output-format", value_enum, value_name = "FORMAT")]
@@ -74,7 +93,7 @@ pub(crate) struct IdentifyArgs {
     pub(crate) connect: ConnectArgs,
 
     /// Only this namespace
-    #[arg(long, value_name = "N", value_parser = namespace)]
+    #[arg(long, alias = "namespace-id", value_name = "N", value_parser = namespace)]
     pub(crate) namespace: Option<NamespaceId>,
 }
 
@@ -85,7 +104,8 @@ pub(crate) struct ReadArgs {
     pub(crate) connect: ConnectArgs,
 
     /// The namespace
-    #[arg(long, value_name = "N", default_value = "1", value_parser = namespace)]
+    #[arg(long, alias = "namespace-id", value_name = "N", default_value = "1")]
+    #[arg(value_parser = namespace)]
     pub(crate) namespace: NamespaceId,
 
     /// First block
@@ -108,7 +128,8 @@ pub(crate) struct WriteArgs {
     pub(crate) connect: ConnectArgs,
 
     /// The namespace
-    #[arg(long, value_name = "N", default_value = "1", value_parser = namespace)]
+    #[arg(long, alias = "namespace-id", value_name = "N", default_value = "1")]
+    #[arg(value_parser = namespace)]
     pub(crate) namespace: NamespaceId,
 
     /// First block

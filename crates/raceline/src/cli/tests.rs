@@ -271,3 +271,32 @@ fn bench_says_what_would_be_right() {
         assert!(line.contains(message) && line.ends_with("(see raceline bench --help)"), "{line}");
     }
 }
+
+/// What people paste from `nvme connect` and `nvme discover` is understood.
+#[test]
+fn host_verbs_take_nvme_clis_spelling() {
+    let connect = "-t tcp -a 192.0.2.1 -s 4420 -n nqn.2014-08.org.example:1 -k 10 -l 60 -g -G -d -D \
+                   -q nqn.2014-08.org.example:h -I 6ba7b810-9dad-11d1-80b4-00c04fd430c8 -o normal";
+    for (verb, rest) in [
+        ("identify", "--namespace-id 2"),
+        ("read", "--blocks 1 --namespace-id 2"),
+        ("write", ""),
+        ("perf", "-i 4 -W 1 -P 1 -Q 128"),
+    ] {
+        parse(&format!("{verb} {connect} {rest}")).unwrap();
+    }
+    let long = "discover --transport=TCP --traddr=192.0.2.1 --trsvcid=8009 \
+                --hostnqn=nqn.2014-08.org.example:h --keep-alive-tmo=5 --ctrl-loss-tmo=-1 \
+                --output-format=json";
+    let Verb::Discover(args) = parse(long).unwrap() else { unreachable!() };
+    assert_eq!((args.address.ctrl_loss_tmo, args.address.port), (-1, 8009));
+    for (other, why) in [
+        ("rdma", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),
+        ("fc", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),
+        ("loop", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),
+        ("udp", "it is no transport of nvme-cli: write -t tcp"),
+    ] {
+        let error = parse(&format!("discover -t {other} -a 192.0.2.1")).unwrap_err();
+        assert!(error.contains(why) && error.contains(other), "{error}");
+    }
+}

@@ -99,12 +99,17 @@ impl From<PlacementChoice> for PlacementPolicy {
 /// `-o`: for people or for programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OutputFormat {
-    /// For people
+    /// For people; nvme-cli calls it normal
     #[default]
+    #[value(alias = "normal")]
     Table,
     /// For programs
     Json,
 }
+
+/// The transport that there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tcp;
 
 /// Longest busy poll: while one connection polls, the others of its core wait.
 const BUSY_POLL_MAX_US: u64 = 10_000;
@@ -116,6 +121,18 @@ pub(crate) struct CoreList(pub(crate) Vec<usize>);
 /// An NQN.
 pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|error| error.to_string())
+}
+
+/// `-t`, as nvme-cli has it: hosts reach targets over TCP, and over nothing else.
+pub(crate) fn transport(text: &str) -> Result<Tcp, String> {
+    if text.eq_ignore_ascii_case("tcp") {
+        return Ok(Tcp);
+    }
+    let other = match text.to_ascii_lowercase().as_str() {
+        "rdma" | "fc" | "loop" | "pcie" => "nvme-cli knows it, and Raceline has NVMe/TCP only",
+        _ => "it is no transport of nvme-cli",
+    };
+    Err(format!("{other}: write -t tcp, or leave -t out"))
 }
 
 /// A host identifier: a UUID that is not all zeroes.
