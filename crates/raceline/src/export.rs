@@ -88,6 +88,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         accel: Some(framework.clone()),
         max_io_bytes: args.max_io_size,
         in_capsule_bytes: args.in_capsule,
+        max_queue_entries: args.max_queue_depth.saturating_add(1),
         pass_bytes: args.pass_bytes,
         ..TargetConfig::default()
     })

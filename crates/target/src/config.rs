@@ -17,6 +17,9 @@ use crate::pool::MapError;
 /// What a connection moves in a pass unless asked otherwise: some 50 us of a core's time (lab 0042).
 pub const DEFAULT_PASS_BYTES: u32 = 256 << 10;
 
+/// Commands that an I/O queue holds unless asked otherwise.
+pub const DEFAULT_QUEUE_DEPTH: u16 = 128;
+
 /// The least that a connection may move in a pass.
 pub const MIN_PASS_BYTES: u32 = 4096;
 
@@ -45,7 +48,7 @@ pub struct TargetConfig {
     pub max_io_bytes: u32,
     /// Largest write data inside a command capsule on I/O queues (IOCCSZ), a multiple of 16.
     pub in_capsule_bytes: u32,
-    /// Entries of an I/O queue (CAP.MQES + 1).
+    /// Entries of an I/O queue (CAP.MQES + 1): one more than the commands that it holds.
     pub max_queue_entries: u16,
     /// I/O queues of one controller.
     pub max_io_queues: u16,
@@ -102,7 +105,7 @@ impl Default for TargetConfig {
             first_generation: 0,
             max_io_bytes: 1 << 20,
             in_capsule_bytes: 8 << 10,
-            max_queue_entries: 128,
+            max_queue_entries: DEFAULT_QUEUE_DEPTH + 1,
             max_io_queues: 128,
             pass_bytes: DEFAULT_PASS_BYTES,
             large_buffers_per_core: 256,

@@ -75,8 +75,8 @@ mod target;
 mod wipe;
 
 pub use config::{
-    DEFAULT_PASS_BYTES, MIN_PASS_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig,
-    TargetConfig, TargetError,
+    DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, MIN_PASS_BYTES, NamespaceConfig, PreConnectLimits,
+    SubsystemConfig, TargetConfig, TargetError,
 };
 pub use counters::QueueTotals;
 pub use info::{

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
+use raceline_target::DEFAULT_QUEUE_DEPTH;
 
 use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice};
 use crate::accel::{AccelChoice, accel_choice};
@@ -93,6 +94,11 @@ pub(crate) struct ExportArgs {
     /// Largest transfer of one command
     #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = values::max_io_size)]
     pub(crate) max_io_size: u32,
+
+    /// Commands that an I/O queue holds; its hosts ask for queues of one entry more
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_QUEUE_DEPTH)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
+    pub(crate) max_queue_depth: u16,
 
     /// Largest write that travels inside its command
     #[arg(long, value_name = "SIZE", default_value = "8k", value_parser = values::in_capsule)]

@@ -27,7 +27,8 @@ pub(super) fn target_config(options: &TransportOptions, engine: &Engine) -> Targ
         socket_priority: options.sock_priority,
         max_io_bytes: options.max_io_size,
         in_capsule_bytes: options.in_capsule_data_size,
-        max_queue_entries: options.max_queue_depth,
+        // One entry of a queue is always empty: so it holds as many commands as were asked for.
+        max_queue_entries: options.max_queue_depth.saturating_add(1),
         max_io_queues: options.max_io_qpairs_per_ctrlr,
         first_generation,
         ..TargetConfig::default()
