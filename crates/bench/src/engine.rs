@@ -19,13 +19,13 @@ use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, Reacto
 use crate::cost::{Cost, Counts, Meter, Usage};
 use crate::cpu::CpuTime;
 use crate::histogram::Latencies;
-use crate::job::{Batch, JobConfig, JobConfigError, JobError, JobResult, QueueJob};
+use crate::job::{Batch, JobConfig, JobError, JobResult, QueueJob};
 use crate::report::LoopCounters;
 use crate::workload::RwMode;
 
 use self::core::{Core, CoreConfig, Event, LoadConfig, Message, PortConfig};
 use self::stage::{
-    Cpus, FileSpec, JobSpec, Layout, Plan, Route, Size, StageConfig, Volume, find_namespace,
+    Cpus, FileSpec, JobSpec, Layout, Misfit, Plan, Route, Size, StageConfig, Volume, find_namespace,
 };
 
 /// How long before the common start the cores are told of it.
@@ -126,9 +126,19 @@ pub enum EngineError {
     /// The options do not fit the namespace.
     #[error("{0}")]
     Invalid(String),
-    /// The workload does not fit its range.
-    #[error("{0}")]
-    Workload(#[from] JobConfigError),
+    /// A job does not fit what it uses.
+    #[error("{}", .0.message)]
+    Misfit(Misfit),
+    /// The controller has fewer queues than the jobs need.
+    #[error(
+        "the controller grants {granted} I/O queues and {asked} were asked for: use -i {granted}"
+    )]
+    Grant {
+        /// So many it has.
+        granted: u16,
+        /// So many are needed.
+        asked: u16,
+    },
     /// A reactor could not start.
     #[error("cannot start a reactor: {0}")]
     Reactor(std::io::Error),
@@ -403,13 +413,11 @@ impl Coordinator<'_> {
             }
             let asked = layout.queues[index];
             if granted < asked {
-                return Err(EngineError::Invalid(format!(
-                    "the controller grants {granted} I/O queues and {asked} were asked for: use -i {granted}"
-                )));
+                return Err(EngineError::Grant { granted, asked });
             }
         }
         let plan = |job| stage::plan(job, &config.hosts, &associations);
-        let plans = config.jobs.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        let plans = config.jobs.iter().enumerate().map(plan).collect::<Result<Vec<_>, _>>()?;
         stage::check_overlaps(&config.jobs, &plans)?;
         for (host, association) in associations.iter().enumerate() {
             self.broadcast(|| Message::Up(host, association.clone()));
@@ -430,7 +438,7 @@ impl Coordinator<'_> {
         for (stream, load) in (0..).zip(&layout.loads) {
             let job = &config.jobs[load.job];
             let plan = &plans[load.job][usize::from(load.clone)];
-            jobs[load.thread].push(QueueJob::new(JobConfig {
+            let made = QueueJob::new(JobConfig {
                 workload: plan.workload.clone(),
                 queue: plan.first_part + u64::from(load.queue),
                 queues: plan.parts,
@@ -441,7 +449,9 @@ impl Coordinator<'_> {
                 ramp: job.ramp,
                 runtime: job.runtime,
                 commands: plan.commands_of(load.queue, job.queues),
-            })?);
+            });
+            let misfit = |error| EngineError::Misfit(Misfit::of_workload(load.job, error));
+            jobs[load.thread].push(made.map_err(misfit)?);
         }
         for (core, jobs) in self.cores.iter().zip(jobs) {
             // A core that has ended is noticed by the missing results.

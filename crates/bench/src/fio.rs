@@ -15,7 +15,7 @@ use std::fmt;
 use crate::engine::stage::JobSpec;
 
 use self::keys::Draft;
-pub use self::keys::{KEYS, Key};
+pub use self::keys::{KEYS, Key, REFUSED};
 pub use self::units::percentile_list;
 
 /// Most jobs in a file.
@@ -26,10 +26,10 @@ pub const FILE_BYTES_MAX: usize = 1 << 20;
 /// A job of a file: one section.
 #[derive(Clone, Debug)]
 pub struct FioJob {
-    /// The section's name.
+    /// The section's name, or what `name` says.
     pub name: String,
-    /// Where it begins.
-    pub line: usize,
+    /// Where it and its keys are.
+    pub lines: Lines,
     /// It begins when all jobs before it have ended.
     pub stonewall: bool,
     /// It begins a group of its own for reporting.
@@ -43,7 +43,7 @@ pub struct FioJob {
     /// The seed is another one each time.
     pub any_seed: bool,
     /// What `filename` names, in order.
-    pub filenames: Vec<String>,
+    pub filenames: Vec<FileName>,
     /// The target that the keys of our fio engine name.
     pub remote: RemoteKeys,
     /// What it does, on no namespaces yet.
@@ -52,6 +52,33 @@ pub struct FioJob {
     pub size_bytes: Option<u64>,
     /// What was set, as it was written.
     pub options: BTreeMap<String, String>,
+}
+
+/// The lines of a job, for messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// That of its header.
+    section: usize,
+    /// Those of its keys, and of keys in `[global]`: of each the last.
+    keys: BTreeMap<&'static str, usize>,
+}
+
+impl Lines {
+    /// The last line that sets one of these keys; that of the header if none does.
+    #[must_use]
+    pub fn of(&self, keys: &[&str]) -> usize {
+        let lines = keys.iter().filter_map(|key| self.keys.get(key));
+        lines.max().copied().unwrap_or(self.section)
+    }
+}
+
+/// One of the names in `filename`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileName {
+    /// Where it stands.
+    pub line: usize,
+    /// The name.
+    pub name: String,
 }
 
 /// Keys of our fio engine that say where a namespace is.
@@ -71,6 +98,12 @@ pub struct RemoteKeys {
     pub header_digest: Option<bool>,
     /// `data_digest`.
     pub data_digest: Option<bool>,
+}
+
+impl RemoteKeys {
+    /// Their names.
+    pub const KEYS: &[&str] =
+        &["traddr", "trsvcid", "nqn", "nsid", "hostnqn", "hdr_digest", "data_digest"];
 }
 
 /// What is wrong with a job file, and where.
@@ -124,23 +157,42 @@ type Problem = (usize, String);
 
 /// A section as a job.
 fn job(section: syntax::Section) -> Result<FioJob, Problem> {
-    let mut draft = Draft::new();
-    // Sizes depend on it, wherever it stands.
-    let (first, rest): (Vec<_>, Vec<_>) =
-        section.settings.iter().partition(|setting| setting.key == "kb_base");
+    let mut draft = Draft::new(section.line);
     let mut options = BTreeMap::new();
-    for setting in first.into_iter().chain(rest) {
-        let unknown = || {
-            let (line, key) = (setting.line, &setting.key);
-            (line, format!("`{key}` is not a key that raceline perf knows{}", suggestion(key)))
-        };
-        let key = keys::find(&setting.key).ok_or_else(unknown)?;
-        (key.apply)(&mut draft, setting.value.as_deref())
-            .map_err(|message| (setting.line, format!("{}: {message}", setting.key)))?;
-        options
-            .insert(key.name.to_owned(), setting.value.clone().unwrap_or_else(|| "1".to_owned()));
+    for block in &section.blocks {
+        // As in fio, it counts for all sizes below its header, wherever it stands, and for later ones.
+        let (first, rest): (Vec<_>, Vec<_>) =
+            block.iter().partition(|setting| setting.key == "kb_base");
+        for setting in first.into_iter().chain(rest) {
+            let key = keys::find(&setting.key).ok_or_else(|| unknown(setting))?;
+            draft.line = setting.line;
+            (key.apply)(&mut draft, setting.value.as_deref())
+                .map_err(|message| (setting.line, format!("{}: {message}", setting.key)))?;
+            draft.lines.keys.insert(key.name, setting.line);
+            keep(&mut options, key.name, setting);
+        }
     }
-    draft.finish(section.name, section.line, options).map_err(|message| (section.line, message))
+    draft.finish(section.name, options)
+}
+
+/// Adds a setting to those that are reported: the last counts, but for `filename`, which adds up.
+fn keep(options: &mut BTreeMap<String, String>, key: &str, setting: &syntax::Setting) {
+    let value = setting.value.clone().unwrap_or_else(|| "1".to_owned());
+    match options.get_mut(key).filter(|_| key == "filename") {
+        Some(names) => *names = format!("{names}:{value}"),
+        None => drop(options.insert(key.to_owned(), value)),
+    }
+}
+
+/// A key that is not in the table: what to do instead of it, if fio has it, or which one was meant.
+fn unknown(setting: &syntax::Setting) -> Problem {
+    let key = &setting.key;
+    let refused = REFUSED.iter().find(|(names, _)| names.contains(&key.as_str()));
+    let instead = match refused {
+        Some((_, instead)) => format!(", but fio does: {instead}"),
+        None => suggestion(key),
+    };
+    (setting.line, format!("`{key}` is not a key that raceline perf knows{instead}"))
 }
 
 /// The key that was meant, if one resembles it: a mistake for three letters, two at most.

@@ -87,7 +87,7 @@ pub(crate) fn failure(error: EngineError) -> Failure {
     match error {
         EngineError::Host(error) => remote::failure(&error),
         EngineError::Invalid(message) => Failure::usage(message),
-        EngineError::Workload(error) => Failure::usage(error),
+        error @ (EngineError::Misfit(_) | EngineError::Grant { .. }) => Failure::usage(error),
         other => Failure::runtime(other),
     }
 }
@@ -109,9 +109,28 @@ impl Runner {
             self.bar.clear();
             match error {
                 EngineError::Stopped => Failure::signal(self.interrupt.requested().unwrap_or(0)),
-                error => failure(error),
+                error => located(stage, error),
             }
         })
+    }
+}
+
+/// The same for a stage, whose jobs may come from a file: then with the line that is wrong.
+fn located(stage: &Stage, error: EngineError) -> Failure {
+    let origin = |job: usize| stage.jobs.get(job).and_then(|job| job.origin.as_ref());
+    match error {
+        EngineError::Misfit(misfit) => match origin(misfit.job) {
+            Some(origin) => Failure::usage(origin.describe(&misfit)),
+            None => failure(EngineError::Misfit(misfit)),
+        },
+        EngineError::Grant { granted, asked } if origin(0).is_some() => {
+            let file = origin(0).map_or("", |origin| &origin.file);
+            Failure::usage(format!(
+                "{file}: the controller grants {granted} I/O queues, and the jobs that run at the same \
+                 time use {asked}, one for each of numjobs: use fewer, or let some wait (stonewall)"
+            ))
+        }
+        error => failure(error),
     }
 }
 

@@ -5,6 +5,7 @@
 mod support;
 
 use serde_json::Value;
+use support::counting::Counting;
 use support::{Export, Scratch, run};
 
 /// What a laboratory has and a test has not: large drives and processors.
@@ -53,12 +54,18 @@ fn expect(jobs: &[(String, u64, u64)], expected: &[(&str, char)]) {
     assert_eq!(did, expected);
 }
 
+/// On all six namespaces, which its six lines name.
 #[test]
 fn the_job_of_the_adq_paper_runs() {
-    let export = Export::start(&["ram:2M"; 6]);
-    let jobs = jobs(&export, include_str!("../../bench/tests/fio/adq.fio"));
-    expect(&jobs, &[("filename0", 'r')]);
-    export.terminate();
+    let target = Counting::start(6);
+    let scratch = Scratch::new();
+    // Each of the three jobs reads 6 MiB, in turn from each namespace.
+    let text =
+        format!("{}\nio_size=6m\n", shortened(include_str!("../../bench/tests/fio/adq.fio")));
+    let output = target.perf(&scratch.file("adq.fio", text.as_bytes()));
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert_eq!(target.reads(), [3 * 256; 6]);
+    target.end();
 }
 
 #[test]

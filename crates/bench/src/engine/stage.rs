@@ -10,7 +10,7 @@ use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode};
 
 use super::EngineError;
-use crate::job::Batch;
+use crate::job::{Batch, JobConfigError};
 use crate::workload::{RwMode, Span, Workload};
 
 /// Jobs that run at the same time.
@@ -318,23 +318,56 @@ impl Layout {
     }
 }
 
+/// What of a job does not fit the namespaces and controllers that it uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// Position of the job in its stage.
+    pub job: usize,
+    /// The key that says what does not fit, under the name of [`crate::fio::KEYS`].
+    pub key: &'static str,
+    /// The namespace that is meant, by its position in [`JobSpec::files`], if it is about one.
+    pub file: Option<usize>,
+    /// What does not fit, and what would; options have two dashes before their names.
+    pub message: String,
+}
+
+impl Misfit {
+    /// A range that is too small or too large, or blocks that are too small.
+    pub(super) fn of_workload(job: usize, error: JobConfigError) -> Self {
+        let key = match error {
+            JobConfigError::RangeTooSmall { .. }
+            | JobConfigError::RangeBelowDepth { .. }
+            | JobConfigError::RangeTooLarge { .. } => "size",
+            JobConfigError::BlockTooSmall(_) => "verify",
+            JobConfigError::Nothing | JobConfigError::Endless => "runtime",
+        };
+        Self { job, key, file: None, message: error.to_string() }
+    }
+}
+
 /// What the clones of a job do: one job for each of its queues, in the order of the loads.
 pub(super) fn plan(
-    job: &JobSpec,
+    (position, job): (usize, &JobSpec),
     hosts: &[HostConfig],
     associations: &[Association],
 ) -> Result<Vec<Plan>, EngineError> {
+    let misfit = |file: Option<usize>, (key, message): (&'static str, String)| {
+        EngineError::Misfit(Misfit { job: position, key, file, message })
+    };
     let mut plans = Vec::with_capacity(usize::from(job.clones));
     for clone in 0..job.clones.max(1) {
         let offset = job.offset_increment_bytes.checked_mul(u64::from(clone));
         let offset = offset.and_then(|more| job.offset_bytes.checked_add(more));
-        let offset = offset.ok_or_else(|| invalid("--offset is past any namespace".to_owned()))?;
+        let offset = offset
+            .ok_or_else(|| misfit(None, ("offset", "--offset is past any namespace".to_owned())))?;
         let mut spans = Vec::with_capacity(job.files.len());
-        for file in &job.files {
+        for (index, file) in job.files.iter().enumerate() {
+            let at = |problem| misfit(Some(index), problem);
             let association = &associations[file.host];
-            let namespace = find_namespace(association, file.nsid)?;
-            check_limits(job, &hosts[file.host], association, &namespace)?;
-            spans.push(span(job, offset, &namespace)?);
+            let namespace = find_namespace(association, file.nsid)
+                .map_err(|error| at(("filename", error.to_string())))?;
+            check_limits(job, &hosts[file.host], association, &namespace).map_err(at)?;
+            spans.push(span(job, offset, &namespace).map_err(at)?);
         }
         plans.push(Plan::new(job, clone, spans));
     }
@@ -391,6 +424,10 @@ impl Plan {
 
 /// Nobody else may write what a job verifies.
 pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<(), EngineError> {
+    let misfit = |job: usize, key: &'static str, message: String| {
+        EngineError::Misfit(Misfit { job, key, file: None, message })
+    };
+    check_twice(jobs)?;
     let ranges: Vec<Vec<(FileSpec, u64, u64)>> = jobs
         .iter()
         .zip(plans)
@@ -411,9 +448,8 @@ pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<()
                 && (writes(job) || writes(neighbour))
                 && overlap(&ranges[one], &ranges[other])
             {
-                return Err(invalid(
-                    "two jobs use the same blocks at once and one of them verifies: give each a range of its own, or let one wait (stonewall)".to_owned(),
-                ));
+                let message = "two jobs use the same blocks at once and one of them verifies: give each a range of its own, or let one wait (stonewall)";
+                return Err(misfit(one, "verify", message.to_owned()));
             }
         }
         let increment = job.offset_increment_bytes;
@@ -424,9 +460,30 @@ pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<()
                 .any(|at| at.block_count * u64::from(at.block_size) > increment)
         };
         if increment > 0 && job.clones > 1 && plans[one].iter().any(too_long) {
-            return Err(invalid(format!(
+            let message = format!(
                 "to verify, clones may not overlap: use a --size of at most {increment}, the offset_increment"
-            )));
+            );
+            return Err(misfit(one, "size", message));
+        }
+    }
+    Ok(())
+}
+
+/// A namespace that a job names twice is gone over twice, which nobody can verify.
+fn check_twice(jobs: &[JobSpec]) -> Result<(), EngineError> {
+    for (job, spec) in jobs.iter().enumerate().filter(|(_, spec)| spec.verify) {
+        let known = |index: &usize| spec.files[..*index].contains(&spec.files[*index]);
+        if let Some(file) = (0..spec.files.len()).find(known) {
+            let nsid = spec.files[file].nsid;
+            let message = format!(
+                "to verify, a job may use namespace {nsid} of a target only once: name it once"
+            );
+            return Err(EngineError::Misfit(Misfit {
+                job,
+                key: "filename",
+                file: Some(file),
+                message,
+            }));
         }
     }
     Ok(())
@@ -450,49 +507,62 @@ pub(super) fn find_namespace(
     })
 }
 
+/// A key, and what is wrong with its value.
+type Problem = (&'static str, String);
+
 /// Whether controller and namespace can do what the job asks.
 fn check_limits(
     job: &JobSpec,
     host: &HostConfig,
     association: &Association,
     namespace: &NamespaceInfo,
-) -> Result<(), EngineError> {
+) -> Result<(), Problem> {
     let (block_size, io_bytes) = (namespace.block_size, job.io_bytes);
     if io_bytes == 0 || !io_bytes.is_multiple_of(block_size) {
-        return Err(invalid(format!(
-            "--bs {io_bytes} is not a multiple of the block size {block_size}"
-        )));
+        let message = format!("--bs {io_bytes} is not a multiple of the block size {block_size}");
+        return Err(("bs", message));
     }
     if let Some(max) = association.controller.max_transfer_bytes.filter(|max| io_bytes > *max) {
-        return Err(invalid(format!(
-            "--bs {io_bytes} is more than the controller's largest transfer {max}"
-        )));
+        let message =
+            format!("--bs {io_bytes} is more than the controller's largest transfer {max}");
+        return Err(("bs", message));
     }
-    let entries = association.max_entries.min(host.io_entries);
-    if job.depth >= entries {
-        return Err(invalid(format!(
-            "--iodepth {} needs a queue of {} entries and the controller has {entries}: use --iodepth {}",
-            job.depth,
-            u32::from(job.depth) + 1,
-            entries.saturating_sub(1)
-        )));
-    }
+    check_depth(job.depth, host.io_entries, association.max_entries)?;
     let writes = job.mode.read_percent(job.mixed_read_percent) < 100;
     if writes && namespace.read_only {
-        return Err(invalid(format!("namespace {} is write protected", namespace.nsid)));
+        return Err(("rw", format!("namespace {} is write protected", namespace.nsid)));
     }
     Ok(())
 }
 
+/// Whether a queue can hold the commands: it asks for `asked` entries, and the controller takes no
+/// more than `allowed` (CAP.MQES + 1). One entry of a queue is always empty.
+fn check_depth(depth: u16, asked: u16, allowed: u16) -> Result<(), Problem> {
+    let entries = asked.min(allowed);
+    if depth < entries {
+        return Ok(());
+    }
+    let (needed, most) = (u32::from(depth) + 1, entries.saturating_sub(1));
+    let message = if allowed < asked {
+        format!(
+            "--iodepth {depth} needs a queue of {needed} entries and the controller allows {allowed} \
+             (CAP.MQES): use --iodepth {most}, or let the target allow more (raceline export \
+             --max-queue-depth, max_queue_depth of nvmf_create_transport)"
+        )
+    } else {
+        format!("--iodepth {depth} needs a queue of {needed} entries, and {asked} were asked for")
+    };
+    Err(("iodepth", message))
+}
+
 /// The part of a namespace that the job uses, from `offset` on.
-fn span(job: &JobSpec, offset: u64, namespace: &NamespaceInfo) -> Result<Span, EngineError> {
+fn span(job: &JobSpec, offset: u64, namespace: &NamespaceInfo) -> Result<Span, Problem> {
     let block = u64::from(namespace.block_size);
     let asked = if let Size::Bytes(bytes) = job.size { bytes } else { 0 };
-    for (option, bytes) in [("--offset", offset), ("--size", asked)] {
+    for (key, bytes) in [("offset", offset), ("size", asked)] {
         if !bytes.is_multiple_of(block) {
-            return Err(invalid(format!(
-                "{option} {bytes} is not a multiple of the block size {block}"
-            )));
+            let message = format!("--{key} {bytes} is not a multiple of the block size {block}");
+            return Err((key, message));
         }
     }
     let available = namespace.size_bytes().saturating_sub(offset);
@@ -506,11 +576,12 @@ fn span(job: &JobSpec, offset: u64, namespace: &NamespaceInfo) -> Result<Span, E
         }
     };
     if size > available || available == 0 {
-        return Err(invalid(format!(
+        let message = format!(
             "the namespace has {} bytes, and --offset and --size reach to {}",
             namespace.size_bytes(),
             offset.saturating_add(size)
-        )));
+        );
+        return Err((if available == 0 { "offset" } else { "size" }, message));
     }
     Ok(Span {
         block_size: namespace.block_size,

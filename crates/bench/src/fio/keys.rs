@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::units::{self, KbBase};
-use super::{FioJob, RemoteKeys};
+use super::{FileName, FioJob, Lines, Problem, RemoteKeys};
 use crate::engine::stage::{Cpus, JobSpec, Size, Volume};
 use crate::workload::RwMode;
 
@@ -14,6 +14,8 @@ const CLONES_MAX: u64 = 4096;
 const DEPTH_MAX: u64 = 4095;
 /// Smallest and largest command, as on the command line.
 const IO_BYTES: std::ops::RangeInclusive<u64> = 512..=16 << 20;
+/// Bytes of a command unless the job says how many.
+const DEFAULT_IO_BYTES: u32 = 4096;
 /// Highest rate.
 const RATE_MAX: u64 = 1_000_000_000;
 
@@ -47,44 +49,43 @@ const fn idle(name: &'static str, why: &'static str) -> Key {
 /// All keys.
 pub const KEYS: &[Key] = &[
     key("rw", &["readwrite"], |job, value| {
-        let text = needed(value)?;
-        job.spec.mode = text.parse().map_err(|error| format!("`{text}` is {error}"))?;
+        job.spec.mode = mode(needed(value)?)?;
         Ok(())
     }),
     key("rwmixread", &[], |job, value| {
-        job.spec.mixed_read_percent = units::number(needed(value)?, 0, 100)?;
+        job.spec.mixed_read_percent = units::number(needed(value)?, 0, 100, job.base)?;
         Ok(())
     }),
     key("rwmixwrite", &[], |job, value| {
-        job.spec.mixed_read_percent = 100 - units::number::<u8>(needed(value)?, 0, 100)?;
+        job.spec.mixed_read_percent = 100 - units::number::<u8>(needed(value)?, 0, 100, job.base)?;
         Ok(())
     }),
     key("bs", &["blocksize"], |job, value| {
-        job.spec.io_bytes = block_size(needed(value)?, job.base)?;
-        Ok(())
+        let base = job.base;
+        job.sizes.set(needed(value)?, &|text| block_size(text, base))
     }),
     key("iodepth", &[], |job, value| {
-        job.spec.depth = units::number(needed(value)?, 1, DEPTH_MAX)?;
+        job.spec.depth = units::number(needed(value)?, 1, DEPTH_MAX, job.base)?;
         Ok(())
     }),
     key("iodepth_batch", &["iodepth_batch_submit"], |job, value| {
-        job.spec.batch.submit = Some(units::number(needed(value)?, 1, DEPTH_MAX)?);
+        job.spec.batch.submit = Some(units::number(needed(value)?, 1, DEPTH_MAX, job.base)?);
         Ok(())
     }),
     key("iodepth_batch_complete_min", &["iodepth_batch_complete"], |job, value| {
-        job.spec.batch.complete_min = units::number(needed(value)?, 0, DEPTH_MAX)?;
+        job.spec.batch.complete_min = units::number(needed(value)?, 0, DEPTH_MAX, job.base)?;
         Ok(())
     }),
     key("iodepth_batch_complete_max", &[], |job, value| {
-        job.spec.batch.complete_max = Some(units::number(needed(value)?, 1, DEPTH_MAX)?);
+        job.spec.batch.complete_max = Some(units::number(needed(value)?, 1, DEPTH_MAX, job.base)?);
         Ok(())
     }),
     key("iodepth_low", &[], |job, value| {
-        job.spec.batch.low = Some(units::number(needed(value)?, 0, DEPTH_MAX)?);
+        job.spec.batch.low = Some(units::number(needed(value)?, 0, DEPTH_MAX, job.base)?);
         Ok(())
     }),
     key("numjobs", &[], |job, value| {
-        job.spec.clones = units::number(needed(value)?, 1, CLONES_MAX)?;
+        job.spec.clones = units::number(needed(value)?, 1, CLONES_MAX, job.base)?;
         Ok(())
     }),
     key("norandommap", &[], |job, value| {
@@ -99,12 +100,16 @@ pub const KEYS: &[Key] = &[
         job.spec.offset_increment_bytes = units::size(needed(value)?, job.base)?;
         Ok(())
     }),
-    key("size", &["filesize"], |job, value| {
+    key("size", &[], |job, value| {
         let text = needed(value)?;
-        (job.size_bytes, job.spec.size) = match text.strip_suffix('%') {
-            Some(percent) => (None, Size::Percent(units::number(percent, 1, 100)?)),
-            None => (Some(units::size(text, job.base)?), Size::Rest),
+        (job.size_bytes, job.percent) = match text.strip_suffix('%') {
+            Some(percent) => (None, Some(units::number(percent, 1, 100, job.base)?)),
+            None => (Some(units::size(text, job.base)?), None),
         };
+        Ok(())
+    }),
+    key("filesize", &[], |job, value| {
+        job.file_bytes = Some(units::size(needed(value)?, job.base)?);
         Ok(())
     }),
     key("io_size", &["io_limit"], |job, value| {
@@ -112,7 +117,7 @@ pub const KEYS: &[Key] = &[
         Ok(())
     }),
     key("loops", &[], |job, value| {
-        job.loops = units::number(needed(value)?, 1, u64::from(u32::MAX))?;
+        job.loops = units::number(needed(value)?, 1, u64::from(u32::MAX), job.base)?;
         Ok(())
     }),
     key("runtime", &["timeout"], |job, value| {
@@ -129,12 +134,14 @@ pub const KEYS: &[Key] = &[
         Ok(())
     }),
     key("rate_iops", &[], |job, value| {
-        job.spec.rate_iops = Some(units::number(needed(value)?, 1, RATE_MAX)?);
-        Ok(())
+        let base = job.base;
+        let rate = |text: &str| units::number(text, 0, RATE_MAX, base);
+        job.rate_iops.get_or_insert_default().set(needed(value)?, &rate)
     }),
     key("rate", &[], |job, value| {
-        job.rate_bytes = Some(units::size(needed(value)?, job.base)?);
-        Ok(())
+        let base = job.base;
+        let rate = |text: &str| units::size(text, base);
+        job.rate_bytes.get_or_insert_default().set(needed(value)?, &rate)
     }),
     key("cpus_allowed", &[], |job, value| {
         job.cpus = units::cpus(needed(value)?)?;
@@ -149,7 +156,9 @@ pub const KEYS: &[Key] = &[
         Ok(())
     }),
     key("filename", &[], |job, value| {
-        job.filenames = units::filenames(needed(value)?)?;
+        // As in fio, each line adds to those before it, also to those of [global].
+        let (line, names) = (job.line, units::filenames(needed(value)?)?);
+        job.filenames.extend(names.into_iter().map(|name| FileName { line, name }));
         Ok(())
     }),
     key("traddr", &[], |job, value| {
@@ -157,7 +166,7 @@ pub const KEYS: &[Key] = &[
         Ok(())
     }),
     key("trsvcid", &[], |job, value| {
-        job.remote.port = Some(units::number(needed(value)?, 1, 65_535)?);
+        job.remote.port = Some(units::number(needed(value)?, 1, 65_535, job.base)?);
         Ok(())
     }),
     key("nqn", &["subnqn"], |job, value| {
@@ -165,7 +174,7 @@ pub const KEYS: &[Key] = &[
         Ok(())
     }),
     key("nsid", &[], |job, value| {
-        job.remote.nsid = Some(units::number(needed(value)?, 1, 0xffff_fffe)?);
+        job.remote.nsid = Some(units::number(needed(value)?, 1, 0xffff_fffe, job.base)?);
         Ok(())
     }),
     key("hostnqn", &[], |job, value| {
@@ -201,7 +210,7 @@ pub const KEYS: &[Key] = &[
         Ok(())
     }),
     key("randseed", &[], |job, value| {
-        job.spec.seed = units::number(needed(value)?, 0, u64::MAX)?;
+        job.spec.seed = units::number(needed(value)?, 0, u64::MAX, job.base)?;
         Ok(())
     }),
     key("randrepeat", &[], |job, value| {
@@ -211,9 +220,13 @@ pub const KEYS: &[Key] = &[
     key("verify", &[], |job, value| {
         job.spec.verify = match needed(value)? {
             "0" => false,
-            "crc32c" => true,
+            "crc32c" | "crc32c-intel" => true,
             other => return Err(format!("`{other}` is not how blocks are verified: write crc32c")),
         };
+        Ok(())
+    }),
+    key("name", &[], |job, value| {
+        job.name = Some(needed(value)?.to_owned());
         Ok(())
     }),
     key("kb_base", &[], |job, value| {
@@ -224,7 +237,9 @@ pub const KEYS: &[Key] = &[
         };
         Ok(())
     }),
-    key("nrfiles", &[], |_, value| units::number::<u8>(needed(value)?, 1, 1).map(|_| ())),
+    key("nrfiles", &[], |job, value| {
+        units::number::<u8>(needed(value)?, 1, 1, job.base).map(|_| ())
+    }),
     key("file_service_type", &[], |_, value| match needed(value)? {
         "roundrobin" => Ok(()),
         other => Err(format!("`{other}` is not supported: namespaces take turns, roundrobin")),
@@ -237,26 +252,140 @@ pub const KEYS: &[Key] = &[
     idle("invalidate", "there is no page cache to invalidate"),
     idle("thread", "jobs are threads"),
     idle("fsync_on_close", "nothing is closed; what was written is as durable as the target says"),
-    idle("name", "the section's name counts"),
     idle("description", "a comment"),
     idle("unit_base", "it changes only how fio prints"),
     idle("nr_io_queues", "each job has one queue on each controller that it uses"),
     idle("refill_buffers", "with verify every block is new; otherwise data do not matter"),
     idle("clat_percentiles", "they are always reported"),
+    idle("lat_percentiles", "latency and completion latency are the same here"),
+    idle("gtod_reduce", "times are always taken"),
+    idle("disable_lat", "as `gtod_reduce`"),
+    idle("disable_clat", "as `gtod_reduce`"),
+    idle("disable_slat", "as `gtod_reduce`"),
+    idle("fixedbufs", "buffers are always made before the run"),
+    idle("registerfiles", "connections are no files of the ring"),
+    idle("hipri", "--hipri of the command line counts"),
+    idle("sqthread_poll", "--mode of the command line counts"),
+    idle("overwrite", "a namespace has all its blocks"),
+    idle("fallocate", "as `overwrite`"),
 ];
+
+/// Keys of fio that are refused, and what to do instead.
+pub const REFUSED: &[(&[&str], &str)] = &[
+    (
+        &["bsrange", "blocksize_range", "bssplit", "bs_unaligned", "blocksize_unaligned"],
+        "a job has one size: write bs, and a job for each size",
+    ),
+    (
+        &[
+            "thinktime",
+            "thinktime_blocks",
+            "thinktime_spin",
+            "rate_min",
+            "rate_iops_min",
+            "rate_process",
+        ],
+        "a job goes on at once, or at a fixed rate: write rate_iops",
+    ),
+    (
+        &["random_distribution", "percentage_random", "random_generator", "rw_sequencer"],
+        "random access is uniform: leave the key out",
+    ),
+    (
+        &["directory", "opendir", "filename_format", "unique_filename"],
+        "namespaces are not in directories: write filename",
+    ),
+    (
+        &["fsync", "fdatasync", "end_fsync", "sync", "sync_file_range"],
+        "jobs send no flush: leave the key out if that is meant",
+    ),
+    (
+        &[
+            "verify_pattern",
+            "verify_interval",
+            "verify_backlog",
+            "verify_async",
+            "verify_only",
+            "do_verify",
+            "verify_fatal",
+        ],
+        "with verify=crc32c all that was written is read back, and the first difference ends the run: leave the key out",
+    ),
+    (
+        &[
+            "write_bw_log",
+            "write_lat_log",
+            "write_iops_log",
+            "write_hist_log",
+            "log_avg_msec",
+            "per_job_logs",
+        ],
+        "there are no logs over time: read the report, -o json",
+    ),
+    (
+        &["startdelay", "start_delay", "wait_for", "flow", "flow_watermark", "flow_sleep"],
+        "jobs begin together: write stonewall where one has to wait",
+    ),
+    (&["cpumask", "numa_cpu_nodes", "numa_mem_policy"], "write cpus_allowed"),
+    (
+        &["zonemode", "zonesize", "zonerange", "zoneskip", "zonecapacity"],
+        "zones are not supported: write offset and size",
+    ),
+    (
+        &["read_iolog", "write_iolog", "replay_no_stall", "replay_redirect"],
+        "recorded commands are not replayed: write rw",
+    ),
+];
+
+/// Values for reads and for writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sides {
+    read: Option<u64>,
+    write: Option<u64>,
+}
+
+impl Sides {
+    /// What is left out stays as it was.
+    fn set(
+        &mut self,
+        text: &str,
+        parse: &dyn Fn(&str) -> Result<u64, String>,
+    ) -> Result<(), String> {
+        let [read, write] = units::sides(text, parse)?;
+        (self.read, self.write) = (read.or(self.read), write.or(self.write));
+        Ok(())
+    }
+
+    /// The value of a job that only reads or only writes; `None`: it does both.
+    fn of(&self, read_percent: u8) -> Option<Option<u64>> {
+        match read_percent {
+            100 => Some(self.read),
+            0 => Some(self.write),
+            _ => None,
+        }
+    }
+}
 
 /// A job, while its keys are read.
 pub(super) struct Draft {
+    pub(super) lines: Lines,
+    /// That of the key that is read.
+    pub(super) line: usize,
+    name: Option<String>,
     spec: JobSpec,
     base: KbBase,
+    sizes: Sides,
     size_bytes: Option<u64>,
+    percent: Option<u8>,
+    file_bytes: Option<u64>,
     io_size: Option<u64>,
     loops: u64,
     time_based: bool,
-    rate_bytes: Option<u64>,
+    rate_iops: Option<Sides>,
+    rate_bytes: Option<Sides>,
     cpus: Vec<usize>,
     split: bool,
-    filenames: Vec<String>,
+    filenames: Vec<FileName>,
     remote: RemoteKeys,
     percentiles: Option<Vec<f64>>,
     group_reporting: bool,
@@ -267,21 +396,31 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// fio's defaults.
-    pub(super) fn new() -> Self {
+    /// fio's defaults, for a section that begins at this line.
+    pub(super) fn new(line: usize) -> Self {
         Self {
+            lines: Lines { section: line, keys: BTreeMap::new() },
+            line,
+            name: None,
             spec: JobSpec {
                 mode: RwMode::Read,
                 random_map: true,
                 runtime: None,
                 ramp: Duration::ZERO,
-                ..JobSpec::new(4096, 1)
+                ..JobSpec::new(DEFAULT_IO_BYTES, 1)
             },
             base: KbBase::Binary,
+            sizes: Sides {
+                read: Some(DEFAULT_IO_BYTES.into()),
+                write: Some(DEFAULT_IO_BYTES.into()),
+            },
             size_bytes: None,
+            percent: None,
+            file_bytes: None,
             io_size: None,
             loops: 1,
             time_based: false,
+            rate_iops: None,
             rate_bytes: None,
             cpus: Vec::new(),
             split: false,
@@ -298,43 +437,31 @@ impl Draft {
 
     /// Checks what only all keys together show.
     pub(super) fn finish(
-        self,
+        mut self,
         name: String,
-        line: usize,
         options: BTreeMap<String, String>,
-    ) -> Result<FioJob, String> {
-        let mut spec = self.spec;
-        if self.time_based && spec.runtime.is_none() {
-            return Err("time_based needs a runtime".to_owned());
-        }
-        let (min, max) = (spec.batch.complete_min, spec.batch.complete_max);
-        if max.is_some_and(|max| max < min) {
-            return Err(format!(
-                "iodepth_batch_complete_max {} is less than iodepth_batch_complete_min {min}",
-                max.unwrap_or_default()
-            ));
-        }
-        if !self.filenames.is_empty() && self.remote != RemoteKeys::default() {
-            return Err(
-                "filename and traddr, nqn or nsid both say where: use one of them".to_owned()
-            );
-        }
-        spec.volume = match (self.time_based, self.io_size) {
+    ) -> Result<FioJob, Problem> {
+        self.check_pairs()?;
+        self.spec.io_bytes = self.io_bytes()?;
+        self.set_rate()?;
+        self.spec.size = match (self.percent, self.file_bytes) {
+            (Some(percent), _) => Size::Percent(percent),
+            (None, Some(bytes)) => Size::Bytes(bytes),
+            (None, None) => Size::Rest,
+        };
+        self.spec.volume = match (self.time_based, self.io_size) {
             (true, _) => Volume::Endless,
             (false, Some(bytes)) => Volume::Bytes(bytes.saturating_mul(self.loops)),
             (false, None) => Volume::Passes(self.loops),
         };
-        if let Some(bytes) = self.rate_bytes {
-            spec.rate_iops = Some((bytes / u64::from(spec.io_bytes)).clamp(1, RATE_MAX));
-        }
-        spec.cpus = match (self.cpus.is_empty(), self.split) {
+        self.spec.cpus = match (self.cpus.is_empty(), self.split) {
             (true, _) => Cpus::Any,
             (false, true) => Cpus::Split(self.cpus),
             (false, false) => Cpus::Shared(self.cpus),
         };
         Ok(FioJob {
-            name,
-            line,
+            name: self.name.unwrap_or(name),
+            lines: self.lines,
             stonewall: self.stonewall,
             new_group: self.new_group,
             group_reporting: self.group_reporting,
@@ -343,10 +470,97 @@ impl Draft {
             any_seed: self.any_seed,
             filenames: self.filenames,
             remote: self.remote,
-            spec,
+            spec: self.spec,
             size_bytes: self.size_bytes,
             options,
         })
+    }
+
+    /// Keys that do not go together, at the line of the last of them.
+    fn check_pairs(&self) -> Result<(), Problem> {
+        let at = |keys: &[&str], message: String| Err((self.lines.of(keys), message));
+        if self.time_based && self.spec.runtime.is_none() {
+            return at(&["time_based", "runtime"], "time_based needs a runtime".to_owned());
+        }
+        let (min, max) = (self.spec.batch.complete_min, self.spec.batch.complete_max);
+        if let Some(max) = max.filter(|&max| max < min) {
+            let message = format!(
+                "iodepth_batch_complete_max {max} is less than iodepth_batch_complete_min {min}"
+            );
+            return at(&["iodepth_batch_complete_max", "iodepth_batch_complete_min"], message);
+        }
+        if !self.filenames.is_empty() && self.remote != RemoteKeys::default() {
+            let message = "filename and traddr, nqn or nsid both say where: use one of them";
+            let keys = [&["filename"][..], RemoteKeys::KEYS].concat();
+            return at(&keys, message.to_owned());
+        }
+        if self.file_bytes.is_some() && (self.size_bytes.is_some() || self.percent.is_some()) {
+            let message = "filesize and size both say how much of each namespace is used: write size for \
+                           all namespaces of the job together, or filesize for each";
+            return at(&["filesize", "size"], message.to_owned());
+        }
+        Ok(())
+    }
+
+    /// The size of the job's commands.
+    fn io_bytes(&self) -> Result<u32, Problem> {
+        let Sides { read, write } = self.sizes;
+        let bytes = self.sizes.of(self.read_percent());
+        let bytes = bytes.or_else(|| (read == write).then_some(read)).flatten();
+        let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok());
+        bytes.ok_or_else(|| {
+            let [read, write] = [read, write].map(Option::unwrap_or_default);
+            let message = format!(
+                "bs: {read} bytes for reads and {write} for writes: a job that does both has one size \
+                 here; write two jobs, one that reads and one that writes"
+            );
+            (self.lines.of(&["bs", "rw"]), message)
+        })
+    }
+
+    /// How many commands are due in a second. fio limits the reads and the writes of a job each by itself:
+    /// one that does both has the sum, and they are mixed as the limits are, whatever rwmixread says.
+    fn set_rate(&mut self) -> Result<(), Problem> {
+        let rates = [("rate_iops", self.rate_iops), ("rate", self.rate_bytes)];
+        let set: Vec<(&str, Sides)> =
+            rates.into_iter().filter_map(|(key, sides)| Some((key, sides?))).collect();
+        let (key, sides) = match set[..] {
+            [] => return Ok(()),
+            [one] => one,
+            _ => {
+                let message = "rate and rate_iops both say how fast: use one of them";
+                return Err((self.lines.of(&["rate_iops", "rate"]), message.to_owned()));
+            }
+        };
+        let io_bytes = u64::from(self.spec.io_bytes.max(1));
+        // As in fio, 0 is no limit.
+        let commands = |limit: Option<u64>| match limit.filter(|&limit| limit > 0)? {
+            bytes if key == "rate" => Some((bytes / io_bytes).clamp(1, RATE_MAX)),
+            commands => Some(commands),
+        };
+        let (reads, writes) = (commands(sides.read), commands(sides.write));
+        self.spec.rate_iops = match (self.read_percent(), reads, writes) {
+            (100, reads, _) => reads,
+            (0, _, writes) => writes,
+            (_, None, None) => None,
+            (_, Some(reads), Some(writes)) if (100 * reads).is_multiple_of(reads + writes) => {
+                let percent = 100 * reads / (reads + writes);
+                self.spec.mixed_read_percent = u8::try_from(percent).unwrap_or(100);
+                Some(reads + writes)
+            }
+            _ => {
+                let message = format!(
+                    "{key}: a job that reads and writes has limits for both here, which make whole \
+                     percents of all: write one limit, or two jobs, one that reads and one that writes"
+                );
+                return Err((self.lines.of(&[key, "rw"]), message));
+            }
+        };
+        Ok(())
+    }
+
+    fn read_percent(&self) -> u8 {
+        self.spec.mode.read_percent(self.spec.mixed_read_percent)
     }
 }
 
@@ -363,18 +577,28 @@ fn flag(value: Option<&str>) -> Result<bool, String> {
     }
 }
 
-/// Bytes per command; fio allows different sizes of reads, writes and trims.
-fn block_size(text: &str, base: KbBase) -> Result<u32, String> {
-    let mut sizes = text.split(',').map(|part| units::size(part, base));
-    let first = sizes.next().unwrap_or(Ok(0))?;
-    for other in sizes {
-        if other? != first {
-            return Err(format!("`{text}`: reads and writes have the same size here"));
-        }
+/// Order and kind of commands.
+fn mode(text: &str) -> Result<RwMode, String> {
+    let name = text.split_once(':').map(|(name, _)| name);
+    if let Some(name) = name.filter(|name| name.parse::<RwMode>().is_ok()) {
+        return Err(format!(
+            "`{text}`: fio's number after the colon is not supported: write {name}"
+        ));
     }
-    let fits = IO_BYTES.contains(&first) && first.is_multiple_of(*IO_BYTES.start());
-    let size = u32::try_from(first).ok().filter(|_| fits);
-    size.ok_or_else(|| {
-        format!("`{text}` is {first} bytes: a command moves a multiple of 512 bytes, at most 16m")
-    })
+    text.parse().map_err(|error| format!("`{text}` is {error}"))
+}
+
+/// Bytes of a command.
+fn block_size(text: &str, base: KbBase) -> Result<u64, String> {
+    let bytes = units::size(text, base)?;
+    if IO_BYTES.contains(&bytes) && bytes.is_multiple_of(*IO_BYTES.start()) {
+        return Ok(bytes);
+    }
+    let why = match base {
+        KbBase::Decimal => " (kb_base is 1000: write kib for 1024)",
+        KbBase::Binary => "",
+    };
+    Err(format!(
+        "`{text}` is {bytes} bytes{why}: a command moves a multiple of 512 bytes, at most 16m"
+    ))
 }

@@ -2,16 +2,23 @@
 
 use super::Problem;
 
-/// The section whose settings all later jobs share.
+/// A section whose name begins so has the settings that all later jobs share.
 const GLOBAL: &str = "global";
 
-/// A job with all its settings, those of `[global]` first.
+/// What fio replaces by a number of the machine that it runs on.
+const KEYWORDS: [&str; 3] = ["$ncpus", "$pagesize", "$mb_memory"];
+
+/// A job with all its settings.
 #[derive(Clone, Debug)]
 pub(super) struct Section {
     pub(super) name: String,
     pub(super) line: usize,
-    pub(super) settings: Vec<Setting>,
+    /// Those of each `[global]` before the job, then its own.
+    pub(super) blocks: Vec<Block>,
 }
+
+/// The settings below one header, which fio reads together.
+pub(super) type Block = Vec<Setting>;
 
 /// One `key=value` or `key`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,48 +33,72 @@ pub(super) fn sections(
     text: &str,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<Section>, Problem> {
-    let mut global: Vec<Setting> = Vec::new();
+    let mut globals: Vec<Block> = Vec::new();
     let mut jobs: Vec<Section> = Vec::new();
     // Where settings go: to a job, or to all later jobs.
     let mut current: Option<bool> = None;
-    for (index, line) in text.lines().enumerate() {
-        let number = index + 1;
+    // Editors of other systems put a byte order mark before the first line.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    for (number, line) in (1..).zip(text.lines()) {
         let at = |message: String| (number, message);
         let line = without_comment(line);
         if line.is_empty() {
             continue;
         }
-        if let Some(rest) = line.strip_prefix('[') {
-            let name = rest.strip_suffix(']').filter(|name| !name.is_empty());
-            let name =
-                name.ok_or_else(|| at(format!("`{line}` is not a section: write [name]")))?;
-            current = Some(name == GLOBAL);
-            if name != GLOBAL {
-                let settings = global.clone();
-                jobs.push(Section { name: name.to_owned(), line: number, settings });
+        if line.starts_with('[') {
+            let name = header(line).map_err(at)?;
+            let global = name.starts_with(GLOBAL);
+            current = Some(global);
+            if global {
+                globals.push(Block::new());
+            } else {
+                let mut blocks = globals.clone();
+                blocks.push(Block::new());
+                jobs.push(Section { name: name.to_owned(), line: number, blocks });
             }
             continue;
         }
-        if line == "include" || line.starts_with("include ") {
-            return Err(at("include is not supported: put the lines of that file here".to_owned()));
-        }
-        let (key, value) = match line.split_once('=') {
-            Some((key, value)) => (key.trim_end(), Some(value.trim_start())),
-            None => (line, None),
+        let setting = setting(number, line, environment).map_err(at)?;
+        let block = match current {
+            Some(true) => globals.last_mut(),
+            Some(false) => jobs.last_mut().and_then(|job| job.blocks.last_mut()),
+            None => None,
         };
-        let value = value.map(|value| expand(value, environment)).transpose().map_err(at)?;
-        let setting = Setting { line: number, key: key.to_ascii_lowercase(), value };
-        match (current, jobs.last_mut()) {
-            (Some(true), _) => global.push(setting),
-            (Some(false), Some(job)) => job.settings.push(setting),
-            _ => {
-                return Err(at(format!(
-                    "`{line}` stands before any section: put [global] before it"
-                )));
-            }
-        }
+        let block = block.ok_or_else(|| {
+            at(format!("`{line}` stands before any section: put [global] before it"))
+        })?;
+        block.push(setting);
     }
     Ok(jobs)
+}
+
+/// The name in a section's header.
+fn header(line: &str) -> Result<&str, String> {
+    let name = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let name = name.filter(|name| !name.is_empty());
+    name.ok_or_else(|| format!("`{line}` is not a section: write [name]"))
+}
+
+/// A line that is no header.
+fn setting(
+    number: usize,
+    line: &str,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Setting, String> {
+    if line.starts_with("include") {
+        return Err("include is not supported: put the lines of that file here".to_owned());
+    }
+    let (key, value) = match line.split_once('=') {
+        Some((key, value)) => (key.trim_end(), Some(value.trim_start())),
+        None => (line, None),
+    };
+    let value = value.map(|value| expand(value, environment)).transpose()?;
+    if let Some(word) =
+        KEYWORDS.iter().find(|&&word| value.as_ref().is_some_and(|value| value.contains(word)))
+    {
+        return Err(format!("{key}: fio's keyword {word} is not supported: write the number"));
+    }
+    Ok(Setting { line: number, key: key.to_ascii_lowercase(), value })
 }
 
 /// The line up to `;` or `#`, without space around it.

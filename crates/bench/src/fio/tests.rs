@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::units::{self, KbBase};
+mod forms;
+
 use super::*;
 use crate::engine::stage::{Cpus, Size, Volume};
 use crate::job::Batch;
@@ -21,13 +22,18 @@ fn one(text: &str) -> FioJob {
     jobs.remove(0)
 }
 
+/// What `filename` names, and where.
+fn names(job: &FioJob) -> Vec<(usize, String)> {
+    job.filenames.iter().map(|file| (file.line, file.name.clone())).collect()
+}
+
 #[test]
 fn the_job_of_the_adq_paper() {
     let job = one(include_str!("../../tests/fio/adq.fio"));
     assert_eq!(job.name, "filename0");
     assert!(job.stonewall && job.group_reporting && !job.exit_all);
-    assert_eq!(job.filenames.len(), 6);
-    assert_eq!((job.filenames[0].as_str(), job.filenames[5].as_str()), ("Nvme0n1", "Nvme0n6"));
+    let named = (1..=6).map(|number| (26 + number, format!("Nvme0n{number}")));
+    assert_eq!(names(&job), named.collect::<Vec<_>>(), "each line adds one");
     assert_eq!(job.percentiles, Some(vec![99.0, 99.9, 99.99]));
     let spec = &job.spec;
     assert_eq!((spec.mode, spec.io_bytes, spec.depth), (RwMode::RandRead, 4096, 32));
@@ -43,7 +49,7 @@ fn the_job_of_the_adq_paper() {
 fn the_jobs_of_the_jbof_paper() {
     let jobs = read(include_str!("../../tests/fio/jbof-bandwidth.fio")).unwrap();
     let sizes: Vec<u32> = jobs.iter().map(|job| job.spec.io_bytes).collect();
-    // With kb_base=1000, Ki is 1024, and a g of size is 10^9.
+    // With kb_base=1000, KiB is 1024, and a g of size is 10^9.
     assert_eq!(sizes, [8 << 10, 64 << 10, 256 << 10]);
     assert_eq!(jobs.iter().map(|job| job.stonewall).collect::<Vec<_>>(), [false, true, true]);
     assert!(jobs.iter().all(|job| job.exit_all && job.any_seed && job.group_reporting));
@@ -102,7 +108,7 @@ fn later_globals_and_the_job_itself_count() {
         "[x]\nfilename=traddr=10.0.0.1 trsvcid=4420 subnqn=nqn.2014-08.org.example\\:1 ns=2:b\n",
     );
     let spdk = "traddr=10.0.0.1 trsvcid=4420 subnqn=nqn.2014-08.org.example:1 ns=2";
-    assert_eq!(job.filenames, [spdk, "b"]);
+    assert_eq!(names(&job), [(2, spdk.to_owned()), (2, "b".to_owned())]);
     let job = one("[x]\ntraddr=10.0.0.1\nnqn=nqn.2014-08.org.example:1\nnsid=7\ndata_digest\n");
     assert_eq!((job.remote.nsid, job.remote.data_digest), (Some(7), Some(true)));
 }
@@ -124,7 +130,7 @@ fn mistakes_are_named_with_file_and_line() {
         ),
         (
             "[x]\n\nbssplit=4k/50:8k/50\n",
-            "test.fio:3: `bssplit` is not a key that raceline perf knows",
+            "test.fio:3: `bssplit` is not a key that raceline perf knows, but fio does: a job has one size: write bs, and a job for each size",
         ),
         ("[x]\nxx=1\n", "test.fio:2: `xx` is not a key that raceline perf knows"),
         (
@@ -145,17 +151,15 @@ fn mistakes_are_named_with_file_and_line() {
             "[x]\nbs=100\n",
             "test.fio:2: bs: `100` is 100 bytes: a command moves a multiple of 512 bytes, at most 16m",
         ),
-        ("[x]\nbs=4k,8k\n", "test.fio:2: bs: `4k,8k`: reads and writes have the same size here"),
         (
-            "[x]\nkb_base=1000\nbs=8k\n",
-            "test.fio:3: bs: `8k` is 8000 bytes: a command moves a multiple of 512 bytes, at most 16m",
+            "[x]\nkb_base=1000\nbs=8Ki\n",
+            "test.fio:3: bs: `8Ki` is 8000 bytes (kb_base is 1000: write kib for 1024): a command moves a multiple of 512 bytes, at most 16m",
         ),
         ("[x]\niodepth=0\n", "test.fio:2: iodepth: `0` is not a number from 1 to 4095"),
         (
             "[x]\nruntime=1w\n",
-            "test.fio:2: runtime: `1w` is not a time: write 90 (seconds), 90s, 500ms, 2m or 1h",
+            "test.fio:2: runtime: `1w` is not a time: write 90 (seconds), 90s, 500ms, 500us, 2m, 1h or 1d, one number with one unit; fio takes a unit that it does not know for microseconds",
         ),
-        ("[x]\ntime_based\n", "test.fio:1: time_based needs a runtime"),
         ("[x]\ndirect=1\nnorandommap=yes\n", "test.fio:3: norandommap: `yes` is neither 0 nor 1"),
         ("[x]\nnumjobs=${JOB}\n", "test.fio:2: the environment has no variable JOB"),
         ("[x]\nnumjobs=${JOBS\n", "test.fio:2: `${JOBS` has no closing brace"),
@@ -175,57 +179,131 @@ fn mistakes_are_named_with_file_and_line() {
             "[x]\nverify=md5\n",
             "test.fio:2: verify: `md5` is not how blocks are verified: write crc32c",
         ),
+        ("[x]\nfilename=:\n", "test.fio:2: filename: a value is needed"),
         (
-            "[x]\nfilename=a::b\n",
-            "test.fio:2: filename: `a::b` has an empty name: write NAME or NAME:NAME",
+            "[x]\nnumjobs=$ncpus\n",
+            "test.fio:2: numjobs: fio's keyword $ncpus is not supported: write the number",
         ),
         (
-            "[x]\nfilename=a\nnsid=1\n",
-            "test.fio:1: filename and traddr, nqn or nsid both say where: use one of them",
-        ),
-        (
-            "[x]\niodepth_batch_complete_min=4\niodepth_batch_complete_max=2\n",
-            "test.fio:1: iodepth_batch_complete_max 2 is less than iodepth_batch_complete_min 4",
+            "[x]\nrw=randread:8\n",
+            "test.fio:2: rw: `randread:8`: fio's number after the colon is not supported: write randread",
         ),
     ] {
         assert_eq!(read(text).map(|_| ()), Err(message.to_owned()), "{text:?}");
     }
 }
 
+/// What is wrong with keys together is told at the last of them, also where it is in [global]; and at
+/// the header only where no key is wrong.
 #[test]
-fn numbers_are_fios() {
-    let binary = |text| units::size(text, KbBase::Binary).ok();
-    for (text, bytes) in [
-        ("4096", Some(4096)),
-        ("4k", Some(4096)),
-        ("4K", Some(4096)),
-        ("4kb", Some(4096)),
-        ("4ki", Some(4000)),
-        ("4KiB", Some(4000)),
-        ("1m", Some(1 << 20)),
-        ("2g", Some(2 << 30)),
-        ("1t", Some(1 << 40)),
-        ("0x200", Some(512)),
-        ("16383p", Some(16_383 << 50)),
-        ("16384p", None),
-        ("i", None),
-        ("4ib", None),
-        ("k", None),
-        ("-1", None),
+fn keys_that_do_not_go_together_are_named_with_their_line() {
+    for (text, message) in [
+        ("[global]\ntime_based\n[x]\nrw=read\n", "test.fio:2: time_based needs a runtime"),
+        (
+            "[x]\nfilename=a\nbs=4k\nnsid=1\niodepth=4\n",
+            "test.fio:4: filename and traddr, nqn or nsid both say where: use one of them",
+        ),
+        (
+            "[global]\niodepth_batch_complete_min=4\n[x]\niodepth_batch_complete_max=2\nbs=4k\n",
+            "test.fio:4: iodepth_batch_complete_max 2 is less than iodepth_batch_complete_min 4",
+        ),
+        (
+            "[x]\nrate=1m\nrate_iops=5\nbs=4k\n",
+            "test.fio:3: rate and rate_iops both say how fast: use one of them",
+        ),
+        (
+            "[x]\nbs=4k,8k\nrw=randrw\nnumjobs=2\n",
+            "test.fio:3: bs: 4096 bytes for reads and 8192 for writes: a job that does both has one size here; write two jobs, one that reads and one that writes",
+        ),
+        (
+            "[x]\nrw=rw\nrate=,1m\nnumjobs=2\n",
+            "test.fio:3: rate: a job that reads and writes has limits for both here, which make whole percents of all: write one limit, or two jobs, one that reads and one that writes",
+        ),
+        (
+            "[x]\nsize=1m\nfilesize=1m\nnumjobs=2\n",
+            "test.fio:3: filesize and size both say how much of each namespace is used: write size for all namespaces of the job together, or filesize for each",
+        ),
     ] {
-        assert_eq!(binary(text), bytes, "{text}");
+        assert_eq!(read(text).map(|_| ()), Err(message.to_owned()), "{text:?}");
     }
-    let decimal = |text| units::size(text, KbBase::Decimal).ok();
-    assert_eq!(
-        (decimal("4k"), decimal("4Ki"), decimal("1g")),
-        (Some(4000), Some(4096), Some(1_000_000_000))
+}
+
+/// fio 3.33: `fio --debug=file`, lines "add file".
+#[test]
+fn lines_of_filename_add_up() {
+    let jobs = read(
+        "[global]\nfilename=f1\n[a]\nfilename=f2\nfilename=f3:f4\n[b]\n[global]\nfilename=f5\n\
+         [c]\nfilename=f2:f2\n",
     );
-    let times =
-        ["90", "90s", "500ms", "2m", "1h", "1d", "7us"].map(|text| units::time(text).unwrap());
-    let micros = [90_000_000, 90_000_000, 500_000, 120_000_000, 3_600_000_000, 86_400_000_000, 7];
-    assert_eq!(times, micros.map(Duration::from_micros));
-    assert_eq!(units::cpus("4,0-2,1").unwrap(), [4, 0, 1, 2]);
-    assert_eq!(percentile_list("99.9:50").unwrap(), [50.0, 99.9]);
+    let names = |job: &FioJob| names(job).into_iter().map(|(_, name)| name).collect::<Vec<_>>();
+    let jobs: Vec<Vec<String>> = jobs.unwrap().iter().map(names).collect();
+    assert_eq!(jobs[0], ["f1", "f2", "f3", "f4"]);
+    assert_eq!(jobs[1], ["f1"]);
+    assert_eq!(jobs[2], ["f1", "f5", "f2", "f2"], "twice is twice");
+    for (text, expected) in [
+        ("f1::f2", &["f1", "f2"][..]),
+        (":f1:", &["f1"]),
+        ("f1 : f2", &["f1", "f2"]),
+        (r"a\:b:c", &["a:b", "c"]),
+        (r"a\\:b", &[r"a\:b"]),
+    ] {
+        assert_eq!(names(&one(&format!("[x]\nfilename={text}\n"))), expected, "{text}");
+    }
+    let reported = one("[global]\nfilename=f1\n[x]\nfilename=f2\n");
+    assert_eq!(reported.options["filename"], "f1:f2");
+}
+
+/// fio 3.33: all other keys that are here override what was said before, and `kb_base` counts for what
+/// stands below its own header and for what is read later.
+#[test]
+fn sections_are_read_as_fio_reads_them() {
+    let job = one("[global]\nsize=8k\noffset=8k\n[x]\nio_size=8k\noffset=1k\nkb_base=1000\n");
+    assert_eq!((job.size_bytes, job.spec.offset_bytes), (Some(8192), 1000));
+    assert_eq!(job.spec.volume, Volume::Bytes(8000));
+    let job = one("[global]\nkb_base=1000\n[x]\nio_size=8k\ncpus_allowed=1\ncpus_allowed=2\n");
+    assert_eq!(job.spec.volume, Volume::Bytes(8000));
+    assert_eq!(job.spec.cpus, Cpus::Shared(vec![2]));
+    // A name that begins with global is [global]; no other spelling is.
+    let jobs = read("[globals]\nbs=8k\n[Global]\n[x]\nname=y\n").unwrap();
+    let of = |job: &FioJob| (job.name.clone(), job.spec.io_bytes);
+    let jobs: Vec<_> = jobs.iter().map(of).collect();
+    assert_eq!(jobs, [("Global".to_owned(), 8192), ("y".to_owned(), 8192)]);
+    let marked = one("\u{feff}; a comment\r\n[x] # y\r\niodepth = 4 ; 5\r\n");
+    assert_eq!((marked.spec.depth, marked.lines.of(&["iodepth"]), marked.lines.of(&[])), (4, 3, 2));
+}
+
+/// fio 3.33: a comma separates reads, writes and trims, as a colon and a minus do; one value is for all,
+/// and what is left out stays.
+#[test]
+fn reads_and_writes_may_have_values_of_their_own() {
+    let size = |lines: &str, rw: &str| one(&format!("[x]\n{lines}\nrw={rw}\n")).spec.io_bytes;
+    for (lines, read, write) in [
+        ("bs=8k", 8192, 8192),
+        ("bs=8k,16k", 8192, 16_384),
+        ("bs=8k,16k,32k", 8192, 16_384),
+        ("bs=,16k", 4096, 16_384),
+        ("bs=8k,", 8192, 4096),
+        ("bs=8k-16k", 8192, 16_384),
+        ("bs=8k:16k", 8192, 16_384),
+        ("bs=32k\nbs=8k,", 8192, 32_768),
+    ] {
+        assert_eq!((size(lines, "read"), size(lines, "randwrite")), (read, write), "{lines}");
+    }
+    let rate = |line: &str, rw: &str| one(&format!("[x]\n{line}\nrw={rw}\n")).spec.rate_iops;
+    assert_eq!(
+        (rate("rate_iops=1k,2", "read"), rate("rate_iops=1k,2", "write")),
+        (Some(1024), Some(2))
+    );
+    assert_eq!((rate("rate=,1m", "read"), rate("rate=,1m", "write")), (None, Some(256)));
+    assert_eq!(rate("rate_iops=0", "read"), None);
+    // fio --name=x --ioengine=null --rw=randrw --rwmixread=70 --rate_iops=...: each has its own.
+    let mixed = |line: &str| one(&format!("[x]\nrw=randrw\nrwmixread=70\n{line}\n")).spec;
+    let of = |spec: JobSpec| (spec.rate_iops, spec.mixed_read_percent);
+    assert_eq!(of(mixed("rate_iops=100")), (Some(200), 50));
+    assert_eq!(of(mixed("rate_iops=300,100")), (Some(400), 75));
+    assert_eq!(of(mixed("rate=1m")), (Some(512), 50));
+    assert_eq!(of(mixed("rate_iops=0")), (None, 70));
+    assert_eq!(one("[x]\nrw=randrw\nrwmixread=100\nbs=4k,8k\n").spec.io_bytes, 4096);
 }
 
 #[test]
@@ -241,6 +319,14 @@ fn every_key_has_one_name_and_the_manual_says_it() {
             let row = format!("| `{}` | {why} |", key.name);
             assert!(manual.contains(&row), "the manual lacks the line {row}");
         }
+    }
+    for (keys, instead) in REFUSED {
+        for key in *keys {
+            assert!(seen.insert(*key), "{key} is there twice");
+        }
+        let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+        let row = format!("| {} | {instead} |", keys.join(", "));
+        assert!(manual.contains(&row), "the manual lacks the line {row}");
     }
 }
 

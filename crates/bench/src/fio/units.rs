@@ -12,44 +12,79 @@ const TIME_MAX: Duration = Duration::from_secs(365 * 86_400);
 /// What `k` means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KbBase {
-    /// 1024, and `ki` is 1000: fio's default.
+    /// 1024, and `kib` is 1000: fio's default.
     Binary,
-    /// 1000, and `ki` is 1024.
+    /// 1000, and `kib` is 1024.
     Decimal,
 }
 
-/// A number with an optional suffix.
+/// A number with an optional suffix, as fio reads it: `k`, `ki` and `kb` are the same, and only
+/// `kib` is the other base. What fio reads as something else than it looks like is refused.
 pub(super) fn size(text: &str, base: KbBase) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is not a size: write 4096, 4k, 1m, 2g or 0x1000");
     let lower = text.to_ascii_lowercase();
     if let Some(hex) = lower.strip_prefix("0x") {
-        return u64::from_str_radix(hex, 16).map_err(|_| wrong());
+        return u64::from_str_radix(hex, 16).map_err(|_| not_a_size(text));
     }
-    let digits = lower.len() - lower.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, suffix) = lower.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let suffix = suffix.strip_suffix('b').unwrap_or(suffix);
-    let (letter, other) = match suffix.strip_suffix('i') {
-        Some(letter) if !letter.is_empty() => (letter, true),
-        _ => (suffix, false),
+    let (number, suffix) = digits(&lower);
+    let number: u64 = number.parse().map_err(|_| not_a_size(text))?;
+    let mut letters = suffix.chars();
+    let power = match letters.next() {
+        None => 0,
+        Some('b') if suffix == "b" => 0,
+        Some(letter) => {
+            let power = "kmgtp".find(letter).and_then(|power| u32::try_from(power).ok());
+            power.ok_or_else(|| not_a_size(text))? + 1
+        }
     };
-    let power = ["", "k", "m", "g", "t", "p"].iter().position(|&known| known == letter);
-    let power = power.and_then(|power| u32::try_from(power).ok()).ok_or_else(wrong)?;
+    let other = match letters.as_str() {
+        "" | "b" | "i" => false,
+        "ib" => true,
+        _ => return Err(not_a_size(text)),
+    };
     let factor: u64 = if (base == KbBase::Binary) == other { 1000 } else { 1024 };
     let bytes = factor.checked_pow(power).and_then(|factor| number.checked_mul(factor));
     bytes.ok_or_else(|| format!("`{text}` is more than 2^64 bytes"))
 }
 
+/// The digits at the beginning, and the rest.
+fn digits(text: &str) -> (&str, &str) {
+    text.split_at(text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len())
+}
+
+/// Why a text is no number of bytes, and what to write instead.
+fn not_a_size(text: &str) -> String {
+    let (number, rest) = digits(text);
+    if text.starts_with('(') {
+        return format!("`{text}`: an expression is not computed here: write its result");
+    }
+    match rest.chars().next() {
+        Some('.') => format!(
+            "`{text}`: a size has no fraction, and fio would take it for {number}: write a smaller unit"
+        ),
+        Some('%') => {
+            format!("`{text}`: only size may be a percentage here: write a number of bytes")
+        }
+        Some('z') if rest == "z" => {
+            format!("`{text}`: zones are not supported: write a number of bytes")
+        }
+        _ => format!("`{text}` is not a size: write 4096, 4k, 1m, 2g or 0x1000"),
+    }
+}
+
 /// A time; without a unit in seconds.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is not a time: write 90 (seconds), 90s, 500ms, 2m or 1h");
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
+    let wrong = || {
+        format!(
+            "`{text}` is not a time: write 90 (seconds), 90s, 500ms, 500us, 2m, 1h or 1d, one number \
+             with one unit; fio takes a unit that it does not know for microseconds"
+        )
+    };
+    let (number, unit) = digits(text);
     let number: u64 = number.parse().map_err(|_| wrong())?;
     let us: u64 = match unit.to_ascii_lowercase().as_str() {
         "us" | "usec" => 1,
         "ms" | "msec" => 1_000,
-        "" | "s" | "sec" => 1_000_000,
+        "" | "s" => 1_000_000,
         "m" => 60_000_000,
         "h" => 3_600_000_000,
         "d" => 86_400_000_000,
@@ -59,12 +94,44 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     time.filter(|&time| time <= TIME_MAX).ok_or_else(|| "at most a year".to_owned())
 }
 
-/// A number between two others.
-pub(super) fn number<T: TryFrom<u64>>(text: &str, least: u64, most: u64) -> Result<T, String> {
-    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+/// A number between two others; fio's numbers may all have the suffixes of sizes.
+pub(super) fn number<T: TryFrom<u64>>(
+    text: &str,
+    least: u64,
+    most: u64,
+    base: KbBase,
+) -> Result<T, String> {
+    let number = size(text, base).ok().filter(|number| (least..=most).contains(number));
     number
         .and_then(|number| T::try_from(number).ok())
         .ok_or_else(|| format!("`{text}` is not a number from {least} to {most}"))
+}
+
+/// The values of a key that fio has for reads, writes and trims each: `4k` is for all of them,
+/// `4k,8k` for reads and for the others, and what is left out (`,8k`) stays as it was. Gives those
+/// of reads and writes.
+pub(super) fn sides(
+    text: &str,
+    parse: &dyn Fn(&str) -> Result<u64, String>,
+) -> Result<[Option<u64>; 2], String> {
+    let mut values = [None; 3];
+    let (mut rest, mut filled) = (Some(text), 0);
+    while let Some(part) = rest {
+        // fio also separates them by a colon or a minus, which in front is a sign: `4k-8k` is no range.
+        let separators = if part.starts_with('-') { &[',', ':'][..] } else { &[',', ':', '-'] };
+        let found = separators.iter().find_map(|&separator| part.split_once(separator));
+        let (first, after) = found.map_or((part, None), |(first, after)| (first, Some(after)));
+        let value = values.get_mut(filled).ok_or_else(|| {
+            format!("`{text}` has more than three values: write READS,WRITES,TRIMS")
+        })?;
+        *value = if first.is_empty() { None } else { Some(parse(first)?) };
+        (rest, filled) = (after, filled + 1);
+    }
+    if values == [None; 3] {
+        return Err("a value is needed".to_owned());
+    }
+    let writes = if filled == 1 { values[0] } else { values[1] };
+    Ok([values[0], writes])
 }
 
 /// `0,2-4`.
@@ -110,7 +177,8 @@ pub fn percentile_list(text: &str) -> Result<Vec<f64>, String> {
     Ok(list)
 }
 
-/// `filename` names several files with colons between; `\:` is a colon in a name.
+/// `filename` names several files with colons between; `\:` is a colon in a name. As in fio, two
+/// colons are like one.
 pub(super) fn filenames(text: &str) -> Result<Vec<String>, String> {
     let mut names = vec![String::new()];
     let mut letters = text.chars().peekable();
@@ -122,8 +190,7 @@ pub(super) fn filenames(text: &str) -> Result<Vec<String>, String> {
             _ => name.push(letter),
         }
     }
-    if names.iter().any(String::is_empty) {
-        return Err(format!("`{text}` has an empty name: write NAME or NAME:NAME"));
-    }
-    Ok(names)
+    let names = names.iter().map(|name| name.trim().to_owned());
+    let names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
+    if names.is_empty() { Err("a value is needed".to_owned()) } else { Ok(names) }
 }

@@ -5,8 +5,10 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::Duration;
 
 use raceline_accel::Framework;
-use raceline_bench::engine::stage::{Cpus, FileSpec, JobSpec, Route, Size, StageConfig, Volume};
-use raceline_bench::fio::{self, FioJob, RemoteKeys};
+use raceline_bench::engine::stage::{
+    Cpus, FileSpec, JobSpec, Misfit, Route, Size, StageConfig, Volume,
+};
+use raceline_bench::fio::{self, FioJob, Lines, RemoteKeys};
 use raceline_bench::job::Batch;
 use raceline_bench::report::binary_bytes;
 use raceline_bench::{Access, RwMode};
@@ -43,6 +45,36 @@ pub(super) struct Described {
     pub(super) grouped: bool,
     pub(super) percentiles: Option<Vec<f64>>,
     pub(super) options: BTreeMap<String, String>,
+    /// Where it is in a job file, if it comes from one.
+    pub(super) origin: Option<Origin>,
+}
+
+/// Where a job file says what a job does.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub(super) file: String,
+    lines: Lines,
+    /// The line that names each of its namespaces.
+    files: Vec<usize>,
+}
+
+impl Origin {
+    /// What does not fit, with the line of the key that says it; a job file has the names of options
+    /// without dashes.
+    pub(super) fn describe(&self, misfit: &Misfit) -> String {
+        let named = misfit.file.and_then(|file| self.files.get(file)).copied();
+        let line = match misfit.key {
+            "filename" => named.unwrap_or_else(|| self.lines.of(&["filename"])),
+            "size" => self.lines.of(&["size", "filesize"]),
+            "offset" => self.lines.of(&["offset", "offset_increment"]),
+            key => self.lines.of(&[key]),
+        };
+        let mut message = misfit.message.clone();
+        for key in ["bs", "iodepth", "offset", "size"] {
+            message = message.replace(&format!("--{key} "), &format!("{key} "));
+        }
+        format!("{}:{line}: {message}", self.file)
+    }
 }
 
 /// The stages of a command line.
@@ -51,8 +83,10 @@ pub(super) fn stages(args: &PerfArgs, targets: &mut Targets) -> Result<Vec<Stage
         None => vec![command_line(args, targets)?],
         Some(path) => {
             let file = path.display().to_string();
-            let text = std::fs::read_to_string(path)
+            let bytes = std::fs::read(path)
                 .map_err(|error| Failure::runtime(format!("cannot read {file}: {error}")))?;
+            // A comment may be of any character set.
+            let text = String::from_utf8_lossy(&bytes);
             let environment = |name: &str| std::env::var(name).ok();
             let jobs = fio::parse(&file, &text, &environment).map_err(Failure::usage)?;
             from_file(args, &file, jobs, targets)?
@@ -84,7 +118,16 @@ fn stage(args: &PerfArgs, jobs: Vec<Planned>, targets: &Targets) -> Result<Stage
         specs.push(job.spec);
         described.push(job.described);
     }
-    let entries = entries(args, &specs)?;
+    let entries = entries(args, &specs).map_err(|message| {
+        let deepest = (0..specs.len()).max_by_key(|&job| specs[job].depth).unwrap_or(0);
+        match described.get(deepest).and_then(|job: &Described| job.origin.as_ref()) {
+            Some(origin) => {
+                let misfit = Misfit { job: deepest, key: "iodepth", file: None, message };
+                Failure::usage(origin.describe(&misfit))
+            }
+            None => Failure::usage(message),
+        }
+    })?;
     let mut used: Vec<usize> = Vec::new();
     for file in specs.iter_mut().flat_map(|spec| &mut spec.files) {
         let position = used.iter().position(|&host| host == file.host);
@@ -117,16 +160,16 @@ fn stage(args: &PerfArgs, jobs: Vec<Planned>, targets: &Targets) -> Result<Stage
 }
 
 /// How many entries queues have.
-fn entries(args: &PerfArgs, specs: &[JobSpec]) -> Result<u16, Failure> {
+fn entries(args: &PerfArgs, specs: &[JobSpec]) -> Result<u16, String> {
     let depth = specs.iter().map(|spec| spec.depth).max().unwrap_or(1);
     let in_flight = if args.maps.are_mapped() { shared_depth(args, specs) } else { depth };
     match args.queue_size {
         Some(entries) if in_flight >= entries => {
             let shared = if in_flight > depth { " where queues are shared" } else { "" };
-            Err(Failure::usage(format!(
+            Err(format!(
                 "--iodepth {depth}{shared} needs -Q {} or more: a queue holds one command less than it has entries",
                 u32::from(in_flight) + 1
-            )))
+            ))
         }
         Some(entries) => Ok(entries),
         None => Ok(DEFAULT_ENTRIES.max(in_flight.saturating_add(1))),
@@ -216,6 +259,7 @@ fn command_line(args: &PerfArgs, targets: &Targets) -> Result<Planned, Failure> 
         grouped: args.group_reporting,
         percentiles: args.percentile_list.clone().map(|list| list.0),
         options: options(args),
+        origin: None,
     };
     Ok(Planned { spec, described, stonewall: true, exit_all: false })
 }
@@ -256,15 +300,15 @@ fn from_file(
     let mut planned = Vec::with_capacity(jobs.len());
     for (position, job) in jobs.into_iter().enumerate() {
         group += u32::from(position > 0 && (job.stonewall || job.new_group));
-        let line = job.line;
-        let at = |message: String| Failure::usage(format!("{file}:{line}: {message}"));
+        let at =
+            |(line, message): (usize, String)| Failure::usage(format!("{file}:{line}: {message}"));
         let mut spec = job.spec.clone();
-        spec.files = files(&job, targets).map_err(at)?;
+        let (files, lines) = files(&job, targets).map_err(at)?;
+        spec.files = files;
         spec.route = route(args);
         if let Some(bytes) = job.size_bytes {
-            // fio divides a job's size among its files.
-            let each = bytes / u64::try_from(spec.files.len()).unwrap_or(1).max(1);
-            spec.size = Size::Bytes(each - each % u64::from(spec.io_bytes));
+            spec.size =
+                share(bytes, &spec).map_err(|error| at((job.lines.of(&["size"]), error)))?;
         }
         if job.any_seed {
             spec.seed = any_seed();
@@ -276,6 +320,7 @@ fn from_file(
             grouped: job.group_reporting,
             percentiles: job.percentiles,
             options: options_of_file(args, job.options),
+            origin: Some(Origin { file: file.to_owned(), lines: job.lines, files: lines }),
         };
         let (stonewall, exit_all) = (job.stonewall, job.exit_all);
         planned.push(Planned { spec, described, stonewall, exit_all });
@@ -283,15 +328,39 @@ fn from_file(
     Ok(planned)
 }
 
-/// The namespaces of a job of a file.
-fn files(job: &FioJob, targets: &mut Targets) -> Result<Vec<FileSpec>, String> {
+/// As fio does, divides a job's size among its namespaces, in whole commands.
+fn share(bytes: u64, spec: &JobSpec) -> Result<Size, String> {
+    let files = u64::try_from(spec.files.len()).unwrap_or(1).max(1);
+    let each = bytes / files;
+    let each = each - each % u64::from(spec.io_bytes.max(1));
+    if each == 0 {
+        let io_bytes = spec.io_bytes;
+        return Err(format!(
+            "size: {bytes} bytes for {files} namespaces are less than a command of {io_bytes} bytes for each"
+        ));
+    }
+    Ok(Size::Bytes(each))
+}
+
+/// The namespaces of a job of a file, and the line that names each.
+fn files(
+    job: &FioJob,
+    targets: &mut Targets,
+) -> Result<(Vec<FileSpec>, Vec<usize>), (usize, String)> {
     if !job.filenames.is_empty() {
-        return job.filenames.iter().map(|name| targets.named(name)).collect();
+        let mut named = Vec::with_capacity(job.filenames.len());
+        for file in &job.filenames {
+            named.push(targets.named(&file.name).map_err(|error| (file.line, error))?);
+        }
+        return Ok((named, job.filenames.iter().map(|file| file.line).collect()));
     }
     if job.remote == RemoteKeys::default() {
-        return Ok(targets.all());
+        let all = targets.all();
+        let lines = vec![job.lines.of(&[]); all.len()];
+        return Ok((all, lines));
     }
-    targets.remote(&job.remote).map(|file| vec![file])
+    let file = targets.remote(&job.remote).map_err(|(key, error)| (job.lines.of(&[key]), error))?;
+    Ok((vec![file], vec![job.lines.of(&["nsid"])]))
 }
 
 /// A seed that is another one each time.

@@ -116,11 +116,15 @@ impl Targets {
                 _ => return Err(wrong()),
             }
         }
-        self.remote(&keys)
+        self.remote(&keys).map_err(|(_, error)| format!("filename `{name}`: {error}"))
     }
 
-    /// The namespace that the keys of a job name; what they leave out is the command line's.
-    pub(super) fn remote(&mut self, keys: &RemoteKeys) -> Result<FileSpec, String> {
+    /// The namespace that the keys of a job name; what they leave out is the command line's. An error
+    /// comes with the key that is wrong.
+    pub(super) fn remote(&mut self, keys: &RemoteKeys) -> Result<FileSpec, (&'static str, String)> {
+        let named = |key: &'static str, text: &str| {
+            values::nqn(text).map_err(|error| (key, format!("{key} `{text}`: {error}")))
+        };
         let mut connect = self.connect.clone();
         if let Some(address) = &keys.address {
             connect.address.address.clone_from(address);
@@ -130,16 +134,16 @@ impl Targets {
             connect.address.port = port;
         }
         if let Some(nqn) = &keys.nqn {
-            connect.nqn = values::nqn(nqn).map_err(|error| format!("nqn `{nqn}`: {error}"))?;
+            connect.nqn = named("nqn", nqn)?;
         }
         if let Some(nqn) = &keys.hostnqn {
-            let parsed = values::nqn(nqn).map_err(|error| format!("hostnqn `{nqn}`: {error}"))?;
-            connect.address.hostnqn = Some(parsed);
+            connect.address.hostnqn = Some(named("hostnqn", nqn)?);
         }
         connect.header_digest = keys.header_digest.unwrap_or(connect.header_digest);
         connect.data_digest = keys.data_digest.unwrap_or(connect.data_digest);
         let nsid = NamespaceId(keys.nsid.unwrap_or(1));
-        let host = self.add(String::new(), connect).map_err(|failure| failure.message)?;
+        let host = self.add(String::new(), connect);
+        let host = host.map_err(|failure| ("traddr", failure.message))?;
         Ok(FileSpec { host, nsid })
     }
 

@@ -138,3 +138,29 @@ fn jobs_may_not_write_what_another_verifies() {
     let elsewhere = FileSpec { host: 0, nsid: NamespaceId(2) };
     assert!(check([verifies, JobSpec { files: vec![elsewhere], ..writes }], 0));
 }
+
+/// The controller's number is only told where the controller is the reason.
+#[test]
+fn a_depth_that_does_not_fit_names_its_reason() {
+    assert_eq!(check_depth(128, 129, 129), Ok(()));
+    assert_eq!(check_depth(128, 129, 1024), Ok(()));
+    let (key, message) = check_depth(128, 129, 128).unwrap_err();
+    assert_eq!(key, "iodepth");
+    let expected = "--iodepth 128 needs a queue of 129 entries and the controller allows 128 (CAP.MQES): \
+                    use --iodepth 127, or let the target allow more";
+    assert!(message.starts_with(expected), "{message}");
+    let (_, message) = check_depth(128, 64, 1024).unwrap_err();
+    assert_eq!(message, "--iodepth 128 needs a queue of 129 entries, and 64 were asked for");
+}
+
+#[test]
+fn a_namespace_that_is_named_twice_is_not_verified() {
+    let file = |nsid| FileSpec { host: 0, nsid: NamespaceId(nsid) };
+    let twice = JobSpec { files: vec![file(1), file(2), file(1)], ..job(1, 1, Cpus::Any) };
+    assert!(check_twice(std::slice::from_ref(&twice)).is_ok(), "nobody looks");
+    let verifies = JobSpec { verify: true, ..twice.clone() };
+    let Err(EngineError::Misfit(misfit)) = check_twice(&[twice, verifies]) else {
+        panic!("it is not refused")
+    };
+    assert_eq!((misfit.job, misfit.key, misfit.file), (1, "filename", Some(2)));
+}

@@ -141,7 +141,7 @@ fn job_files_name_targets_in_three_ways() {
     assert_eq!(files("").unwrap(), [at("127.0.0.1:4420", 1), at("127.0.0.2:4420", 1)]);
     for wrong in ["disk", "Nvme7n1", "Nvme0n0", "Nvme0", "n"] {
         let message = files(&format!("filename={wrong}")).unwrap_err();
-        let expected = format!("FILE:1: filename `{wrong}` names no target: write Nvme0n1 for");
+        let expected = format!("FILE:2: filename `{wrong}` names no target: write Nvme0n1 for");
         assert!(message.starts_with(&expected), "{message}");
         assert!(message.contains("known are Nvme0, Back-n2 (--target adds others)"), "{message}");
     }
