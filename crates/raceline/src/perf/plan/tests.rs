@@ -155,6 +155,34 @@ fn size_is_divided_among_the_namespaces_of_a_job() {
     assert_eq!(stages[0].config.jobs[0].size, Size::Bytes(32 << 10));
 }
 
+/// Each line of `filename` has its own errors; what the keys of the engine say has the key's line.
+#[test]
+fn errors_name_the_line_that_is_wrong() {
+    for (text, message) in [
+        (
+            "[global]\nfilename=Nvme0n1\n[x]\nrw=read\nfilename=Nvme0n2:Nvme7n1\n",
+            "FILE:5: filename `Nvme7n1`",
+        ),
+        ("[x]\nnsid=1\ntraddr=no-such-name.invalid\nrw=read\n", "FILE:3: cannot find the address"),
+        (
+            "[x]\nsize=1k\nfilename=Nvme0n1:Nvme0n2\n",
+            "FILE:2: size: 1024 bytes for 2 namespaces are less than a command of 4096 bytes for each",
+        ),
+    ] {
+        let error = file(text, "").map(|_| ()).unwrap_err();
+        assert!(error.starts_with(message), "{error}");
+    }
+    let error = file("[a]\n[x]\niodepth=40\n", "-Q 32").map(|_| ()).unwrap_err();
+    assert!(error.starts_with("FILE:3: iodepth 40 needs -Q 41 or more"), "{error}");
+    let described = file("[x]\nfilesize=1m\noffset_increment=4k\nnsid=2\n", "").unwrap();
+    let origin = described[0].jobs[0].origin.clone().unwrap();
+    let misfit = |key, file| Misfit { job: 0, key, file, message: format!("--{key} is wrong") };
+    assert!(origin.describe(&misfit("size", None)).ends_with(":2: size is wrong"));
+    assert!(origin.describe(&misfit("offset", Some(0))).ends_with(":3: offset is wrong"));
+    assert!(origin.describe(&misfit("filename", Some(0))).ends_with(":4: --filename is wrong"));
+    assert!(origin.describe(&misfit("bs", None)).ends_with(":1: bs is wrong"), "not said");
+}
+
 #[test]
 fn options_of_a_job_are_the_files() {
     let line = format!("raceline perf -a h -n {NQN} --job x --bs 4k");
