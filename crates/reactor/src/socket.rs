@@ -123,6 +123,18 @@ impl Socket {
         }
     }
 
+    /// Has the connection fail when what was sent is not acknowledged for so long, in whole milliseconds
+    /// (TCP_USER_TIMEOUT); does nothing in simulation.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub fn set_ack_timeout(&self, time: Duration) -> io::Result<()> {
+        match &self.inner {
+            Inner::Os(fd) => SockRef::from(fd).set_tcp_user_timeout(Some(time)),
+            Inner::Simulated(_) => Ok(()),
+        }
+    }
+
     /// The descriptor, or `Unsupported` for a simulated socket.
     pub(crate) fn into_fd(self) -> io::Result<OwnedFd> {
         match self.inner {

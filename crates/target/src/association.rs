@@ -189,6 +189,7 @@ impl Connection {
             commands_seen: 0,
         }));
         self.connected(core, &joining, cid, cntlid);
+        self.log_tolerances();
         self.arm_timer(cx);
         Ok(())
     }
@@ -203,7 +204,8 @@ impl Connection {
     ) {
         self.admitted(core);
         let entries = queue_entries(request);
-        self.set_queue(request.qid, entries, !request.disable_sq_flow);
+        let says_success = core.shared.config.c2h_success;
+        self.set_queue(request.qid, entries, !request.disable_sq_flow, says_success);
         let record = QueueRecord {
             qid: request.qid,
             entries,
@@ -437,7 +439,18 @@ impl Connection {
                 }
             }
         }
+        self.log_tolerances();
         self.arm_timer(cx);
+    }
+
+    /// What the host does that is put up with, once for each association.
+    fn log_tolerances(&mut self) {
+        if let Role::Admin(association) = &mut self.role {
+            while let Some(tolerance) = association.controller.poll_tolerance() {
+                let host = association.controller.hostnqn();
+                tracing::info!(peer = %self.peer, %host, "tolerated: {tolerance}");
+            }
+        }
     }
 
     fn queues_maybe_drained(&mut self, cx: &mut Context<'_>) {

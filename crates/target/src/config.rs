@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use raceline_accel::Framework;
 use raceline_bdev::SharedBdev;
-use raceline_proto::controller::{HostAccess, Limits, MAX_NSID, SubsystemError, Visibility};
+use raceline_proto::controller::{
+    DISCOVERY_LIMITS, HostAccess, Limits, MAX_NSID, MIN_ADMIN_ENTRIES, SubsystemError, Visibility,
+};
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
@@ -39,6 +41,9 @@ pub struct TargetConfig {
     pub busy_poll: Option<Duration>,
     /// The priority of what is sent (SO_PRIORITY), for queueing disciplines.
     pub socket_priority: u32,
+    /// How long what was sent may stay without an acknowledgement before the connection is given up
+    /// (TCP_USER_TIMEOUT); `None`: as long as the kernel tries.
+    pub ack_timeout: Option<Duration>,
     /// Which engine computes digests; `None`: the CPU.
     pub accel: Option<Framework>,
     /// From where the generation counter of the Discovery log goes on: a target that comes back
@@ -50,8 +55,17 @@ pub struct TargetConfig {
     pub in_capsule_bytes: u32,
     /// Entries of an I/O queue (CAP.MQES + 1): one more than the commands that it holds.
     pub max_queue_entries: u16,
+    /// Entries of an admin queue that a host may ask for (ASQSZ), within [`Self::ADMIN_ENTRIES`].
+    pub max_admin_entries: u16,
     /// I/O queues of one controller.
     pub max_io_queues: u16,
+    /// Keep alive timeouts are rounded up to multiples of this, in 100 ms (KAS); at least 1.
+    pub keep_alive_granularity: u16,
+    /// The least keep alive timeout in milliseconds; a host that asks for less has this.
+    pub min_keep_alive_ms: u32,
+    /// The data of a read say that it has succeeded, where the host permits it; otherwise a response follows
+    /// them always.
+    pub c2h_success: bool,
     /// Bytes that one connection moves before the others of its core have their turn: in one
     /// receive, in one send while somebody on the core sends little and often, and from or to
     /// devices and through digests for the commands of one receive. The last command may be longer.
@@ -101,12 +115,17 @@ impl Default for TargetConfig {
             placement: PlacementPolicy::default(),
             busy_poll: None,
             socket_priority: 0,
+            ack_timeout: None,
             accel: None,
             first_generation: 0,
             max_io_bytes: 1 << 20,
             in_capsule_bytes: 8 << 10,
             max_queue_entries: DEFAULT_QUEUE_DEPTH + 1,
+            max_admin_entries: 128,
             max_io_queues: 128,
+            keep_alive_granularity: Limits::DEFAULT.keep_alive_granularity,
+            min_keep_alive_ms: Limits::DEFAULT.min_keep_alive_ms,
+            c2h_success: true,
             pass_bytes: DEFAULT_PASS_BYTES,
             large_buffers_per_core: 256,
             small_buffers_per_core: 2048,
@@ -117,8 +136,8 @@ impl Default for TargetConfig {
 }
 
 impl TargetConfig {
-    /// Admin queue entries that a host may ask for; one page of a host's memory.
-    pub const MAX_ADMIN_ENTRIES: u16 = 128;
+    /// What [`Self::max_admin_entries`] may be: the least is that of the specification (Fabrics 1.1, 5.3).
+    pub const ADMIN_ENTRIES: RangeInclusive<u16> = MIN_ADMIN_ENTRIES..=4096;
 
     /// The I/O buffers of one core.
     pub(crate) fn buffers(&self) -> PoolConfig {
@@ -132,9 +151,21 @@ impl TargetConfig {
             max_io_bytes: self.max_io_bytes,
             in_capsule_bytes: self.in_capsule_bytes,
             max_queue_entries: self.max_queue_entries,
-            max_admin_entries: Self::MAX_ADMIN_ENTRIES,
+            max_admin_entries: self.max_admin_entries,
             max_io_queues: self.max_io_queues,
+            keep_alive_granularity: self.keep_alive_granularity,
+            min_keep_alive_ms: self.min_keep_alive_ms,
             ..Limits::DEFAULT
+        }
+    }
+
+    /// The limits that discovery controllers advertise.
+    pub(crate) fn discovery_limits(&self) -> Limits {
+        Limits {
+            max_admin_entries: self.max_admin_entries,
+            keep_alive_granularity: self.keep_alive_granularity,
+            min_keep_alive_ms: self.min_keep_alive_ms,
+            ..DISCOVERY_LIMITS
         }
     }
 
@@ -142,6 +173,12 @@ impl TargetConfig {
         let bad = |what: &'static str, need: &'static str| Err(TargetError::Config { what, need });
         if self.large_buffers_per_core < 4 || self.small_buffers_per_core < 4 {
             return bad("buffers per core", "at least 4 of each size");
+        }
+        if !Self::ADMIN_ENTRIES.contains(&self.max_admin_entries) {
+            return bad("entries of an admin queue", "32 to 4096");
+        }
+        if self.keep_alive_granularity == 0 {
+            return bad("keep alive granularity", "at least 1, in 100 ms");
         }
         if self.pass_bytes < MIN_PASS_BYTES {
             return bad("bytes of a pass", "at least 4096");

@@ -20,7 +20,6 @@ use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, IoBuf, SendBatch, Token};
 
 use crate::association::Association;
-use crate::config::TargetConfig;
 use crate::core::{Core, LocalCommand};
 use crate::counters::QueueCounters;
 use crate::digest::DIGEST_LEN;
@@ -106,6 +105,8 @@ pub(crate) struct Connection {
     /// Queue entries, and whether the host counts them by SQHD.
     pub(crate) entries: u16,
     pub(crate) flow_control: bool,
+    /// The data of a read may say that it has succeeded.
+    says_success: bool,
     sqhd: u16,
     pub(crate) counters: Arc<QueueCounters>,
     /// Since when there are commands outstanding.
@@ -171,7 +172,7 @@ impl Connection {
             queue: ControllerQueue::new(ControllerQueueConfig {
                 max_h2c_data: MAX_H2C_DATA_BYTES,
                 in_capsule_bytes: config.in_capsule_bytes,
-                max_r2t_slots: config.max_queue_entries.max(TargetConfig::MAX_ADMIN_ENTRIES),
+                max_r2t_slots: config.max_queue_entries.max(config.max_admin_entries),
                 allow_hdgst: true,
                 allow_ddgst: true,
             }),
@@ -181,6 +182,7 @@ impl Connection {
             pending_fuse: PendingFuse::None,
             entries: 1,
             flow_control: true,
+            says_success: false,
             sqhd: 0,
             counters: Arc::default(),
             busy_since: None,
@@ -215,8 +217,15 @@ impl Connection {
         LocalCommand { key: self.key, slot }
     }
 
-    /// The queue is connected: as many slots and as much memory as it needs.
-    pub(crate) fn set_queue(&mut self, qid: QueueId, entries: u16, flow_control: bool) {
+    /// The queue is connected: as many slots and as much memory as it needs. Without flow control, the data
+    /// of a read may say that it has succeeded (NVMe/TCP 3.6.2.7); `says_success`: they do.
+    pub(crate) fn set_queue(
+        &mut self,
+        qid: QueueId,
+        entries: u16,
+        flow_control: bool,
+        says_success: bool,
+    ) {
         let staging = if qid.is_admin() { ADMIN_STAGING_BYTES } else { IO_STAGING_BYTES };
         self.queue.set_queue_kind(qid.is_admin());
         if !qid.is_admin() {
@@ -224,6 +233,7 @@ impl Connection {
         }
         self.entries = entries;
         self.flow_control = flow_control;
+        self.says_success = says_success && !flow_control;
         self.slots = Slots::new(entries);
         self.staging_bytes = staging;
         // A batch in use stays as it is: it grows.

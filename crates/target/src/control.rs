@@ -172,6 +172,7 @@ impl Control {
             discovery_ports: state.discovery_ports.clone(),
             referrals: state.referrals.clone(),
             discovery_filter: state.discovery_filter,
+            discovery_limits: self.shared.config.discovery_limits(),
         });
         let snapshot = Arc::new(Snapshot { view, subsystems });
         self.ask_all(ANSWER_TIMEOUT, |reply| {

@@ -143,6 +143,11 @@ impl PollGroup {
             // As above.
             tracing::warn!(%peer, %error, "a connection without priority");
         }
+        if let Some(time) = self.core.shared.config.ack_timeout
+            && let Err(error) = socket.set_ack_timeout(time)
+        {
+            tracing::warn!(%peer, %error, "a connection without acknowledgement timeout");
+        }
         let arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
         let seat = self.core.shared.place(arrival);
         let core = seat.core();

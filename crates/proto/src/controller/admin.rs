@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::management::MANAGEMENT_COMMANDS;
-use super::transfer::{direction_of, sgl_transfer};
-use super::{AdminOutcome, Controller, ErrorEntry, IoCounters};
+use super::transfer::{direction_of, is_odd_and_empty, sgl_transfer};
+use super::{AdminOutcome, Controller, ErrorEntry, IoCounters, Tolerance};
 use crate::nvme::identify::cns;
 use crate::nvme::opcode::{admin, fabrics};
 use crate::nvme::property::PropertyAccess;
@@ -72,6 +72,9 @@ impl Controller {
         facts: &Facts,
     ) -> AdminOutcome {
         self.keep_alive.command_seen(now);
+        if is_odd_and_empty(sqe) {
+            self.tolerances.note(Tolerance::DescriptorType);
+        }
         let result = if sqe.opc == fabrics::OPCODE {
             self.handle_fabrics(now, sqe)
         } else {

@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use zerocopy::FromBytes;
 
-use super::discovery::DISCOVERY_LIMITS;
 use super::subsystem::{Limits, Subsystem};
 use super::transfer::sgl_transfer;
 use super::view::TargetView;
@@ -105,8 +104,6 @@ impl std::error::Error for ConnectError {}
 pub(crate) const IPO_QID: u16 = 42;
 /// Offset of SQSIZE in the SQE.
 pub(crate) const IPO_SQSIZE: u16 = 44;
-/// Offset of HOSTID in the data.
-pub(crate) const IPO_HOSTID: u16 = 0;
 /// Offset of CNTLID in the data.
 pub(crate) const IPO_CNTLID: u16 = 16;
 /// Offset of SUBNQN in the data.
@@ -167,12 +164,12 @@ pub enum Role {
 }
 
 impl Role {
-    /// What it grants.
+    /// What it grants, in a target of that view.
     #[must_use]
-    pub fn limits(&self) -> &Limits {
+    pub fn limits<'a>(&'a self, view: &'a TargetView) -> &'a Limits {
         match self {
             Self::Io(subsystem) => &subsystem.limits,
-            Self::Discovery => &DISCOVERY_LIMITS,
+            Self::Discovery => &view.discovery_limits,
         }
     }
 
@@ -213,7 +210,7 @@ pub fn find_subsystem(
         let status = Status::CONNECT_INVALID_HOST;
         return Err(ConnectError { status, ipo: IPO_SUBNQN, in_data: true });
     }
-    let limits = role.limits();
+    let limits = role.limits(view);
     let most =
         if request.qid.is_admin() { limits.max_admin_entries } else { limits.max_queue_entries };
     check_entries(request, most)?;

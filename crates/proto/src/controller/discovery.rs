@@ -18,7 +18,7 @@ use crate::nvme::discovery::{
 use crate::nvme::identify::ascii_field;
 use crate::nvme::{ControllerId, HostNqn, Nqn, Status};
 
-/// What discovery controllers grant.
+/// What discovery controllers grant unless the target says otherwise.
 pub const DISCOVERY_LIMITS: Limits =
     Limits { max_admin_entries: 128, max_io_queues: 0, ..Limits::DEFAULT };
 
@@ -106,7 +106,8 @@ impl DiscoveryLog {
         });
         let entrances = view.discovery_ports.iter().filter_map(move |&port_id| {
             let address = self.address(view, view.listener(port_id)?)?;
-            Some(Record::Entrance { address, port_id })
+            let admin_entries = view.discovery_limits.max_admin_entries;
+            Some(Record::Entrance { admin_entries, address, port_id })
         });
         let referrals = view.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
         subsystems.chain(entrances).chain(referrals.map(Record::Referral))
@@ -135,7 +136,7 @@ enum Record<'a> {
     /// An NVM subsystem at one listener.
     Subsystem { nqn: &'a Nqn, admin_entries: u16, address: SocketAddr, port_id: u16 },
     /// This discovery service at one listener.
-    Entrance { address: SocketAddr, port_id: u16 },
+    Entrance { admin_entries: u16, address: SocketAddr, port_id: u16 },
     /// Somewhere else.
     Referral(&'a Referral),
 }
@@ -149,9 +150,9 @@ impl Record<'_> {
                 subnqn: nqn.to_field(),
                 ..Self::here(address, port_id)
             },
-            Self::Entrance { address, port_id } => DiscoveryEntry {
+            Self::Entrance { admin_entries, address, port_id } => DiscoveryEntry {
                 subtype: SUBTYPE_CURRENT_DISCOVERY,
-                asqsz: DISCOVERY_LIMITS.max_admin_entries.into(),
+                asqsz: admin_entries.into(),
                 eflags: (EFLAGS_DUPLICATE | EFLAGS_PERSISTENT).into(),
                 subnqn: Nqn::discovery().to_field(),
                 ..Self::here(address, port_id)

@@ -5,7 +5,8 @@
 use super::Controller;
 use super::event::Events;
 use crate::nvme::feature::{
-    CAPABILITY_CHANGEABLE, HOST_BEHAVIOR_LEN, QueueCounts, Select, feature_id, fid, save,
+    CAPABILITY_CHANGEABLE, COMMAND_SET_INDEX, HOST_BEHAVIOR_LEN, QueueCounts, Select, feature_id,
+    fid, save,
 };
 use crate::nvme::{NamespaceId, Sqe, Status};
 
@@ -93,7 +94,8 @@ impl Controller {
                 | fid::ERROR_RECOVERY
                 | fid::NUMBER_OF_QUEUES
                 | fid::WRITE_ATOMICITY
-                | fid::HOST_BEHAVIOR,
+                | fid::HOST_BEHAVIOR
+                | fid::COMMAND_SET_PROFILE,
                 Some(_),
             ) => true,
             (fid::HOST_IDENTIFIER, Some(_)) => false,
@@ -139,6 +141,8 @@ impl Controller {
                 page[0] = features.waits_before_retry.into();
                 0
             }
+            // the only combination, whichever way it was selected
+            fid::COMMAND_SET_PROFILE => 0,
             fid::HOST_IDENTIFIER => {
                 if cdw11 & EXHID == 0 {
                     return Err(Status::HOST_ID_INCONSISTENT.dnr());
@@ -206,6 +210,8 @@ impl Controller {
                 }
             }
             fid::KEEP_ALIVE_TIMER => self.keep_alive.set_kato_ms(value),
+            fid::COMMAND_SET_PROFILE if value & COMMAND_SET_INDEX == 0 => {}
+            fid::COMMAND_SET_PROFILE => return Err(Status::COMMAND_SETS_REJECTED.dnr()),
             // over fabrics, Connect says it
             fid::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),
             _ => return Err(Status::INVALID_FIELD.dnr()),

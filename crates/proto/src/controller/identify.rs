@@ -3,25 +3,23 @@
 use zerocopy::{Immutable, IntoBytes};
 
 use super::event::MAX_EVENT_REQUESTS;
-use super::keep_alive::KAS;
 use super::subsystem::{Namespace, Pool, Subsystem};
 use super::{Controller, ERROR_LOG_ENTRIES, MAX_ABORTS};
 use crate::nvme::identify::{
-    CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES,
-    CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, ControllerList, DLFEAT_READS_ZEROES,
-    DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT, FRMW_SLOT1_READ_ONLY, FUSES_COMPARE_AND_WRITE,
-    IDENTIFY_LEN, IdentifyController, IdentifyNamespace, IdentifyNamespaceIndependent,
-    IdentifyNvmController, LPA_EFFECTS, LPA_EXTENDED, LbaFormat, NIDT_EUI64, NIDT_NGUID, NIDT_UUID,
-    NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY,
-    NamespaceDescriptorHeader, NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE,
-    ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES,
-    VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
+    CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES, CSI_NVM,
+    CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets, ControllerList,
+    DLFEAT_READS_ZEROES, DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT, FRMW_SLOT1_READ_ONLY,
+    FUSES_COMPARE_AND_WRITE, IDENTIFY_LEN, IdentifyController, IdentifyNamespace,
+    IdentifyNamespaceIndependent, IdentifyNvmController, LPA_EFFECTS, LPA_EXTENDED, LbaFormat,
+    NIDT_CSI, NIDT_EUI64, NIDT_NGUID, NIDT_UUID, NMIC_SHARED, NSATTR_WRITE_PROTECTED,
+    NSFEAT_GRANULARITY, NSTAT_READY, NamespaceDescriptorHeader, NamespaceList, OACS_FORMAT,
+    OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES,
+    SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT,
+    ascii_field, cns,
 };
 use crate::nvme::property::VERSION_1_4;
 use crate::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Sqe, Status};
 
-/// CSI of the NVM command set.
-const CSI_NVM: u8 = 0;
 /// IORCSZ: a response capsule is one completion, in 16 bytes.
 const IORCSZ: u32 = 1;
 /// MSDBD: one SGL descriptor per command.
@@ -42,6 +40,12 @@ impl Controller {
         let from = ControllerId(u16::from_le_bytes([c0, c1]));
         let [.., csi] = sqe.cdw11.get().to_le_bytes();
         let nsid = sqe.namespace_id();
+        // every namespace is one of the NVM command set
+        let cns = match cns {
+            cns::COMMAND_SET_ACTIVE_NAMESPACES if csi == CSI_NVM => cns::ACTIVE_NAMESPACES,
+            cns::COMMAND_SET_ALLOCATED_NAMESPACES if csi == CSI_NVM => cns::ALLOCATED_NAMESPACES,
+            cns => cns,
+        };
         match (cns, self.subsystem()) {
             (cns::CONTROLLER, _) => put(page, &self.identify_controller()),
             (cns::NAMESPACE, Some(_)) => match self.pool() {
@@ -85,6 +89,16 @@ impl Controller {
             (cns::COMMAND_SET_CONTROLLER, Some(_)) if csi == CSI_NVM => {
                 put(page, &IdentifyNvmController::default());
             }
+            (cns::COMMAND_SET_ALLOCATED_NAMESPACE, Some(_))
+                if csi == CSI_NVM && self.pool().is_some() =>
+            {
+                self.valid_namespace(nsid)?;
+            }
+            (cns::COMMAND_SETS, Some(_))
+                if from == ControllerId::DYNAMIC || from == self.cntlid =>
+            {
+                put(page, &command_sets());
+            }
             (cns::INDEPENDENT_NAMESPACE, Some(_)) => {
                 if let Some(namespace) = self.valid_namespace(nsid)? {
                     put(page, &identify_independent(namespace));
@@ -125,7 +139,7 @@ impl Controller {
             acl: MAX_ABORTS - 1,
             aerl: zero_based(MAX_EVENT_REQUESTS),
             frmw: FRMW_SLOT1_READ_ONLY | FRMW_ONE_SLOT,
-            kas: KAS.into(),
+            kas: limits.keep_alive_granularity.into(),
             sqes: SQES,
             cqes: CQES,
             maxcmd: limits.max_queue_entries.into(),
@@ -278,6 +292,13 @@ fn namespace_list<'a>(
     Ok(list)
 }
 
+/// One combination, of the NVM command set alone.
+fn command_sets() -> CommandSets {
+    let mut sets = CommandSets::default();
+    sets.vectors[0] = (1 << CSI_NVM).into();
+    sets
+}
+
 /// Those from a number on, in ascending order.
 fn controller_list<'a>(
     controllers: impl Iterator<Item = &'a (ControllerId, HostNqn)>,
@@ -297,14 +318,15 @@ fn controller_list<'a>(
 
 fn put_descriptors(page: &mut [u8; IDENTIFY_LEN], namespace: &Namespace) {
     let mut rest: &mut [u8] = page;
-    let ids: [(u8, &[u8]); 3] = [
+    let ids: [(u8, &[u8]); 4] = [
         (NIDT_EUI64, &namespace.eui64),
         (NIDT_NGUID, &namespace.nguid),
         (NIDT_UUID, &namespace.uuid),
+        (NIDT_CSI, &[CSI_NVM]),
     ];
     for (nidt, id) in ids {
-        // an identifier of zeroes is none
-        if id.iter().all(|&byte| byte == 0) {
+        // an identifier of zeroes is none; the NVM command set is 0
+        if nidt != NIDT_CSI && id.iter().all(|&byte| byte == 0) {
             continue;
         }
         let header = NamespaceDescriptorHeader::new(nidt, zero_based(id.len()) + 1);

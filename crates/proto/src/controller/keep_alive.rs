@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::AbandonReason;
-
-/// KAS: the keep alive timeout is rounded up to a multiple of this, which is also the least.
-pub const KEEP_ALIVE_GRANULARITY: Duration = Duration::from_secs(1);
+use super::subsystem::Limits;
 
 /// How often the cores of I/O queues report traffic. Added to the timeout, so that a report
 /// which is still on its way cannot be the difference.
@@ -17,17 +15,38 @@ pub const DISCOVERY_IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a controller may exist without being enabled, or after its shutdown.
 pub const ASSOCIATION_TIMEOUT: Duration = Duration::from_secs(120);
 
-const GRANULARITY_MS: u32 = 1000;
-const _: () = assert!(KEEP_ALIVE_GRANULARITY.as_millis() == GRANULARITY_MS as u128);
+/// KAS counts these.
+const KAS_UNIT_MS: u32 = 100;
 
-/// KAS as Identify says it, in 100 ms.
-pub(crate) const KAS: u16 = 10;
-const _: () = assert!(GRANULARITY_MS == KAS as u32 * 100);
+/// What KATO is rounded to.
+#[derive(Clone, Copy, Debug)]
+struct Rounding {
+    granularity_ms: u32,
+    min_ms: u32,
+}
+
+impl Rounding {
+    fn new(limits: &Limits) -> Self {
+        let granularity_ms = u32::from(limits.keep_alive_granularity.max(1)) * KAS_UNIT_MS;
+        Self { granularity_ms, min_ms: limits.min_keep_alive_ms }
+    }
+
+    /// KATO is rounded up to the granularity (Base 2.0, 5.27.1.12), and to the least that there is; the
+    /// greatest multiple that 32 bits hold is the limit. 0 stays 0.
+    fn granted(self, kato_ms: u32) -> u32 {
+        if kato_ms == 0 {
+            return 0;
+        }
+        let most = u32::MAX / self.granularity_ms;
+        kato_ms.max(self.min_ms).div_ceil(self.granularity_ms).min(most) * self.granularity_ms
+    }
+}
 
 /// The timers of one association.
 #[derive(Debug)]
 pub(crate) struct KeepAlive {
     is_discovery: bool,
+    rounding: Rounding,
     kato_ms: u32,
     last_command: Instant,
     /// Set while the controller is not enabled, or is shut down.
@@ -37,10 +56,12 @@ pub(crate) struct KeepAlive {
 }
 
 impl KeepAlive {
-    pub(crate) fn new(kato_ms: u32, is_discovery: bool, now: Instant) -> Self {
+    pub(crate) fn new(kato_ms: u32, limits: &Limits, is_discovery: bool, now: Instant) -> Self {
+        let rounding = Rounding::new(limits);
         Self {
             is_discovery,
-            kato_ms: round_up(kato_ms),
+            rounding,
+            kato_ms: rounding.granted(kato_ms),
             last_command: now,
             disabled_since: Some(now),
             shut_down: false,
@@ -54,7 +75,7 @@ impl KeepAlive {
 
     /// A new KATO, from now on.
     pub(crate) fn set_kato_ms(&mut self, kato_ms: u32) {
-        self.kato_ms = round_up(kato_ms);
+        self.kato_ms = self.rounding.granted(kato_ms);
     }
 
     /// Whether the host asked for a timeout: a discovery association is then meant to last, and
@@ -98,23 +119,28 @@ impl KeepAlive {
     }
 }
 
-/// KATO is rounded up to the granularity (Base 2.0, 5.27.1.12); the greatest multiple that 32
-/// bits hold is the limit.
-fn round_up(kato_ms: u32) -> u32 {
-    let most = u32::MAX / GRANULARITY_MS;
-    kato_ms.div_ceil(GRANULARITY_MS).min(most) * GRANULARITY_MS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn kato_is_rounded_up_to_kas() {
-        for (asked, granted) in
+    fn kato_is_rounded_up_to_kas_and_to_the_least() {
+        let granted = |keep_alive_granularity, min_keep_alive_ms, kato_ms| {
+            let limits = Limits { keep_alive_granularity, min_keep_alive_ms, ..Limits::DEFAULT };
+            Rounding::new(&limits).granted(kato_ms)
+        };
+        for (asked, expected) in
             [(0, 0), (1, 1000), (1000, 1000), (1001, 2000), (5000, 5000), (u32::MAX, 4_294_967_000)]
         {
-            assert_eq!(round_up(asked), granted, "{asked}");
+            assert_eq!(granted(10, 1000, asked), expected, "{asked}");
         }
+        for (asked, expected) in [(0, 0), (1, 10_000), (10_000, 10_000), (10_001, 20_000)] {
+            assert_eq!(granted(100, 10_000, asked), expected, "{asked}");
+        }
+        for (asked, expected) in [(0, 0), (1, 3000), (2500, 3000), (3001, 4000)] {
+            assert_eq!(granted(10, 2500, asked), expected, "{asked}");
+        }
+        assert_eq!(granted(u16::MAX, 1, 1), 6_553_500);
+        assert_eq!(granted(1, u32::MAX, 1), 4_294_967_200);
     }
 }

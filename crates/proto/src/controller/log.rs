@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use super::admin::ADMIN_COMMANDS;
 use super::event::EventKind;
 use super::{Controller, Kind, Subsystem};
-use crate::nvme::identify::ascii_field;
+use crate::nvme::identify::{CSI_NVM, ascii_field};
 use crate::nvme::log::{
     EFFECT_CONTENT_CHANGE, EFFECT_INVENTORY_CHANGE, EFFECT_NAMESPACE_CHANGE, EFFECT_SUPPORTED,
     EffectsLog, FirmwareLog, GetLogPage, SmartLog, lid,
@@ -54,8 +54,8 @@ impl Controller {
             .and_then(|len| reply.get_mut(..len))
             .ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
         match (command.lid, &mut self.kind) {
-            (lid::DISCOVERY, Kind::Discovery(log)) => {
-                let current = log.read(command.offset, reply)?;
+            (lid::DISCOVERY, Kind::Discovery(service)) => {
+                let current = service.log.read(command.offset, reply)?;
                 if !command.retain_event {
                     let kind = EventKind::DiscoveryChanged;
                     self.events.log_read(kind, current, &mut self.actions);
@@ -84,7 +84,8 @@ impl Controller {
                 }
                 Ok(())
             }
-            (lid::EFFECTS, Kind::Io { .. }) => {
+            // CSI: of the only I/O command set
+            (lid::EFFECTS, Kind::Io { .. }) if command.csi == CSI_NVM => {
                 let page = effects_log(self.pool().is_some());
                 copy_page(page.as_bytes(), command.offset, reply)
             }

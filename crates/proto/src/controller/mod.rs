@@ -33,6 +33,7 @@ mod management;
 mod queues;
 mod registers;
 mod subsystem;
+mod tolerance;
 mod transfer;
 mod view;
 
@@ -44,15 +45,14 @@ pub use discovery::DISCOVERY_LIMITS;
 pub use error_log::{ERROR_LOG_ENTRIES, ErrorEntry};
 pub use event::MAX_EVENT_REQUESTS;
 pub use io::{IoCommand, parse_io, parse_ranges};
-pub use keep_alive::{
-    ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, KEEP_ALIVE_GRANULARITY, TRAFFIC_REPORT_INTERVAL,
-};
+pub use keep_alive::{ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, TRAFFIC_REPORT_INTERVAL};
 pub use log::IoCounters;
 pub use management::ManagementCommand;
 pub use subsystem::{
     HostAccess, Limits, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace, Pool,
     Subsystem, SubsystemError, Visibility, find_namespace,
 };
+pub use tolerance::Tolerance;
 pub use view::{DiscoveryFilter, ListenerInfo, Referral, TargetView};
 
 use changed::ChangedNamespaces;
@@ -63,6 +63,7 @@ use feature::Features;
 use keep_alive::KeepAlive;
 use queues::IoQueues;
 use registers::{ConfigurationChange, Registers};
+use tolerance::Tolerances;
 
 /// Concurrent Abort commands (ACL + 1).
 pub const MAX_ABORTS: u8 = 4;
@@ -175,6 +176,7 @@ pub struct Controller {
     events: Events,
     errors: ErrorLog,
     changed: ChangedNamespaces,
+    tolerances: Tolerances,
     abandoned: bool,
     actions: VecDeque<Action>,
 }
@@ -185,14 +187,21 @@ enum Kind {
     /// An NVM subsystem, as of the latest view: all of it, and what the host sees of it.
     Io { whole: Arc<Subsystem>, seen: Arc<Subsystem> },
     /// The discovery service.
-    Discovery(DiscoveryLog),
+    Discovery(Box<DiscoveryService>),
+}
+
+/// What a discovery controller has.
+#[derive(Debug)]
+struct DiscoveryService {
+    log: DiscoveryLog,
+    limits: Limits,
 }
 
 impl Kind {
     fn limits(&self) -> &Limits {
         match self {
             Self::Io { whole, .. } => &whole.limits,
-            Self::Discovery(_) => &DISCOVERY_LIMITS,
+            Self::Discovery(service) => &service.limits,
         }
     }
 }
@@ -208,11 +217,16 @@ impl Controller {
                 (Kind::Io { whole, seen }, false)
             }
             Role::Discovery => {
+                let limits = view.discovery_limits;
                 let log = DiscoveryLog::new(view, &request.hostnqn, local_address);
-                (Kind::Discovery(log), true)
+                (Kind::Discovery(Box::new(DiscoveryService { log, limits })), true)
             }
         };
         let limits = *kind.limits();
+        let mut tolerances = Tolerances::default();
+        if matches!(&request.hostnqn, HostNqn::Named(name) if !name.is_qualified()) {
+            tolerances.note(Tolerance::HostName);
+        }
         Self {
             cntlid,
             hostnqn: request.hostnqn,
@@ -220,12 +234,13 @@ impl Controller {
             kind,
             created: now,
             registers: Registers::new(limits.max_queue_entries, is_discovery),
-            keep_alive: KeepAlive::new(request.kato_ms, is_discovery, now),
+            keep_alive: KeepAlive::new(request.kato_ms, &limits, is_discovery, now),
             queues: IoQueues::new(limits.max_io_queues),
             features: Features::default(),
             events: Events::new(is_discovery),
             errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
+            tolerances,
             abandoned: false,
             actions: VecDeque::with_capacity(MAX_EVENT_REQUESTS + 2),
         }
@@ -282,7 +297,7 @@ impl Controller {
         now: Instant,
         request: &ConnectRequest,
     ) -> Result<(), ConnectError> {
-        use connect::{IPO_CNTLID, IPO_HOSTID, IPO_QID, IPO_SUBNQN, check_entries};
+        use connect::{IPO_CNTLID, IPO_QID, IPO_SUBNQN, check_entries};
 
         let Kind::Io { whole: subsystem, .. } = &self.kind else {
             return Err(ConnectError::in_sqe(IPO_QID));
@@ -294,9 +309,6 @@ impl Controller {
         if request.cntlid != self.cntlid || request.hostnqn != self.hostnqn {
             return Err(ConnectError::in_data(IPO_CNTLID));
         }
-        if request.hostid != self.hostid {
-            return Err(ConnectError::in_data(IPO_HOSTID));
-        }
         self.queues.check(request.qid)?;
         if self.abandoned || !self.registers.takes_io_queues() {
             return Err(ConnectError::in_sqe(IPO_QID).transient());
@@ -305,6 +317,9 @@ impl Controller {
             return Err(ConnectError::in_sqe(IPO_QID));
         }
         self.queues.open(request.qid)?;
+        if request.hostid != self.hostid {
+            self.tolerances.note(Tolerance::HostIdentifier);
+        }
         self.keep_alive.command_seen(now);
         Ok(())
     }
@@ -327,8 +342,8 @@ impl Controller {
         }
         let (whole, seen) = match &mut self.kind {
             Kind::Io { whole, seen } => (whole, seen),
-            Kind::Discovery(log) => {
-                if log.update(view) && self.keep_alive.has_timeout() {
+            Kind::Discovery(service) => {
+                if service.log.update(view) && self.keep_alive.has_timeout() {
                     self.events.raise(EventKind::DiscoveryChanged, &mut self.actions);
                 }
                 return;
@@ -389,6 +404,11 @@ impl Controller {
         self.actions.pop_front()
     }
 
+    /// What the host does that the specification does not allow, and that is put up with: each once.
+    pub fn poll_tolerance(&mut self) -> Option<Tolerance> {
+        self.tolerances.poll()
+    }
+
     /// The namespace, when the controller has it.
     fn namespace(&self, nsid: NamespaceId) -> Option<&Namespace> {
         self.subsystem().and_then(|subsystem| subsystem.namespace(nsid))
@@ -406,7 +426,12 @@ impl Controller {
     fn configuration_changed(&mut self, now: Instant, change: ConfigurationChange) {
         match change {
             ConfigurationChange::Nothing => {}
-            ConfigurationChange::Enabled => self.keep_alive.enabled(),
+            ConfigurationChange::Enabled => {
+                if self.registers.selects_untold_command_sets() {
+                    self.tolerances.note(Tolerance::CommandSets);
+                }
+                self.keep_alive.enabled();
+            }
             ConfigurationChange::Drain => {
                 if self.queues.is_empty() {
                     self.finish_drain(now);

@@ -52,8 +52,10 @@ pub(crate) struct Registers {
 
 impl Registers {
     pub(crate) fn new(max_queue_entries: u16, is_discovery: bool) -> Self {
+        let cap = Capabilities::fabrics(max_queue_entries.saturating_sub(1), READY_TIMEOUT);
         Self {
-            cap: Capabilities::fabrics(max_queue_entries.saturating_sub(1), READY_TIMEOUT),
+            // A discovery controller has no I/O command set to tell of.
+            cap: if is_discovery { cap } else { cap.telling_command_sets() },
             cc: Configuration::default(),
             rdy: false,
             cfs: false,
@@ -109,12 +111,14 @@ impl Registers {
     }
 
     /// EN went from 0 to 1. What CAP does not offer is fatal (Base 2.0, figure 46). IOSQES and
-    /// IOCQES may still be 0: the host may set them until its first I/O queue.
+    /// IOCQES may still be 0: the host may set them until its first I/O queue. All I/O command sets may be
+    /// selected on a discovery controller, too, although its CAP does not say so: it has no I/O queues.
     fn enable(&mut self) -> ConfigurationChange {
         let cc = self.cc;
         let sizes = self.is_discovery
             || matches!(cc.iosqes(), 0 | IOSQES) && matches!(cc.iocqes(), 0 | IOCQES);
-        if cc.mps() != 0 || cc.ams() != 0 || cc.css() != 0 || !sizes {
+        let sets = matches!(cc.css(), Configuration::CSS_NVM | Configuration::CSS_ALL);
+        if cc.mps() != 0 || cc.ams() != 0 || !sets || !sizes {
             self.cfs = true;
             return ConfigurationChange::Nothing;
         }
@@ -137,6 +141,11 @@ impl Registers {
             self.enable();
         }
         Some(drain)
+    }
+
+    /// Whether CC.CSS selects what CAP.CSS does not offer.
+    pub(crate) fn selects_untold_command_sets(&self) -> bool {
+        self.cc.css() == Configuration::CSS_ALL && !self.cap.tells_command_sets()
     }
 
     /// Fatal: CSTS.CFS.

@@ -124,18 +124,24 @@ pub struct Limits {
     pub max_admin_entries: u16,
     /// I/O queues of a controller, at least 1.
     pub max_io_queues: u16,
+    /// KAS: the keep alive timeout is rounded up to a multiple of this, in 100 ms; at least 1.
+    pub keep_alive_granularity: u16,
+    /// The least keep alive timeout in milliseconds that is not 0.
+    pub min_keep_alive_ms: u32,
     /// CRDT1 to 3: after how long a host may retry what was refused for a while, in 100 ms.
     pub retry_delays: [u16; 3],
 }
 
 impl Limits {
-    /// Largest transfer 128 KiB, 8 KiB in a capsule, 128 entries, 16 queues.
+    /// Largest transfer 128 KiB, 8 KiB in a capsule, 128 entries, 16 queues, keep alive by the second.
     pub const DEFAULT: Self = Self {
         max_io_bytes: 128 * 1024,
         in_capsule_bytes: 8192,
         max_queue_entries: 128,
         max_admin_entries: MIN_ADMIN_ENTRIES,
         max_io_queues: 16,
+        keep_alive_granularity: 10,
+        min_keep_alive_ms: 1000,
         retry_delays: [0; 3],
     };
 
@@ -296,6 +302,9 @@ impl Subsystem {
         }
         if limits.max_io_queues == 0 {
             return Err(SubsystemError::Limit("max_io_queues"));
+        }
+        if limits.keep_alive_granularity == 0 {
+            return Err(SubsystemError::Limit("keep_alive_granularity"));
         }
         Ok(())
     }

@@ -13,9 +13,12 @@ pub(crate) fn sgl_transfer(
         return Err(Status::INVALID_FIELD.dnr());
     }
     let sgl = &sqe.sgl1;
+    let len = sgl.length.get();
+    // No data: hosts leave an empty descriptor of one kind or another, also one of zeroes.
+    if direction == Direction::None || len == 0 {
+        return Ok(Transfer::default());
+    }
     match (direction, sgl.kind) {
-        // no data: hosts leave an empty descriptor of one kind or another
-        (Direction::None, _) => return Ok(Transfer::default()),
         (_, SglDescriptor::TRANSPORT) => {}
         (Direction::HostToController, SglDescriptor::IN_CAPSULE) => {
             if sgl.address.get() != 0 {
@@ -24,11 +27,18 @@ pub(crate) fn sgl_transfer(
         }
         _ => return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
     }
-    match sgl.length.get() {
-        0 => Ok(Transfer::default()),
-        len if len > max_bytes => Err(Status::INVALID_FIELD.dnr()),
-        len => Ok(Transfer { direction, len }),
+    if len > max_bytes {
+        return Err(Status::INVALID_FIELD.dnr());
     }
+    Ok(Transfer { direction, len })
+}
+
+/// Whether the descriptor of a command without data is of a type that commands cannot have here; which
+/// does no harm.
+pub(crate) fn is_odd_and_empty(sqe: &Sqe) -> bool {
+    let sgl = &sqe.sgl1;
+    sgl.length.get() == 0
+        && !matches!(sgl.kind, SglDescriptor::TRANSPORT | SglDescriptor::IN_CAPSULE)
 }
 
 /// Which way a command's data goes, by its opcode or FCTYPE; `None` for the reserved value

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::subsystem::{HostAccess, Subsystem};
+use super::discovery::DISCOVERY_LIMITS;
+use super::subsystem::{HostAccess, Limits, Subsystem};
 use crate::nvme::Nqn;
 
 /// An address where hosts can connect.
@@ -55,7 +56,7 @@ pub struct DiscoveryFilter {
 }
 
 /// Everything a target offers at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetView {
     /// Greater than the generation of any earlier view.
     pub generation: u64,
@@ -70,6 +71,23 @@ pub struct TargetView {
     pub referrals: Vec<Referral>,
     /// What the Discovery log leaves out.
     pub discovery_filter: DiscoveryFilter,
+    /// What its discovery controllers grant.
+    pub discovery_limits: Limits,
+}
+
+impl Default for TargetView {
+    /// Nothing.
+    fn default() -> Self {
+        Self {
+            generation: 0,
+            subsystems: Vec::new(),
+            listeners: Vec::new(),
+            discovery_ports: Vec::new(),
+            referrals: Vec::new(),
+            discovery_filter: DiscoveryFilter::default(),
+            discovery_limits: DISCOVERY_LIMITS,
+        }
+    }
 }
 
 impl TargetView {

@@ -320,10 +320,9 @@ impl BringUp {
 /// CC to enable: CSS selects the NVM command set, or all I/O command sets when CAP.CSS has only
 /// its bit 6 (Base 2.0, figure 36).
 fn enable_value(cap: Capabilities) -> u32 {
-    const CAP_CSS_ALL: u64 = 1 << 43;
-    const CC_CSS_ALL: u32 = 0b110 << 4;
-    let all = !cap.supports_nvm() && cap.0 & CAP_CSS_ALL != 0;
-    Configuration::ENABLED.0 | if all { CC_CSS_ALL } else { 0 }
+    let all = !cap.supports_nvm() && cap.tells_command_sets();
+    let css = if all { Configuration::CSS_ALL } else { Configuration::CSS_NVM };
+    Configuration::ENABLED.with_css(css).0
 }
 
 /// CAP.TO, at least one unit.

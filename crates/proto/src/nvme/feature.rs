@@ -24,6 +24,8 @@ pub mod fid {
     pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
     /// Host Behavior Support.
     pub const HOST_BEHAVIOR: u8 = 0x16;
+    /// I/O Command Set Profile: which combination of command sets is in use.
+    pub const COMMAND_SET_PROFILE: u8 = 0x19;
     /// Host Identifier.
     pub const HOST_IDENTIFIER: u8 = 0x81;
 }
@@ -31,6 +33,9 @@ pub mod fid {
 /// Size of the data of Host Behavior Support; its byte 0 is ACRE, whether the host waits for CRDT
 /// before a retry (Base 2.0, 5.27.1.19).
 pub const HOST_BEHAVIOR_LEN: usize = 512;
+
+/// I/O Command Set Profile: CDW11 bits 8:0, the index of the combination (Base 2.0, 5.27.1.21).
+pub const COMMAND_SET_INDEX: u32 = 0x1ff;
 
 /// SEL: which value Get Features returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -65,33 +65,41 @@ impl NamespaceId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct HostId(pub [u8; 16]);
 
-/// NVMe Qualified Name: valid UTF-8, 1..=223 bytes (Base 2.0, 4.5).
+/// The name of a host or of a subsystem: UTF-8 of 1 to 223 bytes.
+///
+/// The specification asks for an NVMe Qualified Name (`nqn.yyyy-mm...`; Base 2.0, 4.5). Names that people
+/// choose are others as well, and other targets take them. So every such text is a name here, and
+/// [`Nqn::is_qualified`] says whether it has the form. As a [`fmt::Display`] it is one printable line:
+/// control characters are escaped.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nqn(Arc<str>);
 
-/// Why bytes are not an NQN.
+/// Why bytes are not the name of a host or of a subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NqnError {
     /// No NUL within the first 224 bytes.
     Unterminated,
-    /// Shorter than "nqn.yyyy-mm" (11 bytes).
-    TooShort,
+    /// No byte before the NUL.
+    Empty,
     /// Longer than 223 bytes.
     TooLong,
-    /// Not UTF-8, or has control characters.
+    /// Not UTF-8, or with a zero byte.
     BadCharacter,
-    /// Does not begin with "nqn.".
-    BadPrefix,
+    /// Not of the form of an NVMe Qualified Name, where that is asked for.
+    Unqualified,
 }
 
 impl fmt::Display for NqnError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unterminated => "an NQN must end with a zero byte within 224 bytes",
-            Self::TooShort => "an NQN has at least 11 characters: nqn.yyyy-mm",
-            Self::TooLong => "an NQN has at most 223 bytes",
-            Self::BadCharacter => "an NQN is UTF-8 without control characters",
-            Self::BadPrefix => "an NQN begins with \"nqn.\"",
+            Self::Unterminated => "a name must end with a zero byte within 224 bytes",
+            Self::Empty => "a name has at least 1 byte",
+            Self::TooLong => "a name has at most 223 bytes",
+            Self::BadCharacter => "a name is UTF-8 without zero bytes",
+            Self::Unqualified => {
+                "an NQN begins with \"nqn.\", has at least 11 characters (nqn.yyyy-mm) and no \
+                 control characters"
+            }
         })
     }
 }
@@ -99,37 +107,51 @@ impl fmt::Display for NqnError {
 impl std::error::Error for NqnError {}
 
 impl Nqn {
-    /// Longest NQN in bytes, without its terminator.
+    /// Longest name in bytes, without its terminator.
     pub const MAX_LEN: usize = 223;
-    /// Size of an NQN field on the wire.
+    /// Size of a name's field on the wire.
     pub const FIELD_LEN: usize = 256;
-    /// Shortest: "nqn.yyyy-mm".
-    pub const MIN_LEN: usize = 11;
+    /// Shortest qualified name: "nqn.yyyy-mm".
+    pub const MIN_QUALIFIED_LEN: usize = 11;
 
     /// Checks a name.
     ///
     /// # Errors
-    /// When it is not an NQN.
+    /// When no host and no subsystem can have it.
     pub fn new(name: &str) -> Result<Self, NqnError> {
+        if name.is_empty() {
+            return Err(NqnError::Empty);
+        }
         if name.len() > Self::MAX_LEN {
             return Err(NqnError::TooLong);
         }
-        if name.len() < Self::MIN_LEN {
-            return Err(NqnError::TooShort);
-        }
-        if !name.starts_with("nqn.") {
-            return Err(NqnError::BadPrefix);
-        }
-        if name.chars().any(char::is_control) {
+        if name.contains('\0') {
             return Err(NqnError::BadCharacter);
         }
         Ok(Self(name.into()))
     }
 
-    /// Reads a 256-byte NQN field: NUL-terminated within 224 bytes.
+    /// Checks a name that must be an NVMe Qualified Name.
     ///
     /// # Errors
-    /// When the field holds no NQN.
+    /// When it is none.
+    pub fn qualified(name: &str) -> Result<Self, NqnError> {
+        let nqn = Self::new(name)?;
+        if nqn.is_qualified() { Ok(nqn) } else { Err(NqnError::Unqualified) }
+    }
+
+    /// Whether it has the form of an NVMe Qualified Name.
+    #[must_use]
+    pub fn is_qualified(&self) -> bool {
+        self.0.len() >= Self::MIN_QUALIFIED_LEN
+            && self.0.starts_with("nqn.")
+            && !self.0.chars().any(char::is_control)
+    }
+
+    /// Reads the 256-byte field of a name: NUL-terminated within 224 bytes.
+    ///
+    /// # Errors
+    /// When the field holds no name.
     pub fn from_field(field: &[u8; Self::FIELD_LEN]) -> Result<Self, NqnError> {
         let (head, _) = field.split_at(Self::MAX_LEN + 1);
         let len = head.iter().position(|&b| b == 0).ok_or(NqnError::Unterminated)?;
@@ -166,8 +188,24 @@ impl Nqn {
 
 impl fmt::Display for Nqn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        // Peers choose names, and logs and terminals must not obey them.
+        if !self.0.chars().any(is_unprintable) {
+            return f.pad(&self.0);
+        }
+        let escape = |c: char| {
+            let escaped = is_unprintable(c).then(|| c.escape_default());
+            let plain = escaped.is_none().then_some(c);
+            escaped.into_iter().flatten().chain(plain)
+        };
+        f.pad(&self.0.chars().flat_map(escape).collect::<String>())
     }
+}
+
+/// Control characters, and those that break lines or turn the direction of text.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}')
+        || matches!(c, '\u{2066}'..='\u{2069}')
 }
 
 impl fmt::Debug for Nqn {
@@ -191,7 +229,7 @@ impl HostNqn {
     /// Reads a 256-byte NQN field.
     ///
     /// # Errors
-    /// When the field holds something that is no NQN.
+    /// When the field holds something that is no name.
     pub fn from_field(field: &[u8; Nqn::FIELD_LEN]) -> Result<Self, NqnError> {
         match field {
             [0, ..] => Ok(Self::Unnamed),
@@ -214,5 +252,57 @@ impl std::str::FromStr for Nqn {
 
     fn from_str(s: &str) -> Result<Self, NqnError> {
         Self::new(s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(bytes: &[u8]) -> [u8; Nqn::FIELD_LEN] {
+        let mut field = [0; Nqn::FIELD_LEN];
+        field[..bytes.len()].copy_from_slice(bytes);
+        field
+    }
+
+    #[test]
+    fn any_terminated_text_is_a_name() {
+        let longest = "h".repeat(Nqn::MAX_LEN);
+        for name in ["h", "host1", "iqn.1993-08.org.debian:01:abc", "nqn.2014-08.org:x", &longest] {
+            let nqn = Nqn::from_field(&field(name.as_bytes())).unwrap();
+            assert_eq!((nqn.as_str(), nqn.to_string().as_str()), (name, name));
+            assert_eq!(nqn.to_field(), field(name.as_bytes()));
+        }
+        // what lies behind the terminator is not looked at
+        assert_eq!(Nqn::from_field(&field(b"host\0\xff\xff")).unwrap().as_str(), "host");
+        for (bytes, error) in [
+            (&[b'h'; 224][..], NqnError::Unterminated),
+            (&[b'h'; 256][..], NqnError::Unterminated),
+            (b"", NqnError::Empty),
+            (b"\0host", NqnError::Empty),
+            (b"\xffhost", NqnError::BadCharacter),
+        ] {
+            assert_eq!(Nqn::from_field(&field(bytes)), Err(error));
+        }
+        assert_eq!(Nqn::new(&"h".repeat(224)), Err(NqnError::TooLong));
+        assert_eq!(Nqn::new("a\0b"), Err(NqnError::BadCharacter));
+    }
+
+    #[test]
+    fn a_qualified_name_has_its_form() {
+        assert!(Nqn::qualified("nqn.2014-08").is_ok());
+        for name in ["host", "nqn.2014-0", "iqn.1993-08.org.debian:01:abc", "nqn.2014-08.x:\x07"] {
+            assert_eq!(Nqn::qualified(name), Err(NqnError::Unqualified), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_one_printable_line() {
+        let nqn = Nqn::new("evil\n\u{1b}[2J\u{202e}\u{85}é").unwrap();
+        assert_eq!(nqn.to_string(), "evil\\n\\u{1b}[2J\\u{202e}\\u{85}é");
+        assert_eq!(
+            format!("{:>7}|{:<7}|", Nqn::new("host").unwrap(), Nqn::new("h").unwrap()),
+            "   host|h      |"
+        );
     }
 }

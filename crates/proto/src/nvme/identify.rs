@@ -21,6 +21,8 @@ pub mod cns {
     pub const COMMAND_SET_NAMESPACE: u8 = 0x05;
     /// I/O Command Set specific Identify Controller.
     pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
+    /// Active Namespace ID list of one I/O command set: those greater than NSID.
+    pub const COMMAND_SET_ACTIVE_NAMESPACES: u8 = 0x07;
     /// I/O Command Set independent Identify Namespace.
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
     /// Allocated Namespace ID list: those greater than NSID, attached or not.
@@ -31,7 +33,16 @@ pub mod cns {
     pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
     /// Controllers of the subsystem: those from CNTID on.
     pub const CONTROLLERS: u8 = 0x13;
+    /// Allocated Namespace ID list of one I/O command set: those greater than NSID.
+    pub const COMMAND_SET_ALLOCATED_NAMESPACES: u8 = 0x1a;
+    /// I/O Command Set specific Identify Namespace of an allocated namespace, attached or not.
+    pub const COMMAND_SET_ALLOCATED_NAMESPACE: u8 = 0x1b;
+    /// Combinations of I/O command sets that the controller can have at a time.
+    pub const COMMAND_SETS: u8 = 0x1c;
 }
+
+/// CSI of the NVM command set.
+pub const CSI_NVM: u8 = 0;
 
 wire! {
     /// Identify Controller (CNS 01h; Base 2.0, figure 275).
@@ -492,6 +503,15 @@ pub const NIDT_NGUID: u8 = 2;
 pub const NIDT_UUID: u8 = 3;
 /// NIDT: 1 byte of command set identifier.
 pub const NIDT_CSI: u8 = 4;
+
+wire! {
+    /// I/O Command Set data structure (CNS 1Ch; Base 2.0, figure 290): in each vector, bit CSI says that
+    /// the combination has that command set.
+    pub struct CommandSets[4096] {
+        /// I/O Command Set Vectors; one of zeroes is none.
+        pub vectors: [U64; 512],
+    }
+}
 
 impl NamespaceDescriptorHeader {
     /// A header for an identifier of that type and length.

@@ -36,6 +36,8 @@ pub struct GetLogPage {
     pub len_bytes: u64,
     /// LPO: offset in bytes.
     pub offset: u64,
+    /// CSI: command set identifier, of pages that there are for each I/O command set.
+    pub csi: u8,
 }
 
 impl GetLogPage {
@@ -45,7 +47,9 @@ impl GetLogPage {
         let [lid, lsp, numdl @ ..] = sqe.cdw10.get().to_le_bytes();
         let [n2, n3, ..] = sqe.cdw11.get().to_le_bytes();
         let numd = u32::from_le_bytes([numdl[0], numdl[1], n2, n3]);
+        let [.., csi] = sqe.cdw14.get().to_le_bytes();
         Self {
+            csi,
             lid,
             lsp: lsp & 0x7f,
             retain_event: lsp & 0x80 != 0,
@@ -64,6 +68,7 @@ impl GetLogPage {
         sqe.cdw11 = u32::from_le_bytes([n2, n3, 0, 0]).into();
         sqe.cdw12 = u32::from_le_bytes([o0, o1, o2, o3]).into();
         sqe.cdw13 = u32::from_le_bytes([o4, o5, o6, o7]).into();
+        sqe.cdw14 = (u32::from(self.csi) << 24).into();
     }
 }
 
@@ -205,12 +210,13 @@ mod tests {
 
     #[test]
     fn get_log_page_words() {
-        // LID 70h, LSP 5, RAE, NUMD 0001_0002h, LPO 3_0000_0004h
+        // LID 70h, LSP 5, RAE, NUMD 0001_0002h, LPO 3_0000_0004h, CSI 2
         let sqe = Sqe {
             cdw10: 0x0002_8570.into(),
             cdw11: 1.into(),
             cdw12: 4.into(),
             cdw13: 3.into(),
+            cdw14: 0x0200_0000.into(),
             ..Sqe::default()
         };
         let command = GetLogPage::parse(&sqe);
@@ -222,6 +228,7 @@ mod tests {
                 retain_event: true,
                 len_bytes: 0x1_0003 * 4,
                 offset: 0x3_0000_0004,
+                csi: 2,
             }
         );
         let mut again = Sqe::default();

@@ -118,6 +118,21 @@ impl Capabilities {
         const CSS_NVM: u64 = 1 << 37;
         Self(u64::from(mqes) | CQR | u64::from(to) << 24 | CSS_NVM)
     }
+
+    /// CSS bit 6: the controller tells of its I/O command sets (Identify, CNS 1Ch), and CC.CSS may select
+    /// all of them.
+    #[must_use]
+    pub fn tells_command_sets(self) -> bool {
+        self.0 & Self::CSS_ALL != 0
+    }
+
+    /// The same with CSS bit 6.
+    #[must_use]
+    pub fn telling_command_sets(self) -> Self {
+        Self(self.0 | Self::CSS_ALL)
+    }
+
+    const CSS_ALL: u64 = 1 << 43;
 }
 
 /// CC (Base 2.0, figure 46).
@@ -127,6 +142,11 @@ pub struct Configuration(pub u32);
 impl Configuration {
     /// EN, with 64-byte submission and 16-byte completion entries, the NVM command set, 4 KiB.
     pub const ENABLED: Self = Self(4 << 20 | 6 << 16 | 1);
+
+    /// CSS: the NVM command set.
+    pub const CSS_NVM: u32 = 0b000;
+    /// CSS: all I/O command sets that the controller has.
+    pub const CSS_ALL: u32 = 0b110;
 
     /// EN.
     #[must_use]
@@ -168,6 +188,12 @@ impl Configuration {
     #[must_use]
     pub fn iocqes(self) -> u32 {
         self.0 >> 20 & 0xf
+    }
+
+    /// The same with CSS replaced.
+    #[must_use]
+    pub fn with_css(self, css: u32) -> Self {
+        Self(self.0 & !(0b111 << 4) | (css & 0b111) << 4)
     }
 
     /// The same with SHN replaced.
@@ -216,7 +242,10 @@ mod tests {
         let cap = Capabilities::fabrics(127, 30);
         assert_eq!(cap.0, 0x0000_0020_1e01_007f);
         assert_eq!((cap.mqes(), cap.to(), cap.mpsmin()), (127, 30, 0));
-        assert!(cap.supports_nvm());
+        assert!(cap.supports_nvm() && !cap.tells_command_sets());
+        let cap = cap.telling_command_sets();
+        assert_eq!(cap.0, 0x0000_0820_1e01_007f);
+        assert!(cap.supports_nvm() && cap.tells_command_sets());
     }
 
     #[test]
@@ -227,6 +256,7 @@ mod tests {
         assert_eq!(Configuration::ENABLED.with_shn(1), cc);
         let cc = Configuration(0b101 << 11 | 0b1001 << 7 | 0b110 << 4);
         assert_eq!((cc.ams(), cc.mps(), cc.css()), (0b101, 0b1001, 0b110));
+        assert_eq!(Configuration::ENABLED.with_css(Configuration::CSS_ALL).0, 0x0046_0061);
         assert_eq!(ControllerStatus::new(true, true, 2), ControllerStatus(0b1011));
     }
 

@@ -71,6 +71,7 @@ statuses! {
     NAMESPACE_NOT_ATTACHED = 1, 0x1a, "Namespace Not Attached";
     THIN_PROVISIONING_NOT_SUPPORTED = 1, 0x1b, "Thin Provisioning Not Supported";
     CONTROLLER_LIST_INVALID = 1, 0x1c, "Controller List Invalid";
+    COMMAND_SETS_REJECTED = 1, 0x2b, "I/O Command Set Combination Rejected";
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80, "Connect Incompatible Format";
     CONNECT_CONTROLLER_BUSY = 1, 0x81, "Connect Controller Busy";
     CONNECT_INVALID_PARAMETERS = 1, 0x82, "Connect Invalid Parameters";

@@ -1,10 +1,11 @@
 //! Connect: every check, in order, with its status and the place of the parameter.
 
 use raceline_proto::controller::{
-    AbandonReason, Action, ConnectError, HostAccess, Role, TargetView, connect_transfer,
-    parse_connect,
+    AbandonReason, Action, ConnectError, HostAccess, Limits, Role, Subsystem, TargetView,
+    Tolerance, connect_transfer, parse_connect,
 };
 use raceline_proto::nvme::fabrics::ConnectWords;
+use raceline_proto::nvme::identify::cns;
 use raceline_proto::nvme::opcode::{admin, fabrics};
 use raceline_proto::nvme::property::Configuration;
 use raceline_proto::nvme::{Nqn, QueueId, SglDescriptor, Sqe, Status};
@@ -105,13 +106,55 @@ fn subnqn_must_be_terminated_and_known() {
 }
 
 #[test]
-fn hostnqn_must_be_terminated_and_long_enough() {
+fn hostnqn_must_be_terminated_text() {
     let mut connect = Connect::admin(SUBNQN);
     connect.data.hostnqn = [b'a'; 256];
     assert_invalid(admit(&connect), 0x1_0200, true);
     connect.data.hostnqn = [0; 256];
-    connect.data.hostnqn[..10].copy_from_slice(b"nqn.2026-0");
+    connect.data.hostnqn[..4].copy_from_slice(b"h\xc3\x28h");
     assert_invalid(admit(&connect), 0x1_0200, true);
+}
+
+/// Names as people choose them; the last is the longest that there can be.
+fn chosen_names() -> Vec<String> {
+    let names = ["h", "host", "host1", "iqn.1993-08.org.debian:01:abc", "nqn.2026-0", "h\u{e9}"];
+    names.iter().map(|name| (*name).to_owned()).chain(["h".repeat(223)]).collect()
+}
+
+#[test]
+fn any_text_is_the_name_of_a_host() {
+    for name in chosen_names() {
+        let mut connect = Connect::admin(SUBNQN);
+        connect.data.hostnqn = nqn(&name).to_field();
+        let refused = admit(&connect).unwrap_err();
+        assert_eq!(refused.status, Status::CONNECT_INVALID_HOST.dnr(), "not on the list");
+        let mut named = subsystem();
+        named.hosts = HostAccess::List(vec![nqn(&name)]);
+        let mut any = subsystem();
+        any.hosts = HostAccess::Any;
+        for subsystem in [named, any] {
+            let mut host = Host::connect_to(&connect, &view(1, subsystem), "192.0.2.1:4420");
+            host.enable();
+            assert_eq!(host.controller.poll_tolerance(), Some(Tolerance::HostName), "{name}");
+            assert_eq!(host.controller.poll_tolerance(), None, "once");
+            let mut queue = Connect::io(1);
+            queue.data.hostnqn = nqn(&name).to_field();
+            host.io_connect(&queue).unwrap();
+        }
+    }
+    assert_eq!(Host::ready().controller.poll_tolerance(), None);
+}
+
+#[test]
+fn any_text_is_the_name_of_a_subsystem() {
+    for name in chosen_names() {
+        let named = Subsystem { nqn: nqn(&name), ..subsystem() }.validated().unwrap();
+        let mut host = Host::connect_to(&Connect::admin(&name), &view(1, named), "192.0.2.1:4420");
+        host.enable();
+        let page = host.identify(cns::CONTROLLER, 0).ok().data;
+        let field = page[768..1024].try_into().unwrap();
+        assert_eq!(Nqn::from_field(&field).unwrap().as_str(), name);
+    }
 }
 
 #[test]
@@ -172,6 +215,23 @@ fn sqsize_must_be_in_range() {
 }
 
 #[test]
+fn the_admin_queue_is_as_deep_as_the_target_says() {
+    let mut deep = subsystem();
+    deep.limits.max_admin_entries = 4096;
+    let discovery_limits = Limits { max_admin_entries: 64, ..Limits::DEFAULT };
+    let view = TargetView { discovery_limits, ..(*view(1, deep)).clone() };
+    let mut connect = Connect::admin(SUBNQN);
+    let mut discovery = Connect::admin(Nqn::discovery().as_str());
+    for (sqsize, deep, shallow) in [(63, true, true), (64, true, false), (4096, false, false)] {
+        (connect.words.sqsize, discovery.words.sqsize) = (sqsize, sqsize);
+        assert_eq!(connect.admit(&view).is_ok(), deep, "{sqsize}");
+        assert_eq!(discovery.admit(&view).is_ok(), shallow, "{sqsize}");
+    }
+    connect.words.sqsize = 4095;
+    connect.admit(&view).unwrap();
+}
+
+#[test]
 fn admin_cntlid_must_be_dynamic() {
     let mut connect = Connect::admin(SUBNQN);
     for cntlid in [0, 1, 0xfffe] {
@@ -199,11 +259,24 @@ fn io_hostnqn_must_be_that_of_the_association() {
 }
 
 #[test]
-fn io_hostid_must_be_that_of_the_association() {
+fn an_io_hostid_may_be_another() {
     let mut host = Host::ready();
-    let mut connect = Connect::io(1);
-    connect.data.hostid[15] ^= 1;
-    assert_invalid(host.io_connect(&connect), 0x1_0000, true);
+    host.io_connect(&Connect::io(1)).unwrap();
+    assert_eq!(host.controller.poll_tolerance(), None);
+    for qid in [2, 3] {
+        let mut connect = Connect::io(qid);
+        connect.data.hostid[15] ^= u8::try_from(qid).unwrap();
+        host.io_connect(&connect).unwrap();
+    }
+    assert_eq!(host.controller.poll_tolerance(), Some(Tolerance::HostIdentifier));
+    assert_eq!(host.controller.poll_tolerance(), None, "once");
+    assert_eq!(host.controller.hostid(), HOSTID, "that of the admin queue counts");
+    // a queue that is refused is none to tell of
+    let mut host = Host::ready();
+    let mut connect = Connect::io(17);
+    connect.data.hostid[0] ^= 1;
+    assert_invalid(host.io_connect(&connect), 42, true);
+    assert_eq!(host.controller.poll_tolerance(), None);
 }
 
 #[test]

@@ -71,6 +71,22 @@ fn unknown_features_are_invalid_fields() {
 }
 
 #[test]
+fn the_command_set_profile_is_the_only_one() {
+    let mut host = Host::ready();
+    let fid = fid::COMMAND_SET_PROFILE;
+    assert_eq!(host.get_feature(fid, CAPABILITIES, 0, 0).ok().dw0, 0b100);
+    for select in [CURRENT, DEFAULT, SAVED] {
+        assert_eq!(host.get_feature(fid, select, 0, 0).ok().dw0, 0);
+    }
+    host.set_feature(fid, 0).ok();
+    for index in [1, 0x1ff] {
+        let status = host.set_feature(fid, index).status;
+        assert_eq!(status, Status::COMMAND_SETS_REJECTED.dnr(), "{index}");
+    }
+    assert_eq!(get(&mut host, fid), 0);
+}
+
+#[test]
 fn nothing_can_be_saved() {
     let mut host = Host::ready();
     let sqe = Sqe {

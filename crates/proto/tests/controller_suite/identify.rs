@@ -226,14 +226,15 @@ fn active_list_has_the_namespaces_after_nsid() {
 }
 
 #[test]
-fn descriptors_are_nguid_and_uuid() {
+fn descriptors_are_nguid_uuid_and_command_set() {
     let mut host = Host::ready();
     let data = host.identify(cns::NAMESPACE_DESCRIPTORS, 2).ok().data;
     assert_eq!(data[0..4], [2, 16, 0, 0]);
     assert_eq!(data[4..20], namespace(2).nguid);
     assert_eq!(data[20..24], [3, 16, 0, 0]);
     assert_eq!(data[24..40], namespace(2).uuid);
-    assert!(data[40..].iter().all(|&b| b == 0));
+    assert_eq!(data[40..45], [4, 1, 0, 0, 0], "the NVM command set");
+    assert!(data[45..].iter().all(|&b| b == 0));
     for nsid in [0, 3, u32::MAX] {
         let status = host.identify(cns::NAMESPACE_DESCRIPTORS, nsid).status;
         assert_eq!(status, Status::INVALID_NAMESPACE.dnr());
@@ -259,6 +260,48 @@ fn command_set_structures_are_zero() {
     assert_eq!(host.command(&sqe).status, Status::INVALID_FIELD.dnr());
 }
 
+fn with_csi(cns: u8, nsid: u32, csi: u32) -> Sqe {
+    Sqe {
+        nsid: nsid.into(),
+        cdw10: u32::from(cns).into(),
+        cdw11: (csi << 24).into(),
+        ..Host::admin(admin::IDENTIFY, 4096)
+    }
+}
+
+#[test]
+fn lists_of_a_command_set_have_its_namespaces() {
+    let mut host = Host::ready();
+    let list = host.command(&with_csi(cns::COMMAND_SET_ACTIVE_NAMESPACES, 1, 0)).ok().data;
+    assert_eq!([0, 4].map(|offset| u32_at(&list, offset)), [2, 0]);
+    assert_eq!(list, host.identify(cns::ACTIVE_NAMESPACES, 1).ok().data);
+    for (nsid, csi, status) in [
+        (u32::MAX, 0, Status::INVALID_NAMESPACE.dnr()),
+        (0, 1, Status::INVALID_FIELD.dnr()),
+        (0, 2, Status::INVALID_FIELD.dnr()),
+    ] {
+        let sqe = with_csi(cns::COMMAND_SET_ACTIVE_NAMESPACES, nsid, csi);
+        assert_eq!(host.command(&sqe).status, status, "{nsid:#x} {csi}");
+    }
+}
+
+#[test]
+fn the_only_combination_of_command_sets_is_nvm() {
+    let mut host = Host::ready();
+    let with_controller =
+        |id: u16| Sqe { cdw10: (0x1c | u32::from(id) << 16).into(), ..with_csi(0x1c, 0, 0) };
+    for id in [u16::MAX, CNTLID.0] {
+        let data = host.command(&with_controller(id)).ok().data;
+        assert_eq!(u64_at(&data, 0), 1, "bit 0 of the first vector: NVM");
+        assert!(data[8..].iter().all(|&b| b == 0));
+    }
+    let other = host.command(&with_controller(CNTLID.0 + 1));
+    assert_eq!(other.status, Status::INVALID_FIELD.dnr());
+    let mut discovery = Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009");
+    let status = discovery.command(&with_controller(u16::MAX)).status;
+    assert_eq!(status, Status::INVALID_FIELD.dnr());
+}
+
 #[test]
 fn independent_namespace_structure() {
     let data = Host::ready().identify(cns::INDEPENDENT_NAMESPACE, 1).ok().data;
@@ -269,7 +312,8 @@ fn independent_namespace_structure() {
 #[test]
 fn other_structures_are_invalid_fields() {
     let mut host = Host::ready();
-    for cns in [0x04, 0x07, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1c, 0xff] {
+    for cns in [0x04, 0x09, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1d, 0xff]
+    {
         assert_eq!(host.identify(cns, 1).status, Status::INVALID_FIELD.dnr(), "{cns:#x}");
     }
 }

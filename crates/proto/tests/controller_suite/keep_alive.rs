@@ -82,6 +82,30 @@ fn kato_is_rounded_up() {
 }
 
 #[test]
+fn kato_is_what_the_target_rounds_to() {
+    let mut slow = subsystem();
+    (slow.limits.keep_alive_granularity, slow.limits.min_keep_alive_ms) = (50, 12_000);
+    let slow = view(1, slow);
+    for (asked, seconds) in [(1, 15), (15_000, 15), (15_001, 20), (0, 0)] {
+        let mut connect = Connect::admin(SUBNQN);
+        connect.words.kato = asked;
+        let mut host = Host::connect_to(&connect, &slow, "192.0.2.1:4420");
+        host.enable();
+        assert_eq!(host.identify(1, 0).ok().data[320..322], [50, 0], "KAS");
+        let kato = host.get_feature(fid::KEEP_ALIVE_TIMER, 0, 0, 0).ok().dw0;
+        assert_eq!(kato, 1000 * seconds, "{asked}");
+        if seconds > 0 {
+            let timeout = seconds * SECOND + TRAFFIC_REPORT_INTERVAL;
+            assert_expires_after(&mut host, timeout, AbandonReason::KeepAliveExpired);
+        }
+        let mut host = Host::connect_to(&connect, &slow, "192.0.2.1:4420");
+        host.enable();
+        host.set_feature(fid::KEEP_ALIVE_TIMER, 15_001).ok();
+        assert_eq!(host.get_feature(fid::KEEP_ALIVE_TIMER, 0, 0, 0).ok().dw0, 20_000);
+    }
+}
+
+#[test]
 fn kato_0_is_no_timeout() {
     let mut connect = Connect::admin(SUBNQN);
     connect.words.kato = 0;

@@ -129,6 +129,14 @@ fn effects_log_says_what_is_supported() {
 }
 
 #[test]
+fn there_are_effects_of_the_nvm_command_set_only() {
+    let mut sqe = Host::admin(admin::GET_LOG_PAGE, 4096);
+    GetLogPage { lid: lid::EFFECTS, len_bytes: 4096, csi: 2, ..GetLogPage::default() }
+        .write(&mut sqe);
+    assert_eq!(Host::ready().command(&sqe).status, Status::INVALID_LOG_PAGE.dnr());
+}
+
+#[test]
 fn changed_namespaces_are_listed_once() {
     let mut host = Host::ready();
     let mut changed = subsystem();

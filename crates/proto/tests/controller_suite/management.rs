@@ -87,7 +87,7 @@ fn without_a_pool_there_is_nothing_to_manage() {
     let data = host.identify(cns::CONTROLLER, 0).ok().data;
     let controller = IdentifyController::read_from_bytes(&data).unwrap();
     assert_eq!((controller.oacs.get(), controller.tnvmcap.get()), (0, 0));
-    for cns in [0x10, 0x11, 0x12, 0x13] {
+    for cns in [0x10, 0x11, 0x12, 0x13, 0x1a, 0x1b] {
         assert_eq!(host.identify(cns, 1).status, Status::INVALID_FIELD.dnr(), "CNS {cns:x}h");
     }
     assert_eq!(host.identify(cns::NAMESPACE, u32::MAX).status, Status::INVALID_NAMESPACE.dnr());
@@ -118,7 +118,11 @@ fn identify_tells_of_the_pool() {
     assert_eq!((common.nlbaf, common.lbaf[0].lbads, common.lbaf[1].lbads), (1, 9, 12));
     assert_eq!((common.nsze.get(), common.nmic), (0, 1));
 
-    let lists = [(cns::ACTIVE_NAMESPACES, [1, 2, 0]), (cns::ALLOCATED_NAMESPACES, [1, 2, 3])];
+    let lists = [
+        (cns::ACTIVE_NAMESPACES, [1, 2, 0]),
+        (cns::ALLOCATED_NAMESPACES, [1, 2, 3]),
+        (cns::COMMAND_SET_ALLOCATED_NAMESPACES, [1, 2, 3]),
+    ];
     for (cns, expected) in lists {
         let data = host.identify(cns, 0).ok().data;
         let list = NamespaceList::read_from_bytes(&data).unwrap();
@@ -130,6 +134,13 @@ fn identify_tells_of_the_pool() {
     let carved = IdentifyNamespace::read_from_bytes(&data).unwrap();
     assert_eq!((carved.nsze.get(), carved.nvmcap.get(), carved.nmic), (2048, 1 << 20, 0));
     assert_eq!((carved.nlbaf, carved.flbas), (1, 0));
+    let data = host.identify(cns::COMMAND_SET_ALLOCATED_NAMESPACE, 3).ok().data;
+    assert!(data.iter().all(|&b| b == 0), "no field of it applies");
+    for cns in [cns::COMMAND_SET_ALLOCATED_NAMESPACES, cns::COMMAND_SET_ALLOCATED_NAMESPACE] {
+        let mut zoned = command(admin::IDENTIFY, 1, cns.into(), 4096);
+        zoned.cdw11 = (2 << 24).into();
+        assert_eq!(host.command(&zoned).status, Status::INVALID_FIELD.dnr(), "CNS {cns:x}h");
+    }
 
     let list = |host: &mut Host, cns: u8, nsid: u32, from: u32| {
         let sqe = command(admin::IDENTIFY, nsid, u32::from(cns) | from << 16, 4096);

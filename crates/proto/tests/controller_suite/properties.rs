@@ -1,14 +1,14 @@
 //! Properties: what they say, and enable, reset and shutdown through CC.
 
-use raceline_proto::controller::Action;
+use raceline_proto::controller::{Action, Tolerance};
 use raceline_proto::nvme::opcode::{admin, fabrics};
 use raceline_proto::nvme::property::{
     CAP, CC, CRTO, CSTS, Capabilities, Configuration, ControllerStatus, NSSR, PropertyAccess,
     PropertySize, VS,
 };
-use raceline_proto::nvme::{QueueId, Sqe, Status};
+use raceline_proto::nvme::{Nqn, QueueId, SglDescriptor, Sqe, Status};
 
-use super::support::{Connect, Host};
+use super::support::{Connect, Host, subsystem, view};
 
 const RESET: Configuration = Configuration(0x0046_0000);
 
@@ -21,7 +21,7 @@ fn cap_says_what_hosts_need() {
     assert_eq!(cap >> 24 & 0xff, 30, "TO, 15 s");
     assert_eq!(cap >> 32 & 0xf, 0, "DSTRD");
     assert_eq!(cap >> 36 & 1, 0, "NSSRS");
-    assert_eq!(cap >> 37 & 0xff, 1, "CSS: NVM only");
+    assert_eq!(cap >> 37 & 0xff, 0b0100_0001, "CSS: NVM, and I/O command sets are told of");
     assert_eq!(cap >> 48 & 0xff, 0, "MPSMIN and MPSMAX");
     assert_eq!(cap >> 59 & 3, 0, "CRMS");
 }
@@ -109,7 +109,8 @@ fn unsupported_configurations_are_fatal() {
     for cc in [
         Configuration::ENABLED.0 | 1 << 7,        // MPS 8 KiB
         Configuration::ENABLED.0 | 1 << 11,       // AMS weighted round robin
-        Configuration::ENABLED.0 | 6 << 4,        // CSS all I/O command sets
+        Configuration::ENABLED.0 | 1 << 4,        // CSS reserved
+        Configuration::ENABLED.0 | 7 << 4,        // CSS admin commands only
         Configuration::ENABLED.0 | 1 << 16,       // IOSQES 7
         Configuration::ENABLED.0 ^ (4 ^ 5) << 20, // IOCQES 5
     ] {
@@ -120,6 +121,69 @@ fn unsupported_configurations_are_fatal() {
         host.set_cc(RESET).ok();
         assert_eq!(host.csts(), ControllerStatus(0));
         host.enable();
+    }
+}
+
+#[test]
+fn all_command_sets_may_be_selected() {
+    let all = Configuration::ENABLED.with_css(Configuration::CSS_ALL);
+    assert_eq!(all.0, 0x0046_0061);
+    let mut host = Host::connected();
+    host.set_cc(Configuration(all.0 & !1)).ok();
+    host.set_cc(all).ok();
+    assert_eq!(host.csts(), ControllerStatus(1));
+    assert_eq!(host.property(CC, PropertySize::Four).ok().dw0, all.0);
+    assert_eq!(host.controller.poll_tolerance(), None, "CAP.CSS says it");
+    host.io_connect(&Connect::io(1)).unwrap();
+    // A discovery controller does not say it, and has no I/O queue for which it would matter.
+    let connect = Connect::admin(Nqn::discovery().as_str());
+    let mut host = Host::connect_to(&connect, &view(1, subsystem()), "192.0.2.1:8009");
+    let cap = host.property(CAP, PropertySize::Eight).ok();
+    assert_eq!(cap.dw1 >> 5 & 0xff, 1, "CSS: NVM only");
+    host.set_cc(all).ok();
+    assert_eq!(host.csts(), ControllerStatus(1));
+    assert_eq!(host.controller.poll_tolerance(), Some(Tolerance::CommandSets));
+    assert_eq!(host.controller.poll_tolerance(), None, "once");
+}
+
+#[test]
+fn an_empty_descriptor_may_be_of_any_type() {
+    for kind in [0x00, 0x0f, 0x10, 0x40, 0x5a, 0x01] {
+        let mut host = Host::ready();
+        let sgl1 = SglDescriptor { kind, ..SglDescriptor::default() };
+        for (sqe, status) in [
+            (Host::admin(admin::KEEP_ALIVE, 0), Status::SUCCESS),
+            (PropertyAccess::get(CSTS, PropertySize::Four), Status::SUCCESS),
+            (PropertyAccess::set(CC, Configuration::ENABLED.0), Status::SUCCESS),
+            // Asynchronous Event Configuration, Number of Queues
+            (Sqe { cdw10: 0x0b.into(), ..Host::admin(admin::SET_FEATURES, 0) }, Status::SUCCESS),
+            (Sqe { cdw10: 0x07.into(), ..Host::admin(admin::SET_FEATURES, 0) }, Status::SUCCESS),
+            (Sqe { cdw10: 0x07.into(), ..Host::admin(admin::GET_FEATURES, 0) }, Status::SUCCESS),
+            (Sqe { cdw10: 0x0b.into(), ..Host::admin(admin::GET_FEATURES, 0) }, Status::SUCCESS),
+            // what has data is told that they are missing
+            (Host::admin(admin::IDENTIFY, 0), Status::DATA_SGL_LENGTH_INVALID.dnr()),
+            (
+                Sqe { cdw10: 0x81.into(), cdw11: 1.into(), ..Host::admin(admin::GET_FEATURES, 0) },
+                Status::DATA_SGL_LENGTH_INVALID.dnr(),
+            ),
+            (Host::admin(admin::GET_LOG_PAGE, 0), Status::DATA_SGL_LENGTH_INVALID.dnr()),
+        ] {
+            let answer = host.command(&Sqe { sgl1, ..sqe });
+            assert_eq!(answer.status, status, "{kind:#x} {:#x} {:?}", sqe.opc, sqe.cdw10);
+        }
+        let odd = !matches!(kind, 0x5a | 0x01);
+        let told = host.controller.poll_tolerance();
+        assert_eq!(told, odd.then_some(Tolerance::DescriptorType), "{kind:#x}");
+        assert_eq!(host.controller.poll_tolerance(), None, "once");
+        // with a length, the type counts
+        let sgl1 = SglDescriptor { kind, length: 4096.into(), ..SglDescriptor::default() };
+        let sqe = Sqe { sgl1, ..Host::admin(admin::IDENTIFY, 0) };
+        let expected = if kind == 0x5a {
+            Status::INVALID_NAMESPACE.dnr()
+        } else {
+            Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()
+        };
+        assert_eq!(host.command(&sqe).status, expected, "{kind:#x}");
     }
 }
 

@@ -135,7 +135,8 @@ proptest! {
         };
         let mut sqe = Host::admin(admin::GET_LOG_PAGE, len);
         let len_bytes = (numd + 1) * 4;
-        GetLogPage { lid, lsp: 0, retain_event: true, len_bytes, offset }.write(&mut sqe);
+        GetLogPage { lid, lsp: 0, retain_event: true, len_bytes, offset, csi: 0 }
+            .write(&mut sqe);
         let answer = host.command(&sqe);
         if answer.status.is_success() {
             prop_assert_eq!(offset % 4, 0);
@@ -224,7 +225,7 @@ proptest! {
     #[test]
     fn log_words_round_trip(lid: u8, lsp in 0..0x80_u8, rae: bool, numd: u32, offset: u64) {
         let len_bytes = (u64::from(numd) + 1) * 4;
-        let command = GetLogPage { lid, lsp, retain_event: rae, len_bytes, offset };
+        let command = GetLogPage { lid, lsp, retain_event: rae, len_bytes, offset, csi: 0 };
         let mut sqe = Sqe::default();
         command.write(&mut sqe);
         prop_assert_eq!(GetLogPage::parse(&sqe), command);

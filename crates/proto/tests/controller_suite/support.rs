@@ -251,7 +251,8 @@ impl Host {
     pub(crate) fn log(&mut self, lid: u8, offset: u64, len: u32, retain_event: bool) -> Answer {
         let mut sqe = Self::admin(admin::GET_LOG_PAGE, len);
         sqe.nsid = u32::MAX.into();
-        GetLogPage { lid, lsp: 0, retain_event, len_bytes: len.into(), offset }.write(&mut sqe);
+        GetLogPage { lid, lsp: 0, retain_event, len_bytes: len.into(), offset, csi: 0 }
+            .write(&mut sqe);
         self.command(&sqe)
     }
 

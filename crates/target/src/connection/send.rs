@@ -104,7 +104,7 @@ impl Connection {
         ddgst: Option<u32>,
     ) {
         let len = u32::try_from(payload.len()).expect("transfers are at most MDTS");
-        let all_said = !self.flow_control && cqe.dw0 == 0 && cqe.dw1 == 0;
+        let all_said = self.says_success && cqe.dw0 == 0 && cqe.dw1 == 0;
         self.push_pdu(core, |queue, out| queue.c2h_data(cqe.cid, 0, len, true, all_said, out));
         self.out.push_payload(payload);
         if let Some(ddgst) = ddgst {
@@ -125,7 +125,7 @@ impl Connection {
         copier: Copier,
     ) {
         let len = u32::try_from(payload.len()).expect("transfers are at most MDTS");
-        let all_said = !self.flow_control && cqe.dw0 == 0 && cqe.dw1 == 0;
+        let all_said = self.says_success && cqe.dw0 == 0 && cqe.dw1 == 0;
         self.push_pdu(core, |queue, out| queue.c2h_data(cqe.cid, 0, len, true, all_said, out));
         self.counters.copied_bytes.add(u64::from(len));
         self.out.push_digested(payload, copier);

@@ -174,6 +174,10 @@ impl RawHost {
     ) -> Cqe {
         let words = ConnectWords { recfmt: 0, qid, sqsize: entries - 1, cattr: 4, kato };
         let data = ConnectData::new(HostId([7; 16]), cntlid, subnqn, hostnqn);
+        self.connect_with(words, &data)
+    }
+
+    pub fn connect_with(&mut self, words: ConnectWords, data: &ConnectData) -> Cqe {
         self.write_command(words.to_sqe(), data.as_bytes(), true).cqe
     }
 
@@ -215,6 +219,22 @@ impl RawHost {
         self.queue.command(&sqe, direction, len, false, &mut out);
         self.stream.write_all(&out).unwrap();
         sqe.command_id()
+    }
+
+    /// Sends a command whose bytes `patch` changes before, and waits for its end.
+    pub fn patched_command(
+        &mut self,
+        sqe: Sqe,
+        direction: Direction,
+        len: u32,
+        patch: impl FnOnce(&mut [u8]),
+    ) -> Answer {
+        let sqe = self.tag(sqe);
+        let mut out = Vec::new();
+        self.queue.command(&sqe, direction, len, false, &mut out);
+        patch(&mut out);
+        self.stream.write_all(&out).unwrap();
+        self.wait(sqe.command_id(), &[])
     }
 
     /// Sends a command with its data in the capsule.
