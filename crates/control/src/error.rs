@@ -47,6 +47,16 @@ impl RpcError {
         self
     }
 
+    /// The same with a further detail behind what it has.
+    #[must_use]
+    pub fn also(self, detail: impl fmt::Display) -> Self {
+        let text = match &self.data {
+            Some(data) => format!("{data}; {detail}"),
+            None => detail.to_string(),
+        };
+        self.because(text)
+    }
+
     /// SPDK's answer to any parameter it does not like.
     pub fn invalid_params(detail: impl fmt::Display) -> Self {
         Self::new(code::INVALID_PARAMS, "Invalid parameters").because(detail)

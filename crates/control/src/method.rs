@@ -11,6 +11,7 @@ use crate::engine::{Engine, Phase};
 use crate::error::{RpcError, code};
 use crate::params;
 use crate::role::{Peer, Role};
+use crate::schema::schema;
 use crate::similar::similar;
 
 /// When a method may be called.
@@ -136,12 +137,20 @@ impl Registry {
     {
         let takes_nothing =
             std::any::TypeId::of::<P>() == std::any::TypeId::of::<params::NoParams>();
+        let parameters = params::field_names::<P>();
         let handler: Handler = Box::new(move |call, raw| {
-            let result = handler(call, params::decode(raw)?)?;
+            let params = params::decode(raw)?;
+            let ignored = ignored(name, parameters, raw);
+            if let Some(ignored) = &ignored {
+                tracing::warn!(method = name, "{ignored}");
+            }
+            let result = handler(call, params).map_err(|error| match ignored {
+                Some(ignored) => error.also(ignored),
+                None => error,
+            })?;
             serde_json::to_value(result)
                 .map_err(|error| RpcError::internal("Internal error").because(error))
         });
-        let parameters = params::field_names::<P>();
         let check: Check = |raw| params::decode::<P>(raw).map(|_| ());
         let method = Method { name, states, access, parameters, takes_nothing, check, handler };
         let before = self.methods.insert(name, method);
@@ -224,6 +233,32 @@ impl Registry {
         }
         result
     }
+}
+
+/// Says which parameters a method whose decoder is relaxed has passed over, if there are any: a wrong word
+/// would otherwise go unnoticed. SPDK's answer to a call that succeeds has no place for it: its own client
+/// takes no further members.
+fn ignored(
+    method: &str,
+    parameters: &'static [&'static str],
+    raw: Option<&RawValue>,
+) -> Option<String> {
+    let spdk = schema().method(method);
+    let names: Vec<String> = params::unknown_names(raw, parameters)
+        .into_iter()
+        .filter_map(|unknown| {
+            let name = unknown.name.escape_debug();
+            if spdk.is_some_and(|spdk| spdk.parameter(&unknown.name).is_some()) {
+                // SPDK's clients send some defaults without being asked.
+                return unknown.asks.then(|| format!("`{name}` has no effect here"));
+            }
+            Some(match similar(&unknown.name, parameters.iter().copied()) {
+                Some(meant) => format!("`{name}` is no parameter (did you mean `{meant}`?)"),
+                None => format!("`{name}` is no parameter"),
+            })
+        })
+        .collect();
+    (!names.is_empty()).then(|| format!("ignored: {}", names.join(", ")))
 }
 
 fn wrong_state(phase: Phase) -> RpcError {

@@ -2,9 +2,11 @@
 //!
 //! A method's parameters are a struct. `#[serde(deny_unknown_fields)]` on it means that SPDK's
 //! decoder for it is strict; without it, unknown members are ignored as SPDK's relaxed decoder
-//! does. `#[serde(alias)]` gives the names that older clients use. A member that occurs twice is an
+//! does, and [`unknown_names`] tells of them. `#[serde(alias)]` gives the names that older clients use. A member that occurs twice is an
 //! error in both.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -116,6 +118,30 @@ pub fn field_names<P: DeserializeOwned>() -> &'static [&'static str] {
     names
 }
 
+/// A member that no parameter is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownName {
+    /// Its name.
+    pub name: String,
+    /// It asks for something: it is not what there would be without it.
+    pub asks: bool,
+}
+
+/// The members of an object of parameters that are not among these names.
+#[must_use]
+pub fn unknown_names(raw: Option<&RawValue>, known: &[&str]) -> Vec<UnknownName> {
+    let text = raw.map_or("{}", RawValue::get);
+    let Ok(members) = serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(text) else {
+        return Vec::new();
+    };
+    let unknown = members.into_iter().filter(|(name, _)| !known.contains(&&**name));
+    let named = unknown.map(|(name, value)| UnknownName {
+        name: name.into_owned(),
+        asks: !matches!(value.get(), "null" | "false" | "0" | "\"\"" | "[]" | "{}"),
+    });
+    named.collect()
+}
+
 struct FieldNames<'a, 'de> {
     names: &'a mut &'static [&'static str],
     _life: PhantomData<&'de ()>,
@@ -195,6 +221,19 @@ mod tests {
             assert!(names.contains(&name), "{names:?}");
         }
         assert!(field_names::<NoParams>().is_empty());
+    }
+
+    #[test]
+    fn what_no_parameter_is_has_a_name() {
+        let raw = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
+        let unknown = |text: &str| unknown_names(Some(&raw(text)), &["name", "size"]);
+        let of = |name: &str, asks| UnknownName { name: name.to_owned(), asks };
+        assert_eq!(unknown(r#"{"name":{"x":1},"size":2}"#), []);
+        assert_eq!(
+            unknown(r#"{"name":"x","b":false,"a":true,"\u0063":0,"d":[],"e":""}"#),
+            [of("a", true), of("b", false), of("c", false), of("d", false), of("e", false)]
+        );
+        assert_eq!(unknown_names(None, &["name"]), []);
     }
 
     #[test]

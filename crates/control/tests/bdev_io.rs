@@ -565,13 +565,16 @@ fn bad_controllers_are_refused_whole() {
         params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         params
     };
+    let long = "h".repeat(224);
     for (more, code, text) in [
         (json!({ "trtype": "rdma" }), -22, "Invalid argument"),
         (json!({ "trtype": "PCIe" }), -32602, "parameter adrfam is not supported"),
         (json!({ "serial": "S1" }), -32602, "parameter serial is not supported"),
         (json!({ "traddr": "x" }), -22, "Invalid argument"),
         (json!({ "trsvcid": "1" }), -5, "Input/output error"),
-        (json!({ "subnqn": "x" }), -22, "subnqn is no NQN"),
+        (json!({ "subnqn": "" }), -22, "subnqn is no name of a host or a subsystem"),
+        (json!({ "hostnqn": long }), -22, "hostnqn is no name of a host or a subsystem"),
+        (json!({ "subnqn": "nobody" }), -5, "Input/output error"),
         (json!({ "subnqn": "nqn.2016-06.io.spdk:nobody" }), -5, "Input/output error"),
         (json!({ "max_bdevs": 0 }), -22, "max_bdevs cannot be zero"),
         (json!({ "num_io_queues": 0 }), -22, "num_io_queues out of bounds, min: 1 max: 65536"),

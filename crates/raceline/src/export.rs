@@ -20,7 +20,7 @@ use crate::admission::Admission;
 use crate::cli::export::ExportArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
-use crate::table::Table;
+use crate::table::{Table, printable};
 use crate::tally::Tally;
 use crate::{limits, naming, shell};
 
@@ -234,7 +234,7 @@ fn describe(ready: &Ready, admission: &Admission) -> String {
             namespace.uuid.to_string(),
         ]);
     }
-    let mut text = format!("exporting {}\n{}", ready.nqn, table.render("  "));
+    let mut text = format!("exporting {}\n{}", printable(&ready.nqn), table.render("  "));
     text.push_str(&format!("admits {}\n", admission.describe()));
     text.push_str("connect with\n");
     for listener in &ready.listeners {

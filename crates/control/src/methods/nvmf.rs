@@ -32,6 +32,9 @@ pub(super) fn register(registry: &mut Registry) {
     stats::register(registry);
 }
 
+/// The discovery service, for short.
+const DISCOVERY_WORD: &str = "discovery";
+
 /// The name of the target that a call means.
 fn target_name(name: Option<String>) -> String {
     name.unwrap_or_else(|| DEFAULT_TARGET.to_owned())
@@ -56,8 +59,13 @@ fn invalid(error: EngineError) -> RpcError {
     }
 }
 
-/// The name of a subsystem or host.
+/// The name of a subsystem; `discovery` is short for the discovery service, as SPDK's clients have it.
 fn nqn(text: &str) -> Result<Nqn, RpcError> {
+    if text == DISCOVERY_WORD { Ok(Nqn::discovery()) } else { host_nqn(text) }
+}
+
+/// The name of a host.
+fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
     Nqn::new(text).map_err(|error| refused(format!("`{}`: {error}", text.escape_debug())))
 }
 

@@ -105,9 +105,8 @@ fn wrong_lines_say_what_would_be_right() {
              ambiguous: write M or MiB (powers of 1024) (see raceline export --help)",
         ),
         (
-            "export ram:1M -n disk",
-            "invalid value 'disk' for '--nqn <NQN>': an NQN has at least 11 characters: nqn.yyyy-mm \
-             (see raceline export --help)",
+            "export ram:1M --host=",
+            "invalid value '' for '--host <NQN>': a name has at least 1 byte (see raceline export --help)",
         ),
         (
             "export ram:1M --cores 3-1",

@@ -118,7 +118,7 @@ const BUSY_POLL_MAX_US: u64 = 10_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CoreList(pub(crate) Vec<usize>);
 
-/// An NQN.
+/// The name of a subsystem or a host: an NQN, or what people and other targets choose instead.
 pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|error| error.to_string())
 }

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
     match &args.verb {
         PortVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
         PortVerb::Add(PortChange { nqn, address }) => {
-            daemon.subsystems(Some(nqn))?;
+            known(&mut daemon, nqn)?;
             // The cores start with the transport; people need not know.
             if daemon.list("nvmf_get_transports", Value::Null)?.is_empty() {
                 daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
@@ -25,11 +25,20 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
             daemon.done(&answer, &format!("{nqn} is reached at {address}"))
         }
         PortVerb::Rm(PortChange { nqn, address }) => {
-            daemon.subsystems(Some(nqn))?;
+            known(&mut daemon, nqn)?;
             let answer = daemon.call("nvmf_subsystem_remove_listener", params(nqn, *address))?;
             daemon.done(&answer, &format!("{nqn} is not reached at {address} any more"))
         }
     }
+}
+
+/// Fails for a subsystem that is not there, and says which are. The discovery service, `discovery` for
+/// short, is always there.
+fn known(daemon: &mut Daemon, nqn: &str) -> Result<(), Failure> {
+    if nqn == "discovery" || nqn == raceline_proto::nvme::Nqn::discovery().as_str() {
+        return Ok(());
+    }
+    daemon.subsystems(Some(nqn)).map(drop)
 }
 
 fn params(nqn: &str, address: SocketAddr) -> Value {

@@ -497,7 +497,7 @@ fn connect_options(args: &PerfArgs) -> BTreeMap<String, String> {
     let mut set = |name: &str, value: String| options.insert(name.to_owned(), value);
     set("traddr", args.connect.address.address.clone());
     set("trsvcid", args.connect.address.port.to_string());
-    set("nqn", args.connect.nqn.to_string());
+    set("nqn", args.connect.nqn.as_str().to_owned());
     set("hdr_digest", args.connect.header_digest.to_string());
     set("data_digest", args.connect.data_digest.to_string());
     if args.maps.are_mapped() {

@@ -30,6 +30,12 @@ pub(super) fn target_config(options: &TransportOptions, engine: &Engine) -> Targ
         // One entry of a queue is always empty: so it holds as many commands as were asked for.
         max_queue_entries: options.max_queue_depth.saturating_add(1),
         max_io_queues: options.max_io_qpairs_per_ctrlr,
+        max_admin_entries: options.max_aq_depth,
+        keep_alive_granularity: options.kas,
+        min_keep_alive_ms: options.min_kato,
+        c2h_success: options.c2h_success,
+        ack_timeout: (options.ack_timeout != 0)
+            .then(|| Duration::from_millis(options.ack_timeout.into())),
         first_generation,
         ..TargetConfig::default()
     }

@@ -91,9 +91,17 @@ pub struct TransportOptions {
     /// Largest transfer of a command in bytes.
     pub max_io_size: u32,
     /// Entries of the admin queue.
-    pub max_aq_depth: u32,
+    pub max_aq_depth: u16,
     /// SO_PRIORITY of connections.
     pub sock_priority: u32,
+    /// TCP_USER_TIMEOUT of connections in milliseconds; 0 is none.
+    pub ack_timeout: u32,
+    /// The data of a read say that it has succeeded, where the host permits it.
+    pub c2h_success: bool,
+    /// Granularity of keep alive timeouts in 100 ms.
+    pub kas: u16,
+    /// The least keep alive timeout in milliseconds.
+    pub min_kato: u32,
 }
 
 /// A subsystem.

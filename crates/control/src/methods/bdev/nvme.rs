@@ -222,7 +222,8 @@ fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostCo
     let address = ListenAddress::parse(trtype, adrfam.as_deref(), traddr, trsvcid.as_deref())
         .and_then(|address| address.socket())?;
     let nqn = |what: &str, text: &str| {
-        Nqn::new(text).map_err(|error| invalid(format!("{what} is no NQN")).because(error))
+        let what = format!("{what} is no name of a host or a subsystem");
+        Nqn::new(text).map_err(|error| invalid(what).because(error))
     };
     let subnqn = params.subnqn.as_deref().unwrap_or_default();
     let subnqn = nqn("subnqn", subnqn)?;

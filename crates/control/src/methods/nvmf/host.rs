@@ -31,7 +31,7 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
     ])?;
     let target = super::target_name(params.tgt_name);
     super::check_target(call.engine, &target)?;
-    let (nqn, host) = (super::nqn(&params.nqn)?, super::nqn(&params.host)?);
+    let (nqn, host) = (super::nqn(&params.nqn)?, super::host_nqn(&params.host)?);
     call.engine.model().nvmf.target(&target)?.subsystem(&nqn).map_err(super::invalid)?;
     let added = call.engine.change(|change| change.add_host(&target, &nqn, &host));
     added.map_err(|error| RpcError::internal("Internal error").because(error))?;
@@ -53,7 +53,7 @@ struct Remove {
 fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.engine, &target)?;
-    let (nqn, host) = (super::nqn(&params.nqn)?, super::nqn(&params.host)?);
+    let (nqn, host) = (super::nqn(&params.nqn)?, super::host_nqn(&params.host)?);
     call.engine.model().nvmf.target(&target)?.subsystem(&nqn).map_err(super::invalid)?;
     let removed = call.engine.change(|change| change.remove_host(&target, &nqn, &host));
     removed.map_err(|error| RpcError::internal("Internal error").because(error))?;

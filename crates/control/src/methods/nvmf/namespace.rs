@@ -118,7 +118,7 @@ fn hide(call: &Call<'_>, params: Visible) -> Result<bool, RpcError> {
 fn set_visible(call: &Call<'_>, params: Visible, visible: bool) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.engine, &target)?;
-    let (nqn, host) = (super::nqn(&params.nqn)?, super::nqn(&params.host)?);
+    let (nqn, host) = (super::nqn(&params.nqn)?, super::host_nqn(&params.host)?);
     call.engine
         .change(|change| change.set_visible(&target, &nqn, params.nsid, &host, visible))
         .map_err(super::invalid)?;

@@ -7,9 +7,6 @@ use crate::engine::nvmf::Referral;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 
-/// The name of the discovery service, which a referral means that names no other.
-const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-
 pub(super) fn register(registry: &mut Registry) {
     registry.change("nvmf_discovery_add_referral", States::Runtime, add);
     registry.change("nvmf_discovery_remove_referral", States::Runtime, remove);
@@ -60,8 +57,8 @@ fn referral(
     if address.trsvcid.as_deref().unwrap_or("").is_empty() {
         return Err(RpcError::internal("Service ID is required."));
     }
-    let subnqn = subnqn.unwrap_or_else(|| DISCOVERY_NQN.to_owned());
-    super::nqn(&subnqn)?;
+    let subnqn = super::nqn(subnqn.as_deref().unwrap_or(super::DISCOVERY_WORD))?;
+    let subnqn = subnqn.as_str().to_owned();
     Ok(Referral { address: address.parse()?, secure_channel, subnqn })
 }
 

@@ -77,10 +77,11 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         RpcError::internal(format!("Unable to find target {target}")).because(error)
     })?;
     let unable = |detail: String| {
-        let text = format!("Unable to create subsystem {}", params.nqn);
+        let text = format!("Unable to create subsystem {}", params.nqn.escape_debug());
         RpcError::internal(text).because(detail)
     };
-    let nqn = Nqn::new(&params.nqn).map_err(|error| unable(error.to_string()))?;
+    // SPDK, too, makes no others: hosts exist that would refuse them.
+    let nqn = Nqn::qualified(&params.nqn).map_err(|error| unable(error.to_string()))?;
     if nqn.is_discovery() {
         return Err(unable("the discovery service is always there".to_owned()));
     }
@@ -162,7 +163,7 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
         return Ok([describe_discovery(target)].into_iter().chain(subsystems).collect());
     };
     let missing = || RpcError::errno(libc::ENODEV).because("there is no such subsystem");
-    let nqn = Nqn::new(&wanted).map_err(|_| missing())?;
+    let nqn = super::nqn(&wanted).map_err(|_| missing())?;
     if nqn.is_discovery() {
         return Ok(vec![describe_discovery(target)]);
     }

@@ -1,5 +1,6 @@
 //! `nvmf_create_transport`, `nvmf_get_transports`.
 
+use raceline_target::TargetConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -15,9 +16,8 @@ pub(super) fn register(registry: &mut Registry) {
     registry.alias("get_nvmf_transports", "nvmf_get_transports");
 }
 
-/// SPDK's decoder is relaxed: what other transports know is ignored. Of the rest, some options
-/// tune SPDK's own buffers and timers; they are kept and shown, and change nothing that a host
-/// can see.
+/// SPDK's decoder is relaxed: what other transports know is ignored, and named in the log. Of the rest, some
+/// options tune SPDK's own buffers; they are kept and shown, and change nothing that a host can see.
 #[derive(Clone, Serialize, Deserialize)]
 struct Create {
     trtype: String,
@@ -25,8 +25,10 @@ struct Create {
     tgt_name: Option<String>,
     #[serde(default = "Create::max_queue_depth")]
     max_queue_depth: u16,
-    #[serde(default = "Create::max_io_qpairs_per_ctrlr")]
-    max_io_qpairs_per_ctrlr: u16,
+    max_io_qpairs_per_ctrlr: Option<u16>,
+    /// What clients before SPDK 20.04 send: the admin queue counts.
+    #[serde(skip_serializing)]
+    max_qpairs_per_ctrlr: Option<u16>,
     #[serde(default = "Create::in_capsule_data_size")]
     in_capsule_data_size: u32,
     #[serde(default = "Create::max_io_size")]
@@ -34,7 +36,7 @@ struct Create {
     #[serde(default, rename = "io_unit_size", skip_serializing)]
     _io_unit_size: Option<u32>,
     #[serde(default = "Create::max_aq_depth")]
-    max_aq_depth: u32,
+    max_aq_depth: u16,
     #[serde(default, rename = "num_shared_buffers", skip_serializing)]
     _num_shared_buffers: Option<u32>,
     #[serde(default, rename = "buf_cache_size", skip_serializing)]
@@ -70,16 +72,13 @@ impl Create {
     fn max_queue_depth() -> u16 {
         128
     }
-    fn max_io_qpairs_per_ctrlr() -> u16 {
-        127
-    }
     fn in_capsule_data_size() -> u32 {
         4096
     }
     fn max_io_size() -> u32 {
         131_072
     }
-    fn max_aq_depth() -> u32 {
+    fn max_aq_depth() -> u16 {
         128
     }
     fn c2h_success() -> bool {
@@ -98,8 +97,8 @@ impl Create {
 
 /// The greatest socket priority that needs no privilege is 6; SPDK takes 0 to 16.
 const MAX_SOCK_PRIORITY: u32 = 16;
-/// The least entries of the admin queue that NVMe allows, and the most of SPDK.
-const AQ_DEPTH_RANGE: std::ops::RangeInclusive<u32> = 32..=4096;
+/// SPDK's default for TCP.
+const MAX_IO_QPAIRS: u16 = 127;
 
 fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name.clone());
@@ -110,32 +109,74 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     }
     refuse(&[
         ("dif_insert_or_strip", params.dif_insert_or_strip),
-        ("c2h_success=false", !params.c2h_success),
         ("disable_command_passthru", params.disable_command_passthru),
     ])?;
-    if params.sock_priority > MAX_SOCK_PRIORITY || !AQ_DEPTH_RANGE.contains(&params.max_aq_depth) {
-        let text = "sock_priority must be 0 to 16, and max_aq_depth 32 to 4096";
-        return Err(RpcError::invalid_params(text));
-    }
+    check_ranges(&params)?;
+    let io_queues = io_queues(params.max_io_qpairs_per_ctrlr, params.max_qpairs_per_ctrlr)?;
     let existing = call.engine.model().nvmf.target(&target)?.transport.is_some();
     if existing {
         let text = format!("Transport type '{}' already exists", params.trtype);
         return Err(RpcError::internal(text));
     }
-    let params = Create { trtype: "TCP".to_owned(), ..params };
+    let params =
+        Create { trtype: "TCP".to_owned(), max_io_qpairs_per_ctrlr: Some(io_queues), ..params };
     let options = TransportOptions {
         max_queue_depth: params.max_queue_depth,
-        max_io_qpairs_per_ctrlr: params.max_io_qpairs_per_ctrlr,
+        max_io_qpairs_per_ctrlr: io_queues,
         in_capsule_data_size: params.in_capsule_data_size.min(params.max_io_size),
         max_io_size: params.max_io_size,
         max_aq_depth: params.max_aq_depth,
         sock_priority: params.sock_priority,
+        ack_timeout: params.ack_timeout,
+        c2h_success: params.c2h_success,
+        kas: params.kas,
+        min_kato: params.min_kato,
     };
     let kept = serde_json::to_value(&params).unwrap_or_default();
     call.engine
         .change(|change| change.create_transport(&target, options, kept))
         .map_err(|error| RpcError::internal("Failed to create transport.").because(error))?;
     Ok(true)
+}
+
+/// What is wrong is named, with what may be.
+fn check_ranges(params: &Create) -> Result<(), RpcError> {
+    let depths = TargetConfig::ADMIN_ENTRIES;
+    let wrong = [
+        (params.sock_priority > MAX_SOCK_PRIORITY, "sock_priority must be 0 to 16".to_owned()),
+        (
+            !depths.contains(&params.max_aq_depth),
+            format!("max_aq_depth must be {} to {}", depths.start(), depths.end()),
+        ),
+        (params.kas == 0, "kas must be at least 1, in units of 100 ms".to_owned()),
+        (params.min_kato == 0, "min_kato must be at least 1, in milliseconds".to_owned()),
+    ];
+    match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
+        Some((_, text)) => Err(RpcError::invalid_params(text)),
+        None => Ok(()),
+    }
+}
+
+/// I/O queues of a controller, from the name for it and the old one, which counts the admin queue.
+fn io_queues(now: Option<u16>, old: Option<u16>) -> Result<u16, RpcError> {
+    let of_old = match old {
+        None => None,
+        Some(all @ 2..) => Some(all - 1),
+        Some(_) => {
+            let text = "max_qpairs_per_ctrlr must be at least 2: it counts the admin queue";
+            return Err(RpcError::invalid_params(text));
+        }
+    };
+    match (now, of_old) {
+        (Some(now), Some(of_old)) if now != of_old => {
+            let text = format!(
+                "max_qpairs_per_ctrlr asks for {of_old} I/O queues, as it counts the admin queue, and \
+                 max_io_qpairs_per_ctrlr for {now}: give one of them"
+            );
+            Err(RpcError::invalid_params(text))
+        }
+        (now, of_old) => Ok(now.or(of_old).unwrap_or(MAX_IO_QPAIRS)),
+    }
 }
 
 #[derive(Deserialize)]

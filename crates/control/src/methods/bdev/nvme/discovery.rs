@@ -110,7 +110,8 @@ fn new_discovery(engine: &Engine, params: &Start) -> Result<Arc<Discovery>, RpcE
         return Err(invalid(format!("more than {MAX_SUBSYSTEMS} subsystems")));
     }
     let parse = |text: &String| {
-        Nqn::new(text).map_err(|error| invalid(format!("{text:?} is no NQN")).because(error))
+        let what = format!("{text:?} is no name of a host or a subsystem");
+        Nqn::new(text).map_err(|error| invalid(what).because(error))
     };
     let names = params.subsystems.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(engine));
