@@ -180,8 +180,8 @@ fn a_service_that_is_away_is_waited_for() {
         start("F", free_port(), &json!({ "trtype": "rdma" })),
         start("F", free_port(), &json!({ "traddr": "somewhere" })),
         start("F", free_port(), &json!({ "fast_io_fail_timeout_sec": 1 })),
-        start("F", free_port(), &json!({ "hostnqn": "me" })),
-        start("F", free_port(), &json!({ "subsystems": ["you"] })),
+        start("F", free_port(), &json!({ "hostnqn": "" })),
+        start("F", free_port(), &json!({ "subsystems": ["y".repeat(224)] })),
         start("F", free_port(), &json!({ "reconnect_delay_sec": 1 })),
     ] {
         call(&wrong).unwrap_err();

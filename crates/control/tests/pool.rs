@@ -128,7 +128,7 @@ fn a_pool_is_refused_with_the_reason() {
     for (params, reason) in [
         (json!({ "unit_bytes": 1000 }), "units of 1000 bytes"),
         (json!({ "bdev_name": "N" }), "no device `N`"),
-        (json!({ "managers": ["x y"] }), "`x y`"),
+        (json!({ "managers": [""] }), "``: a name has at least 1 byte"),
         (json!({ "namespaces": [namespace(1, u64::MAX, 2)] }), "has no end"),
         (json!({ "namespaces": [namespace(1, 31, 2)] }), "not lie within the device"),
         (json!({ "namespaces": [namespace(1, 0, 2), namespace(2, 1, 2)] }), "overlap"),

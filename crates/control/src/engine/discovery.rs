@@ -273,17 +273,19 @@ impl Discovery {
 fn address(record: &DiscoveryRecord) -> Result<SocketAddr, String> {
     let DiscoveryRecord { trtype, traddr, trsvcid, .. } = record;
     if *trtype != TRTYPE_TCP {
-        return Err(format!("{} is not at a TCP address (transport type {trtype})", record.subnqn));
+        let nqn = record.subnqn.escape_debug();
+        return Err(format!("{nqn} is not at a TCP address (transport type {trtype})"));
     }
     let parsed = ListenAddress::parse("tcp", None, traddr, Some(trsvcid));
     parsed
         .and_then(|address| address.socket())
-        .map_err(|error| format!("{}: {error}", record.subnqn))
+        .map_err(|error| format!("{}: {error}", record.subnqn.escape_debug()))
 }
 
 fn usable(record: &DiscoveryRecord) -> Result<(Nqn, SocketAddr), String> {
     if record.treq & TREQ_MASK == TREQ_REQUIRED {
-        return Err(format!("{} wants a secure channel, which is not supported", record.subnqn));
+        let nqn = record.subnqn.escape_debug();
+        return Err(format!("{nqn} wants a secure channel, which is not supported"));
     }
     let nqn = Nqn::new(&record.subnqn).map_err(|error| format!("{:?}: {error}", record.subnqn))?;
     Ok((nqn, address(record)?))
