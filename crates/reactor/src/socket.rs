@@ -321,6 +321,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_acknowledged_has_a_time_limit() {
+        let (_fd, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let socket = Socket::from_fd(TcpStream::connect(address).unwrap().into()).unwrap();
+        socket.set_ack_timeout(Duration::from_millis(1500)).unwrap();
+        let fd = socket.into_fd().unwrap();
+        let limit = SockRef::from(&fd).tcp_user_timeout().unwrap();
+        assert_eq!(limit, Some(Duration::from_millis(1500)));
+    }
+
+    #[test]
     fn both_families_can_have_the_same_port() {
         let (_six, address) = listen("[::]:0".parse().unwrap()).unwrap();
         let four = SocketAddr::new("0.0.0.0".parse().unwrap(), address.port());

@@ -5,6 +5,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use common::{Heard, RawHost, Wants, block_sqe, config, nqn, pattern, ram, start, status};
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
@@ -205,6 +206,29 @@ fn the_admin_queue_and_keep_alive_are_what_the_target_is_told() {
         }
     }
     target.shutdown().unwrap();
+}
+
+#[test]
+fn a_host_that_takes_nothing_is_given_up_when_the_target_is_told_so() {
+    for (ack_timeout, is_given_up) in [(Some(Duration::from_millis(500)), true), (None, false)] {
+        let (target, address) = start(TargetConfig { ack_timeout, ..config(1) }, vec![ram("1M")]);
+        let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+        let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+        socket2::SockRef::from(&queue.stream).set_recv_buffer_size(4096).unwrap();
+        // More than the buffers of both sockets hold, and nobody receives it.
+        for _ in 0..120 {
+            queue.submit(block_sqe(io::READ, 1, 0, 256), Direction::ControllerToHost, 256 * BS);
+        }
+        let connections = || target.stats().connections.iter().sum::<usize>();
+        if is_given_up {
+            common::eventually("the queue is given up", || connections() == 1);
+        } else {
+            std::thread::sleep(Duration::from_secs(3));
+            assert_eq!(connections(), 2);
+        }
+        drop(queue);
+        target.shutdown().unwrap();
+    }
 }
 
 #[test]
