@@ -192,8 +192,8 @@ fn what_keeps_a_connection_from_being_made_is_said() {
     };
     assert_eq!(refused(&|config| config.traddr = null()), RACELINE_INVALID);
     error("traddr is null: where is the target?");
-    assert_eq!(refused(&|config| config.nqn = c"disk".as_ptr()), RACELINE_INVALID);
-    error("nqn \"disk\"");
+    assert_eq!(refused(&|config| config.nqn = c"".as_ptr()), RACELINE_INVALID);
+    error("nqn \"\": a name has at least 1 byte");
     assert_eq!(refused(&|config| config.trsvcid = c"http".as_ptr()), RACELINE_INVALID);
     error("trsvcid \"http\" is no port");
     assert_eq!(refused(&|config| config.hostid = c"me".as_ptr()), RACELINE_INVALID);
