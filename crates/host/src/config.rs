@@ -1,6 +1,6 @@
 //! What a host needs to know to connect.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +36,10 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct HostConfig {
     /// Where the controller listens.
     pub address: SocketAddr,
+    /// The address of this machine from which all connections are made, of the same family; `None`: the
+    /// kernel chooses one. The kernel chooses the port: a controller has several connections to one
+    /// address, and a port serves one of them.
+    pub source: Option<IpAddr>,
     /// The subsystem.
     pub subnqn: Nqn,
     /// Who we are.
@@ -67,10 +71,17 @@ pub struct HostConfig {
     pub disable_sq_flow: bool,
     /// Give the connection up when a command takes longer.
     pub command_timeout: Option<Duration>,
+    /// The same for commands of the admin queue; `None`: `command_timeout` holds for them, too.
+    pub admin_timeout: Option<Duration>,
+    /// Have the kernel give a connection up when data stay unacknowledged for this long
+    /// (TCP_USER_TIMEOUT); `None`: its own time.
+    pub ack_timeout: Option<Duration>,
     /// What to do when the controller is lost.
     pub backoff: BackoffConfig,
-    /// Connect, ICResp and Connect command may take this long each.
+    /// The TCP connection, ICResp and the answer to Connect may take this long each.
     pub connect_timeout: Duration,
+    /// The TCP connection may take this long; `None`: `connect_timeout`.
+    pub tcp_connect_timeout: Option<Duration>,
     /// How long a receive that finds nothing looks into the network device's queue itself, rather
     /// than wait for an interrupt; `None`: not at all.
     pub busy_poll: Option<Duration>,
@@ -96,6 +107,7 @@ impl HostConfig {
     pub fn new(address: SocketAddr, subnqn: Nqn, hostnqn: Nqn, hostid: HostId) -> Self {
         Self {
             address,
+            source: None,
             subnqn,
             hostnqn,
             hostid,
@@ -110,8 +122,11 @@ impl HostConfig {
             admin_entries: DEFAULT_ADMIN_ENTRIES,
             disable_sq_flow: true,
             command_timeout: Some(Duration::from_secs(30)),
+            admin_timeout: None,
+            ack_timeout: None,
             backoff: BackoffConfig::default(),
             connect_timeout: CONNECT_TIMEOUT,
+            tcp_connect_timeout: None,
             busy_poll: None,
             priority: None,
             placement: HostPlacement::Any,
@@ -132,6 +147,7 @@ impl HostConfig {
     pub fn admin_queue(&self) -> QueuePairConfig {
         QueuePairConfig {
             address: self.address,
+            source: self.source,
             subnqn: self.subnqn.clone(),
             hostnqn: self.hostnqn.clone(),
             hostid: self.hostid,
@@ -144,8 +160,10 @@ impl HostConfig {
             digest_retries: 0,
             disable_sq_flow: self.disable_sq_flow,
             in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
-            command_timeout: self.command_timeout,
+            command_timeout: self.admin_timeout.or(self.command_timeout),
+            ack_timeout: self.ack_timeout,
             connect_timeout: self.connect_timeout,
+            tcp_connect_timeout: self.tcp_connect_timeout.unwrap_or(self.connect_timeout),
             busy_poll: self.busy_poll,
             priority: self.priority,
             placement: HostPlacement::Any,
@@ -161,6 +179,7 @@ impl HostConfig {
         QueuePairConfig {
             cntlid: association.cntlid,
             qid,
+            command_timeout: self.command_timeout,
             digest_retries: self.digest_retries,
             entries: self.io_entries.min(association.max_entries).clamp(MIN_ENTRIES, MAX_ENTRIES),
             in_capsule_bytes: association.controller.in_capsule_bytes,
@@ -200,6 +219,8 @@ impl Association {
 pub struct QueuePairConfig {
     /// Where the controller listens.
     pub address: SocketAddr,
+    /// The address of this machine to connect from.
+    pub source: Option<IpAddr>,
     /// SUBNQN.
     pub subnqn: Nqn,
     /// HOSTNQN.
@@ -226,8 +247,12 @@ pub struct QueuePairConfig {
     pub in_capsule_bytes: u32,
     /// Give the connection up when a command takes longer.
     pub command_timeout: Option<Duration>,
-    /// TCP connection, ICResp and the answer to Connect may take this long each.
+    /// The kernel's limit for data that stay unacknowledged.
+    pub ack_timeout: Option<Duration>,
+    /// ICResp and the answer to Connect may take this long each.
     pub connect_timeout: Duration,
+    /// The TCP connection may take this long.
+    pub tcp_connect_timeout: Duration,
     /// How long a receive that finds nothing busy polls.
     pub busy_poll: Option<Duration>,
     /// SO_PRIORITY.

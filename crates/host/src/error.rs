@@ -1,7 +1,7 @@
 //! What can go wrong for a host, naming the culprit.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use raceline_proto::host::{BringUpError, DiscoveryError, ScanError};
@@ -210,6 +210,25 @@ pub enum HostError {
 }
 
 impl HostError {
+    /// Why a connection could not be made. From a named source address, some errors are about that.
+    pub(crate) fn tcp(address: SocketAddr, source: Option<IpAddr>, error: io::Error) -> Self {
+        let no_way = [
+            io::ErrorKind::InvalidInput,
+            io::ErrorKind::NetworkUnreachable,
+            io::ErrorKind::AddrNotAvailable,
+        ];
+        // What is not the kernel's own word says all already.
+        let is_no_way = error.raw_os_error().is_some() && no_way.contains(&error.kind());
+        let error = match source {
+            Some(source) if is_no_way => {
+                let text = format!("{error}: there is no way from the source address {source}");
+                io::Error::new(error.kind(), text)
+            }
+            _ => error,
+        };
+        Self::Tcp(address, Arc::new(error))
+    }
+
     /// Whether it says that a connection was never good for commands.
     pub(crate) fn is_of_connecting(&self) -> bool {
         matches!(

@@ -459,8 +459,8 @@ impl QueuePair {
         self.doorbell.forget_alarm();
         self.state = State::Tcp;
         self.search.begin();
-        cx.io.connect(self.config.address, self.token);
-        self.expect(cx, self.config.connect_timeout);
+        cx.io.connect(self.config.address, self.config.source, self.token);
+        self.expect(cx, self.config.tcp_connect_timeout);
     }
 
     fn handle_connected(&mut self, cx: &mut Context<'_>, result: std::io::Result<Socket>) {
@@ -476,9 +476,11 @@ impl QueuePair {
         let socket = match adopted {
             Ok(Some(socket)) => socket,
             // Again, from another port; the limit of time is for all attempts together.
-            Ok(None) => return cx.io.connect(self.config.address, self.token),
+            Ok(None) => {
+                return cx.io.connect(self.config.address, self.config.source, self.token);
+            }
             Err(error) => {
-                let error = HostError::Tcp(self.config.address, Arc::new(error));
+                let error = HostError::tcp(self.config.address, self.config.source, error);
                 self.lose(cx, Ending::Lost(error), None);
                 return;
             }
@@ -521,6 +523,9 @@ impl QueuePair {
         }
         if let Some(priority) = self.config.priority {
             socket.set_priority(priority)?;
+        }
+        if let Some(time) = self.config.ack_timeout {
+            socket.set_user_timeout(time)?;
         }
         self.arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
         let kept = self.search.accepts(self.arrival);

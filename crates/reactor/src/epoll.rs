@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -387,8 +387,13 @@ impl EpollIo {
     }
 
     /// Starts a connect; `None` if it goes on in the background.
-    fn try_connect(&mut self, address: SocketAddr, token: Token) -> Option<io::Result<Socket>> {
-        let fd = match socket::for_connect(address) {
+    fn try_connect(
+        &mut self,
+        address: SocketAddr,
+        source: Option<IpAddr>,
+        token: Token,
+    ) -> Option<io::Result<Socket>> {
+        let fd = match socket::for_connect(address, source) {
             Ok(fd) => fd,
             Err(error) => return Some(Err(error)),
         };
@@ -543,8 +548,8 @@ impl Io for EpollIo {
         self.listeners.remove(listener.0);
     }
 
-    fn connect(&mut self, address: SocketAddr, token: Token) {
-        if let Some(result) = self.try_connect(address, token) {
+    fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token) {
+        if let Some(result) = self.try_connect(address, source, token) {
             self.finish(token, Outcome::Connected(result));
         }
     }

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -188,8 +188,9 @@ pub trait Io {
     /// Stops listening; no more completions for it arrive.
     fn close_listener(&mut self, listener: ListenerId);
 
-    /// Starts connecting; finishes as [`Outcome::Connected`].
-    fn connect(&mut self, address: SocketAddr, token: Token);
+    /// Starts connecting, from an address of this machine if one is named; finishes as
+    /// [`Outcome::Connected`]. The kernel chooses the port, and without a name the address, too.
+    fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token);
 
     /// Makes a socket (from an accept or connect, maybe on another core) usable here.
     ///

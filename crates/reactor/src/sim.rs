@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -350,7 +350,7 @@ impl Io for SimIo {
         self.world.borrow_mut().network.close_listener(listener.0);
     }
 
-    fn connect(&mut self, address: SocketAddr, token: Token) {
+    fn connect(&mut self, address: SocketAddr, _: Option<IpAddr>, token: Token) {
         self.world.borrow_mut().schedule(Event::Connect { core: self.core, token, address });
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -123,12 +123,12 @@ impl Socket {
         }
     }
 
-    /// Has the connection fail when what was sent is not acknowledged for so long, in whole milliseconds
+    /// Has the kernel give the connection up when data stay unacknowledged for this long
     /// (TCP_USER_TIMEOUT); does nothing in simulation.
     ///
     /// # Errors
-    /// When the kernel refuses it.
-    pub fn set_ack_timeout(&self, time: Duration) -> io::Result<()> {
+    /// The error of setsockopt(2).
+    pub fn set_user_timeout(&self, time: Duration) -> io::Result<()> {
         match &self.inner {
             Inner::Os(fd) => SockRef::from(fd).set_tcp_user_timeout(Some(time)),
             Inner::Simulated(_) => Ok(()),
@@ -201,12 +201,44 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     Ok((socket.into(), address))
 }
 
-/// A non-blocking socket that is to be connected to `address`.
-pub(crate) fn for_connect(address: SocketAddr) -> io::Result<OwnedFd> {
+/// A non-blocking socket that is to be connected to `address`, from `source` if that is named.
+pub(crate) fn for_connect(address: SocketAddr, source: Option<IpAddr>) -> io::Result<OwnedFd> {
     let socket =
         socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
-    Ok(socket.into())
+    let fd = OwnedFd::from(socket);
+    if let Some(source) = source {
+        bind_source(&fd, address, source).map_err(|error| source_error(source, error))?;
+    }
+    Ok(fd)
+}
+
+/// Binds to an address of this machine. The port is chosen when the socket is connected, so that
+/// connections to other places may have the same.
+fn bind_source(fd: &OwnedFd, address: SocketAddr, source: IpAddr) -> io::Result<()> {
+    let source = match (address, source) {
+        (SocketAddr::V4(_), IpAddr::V4(source)) => SocketAddr::from((source, 0)),
+        // An address of one link is one only together with that link.
+        (SocketAddr::V6(to), IpAddr::V6(source)) => {
+            SocketAddrV6::new(source, 0, 0, to.scope_id()).into()
+        }
+        _ => {
+            let text = format!("it is of another family than {}", address.ip());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+    };
+    socket_option::bind_address_no_port(fd)?;
+    SockRef::from(fd).bind(&source.into())
+}
+
+fn source_error(source: IpAddr, error: io::Error) -> io::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            "this machine does not have it (`ip address` lists those it has)".to_owned()
+        }
+        _ => error.to_string(),
+    };
+    io::Error::new(error.kind(), format!("cannot use the source address {source}: {advice}"))
 }
 
 /// Makes the coming close(2) discard pending output and reset the connection.
@@ -324,7 +356,7 @@ mod tests {
     fn what_is_not_acknowledged_has_a_time_limit() {
         let (_fd, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let socket = Socket::from_fd(TcpStream::connect(address).unwrap().into()).unwrap();
-        socket.set_ack_timeout(Duration::from_millis(1500)).unwrap();
+        socket.set_user_timeout(Duration::from_millis(1500)).unwrap();
         let fd = socket.into_fd().unwrap();
         let limit = SockRef::from(&fd).tcp_user_timeout().unwrap();
         assert_eq!(limit, Some(Duration::from_millis(1500)));
@@ -339,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_is_not_connected_is_refused() {
-        let fd = for_connect("127.0.0.1:1".parse().unwrap()).unwrap();
+        let fd = for_connect("127.0.0.1:1".parse().unwrap(), None).unwrap();
         assert!(Socket::from_fd(fd).is_err());
     }
 }

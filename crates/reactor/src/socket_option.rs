@@ -80,6 +80,12 @@ pub(crate) fn unacknowledged(fd: &OwnedFd) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
+/// Has bind(2) leave the port to connect(2), which may take one that others use to other places
+/// (IP_BIND_ADDRESS_NO_PORT; it is for both families).
+pub(crate) fn bind_address_no_port(fd: &OwnedFd) -> io::Result<()> {
+    set_at(fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
 fn get(fd: &OwnedFd, option: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut length = INT_BYTES;
@@ -97,15 +103,13 @@ fn get(fd: &OwnedFd, option: c_int) -> io::Result<c_int> {
 }
 
 fn set(fd: &OwnedFd, option: c_int, value: c_int) -> io::Result<()> {
+    set_at(fd, libc::SOL_SOCKET, option, value)
+}
+
+fn set_at(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as `value` has.
     let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw const value).cast(),
-            INT_BYTES,
-        )
+        libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const value).cast(), INT_BYTES)
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -552,8 +552,8 @@ impl Io for UringIo {
         }
     }
 
-    fn connect(&mut self, address: SocketAddr, token: Token) {
-        match socket::for_connect(address) {
+    fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token) {
+        match socket::for_connect(address, source) {
             Ok(fd) => {
                 let address = Box::new(address.into());
                 self.start(token, Kind::Connect { fd, address });

@@ -71,7 +71,7 @@ impl Bed {
     fn new(backend: Backend) -> Bed {
         let (mut io, backend) = open_io(backend).unwrap();
         let (_, address) = io.listen("127.0.0.1:0".parse().unwrap(), token(0)).unwrap();
-        io.connect(address, token(0));
+        io.connect(address, None, token(0));
         let mut done = Vec::with_capacity(16);
         let mut ends = Vec::new();
         while ends.len() < 2 {

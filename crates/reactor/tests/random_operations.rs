@@ -126,7 +126,7 @@ impl Run {
         let (listener, address) = self.io.listen("127.0.0.1:0".parse().unwrap(), listen).unwrap();
         for _ in 0..CONNECTIONS {
             let token = self.token();
-            self.io.connect(address, token);
+            self.io.connect(address, None, token);
             let (mut one, mut two) = (None, None);
             let mut done = Vec::new();
             while one.is_none() || two.is_none() {

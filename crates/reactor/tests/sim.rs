@@ -75,7 +75,7 @@ impl Callers {
         let mut io = world.io();
         let callers = (0..count)
             .map(|index| {
-                io.connect(ADDRESS.parse().unwrap(), token(index));
+                io.connect(ADDRESS.parse().unwrap(), None, token(index));
                 let len = random.size(max_len);
                 let message = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
                 Caller { socket: None, message, sent: 0, answer: Vec::new(), end: None }

@@ -144,7 +144,7 @@ impl PollGroup {
             tracing::warn!(%peer, %error, "a connection without priority");
         }
         if let Some(time) = self.core.shared.config.ack_timeout
-            && let Err(error) = socket.set_ack_timeout(time)
+            && let Err(error) = socket.set_user_timeout(time)
         {
             tracing::warn!(%peer, %error, "a connection without acknowledgement timeout");
         }

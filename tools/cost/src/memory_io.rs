@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -165,7 +165,7 @@ impl Io for MemoryIo {
         self.listener = None;
     }
 
-    fn connect(&mut self, _address: SocketAddr, token: Token) {
+    fn connect(&mut self, _: SocketAddr, _: Option<IpAddr>, token: Token) {
         self.connects.push(token);
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -109,8 +109,8 @@ impl Io for FaultIo {
         self.inner.close_listener(listener);
     }
 
-    fn connect(&mut self, address: SocketAddr, token: Token) {
-        self.inner.connect(address, token);
+    fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token) {
+        self.inner.connect(address, source, token);
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {

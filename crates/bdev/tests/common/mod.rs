@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Io for ScriptedIo {
     fn close_listener(&mut self, _: ListenerId) {
         unimplemented!("no sockets here")
     }
-    fn connect(&mut self, _: SocketAddr, _: Token) {
+    fn connect(&mut self, _: SocketAddr, _: Option<IpAddr>, _: Token) {
         unimplemented!("no sockets here")
     }
     fn adopt(&mut self, _: Socket) -> io::Result<SocketId> {

@@ -1,7 +1,7 @@
 //! An [`Io`] under test, and the steps that tests are made of.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use raceline_reactor::io::{FileId, ListenerId, RecvBuffers, SocketId};
@@ -64,8 +64,16 @@ impl Bed {
     }
 
     pub(crate) fn connect(&mut self, address: SocketAddr) -> io::Result<Socket> {
+        self.connect_from(address, None)
+    }
+
+    pub(crate) fn connect_from(
+        &mut self,
+        address: SocketAddr,
+        source: Option<IpAddr>,
+    ) -> io::Result<Socket> {
         let token = self.token();
-        self.io.connect(address, token);
+        self.io.connect(address, source, token);
         match self.wait_for(token) {
             Outcome::Connected(result) => result,
             other => panic!("{other:?}"),

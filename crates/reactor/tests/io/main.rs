@@ -53,6 +53,7 @@ conformance!(
     kept_payloads_arrive_and_come_back,
     misuse_completes_with_an_error,
     connect_refused,
+    connect_from_a_source_address,
     connect_timing_out_is_cut_off_by_dropping,
     accept_many,
     closed_listeners_refuse,
@@ -364,10 +365,37 @@ fn connect_refused(mut bed: Bed) {
     assert_eq!(errno(&bed.connect(address).unwrap_err()), libc::ECONNREFUSED);
 }
 
+/// The kernel would take 127.0.0.1, and ::1.
+fn connect_from_a_source_address(mut bed: Bed) {
+    let source: std::net::IpAddr = "127.0.0.5".parse().unwrap();
+    let (listener, address, accept) = bed.listen("0.0.0.0:0");
+    let address = SocketAddr::new("127.0.0.1".parse().unwrap(), address.port());
+    let mut ports = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        let one = bed.connect_from(address, Some(source)).unwrap();
+        assert_eq!(one.local_address().ip(), source);
+        assert_eq!(bed.accepted(accept).peer_address(), one.local_address());
+        ports.insert(one.local_address().port());
+    }
+    // An address that this machine does not have (RFC 5737), and one of the other family.
+    for (source, text) in [
+        ("192.0.2.1", "cannot use the source address 192.0.2.1: this machine does not have it"),
+        ("::1", "cannot use the source address ::1: it is of another family than 127.0.0.1"),
+    ] {
+        let error = bed.connect_from(address, Some(source.parse().unwrap())).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    bed.io.close_listener(listener);
+    let (listener, address, accept) = bed.listen("[::1]:0");
+    let one = bed.connect_from(address, Some("::1".parse().unwrap())).unwrap();
+    assert_eq!(bed.accepted(accept).peer_address(), one.local_address());
+    bed.io.close_listener(listener);
+}
+
 fn connect_timing_out_is_cut_off_by_dropping(mut bed: Bed) {
     // Addresses for documentation (RFC 5737): no answer, or refused by the system at once.
     let token = bed.token();
-    bed.io.connect("192.0.2.1:9".parse().unwrap(), token);
+    bed.io.connect("192.0.2.1:9".parse().unwrap(), None, token);
     bed.poll(Wait::No);
     let start = Instant::now();
     drop(bed);
@@ -380,7 +408,7 @@ fn accept_many(mut bed: Bed) {
     let tokens: Vec<Token> = (0..200)
         .map(|_| {
             let token = bed.token();
-            bed.io.connect(address, token);
+            bed.io.connect(address, None, token);
             token
         })
         .collect();
