@@ -24,6 +24,9 @@ use generic::Generic;
 /// The class of an NVM Express controller: mass storage, non-volatile memory, NVMe interface.
 const NVME_CLASS: &str = "0x010802";
 
+/// Where udev keeps what it knows of a device, by its number.
+const UDEV_DATA: &str = "/run/udev/data";
+
 /// The driver that makes block devices of drives.
 const NVME_DRIVER: &str = "nvme";
 
@@ -43,6 +46,7 @@ pub enum IoPath {
 pub struct Drives {
     sys: PathBuf,
     dev: PathBuf,
+    udev: PathBuf,
 }
 
 /// A drive as it is at one moment.
@@ -253,7 +257,13 @@ impl Drives {
     /// Drives as these two directories show them.
     #[must_use]
     pub fn new(sys: impl Into<PathBuf>, dev: impl Into<PathBuf>) -> Self {
-        Self { sys: sys.into(), dev: dev.into() }
+        Self { sys: sys.into(), dev: dev.into(), udev: UDEV_DATA.into() }
+    }
+
+    /// The same with another directory for what udev knows of devices.
+    #[must_use]
+    pub fn with_udev(self, udev: impl Into<PathBuf>) -> Self {
+        Self { udev: udev.into(), ..self }
     }
 
     /// Looks at the drive at an address.
@@ -294,6 +304,42 @@ impl Drives {
             cntlid: text("cntlid").parse().unwrap_or(0),
             namespaces: self.namespaces(&own).map_err(failed)?,
             controller,
+        })
+    }
+
+    /// Where drives are plugged in, whatever driver has them, in order.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<PciAddress> {
+        let devices = self.sys.join("bus/pci/devices");
+        let names = names(&devices).unwrap_or_default();
+        let is_drive =
+            |name: &&String| attribute(&devices.join(name), "class").as_deref() == Some(NVME_CLASS);
+        let mut addresses: Vec<PciAddress> =
+            names.iter().filter(is_drive).filter_map(|name| name.parse().ok()).collect();
+        addresses.sort();
+        addresses
+    }
+
+    /// What a namespace of a drive holds as far as this machine knows: partitions that the kernel sees,
+    /// or what udev has recognised. `None` says only that nothing is known.
+    #[must_use]
+    pub fn contents(&self, drive: &Drive) -> Option<String> {
+        let disks = drive.namespaces.iter().filter_map(|namespace| namespace.block.as_deref());
+        disks.into_iter().find_map(|disk| {
+            let own = self.sys.join("class/block").join(disk);
+            let names = names(&own).unwrap_or_default();
+            let part = names.into_iter().find(|name| own.join(name).join("partition").exists());
+            if let Some(part) = part {
+                return Some(format!("{disk} has a partition, {part}"));
+            }
+            let number = attribute(&own, "dev")?;
+            let known = fs::read_to_string(self.udev.join(format!("b{number}"))).ok()?;
+            let kinds = ["E:ID_FS_TYPE=", "E:ID_PART_TABLE_TYPE="];
+            let kind = |line: &str| {
+                let kind = kinds.iter().find_map(|kind| line.strip_prefix(kind))?;
+                Some(format!("udev has found {} on {disk}", kind.escape_debug()))
+            };
+            known.lines().find_map(kind)
         })
     }
 

@@ -114,6 +114,42 @@ fn a_path_leads_to_the_disk_of_its_subsystem() {
 }
 
 #[test]
+fn drives_are_listed_and_what_they_hold_is_known() {
+    let machine = Machine::with_controller();
+    machine.namespace("nvme3n1", "nvme3n1", "1", "2048");
+    // A device of another kind is none; a drive of no driver is one.
+    let devices = machine.device.parent().unwrap();
+    for (address, class) in [("0000:00:05.0", "0x020000"), ("0000:00:02.0", NVME_CLASS)] {
+        fs::create_dir_all(devices.join(address)).unwrap();
+        fs::write(devices.join(address).join("class"), class).unwrap();
+    }
+    let addresses = ["0000:00:02.0", ADDRESS].map(|address| address.parse().unwrap());
+    assert_eq!(machine.drives().addresses(), addresses);
+
+    let udev = machine.root.path().join("udev");
+    let contents = || {
+        let drives = machine.drives().with_udev(&udev);
+        drives.contents(&machine.find().unwrap())
+    };
+    let disk = machine.root.path().join("sys/class/block/nvme3n1");
+    fs::write(disk.join("dev"), "259:4\n").unwrap();
+    assert_eq!(contents(), None);
+    fs::create_dir_all(&udev).unwrap();
+    for (known, found) in [
+        ("E:ID_MODEL=x\nE:ID_SERIAL=y\n", None),
+        ("E:ID_MODEL=x\nE:ID_FS_TYPE=LVM2_member\n", Some("udev has found LVM2_member on nvme3n1")),
+        ("E:ID_PART_TABLE_TYPE=gpt\n", Some("udev has found gpt on nvme3n1")),
+    ] {
+        fs::write(udev.join("b259:4"), known).unwrap();
+        assert_eq!(contents().as_deref(), found);
+    }
+    fs::remove_file(udev.join("b259:4")).unwrap();
+    fs::create_dir_all(disk.join("nvme3n1p2")).unwrap();
+    fs::write(disk.join("nvme3n1p2/partition"), "2\n").unwrap();
+    assert_eq!(contents().as_deref(), Some("nvme3n1 has a partition, nvme3n1p2"));
+}
+
+#[test]
 fn names_of_disks() {
     for (name, disk) in [
         ("nvme0n1", Some("nvme0n1")),
