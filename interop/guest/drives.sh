@@ -210,6 +210,42 @@ the_end() {
     dd if="$(local_dev 1)" of=/dev/null bs=1M count=1 iflag=direct 2>/dev/null
 }
 
+# Plugged in while a daemon watches, the drive is attached, and goes with its controller; one that was there before is not.
+plugged_in() {
+    start
+    rpc bdev_nvme_set_hotplug -e -r 50000
+    echo 1 >"$(sysfs)/remove"
+    echo 1 >/sys/bus/pci/rescan
+    until_so 20 usable
+    sleep 4
+    says bdev_get_bdevs '^\[\]' || fail "a drive was taken that had been there"
+    kill "$(cat /tmp/serve.pid)"
+    until_so 20 gone
+    echo 1 >"$(sysfs)/remove"
+    rm -rf $STATE
+    mkdir -p $STATE
+    serve --state-dir $STATE
+    rpc bdev_nvme_set_hotplug -e -r 50000
+    echo 1 >/sys/bus/pci/rescan
+    until_so 30 says bdev_get_bdevs HotInNvme0n2
+    refused "busy|can.t open blockdev" mount "$(local_dev 1)" /mnt
+    echo 1 >"$(sysfs)/remove"
+    until_so 10 says bdev_nvme_get_controllers '^\[\]'
+    kill -9 "$(cat /tmp/serve.pid)"
+    serve --state-dir $STATE
+    echo 1 >/sys/bus/pci/rescan
+    until_so 30 says bdev_get_bdevs HotInNvme0n2
+    rpc bdev_nvme_detach_controller HotInNvme0
+    # Mounted before it is looked at, it is never touched.
+    mkfs.ext4 -q -F "$(local_dev 1)"
+    mount "$(local_dev 1)" /mnt
+    sleep 4
+    says bdev_get_bdevs '^\[\]' || fail "a drive was taken that had been detached"
+    umount /mnt
+    kill "$(cat /tmp/serve.pid)"
+    until_so 20 gone
+}
+
 dispatch "$@"
 modprobe nvme
 modprobe nvme-tcp
@@ -229,5 +265,6 @@ for WAY in block passthrough; do
     check $WAY-absent-at-start 120 absent_at_start
     check $WAY-end 60 the_end
 done
+check plugged-in 120 plugged_in
 [ ! -s $FAILED ] || tail -n 30 /tmp/serve.err | sed 's/^/# serve: /'
 finish

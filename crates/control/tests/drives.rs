@@ -327,3 +327,138 @@ fn a_start_does_without_a_drive_and_takes_no_other_for_it() {
     assert_eq!(daemon.picture(), before);
     daemon.kill();
 }
+
+fn set_hotplug(daemon: &Kept, enable: bool) {
+    let params = json!({ "enable": enable, "period_us": 20_000 });
+    ok(daemon.call("bdev_nvme_set_hotplug", params));
+}
+
+/// Time in which a drive that is plugged in would have been taken.
+fn let_time_pass() {
+    std::thread::sleep(Duration::from_millis(3500));
+}
+
+fn names(daemon: &Kept) -> Vec<String> {
+    let name = |it: &Value| it["name"].as_str().unwrap().to_owned();
+    controllers(daemon).iter().map(name).collect()
+}
+
+fn hotplug_entry(daemon: &Kept) -> Value {
+    let config = ok(daemon.call("framework_get_config", json!({ "name": "bdev" })));
+    let of = |call: &&Value| call["method"] == "bdev_nvme_set_hotplug";
+    config.as_array().unwrap().iter().find(of).unwrap()["params"].clone()
+}
+
+/// A machine to which the drive is plugged in when a daemon watches.
+fn unplugged() -> Option<Machine> {
+    let machine = Machine::new()?;
+    machine.unplug(&machine.device());
+    Some(machine)
+}
+
+#[test]
+fn a_drive_that_is_plugged_in_is_attached_and_comes_back_as_the_same() {
+    let Some(machine) = unplugged() else { return };
+    let (dir, device) = (tempfile::tempdir().unwrap(), machine.device());
+    let daemon = machine.start(dir.path());
+    set_hotplug(&daemon, true);
+    assert_eq!(hotplug_entry(&daemon), json!({ "enable": true, "period_us": 20_000 }));
+    machine.plug(&device);
+    eventually("it is attached", || bdevs(&daemon) == ["HotInNvme0n1", "HotInNvme0n12"]);
+    assert_eq!(names(&daemon), ["HotInNvme0"]);
+    let entry = json!({ "enable": true, "period_us": 20_000, "drives": ["S1"] });
+    assert_eq!(hotplug_entry(&daemon), entry);
+    ok(daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    ok(daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })));
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "HotInNvme0n12" } });
+    ok(daemon.call("nvmf_subsystem_add_ns", namespace));
+    let before = daemon.picture();
+
+    machine.unplug(&device);
+    eventually("the controller is gone", || names(&daemon).is_empty());
+    assert!(bdevs(&daemon).is_empty());
+    let reasons = missing(&daemon);
+    assert!(reasons[0].as_ref().unwrap().contains("its device has gone"), "{reasons:?}");
+    machine.plug(&device);
+    eventually("it is back", || missing(&daemon) == [None]);
+    assert_eq!(daemon.picture(), before);
+
+    // Turned off, nothing new is taken, and what was taken is still followed.
+    set_hotplug(&daemon, false);
+    machine.unplug(&device);
+    eventually("the controller is gone again", || names(&daemon).is_empty());
+    daemon.kill();
+    let daemon = machine.start(dir.path());
+    assert!(missing(&daemon)[0].as_ref().unwrap().contains("`S1` is not plugged in"));
+    machine.plug(&device);
+    eventually("it is back after a restart", || missing(&daemon) == [None]);
+    assert_eq!(names(&daemon), ["HotInNvme0"]);
+    daemon.kill();
+}
+
+#[test]
+fn a_drive_that_is_there_already_is_never_taken() {
+    let Some(machine) = Machine::new() else { return };
+    let (dir, device) = (tempfile::tempdir().unwrap(), machine.device());
+    let daemon = machine.start(dir.path());
+    set_hotplug(&daemon, true);
+    let_time_pass();
+    machine.unplug(&device);
+    std::thread::sleep(Duration::from_millis(200));
+    machine.plug(&device);
+    let_time_pass();
+    assert!(names(&daemon).is_empty());
+    // A client may attach it, and detach it: it is left alone again.
+    ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
+    ok(daemon.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" })));
+    let_time_pass();
+    assert!(names(&daemon).is_empty());
+    daemon.kill();
+}
+
+#[test]
+fn a_drive_in_use_or_with_partitions_is_not_taken() {
+    let Some(machine) = unplugged() else { return };
+    let (dir, device) = (tempfile::tempdir().unwrap(), machine.device());
+    let daemon = machine.start(dir.path());
+    set_hotplug(&daemon, true);
+    let holder = machine.hold_second();
+    machine.plug(&device);
+    let_time_pass();
+    assert!(names(&daemon).is_empty());
+    drop(holder);
+    let_time_pass();
+    assert!(names(&daemon).is_empty(), "it is tried once");
+    // Nobody holds what was opened meanwhile.
+    let options = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).to_owned();
+    drop(options.open(&machine.disks[0].0).unwrap());
+
+    let replug = || {
+        machine.unplug(&device);
+        std::thread::sleep(Duration::from_millis(200));
+        machine.plug(&device);
+    };
+    let part = machine.root.path().join("sys/class/block/nvme7n1/nvme7n1p1");
+    machine.write(&part, &[("partition", "1")]);
+    replug();
+    let_time_pass();
+    assert!(names(&daemon).is_empty());
+    fs::remove_dir_all(&part).unwrap();
+    replug();
+    eventually("it is attached", || names(&daemon) == ["HotInNvme0"]);
+
+    // Detached by a client, it is left alone, also after a restart.
+    ok(daemon.call("bdev_nvme_detach_controller", json!({ "name": "HotInNvme0" })));
+    assert_eq!(hotplug_entry(&daemon)["detached"], json!(["S1"]));
+    replug();
+    let_time_pass();
+    assert!(names(&daemon).is_empty());
+    daemon.kill();
+    machine.unplug(&device);
+    let daemon = machine.start(dir.path());
+    machine.plug(&device);
+    let_time_pass();
+    assert!(names(&daemon).is_empty());
+    ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
+    daemon.kill();
+}

@@ -2,6 +2,7 @@
 //! and goes with it.
 
 pub mod drive;
+pub mod hotplug;
 pub mod link;
 
 use std::any::Any;

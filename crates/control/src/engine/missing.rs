@@ -4,13 +4,15 @@
 //! shown as missing, and is made when what it needs has come. A thread tries again until then.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpStream};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::Nqn;
 use serde_json::Value;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::ledger::{Entry, Key, Section};
 use super::nvmf::ListenAddress;
@@ -122,7 +124,7 @@ impl Model {
         if self.controllers.contains_key(controller) {
             return Some(format!("controller {controller} has no such namespace now"));
         }
-        self.why_not_discovered(controller)
+        self.why_not_plugged(controller).or_else(|| self.why_not_discovered(controller))
     }
 
     /// The device on which one of the configuration stands; an empty name if on none.
@@ -234,7 +236,8 @@ impl Engine {
     fn try_to_make(&self, registry: &Registry, key: &Key, missing: &Missing) -> Result<(), String> {
         if let Some(address) = missing.is_controller().then(|| address(&missing.entry)).flatten() {
             // A call that must fail is not made: it takes longer.
-            let probe = TcpStream::connect_timeout(&address, PROBE_TIMEOUT);
+            let source = missing.entry.params["hostaddr"].as_str();
+            let probe = probe(address, source.and_then(|source| source.parse().ok()));
             probe.map_err(|error| format!("cannot connect to {address}: {error}"))?;
         }
         let raw = raw_params(Some(&missing.entry.params)).map_err(|error| error.to_string())?;
@@ -250,6 +253,18 @@ fn address(entry: &Entry) -> Option<SocketAddr> {
     let text = |name: &str| entry.params[name].as_str();
     let (traddr, trsvcid) = (text("traddr")?, text("trsvcid"));
     ListenAddress::parse(text("trtype")?, None, traddr, trsvcid).ok()?.socket().ok()
+}
+
+/// Connects as the controller's host would, and hangs up.
+fn probe(address: SocketAddr, source: Option<IpAddr>) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if let Some(source) = source {
+        let bound = socket.bind(&SocketAddr::new(source, 0).into());
+        bound.map_err(|error| {
+            io::Error::new(error.kind(), format!("from the source address {source}: {error}"))
+        })?;
+    }
+    socket.connect_timeout(&address.into(), PROBE_TIMEOUT)
 }
 
 fn follow(engine: &Weak<Engine>) {

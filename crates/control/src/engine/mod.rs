@@ -31,6 +31,7 @@ use raceline_bdev::{Drives, Identity};
 pub use error::EngineError;
 
 use bdevs::{Bdevs, Claim};
+use controllers::hotplug::Hotplug;
 use controllers::{Controllers, SharedEngine};
 use discovery::Discoveries;
 use journal::{Journal, JournalError, NoJournal};
@@ -139,6 +140,8 @@ pub struct Model {
     pub controllers: Controllers,
     /// Discovery services that bring such controllers.
     pub discoveries: Discoveries,
+    /// Local drives that are taken when they are plugged in.
+    pub hotplug: Arc<Hotplug>,
     /// What is configured and not there.
     pub missing: MissingParts,
     /// What is exported.
@@ -379,6 +382,7 @@ impl Engine {
         }
         let discoveries = std::mem::take(&mut self.model_mut().discoveries);
         discoveries.into_values().for_each(|discovery| discovery.end());
+        self.model().hotplug.end();
         let controllers = std::mem::take(&mut self.model_mut().controllers);
         controllers.into_values().for_each(|controller| controller.end());
         Ok(())

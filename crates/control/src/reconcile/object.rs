@@ -171,8 +171,10 @@ fn same(name: &str, left: &Value, right: &Value) -> bool {
     if left == right || (is_unset(left) && is_unset(right)) {
         return true;
     }
-    // What a discovery service has found since is no difference: numbers are given once.
-    if let ("subsystems", Value::Array(is), Some(wanted)) = (name, left, as_names(right)) {
+    // What a discovery service has found since, or was plugged in, is no difference: numbers are given
+    // once.
+    if let ("subsystems" | "drives", Value::Array(is), Some(wanted)) = (name, left, as_names(right))
+    {
         return is.starts_with(wanted);
     }
     let plain = |value: &Value| match value {

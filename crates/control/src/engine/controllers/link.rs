@@ -1,5 +1,6 @@
 //! What is behind a controller's name: a connection to a remote one, or a local drive.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +76,15 @@ impl Link {
             Self::Drive(drive) => {
                 json!({ "trtype": "PCIe", "traddr": drive.address().to_string() })
             }
+        }
+    }
+
+    /// The address of this machine from which it is connected to, if one was named.
+    #[must_use]
+    pub fn source(&self) -> Option<IpAddr> {
+        match self {
+            Self::Remote(remote) => remote.config().source,
+            Self::Drive(_) => None,
         }
     }
 

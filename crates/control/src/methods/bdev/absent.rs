@@ -12,14 +12,12 @@ use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
 pub(super) fn register(registry: &mut Registry) {
-    registry.change("bdev_nvme_set_hotplug", States::Runtime, set_hotplug);
-    registry.alias("set_bdev_nvme_hotplug", "bdev_nvme_set_hotplug");
     registry.change("bdev_virtio_blk_set_hotplug", States::Runtime, set_hotplug);
     registry.change("bdev_raid_set_options", States::Both, set_raid);
     registry.change("bdev_iscsi_set_options", States::Both, set_iscsi);
 }
 
-/// Watching for drives that are plugged in: the kernel has the drives.
+/// Watching for devices that are plugged in.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hotplug {

@@ -3,12 +3,15 @@
 mod discovery;
 mod drive;
 mod health;
+mod hotplug;
 mod options;
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use raceline_host::{BackoffConfig, HostConfig, RemoteController};
 use raceline_proto::nvme::{HostId, Nqn};
+use raceline_reactor::socket::check_priority;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -38,6 +41,7 @@ pub(super) fn register(registry: &mut Registry) {
     registry.change("bdev_nvme_reset_controller", States::Runtime, reset);
     options::register(registry);
     health::register(registry);
+    hotplug::register(registry);
     discovery::register(registry);
 }
 
@@ -75,6 +79,12 @@ struct Attach {
     reconnect_delay_sec: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_bdevs: Option<u32>,
+    /// SO_PRIORITY of all connections, a number in a string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<String>,
+    /// The address of this machine from which all connections are made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hostaddr: Option<String>,
     /// What to do when the name is taken: no second path can be added.
     #[serde(skip_serializing_if = "Option::is_none")]
     multipath: Option<String>,
@@ -82,10 +92,6 @@ struct Attach {
     #[serde(default, rename = "disable_sq_flow_control", skip_serializing)]
     _disable_sq_flow_control: bool,
     // What is not here.
-    #[serde(default, skip_serializing)]
-    priority: Option<String>,
-    #[serde(default, skip_serializing)]
-    hostaddr: Option<String>,
     #[serde(default, skip_serializing)]
     hostsvcid: Option<String>,
     #[serde(default, skip_serializing)]
@@ -109,20 +115,88 @@ struct Attach {
 impl Attach {
     /// Refuses what SPDK has and this program has not.
     fn refuse(&self) -> Result<(), RpcError> {
-        refuse(&[
-            ("priority", self.priority.is_some()),
-            ("hostaddr", self.hostaddr.is_some()),
-            ("hostsvcid", self.hostsvcid.is_some()),
-            ("prchk_reftag", self.prchk_reftag),
-            ("prchk_guard", self.prchk_guard),
-            ("fast_io_fail_timeout_sec", self.fast_io_fail_timeout_sec != 0),
-            ("psk", self.psk.is_some()),
-            ("dhchap_key", self.dhchap_key.is_some()),
-            ("dhchap_ctrlr_key", self.dhchap_ctrlr_key.is_some()),
-            ("allow_unrecognized_csi", self.allow_unrecognized_csi),
-            ("multipath_opts", self.multipath_opts.is_some()),
+        let no_metadata = "namespaces with metadata are not used";
+        let no_keys = "there is no authentication";
+        let multipath_opts = self.multipath_opts.as_ref();
+        refuse_because(&[
+            ("hostsvcid", self.fixes_port(), ONE_PORT),
+            ("prchk_reftag", self.prchk_reftag, no_metadata),
+            ("prchk_guard", self.prchk_guard, no_metadata),
+            ("fast_io_fail_timeout_sec", self.fast_io_fail_timeout_sec != 0, NO_FAST_FAIL),
+            ("psk", self.psk.is_some(), "there is no TLS"),
+            ("dhchap_key", self.dhchap_key.is_some(), no_keys),
+            ("dhchap_ctrlr_key", self.dhchap_ctrlr_key.is_some(), no_keys),
+            (
+                "allow_unrecognized_csi",
+                self.allow_unrecognized_csi,
+                "only namespaces of the NVM command set can be used",
+            ),
+            ("multipath_opts", multipath_opts.is_some_and(|it| !is_one_path(it)), ONE_PATH),
         ])
     }
+
+    /// Whether a source port is named; empty or 0, none is.
+    fn fixes_port(&self) -> bool {
+        self.hostsvcid.as_deref().is_some_and(|port| !matches!(port, "" | "0"))
+    }
+
+    /// The source address, if one is named.
+    fn source(&self, address: SocketAddr) -> Result<Option<IpAddr>, RpcError> {
+        let Some(hostaddr) = self.hostaddr.as_deref().filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        let source: IpAddr = hostaddr.parse().map_err(|_| {
+            let shown = hostaddr.escape_debug();
+            invalid(format!("hostaddr `{shown}` is not an IPv4 or IPv6 address"))
+        })?;
+        if source.is_ipv4() != address.is_ipv4() {
+            let text = format!("hostaddr {source} and traddr {} are of two families", address.ip());
+            return Err(invalid(text));
+        }
+        Ok(Some(source))
+    }
+
+    /// The priority of what is sent; SPDK's clients send a number as a string.
+    fn priority(&self) -> Result<Option<u32>, RpcError> {
+        let Some(text) = self.priority.as_deref() else { return Ok(None) };
+        let priority = text.parse().ok().filter(|number| *number <= i32::MAX.unsigned_abs());
+        let priority = priority.ok_or_else(|| {
+            let shown = text.escape_debug();
+            invalid(format!("priority `{shown}` is no number of 0 to {}", i32::MAX))
+        })?;
+        check_priority(priority).map_err(|error| {
+            let text =
+                format!("priority {priority} may not be set (above 6 it needs CAP_NET_ADMIN)");
+            invalid(text).because(error)
+        })?;
+        Ok(Some(priority).filter(|priority| *priority != 0))
+    }
+}
+
+/// Why a source port cannot be fixed.
+const ONE_PORT: &str = "a source port serves one connection to one address, and a controller has \
+    at least two (its admin queue and an I/O queue); leave it out: the kernel chooses a port for \
+    each, from hostaddr";
+/// Why an I/O command that waits for a lost controller cannot be ended early.
+const NO_FAST_FAIL: &str = "commands wait until the controller is back or has been given up \
+    (ctrlr_loss_timeout_sec)";
+/// Why other policies than SPDK's default cannot be chosen.
+const ONE_PATH: &str = "a controller has one path: only the policy active_passive can be had";
+
+/// As [`refuse`], with the reason of each.
+fn refuse_because(parameters: &[(&str, bool, &'static str)]) -> Result<(), RpcError> {
+    match parameters.iter().find(|(_, asked, _)| *asked) {
+        Some((name, _, reason)) => Err(RpcError::unsupported(name).because(reason)),
+        None => Ok(()),
+    }
+}
+
+/// SPDK's default, and what is so anyway: one path at a time.
+fn is_one_path(options: &Value) -> bool {
+    let members = options.as_object();
+    members.is_some_and(|members| {
+        members.iter().all(|(name, value)| name == "policy" && value == "active_passive")
+    })
 }
 
 fn invalid(text: String) -> RpcError {
@@ -189,8 +263,10 @@ fn refuse_taken(engine: &Engine, params: &Attach) -> Result<(), RpcError> {
     let same = match &taken.link {
         Link::Remote(remote) => {
             let address = remote.config().address;
+            let source = params.hostaddr.as_deref().filter(|text| !text.is_empty());
             params.traddr == address.ip().to_string()
                 && params.trsvcid.as_deref() == Some(&address.port().to_string())
+                && source.map(str::parse).and_then(Result::ok) == remote.config().source
         }
         Link::Drive(drive) => drive::address(params) == Some(drive.address()),
     };
@@ -230,6 +306,8 @@ fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostCo
     let mut config =
         HostConfig::new(address, subnqn, nqn("hostnqn", hostnqn)?, host_id(engine, hostnqn));
     let options = Options::current(engine);
+    config.source = params.source(address)?;
+    config.priority = params.priority()?;
     config.header_digest = params.hdgst;
     config.data_digest = params.ddgst;
     config.kato_ms = options.keep_alive_timeout_ms.unwrap_or(config.kato_ms);
@@ -288,6 +366,14 @@ struct Detach {
 }
 
 impl Detach {
+    /// Whether the source address, if one is named, is that of the controller.
+    fn comes_from(&self, source: Option<IpAddr>) -> bool {
+        match self.hostaddr.as_deref() {
+            None | Some("") => true,
+            Some(named) => named.parse().is_ok_and(|named: IpAddr| Some(named) == source),
+        }
+    }
+
     fn names_path(&self, controller: &Controller) -> bool {
         let mut trid = controller.link.trid();
         let given = self.traddr.as_deref().unwrap_or_default();
@@ -306,8 +392,8 @@ impl Detach {
             && is(&self.adrfam, "adrfam")
             && is(&self.trsvcid, "trsvcid")
             && is(&self.subnqn, "subnqn")
-            && self.hostaddr.is_none()
-            && self.hostsvcid.is_none()
+            && self.comes_from(controller.link.source())
+            && self.hostsvcid.as_deref().is_none_or(|port| matches!(port, "" | "0"))
     }
 }
 
@@ -321,7 +407,9 @@ fn detach(call: &Call<'_>, params: Detach) -> Result<bool, RpcError> {
         let found = change.model().controllers.get(&params.name).cloned();
         let found = found.filter(|controller| params.names_path(controller));
         found.ok_or_else(|| no_controller(&params.name))?;
-        Ok::<_, RpcError>(change.detach(&params.name)?)
+        let controller = change.detach(&params.name)?;
+        change.dismiss_drive(&controller)?;
+        Ok::<_, RpcError>(controller)
     })?;
     // It takes as long as the controller needs to shut down: others need not wait.
     controller.link.end();
@@ -356,13 +444,14 @@ fn describe(controller: &Controller) -> Value {
         // Only a host that connects has a name.
         Link::Drive(_) => "",
     };
+    let source = controller.link.source().map(|source| source.to_string()).unwrap_or_default();
     json!({
         "name": controller.name,
         "ctrlrs": [{
             "state": controller.link.state(),
             "trid": controller.link.trid(),
             "cntlid": controller.link.cntlid(),
-            "host": { "nqn": hostnqn, "addr": "", "svcid": "" },
+            "host": { "nqn": hostnqn, "addr": source, "svcid": "" },
         }],
     })
 }

@@ -42,6 +42,8 @@ pub(super) fn attach(
         ("subnqn", params.subnqn.is_some()),
         ("hdgst", params.hdgst),
         ("ddgst", params.ddgst),
+        ("hostaddr", params.hostaddr.is_some()),
+        ("priority", params.priority.is_some()),
         ("fabrics_connect_timeout_us", params.fabrics_connect_timeout_us.is_some()),
     ])?;
     let address = params.traddr.parse();

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::is_one_path;
 use crate::engine::Engine;
 use crate::engine::ledger::{self, Key, Section};
 use crate::error::RpcError;
@@ -98,14 +99,6 @@ impl Options {
         let kept = model.ledger.get(&key());
         kept.and_then(|entry| serde_json::from_value(entry.params.clone()).ok()).unwrap_or_default()
     }
-}
-
-/// SPDK's default, and what is so anyway: one path at a time.
-fn is_one_path(options: &Value) -> bool {
-    let members = options.as_object();
-    members.is_some_and(|members| {
-        members.iter().all(|(name, value)| name == "policy" && value == "active_passive")
-    })
 }
 
 fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {

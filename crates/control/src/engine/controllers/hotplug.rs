@@ -1,0 +1,482 @@
+//! Watching for local drives that are plugged in: each becomes a controller, and goes with its drive.
+//!
+//! Nothing is taken that could be in use. A drive that is there when the watching begins is never
+//! taken, whatever becomes of it: the system's own is one of them. A drive that appears is taken whole or
+//! not at all, exclusively, and not if it holds something that this machine knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use raceline_bdev::{Drive, Drives, IoPath, PciAddress};
+use serde::{Deserialize, Serialize};
+
+use super::drive::LocalDrive;
+use super::link::Link;
+use super::{Controller, SharedEngine};
+use crate::engine::ledger::{Entry, Key, Section};
+use crate::engine::options::option_key;
+use crate::engine::{Change, Engine, EngineError, Model, Phase};
+
+/// The method that turns it on and off.
+pub const METHOD: &str = "bdev_nvme_set_hotplug";
+/// How SPDK names the controllers: with a number behind it, from 0.
+const NAME: &str = "HotInNvme";
+/// Namespaces of a drive that become devices, at most.
+const MAX_BDEVS: usize = 128;
+/// Most drives that get a number.
+pub const MAX_DRIVES: usize = 1024;
+
+/// SPDK's period, which 0 stands for, and its longest.
+const DEFAULT_PERIOD: Duration = Duration::from_millis(100);
+const MAX_PERIOD: Duration = Duration::from_secs(10);
+/// The shortest: a look costs about ten small files for each drive.
+const MIN_PERIOD: Duration = Duration::from_millis(10);
+/// How often it is looked when no new drive is wanted, for those that had been taken.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a drive must have been there, as it is, before it is taken: whoever mounts what is plugged
+/// in, or assembles it, comes first.
+const SETTLE_TIME: Duration = Duration::from_secs(2);
+/// When a drive that has a number, and cannot be had, is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What is configured; as the call carries it that makes it again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HotplugOptions {
+    /// New drives are taken.
+    pub enable: bool,
+    /// How often it is looked.
+    #[serde(default)]
+    pub period_us: u64,
+    /// Serial numbers of the drives that have been taken: number `k` is `HotInNvmeK`. A drive is so the
+    /// same controller when it is plugged in again, and after a restart.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drives: Vec<String>,
+    /// Serial numbers of drives that a client has detached: they are not taken again.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub detached: BTreeSet<String>,
+}
+
+impl HotplugOptions {
+    /// The same with a period that can be had, as SPDK gives it back.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        let wanted = match self.period_us {
+            0 => DEFAULT_PERIOD,
+            period_us => Duration::from_micros(period_us).clamp(MIN_PERIOD, MAX_PERIOD),
+        };
+        self.period_us = u64::try_from(wanted.as_micros()).unwrap_or(u64::MAX);
+        self
+    }
+
+    fn number_of(&self, serial: &str) -> Option<usize> {
+        self.drives.iter().position(|known| known == serial)
+    }
+}
+
+/// The watching, of one engine.
+#[derive(Default)]
+pub struct Hotplug {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    options: HotplugOptions,
+    /// The controllers of drives that are there, by number.
+    attached: BTreeMap<usize, Arc<Controller>>,
+    /// Why drives with a number are not attached, and when they are tried again.
+    problems: BTreeMap<usize, (String, Instant)>,
+    /// Where drives were plugged in when the watching began, until they are pulled out. Their serial
+    /// numbers may not be known yet.
+    occupied: BTreeSet<PciAddress>,
+    /// Serial numbers of drives that were there when the watching began.
+    found: BTreeSet<String>,
+    /// Drives that have appeared and are not taken yet, as they were seen first.
+    settling: BTreeMap<PciAddress, (Drive, Instant)>,
+    /// Drives that have appeared and could not be taken; until they go.
+    refused: BTreeSet<PciAddress>,
+    is_running: bool,
+    is_ended: bool,
+}
+
+impl Hotplug {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        crate::engine::lock(&self.state)
+    }
+
+    /// Ends the thread.
+    pub(in crate::engine) fn end(&self) {
+        self.lock().is_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next look; gives whether there is to be one.
+    fn wait(&self) -> bool {
+        let mut state = self.lock();
+        let options = &state.options;
+        let interval = match options.enable {
+            true => Duration::from_micros(options.period_us),
+            false => FOLLOW_INTERVAL,
+        };
+        let before = options.clone();
+        let waits = |state: &mut State| !state.is_ended && state.options == before;
+        state = match self.changed.wait_timeout_while(state, interval, waits) {
+            Ok((state, _)) => state,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+        let goes_on = !state.is_ended && (state.options.enable || !state.options.drives.is_empty());
+        state.is_running = goes_on;
+        goes_on
+    }
+}
+
+impl State {
+    /// The watching begins: what is there is left alone, except drives that have a number.
+    fn begin(&mut self, seen: &Seen) {
+        self.settling.clear();
+        self.occupied = seen.addresses.clone();
+        self.note_found(&seen.drives);
+    }
+
+    /// The serial numbers of drives that were there from the beginning.
+    fn note_found(&mut self, drives: &[Drive]) {
+        for drive in drives.iter().filter(|drive| self.occupied.contains(&drive.address)) {
+            if self.options.number_of(&drive.serial).is_none() {
+                self.found.insert(drive.serial.clone());
+            }
+        }
+    }
+
+    /// What was plugged in and what has gone; `others` are drives that a client has attached, or that
+    /// are configured.
+    fn look(&mut self, seen: &Seen, others: &BTreeSet<String>, now: Instant) -> Looked {
+        let Seen { addresses, drives } = seen;
+        let mut looked = Looked::default();
+        self.settling.retain(|address, _| addresses.contains(address));
+        self.refused.retain(|address| addresses.contains(address));
+        self.occupied.retain(|address| addresses.contains(address));
+        self.note_found(drives);
+        for (number, controller) in &self.attached {
+            let Link::Drive(local) = &controller.link else { continue };
+            let stays = drives
+                .iter()
+                .any(|drive| drive.address == local.address() && drive.serial == local.serial());
+            if !stays {
+                looked.gone.push(*number);
+            }
+        }
+        for drive in drives {
+            let serial = &drive.serial;
+            if others.contains(serial) || self.options.detached.contains(serial) {
+                self.settling.remove(&drive.address);
+                continue;
+            }
+            match self.options.number_of(serial) {
+                Some(number) if self.attached.contains_key(&number) => {}
+                Some(number) => {
+                    let due = self.problems.get(&number).is_none_or(|(_, again)| *again <= now);
+                    if due && drive.state == "live" {
+                        looked.come.push((number, drive.clone()));
+                    }
+                }
+                None if self.is_new(drive, now) => looked.new.push(drive.clone()),
+                None => {}
+            }
+        }
+        looked
+    }
+
+    /// Whether a drive without a number has appeared, and has been there for long enough.
+    fn is_new(&mut self, drive: &Drive, now: Instant) -> bool {
+        let left = !self.options.enable
+            || self.found.contains(&drive.serial)
+            || self.refused.contains(&drive.address);
+        if left {
+            return false;
+        }
+        let first = self.settling.entry(drive.address);
+        let (seen, since) = first.or_insert_with(|| (drive.clone(), now));
+        if seen != drive {
+            (*seen, *since) = (drive.clone(), now);
+        }
+        drive.state == "live" && now.saturating_duration_since(*since) >= SETTLE_TIME
+    }
+}
+
+/// What is there at one moment.
+struct Seen {
+    /// Where drives are plugged in.
+    addresses: BTreeSet<PciAddress>,
+    /// Those that the kernel's driver has started.
+    drives: Vec<Drive>,
+}
+
+impl Seen {
+    fn now(drives: &Drives) -> Self {
+        let addresses: BTreeSet<PciAddress> = drives.addresses().into_iter().collect();
+        let drives = addresses.iter().filter_map(|address| drives.find(*address).ok()).collect();
+        Self { addresses, drives }
+    }
+}
+
+/// What there is to do after a look.
+#[derive(Default)]
+struct Looked {
+    /// Numbers of controllers whose drives have gone.
+    gone: Vec<usize>,
+    /// Drives that have a number.
+    come: Vec<(usize, Drive)>,
+    /// Drives that have none yet.
+    new: Vec<Drive>,
+}
+
+fn name_of(number: usize) -> String {
+    format!("{NAME}{number}")
+}
+
+fn number_in(controller: &str) -> Option<usize> {
+    let digits = controller.strip_prefix(NAME)?;
+    digits.parse().ok().filter(|number: &usize| number.to_string() == digits)
+}
+
+impl Model {
+    /// Why a device is not there that a drive would bring which has been taken before.
+    pub(in crate::engine) fn why_not_plugged(&self, controller: &str) -> Option<String> {
+        let number = number_in(controller)?;
+        let state = self.hotplug.lock();
+        let serial = state.options.drives.get(number)?;
+        Some(match state.problems.get(&number) {
+            Some((problem, _)) => problem.clone(),
+            None if state.options.detached.contains(serial) => {
+                format!("the drive with the serial number `{serial}` was detached")
+            }
+            None => format!("the drive with the serial number `{serial}` is not plugged in"),
+        })
+    }
+
+    /// Serial numbers of drives that a client has attached, or that are configured and missing.
+    fn drives_of_clients(&self) -> BTreeSet<String> {
+        let is_hot = |controller: &Controller| controller.key == key_of(&controller.name);
+        let attached = self.controllers.values().filter(|controller| !is_hot(controller));
+        let attached = attached.filter_map(|controller| match &controller.link {
+            Link::Drive(drive) => Some(drive.serial().to_owned()),
+            Link::Remote(_) => None,
+        });
+        let serial = |entry: &Entry| Some(entry.params["serial"].as_str()?.to_owned());
+        let missing = self.missing.values().filter_map(|missing| serial(&missing.entry));
+        attached.chain(missing).collect()
+    }
+
+    /// Addresses of drives that are configured, missing, and not known by a serial number.
+    fn addresses_of_clients(&self) -> BTreeSet<PciAddress> {
+        let address = |entry: &Entry| entry.params["traddr"].as_str()?.parse().ok();
+        let unknown =
+            self.missing.values().filter(|missing| missing.entry.params["serial"].is_null());
+        unknown.filter_map(|missing| address(&missing.entry)).collect()
+    }
+}
+
+fn key_of(name: &str) -> Key {
+    Key::new(&["bdev-nvme-hotplug", name])
+}
+
+impl Engine {
+    /// How it is configured.
+    #[must_use]
+    pub fn hotplug_options(&self) -> HotplugOptions {
+        self.model().hotplug.lock().options.clone()
+    }
+}
+
+impl Change<'_> {
+    /// Turns the watching on or off. Drives that are there when it is turned on are left alone, except
+    /// those that have a number.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn set_hotplug(&mut self, options: HotplugOptions) -> Result<(), EngineError> {
+        let hotplug = Arc::clone(&self.model().hotplug);
+        let seen = options.enable.then(|| Seen::now(&self.engine().config().drives));
+        let mut state = hotplug.lock();
+        // What was given a number keeps it, and what was detached stays so, whoever calls.
+        let mut options = options.bounded();
+        if options.drives.is_empty() {
+            options.drives.clone_from(&state.options.drives);
+        }
+        options.detached.extend(state.options.detached.iter().cloned());
+        let needs_thread = (options.enable || !options.drives.is_empty()) && !state.is_running;
+        if needs_thread {
+            let engine = Arc::downgrade(&self.engine().shared);
+            let thread = std::thread::Builder::new().name("nvme-hotplug".to_owned());
+            let watched = Arc::clone(&hotplug);
+            let spawned = thread.spawn(move || watch(&engine, &watched));
+            spawned.map_err(|error| EngineError::Invalid(format!("no thread: {error}")))?;
+            state.is_running = true;
+        }
+        let was_enabled = std::mem::replace(&mut state.options, options).enable;
+        if let (Some(seen), false) = (seen, was_enabled) {
+            state.begin(&seen);
+            let count = state.found.len();
+            tracing::info!(
+                "drives that are plugged in are attached; {count} that are there are not"
+            );
+        }
+        drop(state);
+        hotplug.changed.notify_all();
+        self.keep_hotplug()
+    }
+
+    /// A client has detached a controller: if it is a drive, it is not taken again.
+    ///
+    /// # Errors
+    /// Never, but for errors of this program.
+    pub fn dismiss_drive(&mut self, controller: &Controller) -> Result<(), EngineError> {
+        let Link::Drive(drive) = &controller.link else { return Ok(()) };
+        let hotplug = Arc::clone(&self.model().hotplug);
+        let mut state = hotplug.lock();
+        state.attached.retain(|_, attached| !std::ptr::eq(&**attached, controller));
+        if !state.options.enable && state.options.number_of(drive.serial()).is_none() {
+            return Ok(());
+        }
+        state.options.detached.insert(drive.serial().to_owned());
+        drop(state);
+        self.keep_hotplug()
+    }
+
+    /// Writes down how it is configured.
+    fn keep_hotplug(&mut self) -> Result<(), EngineError> {
+        let options = self.model().hotplug.lock().options.clone();
+        self.put(option_key(METHOD), Entry::new(Section::Bdev, METHOD, &options)?);
+        Ok(())
+    }
+}
+
+/// Looks for drives until nobody wants it any more, or the engine is gone.
+fn watch(engine: &Weak<SharedEngine>, hotplug: &Arc<Hotplug>) {
+    while hotplug.wait() {
+        let Some(shared) = engine.upgrade() else { return };
+        // Nobody shares it yet: nothing is followed until then.
+        let Some(weak) = shared.get() else { continue };
+        let Some(engine) = weak.upgrade() else { return };
+        if engine.phase() == Phase::Runtime && !engine.is_ending() {
+            engine.look_for_drives(hotplug);
+        }
+    }
+}
+
+impl Engine {
+    fn look_for_drives(&self, hotplug: &Hotplug) {
+        let mut seen = Seen::now(&self.config().drives);
+        let (others, addresses) = {
+            let model = self.model();
+            (model.drives_of_clients(), model.addresses_of_clients())
+        };
+        seen.drives.retain(|drive| !addresses.contains(&drive.address));
+        let Looked { gone, come, new } = hotplug.lock().look(&seen, &others, Instant::now());
+        gone.into_iter().for_each(|number| self.let_go(hotplug, number));
+        for (number, drive) in come {
+            let taken = self.take_drive(hotplug, number, &drive);
+            let mut state = hotplug.lock();
+            let Err(problem) = taken else { continue };
+            let again = Instant::now() + RETRY_INTERVAL;
+            let before = state.problems.insert(number, (problem.clone(), again));
+            if before.is_none_or(|(before, _)| before != problem) {
+                tracing::warn!("controller {} is not attached: {problem}", name_of(number));
+            }
+        }
+        for drive in new {
+            if let Err(reason) = self.take_new_drive(hotplug, &drive) {
+                tracing::warn!(
+                    "the drive at {} (serial number `{}`) was plugged in, and is left alone: {reason}; \
+                     bdev_nvme_attach_controller attaches it",
+                    drive.address,
+                    drive.serial
+                );
+                hotplug.lock().refused.insert(drive.address);
+            }
+        }
+    }
+
+    /// The drive of a controller has gone: so does the controller, and what stands on it waits.
+    fn let_go(&self, hotplug: &Hotplug, number: usize) {
+        let Some(controller) = hotplug.lock().attached.get(&number).cloned() else { return };
+        controller.link.end();
+        let gone = self.change(|change| {
+            let attached = change.model().controllers.get(&controller.name).cloned();
+            if attached.is_some_and(|attached| Arc::ptr_eq(&attached, &controller)) {
+                change.detach_gone(&controller.name)?;
+            }
+            hotplug.lock().attached.remove(&number);
+            Ok::<_, EngineError>(())
+        });
+        match gone {
+            Ok(()) => tracing::info!("controller {} is gone with its drive", controller.name),
+            Err(error) => tracing::warn!("controller {} does not go: {error}", controller.name),
+        }
+    }
+
+    /// A drive that has just appeared gets a number, if nothing speaks against it.
+    fn take_new_drive(&self, hotplug: &Hotplug, drive: &Drive) -> Result<(), String> {
+        if drive.serial.is_empty() {
+            return Err("it has no serial number".to_owned());
+        }
+        if drive.namespaces.iter().all(|namespace| namespace.block.is_none()) {
+            return Err("it has no namespace that can be used".to_owned());
+        }
+        if let Some(contents) = self.config().drives.contents(drive) {
+            return Err(contents);
+        }
+        let number = hotplug.lock().options.drives.len();
+        if number >= MAX_DRIVES {
+            return Err(format!("{MAX_DRIVES} drives have been attached so"));
+        }
+        self.take_drive(hotplug, number, drive)
+    }
+
+    /// Attaches a drive under its number, which is written down with it if it is new.
+    fn take_drive(&self, hotplug: &Hotplug, number: usize, drive: &Drive) -> Result<(), String> {
+        let drives = &self.config().drives;
+        let local = LocalDrive::find(drives, drive.address, Some(&drive.serial), IoPath::Block);
+        let link = Link::Drive(Box::new(local.map_err(|error| error.to_string())?));
+        let name = name_of(number);
+        let controller = Controller::new(name.clone(), link, key_of(&name), MAX_BDEVS);
+        let taken = self.change(|change| {
+            // Turned off or detached meanwhile?
+            let wanted = {
+                let state = hotplug.lock();
+                let known = state.options.number_of(&drive.serial) == Some(number);
+                let is_next = state.options.enable && state.options.drives.len() == number;
+                (known || is_next) && !state.options.detached.contains(&drive.serial)
+            };
+            if !wanted {
+                return Err(EngineError::Invalid("it is not wanted any more".to_owned()));
+            }
+            let names = change.attach(&controller)?;
+            let mut state = hotplug.lock();
+            state.attached.insert(number, Arc::clone(&controller));
+            state.problems.remove(&number);
+            state.settling.remove(&drive.address);
+            let is_new = state.options.drives.len() == number;
+            if is_new {
+                state.options.drives.push(drive.serial.clone());
+            }
+            drop(state);
+            if is_new {
+                change.keep_hotplug()?;
+            }
+            let (address, names) = (drive.address, names.join(", "));
+            tracing::info!("the drive at {address} was plugged in: controller {name}, {names}");
+            Ok(())
+        });
+        taken.map_err(|error: EngineError| {
+            controller.link.end();
+            error.to_string()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
