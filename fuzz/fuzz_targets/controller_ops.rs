@@ -29,6 +29,7 @@ fn namespace(nsid: u32, seed: u8) -> Namespace {
         block_size: if seed & 1 == 0 { 512 } else { 4096 },
         block_count: if seed & 2 == 0 { 1 + u64::from(seed) } else { u64::MAX },
         physical_block_size: 4096,
+        io_boundary_bytes: u64::from(seed) << 12,
         uuid: [seed; 16],
         nguid: [seed; 16],
         eui64: [seed; 8],

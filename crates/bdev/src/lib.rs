@@ -72,6 +72,9 @@ pub struct BdevInfo {
     /// Physical block size in bytes, >= `block_size`: a hint for alignment and speed, never a
     /// promise of atomicity.
     pub physical_block_size: u32,
+    /// Reads and writes that do not cross a multiple of so many bytes are faster; 0: it makes no
+    /// difference.
+    pub io_boundary_bytes: u64,
     /// Completed writes may be lost in a power cut until a flush.
     pub volatile_write_cache: bool,
     /// Writes are refused.

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context};
 
-use crate::ram::PAGE_BYTES;
 use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
 
 /// A device without storage.
@@ -19,7 +18,6 @@ impl NullBdev {
     /// A device of the size in `info`, whose properties are filled in here.
     pub(crate) fn new(info: BdevInfo) -> Self {
         let info = BdevInfo {
-            physical_block_size: PAGE_BYTES,
             volatile_write_cache: false,
             deallocate: !info.read_only,
             deallocate_zeroes: !info.read_only,

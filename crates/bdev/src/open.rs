@@ -9,6 +9,7 @@ use raceline_reactor::buffer::HugePages;
 use uuid::Uuid;
 
 use crate::limits::Promise;
+use crate::ram::PAGE_BYTES;
 use crate::{
     Backing, BdevInfo, BlockSize, ByteSize, DelayBdev, DeviceSpec, ErrorBdev, Identity, NullBdev,
     RamBdev, SharedBdev, block, file,
@@ -127,6 +128,17 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Memory of a NUMA node was asked for that cannot be had.
+    #[error(
+        "memory of NUMA node {node} cannot be had ({source}): /sys/devices/system/node shows the nodes, \
+         and a container may need CAP_SYS_NICE"
+    )]
+    NumaNode {
+        /// Which.
+        node: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Anything else that the system refused.
     #[error("`{path}`: cannot {action}: {source}")]
     Io {
@@ -187,6 +199,8 @@ fn open_ram(
     /// The usual size of reserved huge pages.
     const HUGE_PAGE_BYTES: u64 = 2 << 20;
     let info = memory_info(spec, size, identity.of_memory("ram", size.0));
+    let failed =
+        |source| OpenError::Io { path: spec.to_string().into(), action: "map its memory", source };
     let device = if huge_pages {
         RamBdev::new(info, HugePages::Explicit, None).map_err(|source| OpenError::HugePages {
             wanted: size,
@@ -199,10 +213,12 @@ fn open_ram(
             available: refused.available,
             limit: refused.limit,
         })?;
-        RamBdev::new(info, HugePages::Transparent, Some(promise)).map_err(|source| {
-            OpenError::Io { path: spec.to_string().into(), action: "map its memory", source }
-        })?
+        RamBdev::new(info, HugePages::Transparent, Some(promise)).map_err(failed)?
     };
+    if let Some(node) = spec.numa_node {
+        device.prefer_node(node).map_err(|source| OpenError::NumaNode { node, source })?;
+    }
+    device.populate().map_err(failed)?;
     Ok(Arc::new(device))
 }
 
@@ -211,7 +227,11 @@ fn open_ram(
 fn memory_info(spec: &DeviceSpec, size: ByteSize, derived: Uuid) -> BdevInfo {
     let block_size = spec.block_size.unwrap_or(BlockSize::B512).bytes();
     let name = spec.backing.to_string();
-    new_info(spec, name, block_size, size.0 / u64::from(block_size), derived)
+    BdevInfo {
+        physical_block_size: spec.physical_block_size.unwrap_or(PAGE_BYTES).max(block_size),
+        io_boundary_bytes: spec.io_boundary_bytes,
+        ..new_info(spec, name, block_size, size.0 / u64::from(block_size), derived)
+    }
 }
 
 /// A description with everything that the kind of device does not decide.
@@ -227,6 +247,7 @@ pub(crate) fn new_info(
         block_size,
         block_count,
         physical_block_size: block_size,
+        io_boundary_bytes: 0,
         volatile_write_cache: true,
         read_only: spec.read_only,
         deallocate: false,

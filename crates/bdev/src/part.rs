@@ -36,8 +36,12 @@ impl PartBdev {
 impl Bdev for PartBdev {
     fn info(&self) -> BdevInfo {
         let info = self.base.info();
-        let block_count = self.blocks.map_or(info.block_count, |(_, count)| count);
-        BdevInfo { block_count, ..info }
+        let (first, block_count) = self.blocks.unwrap_or((0, info.block_count));
+        // Its own boundaries are where those of the base are, or it has none.
+        let start = first * u64::from(info.block_size);
+        let boundary = info.io_boundary_bytes;
+        let io_boundary_bytes = if start.is_multiple_of(boundary.max(1)) { boundary } else { 0 };
+        BdevInfo { block_count, io_boundary_bytes, ..info }
     }
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {

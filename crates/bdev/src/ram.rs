@@ -45,9 +45,7 @@ impl RamBdev {
         let bytes = info.block_count * u64::from(info.block_size);
         let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         let region = Arc::new(Region::new(len, pages)?);
-        populate(&region)?;
         let info = BdevInfo {
-            physical_block_size: PAGE_BYTES,
             volatile_write_cache: false,
             deallocate: !info.read_only,
             deallocate_zeroes: !info.read_only,
@@ -72,6 +70,7 @@ impl RamBdev {
             block_size: BLOCK_BYTES,
             block_count: bytes / u64::from(BLOCK_BYTES),
             physical_block_size: PAGE_BYTES,
+            io_boundary_bytes: 0,
             volatile_write_cache: false,
             read_only: false,
             deallocate: true,
@@ -80,7 +79,25 @@ impl RamBdev {
             copies_data: true,
             uuid: [0; 16],
         };
-        Self::new(info, pages, None)
+        let device = Self::new(info, pages, None)?;
+        device.populate()?;
+        Ok(device)
+    }
+
+    /// Has its memory come from a NUMA node, as far as it has not been allocated yet.
+    ///
+    /// # Errors
+    /// When there is no such node, or this process may not.
+    pub(crate) fn prefer_node(&self, node: usize) -> std::io::Result<()> {
+        self.region.prefer_node(node)
+    }
+
+    /// Allocates its memory in the background.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub(crate) fn populate(&self) -> std::io::Result<()> {
+        populate(&self.region)
     }
 
     /// Its memory.

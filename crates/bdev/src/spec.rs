@@ -49,6 +49,12 @@ pub struct DeviceSpec {
     pub delay: Option<Delays>,
     /// Fails requests (for tests).
     pub errors: Vec<ErrorRule>,
+    /// What memory says of itself instead of a page: a power of two.
+    pub physical_block_size: Option<u32>,
+    /// What memory says of boundaries that commands should not cross; 0: nothing.
+    pub io_boundary_bytes: u64,
+    /// The NUMA node from which memory comes, while that has some.
+    pub numa_node: Option<usize>,
 }
 
 /// Where the data of a device is.
@@ -118,6 +124,9 @@ impl DeviceSpec {
             uuid: None,
             delay: None,
             errors: Vec::new(),
+            physical_block_size: None,
+            io_boundary_bytes: 0,
+            numa_node: None,
         }
     }
 }

@@ -152,6 +152,9 @@ fn any_spec() -> impl Strategy<Value = DeviceSpec> {
             uuid,
             delay,
             errors,
+            physical_block_size: None,
+            io_boundary_bytes: 0,
+            numa_node: None,
         })
 }
 

@@ -383,6 +383,11 @@ fn a_drive_that_is_plugged_in_is_attached_and_comes_back_as_the_same() {
     eventually("it is back", || missing(&daemon) == [None]);
     assert_eq!(daemon.picture(), before);
 
+    // A number is given once.
+    let other = json!({ "enable": true, "drives": ["S0", "S1"] });
+    let error = daemon.call("bdev_nvme_set_hotplug", other).unwrap_err();
+    assert!(error.contains("drives have numbers already, in this order: S1"), "{error}");
+
     // Turned off, nothing new is taken, and what was taken is still followed.
     set_hotplug(&daemon, false);
     machine.unplug(&device);

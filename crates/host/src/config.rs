@@ -136,6 +136,16 @@ impl HostConfig {
         }
     }
 
+    /// The same with at most this long for each step of connecting.
+    #[must_use]
+    pub fn within(self, limit: Duration) -> Self {
+        Self {
+            connect_timeout: self.connect_timeout.min(limit),
+            tcp_connect_timeout: self.tcp_connect_timeout.map(|time| time.min(limit)),
+            ..self
+        }
+    }
+
     /// The I/O queues to ask for, by what they are for.
     #[must_use]
     pub fn queue_request(&self) -> QueueRequest {
@@ -265,4 +275,33 @@ pub struct QueuePairConfig {
     pub send_pdus: u16,
     /// Large writes are sent without a copy.
     pub zero_copy: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_queue() {
+        let nqn = |name: &str| Nqn::new(name).unwrap();
+        let address = "127.0.0.1:4420".parse().unwrap();
+        let (subnqn, hostnqn) = (nqn("nqn.2026-01.io.x:s"), nqn("nqn.2026-01.io.x:h"));
+        let config = HostConfig::new(address, subnqn, hostnqn, HostId([1; 16]));
+        let [one, two, three] = [1, 2, 3].map(Duration::from_secs);
+        let admin = config.admin_queue();
+        assert_eq!(admin.command_timeout, config.command_timeout);
+        assert_eq!(admin.tcp_connect_timeout, CONNECT_TIMEOUT);
+        let config = HostConfig {
+            source: Some("127.0.0.2".parse().unwrap()),
+            command_timeout: Some(one),
+            admin_timeout: Some(two),
+            tcp_connect_timeout: Some(three),
+            ..config
+        };
+        let admin = config.admin_queue();
+        assert_eq!((admin.command_timeout, admin.tcp_connect_timeout), (Some(two), three));
+        assert_eq!((admin.connect_timeout, admin.source), (CONNECT_TIMEOUT, config.source));
+        let limited = config.within(one).admin_queue();
+        assert_eq!((limited.connect_timeout, limited.tcp_connect_timeout), (one, one));
+    }
 }

@@ -200,6 +200,7 @@ fn describe(name: String, controller: &ControllerInfo, namespace: &NamespaceInfo
         block_size: namespace.block_size,
         block_count: namespace.block_count,
         physical_block_size: namespace.physical_block_size.max(namespace.block_size),
+        io_boundary_bytes: 0,
         volatile_write_cache: controller.volatile_write_cache,
         read_only: namespace.read_only,
         deallocate: controller.oncs & ONCS_DATASET_MANAGEMENT != 0,

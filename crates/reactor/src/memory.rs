@@ -48,6 +48,31 @@ impl Mapping {
         Ok(Mapping { base: map(len, libc::MAP_HUGETLB)?, len })
     }
 
+    /// Has the kernel take pages that are not there yet from the memory of one NUMA node, while that has
+    /// some (mbind(2), MPOL_PREFERRED).
+    pub(crate) fn prefer_node(&self, node: usize) -> io::Result<()> {
+        const MPOL_PREFERRED: libc::c_int = 1;
+        const NODES: usize = 1024;
+        const BITS: usize = libc::c_ulong::BITS as usize;
+        let mut nodes: [libc::c_ulong; NODES / BITS] = [0; NODES / BITS];
+        let word = nodes.get_mut(node / BITS).ok_or(io::ErrorKind::InvalidInput)?;
+        *word = 1 << (node % BITS);
+        // SAFETY: the range is this mapping's, whose contents do not change; the kernel reads `nodes`, and
+        // takes the number of its bits plus one.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.len,
+                MPOL_PREFERRED,
+                nodes.as_ptr(),
+                NODES + 1,
+                0,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// The first byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base

@@ -60,6 +60,14 @@ impl Region {
         Ok(Region { mapping, len, page_size })
     }
 
+    /// Has pages that are allocated from now on come from the memory of a NUMA node, while that has some.
+    ///
+    /// # Errors
+    /// The error of mbind(2): there is no such node, or this process may not.
+    pub fn prefer_node(&self, node: usize) -> io::Result<()> {
+        self.mapping.prefer_node(node)
+    }
+
     /// Its length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a region is not a collection")]
     pub fn len(&self) -> usize {
@@ -345,6 +353,18 @@ mod tests {
         let result = unsafe { libc::mincore(base.cast(), region.mapped_len(), pages.as_mut_ptr()) };
         assert_eq!(result, 0);
         pages.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn memory_of_a_node() {
+        let region = Region::new(64 * PAGE_SIZE, HugePages::None).unwrap();
+        // A container may forbid it, and a kernel have no nodes.
+        match region.prefer_node(0) {
+            Ok(()) => region.copy_in(0, &[1; 4096]),
+            Err(error) => eprintln!("SKIPPED: no mbind(2): {error}"),
+        }
+        region.prefer_node(1023).unwrap_err();
+        region.prefer_node(usize::MAX).unwrap_err();
     }
 
     #[test]

@@ -130,7 +130,11 @@ impl Socket {
     /// The error of setsockopt(2).
     pub fn set_user_timeout(&self, time: Duration) -> io::Result<()> {
         match &self.inner {
-            Inner::Os(fd) => SockRef::from(fd).set_tcp_user_timeout(Some(time)),
+            Inner::Os(fd) => {
+                // The kernel takes a number of milliseconds that is not negative as an int.
+                let time = time.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
+                SockRef::from(fd).set_tcp_user_timeout(Some(time))
+            }
             Inner::Simulated(_) => Ok(()),
         }
     }
@@ -353,13 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_acknowledged_has_a_time_limit() {
-        let (_fd, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    fn unacknowledged_data_may_wait_so_long() {
+        let (_listener, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let socket = Socket::from_fd(TcpStream::connect(address).unwrap().into()).unwrap();
-        socket.set_user_timeout(Duration::from_millis(1500)).unwrap();
+        socket.set_user_timeout(Duration::from_secs(1 << 30)).unwrap();
+        socket.set_user_timeout(Duration::from_millis(1024)).unwrap();
         let fd = socket.into_fd().unwrap();
-        let limit = SockRef::from(&fd).tcp_user_timeout().unwrap();
-        assert_eq!(limit, Some(Duration::from_millis(1500)));
+        let time = SockRef::from(&fd).tcp_user_timeout().unwrap();
+        assert_eq!(time, Some(Duration::from_millis(1024)));
     }
 
     #[test]

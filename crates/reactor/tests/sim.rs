@@ -229,7 +229,7 @@ fn a_message_is_split_everywhere() {
 fn pair(world: &SimWorld) -> (SimIo, SimIo, SocketId, SocketId) {
     let (mut one, mut two) = (world.io(), world.io());
     let (_, address) = two.listen("10.0.0.2:0".parse().unwrap(), token(0)).unwrap();
-    one.connect(address, token(0));
+    one.connect(address, None, token(0));
     while world.step() {}
     let mut done = Vec::new();
     one.poll(Wait::No, &mut done).unwrap();
@@ -278,7 +278,7 @@ fn a_crashed_core_resets_its_connections() {
     };
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     let address: SocketAddr = ADDRESS.parse().unwrap();
-    one.connect(address, token(9));
+    one.connect(address, None, token(9));
     while world.step() {}
     one.poll(Wait::No, &mut done).unwrap();
     let Some(Completion { outcome: Outcome::Connected(Err(error)), .. }) = done.pop() else {
@@ -293,7 +293,7 @@ fn dropped_sockets_and_closed_ones_end_the_stream() {
     let (mut one, mut two) = (world.io(), world.io());
     let (listener, address) = two.listen("[::]:9".parse().unwrap(), token(0)).unwrap();
     assert_eq!(two.listen(address, token(1)).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-    one.connect("[2001:db8::1]:9".parse().unwrap(), token(0));
+    one.connect("[2001:db8::1]:9".parse().unwrap(), None, token(0));
     while world.step() {}
     let mut done = Vec::new();
     two.poll(Wait::No, &mut done).unwrap();

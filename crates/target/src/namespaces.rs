@@ -226,6 +226,7 @@ pub(crate) fn identity(nsid: NamespaceId, uuid: [u8; 16]) -> Namespace {
         block_size: 0,
         block_count: 0,
         physical_block_size: 0,
+        io_boundary_bytes: 0,
         uuid,
         nguid: uuid,
         eui64: [0; 8],
@@ -245,10 +246,29 @@ pub(crate) fn with_device(namespace: &Namespace, info: &BdevInfo) -> Namespace {
         block_size: info.block_size,
         block_count: info.block_count,
         physical_block_size: info.physical_block_size.max(info.block_size),
+        io_boundary_bytes: info.io_boundary_bytes,
         volatile_write_cache: info.volatile_write_cache,
         read_only: info.read_only,
         deallocate: info.deallocate,
         deallocate_zeroes: info.deallocate_zeroes,
         ..namespace.clone()
+    }
+}
+
+#[cfg(test)]
+mod hint_tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_has_the_hints_of_its_device() {
+        let spec: raceline_bdev::DeviceSpec = "ram:1M".parse().unwrap();
+        let spec = raceline_bdev::DeviceSpec {
+            physical_block_size: Some(8192),
+            io_boundary_bytes: 65_536,
+            ..spec
+        };
+        let device = raceline_bdev::open(&spec, &raceline_bdev::Identity::from_seed(b"t")).unwrap();
+        let namespace = with_device(&identity(NamespaceId(1), [1; 16]), &device.info());
+        assert_eq!((namespace.physical_block_size, namespace.io_boundary_bytes), (8192, 65_536));
     }
 }

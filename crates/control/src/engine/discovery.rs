@@ -462,8 +462,7 @@ impl Follower {
             subnqn: Nqn::discovery(),
             // Lost, it is looked for at all its addresses, and not only where it was.
             backoff: BackoffConfig::NEVER,
-            connect_timeout: discovery.subsystem.connect_timeout.min(CONNECT_TIMEOUT),
-            ..discovery.subsystem.clone()
+            ..discovery.subsystem.clone().within(CONNECT_TIMEOUT)
         };
         let host = Host::connect(config);
         host.inspect(|_| self.turn -= 1).map_err(|error| format!("{address}: {error}"))
@@ -565,8 +564,7 @@ impl Follower {
             let config = HostConfig {
                 address: *address,
                 subnqn: found.nqn.clone(),
-                connect_timeout: template.connect_timeout.min(CONNECT_TIMEOUT),
-                ..template.clone()
+                ..template.clone().within(CONNECT_TIMEOUT)
             };
             connected = RemoteController::connect(config)
                 .map_err(|error| format!("{} at {address}: {error}", found.nqn));

@@ -98,6 +98,9 @@ fn get_missing(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcErro
     Ok(call.engine.model().missing.values().map(describe).collect())
 }
 
+/// The largest physical block: what hosts can be told in blocks of 512 bytes (NPWG).
+const MAX_PHYSICAL_BYTES: u32 = 16 << 20;
+
 /// A device as SPDK describes it.
 fn describe(bdev: &Entry) -> Value {
     let info = bdev.info();
@@ -173,6 +176,23 @@ fn block_size_of(bytes: u32) -> Result<BlockSize, RpcError> {
         4096 => Ok(BlockSize::B4096),
         other => {
             let detail = format!("block_size {other} is not supported: use 512 or 4096");
+            Err(RpcError::errno(libc::EINVAL).because(detail))
+        }
+    }
+}
+
+/// The physical block of a device in memory; 0 is a page.
+fn physical_block_size(bytes: u32) -> Result<Option<u32>, RpcError> {
+    match bytes {
+        0 => Ok(None),
+        bytes if bytes >= 512 && bytes.is_power_of_two() && bytes <= MAX_PHYSICAL_BYTES => {
+            Ok(Some(bytes))
+        }
+        bytes => {
+            let detail = format!(
+                "physical_block_size {bytes} is not supported: use a power of two of 512 to \
+                 {MAX_PHYSICAL_BYTES}"
+            );
             Err(RpcError::errno(libc::EINVAL).because(detail))
         }
     }

@@ -177,6 +177,9 @@ fn same(name: &str, left: &Value, right: &Value) -> bool {
     {
         return is.starts_with(wanted);
     }
+    if let ("detached", Value::Array(is), Some(wanted)) = (name, left, as_names(right)) {
+        return wanted.iter().all(|serial| is.contains(serial));
+    }
     let plain = |value: &Value| match value {
         Value::String(text) if name == "uuid" || name == "nguid" || name == "eui64" => {
             text.replace('-', "").to_lowercase()

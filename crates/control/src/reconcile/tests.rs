@@ -193,6 +193,19 @@ fn texts_that_are_no_configuration_are_refused() {
 }
 
 #[test]
+fn what_was_plugged_in_since_is_no_difference() {
+    let hotplug = |drives: Value, detached: Value| {
+        let params = json!({ "enable": true, "drives": drives, "detached": detached });
+        [call("bdev_nvme_set_hotplug", params)]
+    };
+    let is = hotplug(json!(["A", "B"]), json!(["A"]));
+    assert!(plan(&is, &hotplug(Value::Null, Value::Null)).is_empty());
+    assert!(plan(&is, &hotplug(json!(["A"]), json!(["A"]))).is_empty());
+    assert_eq!(plan(&is, &hotplug(json!(["B"]), json!([]))).len(), 1);
+    assert_eq!(plan(&is, &hotplug(json!(["A"]), json!(["B"]))).len(), 1);
+}
+
+#[test]
 fn what_a_discovery_service_has_found_since_is_no_difference() {
     let service = |subsystems: Value| {
         let params = json!({ "name": "D", "traddr": "127.0.0.1", "subsystems": subsystems });

@@ -53,7 +53,7 @@ impl Controller {
                 Some(pool) if nsid == NamespaceId::BROADCAST => put(page, &identify_pool(pool)),
                 _ => {
                     if let Some(namespace) = self.valid_namespace(nsid)? {
-                        put(page, &identify_namespace(namespace, self.pool()));
+                        put(page, &self.identify_namespace(namespace));
                     }
                 }
             },
@@ -66,7 +66,7 @@ impl Controller {
             (cns::ALLOCATED_NAMESPACE, Some(_)) if self.pool().is_some() => {
                 self.valid_namespace(nsid)?;
                 if let Some(namespace) = self.allocated_namespaces().find(|ns| ns.nsid == nsid) {
-                    put(page, &identify_namespace(namespace, self.pool()));
+                    put(page, &self.identify_namespace(namespace));
                 }
             }
             (cns::NAMESPACE_CONTROLLERS, Some(_)) if self.pool().is_some() => {
@@ -126,6 +126,10 @@ impl Controller {
 
     fn active_namespace(&self, nsid: NamespaceId) -> Result<&Namespace, Status> {
         self.namespace(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())
+    }
+
+    fn identify_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
+        identify_namespace(namespace, self.pool(), self.kind.limits().max_io_bytes)
     }
 
     fn identify_controller(&self) -> IdentifyController {
@@ -198,7 +202,11 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
 
 /// Atomicity fields stay 0 with NSFEAT bit 1 clear: one block is what we promise (AWUPF 0).
 /// The formats are those of the pool where the namespace is of one that the host can manage.
-fn identify_namespace(namespace: &Namespace, pool: Option<&Pool>) -> IdentifyNamespace {
+fn identify_namespace(
+    namespace: &Namespace,
+    pool: Option<&Pool>,
+    max_io_bytes: u32,
+) -> IdentifyNamespace {
     let blocks = namespace.block_count;
     let granularity = granularity(namespace);
     let mut identify = IdentifyNamespace {
@@ -214,6 +222,7 @@ fn identify_namespace(namespace: &Namespace, pool: Option<&Pool>) -> IdentifyNam
         npdg: granularity.into(),
         npda: granularity.into(),
         nows: granularity.into(),
+        noiob: boundary(namespace, max_io_bytes).into(),
         nsattr: nsattr(namespace),
         nguid: namespace.nguid,
         eui64: namespace.eui64,
@@ -275,6 +284,14 @@ fn dlfeat(namespace: &Namespace) -> u8 {
 fn granularity(namespace: &Namespace) -> u16 {
     let blocks = namespace.physical_block_size / namespace.block_size.max(1);
     u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX)
+}
+
+/// The boundary of fast commands in logical blocks; 0 is none. Linux takes commands for as long as this
+/// says, so it says no more than one command may move.
+fn boundary(namespace: &Namespace, max_io_bytes: u32) -> u16 {
+    let bytes = namespace.io_boundary_bytes.min(max_io_bytes.into());
+    let blocks = bytes / u64::from(namespace.block_size.max(1));
+    u16::try_from(blocks).unwrap_or(u16::MAX)
 }
 
 fn namespace_list<'a>(

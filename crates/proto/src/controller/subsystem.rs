@@ -32,6 +32,8 @@ pub struct Namespace {
     pub block_count: u64,
     /// Physical block size in bytes, a power of two of at least `block_size`.
     pub physical_block_size: u32,
+    /// Commands that do not cross a multiple of so many bytes are faster (NOIOB); 0: none are.
+    pub io_boundary_bytes: u64,
     /// UUID, the same through every path for ever.
     pub uuid: [u8; 16],
     /// NGUID, the same through every path for ever; zeroes are none.

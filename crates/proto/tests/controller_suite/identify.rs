@@ -158,6 +158,22 @@ fn discovery_controller_says_so() {
     }
 }
 
+/// NOIOB, in logical blocks, and no more than a command may move.
+#[test]
+fn a_boundary_of_fast_commands() {
+    let mut special = subsystem();
+    let max_io_bytes = special.limits.max_io_bytes;
+    special.namespaces[0].io_boundary_bytes = 32 << 10;
+    special.namespaces[1].block_size = 4096;
+    special.namespaces[1].io_boundary_bytes = u64::MAX;
+    let mut host = Host::ready_with(special);
+    let mut boundary = |nsid| u16_at(&host.identify(cns::NAMESPACE, nsid).ok().data, 46);
+    assert_eq!(boundary(1), 64);
+    assert_eq!(u32::from(boundary(2)), max_io_bytes / 4096);
+    let mut host = Host::ready_with(subsystem());
+    assert_eq!(u16_at(&host.identify(cns::NAMESPACE, 1).ok().data, 46), 0, "none is said");
+}
+
 #[test]
 fn namespace_fields() {
     let mut special = subsystem();

@@ -42,6 +42,7 @@ pub(crate) fn namespace(nsid: u32) -> Namespace {
         block_size: 512,
         block_count: 2048,
         physical_block_size: 4096,
+        io_boundary_bytes: 0,
         uuid: [id; 16],
         nguid: [id | 0x80; 16],
         eui64: [0; 8],

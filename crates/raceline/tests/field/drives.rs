@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::support::{Scratch, Served, call, configure};
+use super::support::{Scratch, Served, call, configure, run};
 
 const NQN: &str = "nqn.2026-01.io.example:shelf";
 
@@ -198,5 +198,48 @@ fn a_controller_is_attached_with_what_guides_write() {
     ] {
         let error = pair.attach(more).unwrap_err();
         assert!(text(&error).contains(expected), "{error}");
+    }
+}
+
+/// What a device in memory is given is what hosts see, and what is saved.
+#[test]
+fn a_malloc_device_has_the_properties_it_was_given() {
+    let pair = Pair::start();
+    let make = |more: Value| {
+        let mut params = json!({ "name": "P", "num_blocks": 16384, "block_size": 512 });
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        call(&pair.target, "bdev_malloc_create", params)
+    };
+    make(json!({ "physical_block_size": 16384, "optimal_io_boundary": 64, "numa_id": -1 }))
+        .unwrap();
+    let shown = call(&pair.target, "bdev_get_bdevs", json!({ "name": "P" })).unwrap();
+    let malloc = json!({ "physical_block_size": 16384, "optimal_io_boundary": 64 });
+    assert_eq!(shown[0]["driver_specific"], json!({ "malloc": malloc }));
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "P", "nsid": 9 } });
+    call(&pair.target, "nvmf_subsystem_add_ns", namespace).unwrap();
+    let verb = ["identify", "-a", "127.0.0.1", "-s", &pair.port, "-n", NQN, "-o", "json"];
+    let output = run(&verb);
+    let identified: Value = serde_json::from_str(&output.stdout).unwrap();
+    let namespaces = identified["namespaces"].as_array().unwrap();
+    let ninth = namespaces.iter().find(|it| it["nsid"] == 9).unwrap();
+    assert_eq!(ninth["physical_block_size"], 16384, "{}", output.stderr);
+    let saved = pair.saved(&pair.target);
+    assert!(saved.contains(r#""physical_block_size":16384"#), "{saved}");
+    assert!(saved.contains(r#""optimal_io_boundary":64"#), "{saved}");
+
+    for (more, expected) in [
+        (json!({ "physical_block_size": 1000 }), "use a power of two of 512 to 16777216"),
+        (json!({ "numa_id": 1000 }), "memory of NUMA node 1000 cannot be had"),
+        (json!({ "numa_id": -7 }), "numa_id -7 is no NUMA node"),
+    ] {
+        let mut more = more;
+        more["name"] = json!("Q");
+        let error = make(more).unwrap_err();
+        assert!(text(&error).contains(expected), "{error}");
+    }
+    // In reserved huge pages, or with the way to reserve them.
+    match make(json!({ "name": "Q", "hugepages": true })) {
+        Ok(_) => assert!(pair.saved(&pair.target).contains(r#""hugepages":true"#)),
+        Err(error) => assert!(text(&error).contains("sysctl vm.nr_hugepages=4"), "{error}"),
     }
 }

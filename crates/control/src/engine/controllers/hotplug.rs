@@ -296,15 +296,19 @@ impl Change<'_> {
     /// those that have a number.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When drives are to have other numbers than they have, or there can be no thread.
     pub fn set_hotplug(&mut self, options: HotplugOptions) -> Result<(), EngineError> {
         let hotplug = Arc::clone(&self.model().hotplug);
         let seen = options.enable.then(|| Seen::now(&self.engine().config().drives));
         let mut state = hotplug.lock();
         // What was given a number keeps it, and what was detached stays so, whoever calls.
         let mut options = options.bounded();
-        if options.drives.is_empty() {
+        if state.options.drives.starts_with(&options.drives) {
             options.drives.clone_from(&state.options.drives);
+        } else if !options.drives.starts_with(&state.options.drives) {
+            let known = state.options.drives.join(", ");
+            let text = format!("drives have numbers already, in this order: {known}");
+            return Err(EngineError::Invalid(text));
         }
         options.detached.extend(state.options.detached.iter().cloned());
         let needs_thread = (options.enable || !options.drives.is_empty()) && !state.is_running;

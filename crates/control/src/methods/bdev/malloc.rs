@@ -2,10 +2,10 @@
 
 use raceline_bdev::{Backing, ByteSize, DeviceSpec};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Name, Plain, Zero, block_size_of, bytes_of, open};
+use super::{Name, Plain, Zero, block_size_of, bytes_of, open, physical_block_size};
 use crate::engine::bdevs::Entry;
 use crate::engine::ledger::{self, Key, Section};
 use crate::error::RpcError;
@@ -42,9 +42,12 @@ struct Create {
     dif_is_head_of_md: bool,
     #[serde(default, skip_serializing)]
     dif_pi_format: u32,
-    /// Memory is taken from wherever the kernel has it.
-    #[serde(default, rename = "numa_id", skip_serializing)]
-    _numa_id: i32,
+    /// The NUMA node from which memory comes, while that has some; -1 is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numa_id: Option<i32>,
+    /// In huge pages that are reserved, which SPDK's always are; else in those that the kernel has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    hugepages: bool,
 }
 
 fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
@@ -57,6 +60,8 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
     ])?;
     let block_size = block_size_of(params.block_size)?;
     let size = bytes_of(params.num_blocks, params.block_size)?;
+    let physical_block_size = physical_block_size(params.physical_block_size)?;
+    let numa_node = numa_node(params.numa_id)?;
     call.engine.change(|change| {
         let name = match params.name.clone() {
             Some(name) => name,
@@ -67,16 +72,52 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
         let spec = DeviceSpec {
             block_size: Some(block_size),
             uuid: Some(uuid),
-            ..DeviceSpec::new(Backing::Ram { size: ByteSize(size), huge_pages: false })
+            physical_block_size,
+            io_boundary_bytes: u64::from(params.optimal_io_boundary) * u64::from(params.block_size),
+            numa_node,
+            ..DeviceSpec::new(Backing::Ram { size: ByteSize(size), huge_pages: params.hugepages })
         };
-        let canonical = Create { name: Some(name.clone()), uuid: Some(uuid), ..params };
+        let canonical = Create { name: Some(name.clone()), uuid: Some(uuid), ..params.clone() };
         let entry = ledger::Entry::new(Section::Bdev, "bdev_malloc_create", &canonical)?;
         let bdev = Entry::new(&name, MODULE, "Malloc disk", open(change, &spec)?)
-            .described_by(Plain(json!({})))
+            .described_by(details(&params))
             .kept_as(Key::new(&["bdev", &name]));
         super::add(change, bdev, entry)?;
         Ok(name)
     })
+}
+
+/// What it was given beyond its size.
+fn details(params: &Create) -> Plain {
+    let mut members = serde_json::Map::new();
+    let mut put = |name: &str, value: Value| drop(members.insert(name.to_owned(), value));
+    if params.physical_block_size != 0 {
+        put("physical_block_size", params.physical_block_size.into());
+    }
+    if params.optimal_io_boundary != 0 {
+        put("optimal_io_boundary", params.optimal_io_boundary.into());
+    }
+    if params.hugepages {
+        put("hugepages", true.into());
+    }
+    if let Some(node) = params.numa_id.filter(|node| *node >= 0) {
+        put("numa_id", node.into());
+    }
+    if members.is_empty() {
+        return Plain(json!({}));
+    }
+    Plain(json!({ "malloc": members }))
+}
+
+/// SPDK's -1 is any node.
+fn numa_node(numa_id: Option<i32>) -> Result<Option<usize>, RpcError> {
+    match numa_id {
+        None | Some(-1) => Ok(None),
+        Some(node) => usize::try_from(node).map(Some).map_err(|_| {
+            let detail = format!("numa_id {node} is no NUMA node: it is -1 (any) or 0 and more");
+            RpcError::errno(libc::EINVAL).because(detail)
+        }),
+    }
 }
 
 fn delete(call: &Call<'_>, Name { name }: Name) -> Result<bool, RpcError> {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Name, Plain, Zero, block_size_of, bytes_of, open};
+use super::{Name, Plain, Zero, block_size_of, bytes_of, open, physical_block_size};
 use crate::engine::bdevs::Entry;
 use crate::engine::ledger::{self, Key, Section};
 use crate::error::RpcError;
@@ -66,6 +66,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
     ])?;
     let block_size = block_size_of(params.block_size)?;
     let size = bytes_of(params.num_blocks, params.block_size)?;
+    let physical_block_size = physical_block_size(params.physical_block_size)?;
     let uuid = params.uuid.filter(|uuid| !uuid.is_nil()).unwrap_or_else(Uuid::new_v4);
     let name = params.name.clone();
     call.engine.change(|change| {
@@ -73,12 +74,17 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
         let spec = DeviceSpec {
             block_size: Some(block_size),
             uuid: Some(uuid),
+            physical_block_size,
             ..DeviceSpec::new(Backing::Null { size: ByteSize(size) })
+        };
+        let details = match params.physical_block_size {
+            0 => json!({}),
+            bytes => json!({ "null": { "physical_block_size": bytes } }),
         };
         let canonical = Create { uuid: Some(uuid), ..params };
         let entry = ledger::Entry::new(Section::Bdev, "bdev_null_create", &canonical)?;
         let bdev = Entry::new(&name, MODULE, "Null disk", open(change, &spec)?)
-            .described_by(Plain(json!({})))
+            .described_by(Plain(details))
             .kept_as(Key::new(&["bdev", &name]));
         super::add(change, bdev, entry)?;
         Ok(name)

@@ -220,7 +220,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     let config = host_config(call.engine, &params, &hostnqn)?;
     let config = if call.peer.is_internal {
         // A start, or what is tried again: others wait.
-        HostConfig { connect_timeout: config.connect_timeout.min(CONNECT_TIMEOUT), ..config }
+        config.within(CONNECT_TIMEOUT)
     } else {
         config
     };
@@ -313,7 +313,13 @@ fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostCo
     config.kato_ms = options.keep_alive_timeout_ms.unwrap_or(config.kato_ms);
     if let Some(timeout_us) = options.timeout_us.filter(|timeout_us| *timeout_us > 0) {
         config.command_timeout = Some(Duration::from_micros(timeout_us));
+        let admin = options.timeout_admin_us.filter(|timeout_us| *timeout_us > 0);
+        config.admin_timeout = admin.map(Duration::from_micros);
     }
+    let exponent = options.transport_ack_timeout.filter(|exponent| *exponent > 0);
+    config.ack_timeout = exponent.map(|exponent| Duration::from_millis(1 << exponent));
+    let tcp = options.tcp_connect_timeout_ms.filter(|timeout_ms| *timeout_ms > 0);
+    config.tcp_connect_timeout = tcp.map(|timeout_ms| Duration::from_millis(timeout_ms.into()));
     if let Some(timeout_us) = params.fabrics_connect_timeout_us {
         config.connect_timeout = Duration::from_micros(timeout_us);
     }
@@ -474,3 +480,6 @@ fn reset(call: &Call<'_>, Reset { name, cntlid }: Reset) -> Result<bool, RpcErro
     }
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests;

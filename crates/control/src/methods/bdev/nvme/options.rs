@@ -3,12 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::is_one_path;
+use super::{NO_FAST_FAIL, ONE_PATH, is_one_path, refuse_because};
 use crate::engine::Engine;
 use crate::engine::ledger::{self, Key, Section};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
-use crate::params::refuse;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("bdev_nvme_set_options", States::Both, set);
@@ -18,6 +17,9 @@ pub(super) fn register(registry: &mut Registry) {
 fn key() -> Key {
     Key::new(&["bdev-nvme-options"])
 }
+
+/// The longest time of an acknowledgement as a power of two of milliseconds: SPDK's bound.
+const MAX_ACK_EXPONENT: u8 = 31;
 
 /// The options with a meaning here, and those of SPDK's driver that have none: its polling, its
 /// queues, its memory. The latter are kept, so that what was saved is what was set.
@@ -35,7 +37,7 @@ pub(super) struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     action_on_timeout: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    timeout_admin_us: Option<u64>,
+    pub(super) timeout_admin_us: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arbitration_burst: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +59,7 @@ pub(super) struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     bdev_retry_count: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    transport_ack_timeout: Option<u8>,
+    pub(super) transport_ack_timeout: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fast_io_fail_timeout_sec: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +87,7 @@ pub(super) struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_umr_per_io: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tcp_connect_timeout_ms: Option<u32>,
+    pub(super) tcp_connect_timeout_ms: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     enable_flush: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,13 +104,24 @@ impl Options {
 }
 
 fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
-    refuse(&[
-        ("action_on_timeout", params.action_on_timeout.as_deref().is_some_and(|it| it != "none")),
-        ("fast_io_fail_timeout_sec", params.fast_io_fail_timeout_sec.is_some_and(|it| it != 0)),
-        ("transport_tos", params.transport_tos.is_some_and(|it| it != 0)),
-        ("generate_uuids", params.generate_uuids == Some(true)),
-        ("multipath_opts", params.multipath_opts.as_ref().is_some_and(|it| !is_one_path(it))),
+    let action = params.action_on_timeout.as_deref();
+    let fast_fail = params.fast_io_fail_timeout_sec.is_some_and(|it| it != 0);
+    let multipath_opts = params.multipath_opts.as_ref();
+    refuse_because(&[
+        (
+            "action_on_timeout",
+            action.is_some_and(|it| !matches!(it, "none" | "reset")),
+            "a command that takes too long ends its connection, which is made again: `reset` says so",
+        ),
+        ("fast_io_fail_timeout_sec", fast_fail, NO_FAST_FAIL),
+        ("multipath_opts", multipath_opts.is_some_and(|it| !is_one_path(it)), ONE_PATH),
     ])?;
+    if params.transport_ack_timeout.is_some_and(|exponent| exponent > MAX_ACK_EXPONENT) {
+        let detail = format!(
+            "transport_ack_timeout is a power of two of milliseconds: 0 to {MAX_ACK_EXPONENT}"
+        );
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    }
     if params.timeout_us.unwrap_or(0) == 0 && params.timeout_admin_us.unwrap_or(0) != 0 {
         let detail = "timeout_admin_us needs timeout_us";
         return Err(RpcError::errno(libc::EINVAL).because(detail));

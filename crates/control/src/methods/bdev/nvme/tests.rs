@@ -1,0 +1,65 @@
+//! What parameters and options make of a connection.
+
+use super::*;
+use crate::engine::EngineConfig;
+use crate::params::raw_params;
+use crate::role::Peer;
+
+fn attach(more: Value) -> Attach {
+    let mut params = json!({
+        "name": "N", "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "4420",
+        "subnqn": "nqn.2026-01.io.x:s",
+    });
+    params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    serde_json::from_value(params).unwrap()
+}
+
+fn config(engine: &Engine, more: Value) -> Result<HostConfig, RpcError> {
+    host_config(engine, &attach(more), "nqn.2026-01.io.x:h")
+}
+
+fn set_options(engine: &Engine, options: Value) -> Result<(), RpcError> {
+    let raw = raw_params(Some(&options)).unwrap();
+    let method = "bdev_nvme_set_options";
+    Registry::new().call(engine, Peer::this_process(), method, raw.as_deref()).map(drop)
+}
+
+#[test]
+fn parameters_are_those_of_the_connection() {
+    let engine = Engine::new(EngineConfig::default());
+    let plain = config(&engine, json!({})).unwrap();
+    assert_eq!((plain.source, plain.priority, plain.ack_timeout), (None, None, None));
+    let asked = config(&engine, json!({ "hostaddr": "127.0.0.7", "priority": "5" })).unwrap();
+    assert_eq!(asked.source, Some("127.0.0.7".parse().unwrap()));
+    assert_eq!(asked.priority, Some(5));
+    assert_eq!(config(&engine, json!({ "priority": "0" })).unwrap().priority, None);
+    for more in [json!({ "hostaddr": "::1" }), json!({ "priority": "-1" })] {
+        assert_eq!(config(&engine, more).unwrap_err().code, -libc::EINVAL);
+    }
+}
+
+#[test]
+fn options_are_those_of_later_connections() {
+    let engine = Engine::new(EngineConfig::default());
+    let options = json!({
+        "action_on_timeout": "reset", "timeout_us": 4_000_000, "timeout_admin_us": 5_000_000,
+        "transport_ack_timeout": 10, "tcp_connect_timeout_ms": 700, "keep_alive_timeout_ms": 9000,
+        "transport_tos": 4, "generate_uuids": true, "multipath_opts": { "policy": "active_passive" },
+    });
+    set_options(&engine, options).unwrap();
+    let made = config(&engine, json!({ "fabrics_connect_timeout_us": 800_000 })).unwrap();
+    assert_eq!(made.command_timeout, Some(Duration::from_secs(4)));
+    assert_eq!(made.admin_timeout, Some(Duration::from_secs(5)));
+    assert_eq!(made.ack_timeout, Some(Duration::from_millis(1024)));
+    assert_eq!(made.tcp_connect_timeout, Some(Duration::from_millis(700)));
+    assert_eq!((made.connect_timeout, made.kato_ms), (Duration::from_millis(800), 9000));
+    for (options, named) in [
+        (json!({ "action_on_timeout": "abort" }), "parameter action_on_timeout is not supported"),
+        (json!({ "fast_io_fail_timeout_sec": 1 }), "parameter fast_io_fail_timeout_sec"),
+        (json!({ "multipath_opts": { "policy": "active_active" } }), "parameter multipath_opts"),
+        (json!({ "transport_ack_timeout": 32 }), "Invalid argument"),
+    ] {
+        let error = set_options(&engine, options).unwrap_err();
+        assert!(error.message.contains(named) && error.data.is_some(), "{error:?}");
+    }
+}
