@@ -243,3 +243,17 @@ fn a_malloc_device_has_the_properties_it_was_given() {
         Err(error) => assert!(text(&error).contains("sysctl vm.nr_hugepages=4"), "{error}"),
     }
 }
+
+/// As guides turn it on. What this machine has is there before, and is left alone.
+#[test]
+fn hotplug_is_turned_on_and_saved() {
+    let pair = Pair::start();
+    let set = |params: Value| call(&pair.host, "bdev_nvme_set_hotplug", params);
+    assert_eq!(set(json!({ "enable": true, "period_us": 99_000_000 })).unwrap(), true);
+    let kept = r#""params":{"enable":true,"period_us":10000000}"#;
+    assert!(pair.saved(&pair.host).contains(kept), "{}", pair.saved(&pair.host));
+    assert_eq!(call(&pair.host, "bdev_nvme_get_controllers", Value::Null).unwrap(), json!([]));
+    assert_eq!(set(json!({ "enable": false })).unwrap(), true);
+    let kept = r#""params":{"enable":false,"period_us":100000}"#;
+    assert!(pair.saved(&pair.host).contains(kept));
+}

@@ -40,7 +40,7 @@ impl Watched {
     }
 
     /// The serial numbers of new drives that would be taken when these have been there for `LATER`.
-    fn new(&mut self, drives: &[Drive]) -> Vec<String> {
+    fn taken(&mut self, drives: &[Drive]) -> Vec<String> {
         let early = self.look(&seen(drives));
         assert!(early.new.is_empty(), "taken at first sight");
         self.now += LATER;
@@ -54,19 +54,19 @@ impl Watched {
 
 #[test]
 fn what_was_there_is_left_alone_wherever_it_goes() {
-    let system = drive(4, "SYS");
-    let mut watched = Watched::begin(&[system.clone()]);
-    assert!(watched.new(&[system.clone()]).is_empty());
+    let system = [drive(4, "SYS")];
+    let mut watched = Watched::begin(&system);
+    assert!(watched.taken(&system).is_empty());
     // Its driver is bound anew, it is rescanned, it is put into another slot.
-    assert!(watched.new(&[]).is_empty());
-    assert!(watched.new(&[system.clone()]).is_empty());
-    assert!(watched.new(&[]).is_empty());
-    assert!(watched.new(&[drive(9, "SYS")]).is_empty());
+    assert!(watched.taken(&[]).is_empty());
+    assert!(watched.taken(&system).is_empty());
+    assert!(watched.taken(&[]).is_empty());
+    assert!(watched.taken(&[drive(9, "SYS")]).is_empty());
     // Another drive in its place is new.
-    assert_eq!(watched.new(&[drive(4, "NEW")]), ["NEW"]);
+    assert_eq!(watched.taken(&[drive(4, "NEW")]), ["NEW"]);
     // Turned off and on again, all that is there is left alone.
     watched.state.begin(&seen(&[drive(4, "NEW")]));
-    assert!(watched.new(&[drive(4, "NEW")]).is_empty());
+    assert!(watched.taken(&[drive(4, "NEW")]).is_empty());
 }
 
 /// At a start of the machine, the kernel may know of a drive before it can say which it is.
@@ -75,32 +75,32 @@ fn a_drive_that_was_starting_was_there() {
     let starting = Seen { addresses: [drive(4, "").address].into(), drives: Vec::new() };
     let mut watched = Watched::begin(&[]);
     watched.state.begin(&starting);
-    assert!(watched.new(&[drive(4, "SLOW")]).is_empty());
-    assert!(watched.new(&[]).is_empty());
-    assert!(watched.new(&[drive(5, "SLOW")]).is_empty());
+    assert!(watched.taken(&[drive(4, "SLOW")]).is_empty());
+    assert!(watched.taken(&[]).is_empty());
+    assert!(watched.taken(&[drive(5, "SLOW")]).is_empty());
 }
 
 #[test]
 fn a_drive_is_taken_when_it_has_been_there_as_it_is() {
     let mut watched = Watched::begin(&[]);
     let resetting = Drive { state: "resetting".to_owned(), ..drive(4, "A") };
-    assert!(watched.new(&[resetting]).is_empty());
+    assert!(watched.taken(&[resetting]).is_empty());
     // It has changed, so its time begins again.
-    assert_eq!(watched.new(&[drive(4, "A")]), ["A"]);
+    assert_eq!(watched.taken(&[drive(4, "A")]), ["A"]);
     // It is one that a client has attached, or has configured, or has detached.
     watched.others.insert("A".to_owned());
-    assert!(watched.new(&[drive(4, "A")]).is_empty());
+    assert!(watched.taken(&[drive(4, "A")]).is_empty());
     watched.others.clear();
     watched.state.options.detached.insert("A".to_owned());
-    assert!(watched.new(&[drive(4, "A")]).is_empty());
+    assert!(watched.taken(&[drive(4, "A")]).is_empty());
     // Refused, it is not tried again before it is plugged in again.
     watched.state.refused.insert(drive(5, "B").address);
-    assert!(watched.new(&[drive(5, "B")]).is_empty());
-    assert!(watched.new(&[]).is_empty());
-    assert_eq!(watched.new(&[drive(5, "B")]), ["B"]);
+    assert!(watched.taken(&[drive(5, "B")]).is_empty());
+    assert!(watched.taken(&[]).is_empty());
+    assert_eq!(watched.taken(&[drive(5, "B")]), ["B"]);
     watched.state.options.enable = false;
-    assert!(watched.new(&[]).is_empty());
-    assert!(watched.new(&[drive(6, "C")]).is_empty());
+    assert!(watched.taken(&[]).is_empty());
+    assert!(watched.taken(&[drive(6, "C")]).is_empty());
 }
 
 /// What has been taken comes back as the same controller, also if nothing new is wanted.
