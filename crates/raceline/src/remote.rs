@@ -117,6 +117,7 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let identity = Identity::of_this_machine();
     let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
     let mut config = HostConfig::new(address, subnqn, hostnqn, hostid);
+    config.source = args.source;
     // Without a limit for -1, which is the only one that is negative.
     config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())

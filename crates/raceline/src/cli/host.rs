@@ -1,5 +1,6 @@
 //! Arguments that verbs of the host side share, and those of the verbs that move data.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +24,10 @@ pub(crate) struct AddressArgs {
     #[arg(short = 's', long = "trsvcid", value_name = "PORT", help_heading = "Target")]
     #[arg(default_value_t = values::DEFAULT_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
+
+    /// Address of this machine to connect from [default: the kernel chooses]
+    #[arg(short = 'w', long = "host-traddr", value_name = "ADDR", help_heading = "Host")]
+    pub(crate) source: Option<IpAddr>,
 
     /// NQN of this host [default: /etc/nvme/hostnqn, or derived from this machine]
     #[arg(short = 'q', long = "hostnqn", value_name = "HOSTNQN", help_heading = "Host")]

@@ -284,3 +284,23 @@ fn a_transport_without_c2h_success_answers_each_read() {
         assert_eq!((read.code, read.bytes.len()), (Some(0), 4096), "{}", read.stderr);
     }
 }
+
+#[test]
+fn a_host_connects_from_the_address_that_it_is_told() {
+    let export = Export::start(&["ram:1M"]);
+    let identify = |source: &str| {
+        let words = ["identify", "-t", "tcp", "-w", source, "-o", "json"];
+        run(&export.host(&words))
+    };
+    assert_eq!(identify("127.0.0.9").code, Some(0));
+    // A documentation address (RFC 5737), which no machine has.
+    let elsewhere = identify("192.0.2.77");
+    assert_eq!(elsewhere.code, Some(3), "{}", elsewhere.stderr);
+    assert!(elsewhere.stderr.contains("192.0.2.77"), "{}", elsewhere.stderr);
+    let family = identify("::1");
+    assert_eq!(family.code, Some(3), "{}", family.stderr);
+    assert!(family.stderr.contains("::1: it is of another family"), "{}", family.stderr);
+    let name = identify("here");
+    assert_eq!(name.code, Some(2), "{}", name.stderr);
+    export.terminate();
+}
