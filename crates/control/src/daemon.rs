@@ -10,6 +10,8 @@ use std::sync::Arc;
 use raceline_bdev::Identity;
 use serde_json::Value;
 
+use crate::absent::US;
+use crate::configuration::{self, look, summary};
 use crate::engine::ledger::Ledger;
 use crate::engine::{Engine, EngineConfig, EngineError, Phase};
 use crate::error::RpcError;
@@ -18,7 +20,7 @@ use crate::method::{Registry, States};
 use crate::params::raw_params;
 use crate::role::Roles;
 use crate::server::{ListenError, Server, ServerConfig};
-use crate::state::{StateError, StateJournal, SubsystemConfig};
+use crate::state::{Call, StateError, StateJournal, SubsystemConfig};
 
 /// The largest configuration file.
 const MAX_CONFIG_BYTES: u64 = 256 << 20;
@@ -164,6 +166,12 @@ impl Origin {
         match self {
             Self::Nothing => Ok(()),
             Self::Kept(ledger) => {
+                if engine.phase() == Phase::Startup {
+                    tell_kept_without_effect(
+                        "the state directory",
+                        kept_without_effect(registry, ledger),
+                    );
+                }
                 let restored = engine.restore(registry, ledger);
                 restored.map_err(|error| StartError::Load(error.to_string()))
             }
@@ -172,10 +180,13 @@ impl Origin {
     }
 }
 
-/// Makes the calls of a file that this phase allows. Like SPDK: what is for the startup phase only
-/// is made before the start, everything else after it. Before the first call is made, all are
-/// looked at.
-fn load(
+/// Makes the calls of a file that this phase allows. Like SPDK: what may come before the start is made
+/// then, everything else after it. Before the first call is made, all are
+/// looked at. A daemon does this before the start and when it starts.
+///
+/// # Errors
+/// When calls cannot be made here: all are named, and none is made. Or when one of them fails.
+pub fn load(
     engine: &Engine,
     registry: &Registry,
     path: &Path,
@@ -183,17 +194,39 @@ fn load(
 ) -> Result<(), StartError> {
     let is_startup = engine.phase() == Phase::Startup;
     if is_startup {
-        each_call(path, sections, |method, params| {
-            registry.check(method, raw_params(params)?.as_deref())
-        })?;
+        let check = |call: &Call| {
+            let checked = raw_params(call.params.as_ref())
+                .and_then(|raw| registry.check(&call.method, raw.as_deref()));
+            checked.map_err(|error| error.to_string())
+        };
+        let is_kept = |call: &Call| registry.has_no_effect(&call.method, call.params.as_ref());
+        let looked = look(sections, US, check, is_kept);
+        if let Some(refused) = looked.refused {
+            return Err(StartError::Load(format!("{}: {refused}", path.display())));
+        }
+        tell_kept_without_effect(&path.display().to_string(), looked.kept);
     }
     each_call(path, sections, |method, params| {
-        let is_early = registry.get(method).is_some_and(|m| m.states == States::Startup);
+        let is_early = registry.get(method).is_some_and(|m| m.states != States::Runtime);
         if is_early != is_startup {
             return Ok(());
         }
         engine.make_or_miss(registry, method, params)
     })
+}
+
+/// The calls of a state that have no effect, in one line.
+fn kept_without_effect(registry: &Registry, ledger: &Ledger) -> Option<String> {
+    let entries = ledger.entries().map(|(_, entry)| entry);
+    let kept = entries.filter(|entry| registry.has_no_effect(&entry.method, Some(&entry.params)));
+    summary(kept.map(|entry| (entry.section.name(), entry.method.as_str())))
+}
+
+/// One line for a start, whatever the number of calls.
+fn tell_kept_without_effect(from: &str, kept: Option<String>) {
+    if let Some(kept) = kept {
+        tracing::warn!("{from}: kept without effect, as Raceline has no such parts: {kept}");
+    }
 }
 
 /// Does something with each call; an error says which one it was.
@@ -214,16 +247,11 @@ fn each_call(
 }
 
 fn read_config(path: &Path) -> Result<Vec<SubsystemConfig>, StartError> {
-    #[derive(serde::Deserialize)]
-    struct File {
-        subsystems: Vec<SubsystemConfig>,
-    }
     let failed = |problem: String| StartError::Config { path: path.to_owned(), problem };
     let size = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
     if size > MAX_CONFIG_BYTES {
         return Err(failed(format!("{size} bytes are more than {MAX_CONFIG_BYTES}")));
     }
     let text = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
-    let file: File = serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?;
-    Ok(file.subsystems)
+    configuration::parse(&text).map_err(|error| failed(error.to_string()))
 }

@@ -5,8 +5,10 @@
 //! clients. None of this runs on a reactor. The other end of the socket is in [`client`]; what SPDK
 //! has, both ends know from [`schema`].
 
+pub mod absent;
 pub mod client;
 pub mod codec;
+pub mod configuration;
 pub mod cores;
 pub mod daemon;
 pub mod engine;

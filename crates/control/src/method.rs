@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::absent::{US, absent};
 use crate::engine::{Engine, Phase};
 use crate::error::{RpcError, code};
 use crate::params;
@@ -46,6 +47,35 @@ pub enum Access {
     Change,
 }
 
+/// Whether a call of a method changes how anything works.
+#[derive(Clone, Copy, Debug)]
+pub enum Effect {
+    /// It does what it says; parameters that do nothing stand in docs/RPC.md.
+    Obeyed,
+    /// It sets options of something that is not here: they are kept and given back.
+    None,
+    /// Parameters for which this is true are kept and given back, and others are obeyed.
+    NoneFor(fn(&Value) -> bool),
+}
+
+impl Effect {
+    /// Whether no call of the method has an effect.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    /// Whether a call with these parameters has no effect.
+    #[must_use]
+    pub fn is_none_for(self, params: Option<&Value>) -> bool {
+        match self {
+            Self::Obeyed => false,
+            Self::None => true,
+            Self::NoneFor(is_none) => is_none(params.unwrap_or(&Value::Null)),
+        }
+    }
+}
+
 /// What a handler is given beside its parameters.
 pub struct Call<'a> {
     /// The manager.
@@ -60,7 +90,7 @@ pub struct Call<'a> {
 
 type Handler = Box<dyn Fn(&Call<'_>, Option<&RawValue>) -> Result<Value, RpcError> + Send + Sync>;
 
-type Check = fn(Option<&RawValue>) -> Result<(), RpcError>;
+type Check = Box<dyn Fn(Option<&RawValue>) -> Result<(), RpcError> + Send + Sync>;
 
 /// One method.
 pub struct Method {
@@ -72,6 +102,8 @@ pub struct Method {
     pub access: Access,
     /// The names of its parameters, old ones included.
     pub parameters: &'static [&'static str],
+    /// Whether its calls change how anything works.
+    pub effect: Effect,
     takes_nothing: bool,
     check: Check,
     handler: Handler,
@@ -120,6 +152,37 @@ impl Registry {
         self.add(name, states, Access::Change, handler);
     }
 
+    /// Adds a method of SPDK that sets options of something that is not here: they are kept. SPDK takes
+    /// some of them before the start only; what has no effect may be set at any time.
+    pub fn keep(
+        &mut self,
+        name: &'static str,
+        handler: fn(&Call<'_>, Value) -> Result<(), RpcError>,
+    ) {
+        let known = schema().method(name).expect("a method of SPDK");
+        let keep: Handler = Box::new(move |call, raw| {
+            handler(call, params::decode_known(known, raw)?)?;
+            Ok(Value::Bool(true))
+        });
+        self.insert(Method {
+            name,
+            states: States::Both,
+            access: Access::Change,
+            parameters: &known.names,
+            effect: Effect::None,
+            takes_nothing: false,
+            check: Box::new(move |raw| params::decode_known(known, raw).map(drop)),
+            handler: keep,
+        });
+    }
+
+    /// Says of a method that some of its calls have no effect, and are kept all the same.
+    pub fn without_effect_for(&mut self, name: &str, is_none: fn(&Value) -> bool) {
+        if let Some(method) = self.methods.get_mut(name) {
+            method.effect = Effect::NoneFor(is_none);
+        }
+    }
+
     /// Adds a name under which older clients call a method.
     pub fn alias(&mut self, old: &'static str, name: &'static str) {
         self.aliases.insert(old, name);
@@ -151,8 +214,22 @@ impl Registry {
             serde_json::to_value(result)
                 .map_err(|error| RpcError::internal("Internal error").because(error))
         });
-        let check: Check = |raw| params::decode::<P>(raw).map(|_| ());
-        let method = Method { name, states, access, parameters, takes_nothing, check, handler };
+        let check: Check = Box::new(|raw| params::decode::<P>(raw).map(|_| ()));
+        let effect = Effect::Obeyed;
+        self.insert(Method {
+            name,
+            states,
+            access,
+            parameters,
+            effect,
+            takes_nothing,
+            check,
+            handler,
+        });
+    }
+
+    fn insert(&mut self, method: Method) {
+        let name = method.name;
         let before = self.methods.insert(name, method);
         assert!(before.is_none(), "method {name} is registered twice");
     }
@@ -185,9 +262,19 @@ impl Registry {
         }
     }
 
-    /// SPDK's answer, and the method that was meant, if one resembles it.
+    /// Whether a call is kept and changes nothing.
+    #[must_use]
+    pub fn has_no_effect(&self, name: &str, params: Option<&Value>) -> bool {
+        self.get(name).is_some_and(|method| method.effect.is_none_for(params))
+    }
+
+    /// SPDK's answer, and beside it what the method belongs to, if SPDK has it, or else the method
+    /// that was meant, if one resembles it.
     fn not_found(&self, name: &str) -> RpcError {
         let error = RpcError::new(code::METHOD_NOT_FOUND, "Method not found");
+        if let Some(found) = absent(name) {
+            return error.because(found.sentence(name, US));
+        }
         let names = self.methods.keys().chain(self.aliases.keys()).copied();
         match similar(name, names) {
             Some(meant) => error.because(format!("did you mean {meant}?")),
@@ -230,6 +317,9 @@ impl Registry {
         let result = (method.handler)(&call, params);
         if method.access == Access::Change && !peer.is_internal {
             audit(&call, params, &result);
+            if result.is_ok() {
+                tell_without_effect(method, params);
+            }
         }
         result
     }
@@ -276,6 +366,24 @@ fn wrong_state(phase: Phase) -> RpcError {
             }
         },
     )
+}
+
+/// Says of a call from outside that it has changed nothing. Those of a start are told together.
+fn tell_without_effect(method: &Method, params: Option<&RawValue>) {
+    let is_none = match method.effect {
+        Effect::Obeyed => false,
+        Effect::None => true,
+        // They have been decoded, so they are JSON.
+        Effect::NoneFor(_) => {
+            let params = params.and_then(|params| serde_json::from_str(params.get()).ok());
+            method.effect.is_none_for(params.as_ref())
+        }
+    };
+    if is_none {
+        let of = absent(method.name).map(|found| format!(" of SPDK's {}", found.part.text));
+        let of = of.unwrap_or_default();
+        tracing::warn!("{}: the options{of} are kept, and have no effect here", method.name);
+    }
 }
 
 /// The longest text of parameters that an audit line shows.

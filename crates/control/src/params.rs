@@ -14,7 +14,9 @@ use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::configuration::without_duplicates;
 use crate::error::RpcError;
+use crate::schema::Method;
 
 /// Decodes the parameters of a call; none at all are an empty object, as in SPDK.
 ///
@@ -27,6 +29,45 @@ pub fn decode<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, RpcEr
         return Err(RpcError::invalid_params("parameters must be an object"));
     }
     serde_json::from_str(text).map_err(|error| RpcError::invalid_params(detail(&error)))
+}
+
+/// Decodes the parameters of a method that is only kept, by the schema: those that SPDK requires must
+/// be there, and those that it has must be of its kind. Others are taken as they are: other
+/// releases of SPDK have them.
+///
+/// # Errors
+/// `Invalid parameters`, with the culprit as detail.
+pub fn decode_known(method: &Method, params: Option<&RawValue>) -> Result<Value, RpcError> {
+    let Some(params) = params else {
+        return match method.parameters.iter().find(|parameter| parameter.required) {
+            Some(missing) => Err(missing_field(missing.name)),
+            None => Ok(Value::Null),
+        };
+    };
+    if !params.get().starts_with('{') {
+        return Err(RpcError::invalid_params("parameters must be an object"));
+    }
+    let failed = |error: serde_json::Error| RpcError::invalid_params(detail(&error));
+    without_duplicates(params.get().as_bytes()).map_err(failed)?;
+    let value: Value = serde_json::from_str(params.get()).map_err(failed)?;
+    for parameter in &method.parameters {
+        match value.get(parameter.name) {
+            Some(value) if !parameter.kind.admits(value) => {
+                let detail = format!(
+                    "invalid value `{value}` for `{}`, expected {}",
+                    parameter.name, parameter.kind
+                );
+                return Err(RpcError::invalid_params(detail));
+            }
+            None if parameter.required => return Err(missing_field(parameter.name)),
+            _ => {}
+        }
+    }
+    Ok(value)
+}
+
+fn missing_field(name: &str) -> RpcError {
+    RpcError::invalid_params(format!("missing field `{name}`"))
 }
 
 /// Parameters as calls carry them; null stands for none.

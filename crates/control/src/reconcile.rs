@@ -5,11 +5,12 @@ mod object;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use serde::Deserialize;
 use serde_json::Value;
 
 pub use object::{Object, Removal};
 
+use crate::configuration;
+use crate::method::{Access, Registry};
 use crate::state::{Call, SubsystemConfig};
 
 /// A text that is no configuration.
@@ -65,13 +66,9 @@ impl Contents {
     /// # Errors
     /// When it has another form, or makes something twice.
     pub fn parse(text: &[u8]) -> Result<Self, FormError> {
-        #[derive(Deserialize)]
-        struct Whole {
-            subsystems: Vec<SubsystemConfig>,
-        }
-        let whole: Whole =
-            serde_json::from_slice(text).map_err(|error| FormError::Form(error.to_string()))?;
-        Self::new(whole.subsystems)
+        let sections =
+            configuration::parse(text).map_err(|error| FormError::Form(error.to_string()))?;
+        Self::new(sections)
     }
 
     /// What these calls make.
@@ -81,7 +78,13 @@ impl Contents {
     pub fn new(subsystems: Vec<SubsystemConfig>) -> Result<Self, FormError> {
         let mut objects: Vec<Object> = Vec::new();
         let mut places: BTreeMap<Vec<String>, usize> = BTreeMap::new();
-        for call in subsystems.into_iter().flat_map(|subsystem| subsystem.config) {
+        let registry = Registry::new();
+        // SPDK saves an order or two, as to wait for what has been made: nothing is made by a look.
+        let looks = |call: &Call| {
+            registry.get(&call.method).is_some_and(|method| method.access == Access::Read)
+        };
+        let calls = subsystems.into_iter().flat_map(|subsystem| subsystem.config);
+        for call in calls.filter(|call| !looks(call)) {
             let object = Object::new(call);
             match places.get(&object.key) {
                 // The last call decides a setting.

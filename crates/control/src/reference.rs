@@ -1,9 +1,14 @@
 //! docs/RPC.md: every method of SPDK, whether this program has it, and what differs.
 
+mod platforms;
+mod without_effect;
+
 use std::fmt::Write as _;
 
+use crate::absent::absent;
 use crate::method::{Method, Registry, States};
 use crate::schema::{self, schema};
+use without_effect::WithoutEffect;
 
 /// What the registry cannot say of itself: remarks, a line each, `METHOD text`.
 const REMARKS: &str = include_str!("reference/remarks.txt");
@@ -16,11 +21,14 @@ const HEAD: &str = "\
 
 `raceline serve` speaks SPDK's JSON-RPC. This page goes through SPDK's methods (26.09-pre): which of them there are \
 here, when they may be called, what differs. What a method takes is what SPDK's takes, unless it says otherwise; \
-`raceline rpc METHOD --help` lists it. A method that is not here answers `Method not found` (-32601); a parameter that \
-is not supported is refused by its name (-32602). Neither is ever accepted and ignored in silence: where a parameter \
-has no meaning here, the last column says so.
+`raceline rpc METHOD --help` lists it. A method that is not here answers `Method not found` (-32601), and the member \
+`data` of the error says what part of SPDK it belongs to. A parameter that is not supported is refused by its name \
+(-32602).
 
-*When*: **start** is before `framework_start_init` (with `--wait-for-rpc`), **run** is after it.
+*When*: **start** is before `framework_start_init` (with `--wait-for-rpc`), **run** is after it. *Without effect*: the \
+method takes these parameters, and they change nothing. **all** stands at methods that only set options of a part of \
+SPDK that is not here: what they are told is kept and given back by `save_config`, also over a restart with a state \
+directory, and the log says so. Methods that would make something of such a part are not here.
 ";
 
 /// The whole page.
@@ -38,6 +46,7 @@ pub fn page(registry: &Registry) -> String {
     }
     own_methods(&mut text, registry);
     old_names(&mut text, registry);
+    platforms::section(&mut text, registry);
     text
 }
 
@@ -63,19 +72,35 @@ fn of_group(group: &str) -> impl Iterator<Item = &'static schema::Method> {
     schema().methods().iter().filter(move |method| method.group == group)
 }
 
+/// Whether SPDK's method is here, and is more than kept.
+fn is_here(registry: &Registry, method: &schema::Method) -> bool {
+    registry.get(method.name).is_some_and(|ours| !ours.effect.is_none())
+}
+
+/// Whether SPDK's method is only kept.
+fn is_kept(registry: &Registry, method: &schema::Method) -> bool {
+    registry.get(method.name).is_some_and(|ours| ours.effect.is_none())
+}
+
 /// The counts. Writing to a String does not fail.
 fn summary(text: &mut String, registry: &Registry, groups: &[&str]) {
-    let ours = |method: &&schema::Method| registry.get(method.name).is_some();
-    let (all, here) = (schema().methods().len(), schema().methods().iter().filter(ours).count());
+    let all = schema().methods();
+    let here = all.iter().filter(|method| is_here(registry, method)).count();
+    let kept = all.iter().filter(|method| is_kept(registry, method)).count();
     let own = registry.methods().filter(|method| schema().method(method.name).is_none()).count();
     let _ = writeln!(
         text,
-        "\n**{here} of SPDK's {all} methods are here**, and {own} that SPDK's schema does not have.\n"
+        "\n**{here} of SPDK's {} methods are here**, and {own} that SPDK's schema does not have. {kept} more set options \
+         of what is not here, and are kept without effect.\n",
+        all.len()
     );
-    let _ = writeln!(text, "| group | methods | here |\n|---|--:|--:|");
+    let _ = writeln!(text, "| group | methods | here | kept |\n|---|--:|--:|--:|");
     for &group in groups {
-        let (all, here) = (of_group(group).count(), of_group(group).filter(ours).count());
-        let _ = writeln!(text, "| {} | {all} | {here} |", group_name(group, here));
+        let all = of_group(group).count();
+        let here = of_group(group).filter(|method| is_here(registry, method)).count();
+        let kept = of_group(group).filter(|method| is_kept(registry, method)).count();
+        let name = group_name(group, here + kept);
+        let _ = writeln!(text, "| {name} | {all} | {here} | {kept} |");
     }
 }
 
@@ -94,22 +119,50 @@ fn section(text: &mut String, registry: &Registry, group: &str) {
     }
     let _ = writeln!(text, "\n## {group}\n");
     if !here.is_empty() {
-        let _ = writeln!(text, "| method | when | what differs |\n|---|---|---|");
+        let _ =
+            writeln!(text, "| method | when | without effect | what differs |\n|---|---|---|---|");
         for (spdk, ours) in here {
             let _ = writeln!(
                 text,
-                "| `{}` | {} | {} |",
+                "| `{}` | {} | {} | {} |",
                 spdk.name,
                 when(ours.states),
+                without_effect(ours),
                 differences(ours, spdk)
             );
         }
     }
     if !missing.is_empty() {
         let gap = if text.ends_with("|\n") { "\n" } else { "" };
-        let names: Vec<String> = missing.iter().map(|name| format!("`{name}`")).collect();
-        let _ = writeln!(text, "{gap}Not here: {}.", names.join(", "));
+        let _ = writeln!(text, "{gap}Not here: {}.", by_part(&missing));
     }
+}
+
+/// Methods that are not here, by the part of SPDK that they belong to.
+fn by_part(missing: &[&str]) -> String {
+    let mut parts: Vec<(&str, Vec<String>)> = Vec::new();
+    for name in missing {
+        let part = absent(name).map_or("other", |found| found.part.text);
+        let name = format!("`{name}`");
+        match parts.iter_mut().find(|(known, _)| *known == part) {
+            Some((_, names)) => names.push(name),
+            None => parts.push((part, vec![name])),
+        }
+    }
+    let parts = parts.into_iter().map(|(part, names)| format!("{part} ({})", names.join(", ")));
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+/// The parameters of a method that change nothing.
+fn without_effect(ours: &Method) -> String {
+    if ours.effect.is_none() {
+        return "all".to_owned();
+    }
+    let Some(WithoutEffect { parameters, why, .. }) = without_effect::of(ours.name) else {
+        return String::new();
+    };
+    let names: Vec<String> = parameters.iter().map(|name| format!("`{name}`")).collect();
+    format!("{}: {why}", names.join(", "))
 }
 
 fn when(states: States) -> &'static str {
@@ -121,6 +174,9 @@ fn when(states: States) -> &'static str {
 }
 
 fn differences(ours: &Method, spdk: &schema::Method) -> String {
+    if let Some(found) = absent(ours.name) {
+        return format!("there is no such part: {}", found.part.text);
+    }
     let mut parts: Vec<String> = remark(spdk.name).map(str::to_owned).into_iter().collect();
     let list = |names: Vec<&str>| {
         names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
@@ -188,6 +244,7 @@ mod tests {
             assert!(registry.get(method).is_some(), "{method} is not here");
             assert!(!text.contains('|'), "{method}: a bar ends a column");
         }
+        assert!(!page(&registry).contains("other ("), "a method without a part");
     }
 
     /// The decoder of each method must know what clients of SPDK send: a strict one would refuse the

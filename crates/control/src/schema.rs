@@ -4,6 +4,8 @@
 use std::fmt;
 use std::sync::LazyLock;
 
+use serde_json::Value;
+
 /// The facts; its first lines describe the form.
 const TABLE: &str = include_str!("schema/methods.txt");
 
@@ -24,6 +26,8 @@ pub struct Method {
     pub group: &'static str,
     /// Its parameters, in SPDK's order.
     pub parameters: Vec<Parameter>,
+    /// Their names.
+    pub names: Vec<&'static str>,
 }
 
 /// One parameter of a method, or one field of an object.
@@ -120,8 +124,9 @@ impl Schema {
                     schema.objects.push((name, words.map(Parameter::read).collect()));
                 }
                 name => {
-                    let parameters = words.map(Parameter::read).collect();
-                    schema.methods.push(Method { name, group, parameters });
+                    let parameters: Vec<Parameter> = words.map(Parameter::read).collect();
+                    let names = parameters.iter().map(|parameter| parameter.name).collect();
+                    schema.methods.push(Method { name, group, parameters, names });
                 }
             }
         }
@@ -153,6 +158,24 @@ impl Parameter {
 }
 
 impl Kind {
+    /// Whether SPDK's decoder takes this value for such a parameter, as far as its kind says.
+    #[must_use]
+    pub fn admits(self, value: &Value) -> bool {
+        match self {
+            Self::Boolean => value.is_boolean(),
+            Self::Unsigned(bits) => {
+                value.as_u64().is_some_and(|value| u128::from(value) < 1_u128 << bits)
+            }
+            Self::Signed(bits) => value.as_i64().is_some_and(|value| {
+                let half = 1_i128 << (bits - 1);
+                (-half..half).contains(&i128::from(value))
+            }),
+            Self::Text | Self::Uuid | Self::Enum(_) => value.is_string(),
+            Self::Bitmask(_) | Self::Array(_) => value.is_array(),
+            Self::Object(_) => value.is_object(),
+        }
+    }
+
     fn read(word: &'static str) -> Self {
         let bits = |digits: &str| digits.parse().expect("a width in bits");
         match word.split_once('/') {
@@ -213,6 +236,23 @@ mod tests {
         assert_eq!(widths.parameter("num_blocks").unwrap().kind, Kind::Unsigned(64));
         assert_eq!(widths.parameter("numa_id").unwrap().kind, Kind::Signed(32));
         assert!(schema().method("no_such_method").is_none());
+    }
+
+    #[test]
+    fn kinds_admit_what_spdk_decodes() {
+        use serde_json::json;
+        for (kind, good, bad) in [
+            (Kind::Boolean, json!(true), json!(1)),
+            (Kind::Unsigned(8), json!(255), json!(256)),
+            (Kind::Unsigned(64), json!(u64::MAX), json!(-1)),
+            (Kind::Signed(32), json!(-2_147_483_648_i64), json!(2_147_483_648_i64)),
+            (Kind::Text, json!(""), json!(null)),
+            (Kind::Array("x"), json!([]), json!({})),
+            (Kind::Object("x"), json!({}), json!([])),
+        ] {
+            assert!(kind.admits(&good), "{kind} {good}");
+            assert!(!kind.admits(&bad), "{kind} {bad}");
+        }
     }
 
     #[test]

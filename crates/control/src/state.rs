@@ -43,6 +43,10 @@ mod sim;
 #[cfg(test)]
 mod store_tests;
 
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
@@ -68,7 +72,7 @@ pub struct SubsystemConfig {
     /// The subsystem of the framework.
     pub subsystem: String,
     /// Its calls, in the order in which they are made.
-    #[serde(default, deserialize_with = "null_is_empty")]
+    #[serde(default, deserialize_with = "calls")]
     pub config: Vec<Call>,
 }
 
@@ -102,6 +106,37 @@ impl Recovered {
     }
 }
 
-fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Call>, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+/// A list of calls, among which may be lists of calls: SPDK sends those as one batch. `null` is empty.
+fn calls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Call>, D::Error> {
+    let elements: Option<Vec<Element>> = Option::deserialize(deserializer)?;
+    Ok(elements.into_iter().flatten().flat_map(|Element(calls)| calls).collect())
+}
+
+/// A call, or the calls of a batch.
+struct Element(Vec<Call>);
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMore;
+        impl<'de> Visitor<'de> for OneOrMore {
+            type Value = Element;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a call or a list of calls")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element, A::Error> {
+                Call::deserialize(MapAccessDeserializer::new(map)).map(|call| Element(vec![call]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
+                let mut calls = Vec::new();
+                while let Some(call) = seq.next_element()? {
+                    calls.push(call);
+                }
+                Ok(Element(calls))
+            }
+        }
+        deserializer.deserialize_any(OneOrMore)
+    }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const SAVED: &str = include_str!("data/saved_by_nvmf_tgt.json");
 
 /// Calls that are orders, and nothing to be saved.
-const ORDERS: [&str; 2] = ["bdev_wait_for_examine", "framework_set_scheduler"];
+const ORDERS: [&str; 1] = ["bdev_wait_for_examine"];
 
 fn start(dir: &Path, config: &Value) -> Daemon {
     let path = dir.join("config.json");

@@ -1,17 +1,21 @@
 //! `raceline rpc`: SPDK's JSON-RPC from the command line, spelled and printed as `rpc.py` does.
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::io::{BufRead as _, IsTerminal as _, Read as _, Write as _};
 use std::path::Path;
 
+use raceline_control::absent::{THIS_DAEMON, absent};
 use raceline_control::client::arguments::{self, Request, UsageError};
-use raceline_control::client::config::{self, ConfigError};
+use raceline_control::client::config::{self, ConfigError, Loaded};
 use raceline_control::client::output::{pretty, render};
-use raceline_control::client::spelling::Prints;
+use raceline_control::client::spelling::{Prints, current_name};
 use raceline_control::client::{Address, ClientError, Connection};
+use raceline_control::configuration::{self, summary};
+use raceline_control::method::Registry;
 use serde_json::{Map, Value};
 
 use crate::cli::rpc::RpcArgs;
 use crate::failure::{Failure, one_line};
+use crate::shell;
 
 /// The identifier of a request that is only shown.
 const SHOWN_ID: u64 = 1;
@@ -117,7 +121,51 @@ impl<'a> Session<'a> {
         print_line(&names.join("\n"))
     }
 
+    /// Whether the daemon has all the methods of a script: those that it does not have are named at once,
+    /// before the first line is run. Help is asked of nobody, and a daemon that lists no methods is
+    /// asked line by line.
+    fn look_at_script(&mut self, lines: &[Line]) -> Result<(), Failure> {
+        if self.args.dry_run {
+            return Ok(());
+        }
+        let connection = self.connection()?;
+        let known = match config::methods(connection, false) {
+            Err(ConfigError::Client(ClientError::Refused { .. })) => return Ok(()),
+            known => known.map_err(config_failed)?,
+        };
+        let (mut unknown, mut kept) = (Vec::new(), Vec::new());
+        let registry = Registry::new();
+        let asks_help =
+            |words: &[String]| words.iter().any(|word| word == "-h" || word == "--help");
+        let calls = lines
+            .iter()
+            .filter(|(_, words)| ConfigVerb::of(&words[0]).is_none() && !asks_help(words));
+        for (number, words) in calls {
+            let method = words[0].as_str();
+            let current = current_name(method);
+            if !known.contains(method) && !known.contains(current) {
+                unknown.push(match absent(method) {
+                    Some(found) => {
+                        format!("line {number}: {}", found.sentence(method, THIS_DAEMON))
+                    }
+                    None => format!("line {number}: {method}: {THIS_DAEMON} has no such method"),
+                });
+            } else if registry.has_no_effect(current, None) {
+                kept.push((absent(current).map_or("", |found| found.part.name), method));
+            }
+        }
+        if !unknown.is_empty() {
+            let unknown = unknown.join("; ");
+            return Err(Failure::runtime(format!("no line was run: {unknown}")));
+        }
+        if !kept.is_empty() && config::is_ours(connection).map_err(config_failed)? {
+            note_kept(summary(kept).as_deref());
+        }
+        Ok(())
+    }
+
     fn run_script(&mut self, lines: &[Line]) -> Result<(), Failure> {
+        self.look_at_script(lines)?;
         if self.args.batch_mode {
             return self.run_batch(lines);
         }
@@ -168,12 +216,16 @@ impl<'a> Session<'a> {
                 print_line(&indented(&saved.map_err(config_failed)?, options.indent))
             }
             ConfigVerb::Load | ConfigVerb::LoadPart => {
-                let config = read_config(options.json.as_deref())?;
-                let skipped = match verb {
-                    ConfigVerb::Load => config::load(connection, &config, options.aliases),
-                    _ => config::load_part(connection, &config),
+                let (text, from) = read_config(options.json.as_deref())?;
+                let sections = match verb {
+                    ConfigVerb::Load => configuration::parse(&text),
+                    _ => configuration::parse_part(&text).map(|part| vec![part]),
                 };
-                let skipped = skipped.map_err(config_failed)?;
+                let sections =
+                    sections.map_err(|error| Failure::runtime(format!("{from}: {error}")))?;
+                let loaded = config::load(connection, &sections);
+                let Loaded { skipped, kept } = loaded.map_err(config_failed)?;
+                note_kept(kept.as_deref());
                 if skipped.is_empty() {
                     return Ok(());
                 }
@@ -213,20 +265,13 @@ struct ConfigOptions {
     parts: Option<Vec<String>>,
     name: Option<String>,
     json: Option<String>,
-    aliases: bool,
     with_batches: bool,
 }
 
 impl ConfigOptions {
     fn read(method: &str, words: &[String]) -> Result<Self, Failure> {
-        let mut options = Self {
-            indent: 2,
-            parts: None,
-            name: None,
-            json: None,
-            aliases: false,
-            with_batches: false,
-        };
+        let mut options =
+            Self { indent: 2, parts: None, name: None, json: None, with_batches: false };
         let loads = method.starts_with("load");
         let mut words = words.iter();
         while let Some(word) = words.next() {
@@ -242,7 +287,8 @@ impl ConfigOptions {
                 ("-n" | "--name", false) => options.name = Some(value()?),
                 ("--with-batches", false) => options.with_batches = true,
                 ("--no-with-batches", false) => options.with_batches = false,
-                ("-i" | "--include-aliases", true) => options.aliases = true,
+                // Old names of methods are always taken.
+                ("-i" | "--include-aliases", true) => {}
                 ("-j" | "--json-conf", true) => options.json = Some(value()?),
                 _ => return Err(wrong(method, word)),
             }
@@ -259,15 +305,18 @@ fn wrong(method: &str, word: &str) -> Failure {
     Failure::usage(format!("{method}: '{word}' is not understood"))
 }
 
-/// A configuration from a file, from the argument itself, or from standard input.
-fn read_config(given: Option<&str>) -> Result<Value, Failure> {
+/// A configuration from a file, from the argument itself, or from standard input; and which of these.
+fn read_config(given: Option<&str>) -> Result<(Vec<u8>, &str), Failure> {
     let (text, from) = match given {
-        None => (std::io::read_to_string(std::io::stdin()), "standard input"),
-        Some(given) if Path::new(given).exists() => (std::fs::read_to_string(given), given),
-        Some(given) => (Ok(given.to_owned()), "the argument"),
+        None => {
+            let mut text = Vec::new();
+            (std::io::stdin().lock().read_to_end(&mut text).map(|_| text), "standard input")
+        }
+        Some(given) if Path::new(given).exists() => (std::fs::read(given), given),
+        Some(given) => (Ok(given.as_bytes().to_vec()), "the argument"),
     };
     let text = text.map_err(|error| Failure::runtime(format!("{from}: {error}")))?;
-    serde_json::from_str(&text).map_err(|error| Failure::runtime(format!("{from}: {error}")))
+    Ok((text, from))
 }
 
 /// JSON with so many spaces of indentation; below 0 in one line.
@@ -292,6 +341,13 @@ fn batch_form(request: &Request) -> Prints {
 
 fn at_line(number: usize, failure: &Failure) -> Failure {
     Failure { code: failure.code, message: format!("line {number}: {}", failure.message) }
+}
+
+/// Tells people, not programs, what the daemon keeps and does not use.
+fn note_kept(kept: Option<&str>) {
+    if let Some(kept) = kept {
+        shell::note(&format!("kept without effect, as the daemon has no such parts: {kept}"));
+    }
 }
 
 fn failed(error: ClientError) -> Failure {

@@ -60,3 +60,8 @@ pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
         other => other.map_err(|error| Failure::runtime(format!("cannot write output: {error}"))),
     }
 }
+
+/// Tells people something that is neither output nor a failure.
+pub(crate) fn note(text: &str) {
+    eprintln!("raceline: {}", crate::failure::one_line(text));
+}

@@ -6,6 +6,10 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 use super::{ClientError, Connection};
+use crate::absent::THIS_DAEMON;
+use crate::configuration::{Looked, look};
+use crate::method::Registry;
+use crate::state::{self, SubsystemConfig};
 
 /// The method that ends the start-up state, where SPDK waits for it.
 const START: &str = "framework_start_init";
@@ -19,6 +23,9 @@ pub enum ConfigError {
     /// The file is not such a configuration.
     #[error("the configuration {0}")]
     Form(String),
+    /// It has calls that the daemon cannot make.
+    #[error("{0}")]
+    Refused(String),
 }
 
 /// The running configuration: of all parts, or of those named and what they depend on.
@@ -78,65 +85,76 @@ fn with_dependencies(listed: &[Value], parts: &[String]) -> Result<BTreeSet<Stri
     Ok(wanted)
 }
 
-/// Makes a daemon what a saved configuration says; gives the calls that no state allowed.
-///
-/// Calls that belong before the start of a daemon that waits for it come first, then the start,
-/// then the others; a daemon that runs already takes what its state allows.
-pub fn load(
-    connection: &mut Connection,
-    config: &Value,
-    include_aliases: bool,
-) -> Result<Vec<String>, ConfigError> {
-    let parts = config["subsystems"]
-        .as_array()
-        .ok_or_else(|| ConfigError::Form("has no list \"subsystems\"".to_owned()))?;
-    let mut calls = Vec::new();
-    for part in parts {
-        collect(&part["config"], &mut calls)?;
-    }
-    load_calls(connection, calls, include_aliases)
+/// What loading has come to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// The calls that no state allowed.
+    pub skipped: Vec<String>,
+    /// The calls that the daemon keeps without effect, in one line.
+    pub kept: Option<String>,
 }
 
-/// The same for the configuration of one part.
-pub fn load_part(connection: &mut Connection, part: &Value) -> Result<Vec<String>, ConfigError> {
-    let mut calls = Vec::new();
-    collect(&part["config"], &mut calls)?;
-    load_calls(connection, calls, false)
+/// Makes a daemon what a saved configuration says.
+///
+/// All calls are looked at first: if the daemon does not have one of the methods, none is made. Calls
+/// that belong before the start of a daemon that waits for it come first, then the start, then the
+/// others; a daemon that runs already takes what its state allows.
+pub fn load(
+    connection: &mut Connection,
+    sections: &[SubsystemConfig],
+) -> Result<Loaded, ConfigError> {
+    let known = methods(connection, false)?;
+    let kept = look_at(connection, &known, sections)?;
+    let calls = sections.iter().flat_map(|section| &section.config);
+    let skipped = load_calls(connection, calls.map(parts).collect::<Result<_, _>>()?)?;
+    Ok(Loaded { skipped, kept })
+}
+
+/// Whether a daemon with these methods can be made what a configuration says, as far as that can be said
+/// before; and what it keeps without effect.
+pub fn look_at(
+    connection: &mut Connection,
+    known: &BTreeSet<String>,
+    sections: &[SubsystemConfig],
+) -> Result<Option<String>, ConfigError> {
+    let check = |call: &state::Call| match known.contains(&call.method) {
+        true => parts(call).map(drop).map_err(|error| error.to_string()),
+        false => Err(String::new()),
+    };
+    let registry = Registry::new();
+    let is_kept = |call: &state::Call| registry.has_no_effect(&call.method, call.params.as_ref());
+    let Looked { kept, refused } = look(sections, THIS_DAEMON, check, is_kept);
+    match (refused, kept) {
+        (Some(refused), _) => Err(ConfigError::Refused(refused)),
+        (None, Some(kept)) if is_ours(connection)? => Ok(Some(kept)),
+        (None, _) => Ok(None),
+    }
+}
+
+/// Whether the daemon is one of this program: another may do what ours only keeps.
+pub fn is_ours(connection: &mut Connection) -> Result<bool, ConfigError> {
+    let version = connection.call("spdk_get_version", &Map::new())?;
+    Ok(version["server"]["name"] == "raceline")
 }
 
 type Call = (String, Map<String, Value>);
 
-/// The calls of one part; those of a batch count one by one.
-fn collect(config: &Value, calls: &mut Vec<Call>) -> Result<(), ConfigError> {
-    let Some(elements) = config.as_array() else {
-        // A part without configuration.
-        return Ok(());
+/// The method and the parameters of a call.
+fn parts(call: &state::Call) -> Result<Call, ConfigError> {
+    let params = match &call.params {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(params)) => params.clone(),
+        Some(_) => return Err(ConfigError::Form("has parameters that are no object".to_owned())),
     };
-    for element in elements {
-        if element.is_array() {
-            collect(element, calls)?;
-            continue;
-        }
-        let Some(method) = element["method"].as_str() else {
-            return Err(ConfigError::Form(format!("has an entry without a method: {element}")));
-        };
-        let params = element["params"].as_object().cloned().unwrap_or_default();
-        calls.push((method.to_owned(), params));
-    }
-    Ok(())
+    Ok((call.method.clone(), params))
 }
 
 fn load_calls(
     connection: &mut Connection,
     mut calls: Vec<Call>,
-    include_aliases: bool,
 ) -> Result<Vec<String>, ConfigError> {
-    let known = methods(connection, false, include_aliases)?;
-    if let Some((method, _)) = calls.iter().find(|(method, _)| !known.contains(method)) {
-        return Err(ConfigError::Form(format!("calls {method}, which this daemon does not have")));
-    }
     loop {
-        let allowed = methods(connection, true, include_aliases)?;
+        let allowed = methods(connection, true)?;
         let before = calls.len();
         let mut left = Vec::new();
         for (method, params) in calls {
@@ -157,16 +175,14 @@ fn load_calls(
     }
 }
 
-fn methods(
+/// The methods that a daemon has, also by their old names; `current`: that its state allows.
+pub fn methods(
     connection: &mut Connection,
     current: bool,
-    include_aliases: bool,
 ) -> Result<BTreeSet<String>, ConfigError> {
-    let mut params = Map::new();
-    for (name, value) in [("current", current), ("include_aliases", include_aliases)] {
-        if value {
-            params.insert(name.to_owned(), Value::Bool(true));
-        }
+    let mut params = Map::from_iter([("include_aliases".to_owned(), Value::Bool(true))]);
+    if current {
+        params.insert("current".to_owned(), Value::Bool(true));
     }
     let listed = connection.call("rpc_get_methods", &params)?;
     let names = listed.as_array().into_iter().flatten().filter_map(Value::as_str);

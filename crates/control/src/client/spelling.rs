@@ -108,6 +108,12 @@ pub fn current_name(name: &str) -> &str {
     alias.map_or(name, |(_, new)| new)
 }
 
+/// The names that v20.10 and v21.01 had for a method.
+pub fn old_names(method: &str) -> impl Iterator<Item = &'static str> {
+    let aliases = SPELLINGS.aliases.iter().filter(move |(_, new)| *new == method);
+    aliases.map(|(old, _)| *old)
+}
+
 /// How a method of SPDK is spelled. None for a method that SPDK does not have.
 pub fn spelling(method: &str) -> Option<Spelling> {
     let method = schema().method(method)?;

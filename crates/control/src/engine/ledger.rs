@@ -17,6 +17,8 @@ use super::EngineError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Section {
+    /// Drives behind Intel VMD: the kernel has them.
+    Vmd,
     /// Keys.
     Keyring,
     /// I/O buffers.
@@ -29,33 +31,48 @@ pub enum Section {
     Accel,
     /// Scheduling of cores.
     Scheduler,
+    /// File system devices: not here.
+    Fsdev,
     /// NVMe over Fabrics.
     Nvmf,
+    /// iSCSI: not here.
+    Iscsi,
+    /// Targets over vfio-user: not here.
+    #[serde(rename = "vfio_user_target")]
+    VfioUserTarget,
 }
 
 impl Section {
     /// All of them, in order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 11] = [
+        Self::Vmd,
         Self::Keyring,
         Self::Iobuf,
         Self::Sock,
         Self::Accel,
         Self::Bdev,
         Self::Scheduler,
+        Self::Fsdev,
         Self::Nvmf,
+        Self::Iscsi,
+        Self::VfioUserTarget,
     ];
 
     /// SPDK's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Vmd => "vmd",
             Self::Keyring => "keyring",
             Self::Iobuf => "iobuf",
             Self::Sock => "sock",
             Self::Bdev => "bdev",
             Self::Accel => "accel",
             Self::Scheduler => "scheduler",
+            Self::Fsdev => "fsdev",
             Self::Nvmf => "nvmf",
+            Self::Iscsi => "iscsi",
+            Self::VfioUserTarget => "vfio_user_target",
         }
     }
 
@@ -65,11 +82,18 @@ impl Section {
         Self::ALL.into_iter().find(|section| section.name() == name)
     }
 
+    /// Whether it is of a part of SPDK that is not here, so that it holds settings without effect.
+    #[must_use]
+    pub fn is_absent(self) -> bool {
+        matches!(self, Self::Vmd | Self::Fsdev | Self::Iscsi | Self::VfioUserTarget)
+    }
+
     /// What it needs first.
     #[must_use]
     pub fn depends_on(self) -> &'static [Self] {
         match self {
-            Self::Keyring | Self::Iobuf | Self::Scheduler => &[],
+            Self::Vmd | Self::Keyring | Self::Iobuf | Self::Scheduler => &[],
+            Self::Fsdev | Self::Iscsi | Self::VfioUserTarget => &[],
             Self::Sock => &[Self::Iobuf],
             Self::Accel => &[Self::Iobuf, Self::Keyring],
             Self::Bdev => &[Self::Accel, Self::Iobuf, Self::Sock, Self::Keyring],

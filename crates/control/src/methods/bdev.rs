@@ -1,6 +1,5 @@
 //! `bdev_*` of all devices: names and descriptions.
 
-mod absent;
 mod delay;
 mod disk;
 mod error;
@@ -42,7 +41,6 @@ pub(super) fn register(registry: &mut Registry) {
         statistics::register,
         options::register,
         nvme::register,
-        absent::register,
     ] {
         register(registry);
     }

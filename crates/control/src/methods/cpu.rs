@@ -1,4 +1,4 @@
-//! `thread_set_cpumask`, `scheduler_set_options` and those of `framework_*` that are about cores.
+//! `thread_set_cpumask` and those of `framework_*` that are about cores.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -18,7 +18,6 @@ const LOCK_DIRECTORY: &str = "/var/tmp";
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("thread_set_cpumask", States::Runtime, set_mask);
-    registry.change("scheduler_set_options", States::Startup, set_scheduler_options);
     registry.change("framework_monitor_context_switch", States::Runtime, monitor);
     registry.change("framework_enable_cpumask_locks", States::Both, enable_locks);
     registry.change("framework_disable_cpumask_locks", States::Both, disable_locks);
@@ -52,25 +51,6 @@ fn set_mask(call: &Call<'_>, params: SetMask) -> Result<bool, RpcError> {
             thread.name
         ))),
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SchedulerOptions {
-    scheduling_core: Option<u32>,
-    isolated_core_mask: Option<String>,
-}
-
-/// Nothing is moved between cores, so there is no core that does it, and none to be spared.
-fn set_scheduler_options(call: &Call<'_>, params: SchedulerOptions) -> Result<bool, RpcError> {
-    let first = call.engine.config().cores.first().copied().unwrap_or(0);
-    let is_first = |core: u32| usize::try_from(core).is_ok_and(|core| core == first);
-    let is_none = |mask: &str| mask.trim_start_matches("0x").bytes().all(|digit| digit == b'0');
-    refuse(&[
-        ("scheduling_core", params.scheduling_core.is_some_and(|core| !is_first(core))),
-        ("isolated_core_mask", params.isolated_core_mask.is_some_and(|mask| !is_none(&mask))),
-    ])?;
-    Ok(true)
 }
 
 #[derive(Deserialize)]
@@ -156,10 +136,6 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_and_what_is_so_is_taken() {
         let engine = Engine::new(EngineConfig::default());
-        let options = |params: &Value| call(&engine, "scheduler_set_options", params);
-        assert_eq!(options(&json!({ "isolated_core_mask": "0x0" })), Ok(json!(true)));
-        let error = options(&json!({ "isolated_core_mask": "0x2" })).unwrap_err();
-        assert!(error.message.contains("isolated_core_mask"), "{error}");
         let driver = |name: &str| call(&engine, "accel_set_driver", &json!({ "name": name }));
         assert_eq!(driver("software"), Ok(json!(true)));
         assert_eq!(driver("dpdk_cryptodev").unwrap_err().code, -libc::ENODEV);

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::engine::ledger::Section;
+use crate::engine::ledger::{Entry, Section};
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
@@ -38,12 +38,18 @@ fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     }
 }
 
-fn get_subsystems(_call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
+/// Whether a client is shown a section: those of parts that are not here only with what is kept.
+fn is_shown(call: &Call<'_>, section: Section) -> bool {
+    !section.is_absent() || call.engine.model().ledger.section(section).next().is_some()
+}
+
+fn get_subsystems(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
     let describe = |section: &Section| {
         let needs: Vec<&str> = section.depends_on().iter().map(|needed| needed.name()).collect();
         json!({ "subsystem": section.name(), "depends_on": needs })
     };
-    Ok(Section::ALL.iter().map(describe).collect())
+    let shown = Section::ALL.iter().filter(|section| is_shown(call, **section));
+    Ok(shown.map(describe).collect())
 }
 
 #[derive(Deserialize)]
@@ -56,13 +62,19 @@ struct GetConfig {
 }
 
 fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError> {
-    let section = Section::from_name(&params.name).ok_or_else(|| {
+    let section = Section::from_name(&params.name).filter(|section| is_shown(call, *section));
+    let section = section.ok_or_else(|| {
         let text = format!("Subsystem '{}' not found", params.name);
         RpcError::new(code::INVALID_PARAMS, text)
     })?;
     let model = call.engine.model();
     let entries = model.ledger.section(section);
-    Ok(entries.map(|entry| json!({ "method": entry.method, "params": entry.params })).collect())
+    let describe = |entry: &Entry| match &entry.params {
+        // SPDK's programs do not read a configuration with null in place of parameters.
+        Value::Null => json!({ "method": entry.method }),
+        params => json!({ "method": entry.method, "params": params }),
+    };
+    Ok(entries.map(describe).collect())
 }
 
 #[derive(Deserialize)]

@@ -5,10 +5,12 @@ pub(crate) mod bdev;
 mod cpu;
 mod framework;
 mod iobuf;
+mod kept;
 mod log;
 mod notify;
 mod nvmf;
 mod rpc;
+mod scheduler;
 mod sock;
 mod thread;
 
@@ -27,4 +29,6 @@ pub(crate) fn register(registry: &mut Registry) {
     sock::register(registry);
     thread::register(registry);
     cpu::register(registry);
+    scheduler::register(registry);
+    kept::register(registry);
 }

@@ -1,9 +1,8 @@
-//! `thread_*` and `framework_get_reactors`: the cores, their threads and what they do.
+//! `thread_get_*` and `framework_get_reactors`: the cores, their threads and what they do.
 
 use std::time::Duration;
 
 use raceline_reactor::LoopSnapshot;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cores::mask_text;
@@ -11,15 +10,13 @@ use crate::engine::Engine;
 use crate::engine::nvmf::Transport;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
-use crate::params::{NoParams, refuse};
+use crate::params::NoParams;
 
 /// Times are given in nanoseconds.
 const TICK_RATE: u64 = 1_000_000_000;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.read("framework_get_reactors", States::Runtime, reactors);
-    registry.read("framework_get_scheduler", States::Both, get_scheduler);
-    registry.change("framework_set_scheduler", States::Both, set_scheduler);
     registry.read("framework_get_governor", States::Runtime, get_governor);
     registry.read("thread_get_stats", States::Runtime, stats);
     registry.read("thread_get_pollers", States::Runtime, pollers);
@@ -141,44 +138,6 @@ fn io_channels(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     };
     let threads: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
-}
-
-/// Connections stay on the core that they were given to.
-fn get_scheduler(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
-    let first = call.engine.config().cores.first().copied().unwrap_or(0);
-    Ok(json!({
-        "scheduler_name": "static",
-        "scheduler_period": 0,
-        "isolated_core_mask": "0",
-        "scheduling_core": first,
-    }))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SetScheduler {
-    name: String,
-    /// How often connections are moved: never.
-    #[serde(rename = "period")]
-    _period: Option<u64>,
-    load_limit: Option<u8>,
-    core_limit: Option<u8>,
-    core_busy: Option<u8>,
-    mappings: Option<String>,
-}
-
-fn set_scheduler(_call: &Call<'_>, params: SetScheduler) -> Result<bool, RpcError> {
-    refuse(&[
-        ("load_limit", params.load_limit.is_some()),
-        ("core_limit", params.core_limit.is_some()),
-        ("core_busy", params.core_busy.is_some()),
-        ("mappings", params.mappings.is_some()),
-    ])?;
-    if params.name == "static" {
-        return Ok(true);
-    }
-    let detail = format!("scheduler `{}`: there is only static", params.name.escape_debug());
-    Err(RpcError::errno(libc::ENOENT).because(detail))
 }
 
 /// The frequency of cores is the kernel's business.

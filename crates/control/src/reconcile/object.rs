@@ -66,10 +66,14 @@ impl Object {
     /// The parameters of `wanted` that differ here.
     #[must_use]
     pub fn differing(&self, wanted: &Self) -> Vec<String> {
-        let unset = Value::Null;
+        let all = flat(self.call.params.as_ref());
         let differs = |(name, value): &(&str, &Value)| {
-            let is = self.param(name).unwrap_or(&unset);
-            !same(name, is, value)
+            // Two objects inside may have members of the same name.
+            let mut there = all.iter().filter(|(found, _)| found == name).peekable();
+            match there.peek() {
+                None => !same(name, &Value::Null, value),
+                Some(_) => !there.any(|(_, is)| same(name, is, value)),
+            }
         };
         let wanted = flat(wanted.call.params.as_ref());
         wanted.into_iter().filter(differs).map(|(name, _)| name.to_owned()).collect()

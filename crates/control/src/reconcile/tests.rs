@@ -216,3 +216,12 @@ fn what_a_discovery_service_has_found_since_is_no_difference() {
     let other = plan(&service(json!(["a", "b"])), &service(json!(["b"])));
     assert_eq!(other, ["bdev_nvme_stop_discovery D", "bdev_nvme_start_discovery D"]);
 }
+
+#[test]
+fn members_of_the_same_name_in_two_objects_are_no_difference() {
+    let params = json!({ "one": { "x": 1 }, "two": { "x": 2 } });
+    let is = contents(&[call("bdev_other_set", params)]);
+    assert_eq!(is.differences(&is), []);
+    let wanted = contents(&[call("bdev_other_set", json!({ "one": { "x": 3 } }))]);
+    assert_eq!(is.differences(&wanted).len(), 1);
+}

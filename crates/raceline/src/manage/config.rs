@@ -1,14 +1,16 @@
 //! `raceline config`: the whole configuration of a daemon, saved, compared, restored and cleared.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use raceline_control::client::{ClientError, config};
+use raceline_control::client::ClientError;
+use raceline_control::client::config::{self, ConfigError};
+use raceline_control::configuration;
 use raceline_control::error::code;
 use raceline_control::reconcile::{Contents, Difference, Step};
+use raceline_control::state::SubsystemConfig;
 use serde_json::{Value, json};
 
 use super::{Daemon, failure, names};
@@ -31,7 +33,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         ConfigVerb::Save { file } => save(&mut daemon, file.as_deref()),
-        ConfigVerb::Restore { file, dry_run } => restore(&mut daemon, &read(file)?, *dry_run),
+        ConfigVerb::Restore { file, dry_run } => restore(&mut daemon, file, *dry_run),
         ConfigVerb::Diff { file, .. } => {
             diff(&running(&mut daemon)?, &compared(file)?, daemon.output)
         }
@@ -54,6 +56,12 @@ fn saved(daemon: &mut Daemon) -> Result<Value, Failure> {
 }
 
 fn read(file: &Path) -> Result<Contents, Failure> {
+    let (name, bytes) = read_bytes(file)?;
+    Contents::parse(&bytes).map_err(|error| Failure::runtime(format!("{name}: {error}")))
+}
+
+/// What a file is called in messages, and what it holds.
+fn read_bytes(file: &Path) -> Result<(String, Vec<u8>), Failure> {
     let is_input = file == Path::new("-");
     let name = if is_input { "standard input".into() } else { file.display().to_string() };
     let failed = |error: &dyn std::fmt::Display| Failure::runtime(format!("{name}: {error}"));
@@ -66,7 +74,7 @@ fn read(file: &Path) -> Result<Contents, Failure> {
     if read.map_err(|error| failed(&error))? as u64 > FILE_LIMIT_BYTES {
         return Err(failed(&"it is larger than 256 MiB"));
     }
-    Contents::parse(&bytes).map_err(|error| failed(&error))
+    Ok((name, bytes))
 }
 
 /// A file to be compared: that it cannot be has another code than that it differs.
@@ -155,7 +163,20 @@ fn agreed(count: usize) -> Result<bool, Failure> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn restore(daemon: &mut Daemon, wanted: &Contents, dry_run: bool) -> Result<(), Failure> {
+fn restore(daemon: &mut Daemon, file: &Path, dry_run: bool) -> Result<(), Failure> {
+    let (name, bytes) = read_bytes(file)?;
+    let failed = |error: &dyn std::fmt::Display| Failure::runtime(format!("{name}: {error}"));
+    let wanted = Contents::parse(&bytes).map_err(|error| failed(&error))?;
+    // With the places of calls, which a message names.
+    let sections = configuration::parse(&bytes).map_err(|error| failed(&error))?;
+    let kept = look_at(daemon, &sections).map_err(|error| match error {
+        ConfigError::Client(error) => failure(error),
+        other => failed(&other),
+    })?;
+    if let Some(kept) = kept {
+        shell::note(&format!("kept without effect, as the daemon has no such parts: {kept}"));
+    }
+    let wanted = &wanted;
     let is = running(daemon)?;
     if dry_run {
         let steps = is.plan(wanted);
@@ -165,18 +186,18 @@ fn restore(daemon: &mut Daemon, wanted: &Contents, dry_run: bool) -> Result<(), 
     apply(daemon, &is, wanted)
 }
 
+/// Looks at all calls before the first is made.
+fn look_at(
+    daemon: &mut Daemon,
+    sections: &[SubsystemConfig],
+) -> Result<Option<String>, ConfigError> {
+    let known = config::methods(&mut daemon.connection, false)?;
+    config::look_at(&mut daemon.connection, &known, sections)
+}
+
 /// Makes the daemon what is wanted; if that fails, what it was.
 fn apply(daemon: &mut Daemon, is: &Contents, wanted: &Contents) -> Result<(), Failure> {
     let steps = is.plan(wanted);
-    let known = daemon.list("rpc_get_methods", json!({ "include_aliases": true }))?;
-    let known: BTreeSet<&str> = known.iter().filter_map(Value::as_str).collect();
-    let unknown = steps.iter().find(|step| !known.contains(step.call.method.as_str()));
-    if let Some(step) = unknown {
-        return Err(Failure::runtime(format!(
-            "nothing was changed: this daemon has no method {}, which the configuration needs",
-            step.call.method
-        )));
-    }
     let total = steps.len();
     match make(daemon, &steps) {
         Ok(later) => {

@@ -29,6 +29,10 @@ fn daemon() -> Peer {
     }))
 }
 
+fn sections(config: &Value) -> Vec<SubsystemConfig> {
+    crate::configuration::parse(config.to_string().as_bytes()).unwrap()
+}
+
 fn called(requests: &[Value]) -> Vec<&str> {
     let names = requests.iter().map(|request| request["method"].as_str().unwrap());
     names.filter(|name| *name != "rpc_get_methods").collect()
@@ -42,7 +46,7 @@ fn loading_starts_a_daemon_that_waits() {
         {"subsystem": "sock", "config": null},
         {"subsystem": "bdev", "config": [{"method": "early"}, [{"method": "late_too"}]]},
     ]});
-    assert_eq!(load(&mut peer.connect(), &config, false).unwrap(), Vec::<String>::new());
+    assert_eq!(load(&mut peer.connect(), &sections(&config)).unwrap(), Loaded::default());
     let requests = peer.requests();
     assert_eq!(called(&requests), ["early", START, "late", "late_too"]);
     let late = requests.iter().find(|request| request["method"] == "late").unwrap();
@@ -53,18 +57,26 @@ fn loading_starts_a_daemon_that_waits() {
 fn what_cannot_be_loaded_is_named() {
     let peer = daemon();
     let config = json!({"subsystems": [{"subsystem": "x", "config": [{"method": "never"}]}]});
-    assert_eq!(load(&mut peer.connect(), &config, false).unwrap(), ["never"]);
+    let loaded = load(&mut peer.connect(), &sections(&config)).unwrap();
+    assert_eq!(loaded.skipped, ["never"]);
     let peer = daemon();
-    let config = json!({"subsystems": [{"config": [{"method": "early"}, {"method": "unknown"}]}]});
-    let error = load(&mut peer.connect(), &config, false).unwrap_err();
-    assert!(error.to_string().contains("unknown"), "{error}");
+    let config = json!({"subsystems": [{"subsystem": "x", "config": [
+        {"method": "early"}, {"method": "unknown"}, {"method": "late", "params": [1]},
+        {"method": "iscsi_create_target_node"},
+    ]}]});
+    let error = load(&mut peer.connect(), &sections(&config)).unwrap_err().to_string();
+    for part in [
+        "nothing was made",
+        "x config[1] unknown: this daemon has no such method",
+        "x config[2] late: the configuration has parameters that are no object",
+        "x config[3] iscsi_create_target_node belongs to SPDK's iSCSI target (iscsi), which this daemon does not have",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
     assert!(
         called(&peer.requests()).is_empty(),
         "nothing is changed by a configuration with an error"
     );
-    for wrong in [json!({}), json!([]), json!({"subsystems": [{"config": [1]}]})] {
-        assert!(load(&mut daemon().connect(), &wrong, false).is_err(), "{wrong}");
-    }
 }
 
 #[test]

@@ -18,6 +18,8 @@ use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, refuse};
 
 const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// The port that is registered for discovery services, and that nvme-cli tries first.
+const DISCOVERY_PORT: &str = "8009";
 /// The longest name of a service: that of a controller has a number behind it.
 const MAX_NAME_BYTES: usize = 59;
 /// How long a client that has named no time may wait: a thread waits with it.
@@ -61,6 +63,9 @@ struct Start {
 fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
     refuse(&[("fast_io_fail_timeout_sec", params.fast_io_fail_timeout_sec != 0)])?;
     let began = Instant::now();
+    let trsvcid = params.trsvcid.filter(|port| !port.is_empty());
+    let params =
+        Start { trsvcid: Some(trsvcid.unwrap_or_else(|| DISCOVERY_PORT.to_owned())), ..params };
     let discovery = new_discovery(call.engine, &params)?;
     let hostnqn = Some(params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine)));
     // SPDK's clients may name a time alone.

@@ -1,0 +1,35 @@
+//! Methods that set options of parts of SPDK that are not here: what they are told is kept, in the section of
+//! that part, and given back.
+//!
+//! Every configuration that one of SPDK's programs saves has such calls, and they ask for nothing to
+//! be there. A call that makes something of such a part is not here at all.
+
+use serde_json::{Map, Value};
+
+use crate::absent::{self, Does};
+use crate::client::spelling::old_names;
+use crate::engine::ledger::{Entry, Section};
+use crate::engine::options::option_key;
+use crate::error::RpcError;
+use crate::method::{Call, Registry};
+
+pub(super) fn register(registry: &mut Registry) {
+    for method in absent::methods().iter().filter(|method| method.does == Does::Sets) {
+        registry.keep(method.method, keep);
+        for old in old_names(method.method) {
+            registry.alias(old, method.method);
+        }
+    }
+}
+
+fn keep(call: &Call<'_>, params: Value) -> Result<(), RpcError> {
+    let section = absent::absent(call.method).and_then(|method| method.part.section);
+    // No parameters and an empty object are the same, and some of SPDK's methods take only the former.
+    let params = if params.as_object().is_some_and(Map::is_empty) { Value::Null } else { params };
+    call.engine.change(|change| {
+        let section = section.unwrap_or(Section::Bdev);
+        let entry = Entry { section, method: call.method.to_owned(), params };
+        change.put(option_key(call.method), entry);
+        Ok(())
+    })
+}
