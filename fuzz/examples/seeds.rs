@@ -1,4 +1,4 @@
-//! Writes the seed corpora of the PDU stream targets: `cargo run --example seeds` in `fuzz`.
+//! Writes the seed corpora of the PDU stream targets and of configurations: `cargo run --example seeds` in `fuzz`.
 //!
 //! Every seed is run, and must come to what is said of it here. Traffic as it should be comes from
 //! the queues themselves; the misdeeds are those that other implementations fell for, each under
@@ -7,6 +7,7 @@
 use std::io;
 use std::path::Path;
 
+use raceline_fuzz::config::Outcome;
 use raceline_fuzz::tcp::{Feed, Trace, host_queue, run_controller, run_host, setup};
 use raceline_proto::nvme::{CommandId, Cqe, Direction, SglDescriptor, Sqe};
 use raceline_proto::tcp::{
@@ -273,8 +274,88 @@ fn host_seeds() -> Vec<Seed> {
     ]
 }
 
+/// Configurations by name, and what comes of them.
+fn config_seeds() -> Vec<(&'static str, Outcome, &'static str)> {
+    vec![
+        (
+            "accepted",
+            Outcome::Accepted,
+            r#"{"subsystems": [{"subsystem": "bdev", "config": [
+ {"method": "bdev_malloc_create", "params": {"name": "m0", "num_blocks": 64, "block_size": 512}},
+ [{"method": "bdev_null_create", "params": {"name": "m1", "num_blocks": 64, "block_size": 512}}]]},
+ {"subsystem": "scsi", "config": null},
+ {"subsystem": "nvmf", "config": [
+ {"method": "nvmf_create_subsystem", "params": {"nqn": "nqn.2026-01.io.raceline:a"}},
+ {"method": "nvmf_subsystem_add_ns", "params": {"nqn": "nqn.2026-01.io.raceline:a", "namespace": {"bdev_name": "m0"}}}]}]}"#,
+        ),
+        (
+            "kept",
+            Outcome::Accepted,
+            r#"{"subsystems": [{"subsystem": "vmd", "config": [{"method": "vmd_enable", "params": {}}]},
+ {"subsystem": "scheduler", "config": [{"method": "framework_set_scheduler", "params": {"name": "dynamic", "core_limit": 80}}]},
+ {"subsystem": "iscsi", "config": [{"method": "set_iscsi_options", "params": {"max_sessions": 16, "other": [1]}}]},
+ {"subsystem": "accel", "config": [{"method": "ioat_scan_accel_module"}]}]}"#,
+        ),
+        (
+            "comments",
+            Outcome::Accepted,
+            "// one\n{/* two\n*/\"subsystems\":[{\"subsystem\":\"bdev\",\"config\":[]}// \"three\n]}/**/ // four",
+        ),
+        (
+            "refused",
+            Outcome::Refused,
+            r#"{"subsystems": [{"subsystem": "bdev", "config": [
+ {"method": "bdev_null_create", "params": {"name": "m1", "num_blocks": 64, "block_size": 512}},
+ {"method": "construct_lvol_store"}, {"method": "bdev_null_creat"}]},
+ {"subsystem": "vhost_blk", "config": [{"method": "vhost_create_blk_controller"}]}]}"#,
+        ),
+        (
+            "fails",
+            Outcome::Failed,
+            r#"{"subsystems": [{"subsystem": "bdev", "config": [
+ {"method": "bdev_null_create", "params": {"name": "m1", "num_blocks": 64, "block_size": 512}},
+ {"method": "bdev_null_create", "params": {"name": "m1", "num_blocks": 64, "block_size": 512}}]}]}"#,
+        ),
+        (
+            "half",
+            Outcome::NoConfiguration,
+            r#"{"subsystems": [{"subsystem": "bdev", "config": [{"me"#,
+        ),
+        ("open_comment", Outcome::NoConfiguration, "{\"subsystems\": []} /* open"),
+        (
+            "twice",
+            Outcome::NoConfiguration,
+            r#"{"subsystems": [{"subsystem": "a", "config": [{"method": "m", "params": {"a": 1, "a": 2}}]}]}"#,
+        ),
+        ("mark", Outcome::Accepted, "\u{feff}{\"subsystems\": []}"),
+    ]
+}
+
+/// Texts, and decisions that make several kinds of configurations.
+fn write_config_seeds(corpus: &Path) -> io::Result<()> {
+    let folder = corpus.join("config");
+    std::fs::create_dir_all(&folder)?;
+    for (name, outcome, text) in config_seeds() {
+        assert_eq!(raceline_fuzz::config::try_text(text.as_bytes()), outcome, "config {name}");
+        std::fs::write(folder.join(name), [&[0], text.as_bytes()].concat())?;
+    }
+    for seed in 1..=6_u64 {
+        let mut state = seed;
+        let mut input = vec![1];
+        for _ in 0..200 * seed {
+            // Knuth's multiplier: the same bytes on every machine.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            input.push(state.to_be_bytes()[0]);
+        }
+        raceline_fuzz::config::run(&input);
+        std::fs::write(folder.join(format!("made-{seed}")), input)?;
+    }
+    Ok(())
+}
+
 fn main() -> io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    write_config_seeds(&corpus)?;
     let chunked = corpus.join("chunked_receive");
     std::fs::create_dir_all(&chunked)?;
     for (end, target) in [(0, "pdu_stream_controller"), (1, "pdu_stream_host")] {

@@ -44,7 +44,7 @@ const BUILDERS: [&str; 12] = [
     "nvmf_subsystem_add_pool",
 ];
 
-static REGISTRY: LazyLock<Registry> = LazyLock::new(Registry::new);
+pub(crate) static REGISTRY: LazyLock<Registry> = LazyLock::new(Registry::new);
 
 /// Files in which devices may live, and an address that no other process uses.
 struct Place {
@@ -67,21 +67,21 @@ static PLACE: LazyLock<Place> = LazyLock::new(|| {
 const PEER: Peer = Peer { uid: 0, pid: 1, role: Role::Admin, is_internal: false };
 
 /// The input, taken apart from its beginning. At its end there are zeros.
-struct Choices<'a>(&'a [u8]);
+pub(crate) struct Choices<'a>(pub(crate) &'a [u8]);
 
 impl Choices<'_> {
-    fn byte(&mut self) -> usize {
+    pub(crate) fn byte(&mut self) -> usize {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         usize::from(*first)
     }
 
-    fn one_of<'b, T: ?Sized>(&mut self, all: &[&'b T]) -> &'b T {
+    pub(crate) fn one_of<'b, T: ?Sized>(&mut self, all: &[&'b T]) -> &'b T {
         all[self.byte() % all.len()]
     }
 
     /// True once in `n`.
-    fn once_in(&mut self, n: usize) -> bool {
+    pub(crate) fn once_in(&mut self, n: usize) -> bool {
         self.byte() % n == 1
     }
 }
@@ -213,13 +213,18 @@ impl Daemon {
 
 /// The member `params` of a request, or nothing.
 fn parameters(choices: &mut Choices<'_>, method: &Method) -> String {
+    // Mostly calls that could succeed: a refusal in the decoder is soon seen.
+    let wild = choices.once_in(8);
+    parameters_of(choices, method, wild)
+}
+
+/// The same; `wild` ones may be of any kind and name.
+pub(crate) fn parameters_of(choices: &mut Choices<'_>, method: &Method, wild: bool) -> String {
     let known = schema().method(method.name);
     let kind = |name: &str| known.and_then(|known| known.parameter(name)).map(|known| known.kind);
     let is_required = |name: &str| {
         known.and_then(|known| known.parameter(name)).is_some_and(|known| known.required)
     };
-    // Mostly calls that could succeed: a refusal in the decoder is soon seen.
-    let wild = choices.once_in(8);
     let mut members = Vec::new();
     for name in method.parameters {
         let wanted =

@@ -1,6 +1,12 @@
-//! Lives of a daemon from seeds: the model that the fuzz target `rpc_methods` drives, without fuzzing.
+//! Lives of a daemon and configurations from seeds: the models that the fuzz targets `rpc_methods` and `config`
+//! drive, without fuzzing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+#[allow(unreachable_pub, reason = "the crate of the fuzz targets exports it")]
+#[path = "../../../fuzz/src/config.rs"]
+mod config;
+use std::collections::BTreeMap;
 
 #[allow(unreachable_pub, reason = "the crate of the fuzz targets exports it")]
 #[path = "../../../fuzz/src/daemon.rs"]
@@ -22,16 +28,36 @@ fn input(seed: u64) -> Vec<u8> {
     (0..INPUT_BYTES).map(|_| next()).collect()
 }
 
-#[test]
-fn refused_calls_change_nothing_and_what_is_left_comes_back() {
+/// The first seed, and how many.
+fn seeds() -> (u64, u64) {
     let asked = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let (first, count) = match asked("RACELINE_LIFE") {
+    match asked("RACELINE_LIFE") {
         Some(seed) => (seed, 1),
         None => (1, asked("RACELINE_LIVES").unwrap_or(LIVES)),
-    };
+    }
+}
+
+#[test]
+fn refused_calls_change_nothing_and_what_is_left_comes_back() {
+    let (first, count) = seeds();
     for seed in first..first + count {
         // Shown when the test fails.
         println!("RACELINE_LIFE={seed}");
         daemon::run(&input(seed));
     }
+}
+
+#[test]
+fn a_configuration_is_refused_whole_or_comes_back() {
+    let (first, count) = seeds();
+    let mut outcomes: BTreeMap<config::Outcome, u64> = BTreeMap::new();
+    for seed in first..first + count {
+        println!("RACELINE_LIFE={seed}");
+        // The first byte asks for one that is made up.
+        let input = [&[1], &input(seed)[..]].concat();
+        *outcomes.entry(config::run(&input)).or_default() += 1;
+    }
+    println!("{outcomes:?}");
+    let all = [config::Outcome::Refused, config::Outcome::Failed, config::Outcome::Accepted];
+    assert!(count == 1 || all.iter().all(|outcome| outcomes.contains_key(outcome)), "{outcomes:?}");
 }
