@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::absent::US;
 use crate::configuration::{self, look, summary};
-use crate::engine::ledger::Ledger;
+use crate::engine::ledger::{Key, Ledger};
 use crate::engine::{Engine, EngineConfig, EngineError, Phase};
 use crate::error::RpcError;
 use crate::logging::Logging;
@@ -175,7 +175,9 @@ impl Origin {
                 let restored = engine.restore(registry, ledger);
                 restored.map_err(|error| StartError::Load(error.to_string()))
             }
-            Self::File(path, calls) => load(engine, registry, path, calls),
+            Self::File(path, calls) => {
+                load(engine, registry, path, calls).inspect_err(|_| forget(engine))
+            }
         }
     }
 }
@@ -213,6 +215,23 @@ pub fn load(
         }
         engine.make_or_miss(registry, method, params)
     })
+}
+
+/// Takes back what has been written down of a file before one of its calls failed: a state directory
+/// would hold half a configuration, and the next start would serve it.
+fn forget(engine: &Engine) {
+    let keys: Vec<Key> = engine.model().ledger.entries().map(|(key, _)| key.clone()).collect();
+    if keys.is_empty() {
+        return;
+    }
+    let removed = engine.change(|change| {
+        keys.into_iter().for_each(|key| change.remove(key));
+        Ok::<_, EngineError>(())
+    });
+    let durable = removed.and_then(|()| engine.wait_durable().map_err(EngineError::Journal));
+    if let Err(error) = durable {
+        tracing::error!("the state directory holds a part of what the file says: {error}");
+    }
 }
 
 /// The calls of a state that have no effect, in one line.

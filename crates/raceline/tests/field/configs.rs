@@ -243,6 +243,23 @@ fn what_makes_something_that_is_not_here_is_refused_all_at_once() {
 }
 
 #[test]
+fn a_file_that_fails_in_the_middle_leaves_nothing_in_the_state_directory() {
+    let place = Place::new();
+    let (file, state) = (input("fails-in-the-middle.json"), place.path("state"));
+    let arguments = ["-c", &file, "--state-dir", &state];
+    // Twice the same: the first has left nothing that the second would begin with.
+    for _ in 0..2 {
+        let output = Served::fail(&place.socket, &arguments);
+        assert_eq!(output.code, Some(1), "{}", output.stderr);
+        let expected = "nvmf config[1] nvmf_create_transport: Invalid transport type 'RDMA'";
+        assert!(output.stderr.contains(expected), "{}", output.stderr);
+    }
+    let served = place.serve(&["--state-dir", &state]);
+    assert!(place.names().is_empty(), "{:?}", place.names());
+    served.end(Signal::TERM);
+}
+
+#[test]
 fn a_script_that_needs_what_is_not_here_is_refused_before_its_first_line() {
     let place = Place::new();
     let served = place.serve(&[]);
