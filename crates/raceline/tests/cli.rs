@@ -245,7 +245,7 @@ fn perf_says_what_does_not_fit() {
     let export = Export::start(&["ram:1M,bs=4096", "ram:1M,readonly"]);
     for (options, text) in [
         (&["--bs", "512"][..], "--bs 512 is not a multiple of the block size 4096"),
-        (&["--bs", "1M"], "--bs 1048576 is more than the controller's largest transfer 131072"),
+        (&["--bs", "2M"], "--bs 2097152 is more than the controller's largest transfer 1048576"),
         (&["--namespace", "7"], "there is no namespace 7; the subsystem has 1, 2"),
         (&["--namespace", "2", "--rw", "write"], "namespace 2 is write protected"),
         (&["--size", "2M"], "the namespace has 1048576 bytes"),
@@ -579,7 +579,7 @@ fn perf_fills_before_it_reads() {
     let arguments = ["perf", "--precondition", "--runtime", "100ms", "--ramp_time", "0"];
     let table = ok(&export.host(&[&arguments[..], &["--numjobs", "2"]].concat()));
     let lines: Vec<&str> = table.lines().collect();
-    assert!(lines[0].starts_with("precondition  write 128 KiB: 2 MiB written in "), "{table}");
+    assert!(lines[0].starts_with("precondition  write 512 KiB: 2 MiB written in "), "{table}");
     assert!(lines[1].starts_with("precondition  randwrite 4 KiB: 2 MiB written in "), "{table}");
     assert!(table.contains("randread 4 KiB, 2 jobs of 1 queue of depth 32"), "{table}");
     assert!(table.contains("all read"), "{table}");

@@ -43,6 +43,7 @@ pub fn serve_device(address: SocketAddr, device: SharedBdev) -> (Target, SocketA
     let config = TargetConfig {
         cores: vec![0],
         mode: Mode::Interrupt,
+        max_io_bytes: 128 << 10,
         large_buffers_per_core: 16,
         small_buffers_per_core: 64,
         ..TargetConfig::default()
