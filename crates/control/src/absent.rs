@@ -2,8 +2,7 @@
 
 use std::sync::LazyLock;
 
-use crate::client::spelling::current_name;
-use crate::engine::ledger::Section;
+use crate::spelling::current_name;
 
 /// The facts; its first lines describe the form.
 const TABLE: &str = include_str!("absent/parts.txt");
@@ -18,8 +17,8 @@ pub const THIS_DAEMON: &str = "this daemon";
 pub struct Part {
     /// SPDK's name for it, as `bdev_lvol`.
     pub name: &'static str,
-    /// The section of a configuration in which its settings stand, where it has settings.
-    pub section: Option<Section>,
+    /// The section of a configuration in which its settings stand; any word, where it has none.
+    pub section: &'static str,
     /// What it is, as `logical volumes`.
     pub text: &'static str,
 }
@@ -81,7 +80,7 @@ fn read() -> Vec<Absent> {
         if kind == "part" {
             let mut words = rest.splitn(3, ' ');
             let mut word = || words.next().expect("part NAME SECTION text");
-            let (name, section) = (word(), Section::from_name(word()));
+            let (name, section) = (word(), word());
             // Read once, and wanted until the end of the program.
             part = Some(Box::leak(Box::new(Part { name, section, text: word() })));
             continue;
@@ -102,6 +101,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::engine::ledger::Section;
     use crate::method::{Effect, Registry};
     use crate::schema::schema;
 
@@ -117,7 +117,11 @@ mod tests {
                 Does::Sets => {
                     let ours = ours.unwrap_or_else(|| panic!("{} is not kept", absent.method));
                     assert!(ours.effect.is_none(), "{} has an effect", absent.method);
-                    assert!(absent.part.section.is_some(), "{} has no section", absent.method);
+                    assert!(
+                        Section::from_name(absent.part.section).is_some(),
+                        "{} has no section",
+                        absent.method
+                    );
                 }
                 _ => assert!(ours.is_none(), "{} is here by now", absent.method),
             }

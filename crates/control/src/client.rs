@@ -8,7 +8,6 @@ pub mod arguments;
 pub mod config;
 pub mod connection;
 pub mod output;
-pub mod spelling;
 
 pub use arguments::{Request, UsageError};
 pub use connection::{Address, ClientError, Connection, Refusal};

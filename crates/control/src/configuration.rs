@@ -6,15 +6,14 @@
 //! last line without a line end. What follows the end of the object is refused, where SPDK ignores it.
 
 mod comments;
-mod duplicates;
 mod look;
 
 use serde::Deserialize;
 
 pub use comments::{UnfinishedComment, blank_comments};
-pub use duplicates::without_duplicates;
 pub use look::{Looked, look, summary};
 
+use crate::duplicates::without_duplicates;
 use crate::state::SubsystemConfig;
 
 /// A text that is no configuration.

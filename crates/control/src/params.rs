@@ -14,7 +14,7 @@ use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::configuration::without_duplicates;
+use crate::duplicates::without_duplicates;
 use crate::error::RpcError;
 use crate::schema::Method;
 

@@ -7,10 +7,10 @@ use raceline_control::absent::{THIS_DAEMON, absent};
 use raceline_control::client::arguments::{self, Request, UsageError};
 use raceline_control::client::config::{self, ConfigError, Loaded};
 use raceline_control::client::output::{pretty, render};
-use raceline_control::client::spelling::{Prints, current_name};
 use raceline_control::client::{Address, ClientError, Connection};
 use raceline_control::configuration::{self, summary};
 use raceline_control::method::Registry;
+use raceline_control::spelling::{Prints, current_name};
 use serde_json::{Map, Value};
 
 use crate::cli::rpc::RpcArgs;

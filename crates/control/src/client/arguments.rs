@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::spelling::{Flag, Form, Positional, Prints, Spelling, current_name, spelling};
 use crate::schema::schema;
+use crate::spelling::{Flag, Form, Positional, Prints, Spelling, current_name, spelling};
 
 /// Bytes in the unit of sizes on command lines.
 const MEBIBYTE: u128 = 1 << 20;

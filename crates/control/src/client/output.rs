@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::spelling::Prints;
+use crate::spelling::Prints;
 
 /// The text that a result is printed as, without a line end. None: nothing is printed.
 pub fn render(result: &Value, prints: Prints) -> Option<String> {

@@ -7,11 +7,11 @@
 use serde_json::{Map, Value};
 
 use crate::absent::{self, Does};
-use crate::client::spelling::old_names;
 use crate::engine::ledger::{Entry, Section};
 use crate::engine::options::option_key;
 use crate::error::RpcError;
 use crate::method::{Call, Registry};
+use crate::spelling::old_names;
 
 pub(super) fn register(registry: &mut Registry) {
     for method in absent::methods().iter().filter(|method| method.does == Does::Sets) {
@@ -23,7 +23,8 @@ pub(super) fn register(registry: &mut Registry) {
 }
 
 fn keep(call: &Call<'_>, params: Value) -> Result<(), RpcError> {
-    let section = absent::absent(call.method).and_then(|method| method.part.section);
+    let section =
+        absent::absent(call.method).and_then(|method| Section::from_name(method.part.section));
     // No parameters and an empty object are the same, and some of SPDK's methods take only the former.
     let params = if params.as_object().is_some_and(Map::is_empty) { Value::Null } else { params };
     call.engine.change(|change| {

@@ -9,7 +9,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 ///
 /// # Errors
 /// At the first that has, and where the text is no JSON.
-pub fn without_duplicates(text: &[u8]) -> Result<(), serde_json::Error> {
+pub(crate) fn without_duplicates(text: &[u8]) -> Result<(), serde_json::Error> {
     serde_json::from_slice::<Looked>(text).map(drop)
 }
 
