@@ -337,7 +337,7 @@ impl Meter {
         self.detail.is_precise()
     }
 
-    /// Counts a request of `bytes` that succeeded in the turn in which it came, so in no time:
+    /// Counts a request of `bytes` that succeeded in the turn in which it came, so in no time (lab 0054):
     /// for whom [`Self::is_precise`] is false.
     #[inline]
     pub fn tick(&self, kind: OpKind, bytes: u64) {

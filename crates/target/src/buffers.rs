@@ -12,8 +12,7 @@ use raceline_reactor::{BufferPool, PoolConfig};
 
 /// Small I/O buffers: the blocks of most random I/O.
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
-/// Medium ones, so that databases' pages leave the large ones to large commands
-/// (lab 0043).
+/// Medium ones, so that databases' pages leave the large ones to large commands (lab 0043).
 const MEDIUM_BUFFER_BYTES: usize = 16 << 10;
 /// Medium buffers for each large one (lab 0043).
 const MEDIUM_PER_LARGE: usize = 2;
@@ -34,7 +33,7 @@ pub(crate) fn pool_config(small: usize, large: usize, max_io_bytes: u32) -> Pool
 }
 
 /// The sizes beyond the medium one, in the memory of `count` large buffers. Where a command may be
-/// larger than a large buffer, one half of the memory stays in large buffers, one quarter goes to
+/// larger than a large buffer (lab 0053), one half of the memory stays in large buffers, one quarter goes to
 /// buffers of the largest command, and the rest to the powers of two between, shared equally.
 fn large_classes(count: usize, max_io_bytes: usize) -> Vec<(usize, usize)> {
     if max_io_bytes <= LARGE_BUFFER_BYTES {
