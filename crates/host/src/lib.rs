@@ -40,6 +40,7 @@ pub mod queue_set;
 pub mod remote;
 mod service;
 pub mod shared;
+mod sync;
 
 pub use caller::{CallerHost, CallerOptions, CallerQueues};
 pub use command::{Command, CommandDone, CommandSummary, Data, Hints};

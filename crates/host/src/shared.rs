@@ -15,7 +15,9 @@
 //! or read it any more.
 
 mod execute;
+mod gate;
 mod group;
+mod submission;
 mod wait;
 mod worker;
 
@@ -26,14 +28,15 @@ use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use raceline_reactor::submission::{self, SubmitError, Submitter, submission_list};
-use raceline_reactor::{Gate, Mode, Waker};
+use raceline_reactor::{Mode, Waker};
 
 use crate::caller::{CallerHost, CallerOptions, Finished, Operation, Refusal, Refused};
 use crate::error::HostError;
 use execute::Executing;
+use gate::Gate;
 use group::{After, Group, Turn};
 pub use group::{SharedCounters, SharedTotals};
+use submission::{SubmitError, Submitter, submission_list};
 
 /// Operations of all threads together, unless told otherwise.
 pub const DEFAULT_OPERATIONS: u32 = 1024;

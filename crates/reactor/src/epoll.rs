@@ -16,22 +16,22 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
-use crate::accelerator::Accelerator;
-use crate::buffer::{IoBuf, SharedBuf};
-use crate::file_op::FileOp;
+use crate::accel::accelerator::Accelerator;
+use crate::io::file_op::FileOp;
+use crate::io::slab::Slab;
+use crate::io::socket::{
+    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
+};
+use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
+use crate::io::transfer::{receive, transmit};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
-use crate::neighbours::Neighbours;
+use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
-use crate::slab::Slab;
-use crate::socket::{
-    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
-};
-use crate::stats::IoCounts;
-use crate::timer::{TIMER_CAPACITY, TimerQueue};
-use crate::transfer::{receive, transmit};
-use crate::waker::Waker;
+use crate::send::neighbours::Neighbours;
+use crate::thread::stats::IoCounts;
+use crate::thread::waker::Waker;
 
 mod files;
 mod sleeper;

@@ -4,20 +4,28 @@
 //! connection may be torn down while operations are in flight: late completions carry a
 //! [`Token`] whose generation no longer matches, and are dropped.
 
+pub(crate) mod file_op;
+pub mod nvme;
+pub(crate) mod slab;
+pub mod socket;
+pub(crate) mod socket_option;
+pub(crate) mod timer;
+pub(crate) mod transfer;
+
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
-use crate::buffer::{BufferPool, IoBuf, SharedBuf};
-use crate::nvme::NvmeFormat;
+use crate::accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
+use crate::io::nvme::NvmeFormat;
+use crate::io::socket::Socket;
+use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
 use crate::sim::Random;
-use crate::socket::Socket;
-use crate::stats::IoCounts;
-use crate::waker::Waker;
+use crate::thread::stats::IoCounts;
+use crate::thread::waker::Waker;
 
 /// Names the receiver of a completion: who (`owner`), which of its objects (`index`), and which
 /// life of that object (`generation`).

@@ -9,9 +9,11 @@ use raceline_accel::Copier;
 
 pub use self::payload::Payload;
 use self::stage::Stage;
-use crate::buffer::SharedBuf;
-use crate::stream;
+use crate::memory::buffer::SharedBuf;
+use crate::memory::stream;
 
+pub(crate) mod neighbours;
+pub mod pages;
 mod payload;
 mod stage;
 
@@ -466,7 +468,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::buffer::{HugePages, IoBuf, Region, RegionHandle};
+    use crate::memory::buffer::{HugePages, IoBuf, Region, RegionHandle};
 
     fn gather(batch: &mut SendBatch) -> Vec<u8> {
         batch.described()

@@ -20,16 +20,16 @@ use std::time::{Duration, Instant};
 
 use raceline_accel::OpCode;
 
-use crate::accelerator::{Accelerated, Accelerator, Work};
-use crate::buffer::{IoBuf, SharedBuf};
-use crate::file_op::FileOp;
+use crate::accel::accelerator::{Accelerated, Accelerator, Work};
+use crate::io::file_op::FileOp;
+use crate::io::socket::{Socket, not_usable};
+use crate::io::timer::TimerQueue;
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
+use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
-use crate::socket::{Socket, not_usable};
-use crate::timer::TimerQueue;
-use crate::waker::Waker;
+use crate::thread::waker::Waker;
 
 mod network;
 mod random;

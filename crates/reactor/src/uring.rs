@@ -20,22 +20,22 @@ use std::time::Instant;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-use crate::accelerator::Accelerator;
-use crate::buffer::{BufferPool, IoBuf, SharedBuf};
+use crate::accel::accelerator::Accelerator;
+use crate::io::nvme::NvmeFormat;
+use crate::io::slab::Slab;
+use crate::io::socket::{
+    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
+};
+use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
-use crate::neighbours::Neighbours;
-use crate::nvme::NvmeFormat;
-use crate::pages::PagePipe;
+use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
-use crate::slab::Slab;
-use crate::socket::{
-    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
-};
-use crate::stats::IoCounts;
-use crate::timer::{TIMER_CAPACITY, TimerQueue};
-use crate::waker::Waker;
+use crate::send::neighbours::Neighbours;
+use crate::send::pages::PagePipe;
+use crate::thread::stats::IoCounts;
+use crate::thread::waker::Waker;
 
 mod direct;
 mod fixed;

@@ -1,4 +1,4 @@
-//! What the reactor's `sync` gives, made by loom.
+//! What the `sync` of host and reactor gives, made by loom.
 
 pub(crate) use std::sync::TryLockError;
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use raceline_reactor::Sleeper;
 use raceline_reactor::stats::Counter;
-use raceline_reactor::submission::{Receiver, RequestId};
 
+use super::submission::{Receiver, RequestId};
 use super::{Outcome, Request};
 use crate::caller::{CallerQueues, Operation, Refusal, Refused};
 

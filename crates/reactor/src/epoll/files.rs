@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::affinity::unpin;
-use crate::file_op::{Call, FileOp};
+use crate::io::file_op::{Call, FileOp};
+use crate::io::slab::Slab;
 use crate::io::{Completion, Token};
-use crate::slab::Slab;
-use crate::waker::Waker;
+use crate::thread::affinity::unpin;
+use crate::thread::waker::Waker;
 
 /// File calls that can be in progress at once, per core. More wait in line.
 const FILE_THREADS: usize = 4;

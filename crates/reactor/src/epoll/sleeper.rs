@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::waker::Waker;
+use crate::thread::waker::Waker;
 
 /// Waits until there is an event to be fetched, or the waker fires.
 #[derive(Debug)]

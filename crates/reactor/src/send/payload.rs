@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::buffer::{IoBuf, RegionHandle, SharedBuf};
+use crate::memory::buffer::{IoBuf, RegionHandle, SharedBuf};
 
 /// Where the bytes of [`Payload::Zeroes`] come from; a longer run names it several times.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];

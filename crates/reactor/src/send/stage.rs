@@ -160,8 +160,8 @@ mod tests {
     use raceline_accel::crc32c;
 
     use super::*;
-    use crate::accelerator::Accelerator;
-    use crate::buffer::{HugePages, Region, RegionHandle};
+    use crate::accel::accelerator::Accelerator;
+    use crate::memory::buffer::{HugePages, Region, RegionHandle};
     use crate::send::SendBatch;
 
     const REGION_BYTES: usize = 4 << 20;

@@ -9,11 +9,11 @@
 use std::os::fd::OwnedFd;
 
 use super::{Kind, UringIo};
-use crate::buffer::IoBuf;
+use crate::io::socket::{limit_unsent, reset_on_close};
+use crate::io::transfer::{is_transient, receive, transmit};
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
+use crate::memory::buffer::IoBuf;
 use crate::send::SendBatch;
-use crate::socket::{limit_unsent, reset_on_close};
-use crate::transfer::{is_transient, receive, transmit};
 
 /// So many sockets are tried at every poll however quiet they are: what a try costs is less than
 /// what the ring would add to the latency of the next command.

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use io_uring::IoUring;
 
-use crate::buffer::BufferPool;
+use crate::memory::buffer::BufferPool;
 
 /// The one buffer that a ring has registered.
 pub(super) const FIXED_INDEX: u16 = 0;

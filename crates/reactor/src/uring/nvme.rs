@@ -13,7 +13,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::{NVME_DATA, POLL_IN, UringIo};
 use crate::io::Completion;
-use crate::nvme::{self, COMMAND_BYTES, Command, NVME_URING_CMD_IO};
+use crate::io::nvme::{self, COMMAND_BYTES, Command, NVME_URING_CMD_IO};
 
 /// Commands between two polls that need no extra system call; more wait in a backlog.
 const ENTRIES: u32 = 256;

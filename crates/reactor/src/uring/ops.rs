@@ -10,9 +10,9 @@ use socket2::SockAddr;
 
 use super::FILE_IO_MAX;
 use super::fixed::{FIXED_INDEX, FixedMemory};
-use crate::buffer::{IoBuf, SharedBuf};
+use crate::io::nvme::{self, Command, NvmeFormat};
 use crate::io::{AllocateMode, RecvBuffers, Token};
-use crate::nvme::{self, Command, NvmeFormat};
+use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
 
 /// Slots allocated at a time. A core starts with one chunk and gets more as connections come;

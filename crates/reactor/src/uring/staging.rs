@@ -4,7 +4,7 @@
 //! sockets have cannot be large. A core needs few buffers at a time, so these can be, and the one
 //! that was used last is taken first (lab 0031).
 
-use crate::buffer::IoBuf;
+use crate::memory::buffer::IoBuf;
 
 /// Most buffers that sockets have at a time; one more receives into its own staging memory. Usually
 /// they have as many as one poll finishes receives, and give them back before the next.

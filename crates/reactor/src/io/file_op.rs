@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use crate::buffer::{IoBuf, SharedBuf};
 use crate::io::{AllocateMode, Outcome};
+use crate::memory::buffer::{IoBuf, SharedBuf};
 
 /// A file operation with the memory it owns.
 pub(crate) enum FileOp {

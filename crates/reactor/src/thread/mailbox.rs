@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use crate::waker::Waker;
+use crate::thread::waker::Waker;
 
 /// Messages that may wait for one core. Mailboxes carry control, not I/O: a few messages per
 /// connection, so even a storm of tens of thousands of disconnects loses none. A full one means

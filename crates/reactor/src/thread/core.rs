@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use raceline_accel::ChannelConfig;
 
-use crate::accelerator::Accelerator;
-use crate::affinity::pin_to_core;
-use crate::buffer::{BufferPool, PoolConfig};
+use crate::accel::accelerator::Accelerator;
 use crate::epoll::EpollIo;
 use crate::io::{Completion, Io, Wait};
-use crate::mailbox::{Mailbox, Sender, mailbox};
-use crate::service::{Context, Service};
-use crate::stats::LoopStats;
+use crate::memory::buffer::{BufferPool, PoolConfig};
+use crate::thread::affinity::pin_to_core;
+use crate::thread::mailbox::{Mailbox, Sender, mailbox};
+use crate::thread::service::{Context, Service};
+use crate::thread::stats::LoopStats;
 use crate::uring::UringIo;
 
 /// How long an adaptive core spins after its last work, unless told otherwise.

@@ -9,20 +9,20 @@ use crate::sync::{Mutex, Ordering, TryLockError, fence};
 
 /// Something that is driven by whichever thread comes by.
 #[derive(Debug)]
-pub struct Gate<T> {
+pub(crate) struct Gate<T> {
     inside: Mutex<T>,
 }
 
 impl<T> Gate<T> {
     /// Nobody drives it yet.
-    pub fn new(value: T) -> Gate<T> {
+    pub(crate) fn new(value: T) -> Gate<T> {
         Gate { inside: Mutex::new(value) }
     }
 
     /// Drives, unless another thread does: `turn` once, and again for as long as `has_work` then
     /// says that somebody has left work behind. Gives how often; 0 means that another thread drives,
     /// and will look for work after this call. Never blocks.
-    pub fn drive(&self, has_work: impl Fn() -> bool, mut turn: impl FnMut(&mut T)) -> u32 {
+    pub(crate) fn drive(&self, has_work: impl Fn() -> bool, mut turn: impl FnMut(&mut T)) -> u32 {
         let mut turns = 0;
         // The work that the caller has put somewhere is seen by whoever has the lock and looks
         // after us.

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::buffer::BufferPool;
 use crate::io::{Completion, Io};
+use crate::memory::buffer::BufferPool;
 
 /// What a service may use while it handles something.
 pub struct Context<'a> {

@@ -24,7 +24,7 @@ const NONE: u32 = u32::MAX;
 /// The list's head once its receiver is gone.
 const CLOSED: u32 = u32::MAX - 1;
 /// Most slots of a table.
-pub const MAX_SLOTS: u32 = 1 << 16;
+pub(crate) const MAX_SLOTS: u32 = 1 << 16;
 
 /// The result is there, or there will be none.
 const DONE: u32 = 1;
@@ -37,7 +37,7 @@ const RECEIVER_GONE: u32 = 8;
 
 /// A table of `slots` operations at a time, clamped to 1..=[`MAX_SLOTS`].
 #[must_use]
-pub fn submission_list<Q, R>(slots: u32) -> (Submitter<Q, R>, Receiver<Q, R>) {
+pub(crate) fn submission_list<Q, R>(slots: u32) -> (Submitter<Q, R>, Receiver<Q, R>) {
     let count = slots.clamp(1, MAX_SLOTS);
     let slots = (1..=count).map(|next| Slot::new(if next == count { NONE } else { next }));
     let table = Arc::new(Table {
@@ -172,7 +172,7 @@ const fn changed(head: u64, index: u32) -> u64 {
 
 /// A way in, for one thread or for many. A clone for each thread is faster: what a clone counts is
 /// its own operations.
-pub struct Submitter<Q, R> {
+pub(crate) struct Submitter<Q, R> {
     /// An operation keeps its submitter's table: this counter, not the one that all submitters share.
     #[allow(clippy::redundant_allocation, reason = "the second counter is the point")]
     table: Arc<Arc<Table<Q, R>>>,
@@ -180,7 +180,7 @@ pub struct Submitter<Q, R> {
 
 /// Why a request was not taken; it comes back.
 #[derive(PartialEq, Eq)]
-pub enum SubmitError<Q> {
+pub(crate) enum SubmitError<Q> {
     /// All slots are in use.
     Full(Q),
     /// The receiver is gone.
@@ -192,7 +192,7 @@ impl<Q, R> Submitter<Q, R> {
     ///
     /// # Errors
     /// Gives the request back when all slots are in use or the receiver is gone.
-    pub fn submit(&self, request: Q) -> Result<Operation<Q, R>, SubmitError<Q>> {
+    pub(crate) fn submit(&self, request: Q) -> Result<Operation<Q, R>, SubmitError<Q>> {
         let table = &**self.table;
         let Some(index) = table.take_free() else { return Err(SubmitError::Full(request)) };
         let slot = table.slot(index);
@@ -225,14 +225,8 @@ impl<Q, R> Submitter<Q, R> {
 
     /// Whether submissions wait to be collected.
     #[must_use]
-    pub fn has_waiting(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         self.table.submitted.0.load(Ordering::Acquire) < CLOSED
-    }
-
-    /// Whether the receiver is gone.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.table.submitted.0.load(Ordering::Acquire) == CLOSED
     }
 }
 
@@ -244,11 +238,11 @@ impl<Q, R> Clone for Submitter<Q, R> {
 
 /// The receiver is gone: there will be no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Closed;
+pub(crate) struct Closed;
 
 /// An operation that was submitted: a future of its result, for any executor. Dropped, it is carried
 /// out all the same.
-pub struct Operation<Q, R> {
+pub(crate) struct Operation<Q, R> {
     /// Gone once the result was taken.
     #[allow(clippy::redundant_allocation, reason = "see `Submitter`")]
     table: Option<Arc<Arc<Table<Q, R>>>>,
@@ -257,18 +251,12 @@ pub struct Operation<Q, R> {
 
 impl<Q, R> Operation<Q, R> {
     /// The result, if it is there: once, then never again.
-    pub fn try_take(&mut self) -> Option<Result<R, Closed>> {
+    pub(crate) fn try_take(&mut self) -> Option<Result<R, Closed>> {
         let slot = self.table.as_ref()?.slot(self.index);
         if slot.state.load(Ordering::Acquire) & DONE == 0 {
             return None;
         }
         Some(self.take())
-    }
-
-    /// Whether the result was taken.
-    #[must_use]
-    pub fn is_taken(&self) -> bool {
-        self.table.is_none()
     }
 
     /// Takes the result, which is there.
@@ -327,7 +315,7 @@ impl<Q, R> Drop for Operation<Q, R> {
 }
 
 /// The other end, for whoever drives the queue; there is one.
-pub struct Receiver<Q, R> {
+pub(crate) struct Receiver<Q, R> {
     table: Arc<Table<Q, R>>,
     /// What was collected and not taken, in order.
     first: u32,
@@ -338,12 +326,12 @@ pub struct Receiver<Q, R> {
 
 /// Names a request until its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestId(u32);
+pub(crate) struct RequestId(u32);
 
 impl RequestId {
     /// As a number, below [`MAX_SLOTS`].
     #[must_use]
-    pub const fn number(self) -> u32 {
+    pub(crate) const fn number(self) -> u32 {
         self.0
     }
 }
@@ -356,7 +344,7 @@ impl From<u32> for RequestId {
 
 impl<Q, R> Receiver<Q, R> {
     /// Collects all submissions, in one exchange.
-    pub fn collect(&mut self) {
+    pub(crate) fn collect(&mut self) {
         // Looking first leaves the cache line where it is while there is nothing.
         if self.table.submitted.0.load(Ordering::Relaxed) >= CLOSED {
             return;
@@ -388,20 +376,14 @@ impl<Q, R> Receiver<Q, R> {
     }
 
     /// Refuses what comes later, and collects what has come: it can be taken still.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         if self.table.submitted.0.load(Ordering::Relaxed) != CLOSED {
             self.append(CLOSED);
         }
     }
 
-    /// Whether there is nothing to [`Self::take`] in what was collected.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.first == NONE
-    }
-
     /// The oldest request of those collected. It wants a result.
-    pub fn take(&mut self) -> Option<(RequestId, Q)> {
+    pub(crate) fn take(&mut self) -> Option<(RequestId, Q)> {
         let index = self.first;
         if index == NONE {
             return None;
@@ -418,7 +400,7 @@ impl<Q, R> Receiver<Q, R> {
     ///
     /// # Panics
     /// When there is no such request, or it has a result.
-    pub fn complete(&mut self, id: RequestId, result: R) -> bool {
+    pub(crate) fn complete(&mut self, id: RequestId, result: R) -> bool {
         let taken = self.taken.get_mut(id.0 as usize).map(std::mem::take);
         assert_eq!(taken, Some(true), "a result for a request that wants none");
         self.end(id.0, Some(result))

@@ -7,10 +7,10 @@ use raceline_accel::{
     AccelError, Channel, ChannelConfig, Copier, Framework, OpCode, Submitted, Upcoming,
 };
 
-use crate::buffer::IoBuf;
+use crate::io::slab::Slab;
 use crate::io::{Completion, Outcome, Token};
+use crate::memory::buffer::IoBuf;
 use crate::send::Payload;
-use crate::slab::Slab;
 
 /// An operation with its operands.
 pub type Work = raceline_accel::Work<Payload, IoBuf>;

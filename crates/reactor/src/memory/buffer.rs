@@ -18,9 +18,9 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use crate::memory::Mapping;
-use crate::region::HUGE_PAGE_SIZE;
-pub use crate::region::{HugePages, PageBuf, Region, RegionHandle};
+use crate::memory::mapping::Mapping;
+use crate::memory::region::HUGE_PAGE_SIZE;
+pub use crate::memory::region::{HugePages, PageBuf, Region, RegionHandle};
 
 /// Pool buffers start at multiples of this, as direct I/O wants (the largest logical block).
 pub const BUFFER_ALIGNMENT: usize = 4096;

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
 use crate::send::SendBatch;
-use crate::stats::IoCounts;
+use crate::thread::stats::IoCounts;
 
 /// What a pipe should hold: more than one PDU's data (lab 0039). All pipes of an ordinary user have
 /// 64 MiB together.
@@ -45,7 +45,7 @@ impl PagePipe {
         self.filled
     }
 
-    /// As [`crate::transfer::transmit`] with some of the batch's next bytes: up to the next large payload,
+    /// As [`crate::io::transfer::transmit`] with some of the batch's next bytes: up to the next large payload,
     /// or as much of that as the socket, which must be non-blocking, takes.
     pub(crate) fn transmit(
         &mut self,
@@ -54,7 +54,7 @@ impl PagePipe {
         counts: &mut IoCounts,
     ) -> io::Result<usize> {
         // As in `SendBatch::prepare`.
-        crate::stream::fence();
+        crate::memory::stream::fence();
         self.filled = false;
         let segments = batch.unsent();
         let small = segments.iter().take_while(|segment| !batch.is_kept(segment)).count();
@@ -193,10 +193,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::buffer::{IoBuf, SharedBuf};
+    use crate::io::transfer::transmit;
+    use crate::memory::buffer::{IoBuf, SharedBuf};
     use crate::send::Payload;
     use crate::socket;
-    use crate::transfer::transmit;
 
     const LARGE: usize = 256 << 10;
 

@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use crate::wake_state::WakeState;
+use crate::thread::wake_state::WakeState;
 
 /// Ends a waiting [`crate::Io::poll`], or the next one. Cheap when the core is awake.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Type};
 
 use crate::io::Outcome;
+use crate::io::socket_option::{self, BusyPoll};
 use crate::sim::SimSocket;
-use crate::socket_option::{self, BusyPoll};
 
 /// Connections that may wait to be accepted (the kernel caps it at net.core.somaxconn).
 pub const LISTEN_BACKLOG: i32 = 1024;

@@ -12,8 +12,8 @@ use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::memory::{Mapping, PAGE_SIZE};
-use crate::stream;
+use crate::memory::mapping::{Mapping, PAGE_SIZE};
+use crate::memory::stream;
 
 /// The size of a huge page in bytes (x86-64, and arm64 with 4 KiB pages).
 pub(crate) const HUGE_PAGE_SIZE: usize = 2 << 20;

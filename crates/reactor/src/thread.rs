@@ -1,0 +1,9 @@
+//! The thread of one core: its loop, the work it does, and how others reach it.
+
+pub mod affinity;
+pub mod core;
+pub mod mailbox;
+pub mod service;
+pub mod stats;
+mod wake_state;
+pub mod waker;
