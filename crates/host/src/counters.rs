@@ -14,6 +14,10 @@ pub struct QueueCounters {
     pub(crate) copied_bytes: Counter,
     pub(crate) digest_errors: Counter,
     pub(crate) retries: Counter,
+    pub(crate) landed_in_place: Counter,
+    pub(crate) landed_in_staging: Counter,
+    pub(crate) commands_kept_back: Counter,
+    pub(crate) commands_before_data: Counter,
 }
 
 /// The values of [`QueueCounters`] at one time.
@@ -33,6 +37,14 @@ pub struct QueueTotals {
     pub digest_errors: u64,
     /// Commands sent again because a data digest, here or at the controller, did not match.
     pub retries: u64,
+    /// Receives that were posted into the buffer of a payload.
+    pub landed_in_place: u64,
+    /// Receives that were posted for the core's staging memory while large payloads were awaited.
+    pub landed_in_staging: u64,
+    /// Sends whose commands could not ask for all that they wanted, as the caches hold too much.
+    pub commands_kept_back: u64,
+    /// Sends that had commands before data that the controller waited for.
+    pub commands_before_data: u64,
 }
 
 impl QueueCounters {
@@ -47,6 +59,10 @@ impl QueueCounters {
             copied_bytes: self.copied_bytes.get(),
             digest_errors: self.digest_errors.get(),
             retries: self.retries.get(),
+            landed_in_place: self.landed_in_place.get(),
+            landed_in_staging: self.landed_in_staging.get(),
+            commands_kept_back: self.commands_kept_back.get(),
+            commands_before_data: self.commands_before_data.get(),
         }
     }
 }

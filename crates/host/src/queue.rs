@@ -23,6 +23,7 @@ use raceline_proto::nvme::fabrics::{
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
+use raceline_reactor::flow::{Load, SocketClass, Traffic, policy};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
 
@@ -32,14 +33,11 @@ use crate::counters::QueueCounters;
 use crate::doorbell::{Doorbell, I10Config};
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
 use crate::placement::{Arrival, NapiGroup, Search};
-use entry::{Entry, is_large_read};
+use entry::Entry;
 use send::Grant;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
 const STAGING_BYTES: usize = 68 << 10;
-/// What one receive takes of the core's staging memory, where that is to be had: few large receives
-/// are what pays where much is in flight (lab 0031).
-const CORE_STAGING_BYTES: usize = 512 << 10;
 /// PDUs in one send.
 const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
 /// Header bytes of one PDU at most: header, digests, 128-byte alignment, rounded up.
@@ -50,9 +48,6 @@ const TIMEOUT_CHECKS: u32 = 4;
 const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(1);
 /// IPO of CATTR in a refused Connect.
 const CATTR_OFFSET: u16 = 46;
-
-/// Bytes that a queue sends before the others of its core have their turn (lab 0042).
-const SEND_SHARE_BYTES: usize = 256 << 10;
 
 /// What happened to a queue as a whole.
 #[derive(Clone, Debug)]
@@ -145,12 +140,13 @@ pub struct QueuePair {
     batch: Option<Box<SendBatch>>,
     /// Commands whose data an engine has.
     with_engines: u32,
-    /// Outstanding reads of more than half the staging buffer.
+    /// Outstanding reads whose payloads are large.
     large_reads: u32,
     /// Bytes that come for the last command: the next may be like it.
     last_read: usize,
-    /// Bytes that come for all outstanding reads.
-    read_bytes: usize,
+    /// Bytes of all outstanding commands, and what of that the core was told.
+    load: Load,
+    told: Load,
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
     disable_sq_flow: bool,
     phase_deadline: Option<Instant>,
@@ -187,14 +183,7 @@ impl QueuePair {
         );
         let commands = CommandTable::new(config.entries);
         let capacity = commands.capacity();
-        let mut batch = SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4);
-        if !config.qid.is_admin() {
-            batch.set_share(SEND_SHARE_BYTES);
-            batch.set_mixed();
-        }
-        if !config.zero_copy {
-            batch.set_copied();
-        }
+        let batch = SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4);
         Self {
             disable_sq_flow: config.disable_sq_flow,
             doorbell: Doorbell::new(config.i10),
@@ -214,7 +203,8 @@ impl QueuePair {
             with_engines: 0,
             large_reads: 0,
             last_read: 0,
-            read_bytes: 0,
+            load: Load::default(),
+            told: Load::default(),
             phase_deadline: None,
             alarm: None,
             counters: Arc::default(),
@@ -436,14 +426,15 @@ impl QueuePair {
         len: u32,
         since: Option<Instant>,
     ) -> CommandId {
-        let (large_reads, read_bytes) = (&mut self.large_reads, &mut self.read_bytes);
+        let (large_reads, load) = (&mut self.large_reads, &mut self.load);
         let last_read = &mut self.last_read;
         let inserted = self.commands.insert_with(|entry| {
             entry.fill(command, user, len, since);
             let bytes = entry.read_bytes();
             *last_read = bytes;
-            *large_reads += u32::from(is_large_read(bytes));
-            *read_bytes += bytes;
+            *large_reads += u32::from(policy::is_large(bytes));
+            load.reading += bytes;
+            load.writing += entry.written_bytes();
         });
         let Some(cid) = inserted else {
             unreachable!("the table has more slots than the queue takes commands");
@@ -486,7 +477,13 @@ impl QueuePair {
             }
         };
         if !self.config.qid.is_admin() {
-            cx.io.use_core_staging(socket, CORE_STAGING_BYTES);
+            let class = SocketClass {
+                traffic: Traffic::Commands,
+                share: policy::SHARE_BYTES,
+                core_staging: policy::TURN_BYTES,
+                by_reference: self.config.zero_copy,
+            };
+            cx.io.declare(socket, class);
         }
         let slots = u16::try_from(self.commands.capacity()).unwrap_or(MAX_ENTRIES);
         let queue = HostQueue::new(HostQueueConfig {
@@ -702,7 +699,7 @@ impl QueuePair {
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         let admin = self.config.qid.is_admin();
         let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
-        let Self { commands, done, held, large_reads, read_bytes, state, config, .. } = self;
+        let Self { commands, done, held, large_reads, load, state, config, .. } = self;
         let mut again = false;
         // What has ended is built where it stays, and not moved there.
         commands.remove_if(cid, |entry| {
@@ -722,8 +719,10 @@ impl QueuePair {
                 }
             }
             let bytes = entry.read_bytes();
-            *large_reads -= u32::from(is_large_read(bytes));
-            *read_bytes -= bytes;
+            *large_reads -= u32::from(policy::is_large(bytes));
+            load.reading -= bytes;
+            load.asked -= if entry.sent { bytes } else { 0 };
+            load.writing -= entry.written_bytes();
             let sending = entry.batch > batches_done;
             let ended = CommandDone {
                 user: entry.user,
@@ -750,7 +749,9 @@ impl QueuePair {
     fn retry(&mut self, cid: CommandId) {
         let Some(mut entry) = self.commands.remove(cid) else { return };
         entry.retries += 1;
-        entry.sent = false;
+        if std::mem::take(&mut entry.sent) {
+            self.load.asked -= entry.read_bytes();
+        }
         entry.forget_received();
         let Ok(cid) = self.commands.insert(entry) else {
             unreachable!("a slot has just become free");

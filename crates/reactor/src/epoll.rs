@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use crate::accel::accelerator::Accelerator;
+use crate::flow::{Flight, SocketClass};
 use crate::io::file_op::FileOp;
 use crate::io::slab::Slab;
 use crate::io::socket::{
@@ -90,6 +91,7 @@ pub struct EpollIo {
     accelerator: Accelerator,
     now: Instant,
     neighbours: Neighbours,
+    flight: Flight,
     counts: IoCounts,
     /// Tries the sockets themselves before it asks which are ready.
     eager: bool,
@@ -99,6 +101,7 @@ pub struct EpollIo {
 
 struct SocketSlot {
     fd: OwnedFd,
+    class: SocketClass,
     recv: Option<(Token, RecvBuffers)>,
     send: Option<(Token, Box<SendBatch>)>,
     readable: bool,
@@ -156,6 +159,7 @@ impl EpollIo {
             accelerator: Accelerator::default(),
             now: Instant::now(),
             neighbours: Neighbours::default(),
+            flight: Flight::default(),
             counts: IoCounts::default(),
             eager: false,
             polls_without_events: 0,
@@ -559,6 +563,7 @@ impl Io for EpollIo {
         let raw = fd.as_raw_fd();
         let slot = SocketSlot {
             fd,
+            class: SocketClass::ADMIN,
             recv: None,
             send: None,
             readable: true,
@@ -575,6 +580,16 @@ impl Io for EpollIo {
             return Err(error);
         }
         Ok(SocketId(id))
+    }
+
+    fn declare(&mut self, socket: SocketId, class: SocketClass) {
+        if let Some(slot) = self.sockets.get_mut(socket.0) {
+            slot.class = class;
+        }
+    }
+
+    fn flight(&mut self) -> &mut Flight {
+        &mut self.flight
     }
 
     fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
@@ -598,7 +613,7 @@ impl Io for EpollIo {
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         match self.sockets.get_mut(socket.0) {
             Some(slot) if slot.send.is_none() => {
-                self.neighbours.plan(socket, self.now, &mut batch);
+                self.neighbours.plan(socket, &slot.class, self.now, &mut batch);
                 slot.send = Some((token, batch));
                 if self.eager {
                     self.ready.extend(slot.try_send(&mut self.counts));
@@ -711,6 +726,6 @@ impl Io for EpollIo {
     }
 
     fn counts(&self) -> IoCounts {
-        self.counts
+        IoCounts { shared_sends: self.neighbours.in_shares(), ..self.counts }
     }
 }

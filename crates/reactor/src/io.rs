@@ -9,6 +9,7 @@ pub mod nvme;
 pub(crate) mod slab;
 pub mod socket;
 pub(crate) mod socket_option;
+pub(crate) mod staging;
 pub(crate) mod timer;
 pub(crate) mod transfer;
 
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
+use crate::flow::{Flight, SocketClass};
 use crate::io::nvme::NvmeFormat;
 use crate::io::socket::Socket;
 use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
@@ -206,25 +208,23 @@ pub trait Io {
     /// When the socket cannot be registered.
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId>;
 
-    /// Lets receives of a socket that offer all of their staging memory end in memory of the core
-    /// instead, which may be larger and is still in the caches: at most `bytes` at once. Such a receive
+    /// Says what a socket is for, from its next operation on; before that it counts as
+    /// [`SocketClass::ADMIN`].
+    ///
+    /// With [`SocketClass::core_staging`], receives that offer all of their staging memory may end in
+    /// memory of the core instead, which may be larger and is still in the caches. Such a receive
     /// comes back with that memory as its `staging`, filled from its beginning; the next receive of
-    /// the socket takes it along in place of its own. A back end may ignore it.
-    fn use_core_staging(&mut self, socket: SocketId, bytes: usize) {
-        let _ = (socket, bytes);
-    }
+    /// the socket takes it along in place of its own. A back end may have no such memory.
+    fn declare(&mut self, socket: SocketId, class: SocketClass);
+
+    /// What this core has under way.
+    fn flight(&mut self) -> &mut Flight;
 
     /// Starts one receive. At most one is in flight per socket.
     ///
     /// # Panics
     /// If a range is not inside its buffer.
     fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token);
-
-    /// How many sockets are receiving without a pause just now, that one included which asks; 1 if
-    /// that is not known.
-    fn receiving(&self) -> usize {
-        1
-    }
 
     /// Bytes that have come for a socket and that no receive has taken yet; 0 if that is not known.
     fn unread(&mut self, socket: SocketId) -> usize {
@@ -315,7 +315,7 @@ pub trait Io {
     /// A handle by which other threads end a waiting [`Io::poll`].
     fn waker(&self) -> Waker;
 
-    /// What it has asked of the kernel so far; in simulation, nothing.
+    /// What it has asked of the kernel so far (in simulation, nothing), and what it has decided.
     fn counts(&self) -> IoCounts {
         IoCounts::default()
     }

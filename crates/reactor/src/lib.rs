@@ -7,6 +7,7 @@
 //! | folder | what it holds |
 //! |---|---|
 //! | [`io`] | the seam: operations and completions; what all back ends share: sockets, timers, file operations |
+//! | [`flow`] | facts of machine and core, and the policy: every threshold of how bytes travel |
 //! | `uring`, `epoll`, [`sim`] | the three back ends of [`Io`] |
 //! | [`send`] | send batches, and how their bytes reach a socket |
 //! | `memory` | I/O buffers, pools, regions |
@@ -15,6 +16,7 @@
 
 mod accel;
 mod epoll;
+pub mod flow;
 pub mod io;
 mod memory;
 pub mod send;

@@ -9,6 +9,7 @@ use raceline_accel::Copier;
 
 pub use self::payload::Payload;
 use self::stage::Stage;
+use crate::flow::policy::LARGE_BYTES;
 use crate::memory::buffer::SharedBuf;
 use crate::memory::stream;
 
@@ -19,10 +20,6 @@ mod stage;
 
 /// Most segments that one system call takes (IOV_MAX of Linux).
 pub const IOV_MAX: usize = 1024;
-
-/// Payloads of so many bytes may leave by reference: for smaller ones a copy costs less than the system
-/// calls (lab 0039).
-const KEPT_BYTES_MIN: usize = 64 << 10;
 
 /// A list of bytes to send, in order, with the memory they live in.
 ///
@@ -46,17 +43,9 @@ pub struct SendBatch {
     beyond: usize,
     /// Bytes not yet sent.
     remaining: usize,
-    /// Bytes of the largest payload.
-    largest: usize,
-    /// Payloads of at least [`KEPT_BYTES_MIN`], and how many of them are kept.
+    /// Payloads of at least [`LARGE_BYTES`], and how many of them are kept.
     large: usize,
     kept: usize,
-    /// Most bytes of one poll while others wait.
-    share: usize,
-    /// Short or long, it says nothing of the next.
-    mixed: bool,
-    /// Kept payloads are copied like others.
-    copied: bool,
     /// Most bytes of one system call.
     call_bytes_max: usize,
     /// Payloads that are digested on their way, and their copies.
@@ -85,12 +74,8 @@ impl SendBatch {
             segment_capacity: part_capacity,
             beyond: 0,
             remaining: 0,
-            largest: 0,
             large: 0,
             kept: 0,
-            share: usize::MAX,
-            mixed: false,
-            copied: false,
             call_bytes_max: usize::MAX,
             stage: Stage::default(),
             more: false,
@@ -99,40 +84,10 @@ impl SendBatch {
         })
     }
 
-    /// Lets the back end hand at most so many bytes to the kernel in each poll while another
-    /// socket, whose batches have a share too, sends little at a time. A socket's buffer takes
-    /// megabytes, and while they are copied nobody else on the core is served.
-    ///
-    /// # Panics
-    /// If it is 0: nothing would ever be sent.
-    pub fn set_share(&mut self, bytes: usize) {
-        assert!(bytes > 0, "a batch that never leaves");
-        self.share = bytes;
-    }
-
-    /// Tells that its socket sends short batches and long ones in turn, as a host's capsules and the
-    /// data of its writes: a short one is no sign that the socket sends little.
-    pub fn set_mixed(&mut self) {
-        self.mixed = true;
-    }
-
-    /// Has [`Self::push_kept`] do as [`Self::push_payload`].
-    pub fn set_copied(&mut self) {
-        self.copied = true;
-    }
-
-    pub(crate) fn is_mixed(&self) -> bool {
-        self.mixed
-    }
-
-    /// The share, unless the batch has none.
-    pub(crate) fn share(&self) -> Option<usize> {
-        (self.share != usize::MAX).then_some(self.share)
-    }
-
-    /// From now on one system call takes at most a share, or else all that it can.
-    pub(crate) fn take_turns(&mut self, turns: bool) {
-        self.call_bytes_max = if turns { self.share } else { usize::MAX };
+    /// From now on one system call takes at most this many bytes, and what it leaves waits for the next
+    /// poll; `None`: all that it can.
+    pub(crate) fn take_turns(&mut self, share: Option<usize>) {
+        self.call_bytes_max = share.unwrap_or(usize::MAX);
     }
 
     /// True if it leaves in shares: what one system call leaves has to wait for the next poll.
@@ -190,7 +145,7 @@ impl SendBatch {
     /// As [`SendBatch::push_payload`].
     #[inline]
     pub fn push_kept(&mut self, buf: SharedBuf, range: Range<usize>) {
-        self.kept += usize::from(range.len() >= KEPT_BYTES_MIN && !self.copied);
+        self.kept += usize::from(range.len() >= LARGE_BYTES);
         self.push_payload(Payload::Shared(buf, range));
     }
 
@@ -202,7 +157,7 @@ impl SendBatch {
 
     /// Whether a segment is (what is left of) a large payload, of a batch that may leave by reference.
     pub(crate) fn is_kept(&self, segment: &libc::iovec) -> bool {
-        segment.iov_len >= KEPT_BYTES_MIN
+        segment.iov_len >= LARGE_BYTES
             && !self.headers.as_ptr_range().contains(&segment.iov_base.cast_const().cast())
     }
 
@@ -243,11 +198,6 @@ impl SendBatch {
         self.remaining
     }
 
-    /// Bytes of its largest payload, sent or not.
-    pub(crate) fn largest_payload(&self) -> usize {
-        self.largest
-    }
-
     /// True if there is nothing left to send.
     pub fn is_empty(&self) -> bool {
         self.remaining == 0
@@ -260,7 +210,6 @@ impl SendBatch {
         self.headers.clear();
         self.payloads.clear();
         self.remaining = 0;
-        self.largest = 0;
         self.large = 0;
         self.kept = 0;
         self.beyond = 0;
@@ -392,8 +341,7 @@ impl SendBatch {
     #[inline]
     fn count_payload(&mut self, len: usize) {
         self.remaining += len;
-        self.largest = self.largest.max(len);
-        self.large += usize::from(len >= KEPT_BYTES_MIN);
+        self.large += usize::from(len >= LARGE_BYTES);
         self.assert_room();
     }
 
@@ -498,8 +446,7 @@ mod tests {
     fn a_call_takes_no_more_than_its_share() {
         for most in [1, 4, 5, 100, 1000] {
             let (mut batch, expected) = sample();
-            batch.set_share(most);
-            batch.take_turns(true);
+            batch.take_turns(Some(most));
             let mut sent = Vec::new();
             while !batch.is_empty() {
                 let bytes = gather(&mut batch);

@@ -21,14 +21,18 @@ use std::time::{Duration, Instant};
 use raceline_accel::OpCode;
 
 use crate::accel::accelerator::{Accelerated, Accelerator, Work};
+use crate::flow::{Flight, Machine, SocketClass};
 use crate::io::file_op::FileOp;
 use crate::io::socket::{Socket, not_usable};
+use crate::io::staging::CoreStaging;
 use crate::io::timer::TimerQueue;
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
 use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
+use crate::send::neighbours::Neighbours;
+use crate::thread::stats::IoCounts;
 use crate::thread::waker::Waker;
 
 mod network;
@@ -53,6 +57,8 @@ pub struct SimConfig {
     pub broken_per_thousand: u32,
     /// Breaking connections do so within this many bytes (both directions together).
     pub break_within: u64,
+    /// Bytes of the last-level cache of its machine: how much may be under way before it is too much.
+    pub llc_bytes: usize,
     /// Operations on data finish later and in any order, as those of an offload engine do.
     pub engines: bool,
 }
@@ -66,6 +72,7 @@ impl Default for SimConfig {
             max_chunk: usize::MAX,
             broken_per_thousand: 0,
             break_within: 1 << 20,
+            llc_bytes: Machine::ASSUMED.llc_bytes,
             engines: false,
         }
     }
@@ -100,7 +107,14 @@ impl SimWorld {
         let mut world = self.inner.borrow_mut();
         world.cores.push(Core::default());
         let core = world.cores.len() - 1;
-        SimIo { world: self.inner.clone(), core, accelerator: Accelerator::default() }
+        let machine = Machine { llc_bytes: world.config.llc_bytes, ..Machine::ASSUMED };
+        SimIo {
+            world: self.inner.clone(),
+            core,
+            accelerator: Accelerator::default(),
+            neighbours: Neighbours::default(),
+            flight: Flight::new(machine),
+        }
     }
 
     /// Moves the clock to the next event and lets it happen; false if there is none: then
@@ -163,6 +177,8 @@ pub struct SimIo {
     world: Rc<RefCell<World>>,
     core: usize,
     accelerator: Accelerator,
+    neighbours: Neighbours,
+    flight: Flight,
 }
 
 /// One end of a simulated connection on its way between cores.
@@ -199,6 +215,7 @@ struct Core {
     /// Completed, and not yet polled.
     done: VecDeque<Completion>,
     files: Vec<Option<Arc<File>>>,
+    staging: CoreStaging,
     /// Nobody polls any more.
     crashed: bool,
 }
@@ -370,11 +387,26 @@ impl Io for SimIo {
         }
     }
 
+    fn declare(&mut self, socket: SocketId, class: SocketClass) {
+        let world = &mut *self.world.borrow_mut();
+        world.network.declare(socket.0, class);
+        world.cores[self.core].staging.expect(class.core_staging);
+    }
+
+    fn flight(&mut self) -> &mut Flight {
+        &mut self.flight
+    }
+
     fn unread(&mut self, socket: SocketId) -> usize {
         self.world.borrow().network.unread(socket.0)
     }
 
-    fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+    fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
+        let (now, class) = {
+            let world = self.world.borrow();
+            (world.now, world.network.class(socket.0))
+        };
+        self.neighbours.plan(socket, &class, now, &mut batch);
         let refused = self.world.borrow_mut().start_send(self.core, socket.0, token, batch);
         if let Err(batch) = refused {
             self.finish(token, Outcome::Sent(Err(not_usable()), batch));
@@ -456,6 +488,10 @@ impl Io for SimIo {
 
     fn waker(&self) -> Waker {
         Waker::none()
+    }
+
+    fn counts(&self) -> IoCounts {
+        IoCounts { shared_sends: self.neighbours.in_shares(), ..IoCounts::default() }
     }
 }
 

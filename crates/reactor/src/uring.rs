@@ -21,11 +21,13 @@ use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use crate::accel::accelerator::Accelerator;
+use crate::flow::{Flight, SocketClass};
 use crate::io::nvme::NvmeFormat;
 use crate::io::slab::Slab;
 use crate::io::socket::{
     self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
 };
+use crate::io::staging::CoreStaging;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
@@ -41,13 +43,11 @@ mod direct;
 mod fixed;
 pub(crate) mod nvme;
 mod ops;
-mod staging;
 
 use direct::{RecvAt, SocketSlot};
 use fixed::FixedMemory;
 use nvme::NvmeRing;
 use ops::{Kind, OpSlab};
-use staging::CoreStaging;
 
 /// Submissions between two polls that need no extra system call; more wait in a backlog.
 const SUBMISSION_ENTRIES: u32 = 1024;
@@ -98,6 +98,7 @@ pub struct UringIo {
     accelerator: Accelerator,
     now: Instant,
     neighbours: Neighbours,
+    flight: Flight,
     counts: IoCounts,
 }
 
@@ -155,6 +156,7 @@ impl UringIo {
             accelerator: Accelerator::default(),
             now: Instant::now(),
             neighbours: Neighbours::default(),
+            flight: Flight::default(),
             counts: IoCounts::default(),
         };
         io.watch_waker();
@@ -568,15 +570,15 @@ impl Io for UringIo {
         Ok(SocketId(id))
     }
 
-    fn use_core_staging(&mut self, socket: SocketId, bytes: usize) {
+    fn declare(&mut self, socket: SocketId, class: SocketClass) {
         if let Some(slot) = self.sockets.get_mut(socket.0) {
-            slot.core_staging = bytes;
-            self.staging.expect(bytes);
+            slot.class = class;
+            self.staging.expect(class.core_staging);
         }
     }
 
-    fn receiving(&self) -> usize {
-        self.direct.len() + 1
+    fn flight(&mut self) -> &mut Flight {
+        &mut self.flight
     }
 
     fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
@@ -597,15 +599,15 @@ impl Io for UringIo {
 
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         let usable = |slot: &&SocketSlot| !slot.closing && slot.send.is_none();
-        if self.sockets.get(socket.0).filter(usable).is_none() {
+        let Some(slot) = self.sockets.get(socket.0).filter(usable) else {
             self.finish(token, Outcome::Sent(Err(not_usable()), batch));
             return;
-        }
+        };
         if batch.is_empty() {
             self.finish(token, Outcome::Sent(Ok(()), batch));
             return;
         }
-        self.neighbours.plan(socket, self.now, &mut batch);
+        self.neighbours.plan(socket, &slot.class, self.now, &mut batch);
         self.start_send(socket, batch, token);
     }
 
@@ -721,7 +723,7 @@ impl Io for UringIo {
     }
 
     fn counts(&self) -> IoCounts {
-        self.counts
+        IoCounts { shared_sends: self.neighbours.in_shares(), ..self.counts }
     }
 }
 

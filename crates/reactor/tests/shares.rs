@@ -10,9 +10,9 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use common::pattern;
 use raceline_reactor::core::{Backend, open_io};
+use raceline_reactor::flow::{SocketClass, Traffic};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Completion, Io, IoBuf, Outcome, Payload, SendBatch, Socket, Token, Wait};
-use socket2::SockRef;
 
 const SHARE: usize = 16 << 10;
 const TOTAL: usize = 20 * SHARE;
@@ -23,12 +23,14 @@ fn pair(io: &mut dyn Io) -> (SocketId, TcpStream) {
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
     near.set_nonblocking(true).unwrap();
-    (io.adopt(Socket::from_fd(near.into()).unwrap()).unwrap(), peer)
+    let socket = io.adopt(Socket::from_fd(near.into()).unwrap()).unwrap();
+    let class = SocketClass { traffic: Traffic::Responses, share: SHARE, ..SocketClass::ADMIN };
+    io.declare(socket, class);
+    (socket, peer)
 }
 
 fn batch(seed: u32) -> Box<SendBatch> {
     let mut batch = SendBatch::new(64, 4);
-    batch.set_share(SHARE);
     batch.push_payload(Payload::Buf(IoBuf::from_slice(&pattern(TOTAL, seed)), 0..TOTAL));
     batch
 }
@@ -36,7 +38,6 @@ fn batch(seed: u32) -> Box<SendBatch> {
 /// Something small on another socket, for whose sake long batches take turns.
 fn small() -> Box<SendBatch> {
     let mut batch = SendBatch::new(64, 1);
-    batch.set_share(SHARE);
     batch.push_bytes(b"small");
     batch
 }
@@ -93,34 +94,6 @@ fn check(io: &mut dyn Io) {
         io.poll(Wait::Yes, &mut done).unwrap();
     }
     assert!(received(&mut peer) == pattern(TOTAL, 2));
-}
-
-/// What large payloads leave for the peer's window is limited; small ones are left alone.
-#[test]
-fn large_payloads_limit_what_is_unsent() {
-    let Ok((mut io, _)) = open_io(Backend::Uring) else { return };
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (mut peer, _) = listener.accept().unwrap();
-    let watched = near.try_clone().unwrap();
-    let socket = io.adopt(Socket::from_fd(near.into()).unwrap()).unwrap();
-    let mut unsent_max_after = |io: &mut dyn Io, bytes: usize| {
-        let mut batch = SendBatch::new(64, 4);
-        batch.push_payload(Payload::Buf(IoBuf::from_slice(&pattern(bytes, 1)), 0..bytes));
-        io.send(socket, batch, Token { owner: 1, generation: 0, index: 0 });
-        let mut done = Vec::new();
-        while !sent(&mut done) {
-            io.poll(Wait::No, &mut done).unwrap();
-        }
-        let mut bytes = vec![0; bytes];
-        peer.read_exact(&mut bytes).unwrap();
-        assert!(bytes == pattern(bytes.len(), 1));
-        SockRef::from(&watched).tcp_notsent_lowat().unwrap()
-    };
-    assert_eq!(unsent_max_after(&mut *io, 60 << 10), 0, "not said");
-    assert_eq!(unsent_max_after(&mut *io, 64 << 10), 4 << 20, "alone on its core");
-    let _others: Vec<_> = (0..40).map(|_| pair(&mut *io)).collect();
-    assert_eq!(unsent_max_after(&mut *io, 64 << 10), 256 << 10, "with others");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use raceline_proto::nvme::{Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{
     ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, Violation,
 };
+use raceline_reactor::flow::{SocketClass, Traffic, policy};
 use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, IoBuf, SendBatch, Token};
 
@@ -34,9 +35,6 @@ const EARLY_STAGING_BYTES: usize = 2048;
 const ADMIN_STAGING_BYTES: usize = 16 << 10;
 /// Staging memory of an I/O queue: one receive brings many capsules.
 const IO_STAGING_BYTES: usize = 64 << 10;
-/// What an I/O queue receives at once of the core's staging memory: few large receives are what pays
-/// where much is written (lab 0031).
-const CORE_STAGING_BYTES: usize = 512 << 10;
 /// From this number of commands on a queue counts as deep: the data of its large writes come through
 /// staging memory (lab 0033).
 const DEEP_COMMANDS: usize = 16;
@@ -125,8 +123,6 @@ pub(crate) struct Connection {
     /// Bytes moved in this pass, from or to a device or through a digest, and how many may be.
     pub(crate) moved: usize,
     pass_bytes: usize,
-    /// [`SendBatch::set_share`]: on I/O queues, as `pass_bytes`.
-    send_share: usize,
     /// The rest of what was received waits for the next pass.
     deferred: bool,
 
@@ -195,7 +191,6 @@ impl Connection {
             direct: None,
             moved: 0,
             pass_bytes: config.pass_bytes as usize,
-            send_share: usize::MAX,
             deferred: false,
             out: new_batch(1),
             spare: Some(new_batch(1)),
@@ -228,9 +223,6 @@ impl Connection {
     ) {
         let staging = if qid.is_admin() { ADMIN_STAGING_BYTES } else { IO_STAGING_BYTES };
         self.queue.set_queue_kind(qid.is_admin());
-        if !qid.is_admin() {
-            self.send_share = self.pass_bytes;
-        }
         self.entries = entries;
         self.flow_control = flow_control;
         self.says_success = says_success && !flow_control;
@@ -257,7 +249,13 @@ impl Connection {
         if staging.len() < self.staging_bytes {
             staging = IoBuf::heap(self.staging_bytes);
             if self.staging_bytes == IO_STAGING_BYTES {
-                cx.io.use_core_staging(self.socket, CORE_STAGING_BYTES);
+                let class = SocketClass {
+                    traffic: Traffic::Responses,
+                    share: self.pass_bytes,
+                    core_staging: policy::TURN_BYTES,
+                    by_reference: false,
+                };
+                cx.io.declare(self.socket, class);
             }
         }
         let payload = self.direct_payload();

@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use raceline_reactor::flow::{Flight, Machine, SocketClass};
 use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
     Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, Socket, Token, Wait, Waker,
@@ -35,6 +36,7 @@ pub(crate) struct MemoryIo {
     accelerator: Accelerator,
     /// Copies are made and digested when a command is executed, as for an engine, and not on their way.
     pub(crate) copies_first: bool,
+    flight: Flight,
 }
 
 struct MemorySocket {
@@ -62,6 +64,7 @@ impl MemoryIo {
             timers: Vec::with_capacity(LIST_CAPACITY),
             accelerator: Accelerator::default(),
             copies_first: false,
+            flight: Flight::new(Machine::ASSUMED),
         }
     }
 
@@ -174,6 +177,12 @@ impl Io for MemoryIo {
         let id = u32::try_from(self.sockets.len()).map_err(io::Error::other)?;
         self.sockets.push(MemorySocket { end, receive: None, send: None });
         Ok(SocketId(id))
+    }
+
+    fn declare(&mut self, _: SocketId, _: SocketClass) {}
+
+    fn flight(&mut self) -> &mut Flight {
+        &mut self.flight
     }
 
     fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {

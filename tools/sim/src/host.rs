@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use raceline_host::{
     BackoffConfig, CommandDone, Controller, ControllerEvent, HostConfig, IoQueueEvent, IoQueueSet,
+    QueueCounters,
 };
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{BufferPool, Completion, Context, Io, PoolConfig, Token, Wait};
@@ -110,6 +112,12 @@ impl Host {
             was_up: false,
             awake: true,
         })
+    }
+
+    /// What its I/O queues do.
+    #[must_use]
+    pub fn queue_counters(&self) -> Arc<QueueCounters> {
+        Arc::clone(self.queues.counters())
     }
 
     /// One turn of its loop, unless it sleeps. True: there was something to do.

@@ -13,6 +13,7 @@ pub mod device;
 pub mod host;
 pub mod link;
 pub mod model;
+pub mod paths;
 pub mod plan;
 pub mod simulation;
 pub mod world;
@@ -22,6 +23,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use device::Lie;
+pub use paths::{Paths, SEEDS_FOR_ALL};
 pub use plan::Plan;
 pub use world::{Log, Totals};
 

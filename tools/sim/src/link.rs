@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use raceline_accel::OpCode;
+use raceline_reactor::flow::{Flight, SocketClass};
 use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::sim::Random;
+use raceline_reactor::stats::IoCounts;
 use raceline_reactor::{
     Accelerated, Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, SimIo, Socket,
     Token, Wait, Waker, Work,
@@ -93,6 +95,14 @@ impl Io for FaultIo {
         self.inner.accelerates_now(code)
     }
 
+    fn copies_on_the_way(&mut self) -> bool {
+        self.inner.copies_on_the_way()
+    }
+
+    fn counts(&self) -> IoCounts {
+        self.inner.counts()
+    }
+
     fn now(&self) -> Instant {
         self.inner.now()
     }
@@ -118,6 +128,14 @@ impl Io for FaultIo {
         let socket = self.inner.adopt(socket)?;
         self.connections.insert(socket.0, address);
         Ok(socket)
+    }
+
+    fn declare(&mut self, socket: SocketId, class: SocketClass) {
+        self.inner.declare(socket, class);
+    }
+
+    fn flight(&mut self) -> &mut Flight {
+        self.inner.flight()
     }
 
     fn recv(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use sim::{DEFAULT_COMMANDS, Plan, Totals, run};
+use sim::{DEFAULT_COMMANDS, Plan, SEEDS_FOR_ALL, Totals, run};
 
 /// Runs the production host against the production target in virtual time.
 #[derive(Parser)]
@@ -70,7 +70,15 @@ fn main() -> ExitCode {
         }
     }
     println!("{}", summary(count, &totals, begun.elapsed().as_secs_f64()));
-    if failed.is_empty() {
+    for (path, count) in totals.paths.taken().filter(|_| arguments.verbose > 0) {
+        println!("{count:>12}  {path}");
+    }
+    let enough = count >= SEEDS_FOR_ALL;
+    let missed: Vec<&str> = totals.paths.missed().filter(|_| enough).collect();
+    for path in &missed {
+        println!("no seed has taken this way: {path}");
+    }
+    if failed.is_empty() && missed.is_empty() {
         return ExitCode::SUCCESS;
     }
     println!("failed: {failed:?}");

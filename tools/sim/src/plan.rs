@@ -185,6 +185,7 @@ impl Dice {
             max_chunk,
             broken_per_thousand: 0,
             break_within: 1 << 20,
+            llc_bytes: self.of(&[64 << 10, 1 << 20, 32 << 20]),
             engines: self.chance(1, 2),
         }
     }

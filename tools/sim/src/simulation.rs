@@ -8,6 +8,7 @@ use crate::content::Place;
 use crate::control::SimTarget;
 use crate::host::{Host, Life};
 use crate::link::FaultIo;
+use crate::paths::Paths;
 use crate::plan::Plan;
 use crate::world::{Log, Shared, Stage, Totals};
 
@@ -100,7 +101,9 @@ impl Run {
         let mut io = FaultIo::new(self.world.io(), self.shared.plan.seed ^ self.lives << 32);
         io.flips_per_million = self.flips();
         let plan = &self.shared.plan.hosts[index];
-        Host::start(index, io, self.target.address, &self.target.nqn, plan)
+        let host = Host::start(index, io, self.target.address, &self.target.nqn, plan)?;
+        self.shared.queue_counters.push(host.queue_counters());
+        Ok(host)
     }
 
     /// Bits flip as long as faults are allowed.
@@ -209,12 +212,26 @@ impl Run {
         totals.digest_errors = digest_errors;
         totals.buffer_waits = buffer_waits;
         totals.device_errors = self.target.device_errors();
+        totals.paths.add(&self.paths());
         totals.simulated = self.world.elapsed();
         totals.fingerprint = self.world.fingerprint();
         if totals.device_errors_seen > totals.device_errors {
             return Err("hosts were told of more device errors than there were".into());
         }
         Ok(totals)
+    }
+
+    /// The ways that bytes have taken, but for those of sockets of hosts that have crashed.
+    fn paths(&self) -> Paths {
+        let mut paths = Paths::default();
+        for counters in &self.shared.queue_counters {
+            paths.add(&Paths::of_host(&counters.totals()));
+        }
+        let targets = self.target.cores.iter().map(|(_, io)| io);
+        for io in self.hosts.iter().map(|host| &host.io).chain(targets) {
+            paths.add(&Paths::of_io(&io.counts()));
+        }
+        paths
     }
 
     // ------------------------------------------------------------------------ time

@@ -4,13 +4,16 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use raceline_host::QueueCounters;
 use raceline_reactor::sim::Random;
 
 use crate::command::Operation;
 use crate::content::{Place, WriteId};
 use crate::model::{Model, Moment};
+use crate::paths::Paths;
 use crate::plan::Plan;
 
 /// Events that a failure shows.
@@ -53,6 +56,8 @@ pub struct Totals {
     pub buffer_waits: u64,
     /// Namespace changes that hosts have noticed.
     pub namespace_events: u64,
+    /// Ways of moving bytes.
+    pub paths: Paths,
     /// Virtual time.
     pub simulated: Duration,
     /// A hash over everything that happened.
@@ -79,6 +84,7 @@ impl Totals {
         self.device_errors_seen += other.device_errors_seen;
         self.buffer_waits += other.buffer_waits;
         self.namespace_events += other.namespace_events;
+        self.paths.add(&other.paths);
         self.simulated += other.simulated;
         self.fingerprint = self.fingerprint.rotate_left(1) ^ other.fingerprint;
     }
@@ -143,6 +149,8 @@ pub struct Shared {
     pub random: Random,
     /// Counts.
     pub totals: Totals,
+    /// What the queues of all hosts do, also of those that have crashed.
+    pub queue_counters: Vec<Arc<QueueCounters>>,
     /// The last events.
     pub log: Log,
     /// What hosts do.
@@ -179,6 +187,7 @@ impl Shared {
             model: Model::new(&vec![plan.block_count; count]),
             random: Random::new(plan.seed),
             totals: Totals::default(),
+            queue_counters: Vec::new(),
             log,
             stage: Stage::Work,
             issued: 0,

@@ -13,6 +13,7 @@ use raceline_bdev::{
     Bdev, BdevError, Channel, DeviceSpec, Done, Identity, Op, OpenError, Request, SharedBdev,
 };
 use raceline_reactor::core::{Backend, open_io};
+use raceline_reactor::flow::{Flight, SocketClass};
 use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
     Accelerator, BufferPool, Completion, Context, Io, IoBuf, Outcome, Payload, PoolConfig,
@@ -70,12 +71,19 @@ pub struct ScriptedIo {
     pub started: Vec<(Token, Started)>,
     pub files_open: u32,
     accelerator: Accelerator,
+    flight: Flight,
 }
 
 impl ScriptedIo {
     pub fn new() -> Self {
         let accelerator = Accelerator::default();
-        Self { now: Instant::now(), started: Vec::new(), files_open: 0, accelerator }
+        Self {
+            now: Instant::now(),
+            started: Vec::new(),
+            files_open: 0,
+            accelerator,
+            flight: Flight::default(),
+        }
     }
 
     pub fn advance(&mut self, by: Duration) {
@@ -101,6 +109,12 @@ impl Io for ScriptedIo {
     }
     fn adopt(&mut self, _: Socket) -> io::Result<SocketId> {
         unimplemented!("no sockets here")
+    }
+    fn declare(&mut self, _: SocketId, _: SocketClass) {
+        unimplemented!("no sockets here")
+    }
+    fn flight(&mut self) -> &mut Flight {
+        &mut self.flight
     }
     fn recv(&mut self, _: SocketId, _: RecvBuffers, _: Token) {
         unimplemented!("no sockets here")

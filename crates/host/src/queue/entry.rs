@@ -6,7 +6,6 @@ use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
 use raceline_proto::nvme::{Direction, Sqe};
 
-use super::STAGING_BYTES;
 use super::digest::EntryDigest;
 use super::send::to_usize;
 use crate::command::{Command, Data};
@@ -33,11 +32,6 @@ pub(super) struct Entry {
     /// How often it was sent again because of a digest.
     pub(super) retries: u8,
     pub(super) timed_out: bool,
-}
-
-/// Whether a read of so many bytes is one of more than half the staging buffer.
-pub(super) fn is_large_read(bytes: usize) -> bool {
-    bytes > STAGING_BYTES / 2
 }
 
 impl Entry {
@@ -79,6 +73,11 @@ impl Entry {
     /// Bytes that come for it.
     pub(super) fn read_bytes(&self) -> usize {
         if self.direction == Direction::ControllerToHost { to_usize(self.len) } else { 0 }
+    }
+
+    /// Bytes that go for it.
+    pub(super) fn written_bytes(&self) -> usize {
+        if self.direction == Direction::HostToController { to_usize(self.len) } else { 0 }
     }
 
     pub(super) fn is_connect(&self) -> bool {

@@ -6,71 +6,36 @@ use std::sync::Arc;
 use raceline_proto::nvme::{CommandId, Cqe, Status};
 use raceline_proto::tcp::HostEvent;
 use raceline_reactor::Context;
+use raceline_reactor::flow::policy::{self, Landing, SMALL_STAGING_BYTES};
 use raceline_reactor::io::RecvBuffers;
 
-use super::entry::is_large_read;
 use super::send::to_usize;
 use super::{Ending, QueuePair, STAGING_BYTES, SqFlow, State};
 use crate::command::Data;
 use crate::error::{CommandError, HostError};
 
-/// Staging offered while large reads are outstanding, or probably next: little beyond headers, so that
-/// their payload is not copied (lab 0037).
-const SMALL_STAGING_BYTES: usize = 4096;
-/// Payload received at once into its buffer, at most: what has been copied out of the socket goes back
-/// to the sender the sooner, and its pages are still in the caches (lab 0032).
-const PIECE_BYTES: usize = 64 << 10;
-/// The same where more is on its way than caches hold (lab 0032).
-const LARGE_PIECE_BYTES: usize = 128 << 10;
-/// With so much on its way to the few queues of a core, sockets are emptied into staging memory, which
-/// stays in the caches, and payloads are copied from there: the sender gets the pages of the sockets
-/// back while caches hold them, which is worth more than that copy (lab 0036).
-const BULK_BYTES: usize = 3 << 20;
-/// With more queues what waits in their sockets has left the caches before its turn comes (lab 0036).
-const BULK_QUEUES_MAX: usize = 24;
-/// So much on its way to all queues of a core, if the others have as much as this one, is more than
-/// caches hold (lab 0034, and lab 0036 for a single queue).
-const CACHED_BYTES: usize = 8 << 20;
-/// With so much, what is copied from memory to memory is no longer all in the caches (lab 0037).
-const PARTLY_CACHED_BYTES: usize = 6 << 20;
-
-/// Whether more than caches hold is on its way to a queue that reads so many bytes, and to the others
-/// of its core.
-pub(super) fn overflows_caches(read_bytes: usize, cx: &Context<'_>) -> bool {
-    read_bytes * cx.io.receiving() > CACHED_BYTES
-}
-
-/// Whether large payloads, of which so many bytes are on their way to each of a core's `receiving` queues,
-/// come by way of staging memory. A single queue gets its data one after the other and warm, up to what
-/// caches hold.
-fn comes_in_bulk(read_bytes: usize, receiving: usize) -> bool {
-    let least = if receiving > 1 { BULK_BYTES } else { CACHED_BYTES };
-    receiving <= BULK_QUEUES_MAX && read_bytes * receiving > least
-}
-
-/// Whether the next read of an idle queue had better not come by way of staging memory. At depth 1 its
-/// receive is there before the command that it is for, which is probably like the last one. The copy
-/// costs little while all that comes to the core's `receiving` queues lies in the caches.
-fn next_is_large(last_read: usize, receiving: usize) -> bool {
-    is_large_read(last_read) && last_read * receiving > PARTLY_CACHED_BYTES
-}
-
 impl QueuePair {
     /// Keeps one receive in flight.
     pub(super) fn post_receive(&mut self, cx: &mut Context<'_>) {
-        let Some(link) = &mut self.link else { return };
-        if link.receiving || link.closed {
+        if self.link.as_ref().is_none_or(|link| link.receiving || link.closed) {
             return;
         }
+        self.tell(cx);
+        let Some(link) = &mut self.link else { return };
         let Some(staging) = link.staging.take() else { return };
+        let (mut landing, mut piece) = (Landing::InPlace, policy::LARGE_BYTES);
+        let mut expects_large = self.commands.is_empty() && expects_large(cx, self.last_read);
+        if self.large_reads > 0 {
+            let flight = cx.io.flight();
+            let reading = flight.reading();
+            landing = policy::landing(reading, flight.readers(), link.core_staging);
+            piece = policy::piece(reading);
+            expects_large = landing == Landing::InPlace;
+            self.counters.landed_in_staging.add(u64::from(!expects_large));
+        }
+        let mut staging_len = if expects_large { SMALL_STAGING_BYTES } else { staging.len() };
         let mut payload = None;
-        let any_large = self.large_reads > 0;
-        let bulk =
-            any_large && link.core_staging && comes_in_bulk(self.read_bytes, cx.io.receiving());
-        let large = any_large && !bulk
-            || self.commands.is_empty() && next_is_large(self.last_read, cx.io.receiving());
-        let mut staging_len = if large { SMALL_STAGING_BYTES } else { staging.len() };
-        if !bulk
+        if landing == Landing::InPlace
             && let Some(wanted) = link.queue.payload_wanted()
             && let Some(entry) = self.commands.get_mut(wanted.dest)
             && matches!(entry.data, Data::Read(_))
@@ -78,8 +43,7 @@ impl QueuePair {
         {
             let (start, len) = (to_usize(wanted.offset), to_usize(wanted.len));
             link.payload_of = Some(wanted.dest);
-            let overflows = overflows_caches(self.read_bytes, cx);
-            let piece = if overflows { LARGE_PIECE_BYTES } else { PIECE_BYTES };
+            self.counters.landed_in_place.add(1);
             if len > piece {
                 staging_len = 0; // more payload comes before anything else
             }
@@ -88,6 +52,13 @@ impl QueuePair {
         let buffers = RecvBuffers { payload, staging, staging_range: 0..staging_len };
         link.receiving = true;
         cx.io.recv(link.socket, buffers, self.token);
+    }
+
+    /// Tells the core what this queue has under way. Admin commands are too small to count.
+    pub(super) fn tell(&mut self, cx: &mut Context<'_>) {
+        if !self.config.qid.is_admin() {
+            cx.io.flight().tell(&mut self.told, self.load);
+        }
     }
 
     pub(super) fn handle_received(
@@ -223,30 +194,11 @@ impl QueuePair {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn few_queues_with_much_on_its_way_come_in_bulk() {
-        let read = 128 << 10;
-        assert!(!comes_in_bulk(32 * read, 1), "a stream that caches hold lands where it belongs");
-        assert!(comes_in_bulk(127 * read, 1));
-        assert!(!comes_in_bulk(read, 16));
-        assert!(comes_in_bulk(8 * read, 4));
-        assert!(comes_in_bulk(127 * read, 24));
-        assert!(!comes_in_bulk(127 * read, 64), "cold when their turn comes");
-    }
-
-    #[test]
-    fn idle_queues_expect_large_reads_only_where_copies_leave_the_caches() {
-        assert!(next_is_large(128 << 10, 64));
-        assert!(!next_is_large(128 << 10, 16));
-        assert!(!next_is_large(64 << 10, 64));
-        assert!(
-            !next_is_large(4 << 10, 10_000),
-            "many of them in one receive gain from staging memory"
-        );
-        assert!(!next_is_large(0, 1000));
+/// Whether the next read of a queue without commands will probably bring a large payload, which had
+/// better not come by way of its own staging memory.
+fn expects_large(cx: &mut Context<'_>, last_read: usize) -> bool {
+    policy::is_large(last_read) && {
+        let flight = cx.io.flight();
+        policy::expects_large(last_read, flight.regime_of(flight.load().reading + last_read))
     }
 }

@@ -3,28 +3,14 @@
 use raceline_proto::nvme::opcode::fabrics;
 use raceline_proto::nvme::{CommandId, Direction};
 use raceline_proto::tcp::{HostQueue, R2tGrant};
+use raceline_reactor::flow::{Regime, policy};
 use raceline_reactor::{Accelerator, Context, SendBatch, SharedBuf};
 
-use super::receive::overflows_caches;
 use super::{Entry, Link, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
 use crate::doorbell::Decision;
-
-/// While more is on its way than caches hold, no commands leave as long as so much has come that
-/// nobody has taken: a controller that is ahead fills the sockets with data, which are out of all
-/// caches when we get to them, so that it stays ahead (lab 0034).
-const UNREAD_BYTES_MAX: usize = 256 << 10;
-/// Then, what the commands of one send may ask for (lab 0034).
-const ASKED_BYTES_MAX: usize = 512 << 10;
-/// And what may be on its way to all queues of a core: more would come in bursts, for which other
-/// queues wait long (lab 0034).
-const ON_ITS_WAY_BYTES_MAX: usize = 32 << 20;
-
-/// Up to so much that is being written by a core, commands leave before data: it gains with
-/// 2 MiB, and loses with 4 MiB (lab 0041).
-const COMMANDS_FIRST_BYTES_MAX: usize = 3 << 20;
 
 /// Bytes of a digest.
 const DIGEST_LEN: usize = 4;
@@ -70,6 +56,7 @@ impl QueuePair {
         if link.sending || link.closed || self.waits_for_more(cx) {
             return;
         }
+        self.tell(cx);
         let asked_left = self.bytes_to_ask_for(cx);
         let before_data = self.commands_go_before_data(cx);
         let Some(link) = &mut self.link else { return };
@@ -79,6 +66,7 @@ impl QueuePair {
         let pdus_left = self.config.send_pdus.into();
         let mut filling = Filling { batch: &mut batch, number, pdus_left, asked_left };
         if before_data {
+            self.counters.commands_before_data.add(1);
             self.put_some_commands(accelerator, &mut filling);
         }
         self.put_data(accelerator, &mut filling);
@@ -113,18 +101,12 @@ impl QueuePair {
     /// has been received, or when that send is over.
     fn bytes_to_ask_for(&self, cx: &mut Context<'_>) -> usize {
         let Some(link) = &self.link else { return 0 };
-        if self.pending.is_empty() || !overflows_caches(self.read_bytes, cx) {
+        if self.pending.is_empty() || cx.io.flight().reading() < Regime::Flooded {
             return usize::MAX;
         }
+        self.counters.commands_kept_back.add(1);
         let unread = cx.io.unread(link.socket);
-        if unread > UNREAD_BYTES_MAX {
-            return 0;
-        }
-        // Commands are taken to be as large as each other.
-        let in_flight = self.commands.len() - self.pending.len();
-        let asked = self.read_bytes / self.commands.len() * in_flight;
-        let share = ON_ITS_WAY_BYTES_MAX / cx.io.receiving();
-        share.saturating_sub(asked.saturating_sub(unread)).min(ASKED_BYTES_MAX)
+        policy::bytes_to_ask(unread, cx.io.flight().room_to_ask())
     }
 
     /// Sends what `fill` puts into an empty batch, if none is in flight.
@@ -152,14 +134,11 @@ impl QueuePair {
         cx.io.send(link.socket, batch, self.token);
     }
 
-    /// Whether commands go before data that the controller waits for: they are short, and while
-    /// those data flow it can ask for the next. With more on its way that has all it needs anyway.
+    /// Whether commands go before data that the controller waits for.
     fn commands_go_before_data(&self, cx: &mut Context<'_>) -> bool {
-        let Some(grant) = self.grants.front() else { return false };
-        let Some(entry) = self.commands.get(grant.r2t.cid) else { return false };
-        // All are taken to be as large as this one, and the other queues to have as many.
-        let on_its_way = to_usize(entry.len) * self.commands.len() * cx.io.receiving();
-        !self.pending.is_empty() && on_its_way <= COMMANDS_FIRST_BYTES_MAX
+        !self.pending.is_empty()
+            && !self.grants.is_empty()
+            && policy::commands_before_data(cx.io.flight().writing())
     }
 
     /// Takes half of the PDUs for commands at most, so that data do not wait for ever.
@@ -215,7 +194,9 @@ impl QueuePair {
             entry.batch = filling.number;
             put_command(link, accelerator, filling.batch, cid, entry, limit);
             filling.pdus_left -= 1;
-            filling.asked_left = filling.asked_left.saturating_sub(entry.read_bytes());
+            let asked = entry.read_bytes();
+            self.load.asked += asked;
+            filling.asked_left = filling.asked_left.saturating_sub(asked);
             self.counters.pdus_sent.add(1);
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use raceline_proto::nvme::CommandId;
 use raceline_proto::tcp::FatalError;
+use raceline_reactor::flow::Load;
 use raceline_reactor::{Context, SendBatch};
 
 use super::{Ending, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
@@ -94,6 +95,7 @@ impl QueuePair {
         }
         self.link = None;
         self.grants.clear();
+        cx.io.flight().tell(&mut self.told, Load::default());
         let State::Draining(ending) = std::mem::replace(&mut self.state, State::Lost) else {
             return;
         };
@@ -127,6 +129,7 @@ impl QueuePair {
                     if entry.sent { CommandError::Disconnected } else { CommandError::NotSent };
                 self.finish(cid, Err(error));
             } else if entry.sent {
+                self.load.asked -= entry.read_bytes();
                 entry.sent = false;
                 entry.tried = true;
                 entry.batch = 0;

@@ -287,15 +287,6 @@ pub(crate) fn unread(fd: &impl AsFd) -> usize {
     rustix::io::ioctl_fionread(fd).map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// Has sends take no more when so much waits for the peer's window (TCP_NOTSENT_LOWAT).
-pub(crate) fn limit_unsent(fd: &impl AsFd, bytes: usize) {
-    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-    // Fails only for what is no TCP socket.
-    if let Err(error) = SockRef::from(fd).set_tcp_notsent_lowat(bytes) {
-        tracing::debug!("TCP_NOTSENT_LOWAT: {error}");
-    }
-}
-
 /// What an owner gets that uses a socket it has closed, or twice at once.
 pub(crate) fn not_usable() -> io::Error {
     io::Error::from_raw_os_error(libc::EBADF)

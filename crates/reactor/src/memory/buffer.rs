@@ -187,10 +187,10 @@ impl BufferPool {
         (0..self.class_count()).map(|class| self.available(class)).sum()
     }
 
-    /// Its own buffers of all classes but the first that are in use.
-    pub fn large_in_use(&self) -> usize {
-        let in_use = |class: &Class| class.slots.len() - class.free.borrow().len();
-        self.inner.classes.iter().skip(1).map(in_use).sum()
+    /// Bytes of its own buffers that are in use.
+    pub fn bytes_in_use(&self) -> usize {
+        let in_use = |class: &Class| class.size * (class.slots.len() - class.free.borrow().len());
+        self.inner.classes.iter().map(in_use).sum()
     }
 
     /// The largest buffer that the pool can ever give.

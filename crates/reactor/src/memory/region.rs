@@ -12,6 +12,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::flow::{Machine, policy};
 use crate::memory::mapping::{Mapping, PAGE_SIZE};
 use crate::memory::stream;
 
@@ -20,13 +21,6 @@ pub(crate) const HUGE_PAGE_SIZE: usize = 2 << 20;
 
 /// The size of a cache line in bytes.
 const CACHE_LINE_SIZE: usize = 64;
-
-/// Lines of each page that are asked for in advance (lab 0044).
-const PREFETCH_LINES: usize = 4;
-
-/// A larger region does not fit the caches of one socket, so what is written to it goes to memory
-/// at once: that takes half the time, and leaves the caches to others (lab 0045).
-const CACHED_REGION_BYTES: usize = 32 << 20;
 
 /// Which pages a region is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +42,9 @@ pub struct Region {
     len: usize,
     /// What [`Region::discard`] gives back at once: the size of the pages asked for.
     page_size: usize,
+    /// What is written to it goes to memory at once: that takes half the time, and leaves the caches to
+    /// others.
+    past_caches: bool,
 }
 
 impl Region {
@@ -57,7 +54,8 @@ impl Region {
     /// The error of mmap(2): `OutOfMemory` for explicit huge pages that are not reserved.
     pub fn new(len: usize, pages: HugePages) -> io::Result<Region> {
         let (mapping, page_size) = map_pages(len, pages)?;
-        Ok(Region { mapping, len, page_size })
+        let past_caches = policy::goes_past_caches(&Machine::current(), len);
+        Ok(Region { mapping, len, page_size, past_caches })
     }
 
     /// Has pages that are allocated from now on come from the memory of a NUMA node, while that has some.
@@ -117,7 +115,7 @@ impl Region {
     /// If the range is outside.
     pub fn copy_in_relaxed(&self, offset: u64, from: &[u8]) {
         let to = self.range(offset, from.len());
-        let copy = if self.len > CACHED_REGION_BYTES { stream::copy } else { stream::plain_copy };
+        let copy = if self.past_caches { stream::copy } else { stream::plain_copy };
         // SAFETY: as in `copy_out`.
         unsafe { copy(from.as_ptr(), to, from.len()) };
     }
@@ -321,7 +319,7 @@ impl Deref for RegionHandle {
 
 fn prefetch_pages(start: *const u8, len: usize) {
     for page in (0..len).step_by(PAGE_SIZE) {
-        for line in 0..PREFETCH_LINES {
+        for line in 0..policy::PREFETCH_LINES {
             prefetch_line(start.wrapping_add(page + line * CACHE_LINE_SIZE));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::flow::{SocketClass, Traffic};
 use crate::io::SocketId;
 use crate::send::SendBatch;
 
@@ -19,21 +20,34 @@ pub(crate) struct Neighbours {
     small: [Option<(SocketId, Instant)>; 2],
     /// By socket, of those that mix: when it last had more than its share to send.
     long_at: Vec<Option<Instant>>,
+    /// Batches that left in shares.
+    in_shares: u64,
 }
 
 impl Neighbours {
-    /// Decides whether a batch leaves at once or in shares; batches without a share do not count.
+    /// Decides whether a batch leaves at once or in shares. Those of admin queues always leave at once.
     ///
-    /// In shares a long batch costs its socket up to a third of the throughput, so that happens
-    /// only for the sake of somebody: a socket whose own sends are small. Of one that mixes
-    /// ([`SendBatch::set_mixed`]) that is only true while it has sent nothing long.
+    /// In shares a long batch costs its socket up to a third of the throughput. So that happens only
+    /// while another socket counts as a small sender. A socket that carries commands
+    /// ([`Traffic::Commands`]) counts as one only if it has made no long send within [`ACTIVE`].
     #[inline]
-    pub(crate) fn plan(&mut self, socket: SocketId, now: Instant, batch: &mut SendBatch) {
-        let Some(share) = batch.share() else { return };
+    pub(crate) fn plan(
+        &mut self,
+        socket: SocketId,
+        class: &SocketClass,
+        now: Instant,
+        batch: &mut SendBatch,
+    ) {
+        if !class.takes_turns() {
+            return batch.take_turns(None);
+        }
+        let share = class.share;
         let pending = batch.len();
         let long = pending > share;
-        batch.take_turns(long && self.is_other_active(socket, now));
-        if long && batch.is_mixed() {
+        let in_shares = long && self.is_other_active(socket, now);
+        self.in_shares += u64::from(in_shares);
+        batch.take_turns(in_shares.then_some(share));
+        if long && class.traffic == Traffic::Commands {
             self.note_long(socket, now);
         } else if pending <= share / SMALL_PARTS && !self.is_long(socket, now) {
             if self.small[0].is_some_and(|(latest, _)| latest != socket) {
@@ -41,6 +55,11 @@ impl Neighbours {
             }
             self.small[0] = Some((socket, now));
         }
+    }
+
+    /// How many batches left in shares.
+    pub(crate) fn in_shares(&self) -> u64 {
+        self.in_shares
     }
 
     fn is_other_active(&self, socket: SocketId, now: Instant) -> bool {
@@ -75,30 +94,30 @@ mod tests {
     const LONG: SocketId = SocketId(1);
     const SHORT: SocketId = SocketId(2);
 
-    /// Whether so many bytes of this socket leave in shares.
-    fn in_shares(plan: &mut Neighbours, socket: SocketId, now: Instant, len: usize) -> bool {
-        let mut batch = SendBatch::new(0, 1);
-        batch.set_share(SHARE);
-        shares(plan, socket, now, batch, len)
+    fn class(traffic: Traffic) -> SocketClass {
+        SocketClass { traffic, share: SHARE, ..SocketClass::ADMIN }
     }
 
-    /// The same of a socket that mixes.
+    /// Whether this many bytes of a target's socket leave in shares.
+    fn in_shares(plan: &mut Neighbours, socket: SocketId, now: Instant, len: usize) -> bool {
+        shares(plan, socket, Traffic::Responses, now, len)
+    }
+
+    /// The same of a host's socket.
     fn mixed_in_shares(plan: &mut Neighbours, socket: SocketId, now: Instant, len: usize) -> bool {
-        let mut batch = SendBatch::new(0, 1);
-        batch.set_share(SHARE);
-        batch.set_mixed();
-        shares(plan, socket, now, batch, len)
+        shares(plan, socket, Traffic::Commands, now, len)
     }
 
     fn shares(
         plan: &mut Neighbours,
         socket: SocketId,
+        traffic: Traffic,
         now: Instant,
-        mut batch: Box<SendBatch>,
         len: usize,
     ) -> bool {
+        let mut batch = SendBatch::new(0, 1);
         batch.push_payload(Payload::Zeroes(len));
-        plan.plan(socket, now, &mut batch);
+        plan.plan(socket, &class(traffic), now, &mut batch);
         batch.takes_turns()
     }
 
@@ -160,13 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn batches_without_a_share_do_not_count() {
+    fn admin_queues_neither_wait_nor_are_waited_for() {
         let mut plan = Neighbours::default();
         let now = Instant::now();
-        let mut batch = SendBatch::new(0, 1);
-        batch.push_payload(Payload::Zeroes(72));
-        plan.plan(SHORT, now, &mut batch);
-        assert!(!batch.takes_turns());
+        assert!(!shares(&mut plan, SHORT, Traffic::Admin, now, 72));
         assert!(!in_shares(&mut plan, LONG, now, 4 * SHARE));
+        assert!(!in_shares(&mut plan, SHORT, now, 72));
+        assert!(!shares(&mut plan, LONG, Traffic::Admin, now, 4 * SHARE));
     }
 }

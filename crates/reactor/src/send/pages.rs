@@ -14,14 +14,15 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
+use crate::flow::policy::{LARGE_BYTES, SHARE_BYTES};
 use crate::send::SendBatch;
 use crate::thread::stats::IoCounts;
 
-/// What a pipe should hold: more than one PDU's data (lab 0039). All pipes of an ordinary user have
-/// 64 MiB together.
-const PIPE_BYTES: usize = 256 << 10;
-/// With less, there are so many system calls that a copy is cheaper: what a pipe has by itself.
-const PIPE_BYTES_MIN: usize = 64 << 10;
+/// What a pipe should hold: more than one PDU's data. All pipes of an ordinary user have 64 MiB
+/// together.
+const PIPE_BYTES: usize = SHARE_BYTES;
+/// What a pipe has by itself. With less, a copy is cheaper than the system calls.
+const PIPE_BYTES_MIN: usize = LARGE_BYTES;
 
 /// The pipe of one core, empty between calls. To be used by one thread.
 #[derive(Debug, Default)]
@@ -387,10 +388,6 @@ mod tests {
             batch.push_payload(Payload::Shared(buf(), 0..LARGE));
         }));
         assert!(!filled(&|batch| {
-            batch.set_copied();
-            batch.push_kept(buf(), 0..LARGE);
-        }));
-        assert!(!filled(&|batch| {
             batch.push_kept(buf(), 0..LARGE);
             batch.clear();
             batch.push_payload(Payload::Shared(buf(), 0..LARGE));
@@ -398,8 +395,7 @@ mod tests {
         assert!(!filled(&|batch| batch.push_kept(IoBuf::heap(100).share(), 0..100)));
         assert!(!filled(&|batch| {
             batch.push_kept(buf(), 0..LARGE);
-            batch.set_share(1 << 20);
-            batch.take_turns(true);
+            batch.take_turns(Some(1 << 20));
         }));
     }
 }

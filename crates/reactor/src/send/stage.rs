@@ -10,22 +10,22 @@ use std::cell::RefCell;
 use raceline_accel::Copier;
 
 use super::Payload;
+use crate::flow::Machine;
+use crate::flow::policy::{LARGE_BYTES, STAGES_MAX};
 
 /// Most bytes that are copied for one system call: as many as a second-level cache holds. Each call
 /// lets the peer begin, and what it then does to the socket costs this side more than the third-level
 /// cache does: with 128 KiB a call, large reads were a quarter slower (lab 0019).
-const STAGE_BYTES: usize = 1 << 20;
-
-/// A thread has so many stages of that size. Only sockets that are full keep one for long; when they
-/// have all, others get small ones.
-const LARGE_MAX: usize = 8;
-const SMALL_BYTES: usize = 64 << 10;
+fn stage_bytes() -> usize {
+    Machine::current().l2_bytes.max(LARGE_BYTES)
+}
 
 thread_local! {
     static STAGES: RefCell<Stages> = const { RefCell::new(Stages { spare: Vec::new(), used: 0 }) };
 }
 
-/// A thread's large stages.
+/// A thread's large stages. Only sockets that are full keep one for long; when they have all, others
+/// get small ones.
 struct Stages {
     /// The one that was used last is at the end.
     spare: Vec<Box<[u8]>>,
@@ -124,7 +124,7 @@ impl Stage {
 
     fn give_back(&mut self) {
         if let Some(memory) = self.memory.take()
-            && memory.len() == STAGE_BYTES
+            && memory.len() == stage_bytes()
         {
             // At the end of a thread there is no list any more.
             let _ = STAGES.try_with(|stages| {
@@ -145,12 +145,12 @@ impl Drop for Stage {
 fn take() -> Box<[u8]> {
     let large = STAGES.try_with(|stages| {
         let stages = &mut *stages.borrow_mut();
-        (stages.used < LARGE_MAX).then(|| {
+        (stages.used < STAGES_MAX).then(|| {
             stages.used += 1;
-            stages.spare.pop().unwrap_or_else(|| vec![0; STAGE_BYTES].into())
+            stages.spare.pop().unwrap_or_else(|| vec![0; stage_bytes()].into())
         })
     });
-    large.ok().flatten().unwrap_or_else(|| vec![0; SMALL_BYTES].into())
+    large.ok().flatten().unwrap_or_else(|| vec![0; LARGE_BYTES].into())
 }
 
 #[cfg(test)]
@@ -212,7 +212,7 @@ mod tests {
                 let described = batch.described();
                 let ready = bytes_of(&mut batch);
                 assert!(!ready.is_empty() && described == ready, "{step}");
-                assert!(ready.len() <= STAGE_BYTES + 100, "{step}");
+                assert!(ready.len() <= stage_bytes() + 100, "{step}");
                 assert_eq!(batch.has_more(), ready.len() < batch.len());
                 let count = step.min(ready.len());
                 sent.extend(&ready[..count]);
@@ -236,8 +236,7 @@ mod tests {
     fn a_share_bounds_what_is_copied_at_once() {
         let region = region();
         let (mut batch, expected) = sample(&region);
-        batch.set_share(10_000);
-        batch.take_turns(true);
+        batch.take_turns(Some(10_000));
         let mut sent: Vec<u8> = Vec::new();
         while !batch.is_empty() {
             let ready = batch.described();
@@ -252,26 +251,26 @@ mod tests {
     fn memory_is_lent_and_comes_back() {
         let region = region();
         let used = || STAGES.with_borrow(|stages| (stages.used, stages.spare.len()));
-        let mut batches: Vec<_> = (0..LARGE_MAX + 2).map(|_| sample(&region)).collect();
+        let mut batches: Vec<_> = (0..STAGES_MAX + 2).map(|_| sample(&region)).collect();
         for (batch, expected) in &mut batches {
             let ready = bytes_of(batch);
             assert_eq!(ready, expected[..ready.len()]);
         }
-        assert_eq!(used(), (LARGE_MAX, 0));
+        assert_eq!(used(), (STAGES_MAX, 0));
         for (batch, _) in &mut batches {
             batch.clear();
         }
-        assert_eq!(used(), (0, LARGE_MAX));
+        assert_eq!(used(), (0, STAGES_MAX));
         let (mut batch, expected) = sample(&region);
         while !batch.is_empty() {
             let ready = bytes_of(&mut batch).len();
             batch.advance(ready);
         }
-        assert_eq!((used(), expected.is_empty()), ((0, LARGE_MAX), false));
+        assert_eq!((used(), expected.is_empty()), ((0, STAGES_MAX), false));
         let (mut batch, _) = sample(&region);
         bytes_of(&mut batch);
-        assert_eq!(used(), (1, LARGE_MAX - 1));
+        assert_eq!(used(), (1, STAGES_MAX - 1));
         drop(batch);
-        assert_eq!(used(), (0, LARGE_MAX));
+        assert_eq!(used(), (0, STAGES_MAX));
     }
 }

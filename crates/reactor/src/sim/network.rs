@@ -5,7 +5,9 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{Event, World};
+use crate::flow::SocketClass;
 use crate::io::{Completion, Outcome, RecvBuffers, Token};
+use crate::memory::buffer::IoBuf;
 use crate::send::SendBatch;
 
 /// The first port given to those who ask for none.
@@ -33,8 +35,11 @@ pub(super) struct Listener {
 pub(super) struct End {
     pub(super) local: SocketAddr,
     pub(super) peer_address: SocketAddr,
-    /// Who has adopted it.
+    /// Who has adopted it, and what for.
     pub(super) core: Option<usize>,
+    class: SocketClass,
+    /// Its own staging memory, while its owner has some of the core's.
+    own_staging: Option<IoBuf>,
     /// Sent by the peer and not yet here.
     in_transit: VecDeque<u8>,
     /// Here and not yet received.
@@ -114,6 +119,14 @@ impl Network {
         self.end(end).core = Some(core);
     }
 
+    pub(super) fn declare(&mut self, end: u32, class: SocketClass) {
+        self.end(end).class = class;
+    }
+
+    pub(super) fn class(&self, end: u32) -> SocketClass {
+        self.ends.get(end as usize).map_or(SocketClass::ADMIN, |end| end.class)
+    }
+
     pub(super) fn open_connections(&self) -> usize {
         self.ends.chunks(2).filter(|pair| pair.iter().any(|end| !end.closed)).count()
     }
@@ -148,6 +161,8 @@ impl End {
             local,
             peer_address,
             core: None,
+            class: SocketClass::ADMIN,
+            own_staging: None,
             in_transit: VecDeque::new(),
             arrived: VecDeque::new(),
             peer_closed: false,
@@ -170,11 +185,16 @@ impl World {
         core: usize,
         end: u32,
         token: Token,
-        buffers: RecvBuffers,
+        mut buffers: RecvBuffers,
     ) -> Result<(), RecvBuffers> {
         let slot = self.network.ends.get_mut(end as usize);
         match slot.filter(|slot| slot.core == Some(core) && !slot.closed && slot.recv.is_none()) {
-            Some(slot) if buffers.room() > 0 => slot.recv = Some((token, buffers)),
+            Some(slot) if buffers.room() > 0 => {
+                if let Some(own) = slot.own_staging.take() {
+                    self.cores[core].staging.restore(own, &mut buffers);
+                }
+                slot.recv = Some((token, buffers));
+            }
             _ => return Err(buffers),
         }
         self.schedule_progress(end);
@@ -204,6 +224,9 @@ impl World {
             return;
         };
         slot.closed = true;
+        if let (Some(_), Some(core)) = (slot.own_staging.take(), slot.core) {
+            self.cores[core].staging.lose();
+        }
         // As TCP does: who closes with bytes unread resets the connection.
         let reset = reset || !slot.arrived.is_empty() || !slot.in_transit.is_empty();
         slot.arrived.clear();
@@ -275,6 +298,10 @@ impl World {
         let result = if slot.broken {
             Err(io::Error::from_raw_os_error(libc::ECONNRESET))
         } else if !slot.arrived.is_empty() {
+            if let Some(core) = slot.core {
+                let staging = &mut self.cores[core].staging;
+                slot.own_staging = staging.offer(slot.class.core_staging, &mut buffers);
+            }
             let count = buffers.copy_in(slot.arrived.make_contiguous());
             slot.arrived.drain(..count);
             Ok(count)

@@ -44,6 +44,8 @@ pub struct IoCounts {
     pub received_bytes: u64,
     /// Bytes sent.
     pub sent_bytes: u64,
+    /// Batches that left in shares, as another socket waited for its turn.
+    pub shared_sends: u64,
 }
 
 impl IoCounts {
@@ -74,6 +76,7 @@ pub struct LoopStats {
     sends: Counter,
     received_bytes: Counter,
     sent_bytes: Counter,
+    shared_sends: Counter,
     buckets: [Counter; LOOP_TIME_BUCKETS],
 }
 
@@ -111,6 +114,7 @@ impl LoopStats {
                 sends: self.sends.get(),
                 received_bytes: self.received_bytes.get(),
                 sent_bytes: self.sent_bytes.get(),
+                shared_sends: self.shared_sends.get(),
             },
             busy: Duration::from_nanos(self.busy_ns.get()),
             longest: Duration::from_nanos(self.longest_ns.get()),
@@ -128,6 +132,7 @@ impl LoopStats {
         self.sends.set(io.sends);
         self.received_bytes.set(io.received_bytes);
         self.sent_bytes.set(io.sent_bytes);
+        self.shared_sends.set(io.shared_sends);
     }
 
     /// A busy turn: the time since its poll returned, and the time of the poll that found its work,

@@ -9,7 +9,8 @@
 use std::os::fd::OwnedFd;
 
 use super::{Kind, UringIo};
-use crate::io::socket::{limit_unsent, reset_on_close};
+use crate::flow::{SocketClass, policy};
+use crate::io::socket::reset_on_close;
 use crate::io::transfer::{is_transient, receive, transmit};
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
 use crate::memory::buffer::IoBuf;
@@ -29,14 +30,7 @@ const RECEIVES_PER_POLL: usize = 8;
 
 /// Bytes in staging memory after which a poll leaves the rest to the next one, while the caches still
 /// hold them. What has landed in its I/O buffer does not count (lab 0030).
-const BYTES_PER_POLL: usize = 512 << 10;
-
-/// Sockets that send payloads from this size on may not keep much that waits for the peer's window:
-/// it would be out of the caches when the window opens (lab 0035).
-const LARGE_PAYLOAD: usize = 64 << 10;
-/// What the sockets of a core may keep together, and the least for one (lab 0035).
-const UNSENT_BYTES: usize = 4 << 20;
-const UNSENT_BYTES_MIN: usize = 256 << 10;
+const BYTES_PER_POLL: usize = policy::TURN_BYTES;
 
 /// A receive that is tried at every poll.
 pub(super) struct DirectRecv {
@@ -57,12 +51,10 @@ pub(super) enum RecvAt {
 pub(super) struct SocketSlot {
     pub(super) fd: OwnedFd,
     pub(super) recv: Option<RecvAt>,
-    /// Receives that are tried directly may use so much of the core's staging memory.
-    pub(super) core_staging: usize,
+    /// What it is for, as its owner has declared.
+    pub(super) class: SocketClass,
     /// Its own staging memory, while its owner has some of the core's.
     pub(super) own_staging: Option<IoBuf>,
-    /// The most that waits in it for the peer's window; 0 if it was not said.
-    unsent_max: usize,
     /// If it has sent by reference: bytes sent since, which were copied.
     pub(super) copied_since: Option<usize>,
     /// The `user_data` of a send in the ring.
@@ -76,9 +68,8 @@ impl SocketSlot {
         SocketSlot {
             fd,
             recv: None,
-            core_staging: 0,
+            class: SocketClass::ADMIN,
             own_staging: None,
-            unsent_max: 0,
             copied_since: None,
             send: None,
             closing: false,
@@ -95,28 +86,11 @@ enum Try {
 }
 
 impl UringIo {
-    /// Before a send of large payloads: the socket's share of what may wait for windows.
-    fn limit_unsent(&mut self, socket: SocketId, batch: &SendBatch) {
-        if batch.largest_payload() < LARGE_PAYLOAD {
-            return;
-        }
-        // In powers of two, so that it seldom changes.
-        let sockets = self.sockets.live().next_power_of_two();
-        let bytes = (UNSENT_BYTES / sockets).max(UNSENT_BYTES_MIN);
-        let Some(slot) = self.sockets.get_mut(socket.0) else { return };
-        if slot.unsent_max != bytes {
-            slot.unsent_max = bytes;
-            limit_unsent(&slot.fd, bytes);
-        }
-    }
-
     /// Starts a receive on a usable socket.
     pub(super) fn start_recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
         if let Some(slot) = self.sockets.get_mut(socket.0) {
             if let Some(own) = slot.own_staging.take() {
-                let end = buffers.staging_range.end.min(own.len());
-                buffers.staging_range = buffers.staging_range.start.min(end)..end;
-                self.staging.give_back(std::mem::replace(&mut buffers.staging, own));
+                self.staging.restore(own, &mut buffers);
             }
             slot.recv = Some(RecvAt::Direct(DirectRecv { token, buffers, misses: 0 }));
             self.direct.push_back(socket.0);
@@ -125,9 +99,8 @@ impl UringIo {
 
     /// Sends on a usable socket: all of it at once, or the rest through the ring.
     pub(super) fn start_send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
-        self.limit_unsent(socket, &batch);
         let Some(slot) = self.sockets.get_mut(socket.0) else { return };
-        let by_reference = self.pages.takes(&batch);
+        let by_reference = slot.class.by_reference && self.pages.takes(&batch);
         if by_reference && slot.copied_since.is_none() {
             reset_on_close(&slot.fd);
         }
@@ -212,20 +185,12 @@ impl UringIo {
         let crowded = self.direct.len() > ALWAYS_TRIED;
         let Some(slot) = self.sockets.get_mut(socket) else { return Try::Finished(0) };
         let Some(RecvAt::Direct(recv)) = &mut slot.recv else { return Try::Finished(0) };
-        let whole = recv.buffers.staging_range == (0..recv.buffers.staging.len());
-        let own = if slot.core_staging > 0 && whole {
-            self.staging.lend().map(|core| recv.buffers.swap_staging(core, slot.core_staging))
-        } else {
-            None
-        };
+        let own = self.staging.offer(slot.class.core_staging, &mut recv.buffers);
         self.counts.system_calls += 1;
         let result = receive(&slot.fd, &mut recv.buffers);
         match (&result, own) {
             (Ok(_), own) => slot.own_staging = own,
-            (Err(_), Some(own)) => {
-                let len = own.len();
-                self.staging.give_back(recv.buffers.swap_staging(own, len));
-            }
+            (Err(_), Some(own)) => self.staging.withdraw(own, &mut recv.buffers),
             (Err(_), None) => {}
         }
         let count = match &result {

@@ -1,5 +1,6 @@
 //! Payloads whose memory the kernel may read after their batch has come back.
 
+use raceline_reactor::flow::SocketClass;
 use raceline_reactor::{SendBatch, Wait};
 
 use crate::bed::Bed;
@@ -20,7 +21,9 @@ pub(crate) fn kept_payloads_arrive_and_come_back(mut bed: Bed) {
         }
         batch
     };
+    let class = SocketClass { by_reference: true, ..SocketClass::ADMIN };
     let (one, two) = bed.pair();
+    bed.io.declare(one, class);
     let send = bed.start_send(one, batch_of(3));
     for _ in 0..3 {
         let came = bed.recv_exactly(two, 1 + LEN);
@@ -37,6 +40,7 @@ pub(crate) fn kept_payloads_arrive_and_come_back(mut bed: Bed) {
 
     // Closed amid a send that the peer does not take, with a receive under way.
     let (one, two) = bed.pair();
+    bed.io.declare(one, class);
     let send = bed.start_send(one, batch_of(1000));
     let receive = bed.start_recv(one, 0, 10);
     for _ in 0..5 {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use bed::Bed;
 use common::{errno, open_descriptors, pattern, received, temporary_file};
 use kept::kept_payloads_arrive_and_come_back;
+use raceline_reactor::flow::SocketClass;
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::io::{AllocateMode, FileId};
 use raceline_reactor::nvme::NvmeFormat;
@@ -180,7 +181,7 @@ fn sockets_share_the_staging_of_the_core(mut bed: Bed) {
         let pairs: Vec<_> = (0..3).map(|_| bed.pair()).collect();
         let mut receives = Vec::new();
         for &(_, socket) in &pairs {
-            bed.io.use_core_staging(socket, CORE);
+            bed.io.declare(socket, SocketClass { core_staging: CORE, ..SocketClass::ADMIN });
             let token = bed.token();
             let staging = IoBuf::heap(OWN);
             bed.io.recv(

@@ -11,23 +11,26 @@ use std::time::Instant;
 use raceline_bdev::OpKind;
 use raceline_proto::controller::IoCommand;
 use raceline_reactor::Context;
+use raceline_reactor::flow::policy;
 
 use super::Connection;
 use crate::core::Core;
 
-/// So many I/O buffers of more than 4 KiB may be in use while what they hold still lies in the caches: up
-/// to 8 MiB (lab 0033).
-const CACHED_BUFFERS: usize = 64;
-
 impl Connection {
     /// Whether the blocks of a command, whose data were not asked for yet, may go to its device one
     /// by one.
-    pub(super) fn goes_by_blocks(&mut self, cx: &Context<'_>, core: &mut Core, index: u16) -> bool {
+    pub(super) fn goes_by_blocks(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        index: u16,
+    ) -> bool {
         let digest = self.queue.data_digest();
         let slot = self.slots.get(index);
         let is_write = matches!(slot.command, Some(IoCommand::Write { .. }));
         let takes_now = slot.device.is_some_and(|device| core.may_write_now(device));
-        is_write && cx.pool.large_in_use() > CACHED_BUFFERS && takes_now && !slot.fused && !digest
+        let held = cx.io.flight().regime_of(cx.pool.bytes_in_use());
+        is_write && policy::goes_by_blocks(held) && takes_now && !slot.fused && !digest
     }
 
     /// Whether the data of such a command are next.

@@ -24,7 +24,6 @@ impl Connection {
         if let Some(mut batch) = self.spare.take() {
             std::mem::swap(&mut self.out, &mut batch);
             self.counters.sends.add(1);
-            batch.set_share(self.send_share);
             cx.io.send(self.socket, batch, self.token());
         }
     }

@@ -4,6 +4,7 @@
 //! sockets have cannot be large. A core needs few buffers at a time, so these can be, and the one
 //! that was used last is taken first (lab 0031).
 
+use crate::io::RecvBuffers;
 use crate::memory::buffer::IoBuf;
 
 /// Most buffers that sockets have at a time; one more receives into its own staging memory. Usually
@@ -12,7 +13,7 @@ const LENT_MAX: usize = 16;
 
 /// The staging memory of one core.
 #[derive(Debug, Default)]
-pub(super) struct CoreStaging {
+pub(crate) struct CoreStaging {
     /// The size of each: the most that a socket has asked for.
     bytes: usize,
     free: Vec<IoBuf>,
@@ -21,7 +22,7 @@ pub(super) struct CoreStaging {
 
 impl CoreStaging {
     /// A socket will want so many bytes.
-    pub(super) fn expect(&mut self, bytes: usize) {
+    pub(crate) fn expect(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.bytes = bytes;
             self.free.clear();
@@ -29,8 +30,33 @@ impl CoreStaging {
         }
     }
 
+    /// Before a receive of a socket that may use so many bytes of it: offers a buffer of it in place of
+    /// all of the socket's own staging memory, which is given; `None` if it stays as it is.
+    #[inline]
+    pub(crate) fn offer(&mut self, bytes: usize, buffers: &mut RecvBuffers) -> Option<IoBuf> {
+        let whole = buffers.staging_range == (0..buffers.staging.len());
+        if bytes == 0 || !whole {
+            return None;
+        }
+        self.lend().map(|core| buffers.swap_staging(core, bytes))
+    }
+
+    /// That receive found nothing: the socket has its own memory back.
+    pub(crate) fn withdraw(&mut self, own: IoBuf, buffers: &mut RecvBuffers) {
+        let len = own.len();
+        self.give_back(buffers.swap_staging(own, len));
+    }
+
+    /// The next receive of a socket whose last one ended here: it has its own memory back, too.
+    #[inline]
+    pub(crate) fn restore(&mut self, own: IoBuf, buffers: &mut RecvBuffers) {
+        let end = buffers.staging_range.end.min(own.len());
+        buffers.staging_range = buffers.staging_range.start.min(end)..end;
+        self.give_back(std::mem::replace(&mut buffers.staging, own));
+    }
+
     /// A buffer, if not too many are lent.
-    pub(super) fn lend(&mut self) -> Option<IoBuf> {
+    fn lend(&mut self) -> Option<IoBuf> {
         let buf = match self.free.pop() {
             None if self.lent >= LENT_MAX => return None,
             None => IoBuf::heap(self.bytes),
@@ -41,7 +67,7 @@ impl CoreStaging {
     }
 
     /// A buffer comes back; the next to be lent.
-    pub(super) fn give_back(&mut self, buf: IoBuf) {
+    fn give_back(&mut self, buf: IoBuf) {
         self.lent -= 1;
         if buf.len() == self.bytes {
             self.free.push(buf);
@@ -49,7 +75,7 @@ impl CoreStaging {
     }
 
     /// A buffer went away with its socket.
-    pub(super) fn lose(&mut self) {
+    pub(crate) fn lose(&mut self) {
         self.lent -= 1;
     }
 }
