@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use raceline_reactor::SimConfig;
 use raceline_reactor::sim::Random;
-use raceline_target::TargetConfig;
+use raceline_target::{DEFAULT_PASS_BYTES, MIN_PASS_BYTES, TargetConfig};
 
 use crate::device::Lie;
 
@@ -217,6 +217,7 @@ impl Dice {
             max_io_bytes: self.of(&[8 << 10, 32 << 10, 128 << 10]),
             in_capsule_bytes: self.of(&[0, 512, 4 << 10, 8 << 10]),
             max_queue_entries: self.of(&[16, 32, 128]),
+            pass_bytes: self.of(&[MIN_PASS_BYTES, DEFAULT_PASS_BYTES]),
             max_io_queues: self.of(&[2, 4, 128]),
             large_buffers_per_core: if tiny { self.of(&[4, 5, 8]) } else { 64 },
             small_buffers_per_core: if tiny { self.of(&[4, 6]) } else { 256 },

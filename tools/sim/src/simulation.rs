@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use raceline_reactor::SimWorld;
+use raceline_reactor::{Io as _, SimWorld};
 
 use crate::content::Place;
 use crate::control::SimTarget;

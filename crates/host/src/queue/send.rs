@@ -106,7 +106,7 @@ impl QueuePair {
         }
         self.counters.commands_kept_back.add(1);
         let unread = cx.io.unread(link.socket);
-        policy::bytes_to_ask(unread, cx.io.flight().room_to_ask())
+        policy::bytes_to_ask(unread, self.load.asked, cx.io.flight().room_to_ask())
     }
 
     /// Sends what `fill` puts into an empty batch, if none is in flight.

@@ -128,12 +128,20 @@ pub fn piece(reading: Regime) -> usize {
     if reading == Regime::Flooded { 2 * LARGE_BYTES } else { LARGE_BYTES }
 }
 
-/// Bytes that the commands of one send may ask for, where `unread` bytes have come that no receive has
-/// taken yet and the core has `room_to_ask`. A controller that is ahead fills the sockets with data
-/// that have left the caches when they are received, so that the host stays behind (lab 0034).
+/// Bytes that the commands of one send may ask for; the last of them may go beyond. `unread` bytes have
+/// come that no receive has taken yet, the queue itself has `asked` for bytes that have not all come,
+/// and the core has `room_to_ask`. A controller that is ahead fills the sockets with data that have
+/// left the caches when they are received, so that the host stays behind (lab 0034).
+///
+/// Nothing that comes would make a queue that has asked for nothing look again. So such a queue may
+/// always ask for one command.
 #[must_use]
-pub fn bytes_to_ask(unread: usize, room_to_ask: usize) -> usize {
-    if unread > SHARE_BYTES { 0 } else { room_to_ask.min(TURN_BYTES) }
+pub fn bytes_to_ask(unread: usize, asked: usize, room_to_ask: usize) -> usize {
+    match unread > SHARE_BYTES {
+        true => 0,
+        false if asked == 0 => room_to_ask.clamp(1, TURN_BYTES),
+        false => room_to_ask.min(TURN_BYTES),
+    }
 }
 
 // ------------------------------------------------------------------------------ writes of a host
@@ -223,10 +231,12 @@ mod tests {
 
     #[test]
     fn a_host_that_is_behind_asks_for_less() {
-        assert_eq!(bytes_to_ask(0, usize::MAX), TURN_BYTES);
-        assert_eq!(bytes_to_ask(SHARE_BYTES, 10 << 20), TURN_BYTES);
-        assert_eq!(bytes_to_ask(SHARE_BYTES + 1, 10 << 20), 0);
-        assert_eq!(bytes_to_ask(0, 4096), 4096);
+        assert_eq!(bytes_to_ask(0, READ, usize::MAX), TURN_BYTES);
+        assert_eq!(bytes_to_ask(SHARE_BYTES, READ, 10 << 20), TURN_BYTES);
+        assert_eq!(bytes_to_ask(SHARE_BYTES + 1, READ, 10 << 20), 0);
+        assert_eq!(bytes_to_ask(0, READ, 4096), 4096);
+        assert_eq!(bytes_to_ask(0, READ, 0), 0);
+        assert_eq!(bytes_to_ask(0, 0, 0), 1, "a queue that has asked for nothing is never stuck");
     }
 
     #[test]
