@@ -23,7 +23,8 @@ use raceline_proto::nvme::fabrics::{
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
-use raceline_reactor::flow::{Load, SocketClass, Traffic, policy};
+use raceline_reactor::flow::policy::{self, Landing};
+use raceline_reactor::flow::{Load, Regime, SocketClass, Traffic};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
 
@@ -121,6 +122,22 @@ enum SqFlow {
     On { tail: u16, head: u16 },
 }
 
+/// How the bytes of a queue travel, decided when what it has under way has changed.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// What the caches hold of the data that the core reads and writes.
+    reading: Regime,
+    writing: Regime,
+    /// Where the payloads of large reads land.
+    landing: Landing,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self { reading: Regime::Warm, writing: Regime::Warm, landing: Landing::InPlace }
+    }
+}
+
 /// One queue of a controller, driven by the completions of [`raceline_reactor::Io`].
 #[derive(Debug)]
 pub struct QueuePair {
@@ -147,6 +164,9 @@ pub struct QueuePair {
     /// Bytes of all outstanding commands, and what of that the core was told.
     load: Load,
     told: Load,
+    /// Of those reads, what the controller was not asked for.
+    unasked: usize,
+    plan: Plan,
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
     disable_sq_flow: bool,
     phase_deadline: Option<Instant>,
@@ -205,6 +225,8 @@ impl QueuePair {
             last_read: 0,
             load: Load::default(),
             told: Load::default(),
+            unasked: 0,
+            plan: Plan::default(),
             phase_deadline: None,
             alarm: None,
             counters: Arc::default(),
@@ -427,14 +449,22 @@ impl QueuePair {
         since: Option<Instant>,
     ) -> CommandId {
         let (large_reads, load) = (&mut self.large_reads, &mut self.load);
+        let unasked = &mut self.unasked;
         let last_read = &mut self.last_read;
         let inserted = self.commands.insert_with(|entry| {
             entry.fill(command, user, len, since);
-            let bytes = entry.read_bytes();
-            *last_read = bytes;
-            *large_reads += u32::from(policy::is_large(bytes));
-            load.reading += bytes;
-            load.writing += entry.written_bytes();
+            let bytes = send::to_usize(len);
+            *last_read = 0;
+            match entry.direction {
+                Direction::ControllerToHost => {
+                    *last_read = bytes;
+                    *large_reads += u32::from(policy::is_large(bytes));
+                    load.reading += bytes;
+                    *unasked += bytes;
+                }
+                Direction::HostToController => load.writing += bytes,
+                Direction::None => {}
+            }
         });
         let Some(cid) = inserted else {
             unreachable!("the table has more slots than the queue takes commands");
@@ -699,7 +729,7 @@ impl QueuePair {
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         let admin = self.config.qid.is_admin();
         let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
-        let Self { commands, done, held, large_reads, load, state, config, .. } = self;
+        let Self { commands, done, held, large_reads, load, unasked, state, config, .. } = self;
         let mut again = false;
         // What has ended is built where it stays, and not moved there.
         commands.remove_if(cid, |entry| {
@@ -718,11 +748,16 @@ impl QueuePair {
                     return None;
                 }
             }
-            let bytes = entry.read_bytes();
-            *large_reads -= u32::from(policy::is_large(bytes));
-            load.reading -= bytes;
-            load.asked -= if entry.sent { bytes } else { 0 };
-            load.writing -= entry.written_bytes();
+            let bytes = send::to_usize(entry.len);
+            match entry.direction {
+                Direction::ControllerToHost => {
+                    *large_reads -= u32::from(policy::is_large(bytes));
+                    load.reading -= bytes;
+                    *unasked -= if entry.sent { 0 } else { bytes };
+                }
+                Direction::HostToController => load.writing -= bytes,
+                Direction::None => {}
+            }
             let sending = entry.batch > batches_done;
             let ended = CommandDone {
                 user: entry.user,
@@ -750,7 +785,7 @@ impl QueuePair {
         let Some(mut entry) = self.commands.remove(cid) else { return };
         entry.retries += 1;
         if std::mem::take(&mut entry.sent) {
-            self.load.asked -= entry.read_bytes();
+            self.unasked += entry.read_bytes();
         }
         entry.forget_received();
         let Ok(cid) = self.commands.insert(entry) else {

@@ -75,11 +75,6 @@ impl Entry {
         if self.direction == Direction::ControllerToHost { to_usize(self.len) } else { 0 }
     }
 
-    /// Bytes that go for it.
-    pub(super) fn written_bytes(&self) -> usize {
-        if self.direction == Direction::HostToController { to_usize(self.len) } else { 0 }
-    }
-
     pub(super) fn is_connect(&self) -> bool {
         self.sqe.opc == fabrics::OPCODE && self.sqe.fctype() == fabrics::CONNECT
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use raceline_proto::nvme::{CommandId, Cqe, Status};
 use raceline_proto::tcp::HostEvent;
 use raceline_reactor::Context;
-use raceline_reactor::flow::policy::{self, Landing, SMALL_STAGING_BYTES};
+use raceline_reactor::flow::policy::{self, HEADER_STAGING_BYTES, Landing};
 use raceline_reactor::io::RecvBuffers;
 
 use super::send::to_usize;
@@ -20,20 +20,16 @@ impl QueuePair {
         if self.link.as_ref().is_none_or(|link| link.receiving || link.closed) {
             return;
         }
-        self.tell(cx);
         let Some(link) = &mut self.link else { return };
         let Some(staging) = link.staging.take() else { return };
-        let (mut landing, mut piece) = (Landing::InPlace, policy::LARGE_BYTES);
-        let mut expects_large = self.commands.is_empty() && expects_large(cx, self.last_read);
-        if self.large_reads > 0 {
-            let flight = cx.io.flight();
-            let reading = flight.reading();
-            landing = policy::landing(reading, flight.readers(), link.core_staging);
-            piece = policy::piece(reading);
-            expects_large = landing == Landing::InPlace;
-            self.counters.landed_in_staging.add(u64::from(!expects_large));
-        }
-        let mut staging_len = if expects_large { SMALL_STAGING_BYTES } else { staging.len() };
+        let large = self.large_reads > 0;
+        let landing = if large { self.plan.landing } else { Landing::InPlace };
+        let expects_large = match large {
+            true => landing == Landing::InPlace,
+            false => self.commands.is_empty() && expects_large(cx, self.last_read),
+        };
+        self.counters.landed_in_staging.add(u64::from(landing == Landing::Staging));
+        let mut staging_len = if expects_large { HEADER_STAGING_BYTES } else { staging.len() };
         let mut payload = None;
         if landing == Landing::InPlace
             && let Some(wanted) = link.queue.payload_wanted()
@@ -44,6 +40,7 @@ impl QueuePair {
             let (start, len) = (to_usize(wanted.offset), to_usize(wanted.len));
             link.payload_of = Some(wanted.dest);
             self.counters.landed_in_place.add(1);
+            let piece = policy::piece(self.plan.reading);
             if len > piece {
                 staging_len = 0; // more payload comes before anything else
             }
@@ -52,13 +49,6 @@ impl QueuePair {
         let buffers = RecvBuffers { payload, staging, staging_range: 0..staging_len };
         link.receiving = true;
         cx.io.recv(link.socket, buffers, self.token);
-    }
-
-    /// Tells the core what this queue has under way. Admin commands are too small to count.
-    pub(super) fn tell(&mut self, cx: &mut Context<'_>) {
-        if !self.config.qid.is_admin() {
-            cx.io.flight().tell(&mut self.told, self.load);
-        }
     }
 
     pub(super) fn handle_received(

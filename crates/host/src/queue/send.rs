@@ -6,7 +6,7 @@ use raceline_proto::tcp::{HostQueue, R2tGrant};
 use raceline_reactor::flow::{Regime, policy};
 use raceline_reactor::{Accelerator, Context, SendBatch, SharedBuf};
 
-use super::{Entry, Link, QueuePair, SqFlow, State};
+use super::{Entry, Link, Plan, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
@@ -43,6 +43,9 @@ impl QueuePair {
     /// Sends what is ready, unless a send is in flight: then it leaves with the next. To be called
     /// once per turn of the loop.
     pub fn flush(&mut self, cx: &mut Context<'_>) {
+        if self.told != self.load && (self.load.counts() || self.told.counts()) {
+            self.make_plan(cx);
+        }
         if matches!(self.state, State::Ready | State::Connect(_))
             && (!self.pending.is_empty() || !self.grants.is_empty())
         {
@@ -51,14 +54,23 @@ impl QueuePair {
         self.post_receive(cx);
     }
 
+    /// Tells the core what this queue has under way, and decides anew how its bytes travel.
+    fn make_plan(&mut self, cx: &mut Context<'_>) {
+        let Some(link) = &self.link else { return };
+        let flight = cx.io.flight();
+        flight.tell(&mut self.told, self.load);
+        let reading = flight.reading();
+        let landing = policy::landing(reading, flight.readers(), link.core_staging);
+        self.plan = Plan { reading, writing: flight.writing(), landing };
+    }
+
     fn flush_ready(&mut self, cx: &mut Context<'_>) {
         let Some(link) = &mut self.link else { return };
         if link.sending || link.closed || self.waits_for_more(cx) {
             return;
         }
-        self.tell(cx);
         let asked_left = self.bytes_to_ask_for(cx);
-        let before_data = self.commands_go_before_data(cx);
+        let before_data = self.commands_go_before_data();
         let Some(link) = &mut self.link else { return };
         let Some(mut batch) = self.batch.take() else { return };
         let number = link.batches_started + 1;
@@ -101,12 +113,13 @@ impl QueuePair {
     /// has been received, or when that send is over.
     fn bytes_to_ask_for(&self, cx: &mut Context<'_>) -> usize {
         let Some(link) = &self.link else { return 0 };
-        if self.pending.is_empty() || cx.io.flight().reading() < Regime::Flooded {
+        if self.pending.is_empty() || self.plan.reading < Regime::Flooded {
             return usize::MAX;
         }
         self.counters.commands_kept_back.add(1);
         let unread = cx.io.unread(link.socket);
-        policy::bytes_to_ask(unread, self.load.asked, cx.io.flight().room_to_ask())
+        let asked = self.load.reading - self.unasked;
+        policy::bytes_to_ask(unread, asked, cx.io.flight().share_to_ask())
     }
 
     /// Sends what `fill` puts into an empty batch, if none is in flight.
@@ -135,10 +148,10 @@ impl QueuePair {
     }
 
     /// Whether commands go before data that the controller waits for.
-    fn commands_go_before_data(&self, cx: &mut Context<'_>) -> bool {
+    fn commands_go_before_data(&self) -> bool {
         !self.pending.is_empty()
             && !self.grants.is_empty()
-            && policy::commands_before_data(cx.io.flight().writing())
+            && policy::commands_before_data(self.plan.writing)
     }
 
     /// Takes half of the PDUs for commands at most, so that data do not wait for ever.
@@ -194,9 +207,11 @@ impl QueuePair {
             entry.batch = filling.number;
             put_command(link, accelerator, filling.batch, cid, entry, limit);
             filling.pdus_left -= 1;
-            let asked = entry.read_bytes();
-            self.load.asked += asked;
-            filling.asked_left = filling.asked_left.saturating_sub(asked);
+            if entry.direction == Direction::ControllerToHost {
+                let asked = to_usize(entry.len);
+                self.unasked -= asked;
+                filling.asked_left = filling.asked_left.saturating_sub(asked);
+            }
             self.counters.pdus_sent.add(1);
         }
     }

@@ -8,7 +8,7 @@ use raceline_proto::tcp::FatalError;
 use raceline_reactor::flow::Load;
 use raceline_reactor::{Context, SendBatch};
 
-use super::{Ending, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
+use super::{Ending, Plan, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
 use crate::error::{CommandError, HostError};
 
 impl QueuePair {
@@ -96,6 +96,7 @@ impl QueuePair {
         self.link = None;
         self.grants.clear();
         cx.io.flight().tell(&mut self.told, Load::default());
+        self.plan = Plan::default();
         let State::Draining(ending) = std::mem::replace(&mut self.state, State::Lost) else {
             return;
         };
@@ -129,7 +130,7 @@ impl QueuePair {
                     if entry.sent { CommandError::Disconnected } else { CommandError::NotSent };
                 self.finish(cid, Err(error));
             } else if entry.sent {
-                self.load.asked -= entry.read_bytes();
+                self.unasked += entry.read_bytes();
                 entry.sent = false;
                 entry.tried = true;
                 entry.batch = 0;

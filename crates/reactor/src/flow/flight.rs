@@ -1,7 +1,8 @@
 //! What the queues of one core have under way, counted exactly.
 //!
-//! Every host queue tells its core what it has under way when that has changed, once for each receive
-//! and each send. The sum is then known without looking at any other queue.
+//! Every host queue tells its core what it has under way when that has changed, once in each turn. The
+//! sum is then known without looking at any other queue. A queue with less than 8 KiB under way does
+//! not tell.
 
 use crate::flow::machine::Machine;
 use crate::flow::policy::{self, Regime};
@@ -11,8 +12,6 @@ use crate::flow::policy::{self, Regime};
 pub struct Load {
     /// Of reads that were accepted and have not ended.
     pub reading: usize,
-    /// Of those reads, what the controller has been asked for.
-    pub asked: usize,
     /// Of writes that were accepted and have not ended.
     pub writing: usize,
 }
@@ -36,23 +35,29 @@ impl Flight {
     /// A queue has `now` under way, and had told `told` before.
     #[inline]
     pub fn tell(&mut self, told: &mut Load, now: Load) {
-        let sum =
-            |all: usize, before: usize, now: usize| all.wrapping_sub(before).wrapping_add(now);
+        if *told != now {
+            self.change(*told, now);
+            *told = now;
+        }
+    }
+
+    fn change(&mut self, told: Load, now: Load) {
+        let sum = |all: usize, before, now| all.wrapping_sub(before).wrapping_add(now);
+        let is_reading = |load: Load| usize::from(load.reading > 0);
         self.load.reading = sum(self.load.reading, told.reading, now.reading);
-        self.load.asked = sum(self.load.asked, told.asked, now.asked);
         self.load.writing = sum(self.load.writing, told.writing, now.writing);
-        self.readers =
-            sum(self.readers, usize::from(told.reading > 0), usize::from(now.reading > 0));
-        *told = now;
+        self.readers = sum(self.readers, is_reading(told), is_reading(now));
     }
 
     /// The sum over all queues.
+    #[inline]
     #[must_use]
     pub fn load(&self) -> Load {
         self.load
     }
 
     /// Queues with reads under way.
+    #[inline]
     #[must_use]
     pub fn readers(&self) -> usize {
         self.readers
@@ -65,22 +70,33 @@ impl Flight {
     }
 
     /// What the caches hold of the data that all reads bring.
+    #[inline]
     #[must_use]
     pub fn reading(&self) -> Regime {
         self.regime_of(self.load.reading)
     }
 
     /// What the caches hold of the data of all writes.
+    #[inline]
     #[must_use]
     pub fn writing(&self) -> Regime {
         self.regime_of(self.load.writing)
     }
 
-    /// Bytes that the controllers may still be asked for before as much is on its way as the
-    /// last-level cache has.
+    /// Bytes that one queue may have asked its controller for, so that all reading queues together ask
+    /// for no more than the last-level cache has.
     #[must_use]
-    pub fn room_to_ask(&self) -> usize {
-        self.machine.llc_bytes.saturating_sub(self.load.asked)
+    pub fn share_to_ask(&self) -> usize {
+        self.machine.llc_bytes / self.readers.max(1)
+    }
+}
+
+impl Load {
+    /// Whether it is worth telling the core of: less than this of one queue changes no decision.
+    #[inline]
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        (self.reading | self.writing) >= policy::IN_PLACE_BYTES_MIN
     }
 }
 
@@ -105,41 +121,30 @@ mod tests {
     fn the_core_knows_the_sum_of_its_queues() {
         let mut flight = Flight::new(MACHINE);
         let mut queues = [Load::default(); 3];
-        flight.tell(&mut queues[0], Load { reading: 100, asked: 60, writing: 7 });
-        flight.tell(&mut queues[1], Load { reading: 50, asked: 50, writing: 0 });
-        flight.tell(&mut queues[2], Load { reading: 0, asked: 0, writing: 3 });
-        assert_eq!(flight.load(), Load { reading: 150, asked: 110, writing: 10 });
-        assert_eq!(flight.readers(), 2);
+        flight.tell(&mut queues[0], Load { reading: 100, writing: 7 });
+        flight.tell(&mut queues[1], Load { reading: 50, writing: 0 });
+        flight.tell(&mut queues[2], Load { reading: 0, writing: 3 });
+        assert_eq!(flight.load(), Load { reading: 150, writing: 10 });
+        assert_eq!((flight.readers(), flight.share_to_ask()), (2, 16 << 20));
         flight.tell(&mut queues[0], reading(40));
-        assert_eq!(flight.load(), Load { reading: 90, asked: 50, writing: 3 });
+        assert_eq!(flight.load(), Load { reading: 90, writing: 3 });
         for queue in &mut queues {
             flight.tell(queue, Load::default());
         }
         assert_eq!((flight.load(), flight.readers()), (Load::default(), 0));
+        assert_eq!(flight.share_to_ask(), MACHINE.llc_bytes);
     }
 
     #[test]
     fn no_order_of_queues_changes_what_is_decided() {
-        let mut orders = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]].map(|order| {
+        let decided = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]].map(|order| {
             let mut flight = Flight::new(MACHINE);
             let mut queues = [Load::default(); 4];
             for at in order {
                 flight.tell(&mut queues[at], reading((at + 1) << 20));
             }
-            (flight.reading(), flight.readers(), flight.room_to_ask())
+            (flight.reading(), flight.readers(), flight.share_to_ask())
         });
-        orders.sort_by_key(|(_, readers, room)| (*readers, *room));
-        assert!(orders.iter().all(|order| *order == orders[0]), "{orders:?}");
-        assert_eq!(orders[0].0, Regime::Flooded);
-    }
-
-    #[test]
-    fn a_controller_is_not_asked_for_more_than_the_last_level_cache_has() {
-        let mut flight = Flight::new(MACHINE);
-        let mut queue = Load::default();
-        flight.tell(&mut queue, Load { reading: 90 << 20, asked: 31 << 20, writing: 0 });
-        assert_eq!(flight.room_to_ask(), 1 << 20);
-        flight.tell(&mut queue, Load { reading: 90 << 20, asked: 40 << 20, writing: 0 });
-        assert_eq!(flight.room_to_ask(), 0);
+        assert_eq!(decided, [(Regime::Flooded, 4, 8 << 20); 3]);
     }
 }

@@ -25,6 +25,8 @@ pub const STAGING_BYTES: usize = 64 << 10;
 /// Staging memory that is offered while a large payload is awaited: room for a 4 KiB write's capsule,
 /// so that the payload itself is not copied (lab 0037).
 pub const SMALL_STAGING_BYTES: usize = 4096 + 256;
+/// The same at a host, whose responses are short: little beyond headers (lab 0037).
+pub const HEADER_STAGING_BYTES: usize = IN_PLACE_BYTES_MIN / 2;
 /// A payload of at least this size is received into its buffer; below it, one more copy costs less
 /// than one more system call (lab 0031).
 pub const IN_PLACE_BYTES_MIN: usize = 8 << 10;
@@ -72,6 +74,7 @@ pub enum Regime {
 }
 
 /// What the caches hold of this many bytes under way.
+#[inline]
 #[must_use]
 pub fn regime(machine: &Machine, bytes: usize) -> Regime {
     let part = machine.llc_bytes / 32;
@@ -106,6 +109,7 @@ pub enum Landing {
 
 /// Where the payloads of large reads land. A single queue gets its data one after the other and warm,
 /// up to what the caches hold (lab 0036).
+#[inline]
 #[must_use]
 pub fn landing(reading: Regime, readers: usize, has_core_staging: bool) -> Landing {
     let least = if readers > 1 { Regime::Spilling } else { Regime::Flooded };
@@ -123,31 +127,31 @@ pub fn expects_large(last_read: usize, reading: Regime) -> bool {
 
 /// Bytes of one receive into a payload's buffer, at most. What has been copied out of the socket goes
 /// back to the sender the sooner, and its pages are still in the caches (lab 0032).
+#[inline]
 #[must_use]
 pub fn piece(reading: Regime) -> usize {
     if reading == Regime::Flooded { 2 * LARGE_BYTES } else { LARGE_BYTES }
 }
 
 /// Bytes that the commands of one send may ask for; the last of them may go beyond. `unread` bytes have
-/// come that no receive has taken yet, the queue itself has `asked` for bytes that have not all come,
-/// and the core has `room_to_ask`. A controller that is ahead fills the sockets with data that have
+/// come that no receive has taken yet, and the queue has `asked` for bytes that have not all come, of
+/// which its `share` is the most. A controller that is ahead fills the sockets with data that have
 /// left the caches when they are received, so that the host stays behind (lab 0034).
 ///
 /// Nothing that comes would make a queue that has asked for nothing look again. So such a queue may
 /// always ask for one command.
 #[must_use]
-pub fn bytes_to_ask(unread: usize, asked: usize, room_to_ask: usize) -> usize {
-    match unread > SHARE_BYTES {
-        true => 0,
-        false if asked == 0 => room_to_ask.clamp(1, TURN_BYTES),
-        false => room_to_ask.min(TURN_BYTES),
-    }
+pub fn bytes_to_ask(unread: usize, asked: usize, share: usize) -> usize {
+    let least = usize::from(asked == 0);
+    let most = if unread > SHARE_BYTES { 0 } else { TURN_BYTES };
+    share.saturating_sub(asked).min(most).max(least)
 }
 
 // ------------------------------------------------------------------------------ writes of a host
 
 /// Whether commands leave before data that the controller waits for. They are short, and while those
 /// data flow the controller can ask for the next. With more under way it has all it needs (lab 0041).
+#[inline]
 #[must_use]
 pub fn commands_before_data(writing: Regime) -> bool {
     writing == Regime::Warm
@@ -234,7 +238,8 @@ mod tests {
         assert_eq!(bytes_to_ask(0, READ, usize::MAX), TURN_BYTES);
         assert_eq!(bytes_to_ask(SHARE_BYTES, READ, 10 << 20), TURN_BYTES);
         assert_eq!(bytes_to_ask(SHARE_BYTES + 1, READ, 10 << 20), 0);
-        assert_eq!(bytes_to_ask(0, READ, 4096), 4096);
+        assert_eq!(bytes_to_ask(0, READ, READ + 4096), 4096);
+        assert_eq!(bytes_to_ask(0, READ, READ), 0);
         assert_eq!(bytes_to_ask(0, READ, 0), 0);
         assert_eq!(bytes_to_ask(0, 0, 0), 1, "a queue that has asked for nothing is never stuck");
     }
