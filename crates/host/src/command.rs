@@ -73,7 +73,7 @@ pub struct Command {
 }
 
 /// How urgent a command is to be sent. What they promise is never relied on: a command that waits
-/// leaves after a bounded time ([`crate::doorbell`]).
+/// leaves after a bounded time ([`crate::gather`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// It waits for no other command, and takes those with it that wait.

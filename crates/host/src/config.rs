@@ -7,7 +7,7 @@ use std::time::Duration;
 use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 
-use crate::doorbell::I10Config;
+use crate::gather::I10Config;
 use crate::maps::QueueRequest;
 use crate::placement::HostPlacement;
 

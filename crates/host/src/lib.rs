@@ -30,8 +30,9 @@ pub mod command;
 pub mod config;
 pub mod controller;
 mod counters;
-pub mod doorbell;
+
 pub mod error;
+pub mod gather;
 pub mod maps;
 pub mod naming;
 pub mod placement;
@@ -47,8 +48,9 @@ pub use command::{Command, CommandDone, CommandSummary, Data, Hints};
 pub use config::{Association, HostConfig, QueuePairConfig};
 pub use controller::{Controller, ControllerEvent};
 pub use counters::{QueueCounters, QueueTotals};
-pub use doorbell::I10Config;
+
 pub use error::{CommandError, HostError, Rejected, RejectedReason};
+pub use gather::I10Config;
 pub use maps::{CoreMaps, CorePlace, QueueKind, QueueMaps, QueueRequest};
 pub use placement::{Arrival, HostPlacement};
 pub use queue::{QueueEvent, QueuePair};

@@ -31,8 +31,8 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, T
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
-use crate::doorbell::{Doorbell, I10Config};
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
+use crate::gather::{Gathering, I10Config};
 use crate::placement::{Arrival, NapiGroup, Search};
 use entry::Entry;
 use send::Grant;
@@ -172,7 +172,7 @@ pub struct QueuePair {
     phase_deadline: Option<Instant>,
     /// The next timer that will expire, for deadlines.
     alarm: Option<Instant>,
-    doorbell: Doorbell,
+    gathering: Gathering,
     /// Where the packets of this connection come in.
     arrival: Arrival,
     search: Search,
@@ -206,7 +206,7 @@ impl QueuePair {
         let batch = SendBatch::new(BATCH_PDUS * BATCH_PDU_BYTES, BATCH_PDUS * 4);
         Self {
             disable_sq_flow: config.disable_sq_flow,
-            doorbell: Doorbell::new(config.i10),
+            gathering: Gathering::new(config.i10),
             arrival: Arrival::default(),
             search: Search::new(config.placement),
             config,
@@ -261,7 +261,7 @@ impl QueuePair {
     }
 
     /// Accepts a command; it leaves with the next [`Self::flush`] unless it may wait for others
-    /// ([`crate::doorbell`]). While there is no connection, it waits for one.
+    /// ([`crate::gather`]). While there is no connection, it waits for one.
     ///
     /// # Errors
     /// Gives the command back when the queue is full or closed, or its data do not suit it.
@@ -275,7 +275,7 @@ impl QueuePair {
     ) -> Result<(), Rejected> {
         let reason = match self.check(&command) {
             Ok(len) => {
-                self.doorbell.handle_submitted(cx.now, len, command.hints);
+                self.gathering.handle_submitted(cx.now, len, command.hints);
                 let since = (!self.waits(&command.sqe)).then_some(cx.now);
                 let cid = self.insert(command, user, len, since);
                 self.begin_digest(cx, cid);
@@ -303,7 +303,7 @@ impl QueuePair {
                 command.hints = hints;
                 batch.push_front((command, user));
                 // Those that were accepted need not wait for it.
-                self.doorbell.release();
+                self.gathering.release();
                 return Err(reason);
             }
         }
@@ -312,13 +312,13 @@ impl QueuePair {
 
     /// Changes how commands are gathered before they are sent, from now on; `None`: not at all.
     pub fn set_i10(&mut self, i10: Option<I10Config>) {
-        self.doorbell.set(i10);
+        self.gathering.set(i10);
     }
 
     /// How commands are gathered before they are sent.
     #[must_use]
     pub fn i10(&self) -> Option<I10Config> {
-        self.doorbell.i10()
+        self.gathering.i10()
     }
 
     /// Where the packets of the connection come in, or of the last one.
@@ -477,7 +477,7 @@ impl QueuePair {
     fn start(&mut self, cx: &mut Context<'_>) {
         self.token.generation = self.token.generation.wrapping_add(1);
         self.alarm = None;
-        self.doorbell.forget_alarm();
+        self.gathering.forget_alarm();
         self.state = State::Tcp;
         self.search.begin();
         cx.io.connect(self.config.address, self.config.source, self.token);
@@ -634,7 +634,7 @@ impl QueuePair {
         self.state = State::Ready;
         self.phase_deadline = None;
         self.restart_deadlines(cx.now);
-        self.doorbell.release();
+        self.gathering.release();
         self.events.push_back(QueueEvent::Ready { cntlid: response.cntlid });
     }
 
@@ -654,7 +654,7 @@ impl QueuePair {
     }
 
     fn handle_timer(&mut self, cx: &mut Context<'_>) {
-        self.doorbell.handle_timer(cx.now);
+        self.gathering.handle_timer(cx.now);
         if self.alarm.is_none_or(|alarm| cx.now < alarm) {
             return; // an earlier, longer one
         }
@@ -792,7 +792,7 @@ impl QueuePair {
             unreachable!("a slot has just become free");
         };
         self.pending.push_back(cid);
-        self.doorbell.release();
+        self.gathering.release();
         self.counters.retries.add(1);
     }
 }

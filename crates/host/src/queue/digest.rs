@@ -184,7 +184,7 @@ impl QueuePair {
                 entry.digest.known = crc32c_of(&done);
                 if !entry.sent && ended.is_none() && !self.pending.contains(&cid) {
                     self.pending.push_back(cid);
-                    self.doorbell.release();
+                    self.gathering.release();
                 }
                 self.grants.extend(grant.map(|r2t| Grant { r2t, sent: 0 }));
             }

@@ -10,7 +10,7 @@ use super::{Entry, Link, Plan, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
-use crate::doorbell::Decision;
+use crate::gather::Decision;
 
 /// Bytes of a digest.
 const DIGEST_LEN: usize = 4;
@@ -83,7 +83,7 @@ impl QueuePair {
         }
         self.put_data(accelerator, &mut filling);
         self.put_commands(accelerator, &mut filling);
-        self.doorbell.handle_sent(self.pending.len());
+        self.gathering.handle_sent(self.pending.len());
         if batch.is_empty() {
             self.batch = Some(batch);
             return;
@@ -99,7 +99,7 @@ impl QueuePair {
             return false;
         }
         let in_flight = self.commands.len() - self.pending.len();
-        match self.doorbell.decide(cx.now, self.pending.len(), in_flight) {
+        match self.gathering.decide(cx.now, self.pending.len(), in_flight) {
             Decision::Send => false,
             Decision::Wait => true,
             Decision::WaitUntil(at) => {

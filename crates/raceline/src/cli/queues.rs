@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use raceline_host::doorbell::{DEFAULT_BYTES, DEFAULT_DELAY, DEFAULT_REQUESTS, MAX_DELAY};
+use raceline_host::gather::{DEFAULT_BYTES, DEFAULT_DELAY, DEFAULT_REQUESTS, MAX_DELAY};
 use raceline_host::{HostPlacement, I10Config};
 
 use super::values;

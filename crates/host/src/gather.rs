@@ -1,10 +1,11 @@
 //! When a queue sends its commands: at once, or gathered, so that one send carries several.
 //!
 //! A queue that is asked to send ([`crate::QueuePair::flush`], once per turn) sends all it has. That
-//! alone gathers what one turn submits, and what comes while a send is under way. The delayed
-//! doorbell of i10 (Hwang et al., "TCP ≈ RDMA: CPU-efficient Remote Storage Access with i10", NSDI
-//! 2020) goes further: a queue waits until it has enough commands, or bytes, or the first of them has
-//! waited long enough. That trades a bounded delay for fewer system calls and packets (lab 0026).
+//! alone gathers what one turn submits, and what comes while a send is under way. The gathering
+//! of i10 (Hwang et al., "TCP ≈ RDMA: CPU-efficient Remote Storage Access with i10", NSDI 2020) goes
+//! further: a queue waits until it has enough commands, or bytes, or the first of them has waited
+//! long enough. That trades a bounded delay for fewer system calls and packets (lab 0026). (The
+//! paper calls it a delayed doorbell. In NVMe a doorbell is a register, which NVMe/TCP does not have.)
 //!
 //! What is not worth the wait goes at once, and takes those that wait with it: a command marked as
 //! of high priority, data that the controller asked for, and whatever is ready on a queue with
@@ -46,7 +47,7 @@ impl Default for I10Config {
 /// Every command that waits is either released or has a time by which it is: none is forgotten.
 /// Order is the queue's; all that wait are released together.
 #[derive(Debug)]
-pub(crate) struct Doorbell {
+pub(crate) struct Gathering {
     i10: Option<I10Config>,
     /// When the first of those that wait came; `None`: nothing waits, or all are released.
     since: Option<Instant>,
@@ -71,7 +72,7 @@ pub(crate) enum Decision {
     WaitUntil(Instant),
 }
 
-impl Doorbell {
+impl Gathering {
     /// Of a queue on which nothing waits.
     pub(crate) fn new(i10: Option<I10Config>) -> Self {
         Self { i10, since: None, bytes: 0, more: false, released: false, alarm: None }
@@ -160,82 +161,86 @@ mod tests {
     #[test]
     fn without_i10_everything_leaves_at_once() {
         let start = Instant::now();
-        let mut doorbell = Doorbell::new(None);
-        doorbell.handle_submitted(start, 4096, PLAIN);
-        assert_eq!(doorbell.decide(start, 1, 5), Decision::Send);
+        let mut gathering = Gathering::new(None);
+        gathering.handle_submitted(start, 4096, PLAIN);
+        assert_eq!(gathering.decide(start, 1, 5), Decision::Send);
     }
 
     #[test]
     fn depth_one_passes() {
         let start = Instant::now();
-        let mut doorbell = Doorbell::new(Some(I10Config::default()));
-        doorbell.handle_submitted(start, 4096, PLAIN);
-        assert_eq!(doorbell.decide(start, 1, 0), Decision::Send);
-        doorbell.handle_sent(0);
-        doorbell.handle_submitted(start, 4096, PLAIN);
-        assert_eq!(doorbell.decide(start, 1, 1), Decision::WaitUntil(at(start, 50)));
-        assert_eq!(doorbell.decide(at(start, 10), 1, 0), Decision::Send, "its pipe ran dry");
+        let mut gathering = Gathering::new(Some(I10Config::default()));
+        gathering.handle_submitted(start, 4096, PLAIN);
+        assert_eq!(gathering.decide(start, 1, 0), Decision::Send);
+        gathering.handle_sent(0);
+        gathering.handle_submitted(start, 4096, PLAIN);
+        assert_eq!(gathering.decide(start, 1, 1), Decision::WaitUntil(at(start, 50)));
+        assert_eq!(gathering.decide(at(start, 10), 1, 0), Decision::Send, "its pipe ran dry");
     }
 
     #[test]
-    fn enough_commands_bytes_or_time_ring() {
+    fn enough_commands_bytes_or_time_send() {
         let start = Instant::now();
-        let mut doorbell = Doorbell::new(Some(I10Config::default()));
+        let mut gathering = Gathering::new(Some(I10Config::default()));
         for count in 1..=16 {
-            doorbell.handle_submitted(start, 512, PLAIN);
-            let sends = doorbell.decide(start, count, 9) == Decision::Send;
+            gathering.handle_submitted(start, 512, PLAIN);
+            let sends = gathering.decide(start, count, 9) == Decision::Send;
             assert_eq!(sends, count == 16, "{count} commands");
         }
-        doorbell.handle_sent(0);
-        doorbell.handle_timer(at(start, 50));
-        doorbell.handle_submitted(start, 60 << 10, PLAIN);
-        assert_ne!(doorbell.decide(start, 1, 9), Decision::Send);
-        doorbell.handle_submitted(start, 4 << 10, PLAIN);
-        assert_eq!(doorbell.decide(start, 2, 9), Decision::Send);
-        doorbell.handle_sent(0);
-        doorbell.handle_submitted(at(start, 100), 512, PLAIN);
-        doorbell.handle_submitted(at(start, 140), 512, PLAIN);
-        assert_eq!(doorbell.decide(at(start, 149), 2, 9), Decision::Wait, "one timer is enough");
-        assert_eq!(doorbell.decide(at(start, 150), 2, 9), Decision::Send, "counted from the first");
+        gathering.handle_sent(0);
+        gathering.handle_timer(at(start, 50));
+        gathering.handle_submitted(start, 60 << 10, PLAIN);
+        assert_ne!(gathering.decide(start, 1, 9), Decision::Send);
+        gathering.handle_submitted(start, 4 << 10, PLAIN);
+        assert_eq!(gathering.decide(start, 2, 9), Decision::Send);
+        gathering.handle_sent(0);
+        gathering.handle_submitted(at(start, 100), 512, PLAIN);
+        gathering.handle_submitted(at(start, 140), 512, PLAIN);
+        assert_eq!(gathering.decide(at(start, 149), 2, 9), Decision::Wait, "one timer is enough");
+        assert_eq!(
+            gathering.decide(at(start, 150), 2, 9),
+            Decision::Send,
+            "counted from the first"
+        );
     }
 
     #[test]
     fn a_stale_timer_is_followed_by_one_in_time() {
         let start = Instant::now();
-        let mut doorbell = Doorbell::new(Some(I10Config::default()));
-        doorbell.handle_submitted(start, 512, PLAIN);
-        assert_eq!(doorbell.decide(start, 1, 1), Decision::WaitUntil(at(start, 50)));
-        doorbell.handle_submitted(at(start, 20), 512, URGENT);
-        assert_eq!(doorbell.decide(at(start, 20), 2, 1), Decision::Send);
-        doorbell.handle_sent(0);
-        doorbell.handle_submitted(at(start, 30), 512, PLAIN);
-        assert_eq!(doorbell.decide(at(start, 30), 1, 1), Decision::Wait);
-        doorbell.handle_timer(at(start, 50));
-        assert_eq!(doorbell.decide(at(start, 50), 1, 1), Decision::WaitUntil(at(start, 80)));
+        let mut gathering = Gathering::new(Some(I10Config::default()));
+        gathering.handle_submitted(start, 512, PLAIN);
+        assert_eq!(gathering.decide(start, 1, 1), Decision::WaitUntil(at(start, 50)));
+        gathering.handle_submitted(at(start, 20), 512, URGENT);
+        assert_eq!(gathering.decide(at(start, 20), 2, 1), Decision::Send);
+        gathering.handle_sent(0);
+        gathering.handle_submitted(at(start, 30), 512, PLAIN);
+        assert_eq!(gathering.decide(at(start, 30), 1, 1), Decision::Wait);
+        gathering.handle_timer(at(start, 50));
+        assert_eq!(gathering.decide(at(start, 50), 1, 1), Decision::WaitUntil(at(start, 80)));
     }
 
     #[test]
     fn what_did_not_fit_does_not_wait_again() {
         let start = Instant::now();
-        let mut doorbell = Doorbell::new(Some(I10Config::default()));
-        (0..16).for_each(|_| doorbell.handle_submitted(start, 512, PLAIN));
-        assert_eq!(doorbell.decide(start, 16, 1), Decision::Send);
-        doorbell.handle_sent(3);
-        doorbell.handle_submitted(at(start, 1), 512, PLAIN);
-        assert_eq!(doorbell.decide(at(start, 1), 4, 12), Decision::Send);
+        let mut gathering = Gathering::new(Some(I10Config::default()));
+        (0..16).for_each(|_| gathering.handle_submitted(start, 512, PLAIN));
+        assert_eq!(gathering.decide(start, 16, 1), Decision::Send);
+        gathering.handle_sent(3);
+        gathering.handle_submitted(at(start, 1), 512, PLAIN);
+        assert_eq!(gathering.decide(at(start, 1), 4, 12), Decision::Send);
     }
 
     #[test]
     fn more_is_a_promise_with_a_limit() {
         let start = Instant::now();
-        let mut doorbell = Doorbell::new(None);
-        doorbell.handle_submitted(start, 512, MORE);
-        assert_eq!(doorbell.decide(start, 1, 0), Decision::WaitUntil(at(start, 50)));
-        doorbell.handle_submitted(start, 512, PLAIN);
-        assert_eq!(doorbell.decide(start, 2, 0), Decision::Send);
-        doorbell.handle_sent(0);
-        doorbell.handle_submitted(at(start, 60), 512, MORE);
-        assert_eq!(doorbell.decide(at(start, 110), 1, 0), Decision::Send, "it was broken");
+        let mut gathering = Gathering::new(None);
+        gathering.handle_submitted(start, 512, MORE);
+        assert_eq!(gathering.decide(start, 1, 0), Decision::WaitUntil(at(start, 50)));
+        gathering.handle_submitted(start, 512, PLAIN);
+        assert_eq!(gathering.decide(start, 2, 0), Decision::Send);
+        gathering.handle_sent(0);
+        gathering.handle_submitted(at(start, 60), 512, MORE);
+        assert_eq!(gathering.decide(at(start, 110), 1, 0), Decision::Send, "it was broken");
     }
 
     /// One thing that happens to a queue.
@@ -272,7 +277,7 @@ mod tests {
         ) {
             let start = Instant::now();
             let mut now = start;
-            let mut doorbell = Doorbell::new(Some(I10Config::default()));
+            let mut gathering = Gathering::new(Some(I10Config::default()));
             let mut longest = DEFAULT_DELAY;
             let (mut waiting, mut in_flight) = (Vec::<Instant>::new(), 0usize);
             let mut timers = Vec::<Instant>::new();
@@ -281,13 +286,13 @@ mod tests {
                 match step {
                     Step::Submit(bytes, hints) => {
                         waiting.push(now);
-                        doorbell.handle_submitted(now, bytes, hints);
+                        gathering.handle_submitted(now, bytes, hints);
                     }
                     Step::Complete(count) => in_flight -= count.min(in_flight),
                     Step::Set(i10) => {
                         // Those that wait are judged anew, with timers of the longer one.
                         longest = longest.max(i10.unwrap_or_default().delay);
-                        doorbell.set(i10);
+                        gathering.set(i10);
                     }
                     Step::Pass(us) => {
                         let end = at(now, us);
@@ -297,15 +302,15 @@ mod tests {
                             due.retain(|&timer| timer != first);
                             timers.retain(|&timer| timer != first);
                             now = now.max(first);
-                            doorbell.handle_timer(now);
-                            turn(&mut doorbell, now, (&mut waiting, &mut in_flight), &mut timers, room);
+                            gathering.handle_timer(now);
+                            turn(&mut gathering, now, (&mut waiting, &mut in_flight), &mut timers, room);
                             due = timers.clone();
                         }
                         now = end;
                     }
                 }
                 for now in turns {
-                    turn(&mut doorbell, now, (&mut waiting, &mut in_flight), &mut timers, room);
+                    turn(&mut gathering, now, (&mut waiting, &mut in_flight), &mut timers, room);
                 }
                 if let Some(&first) = waiting.first() {
                     prop_assert!(now < first + longest, "waits since {:?}", now - first);
@@ -317,19 +322,19 @@ mod tests {
 
     /// What a queue's flush does, with sends that take no time.
     fn turn(
-        doorbell: &mut Doorbell,
+        gathering: &mut Gathering,
         now: Instant,
         (waiting, in_flight): (&mut Vec<Instant>, &mut usize),
         timers: &mut Vec<Instant>,
         room: usize,
     ) {
         while !waiting.is_empty() {
-            match doorbell.decide(now, waiting.len(), *in_flight) {
+            match gathering.decide(now, waiting.len(), *in_flight) {
                 Decision::Send => {
                     let count = room.min(waiting.len());
                     waiting.drain(..count);
                     *in_flight += count;
-                    doorbell.handle_sent(waiting.len());
+                    gathering.handle_sent(waiting.len());
                 }
                 Decision::Wait => return,
                 Decision::WaitUntil(until) => return timers.push(until),
