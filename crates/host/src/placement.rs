@@ -9,21 +9,12 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use raceline_reactor::Arrival;
 use raceline_reactor::affinity::allowed_cores;
 
 /// Connections that a queue makes to find a good one. With hashing over 8 receive queues, one in 10
 /// searches ends without it; the connection is then used as it is.
 pub const ATTEMPTS_MAX: u8 = 16;
-
-/// Where the packets of a connection come into this machine, as of its first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arrival {
-    /// The network device's receive queue, by its NAPI id; `None` when the kernel does not know it,
-    /// as on loopback.
-    pub napi_id: Option<NonZeroU32>,
-    /// The CPU that processed them; `None` when it is not known.
-    pub cpu: Option<usize>,
-}
 
 /// Which connections are good for a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

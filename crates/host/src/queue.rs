@@ -26,14 +26,14 @@ use raceline_proto::tcp::{HostQueue, HostQueueConfig};
 use raceline_reactor::flow::policy::{self, Landing};
 use raceline_reactor::flow::{Load, Regime, SocketClass, Traffic};
 use raceline_reactor::io::SocketId;
-use raceline_reactor::{Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
+use raceline_reactor::{Arrival, Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
 
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
 use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
 use crate::gather::{Gathering, I10Config};
-use crate::placement::{Arrival, NapiGroup, Search};
+use crate::placement::{NapiGroup, Search};
 use entry::Entry;
 use send::Grant;
 

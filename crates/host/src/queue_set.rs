@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use raceline_proto::nvme::{ControllerId, QueueId};
-use raceline_reactor::{Completion, Context, Token};
+use raceline_reactor::{Arrival, Completion, Context, Token};
 
 use crate::command::{Command, CommandDone};
 use crate::config::{Association, HostConfig};
@@ -12,7 +12,7 @@ use crate::counters::QueueCounters;
 use crate::error::{HostError, Rejected, RejectedReason};
 use crate::gather::I10Config;
 use crate::maps::{CoreMaps, CorePlace};
-use crate::placement::{Arrival, NapiGroup};
+use crate::placement::NapiGroup;
 use crate::queue::{QueueEvent, QueuePair};
 
 /// What happened to one of the queues.

@@ -4,6 +4,7 @@
 //! connection may be torn down while operations are in flight: late completions carry a
 //! [`Token`] whose generation no longer matches, and are dropped.
 
+pub(crate) mod arrival;
 pub(crate) mod file_op;
 pub mod nvme;
 pub(crate) mod slab;

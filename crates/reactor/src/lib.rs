@@ -27,6 +27,7 @@ mod uring;
 
 pub use accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 pub use epoll::{EpollIo, Sleeper};
+pub use io::arrival::Arrival;
 pub use io::socket::{self, Socket};
 pub use io::{Completion, Io, Outcome, Token, Wait, nvme};
 pub use memory::buffer::{

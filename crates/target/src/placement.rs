@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
+/// It is read once, at accept: from the last packet of the handshake.
+pub(crate) use raceline_reactor::Arrival;
+
 /// How connections are placed on the cores of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlacementPolicy {
@@ -15,18 +18,6 @@ pub enum PlacementPolicy {
     /// On the core that is the CPU which processed the packets that set the connection up; where
     /// that is none of the target's, as [`Self::Balanced`].
     Cpu,
-}
-
-/// What is known of a new connection's way into the machine.
-///
-/// It is read once, at accept: from the last packet of the handshake. A queue that the network
-/// device changes afterwards is not noticed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arrival {
-    /// The receive queue; the kernel's 0, unknown, is `None` and never a queue of its own.
-    pub(crate) napi_id: Option<NonZeroU32>,
-    /// The CPU.
-    pub(crate) cpu: Option<usize>,
 }
 
 /// A connection's place on a core, to be given back by [`Placement::unplace`].
