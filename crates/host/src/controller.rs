@@ -16,9 +16,9 @@ use raceline_proto::nvme::property::{
 use raceline_proto::nvme::{ControllerId, Cqe, NamespaceId};
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, Token};
 
-use crate::command::{Command, CommandDone, Data};
+use crate::command::{Command, CommandDone, Data, Rejected};
 use crate::config::{ADMIN_IN_CAPSULE_BYTES, Association, HostConfig};
-use crate::error::{CommandError, HostError, Rejected, RejectedReason};
+use crate::error::{CommandError, HostError, RejectedReason};
 use crate::queue::{QueueEvent, QueuePair};
 
 /// Names at and above this are the controller's own commands; programs use those below.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use raceline_proto::host::{BringUpError, DiscoveryError, ScanError};
 use raceline_proto::nvme::Status;
 
-use crate::command::{Command, CommandSummary};
+use crate::summary::CommandSummary;
 
 /// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,16 +84,6 @@ pub enum RejectedReason {
     /// The map has fewer queues than there are cores, and this core's lives on another.
     #[error("the queue for such commands lives on another core: ask for one per core")]
     Elsewhere,
-}
-
-/// A command that was not taken, given back with its buffer.
-#[derive(Debug, thiserror::Error)]
-#[error("{reason}")]
-pub struct Rejected {
-    /// Why.
-    pub reason: RejectedReason,
-    /// The command.
-    pub command: Command,
 }
 
 /// Which answer of the peer is awaited.

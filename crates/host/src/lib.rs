@@ -30,7 +30,6 @@ pub mod command;
 pub mod config;
 pub mod controller;
 mod counters;
-
 pub mod error;
 pub mod gather;
 pub mod maps;
@@ -41,15 +40,15 @@ pub mod queue_set;
 pub mod remote;
 mod service;
 pub mod shared;
+mod summary;
 mod sync;
 
 pub use caller::{CallerHost, CallerOptions, CallerQueues};
-pub use command::{Command, CommandDone, CommandSummary, Data, Hints};
+pub use command::{Command, CommandDone, CommandSummary, Data, Hints, Rejected};
 pub use config::{Association, HostConfig, QueuePairConfig};
 pub use controller::{Controller, ControllerEvent};
 pub use counters::{QueueCounters, QueueTotals};
-
-pub use error::{CommandError, HostError, Rejected, RejectedReason};
+pub use error::{CommandError, HostError, RejectedReason};
 pub use gather::I10Config;
 pub use maps::{CoreMaps, CorePlace, QueueKind, QueueMaps, QueueRequest};
 pub use placement::HostPlacement;

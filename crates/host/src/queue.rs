@@ -28,10 +28,10 @@ use raceline_reactor::flow::{Load, Regime, SocketClass, Traffic};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Arrival, Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
 
-use crate::command::{Command, CommandDone, CommandSummary, Data};
+use crate::command::{Command, CommandDone, CommandSummary, Data, Rejected};
 use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
-use crate::error::{CommandError, HostError, Phase, Rejected, RejectedReason};
+use crate::error::{CommandError, HostError, Phase, RejectedReason};
 use crate::gather::{Gathering, I10Config};
 use crate::placement::{NapiGroup, Search};
 use entry::Entry;

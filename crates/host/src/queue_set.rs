@@ -6,10 +6,10 @@ use std::sync::Arc;
 use raceline_proto::nvme::{ControllerId, QueueId};
 use raceline_reactor::{Arrival, Completion, Context, Token};
 
-use crate::command::{Command, CommandDone};
+use crate::command::{Command, CommandDone, Rejected};
 use crate::config::{Association, HostConfig};
 use crate::counters::QueueCounters;
-use crate::error::{HostError, Rejected, RejectedReason};
+use crate::error::{HostError, RejectedReason};
 use crate::gather::I10Config;
 use crate::maps::{CoreMaps, CorePlace};
 use crate::placement::NapiGroup;
