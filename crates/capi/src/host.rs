@@ -104,7 +104,7 @@ pub unsafe extern "C" fn raceline_namespace_ids(
 ) -> i32 {
     guard(|| {
         // SAFETY: as the caller promises.
-        let namespaces = unsafe { host_of(host) }?.host().namespaces();
+        let namespaces = unsafe { host_of(host) }?.admin().namespaces();
         if max > 0 {
             check(nsids, "nsids")?;
         }
@@ -135,9 +135,9 @@ pub unsafe extern "C" fn raceline_namespace_info(
         }
         // SAFETY: as the caller promises.
         let host = unsafe { host_of(host) }?;
-        let Some(info) = host.host().namespace(NamespaceId(nsid)) else {
+        let Some(info) = host.admin().namespace(NamespaceId(nsid)) else {
             let all: Vec<String> =
-                host.host().namespaces().iter().map(|info| info.nsid.to_string()).collect();
+                host.admin().namespaces().iter().map(|info| info.nsid.to_string()).collect();
             return Err(Failure::invalid(format!(
                 "{} has no namespace {nsid}; it has: {}",
                 host.config().subnqn,
@@ -160,7 +160,7 @@ pub(crate) unsafe fn host_of(host: *const raceline_host) -> Result<CallerHost, F
 }
 
 fn describe(host: &CallerHost, info: &NamespaceInfo) -> raceline_namespace {
-    let controller = host.host().controller();
+    let controller = host.admin().controller();
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     raceline_namespace {
         nsid: info.nsid.0,

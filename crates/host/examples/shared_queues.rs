@@ -31,7 +31,7 @@ fn main() {
     let hostnqn = Nqn::new("nqn.2026-01.io.raceline:example-host").unwrap();
     let config = HostConfig::new(address, subnqn, hostnqn, HostId(*b"raceline-example"));
     let host = CallerHost::connect(config).unwrap();
-    let block_size = host.host().namespace(NSID).unwrap().block_size;
+    let block_size = host.admin().namespace(NSID).unwrap().block_size;
     let queues = SharedQueues::open(&host, &SharedOptions::default()).unwrap();
     let threads: Vec<_> = (0..4u8)
         .map(|thread| {

@@ -27,13 +27,12 @@ use raceline_reactor::{
     BufferPool, Completion, Context, EpollIo, Io, PoolConfig, Token, Wait, Waker,
 };
 
-use crate::blocking::Host;
+use crate::admin_link::{AdminLink, LinkState};
 use crate::config::{Association, HostConfig};
 use crate::counters::QueueCounters;
 use crate::error::{HostError, Phase};
 use crate::maps::{CoreMaps, CorePlace, QueueRequest};
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
-use crate::service::{Message, Shared as State};
 use cut::Ticket;
 pub use memory::Memory;
 use operation::Limits;
@@ -67,7 +66,7 @@ pub struct CallerHost {
 #[derive(Debug)]
 struct CallerShared {
     config: HostConfig,
-    host: Host,
+    admin: AdminLink,
     /// The one that was given back longest ago is used first.
     free_qids: Mutex<VecDeque<u16>>,
 }
@@ -104,16 +103,16 @@ impl CallerHost {
     /// # Errors
     /// When the controller cannot be reached or used.
     pub fn connect(config: HostConfig) -> Result<Self, HostError> {
-        let host = Host::start(config.clone())?;
-        let granted = host.association().io_queues.min(config.queue_request().total());
+        let admin = AdminLink::connect(config.clone())?;
+        let granted = admin.association().io_queues.min(config.queue_request().total());
         let free_qids = Mutex::new((1..=granted).collect());
-        Ok(Self { shared: Arc::new(CallerShared { config, host, free_qids }) })
+        Ok(Self { shared: Arc::new(CallerShared { config, admin, free_qids }) })
     }
 
     /// For what is not I/O: namespaces, log pages, admin commands.
     #[must_use]
-    pub fn host(&self) -> &Host {
-        &self.shared.host
+    pub fn admin(&self) -> &AdminLink {
+        &self.shared.admin
     }
 
     /// How it was connected to.
@@ -125,7 +124,7 @@ impl CallerHost {
     /// Why it was given up, if it was.
     #[must_use]
     pub fn failure(&self) -> Option<HostError> {
-        self.shared.host.shared().get().failed
+        self.shared.admin.failure()
     }
 
     /// Queues that can still be opened.
@@ -153,7 +152,7 @@ impl CallerHost {
 
     /// Shuts the association down in order and waits until that is done. Groups end with it.
     pub fn disconnect(&self) {
-        self.shared.host.end();
+        self.shared.admin.disconnect();
     }
 
     fn try_open(&self, options: &CallerOptions) -> Result<CallerQueues, HostError> {
@@ -173,7 +172,7 @@ impl CallerShared {
         let mut free = self.qids();
         let wanted = usize::from(count);
         if wanted == 0 || wanted > free.len() {
-            let granted = self.host.association().io_queues;
+            let granted = self.admin.association().io_queues;
             return Err(HostError::Invalid(format!(
                 "{count} I/O queues cannot be opened: {} are left of {} asked for when connecting \
                  ({granted} granted by the controller)",
@@ -209,7 +208,7 @@ pub struct CallerQueues {
     completions: Vec<Completion>,
     shared: Arc<CallerShared>,
     /// How the controller is, and the version of that which `namespaces` are of.
-    state: Arc<State>,
+    state: Arc<LinkState>,
     seen: u64,
     qids: Vec<u16>,
     maps: CoreMaps,
@@ -301,7 +300,7 @@ impl CallerQueues {
     /// Why the controller was given up for good, if it was.
     #[must_use]
     pub fn failure(&self) -> Option<HostError> {
-        self.shared.host.shared().get().failed
+        self.shared.admin.failure()
     }
 
     /// Operations taken whose end has not been given.
@@ -435,7 +434,7 @@ impl CallerQueues {
         options: &CallerOptions,
         qids: Vec<u16>,
     ) -> Result<Self, HostError> {
-        let association = shared.host.association();
+        let association = shared.admin.association();
         let entries = shared.config.io_entries.min(association.max_entries);
         let slots = usize::from(entries) * qids.len();
         let staging = PoolConfig::new(&[(STAGING_BYTES, qids.len())]);
@@ -459,7 +458,7 @@ impl CallerQueues {
             partial: vec![None; qids.len()],
             finished: VecDeque::with_capacity(slots),
             completions: Vec::with_capacity(4 * qids.len()),
-            state: Arc::clone(shared.host.shared()),
+            state: Arc::clone(shared.admin.state()),
             seen: 0,
             shared,
             maps: options.request().grant(options.request().total()).core(CorePlace::ALONE),
@@ -617,7 +616,7 @@ impl CallerQueues {
                 continue;
             }
             tracing::warn!(%error, "an I/O queue is lost");
-            self.shared.host.tell(Message::QueueLost(cntlid, error));
+            self.shared.admin.queue_lost(cntlid, error);
             self.watch(WATCH_LOST_INTERVAL);
         }
         for queue in 0..self.partial.len() {

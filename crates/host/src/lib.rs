@@ -24,6 +24,7 @@
 //! were in flight are sent again; whatever else was in flight ends with
 //! [`CommandError::UnknownFate`], because it may have been executed, and is never replayed.
 
+mod admin_link;
 pub mod blocking;
 pub mod caller;
 pub mod command;
@@ -38,11 +39,11 @@ pub mod placement;
 pub mod queue;
 pub mod queue_set;
 pub mod remote;
-mod service;
 pub mod shared;
 mod summary;
 mod sync;
 
+pub use admin_link::AdminLink;
 pub use caller::{CallerHost, CallerOptions, CallerQueues};
 pub use command::{Command, CommandDone, CommandSummary, Data, Hints, Rejected};
 pub use config::{Association, HostConfig, QueuePairConfig};

@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use raceline_bdev::{Bdev, BdevInfo, Channel};
 use raceline_proto::host::{ControllerInfo, NamespaceInfo};
+use raceline_proto::nvme::NamespaceId;
 use raceline_proto::nvme::identify::{ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES};
-use raceline_proto::nvme::{ControllerId, NamespaceId};
 use raceline_reactor::Context;
 
-use crate::blocking::Host;
+use crate::admin_link::AdminLink;
 use crate::config::HostConfig;
 use crate::error::HostError;
-use crate::service::Message;
 use channel::RemoteChannel;
 
 /// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks
@@ -59,7 +58,7 @@ pub struct RemoteNamespace {
 #[derive(Debug)]
 struct Remote {
     config: HostConfig,
-    host: Host,
+    admin: AdminLink,
     free_qids: Mutex<Vec<u16>>,
 }
 
@@ -82,10 +81,10 @@ impl RemoteController {
         if config.io_queues <= 1 {
             config.io_queues = DEFAULT_CHANNELS;
         }
-        let host = Host::start(config.clone())?;
-        let granted = host.association().io_queues;
+        let admin = AdminLink::connect(config.clone())?;
+        let granted = admin.association().io_queues;
         let free_qids = Mutex::new((1..=granted).rev().collect());
-        Ok(Self { remote: Arc::new(Remote { config, host, free_qids }) })
+        Ok(Self { remote: Arc::new(Remote { config, admin, free_qids }) })
     }
 
     /// One of its namespaces as a device.
@@ -93,15 +92,15 @@ impl RemoteController {
     /// # Errors
     /// When it is not there, or of no use.
     pub fn namespace(&self, nsid: NamespaceId) -> Result<RemoteNamespace, HostError> {
-        let Remote { config, host, .. } = &*self.remote;
-        let Some(namespace) = host.namespace(nsid) else {
+        let Remote { config, admin, .. } = &*self.remote;
+        let Some(namespace) = admin.namespace(nsid) else {
             return Err(HostError::Invalid(format!("{} has no namespace {nsid}", config.subnqn)));
         };
         if !matches!(namespace.block_size, 512 | 4096) {
             let text = format!("blocks of {} bytes cannot be exported", namespace.block_size);
             return Err(HostError::Invalid(text));
         }
-        let controller = host.controller();
+        let controller = admin.controller();
         let limit =
             controller.max_transfer_bytes.unwrap_or(MAX_COMMAND_BYTES).min(MAX_COMMAND_BYTES);
         let scope = Scope {
@@ -118,13 +117,13 @@ impl RemoteController {
     /// The namespaces that it has now.
     #[must_use]
     pub fn namespaces(&self) -> Arc<[NamespaceInfo]> {
-        self.remote.host.namespaces()
+        self.remote.admin.namespaces()
     }
 
     /// What it is and can do.
     #[must_use]
     pub fn controller(&self) -> Arc<ControllerInfo> {
-        self.remote.host.controller()
+        self.remote.admin.controller()
     }
 
     /// How it was connected to.
@@ -136,7 +135,7 @@ impl RemoteController {
     /// How it is.
     #[must_use]
     pub fn state(&self) -> RemoteState {
-        let state = self.remote.host.shared().get();
+        let state = self.remote.admin.state().get();
         match (state.failed, state.association) {
             (Some(error), _) => RemoteState::Failed(error),
             (None, Some(_)) => RemoteState::Up,
@@ -148,7 +147,7 @@ impl RemoteController {
     /// over; gives what to wait with next.
     #[must_use]
     pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
-        self.remote.host.shared().wait(seen, timeout)
+        self.remote.admin.wait_change(seen, timeout)
     }
 
     /// Bytes of a log page.
@@ -156,18 +155,18 @@ impl RemoteController {
     /// # Errors
     /// When the command fails, or `len` is 0 or no multiple of 4.
     pub fn get_log(&self, lid: u8, nsid: NamespaceId, len: u32) -> Result<Vec<u8>, HostError> {
-        self.remote.host.get_log(lid, nsid, 0, len)
+        self.remote.admin.get_log(lid, nsid, 0, len)
     }
 
     /// Gives the association up and makes a new one, without waiting for it. What was in flight
     /// ends as when the controller is lost.
     pub fn reset(&self) {
-        self.remote.host.tell(Message::Reset);
+        self.remote.admin.reset();
     }
 
     /// Shuts the association down in order and waits until that is done. Channels end with it.
     pub fn disconnect(&self) {
-        self.remote.host.end();
+        self.remote.admin.disconnect();
     }
 }
 
@@ -189,7 +188,7 @@ impl RemoteNamespace {
 
     /// As [`RemoteController::disconnect`].
     pub fn disconnect(&self) {
-        self.remote.host.end();
+        self.remote.admin.disconnect();
     }
 }
 
@@ -213,7 +212,7 @@ fn describe(name: String, controller: &ControllerInfo, namespace: &NamespaceInfo
 
 impl Bdev for RemoteNamespace {
     fn info(&self) -> BdevInfo {
-        let now = self.remote.host.namespace(self.scope.nsid);
+        let now = self.remote.admin.namespace(self.scope.nsid);
         let block_count = now
             .filter(|now| now.block_size == self.scope.block_size)
             .map_or(self.info.block_count, |now| now.block_count);
@@ -231,10 +230,6 @@ impl Bdev for RemoteNamespace {
 }
 
 impl Remote {
-    fn queue_lost(&self, cntlid: ControllerId, error: HostError) {
-        self.host.tell(Message::QueueLost(cntlid, error));
-    }
-
     fn give_back(&self, qid: u16) {
         self.free_qids.lock().unwrap_or_else(PoisonError::into_inner).push(qid);
     }

@@ -256,7 +256,7 @@ fn a_target_that_comes_back_unseen_is_used_again() {
     // Nobody polls until the controller is up again, with the number that it had.
     let (target, _) = serve(address);
     let start = Instant::now();
-    while host.host().identify(1, NamespaceId(0)).is_err() {
+    while host.admin().identify(1, NamespaceId(0)).is_err() {
         assert!(start.elapsed() < LIMIT, "it does not come back");
         std::thread::sleep(Duration::from_millis(10));
     }

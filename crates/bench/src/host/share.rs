@@ -387,7 +387,7 @@ impl Blocks {
             way: "share".to_owned(),
             why: "the target has no namespace 1".to_owned(),
         };
-        let info = host.host().namespace(NSID).ok_or_else(none)?;
+        let info = host.admin().namespace(NSID).ok_or_else(none)?;
         let block_bytes = usize::try_from(info.block_size).unwrap_or(IO_BYTES);
         let per_io = (IO_BYTES / block_bytes).max(1) as u64;
         Ok(Self { block_bytes, per_io, ios: (info.block_count / per_io).max(1) })

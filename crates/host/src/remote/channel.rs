@@ -80,7 +80,7 @@ impl RemoteChannel {
 
     /// Looks at the association and has the queue follow it; then looks again, later.
     fn follow(&mut self, cx: &mut Context<'_>) {
-        let state = self.remote.host.shared().get();
+        let state = self.remote.admin.state().get();
         match (&state.association, &state.failed) {
             (_, Some(_)) => {
                 self.queues.close(cx);
@@ -257,7 +257,7 @@ impl RemoteChannel {
         }
         while let Some(event) = self.queues.poll_event() {
             if let IoQueueEvent::Lost { cntlid, error, .. } = event {
-                self.remote.queue_lost(cntlid, error);
+                self.remote.admin.queue_lost(cntlid, error);
                 self.watch(cx, WATCH_LOST_INTERVAL);
             }
         }

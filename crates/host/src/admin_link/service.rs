@@ -53,15 +53,15 @@ pub(crate) struct Reply {
 
 /// What threads may look at: how the controller is.
 #[derive(Debug, Default)]
-pub(crate) struct Shared {
-    state: Mutex<SharedState>,
+pub(crate) struct LinkState {
+    state: Mutex<LinkSnapshot>,
     changed: Condvar,
     /// The state's, for those who ask for each command.
     version: AtomicU64,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SharedState {
+pub(crate) struct LinkSnapshot {
     /// While it is up.
     pub(crate) association: Option<Association>,
     /// It was given up or closed.
@@ -70,8 +70,8 @@ pub(crate) struct SharedState {
     pub(crate) version: u64,
 }
 
-impl Shared {
-    pub(crate) fn get(&self) -> SharedState {
+impl LinkState {
+    pub(crate) fn get(&self) -> LinkSnapshot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -84,12 +84,12 @@ impl Shared {
     /// Waits until the state is newer than `seen`, and gives its version.
     pub(crate) fn wait(&self, seen: u64, timeout: Duration) -> u64 {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_old = |state: &mut SharedState| state.version == seen;
+        let is_old = |state: &mut LinkSnapshot| state.version == seen;
         let waited = self.changed.wait_timeout_while(state, timeout, is_old);
         waited.unwrap_or_else(PoisonError::into_inner).0.version
     }
 
-    fn update(&self, change: impl FnOnce(&mut SharedState)) {
+    fn update(&self, change: impl FnOnce(&mut LinkSnapshot)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
         state.version += 1;
@@ -101,8 +101,8 @@ impl Shared {
 /// Starts the thread and waits until the controller is up.
 pub(crate) fn start(
     config: HostConfig,
-) -> Result<(ReactorHandle<Message>, Arc<Shared>), HostError> {
-    let shared = Arc::new(Shared::default());
+) -> Result<(ReactorHandle<Message>, Arc<LinkState>), HostError> {
+    let state = Arc::new(LinkState::default());
     let (started, start) = mpsc::channel();
     let reactor = ReactorConfig {
         mode: Mode::Interrupt,
@@ -110,15 +110,15 @@ pub(crate) fn start(
         name: "raceline-host".to_owned(),
         ..ReactorConfig::default()
     };
-    let service_shared = shared.clone();
+    let service_state = state.clone();
     let handle = Reactor::spawn(reactor, move |cx| {
         let token = Token { owner: 0, generation: 0, index: 0 };
         let controller = Controller::connect(cx, config, token);
-        Ok(HostService::new(controller, service_shared, started))
+        Ok(HostService::new(controller, service_state, started))
     })
     .map_err(|error| HostError::Reactor(Arc::new(error)))?;
     match start.recv() {
-        Ok(Ok(())) => Ok((handle, shared)),
+        Ok(Ok(())) => Ok((handle, state)),
         Ok(Err(error)) => {
             // It ends by itself; its own error would say less.
             drop(handle.join());
@@ -134,7 +134,7 @@ pub(crate) fn start(
 /// The work of the thread.
 struct HostService {
     controller: Controller,
-    shared: Arc<Shared>,
+    state: Arc<LinkState>,
     /// Told once: whether it came up.
     started: Option<mpsc::Sender<Result<(), HostError>>>,
     /// Who waits for a command.
@@ -147,12 +147,12 @@ struct HostService {
 impl HostService {
     fn new(
         controller: Controller,
-        shared: Arc<Shared>,
+        state: Arc<LinkState>,
         started: mpsc::Sender<Result<(), HostError>>,
     ) -> Self {
         Self {
             controller,
-            shared,
+            state,
             started: Some(started),
             tickets: std::iter::repeat_with(|| None).take(MAX_TICKETS).collect(),
             free: (0..MAX_TICKETS).rev().collect(),
@@ -172,20 +172,20 @@ impl HostService {
         while let Some(event) = self.controller.poll_event() {
             match event {
                 ControllerEvent::Up(association) => {
-                    self.shared.update(|state| state.association = Some(association));
+                    self.state.update(|state| state.association = Some(association));
                     self.tell_started(Ok(()));
                 }
                 ControllerEvent::Down(error) => {
                     tracing::warn!(%error, "controller lost");
-                    self.shared.update(|state| state.association = None);
+                    self.state.update(|state| state.association = None);
                 }
-                ControllerEvent::Namespaces(namespaces) => self.shared.update(|state| {
+                ControllerEvent::Namespaces(namespaces) => self.state.update(|state| {
                     if let Some(association) = &mut state.association {
                         association.namespaces = namespaces;
                     }
                 }),
                 // Whoever waits for changes reads the log.
-                ControllerEvent::DiscoveryChanged => self.shared.update(|_| {}),
+                ControllerEvent::DiscoveryChanged => self.state.update(|_| {}),
                 ControllerEvent::Failed(error) => self.end(error),
                 ControllerEvent::Closed => self.end(HostError::Closed),
             }
@@ -195,7 +195,7 @@ impl HostService {
     fn end(&mut self, error: HostError) {
         self.failed = true;
         self.tell_started(Err(error.clone()));
-        self.shared.update(|state| {
+        self.state.update(|state| {
             state.association = None;
             state.failed = Some(error);
         });

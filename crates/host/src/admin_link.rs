@@ -1,0 +1,224 @@
+//! The admin queue of a controller, on a thread in the background: what every face has behind it.
+//!
+//! The thread keeps the controller alive, and makes a lost association again. I/O queues live elsewhere:
+//! they follow the association, and report lost connections here.
+
+mod service;
+
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use raceline_proto::host::discovery::DiscoveryLog;
+use raceline_proto::host::{AdminRequest, ControllerInfo, DiscoveryReader, NamespaceInfo, command};
+use raceline_proto::nvme::{ControllerId, Cqe, NamespaceId, Sqe};
+use raceline_reactor::{ReactorHandle, SendError, Sender};
+
+use crate::config::{Association, HostConfig};
+use crate::error::{CommandError, CommandFailure, HostError};
+pub(crate) use service::LinkState;
+use service::{Message, Reply, Submission};
+
+/// How often a waiting call looks whether the thread that is to answer still runs.
+const ALIVE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A connected controller without its I/O queues: for namespaces, log pages and other admin commands.
+///
+/// Many threads may use it. A lost association is made again, and calls wait meanwhile. A clone is
+/// another handle to the same controller. Dropping the last handle disconnects without waiting.
+#[derive(Clone, Debug)]
+pub struct AdminLink {
+    link: Arc<Link>,
+}
+
+/// The thread of the admin queue. Dropped, it tells the thread to stop.
+#[derive(Debug)]
+struct Link {
+    reactor: Mutex<Option<ReactorHandle<Message>>>,
+    sender: Sender<Message>,
+    state: Arc<LinkState>,
+    first: Association,
+}
+
+impl AdminLink {
+    /// Connects, and waits until the controller is up.
+    pub(crate) fn connect(config: HostConfig) -> Result<Self, HostError> {
+        let (reactor, state) = service::start(config)?;
+        let sender = reactor.sender().clone();
+        let now = state.get();
+        let Some(first) = now.association else {
+            return Err(now.failed.unwrap_or(HostError::Closed));
+        };
+        let link = Link { reactor: Mutex::new(Some(reactor)), sender, state, first };
+        Ok(Self { link: Arc::new(link) })
+    }
+
+    /// What the controller is and can do.
+    #[must_use]
+    pub fn controller(&self) -> Arc<ControllerInfo> {
+        self.association().controller
+    }
+
+    /// Its active namespaces.
+    #[must_use]
+    pub fn namespaces(&self) -> Arc<[NamespaceInfo]> {
+        self.association().namespaces
+    }
+
+    /// One of its namespaces.
+    #[must_use]
+    pub fn namespace(&self, nsid: NamespaceId) -> Option<NamespaceInfo> {
+        self.namespaces().iter().find(|info| info.nsid == nsid).cloned()
+    }
+
+    /// The association that is up, or the first one while none is.
+    #[must_use]
+    pub fn association(&self) -> Association {
+        self.link.state.get().association.unwrap_or_else(|| self.link.first.clone())
+    }
+
+    /// Whether an association is up.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.link.state.get().association.is_some()
+    }
+
+    /// Why the controller was given up for good, if it was.
+    #[must_use]
+    pub fn failure(&self) -> Option<HostError> {
+        self.link.state.get().failed
+    }
+
+    /// Waits until its state, its namespaces or its discovery log are newer than `seen`, 0 at first,
+    /// or the time is over; gives what to wait with next.
+    #[must_use]
+    pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
+        self.link.state.wait(seen, timeout)
+    }
+
+    /// An Identify structure.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn identify(&self, cns: u8, nsid: NamespaceId) -> Result<Vec<u8>, HostError> {
+        self.execute(command::identify(cns, nsid), 4096).map(|(_, data)| data)
+    }
+
+    /// `len` bytes of a log page from `offset`; both are multiples of 4.
+    ///
+    /// # Errors
+    /// When the command fails, or `len` is 0 or no multiple of 4.
+    pub fn get_log(
+        &self,
+        lid: u8,
+        nsid: NamespaceId,
+        offset: u64,
+        len: u32,
+    ) -> Result<Vec<u8>, HostError> {
+        if len == 0 || !len.is_multiple_of(4) || !offset.is_multiple_of(4) {
+            return Err(HostError::Invalid("log pages are read in units of 4 bytes".to_owned()));
+        }
+        let sqe = command::get_log_page(lid, nsid, offset, len, false);
+        self.execute(sqe, len).map(|(_, data)| data)
+    }
+
+    /// The discovery log, in one state.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn discover(&self) -> Result<DiscoveryLog, HostError> {
+        let mut reader = DiscoveryReader::new();
+        loop {
+            if let Some(log) = reader.poll_done() {
+                return Ok(log);
+            }
+            let Some(AdminRequest { sqe, receive_len }) = reader.poll_request() else {
+                unreachable!("a reader that is not done asks for something");
+            };
+            match self.execute(sqe, receive_len) {
+                Ok((cqe, data)) => reader.handle_completion(&cqe, &data)?,
+                Err(HostError::Command(CommandFailure {
+                    error: CommandError::Status(status),
+                    ..
+                })) => {
+                    reader.handle_completion(&Cqe { status, ..Cqe::default() }, &[])?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Executes an admin command that receives `receive_len` bytes.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn execute(&self, sqe: Sqe, receive_len: u32) -> Result<(Cqe, Vec<u8>), HostError> {
+        let (reply, replies) = mpsc::channel();
+        self.link.post(Message::Submit(Submission { sqe, receive_len, reply: reply.clone() }))?;
+        // Our own `reply` keeps the channel open, so look whether the thread is alive.
+        let Reply { result, data } = loop {
+            match replies.recv_timeout(ALIVE_CHECK_INTERVAL) {
+                Ok(answer) => break answer,
+                Err(_) if self.link.is_running() => {}
+                Err(_) => return Err(HostError::Closed),
+            }
+        };
+        result.map(|cqe| (cqe, data)).map_err(HostError::Command)
+    }
+
+    /// Shuts the controller down in order and waits until that is done; calls from then on fail.
+    pub(crate) fn disconnect(&self) {
+        self.link.tell(Message::Stop);
+        let reactor = self.link.reactor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(error)) = reactor.map(ReactorHandle::join) {
+            tracing::warn!(%error, "the host's thread ended badly");
+        }
+    }
+
+    /// How the controller is, for those that follow it.
+    pub(crate) fn state(&self) -> &Arc<LinkState> {
+        &self.link.state
+    }
+
+    /// An I/O queue of that association is lost.
+    pub(crate) fn queue_lost(&self, cntlid: ControllerId, error: HostError) {
+        self.link.tell(Message::QueueLost(cntlid, error));
+    }
+
+    /// Gives the association up and makes a new one, without waiting for it.
+    pub(crate) fn reset(&self) {
+        self.link.tell(Message::Reset);
+    }
+}
+
+impl Link {
+    /// Sends what needs no answer. A full mailbox has news enough; a thread that has ended needs none.
+    fn tell(&self, message: Message) {
+        drop(self.sender.send(message));
+    }
+
+    fn is_running(&self) -> bool {
+        let reactor = self.reactor.lock().unwrap_or_else(PoisonError::into_inner);
+        reactor.as_ref().is_some_and(ReactorHandle::is_running)
+    }
+
+    fn post(&self, mut message: Message) -> Result<(), HostError> {
+        loop {
+            match self.sender.send(message) {
+                Ok(()) => return Ok(()),
+                // Many threads at once: the reactor empties its mailbox in microseconds.
+                Err(SendError::Full(back)) => message = back,
+                Err(SendError::Closed(_)) => {
+                    return Err(self.state.get().failed.unwrap_or(HostError::Closed));
+                }
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.tell(Message::Stop);
+    }
+}
