@@ -1,7 +1,7 @@
 //! The admin queue of a controller, on a thread in the background: what every face has behind it.
 //!
 //! The thread keeps the controller alive, and makes a lost association again. I/O queues live elsewhere:
-//! they follow the association, and report lost connections here.
+//! they follow the association ([`crate::follower`]), and report lost connections here.
 
 mod service;
 
@@ -16,7 +16,7 @@ use raceline_reactor::{ReactorHandle, SendError, Sender};
 
 use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, CommandFailure, HostError};
-pub(crate) use service::LinkState;
+pub(crate) use service::{LinkSnapshot, LinkState};
 use service::{Message, Reply, Submission};
 
 /// How often a waiting call looks whether the thread that is to answer still runs.

@@ -27,10 +27,11 @@ use raceline_reactor::{
     BufferPool, Completion, Context, EpollIo, Io, PoolConfig, Token, Wait, Waker,
 };
 
-use crate::admin_link::{AdminLink, LinkState};
+use crate::admin_link::AdminLink;
 use crate::config::{Association, HostConfig};
 use crate::counters::QueueCounters;
 use crate::error::{HostError, Phase};
+use crate::follower::AssociationFollower;
 use crate::maps::{CoreMaps, CorePlace, QueueRequest};
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
 use cut::Ticket;
@@ -41,11 +42,8 @@ use single::Single;
 
 /// How long [`CallerQueues::wait`] looks before it sleeps, unless told otherwise.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
-/// How often the state of the association is looked at, while it is up and while it is not.
-const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-const WATCH_LOST_INTERVAL: Duration = Duration::from_millis(50);
 /// Token indices of the timers; queues count from 0.
-const WATCH_INDEX: u32 = u32::MAX;
+const FOLLOW_INDEX: u32 = u32::MAX;
 const WAIT_INDEX: u32 = u32::MAX - 1;
 /// One receive buffer per queue: more than what a queue stages.
 const STAGING_BYTES: usize = 72 << 10;
@@ -207,17 +205,13 @@ pub struct CallerQueues {
     finished: VecDeque<Finished>,
     completions: Vec<Completion>,
     shared: Arc<CallerShared>,
-    /// How the controller is, and the version of that which `namespaces` are of.
-    state: Arc<LinkState>,
+    follower: AssociationFollower,
+    /// The version of the controller's state that `namespaces` are of.
     seen: u64,
     qids: Vec<u16>,
     maps: CoreMaps,
-    /// The association that the queues follow.
-    followed: Option<Association>,
     namespaces: Arc<[NamespaceInfo]>,
     max_transfer_bytes: u32,
-    /// When the association is looked at next.
-    watch_at: Option<Instant>,
     /// When the timer that ends a wait expires, if one is on its way.
     wait_end: Option<Instant>,
     spin: Duration,
@@ -329,7 +323,7 @@ impl CallerQueues {
     // Always inline: where the kind of operation is known, it goes into its slot without being moved.
     #[inline(always)]
     pub fn submit(&mut self, queue: usize, operation: Operation, user: u64) -> Result<(), Refused> {
-        if self.state.version() != self.seen {
+        if self.follower.state().version() != self.seen {
             self.refresh();
         }
         let limits = match self.admit(queue, operation.nsid()) {
@@ -458,15 +452,16 @@ impl CallerQueues {
             partial: vec![None; qids.len()],
             finished: VecDeque::with_capacity(slots),
             completions: Vec::with_capacity(4 * qids.len()),
-            state: Arc::clone(shared.admin.state()),
+            follower: AssociationFollower::new(
+                Arc::clone(shared.admin.state()),
+                Token { index: FOLLOW_INDEX, ..TOKEN },
+            ),
             seen: 0,
             shared,
             maps: options.request().grant(options.request().total()).core(CorePlace::ALONE),
             qids,
-            followed: None,
             namespaces: Arc::clone(&association.namespaces),
             max_transfer_bytes: MAX_COMMAND_BYTES,
-            watch_at: None,
             wait_end: None,
             spin: options.spin,
             opening: true,
@@ -497,50 +492,20 @@ impl CallerQueues {
     /// now; all else waits for [`Self::follow`].
     #[cold]
     fn refresh(&mut self) {
-        let state = self.state.get();
+        let state = self.follower.state().get();
         self.seen = state.version;
         if let Some(association) = state.association {
             self.namespaces = association.namespaces;
         }
     }
 
-    /// Looks at the association and has the queues follow it; then looks again, later.
+    /// Has the queues follow the association.
     fn follow(&mut self) {
-        let state = self.state.get();
-        self.seen = state.version;
-        let mut cx = self.driver.cx();
-        match (&state.association, &state.failed) {
-            (_, Some(_)) => {
-                self.queues.close(&mut cx);
-                return;
-            }
-            (Some(association), None) => {
-                self.namespaces = Arc::clone(&association.namespaces);
-                if self.followed.as_ref().is_none_or(|followed| !followed.is(association)) {
-                    // It may have been lost and made again since we looked.
-                    if self.followed.replace(association.clone()).is_some() {
-                        self.queues.handle_down(&mut cx, &HostError::Closed);
-                    }
-                    self.max_transfer_bytes = max_transfer(association);
-                    self.queues.handle_up(&mut cx, association);
-                }
-            }
-            (None, None) => {
-                if self.followed.take().is_some() {
-                    self.queues.handle_down(&mut cx, &HostError::Closed);
-                }
-            }
-        }
-        let soon = self.followed.is_none() || !self.queues.is_ready();
-        self.watch(if soon { WATCH_LOST_INTERVAL } else { WATCH_INTERVAL });
-    }
-
-    /// Looks at the association after `interval`, unless that is about to be done.
-    fn watch(&mut self, interval: Duration) {
-        let at = self.driver.io.now() + interval;
-        if self.watch_at.is_none_or(|earlier| at < earlier) {
-            self.watch_at = Some(at);
-            self.driver.io.timer(at, Token { index: WATCH_INDEX, ..TOKEN });
+        let seen = self.follower.follow(&mut self.driver.cx(), &mut self.queues);
+        self.seen = seen.version;
+        if let Some(association) = seen.association {
+            self.max_transfer_bytes = max_transfer(&association);
+            self.namespaces = association.namespaces;
         }
     }
 
@@ -589,13 +554,12 @@ impl CallerQueues {
         let any = !self.completions.is_empty();
         for completion in self.completions.drain(..) {
             match completion.token.index {
-                WATCH_INDEX => {}
+                FOLLOW_INDEX => {}
                 WAIT_INDEX => self.wait_end = None,
                 _ => self.queues.handle_completion(&mut self.driver.cx(), completion),
             }
         }
-        if self.watch_at.is_some_and(|at| at <= self.driver.io.now()) {
-            self.watch_at = None;
+        if self.follower.is_due(self.driver.io.now()) {
             self.follow();
         }
         self.collect();
@@ -617,7 +581,7 @@ impl CallerQueues {
             }
             tracing::warn!(%error, "an I/O queue is lost");
             self.shared.admin.queue_lost(cntlid, error);
-            self.watch(WATCH_LOST_INTERVAL);
+            self.follower.look_soon(&mut self.driver.cx());
         }
         for queue in 0..self.partial.len() {
             if let Some(index) = self.partial[queue] {

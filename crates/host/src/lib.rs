@@ -32,6 +32,7 @@ pub mod config;
 pub mod controller;
 mod counters;
 pub mod error;
+mod follower;
 pub mod gather;
 pub mod maps;
 pub mod naming;

@@ -89,7 +89,7 @@ impl LinkState {
         waited.unwrap_or_else(PoisonError::into_inner).0.version
     }
 
-    fn update(&self, change: impl FnOnce(&mut LinkSnapshot)) {
+    pub(crate) fn update(&self, change: impl FnOnce(&mut LinkSnapshot)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
         state.version += 1;

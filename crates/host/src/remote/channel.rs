@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use raceline_bdev::{BdevError, Channel, Done, Op, Request};
 use raceline_proto::host::{BlockRange, command};
@@ -11,16 +10,13 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, Payload, SharedBuf, 
 
 use super::{Remote, Scope};
 use crate::command::{Command, CommandDone, CommandSummary, Data};
-use crate::config::Association;
-use crate::error::{CommandError, HostError};
+use crate::error::CommandError;
+use crate::follower::AssociationFollower;
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
 
-/// How often the state of the association is looked at, while it is up and while it is not.
-const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-const WATCH_LOST_INTERVAL: Duration = Duration::from_millis(50);
 /// Token indices: the queue, and the timer that looks at the association.
 const QUEUE_INDEX: u32 = 0;
-const WATCH_INDEX: u32 = 1;
+const FOLLOW_INDEX: u32 = 1;
 
 /// An I/O queue of the association, and the requests on it.
 #[derive(Debug)]
@@ -29,11 +25,7 @@ pub(super) struct RemoteChannel {
     scope: Scope,
     qid: u16,
     queues: IoQueueSet,
-    watch_token: Token,
-    /// When the association is looked at next.
-    watch_at: Option<Instant>,
-    /// The association that the queue follows.
-    followed: Option<Association>,
+    follower: AssociationFollower,
     operations: Vec<Option<Operation>>,
     free: Vec<u32>,
     /// Commands that found no room.
@@ -59,61 +51,22 @@ impl RemoteChannel {
         owner: u16,
     ) -> Self {
         let token = Token { owner, generation: 0, index: QUEUE_INDEX };
-        let watch_token = Token { index: WATCH_INDEX, ..token };
+        let state = Arc::clone(remote.admin.state());
+        let follower = AssociationFollower::new(state, Token { index: FOLLOW_INDEX, ..token });
         let queues = IoQueueSet::new(&remote.config, [qid], token);
         let mut channel = Self {
             remote,
             scope,
             qid,
             queues,
-            watch_token,
-            watch_at: None,
-            followed: None,
+            follower,
             operations: Vec::new(),
             free: Vec::new(),
             backlog: VecDeque::new(),
             closed: false,
         };
-        channel.follow(cx);
+        channel.follower.follow(cx, &mut channel.queues);
         channel
-    }
-
-    /// Looks at the association and has the queue follow it; then looks again, later.
-    fn follow(&mut self, cx: &mut Context<'_>) {
-        let state = self.remote.admin.state().get();
-        match (&state.association, &state.failed) {
-            (_, Some(_)) => {
-                self.queues.close(cx);
-                return;
-            }
-            (Some(association), None) => {
-                if self.followed.as_ref().is_none_or(|followed| !followed.is(association)) {
-                    // It may have been lost and made again since we looked.
-                    if self.followed.replace(association.clone()).is_some() {
-                        self.queues.handle_down(cx, &HostError::Closed);
-                    }
-                    self.queues.handle_up(cx, association);
-                }
-            }
-            (None, None) => {
-                if self.followed.take().is_some() {
-                    self.queues.handle_down(cx, &HostError::Closed);
-                }
-            }
-        }
-        let soon = self.followed.is_none() || !self.queues.is_ready();
-        let interval = if soon { WATCH_LOST_INTERVAL } else { WATCH_INTERVAL };
-        self.watch(cx, interval);
-    }
-
-    /// Looks at the association after `interval`, unless that is about to be done. A timer that an
-    /// earlier one has overtaken expires to no effect: none can be cancelled.
-    fn watch(&mut self, cx: &mut Context<'_>, interval: Duration) {
-        let at = cx.now + interval;
-        if self.watch_at.is_none_or(|earlier| at < earlier) {
-            self.watch_at = Some(at);
-            cx.io.timer(at, self.watch_token);
-        }
     }
 
     /// Cuts a request into commands. Most are one.
@@ -258,7 +211,7 @@ impl RemoteChannel {
         while let Some(event) = self.queues.poll_event() {
             if let IoQueueEvent::Lost { cntlid, error, .. } = event {
                 self.remote.admin.queue_lost(cntlid, error);
-                self.watch(cx, WATCH_LOST_INTERVAL);
+                self.follower.look_soon(cx);
             }
         }
     }
@@ -305,11 +258,9 @@ impl Channel for RemoteChannel {
         if self.closed {
             return; // of a queue that is being closed
         }
-        if completion.token.index == WATCH_INDEX {
-            let due = self.watch_at.is_some_and(|at| at <= cx.now);
-            if due && matches!(completion.outcome, Outcome::Timer) {
-                self.watch_at = None;
-                self.follow(cx);
+        if completion.token.index == FOLLOW_INDEX {
+            if self.follower.is_due(cx.now) && matches!(completion.outcome, Outcome::Timer) {
+                self.follower.follow(cx, &mut self.queues);
             }
         } else {
             self.queues.handle_completion(cx, completion);
