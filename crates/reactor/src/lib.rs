@@ -33,6 +33,7 @@ pub use io::{Completion, Io, Outcome, Token, Wait, nvme};
 pub use memory::buffer::{
     self, BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };
+pub use memory::parts::{PartPool, PartedBuf};
 pub use send::{Payload, SendBatch, pages};
 pub use sim::{SimConfig, SimIo, SimWorld};
 pub use thread::core::{

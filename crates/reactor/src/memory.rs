@@ -1,6 +1,7 @@
-//! The memory that data lie in: I/O buffers and their pools, the regions of RAM devices, copies.
+//! The memory that data lie in: I/O buffers, their pools and parts, the regions of RAM devices, copies.
 
 pub mod buffer;
 pub(crate) mod mapping;
+pub(crate) mod parts;
 mod region;
 pub(crate) mod stream;

@@ -51,6 +51,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/io/transfer.rs",
     "crates/reactor/src/memory/buffer.rs",
     "crates/reactor/src/memory/mapping.rs",
+    "crates/reactor/src/memory/parts.rs",
     "crates/reactor/src/memory/region.rs",
     "crates/reactor/src/memory/stream.rs",
     "crates/reactor/src/send.rs",

@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::memory::mapping::Mapping;
+use crate::memory::parts;
 use crate::memory::region::HUGE_PAGE_SIZE;
 pub use crate::memory::region::{HugePages, PageBuf, Region, RegionHandle};
 
@@ -269,6 +270,11 @@ impl IoBuf {
         SharedBuf { slot: self.slot, len: self.len }
     }
 
+    /// A buffer of all the bytes of a slot that has no other owner.
+    pub(super) fn over(slot: SlotRef, len: usize) -> IoBuf {
+        IoBuf { slot, len }
+    }
+
     /// Where the bytes are, for system calls: valid for [`IoBuf::capacity`] bytes.
     pub(crate) fn as_io_ptr(&self) -> *mut u8 {
         self.slot.get().memory.get().as_ptr()
@@ -315,13 +321,18 @@ impl SharedBuf {
     /// Becomes the only owner again.
     ///
     /// # Errors
-    /// Gives itself back when there are other readers.
+    /// Gives itself back when there are other readers, or may be: it is a part of a shared buffer.
     pub fn try_unique(self) -> Result<IoBuf, SharedBuf> {
-        if self.slot.get().references.get() == 1 {
+        if self.slot.get().references.get() == 1 && !self.slot.is_read_only() {
             Ok(IoBuf { slot: self.slot, len: self.len })
         } else {
             Err(self)
         }
+    }
+
+    /// Its reference to the memory.
+    pub(super) fn slot(&self) -> &SlotRef {
+        &self.slot
     }
 
     /// Where the bytes are, for system calls that read them.
@@ -353,6 +364,8 @@ impl fmt::Debug for SharedBuf {
 
 /// The class of slots over lent memory, which is not among those that buffers are taken from.
 const LENT_CLASS: usize = usize::MAX;
+/// The class of slots over parts of other slots' memory, which are in no pool of buffers.
+const PART_CLASS: usize = LENT_CLASS - 1;
 
 struct PoolInner {
     classes: Vec<Class>,
@@ -378,9 +391,9 @@ impl Class {
     }
 }
 
-/// One buffer's memory and how many own it. Only the memory of a lent slot changes, while nobody
-/// owns it.
-struct Slot {
+/// One buffer's memory and how many own it. Only the memory of a lent slot and of a part changes,
+/// while nobody owns it.
+pub(super) struct Slot {
     references: Cell<u32>,
     memory: Cell<NonNull<u8>>,
     capacity: Cell<usize>,
@@ -394,16 +407,47 @@ impl Slot {
     }
 }
 
-/// One counted reference to a slot, in a pool (kept alive) or on the heap.
-struct SlotRef {
+impl Slot {
+    /// Of a part that is not there yet.
+    pub(super) fn of_part() -> Slot {
+        Slot::free(NonNull::dangling(), 0, PART_CLASS)
+    }
+
+    /// Becomes a part that has one owner.
+    pub(super) fn lend_part(&self, memory: NonNull<u8>, len: usize) {
+        debug_assert_eq!((self.references.get(), self.class), (0, PART_CLASS));
+        self.references.set(1);
+        self.memory.set(memory);
+        self.capacity.set(len);
+    }
+}
+
+/// One counted reference to a slot: in a pool (kept alive), on the heap, or of a part, which keeps its
+/// place alive.
+pub(super) struct SlotRef {
     slot: NonNull<Slot>,
     pool: Option<Rc<PoolInner>>,
 }
 
 impl SlotRef {
+    /// The only reference to a part.
+    pub(super) fn of_part(slot: NonNull<Slot>) -> SlotRef {
+        SlotRef { slot, pool: None }
+    }
+
+    /// Whether it is a part whose bytes others may read.
+    fn is_read_only(&self) -> bool {
+        // SAFETY: it is one, and has an owner.
+        self.get().class == PART_CLASS && unsafe { parts::is_read_only(self.slot) }
+    }
+
+    pub(super) fn memory(&self) -> NonNull<u8> {
+        self.get().memory.get()
+    }
+
     fn get(&self) -> &Slot {
         // SAFETY: a pool slot lives in the pool that `pool` keeps alive, and never moves; a
-        // heap slot lives until its last reference is dropped.
+        // heap slot and the place of a part live until the last reference is dropped.
         unsafe { self.slot.as_ref() }
     }
 }
@@ -429,6 +473,9 @@ impl Drop for SlotRef {
             // SAFETY: a pool slot points into the slots of its own class.
             let index = unsafe { self.slot.as_ptr().offset_from(class.slots.as_ptr()) };
             class.free.borrow_mut().push(index.unsigned_abs());
+        } else if slot.class == PART_CLASS {
+            // SAFETY: this was the last reference.
+            unsafe { parts::release(self.slot) };
         } else {
             let (memory, layout) = (slot.memory.get(), heap_layout(slot.capacity.get()));
             // SAFETY: both were allocated in `IoBuf::heap`, and this was the last reference.
