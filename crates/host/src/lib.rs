@@ -41,6 +41,7 @@ pub mod queue;
 pub mod queue_set;
 pub mod remote;
 pub mod shared;
+mod split;
 mod summary;
 mod sync;
 

@@ -16,14 +16,12 @@ use raceline_reactor::Context;
 use crate::admin_link::AdminLink;
 use crate::config::HostConfig;
 use crate::error::HostError;
+use crate::split::{Limits, max_transfer_bytes};
 use channel::RemoteChannel;
 
 /// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks
 /// for more and as far as the controller grants it.
 const DEFAULT_CHANNELS: u16 = 64;
-
-/// Bytes of one command at most, where the controller allows more.
-const MAX_COMMAND_BYTES: u32 = 1 << 20;
 
 /// A remote controller. A thread in the background keeps the association alive.
 #[derive(Clone, Debug)]
@@ -66,8 +64,7 @@ struct Remote {
 #[derive(Clone, Copy, Debug)]
 struct Scope {
     nsid: NamespaceId,
-    block_size: u32,
-    max_transfer_bytes: usize,
+    limits: Limits,
     write_zeroes: bool,
 }
 
@@ -101,14 +98,11 @@ impl RemoteController {
             return Err(HostError::Invalid(text));
         }
         let controller = admin.controller();
-        let limit =
-            controller.max_transfer_bytes.unwrap_or(MAX_COMMAND_BYTES).min(MAX_COMMAND_BYTES);
-        let scope = Scope {
-            nsid,
+        let limits = Limits {
             block_size: namespace.block_size,
-            max_transfer_bytes: usize::try_from(limit).expect("32 bits fit a usize"),
-            write_zeroes: controller.oncs & ONCS_WRITE_ZEROES != 0,
+            max_transfer_bytes: max_transfer_bytes(&controller),
         };
+        let scope = Scope { nsid, limits, write_zeroes: controller.oncs & ONCS_WRITE_ZEROES != 0 };
         let name = format!("nvme-tcp://{}/{}/{nsid}", config.address, config.subnqn);
         let info = describe(name, &controller, &namespace);
         Ok(RemoteNamespace { remote: Arc::clone(&self.remote), info, scope })
@@ -214,7 +208,7 @@ impl Bdev for RemoteNamespace {
     fn info(&self) -> BdevInfo {
         let now = self.remote.admin.namespace(self.scope.nsid);
         let block_count = now
-            .filter(|now| now.block_size == self.scope.block_size)
+            .filter(|now| now.block_size == self.scope.limits.block_size)
             .map_or(self.info.block_count, |now| now.block_count);
         BdevInfo { block_count, ..self.info.clone() }
     }

@@ -137,6 +137,20 @@ fn a_remote_namespace_is_a_block_device() {
     assert_eq!(core.execute(Op::Flush).result, Ok(()));
     let beyond = Op::Read { offset: 4095 * 512, len: 1024, buf: Some(IoBuf::heap(1024)) };
     assert_eq!(core.execute(beyond).result, Err(BdevError::Internal));
+    // A request of three commands, whose last two fail.
+    let len = 600 * BLOCK;
+    let beyond = Op::Read { offset: (4096 - 300) * 512, len, buf: Some(IoBuf::heap(len)) };
+    let done = core.execute(beyond);
+    assert_eq!(done.result, Err(BdevError::Internal));
+    assert!(matches!(done.payload, Some(Payload::Buf(buf, _)) if buf.len() == len));
+    // More parts, one after the other, than there are at a time.
+    for round in 0..100u8 {
+        let data = IoBuf::from_slice(&vec![round; len]).share();
+        assert_eq!(core.execute(Op::Write { offset: 0, data, fua: false }).result, Ok(()));
+        let read = Op::Read { offset: 0, len, buf: Some(IoBuf::heap(len)) };
+        let Some(Payload::Buf(buf, _)) = core.execute(read).payload else { panic!("no data") };
+        assert!(buf.iter().all(|&byte| byte == round), "round {round}");
+    }
 
     // The channel notices within a second or so; until then the target still answers.
     device.disconnect();

@@ -6,7 +6,11 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use raceline_reactor::{HugePages, PageBuf};
+use raceline_proto::nvme::Direction;
+use raceline_reactor::{BufferPool, HugePages, PageBuf};
+
+use crate::command::Data;
+use crate::split::{Part, SplitMemory};
 
 /// Memory for the data of one operation: handed over with it, and given back with its end. What
 /// the socket receives is written here, and what it sends is read here; there is no copy between.
@@ -82,6 +86,56 @@ impl Memory {
             Kind::Pages(pages) => NonNull::from(&mut pages[..]).cast(),
             Kind::Bytes(bytes) => NonNull::from(&mut bytes[..]).cast(),
         }
+    }
+}
+
+/// The memory of an operation on its way, lent to its commands part by part.
+#[derive(Debug)]
+pub(super) struct LentMemory {
+    memory: Option<Memory>,
+    /// Where it begins.
+    start: NonNull<u8>,
+    /// Bytes that were lent, from its start on.
+    given: usize,
+}
+
+impl LentMemory {
+    /// # Safety
+    /// Until all buffers that this gives are gone, it is not dropped, and [`Self::into_memory`] is not
+    /// called.
+    pub(super) unsafe fn new(mut memory: Option<Memory>) -> Self {
+        let start = memory.as_mut().map_or(NonNull::dangling(), Memory::start);
+        Self { memory, start, given: 0 }
+    }
+
+    /// The memory, which nobody uses any more.
+    pub(super) fn into_memory(self) -> Option<Memory> {
+        self.memory
+    }
+}
+
+impl SplitMemory for LentMemory {
+    type Room = BufferPool;
+
+    fn give(&mut self, pool: &BufferPool, part: &Part) -> Option<Data> {
+        let end = part.offset.checked_add(part.len);
+        let end = end.filter(|&end| Some(end) <= self.memory.as_ref().map(Memory::len));
+        let (true, Some(end)) = (part.offset == self.given, end) else {
+            unreachable!("parts are asked for in order, and are inside the memory");
+        };
+        // SAFETY: the part is inside the memory, and no other buffer has a byte of it. The memory
+        // stays where it is, and nobody uses it, until all buffers are gone: `memory` is private and
+        // `new` was promised the rest.
+        let buf = unsafe { pool.lend(self.start.add(part.offset), part.len) }?;
+        self.given = end;
+        Some(match part.direction {
+            Direction::ControllerToHost => Data::Read(buf),
+            Direction::HostToController | Direction::None => Data::Write(buf.share()),
+        })
+    }
+
+    fn take_back(&mut self, data: Data) {
+        drop(data); // its buffer is over the memory here
     }
 }
 

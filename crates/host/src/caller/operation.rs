@@ -1,11 +1,12 @@
 //! What a program asks caller-driven queues to do, and what becomes of it.
 
-use raceline_proto::host::{BlockRange, command};
+use raceline_proto::host::command;
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Cqe, Direction, NamespaceId, Sqe};
 
 use super::Memory;
 use crate::error::CommandFailure;
+use crate::split::{Kind, Limits, Plan};
 
 /// Something to do with blocks. Data of more than the controller takes at once go in several
 /// commands: then they are not one atomic write.
@@ -123,64 +124,6 @@ pub struct Finished {
     pub memory: Option<Memory>,
 }
 
-/// An operation that is being executed, command after command.
-#[derive(Debug)]
-pub(super) struct Plan {
-    kind: Kind,
-    nsid: NamespaceId,
-    slba: u64,
-    blocks_left: u64,
-    /// Blocks of one command at most.
-    blocks_per_command: u32,
-    block_bytes: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Read,
-    Write {
-        fua: bool,
-    },
-    Compare,
-    WriteZeroes {
-        deallocate: bool,
-        fua: bool,
-    },
-    /// One command, whose data are the ranges.
-    Deallocate {
-        last_range: u8,
-    },
-    /// One command.
-    Flush,
-}
-
-/// One command of an operation, and which bytes of its memory it moves.
-pub(super) struct Step {
-    pub(super) sqe: Sqe,
-    pub(super) direction: Direction,
-    pub(super) offset: usize,
-    pub(super) len: usize,
-}
-
-/// What a namespace and its controller allow.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) block_size: u32,
-    pub(super) max_transfer_bytes: u32,
-}
-
-impl Limits {
-    /// The blocks that so many bytes are, if one command can name them.
-    #[inline(always)]
-    fn single_range(self, slba: u64, len: usize) -> Option<BlockRange> {
-        let len = u32::try_from(len).ok().filter(|&len| len <= self.max_transfer_bytes)?;
-        // LBADS is a power of two (NVM Command Set 1.0, 4.1.5.1), so this is the division.
-        let block_count = len >> self.block_size.trailing_zeros();
-        let is_whole = block_count << self.block_size.trailing_zeros() == len;
-        BlockRange::new(slba, block_count).filter(|_| is_whole)
-    }
-}
-
 impl Operation {
     #[inline(always)]
     pub(super) fn nsid(&self) -> NamespaceId {
@@ -231,52 +174,37 @@ impl Operation {
         }
     }
 
-    /// How it is executed, within these limits, and the memory that it moves.
+    /// The commands that it is, within these limits, and the memory that they move.
     pub(super) fn plan(self, limits: Limits) -> Result<(Plan, Option<Memory>), Refused> {
-        let nsid = self.nsid();
-        let (kind, slba, block_count) = match self.shape(limits) {
-            Ok(shape) => shape,
-            Err(reason) => return Err(Refused { reason, operation: self }),
-        };
-        let block_bytes = to_usize(limits.block_size);
-        let moves = !matches!(kind, Kind::WriteZeroes { .. });
-        let limit = if moves { limits.max_transfer_bytes / limits.block_size } else { u32::MAX };
-        let plan = Plan {
-            kind,
-            nsid,
-            slba,
-            blocks_left: block_count,
-            blocks_per_command: limit.clamp(1, BlockRange::MAX_BLOCKS),
-            block_bytes,
-        };
-        Ok((plan, self.into_memory()))
+        match self.try_plan(limits) {
+            Ok(plan) => Ok((plan, self.into_memory())),
+            Err(reason) => Err(Refused { reason, operation: self }),
+        }
     }
 
-    /// What is done to which blocks.
-    fn shape(&self, limits: Limits) -> Result<(Kind, u64, u64), Refusal> {
+    fn try_plan(&self, limits: Limits) -> Result<Plan, Refusal> {
+        let blocks_of = |memory: &Memory| {
+            let (bytes, block_size) = (memory.len(), limits.block_size);
+            limits.blocks_of(bytes).ok_or(Refusal::NotWholeBlocks { bytes, block_size })
+        };
         let (kind, slba, block_count) = match *self {
-            Self::Read { slba, ref memory, .. } => (Kind::Read, slba, blocks(memory, limits)?),
+            Self::Read { slba, ref memory, .. } => (Kind::Read, slba, blocks_of(memory)?),
             Self::Write { slba, ref memory, fua, .. } => {
-                (Kind::Write { fua }, slba, blocks(memory, limits)?)
+                (Kind::Write { fua }, slba, blocks_of(memory)?)
             }
-            Self::Compare { slba, ref memory, .. } => {
-                (Kind::Compare, slba, blocks(memory, limits)?)
-            }
+            Self::Compare { slba, ref memory, .. } => (Kind::Compare, slba, blocks_of(memory)?),
+            Self::WriteZeroes { block_count: 0, .. } => return Err(Refusal::BadBlocks),
             Self::WriteZeroes { slba, block_count, deallocate, fua, .. } => {
                 (Kind::WriteZeroes { deallocate, fua }, slba, u64::from(block_count))
             }
             Self::Deallocate { ref ranges, .. } => {
                 let last = ranges.len().checked_sub(1).and_then(|last| u8::try_from(last).ok());
-                (Kind::Deallocate { last_range: last.ok_or(Refusal::BadBlocks)? }, 0, 1)
+                (Kind::Deallocate { last_range: last.ok_or(Refusal::BadBlocks)? }, 0, 0)
             }
-            Self::Flush { .. } => (Kind::Flush, 0, 1),
+            Self::Flush { .. } => (Kind::Flush, 0, 0),
         };
-        let end = slba.checked_add(block_count);
-        if block_count == 0 || end.is_none() {
-            Err(Refusal::BadBlocks)
-        } else {
-            Ok((kind, slba, block_count))
-        }
+        let blocks = (slba, block_count);
+        Plan::new(kind, self.nsid(), blocks, limits).ok_or(Refusal::BadBlocks)
     }
 
     fn into_memory(self) -> Option<Memory> {
@@ -294,98 +222,13 @@ impl Operation {
     }
 }
 
-impl Plan {
-    /// Whether commands are left.
-    pub(super) fn is_done(&self) -> bool {
-        self.blocks_left == 0
-    }
-
-    /// The next command; `offset` is where its bytes begin, which is where those of the one before
-    /// end.
-    pub(super) fn next(&mut self, offset: usize, memory_len: usize) -> Option<Step> {
-        if self.blocks_left == 0 {
-            return None;
-        }
-        let most = u64::from(self.blocks_per_command);
-        let count = u32::try_from(self.blocks_left.min(most)).unwrap_or(self.blocks_per_command);
-        let range = BlockRange::new(self.slba, count)?;
-        self.slba = self.slba.wrapping_add(u64::from(count)); // checked as a whole
-        self.blocks_left -= u64::from(count);
-        let len = to_usize(count) * self.block_bytes;
-        let nsid = self.nsid;
-        let (sqe, direction, len) = match self.kind {
-            Kind::Read => (command::read(nsid, range), Direction::ControllerToHost, len),
-            Kind::Write { fua } => {
-                (command::write(nsid, range, fua), Direction::HostToController, len)
-            }
-            Kind::Compare => (command::compare(nsid, range), Direction::HostToController, len),
-            Kind::WriteZeroes { deallocate, fua } => {
-                (command::write_zeroes(nsid, range, deallocate, fua), Direction::None, 0)
-            }
-            Kind::Deallocate { last_range } => {
-                let sqe = command::deallocate(nsid, last_range);
-                (sqe, Direction::HostToController, memory_len)
-            }
-            Kind::Flush => (command::flush(nsid), Direction::None, 0),
-        };
-        Some(Step { sqe, direction, offset, len })
-    }
-
-    /// Nothing more is sent: a command has failed.
-    pub(super) fn give_up(&mut self) {
-        self.blocks_left = 0;
-    }
-}
-
-fn blocks(memory: &Memory, limits: Limits) -> Result<u64, Refusal> {
-    let (bytes, block_size) = (memory.len(), limits.block_size);
-    if bytes == 0 || !bytes.is_multiple_of(to_usize(block_size)) {
-        return Err(Refusal::NotWholeBlocks { bytes, block_size });
-    }
-    u64::try_from(bytes / to_usize(block_size)).map_err(|_| Refusal::BadBlocks)
-}
-
-fn to_usize(len: u32) -> usize {
-    usize::try_from(len).expect("32 bits fit a usize")
-}
-
 #[cfg(test)]
 mod tests {
+    use raceline_proto::host::BlockRange;
+
     use super::*;
 
     const LIMITS: Limits = Limits { block_size: 512, max_transfer_bytes: 2048 };
-
-    fn steps(operation: Operation, limits: Limits) -> Vec<(u64, u32, usize, usize)> {
-        let (mut plan, memory) = operation.plan(limits).unwrap();
-        let len = memory.map_or(0, |memory| memory.len());
-        let mut offset = 0;
-        let mut all = Vec::new();
-        while let Some(step) = plan.next(offset, len) {
-            let range = BlockRange::of(&step.sqe);
-            all.push((range.slba(), range.block_count(), step.offset, step.len));
-            offset += step.len;
-        }
-        assert!(plan.is_done());
-        all
-    }
-
-    #[test]
-    fn large_operations_are_cut() {
-        let nsid = NamespaceId(1);
-        let read = Operation::Read { nsid, slba: 10, memory: vec![0; 9 * 512].into() };
-        assert_eq!(
-            steps(read, LIMITS),
-            [(10, 4, 0, 2048), (14, 4, 2048, 2048), (18, 1, 4096, 512)]
-        );
-        let zero = Operation::WriteZeroes {
-            nsid,
-            slba: 0,
-            block_count: 65_537,
-            deallocate: false,
-            fua: false,
-        };
-        assert_eq!(steps(zero, LIMITS), [(0, 65_536, 0, 0), (65_536, 1, 0, 0)]);
-    }
 
     #[test]
     fn what_fits_is_one_command() {

@@ -4,15 +4,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use raceline_bdev::{BdevError, Channel, Done, Op, Request};
-use raceline_proto::host::{BlockRange, command};
+use raceline_proto::host::command;
 use raceline_proto::nvme::Status;
-use raceline_reactor::{Completion, Context, IoBuf, Outcome, Payload, SharedBuf, Token};
+use raceline_reactor::{
+    Completion, Context, IoBuf, Outcome, PartPool, PartedBuf, Payload, SharedBuf, Token,
+};
 
 use super::{Remote, Scope};
-use crate::command::{Command, CommandDone, CommandSummary, Data};
+use crate::command::{CommandDone, Data};
 use crate::error::CommandError;
 use crate::follower::AssociationFollower;
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
+use crate::split::{Kind, Part, Plan, SplitMemory, SplitOperation};
 
 /// Token indices: the queue, and the timer that looks at the association.
 const QUEUE_INDEX: u32 = 0;
@@ -27,9 +30,11 @@ pub(super) struct RemoteChannel {
     queues: IoQueueSet,
     follower: AssociationFollower,
     operations: Vec<Option<Operation>>,
-    free: Vec<u32>,
-    /// Commands that found no room.
-    backlog: VecDeque<(Command, u64)>,
+    free: Vec<usize>,
+    /// Operations that found no room for all their commands. Only the first has commands on their way.
+    backlog: VecDeque<usize>,
+    /// For the parts of requests that are more than one command may move.
+    parts: PartPool,
     closed: bool,
 }
 
@@ -37,11 +42,25 @@ pub(super) struct RemoteChannel {
 #[derive(Debug)]
 struct Operation {
     tag: u64,
-    commands_left: u32,
-    error: Option<BdevError>,
-    /// What a request in several commands is about; one command has it itself.
-    whole: Data,
+    commands: SplitOperation<RequestMemory>,
 }
+
+/// The buffer of a request. A command that moves all of it gets the buffer itself, and others get parts.
+///
+/// A part is no copy. It shares the memory of the buffer and keeps it alive, because the core's
+/// acceleration engines may hold a part for longer than its command lasts.
+#[derive(Debug)]
+enum RequestMemory {
+    None,
+    Write(SharedBuf),
+    Read(IoBuf),
+    /// A read whose buffer is with its only command.
+    Given,
+    Parted(PartedBuf),
+}
+
+/// Why a request cannot be executed, and its memory.
+type Refused = (BdevError, RequestMemory);
 
 impl RemoteChannel {
     pub(super) fn open(
@@ -55,7 +74,6 @@ impl RemoteChannel {
         let follower = AssociationFollower::new(state, Token { index: FOLLOW_INDEX, ..token });
         let queues = IoQueueSet::new(&remote.config, [qid], token);
         let mut channel = Self {
-            remote,
             scope,
             qid,
             queues,
@@ -63,144 +81,47 @@ impl RemoteChannel {
             operations: Vec::new(),
             free: Vec::new(),
             backlog: VecDeque::new(),
+            // A command that has ended holds its part until its end is taken.
+            parts: PartPool::new(2 * usize::from(remote.config.io_entries)),
             closed: false,
+            remote,
         };
         channel.follower.follow(cx, &mut channel.queues);
         channel
     }
 
-    /// Cuts a request into commands. Most are one.
     fn start(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
         let Request { tag, op } = request;
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.operations.push(None);
-            u32::try_from(self.operations.len() - 1).expect("fewer than 2^32 requests")
-        });
-        let before = self.backlog.len();
-        let whole = match self.commands(index, op) {
-            Ok(whole) => whole,
-            Err((error, whole)) => {
-                self.backlog.truncate(before);
-                self.free.push(index);
-                done.push(Done { tag, result: Err(error), payload: payload_of(whole) });
+        let (plan, memory) = match self.scope.plan(op) {
+            Ok(planned) => planned,
+            Err((error, memory)) => {
+                let payload = memory.into_payload().ok().flatten();
+                done.push(Done { tag, result: Err(error), payload });
                 return;
             }
         };
-        let commands = u32::try_from(self.backlog.len() - before).unwrap_or(u32::MAX);
-        if commands == 0 {
-            self.free.push(index);
-            done.push(Done { tag, result: Ok(()), payload: payload_of(whole) });
-            return;
-        }
-        let operation = Operation { tag, commands_left: commands, error: None, whole };
-        self.operations[slot(index)] = Some(operation);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.operations.push(None);
+            self.operations.len() - 1
+        });
+        let commands = SplitOperation::new(plan, memory);
+        self.operations[index] = Some(Operation { tag, commands });
+        self.backlog.push_back(index);
         self.submit_backlog(cx, done);
     }
 
-    /// Appends the commands of a request to the backlog.
-    fn commands(&mut self, index: u32, op: Op) -> Result<Data, (BdevError, Data)> {
-        let nsid = self.scope.nsid;
-        let block = u64::from(self.scope.block_size);
-        let limit = self.scope.max_transfer_bytes;
-        let user = |chunk: usize| u64::from(index) << 32 | u64::try_from(chunk).unwrap_or(0);
-        match op {
-            Op::Read { offset, len, buf } => {
-                let Some(buf) = buf else { return Err((BdevError::Internal, Data::None)) };
-                let Some(range) = range_of(offset, len, block) else {
-                    return Err((BdevError::Internal, Data::Read(buf)));
-                };
-                if len <= limit {
-                    self.backlog.push_back((Command::read(nsid, range, buf), user(0)));
-                    return Ok(Data::None);
-                }
-                for (chunk, start) in (0..len).step_by(limit).enumerate() {
-                    let part = IoBuf::heap(limit.min(len - start));
-                    let Some(range) = part_of(offset, start, part.len(), block) else {
-                        return Err((BdevError::Internal, Data::Read(buf)));
-                    };
-                    self.backlog.push_back((Command::read(nsid, range, part), user(chunk)));
-                }
-                Ok(Data::Read(buf))
-            }
-            Op::Write { offset, data, fua } => {
-                let Some(range) = range_of(offset, data.len(), block) else {
-                    return Err((BdevError::Internal, Data::Write(data)));
-                };
-                if data.len() <= limit {
-                    self.backlog.push_back((Command::write(nsid, range, data, fua), user(0)));
-                    return Ok(Data::None);
-                }
-                for (chunk, start) in (0..data.len()).step_by(limit).enumerate() {
-                    let bytes = &data[start..data.len().min(start + limit)];
-                    let Some(range) = part_of(offset, start, bytes.len(), block) else {
-                        return Err((BdevError::Internal, Data::Write(data)));
-                    };
-                    let part = IoBuf::from_slice(bytes).share();
-                    self.backlog.push_back((Command::write(nsid, range, part, fua), user(chunk)));
-                }
-                Ok(Data::Write(data))
-            }
-            Op::Flush => {
-                self.backlog.push_back((Command::flush(nsid), user(0)));
-                Ok(Data::None)
-            }
-            Op::WriteZeroes { .. } if !self.scope.write_zeroes => {
-                Err((BdevError::NotSupported, Data::None))
-            }
-            Op::WriteZeroes { offset, len, deallocate, fua } => {
-                let most = u64::from(BlockRange::MAX_BLOCKS);
-                let mut slba = offset / block;
-                let mut left = len / block;
-                while left > 0 {
-                    let count = u32::try_from(left.min(most)).unwrap_or(BlockRange::MAX_BLOCKS);
-                    let Some(range) = BlockRange::new(slba, count) else {
-                        return Err((BdevError::Internal, Data::None));
-                    };
-                    let command = Command::write_zeroes(nsid, range, deallocate, fua);
-                    self.backlog.push_back((command, user(0)));
-                    slba += u64::from(count);
-                    left -= u64::from(count);
-                }
-                Ok(Data::None)
-            }
-            Op::Deallocate { offset, len } => {
-                let mut ranges = Vec::new();
-                let mut slba = offset / block;
-                let mut left = len / block;
-                while left > 0
-                    && ranges.len() < command::MAX_DEALLOCATE_RANGES * command::DEALLOCATE_RANGE_LEN
-                {
-                    let count = u32::try_from(left).unwrap_or(u32::MAX);
-                    ranges.extend(command::deallocate_range(slba, count));
-                    slba += u64::from(count);
-                    left -= u64::from(count);
-                }
-                match Command::deallocate(nsid, IoBuf::from_slice(&ranges).share()) {
-                    Some(command) => self.backlog.push_back((command, user(0))),
-                    None => return Err((BdevError::Internal, Data::None)),
-                }
-                Ok(Data::None)
-            }
-        }
-    }
-
+    /// Submits the commands of the operations that wait, as far as there is room.
     fn submit_backlog(&mut self, cx: &mut Context<'_>, done: &mut Vec<Done>) {
-        while let Some((command, user)) = self.backlog.pop_front() {
-            if self.queues.is_closed() {
-                let summary = CommandSummary::new(&command.sqe, false);
-                let result = Err(CommandError::NotSent);
-                self.handle_done(CommandDone { user, summary, result, data: command.data }, done);
-                continue;
+        while let Some(&index) = self.backlog.front() {
+            if let Some(Operation { commands, .. }) = &mut self.operations[index] {
+                let name = u64::try_from(index).expect("fewer operations than 2^64");
+                commands.submit(cx, &self.parts, (&mut self.queues, 0), name);
+                if !commands.is_submitted() {
+                    return;
+                }
             }
-            if self.queues.room(0) == 0 {
-                self.backlog.push_front((command, user));
-                return;
-            }
-            if let Err(rejected) = self.queues.submit(cx, 0, command, user) {
-                let summary = CommandSummary::new(&rejected.command.sqe, false);
-                let (result, data) = (Err(CommandError::NotSent), rejected.command.data);
-                self.handle_done(CommandDone { user, summary, result, data }, done);
-            }
+            self.backlog.pop_front();
+            self.end(index, done);
         }
     }
 
@@ -217,30 +138,150 @@ impl RemoteChannel {
     }
 
     fn handle_done(&mut self, finished: CommandDone, done: &mut Vec<Done>) {
-        let [i0, i1, i2, i3, c0, c1, c2, c3] = finished.user.to_be_bytes();
-        let (index, chunk) =
-            (u32::from_be_bytes([i0, i1, i2, i3]), u32::from_be_bytes([c0, c1, c2, c3]));
-        let place = &mut self.operations[slot(index)];
-        let Some(operation) = place else { return };
-        if let Err(error) = finished.result {
-            operation.error = operation.error.or(Some(bdev_error(error)));
+        let Ok(index) = usize::try_from(finished.user) else { return };
+        let Some(Some(Operation { commands, .. })) = self.operations.get_mut(index) else { return };
+        commands.handle_done(finished);
+        if commands.is_submitted() && self.backlog.front() == Some(&index) {
+            self.backlog.pop_front(); // a command has failed
         }
-        match (&mut operation.whole, finished.data) {
-            (Data::Read(whole), Data::Read(part)) if operation.error.is_none() => {
-                let start = slot(chunk) * self.scope.max_transfer_bytes;
-                whole[start..start + part.len()].copy_from_slice(&part);
+        self.end(index, done);
+    }
+
+    /// Gives a request back if it is over.
+    fn end(&mut self, index: usize, done: &mut Vec<Done>) {
+        let place = &mut self.operations[index];
+        let Some(over) = place.take_if(|operation| operation.commands.has_ended()) else { return };
+        self.free.push(index);
+        let (result, memory) = over.commands.finish();
+        let result = result.map(drop).map_err(|failure| bdev_error(failure.error));
+        let (result, payload) = match memory.into_payload() {
+            Ok(payload) => (result, payload),
+            Err(error) => (result.and(Err(error)), None),
+        };
+        done.push(Done { tag: over.tag, result, payload });
+    }
+}
+
+impl Scope {
+    /// The commands that a request is, and the memory that they move.
+    fn plan(&self, op: Op) -> Result<(Plan, RequestMemory), Refused> {
+        let block_bytes = u64::from(self.limits.block_size);
+        let blocks_of =
+            |memory: &RequestMemory| self.limits.blocks_of(memory.len()).ok_or(BdevError::Internal);
+        let (kind, offset, blocks, memory) = match op {
+            // The buffer is as long as the read.
+            Op::Read { offset, len: _, buf } => {
+                let memory = buf.map_or(RequestMemory::None, RequestMemory::Read);
+                (Kind::Read, offset, blocks_of(&memory), memory)
             }
-            (whole @ Data::None, data) => *whole = data,
-            _ => {}
+            Op::Write { offset, data, fua } => {
+                let memory = RequestMemory::Write(data);
+                (Kind::Write { fua }, offset, blocks_of(&memory), memory)
+            }
+            Op::Flush => (Kind::Flush, 0, Ok(0), RequestMemory::None),
+            Op::WriteZeroes { offset, len, deallocate, fua } => {
+                let blocks = if self.write_zeroes {
+                    Ok(len / block_bytes)
+                } else {
+                    Err(BdevError::NotSupported)
+                };
+                (Kind::WriteZeroes { deallocate, fua }, offset, blocks, RequestMemory::None)
+            }
+            Op::Deallocate { offset, len } => {
+                let (ranges, last_range) = ranges(offset / block_bytes, len / block_bytes);
+                let last_range = last_range.ok_or((BdevError::Internal, RequestMemory::None))?;
+                let memory = RequestMemory::Write(IoBuf::from_slice(&ranges).share());
+                (Kind::Deallocate { last_range }, 0, Ok(0), memory)
+            }
+        };
+        let plan = blocks.and_then(|blocks| {
+            let blocks = (offset / block_bytes, blocks);
+            Plan::new(kind, self.nsid, blocks, self.limits).ok_or(BdevError::Internal)
+        });
+        match plan {
+            Ok(plan) => Ok((plan, memory)),
+            Err(error) => Err((error, memory)),
         }
-        operation.commands_left -= 1;
-        if operation.commands_left == 0
-            && let Some(operation) = place.take()
-        {
-            self.free.push(index);
-            let result = operation.error.map_or(Ok(()), Err);
-            done.push(Done { tag: operation.tag, result, payload: payload_of(operation.whole) });
+    }
+}
+
+/// The ranges of a Deallocate, and the index of the last. What is beyond 256 of them, 2^40 blocks, stays:
+/// to free blocks is a hint.
+fn ranges(slba: u64, block_count: u64) -> (Vec<u8>, Option<u8>) {
+    let mut ranges = Vec::new();
+    let mut last_range = None;
+    let (mut slba, mut left) = (slba, block_count);
+    for index in 0..=u8::MAX {
+        if left == 0 {
+            break;
         }
+        let count = u32::try_from(left).unwrap_or(u32::MAX);
+        ranges.extend(command::deallocate_range(slba, count));
+        last_range = Some(index);
+        slba += u64::from(count);
+        left -= u64::from(count);
+    }
+    (ranges, last_range)
+}
+
+impl SplitMemory for RequestMemory {
+    type Room = PartPool;
+
+    fn give(&mut self, parts: &PartPool, part: &Part) -> Option<Data> {
+        let all = 0..self.len();
+        let range = part.offset..part.offset + part.len;
+        match std::mem::replace(self, Self::None) {
+            Self::Write(buf) => {
+                let given = if range == all { Some(buf.clone()) } else { parts.share(&buf, range) };
+                *self = Self::Write(buf);
+                given.map(Data::Write)
+            }
+            Self::Read(buf) if range == all => {
+                *self = Self::Given;
+                Some(Data::Read(buf))
+            }
+            Self::Read(buf) => self.give_part(PartedBuf::new(buf), parts, part.len),
+            Self::Parted(buf) => self.give_part(buf, parts, part.len),
+            Self::None | Self::Given => unreachable!("a command moves what the request has"),
+        }
+    }
+
+    fn take_back(&mut self, data: Data) {
+        if let (Self::Given, Data::Read(buf)) = (&*self, data) {
+            *self = Self::Read(buf);
+        }
+    }
+}
+
+impl RequestMemory {
+    fn len(&self) -> usize {
+        match self {
+            Self::None | Self::Given => 0,
+            Self::Write(buf) => buf.len(),
+            Self::Read(buf) => buf.len(),
+            Self::Parted(buf) => buf.len(),
+        }
+    }
+
+    fn give_part(&mut self, mut buf: PartedBuf, parts: &PartPool, len: usize) -> Option<Data> {
+        let given = buf.give(parts, len);
+        *self = Self::Parted(buf);
+        given.map(Data::Read)
+    }
+
+    /// What the request gets back; an error when an engine that hangs has kept a part of what was read.
+    fn into_payload(self) -> Result<Option<Payload>, BdevError> {
+        let buf = match self {
+            Self::None | Self::Given => return Ok(None),
+            Self::Write(buf) => {
+                let len = buf.len();
+                return Ok(Some(Payload::Shared(buf, 0..len)));
+            }
+            Self::Read(buf) => buf,
+            Self::Parted(buf) => buf.try_join().map_err(|_| BdevError::Transient)?,
+        };
+        let len = buf.len();
+        Ok(Some(Payload::Buf(buf, 0..len)))
     }
 }
 
@@ -281,36 +322,6 @@ impl Channel for RemoteChannel {
     }
 }
 
-fn slot(index: u32) -> usize {
-    usize::try_from(index).expect("32 bits fit a usize")
-}
-
-/// The blocks of bytes that the caller has aligned; `None` for more than a command can name.
-fn range_of(offset: u64, len: usize, block: u64) -> Option<BlockRange> {
-    let blocks = u32::try_from(u64::try_from(len).ok()? / block).ok()?;
-    BlockRange::new(offset / block, blocks)
-}
-
-fn part_of(offset: u64, start: usize, len: usize, block: u64) -> Option<BlockRange> {
-    range_of(offset.checked_add(u64::try_from(start).ok()?)?, len, block)
-}
-
-fn payload_of(data: Data) -> Option<Payload> {
-    match data {
-        Data::None => None,
-        Data::Read(buf) => {
-            let len = buf.len();
-            Some(Payload::Buf(buf, 0..len))
-        }
-        Data::Write(buf) => Some(whole_of(buf)),
-    }
-}
-
-fn whole_of(buf: SharedBuf) -> Payload {
-    let len = buf.len();
-    Payload::Shared(buf, 0..len)
-}
-
 fn bdev_error(error: CommandError) -> BdevError {
     let CommandError::Status(status) = error else {
         return match error {
@@ -336,5 +347,116 @@ fn bdev_error(error: CommandError) -> BdevError {
         BdevError::Transient
     } else {
         BdevError::Internal
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use raceline_proto::nvme::NamespaceId;
+
+    use super::*;
+    use crate::split::Limits;
+
+    const SCOPE: Scope = Scope {
+        nsid: NamespaceId(1),
+        limits: Limits { block_size: 512, max_transfer_bytes: 2048 },
+        write_zeroes: true,
+    };
+
+    fn read(offset: u64, len: usize) -> Op {
+        Op::Read { offset, len, buf: Some(IoBuf::heap(len)) }
+    }
+
+    #[test]
+    fn one_command_gets_the_buffer_itself_and_several_get_parts() {
+        let pool = PartPool::new(3);
+        let (mut plan, mut memory) = SCOPE.plan(read(512, 2048)).unwrap();
+        let part = plan.next().unwrap();
+        let Some(Data::Read(buf)) = memory.give(&pool, &part) else { panic!("no buffer") };
+        assert!(plan.is_done() && buf.capacity() > 2048 && pool.available() == 3);
+        memory.take_back(Data::Read(buf));
+        assert!(
+            matches!(memory.into_payload(), Ok(Some(Payload::Buf(_, range))) if range == (0..2048))
+        );
+
+        let (plan, mut memory) = SCOPE.plan(read(512, 5120)).unwrap();
+        let given: Vec<Data> = plan.map(|part| memory.give(&pool, &part).unwrap()).collect();
+        let lens: Vec<usize> = given.iter().map(Data::len).collect();
+        assert_eq!((lens, pool.available()), (vec![2048, 2048, 1024], 0));
+        for (fill, data) in (1u8..).zip(given) {
+            let Data::Read(mut buf) = data else { panic!("no read") };
+            buf.fill(fill);
+            memory.take_back(Data::Read(buf));
+        }
+        let Ok(Some(Payload::Buf(buf, range))) = memory.into_payload() else { panic!("no data") };
+        assert_eq!((range, pool.available()), (0..5120, 3));
+        let last_of_each = [2047, 4095, 5119].map(|index| buf[index]);
+        assert_eq!(last_of_each, [1, 2, 3]);
+    }
+
+    #[test]
+    fn parts_wait_for_places_and_a_part_that_stays_away_is_an_error() {
+        let pool = PartPool::new(1);
+        let (mut plan, mut memory) = SCOPE.plan(read(0, 4096)).unwrap();
+        let kept = memory.give(&pool, &plan.next().unwrap()).unwrap();
+        assert!(memory.give(&pool, &plan.next().unwrap()).is_none());
+        assert_eq!(memory.into_payload().unwrap_err(), BdevError::Transient);
+        assert_eq!((kept.len(), pool.available()), (2048, 0));
+        drop(kept);
+        assert_eq!(pool.available(), 1);
+    }
+
+    #[test]
+    fn what_is_written_comes_back() {
+        let pool = PartPool::new(2);
+        let data = IoBuf::heap(4096).share();
+        let op = Op::Write { offset: 0, data: data.clone(), fua: true };
+        let (plan, mut memory) = SCOPE.plan(op).unwrap();
+        for part in plan {
+            let data = memory.give(&pool, &part).unwrap();
+            assert!(matches!(&data, Data::Write(buf) if buf.len() == 2048));
+            memory.take_back(data);
+        }
+        let Ok(Some(Payload::Shared(back, _))) = memory.into_payload() else { panic!("no data") };
+        assert_eq!((back.as_ptr(), pool.available()), (data.as_ptr(), 2));
+    }
+
+    #[test]
+    fn what_no_command_can_carry_is_refused_with_its_memory() {
+        for (op, len) in [
+            (read(0, 100), Some(100)),
+            (Op::Read { offset: 0, len: 512, buf: None }, None),
+            (Op::Write { offset: 0, data: IoBuf::heap(0).share(), fua: false }, Some(0)),
+            (Op::Deallocate { offset: 0, len: 0 }, None),
+        ] {
+            let (error, memory) = SCOPE.plan(op).unwrap_err();
+            assert_eq!(error, BdevError::Internal);
+            assert_eq!(memory.into_payload().unwrap().map(|payload| payload.len()), len);
+        }
+        let scope = Scope { write_zeroes: false, ..SCOPE };
+        let zero = Op::WriteZeroes { offset: 0, len: 512, deallocate: true, fua: false };
+        assert_eq!(scope.plan(zero).unwrap_err().0, BdevError::NotSupported);
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_cover_the_blocks_once_and_in_order(
+            slba in 0..1u64 << 50,
+            block_count in prop_oneof![0..10u64, 0..1u64 << 45],
+        ) {
+            let (bytes, last_range) = ranges(slba, block_count);
+            let mut next = slba;
+            for range in bytes.chunks(command::DEALLOCATE_RANGE_LEN) {
+                let count = u32::from_le_bytes(range[4..8].try_into().unwrap());
+                prop_assert!(count > 0);
+                prop_assert_eq!(range, command::deallocate_range(next, count));
+                next += u64::from(count);
+            }
+            let most = 256 * u64::from(u32::MAX);
+            prop_assert_eq!(next - slba, block_count.min(most));
+            let count = bytes.len() / command::DEALLOCATE_RANGE_LEN;
+            prop_assert_eq!(last_range.map_or(0, |last| usize::from(last) + 1), count);
+        }
     }
 }
