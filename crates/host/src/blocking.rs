@@ -71,7 +71,7 @@ impl Host {
     /// Writes blocks from `slba` on; with `fua` they are on stable media when it returns.
     ///
     /// # Errors
-    /// When a command fails; [`CommandError::UnknownFate`] says that it may have been executed.
+    /// When a command fails; [`crate::CommandError::UnknownFate`] says that it may have been executed.
     pub fn write(
         &self,
         nsid: NamespaceId,

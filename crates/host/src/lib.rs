@@ -1,16 +1,19 @@
 //! NVMe/TCP host: queue pairs, controllers, remote namespaces as block devices.
 //!
-//! Three ways to use it:
+//! There is one queue, [`QueuePair`], and there are five faces over it:
 //!
-//! * the poll API, for programs that own their reactor: a [`Controller`] brings an association up
-//!   and keeps it alive, an [`IoQueueSet`] holds I/O queues of one core, both driven by the
-//!   completions of [`raceline_reactor::Io`];
-//! * queues that the program's own threads drive ([`caller::CallerHost`]), without a reactor: the
-//!   shortest way for a thread that submits and waits itself;
-//! * the blocking API ([`blocking::Host`]): calls that return when it is done, from any number of
-//!   threads, over queues that these threads share and drive.
+//! | face | who sends and receives | when to use it |
+//! |---|---|---|
+//! | [`queue_set`]: [`IoQueueSet`], with a [`Controller`] | the core's loop, over any [`raceline_reactor::Io`] | the program has a reactor and wants all that a core can do: the poll API |
+//! | [`caller`]: [`CallerQueues`] | the thread that has the queues, when it calls | one thread submits and waits by itself, with memory of its own, and there is no reactor: the shortest way of such a thread |
+//! | [`shared`]: [`SharedQueues`] | whichever thread comes by, else a worker | many threads, or futures on any executor, share few queues |
+//! | [`blocking`]: [`blocking::Host`] | the threads that call | calls are to return when they are done: tools, few operations at a time |
+//! | [`remote`]: [`RemoteController`] | the core that has opened the channel | a namespace is to be a [`raceline_bdev::Bdev`], which a target can export again |
 //!
-//! A [`RemoteController`] has namespaces that are each a [`raceline_bdev::Bdev`].
+//! `caller` and `remote` are made of `queue_set`, `shared` of `caller`, and `blocking` of `shared`. All but
+//! `queue_set` leave the admin queue to a thread in the background ([`AdminLink`]).
+//!
+//! # The poll API
 //!
 //! The poll API never blocks and does not allocate per command. One turn of the loop is:
 //! completions into `handle_completion`, results out of `poll_done` and `poll_event`, new

@@ -1,6 +1,6 @@
 //! I/O queues that many threads share: any of them submits, and whichever comes by sends and receives.
 //!
-//! A group of [`CallerQueues`](crate::CallerQueues) is behind a [`Gate`]. An operation goes into a
+//! A group of [`CallerQueues`](crate::CallerQueues) is behind a gate (`Gate`). An operation goes into a
 //! lock-free list; then its thread tries the gate. If nobody drives the group, the thread does, and so
 //! sends the operation at once, in its own context; if somebody does, that one takes the operation
 //! from the list before it goes. No submitter ever waits, for a lock or for another thread.
