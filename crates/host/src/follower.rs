@@ -59,12 +59,14 @@ impl AssociationFollower {
     }
 
     /// How the controller is, as of now.
+    #[inline]
     pub(crate) fn state(&self) -> &LinkState {
         &self.state
     }
 
     /// Whether it is time for [`Self::follow`]. A timer that an earlier one has overtaken expires to no
     /// effect: none can be cancelled.
+    #[inline]
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.look_at.is_some_and(|at| at <= now)
     }

@@ -7,9 +7,9 @@
 
 use raceline_proto::nvme::{Direction, Sqe};
 
-use super::super::memory::LentMemory;
-use super::super::{Finished, Memory, Operation, Refused};
 use super::CallerQueues;
+use crate::caller::memory::LentMemory;
+use crate::caller::{Finished, Memory, Operation, Refused};
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::error::{CommandError, CommandFailure};
 use crate::split::{Limits, SplitOperation};
@@ -57,6 +57,7 @@ impl InFlight {
     }
 
     /// How many more operations there may be on a queue; none while one has not been submitted whole.
+    #[inline]
     pub(super) fn room(&self, queue: usize) -> usize {
         match self.partial.get(queue) {
             Some(None) => self.free.len(),
@@ -64,16 +65,19 @@ impl InFlight {
         }
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.splits.len() - self.free.len()
     }
 
+    #[inline]
     pub(super) fn has_splits(&self) -> bool {
         self.split_count > 0
     }
 }
 
 /// Whether a command is one of a split operation.
+#[inline]
 pub(super) fn is_of_split(done: &CommandDone) -> bool {
     done.user & SPLIT != 0
 }
