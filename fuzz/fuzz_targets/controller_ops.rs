@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
     Action, AdminOutcome, Association, ConnectRequest, Controller, Facts, HostAccess, IoCounters,
-    Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem, TargetView, Visibility,
-    connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
+    Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem, TargetView,
+    Visibility, connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::property::{CC, Configuration, PropertyAccess};

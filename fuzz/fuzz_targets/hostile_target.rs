@@ -184,11 +184,7 @@ fuzz_target!(|bytes: &[u8]| {
         let down = |event: &ControllerEvent| matches!(event, ControllerEvent::Down(_));
         world.queue_events.iter().any(lost) || world.events.iter().any(down)
     };
-    while !over(&world)
-        && !disturbed(&world)
-        && world.world.elapsed() < limit
-        && world.step()
-    {}
+    while !over(&world) && !disturbed(&world) && world.world.elapsed() < limit && world.step() {}
     if stumbles.is_some() {
         assert!(over(&world) || !world.events.is_empty(), "a host that waits for ever");
         world.target.script.at = None;

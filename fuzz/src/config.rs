@@ -150,7 +150,7 @@ fn make(sections: &[SubsystemConfig]) -> Outcome {
     let outcome = match &failed {
         Some(error) if error.contains("nothing was made") => {
             let model = engine.model();
-            let is_empty = model.ledger.is_empty() && model.bdevs.iter().next().is_none();
+            let is_empty = model.catalogue.is_empty() && model.bdevs.iter().next().is_none();
             assert!(is_empty, "it is refused, and has made something: {error}");
             Outcome::Refused
         }

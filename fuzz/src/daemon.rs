@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-use raceline_control::engine::ledger::{Entry, Key, Ledger, Section};
+use raceline_control::engine::catalogue::{Catalogue, Entry, Key, Section};
 use raceline_control::engine::{Engine, EngineConfig, Phase};
 use raceline_control::method::{Access, Method, Registry, States};
 use raceline_control::request::Dispatcher;
@@ -154,10 +154,10 @@ impl Daemon {
         }
     }
 
-    /// The ledger in the order in which a start makes it: settings that may come before the start do.
+    /// The catalogue in the order in which a start makes it: settings that may come before the start do.
     fn entries(&self) -> Vec<(Key, Entry)> {
-        let ledger = self.engine.model().ledger.clone();
-        let of = |section| ledger.entries().filter(move |(_, entry)| entry.section == section);
+        let catalogue = self.engine.model().catalogue.clone();
+        let of = |section| catalogue.entries().filter(move |(_, entry)| entry.section == section);
         let all = Section::ALL.into_iter().flat_map(of);
         let all = all.map(|(key, entry)| (key.clone(), entry.clone()));
         let is_setting = |(_, entry): &(Key, Entry)| {
@@ -193,14 +193,14 @@ impl Daemon {
             self.story.push_str("(started)\n");
         }
         let before = self.picture();
-        let ledger: Ledger = self.engine.model().ledger.clone();
+        let catalogue: Catalogue = self.engine.model().catalogue.clone();
         let Self { engine, story } = self;
         engine.shut_down().expect("it ends in good order");
         // With it go the files that it has open.
         drop(engine);
         let again = Self::new();
         let restore = |engine: &Engine| {
-            let restored = engine.restore(&REGISTRY, &ledger);
+            let restored = engine.restore(&REGISTRY, &catalogue);
             restored.unwrap_or_else(|error| panic!("it does not come back: {error}\n{}", story));
         };
         restore(&again.engine);

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::absent::US;
 use crate::configuration::{self, look, summary};
-use crate::engine::ledger::{Key, Ledger};
+use crate::engine::catalogue::{Catalogue, Key};
 use crate::engine::{Engine, EngineConfig, EngineError, Phase};
 use crate::error::RpcError;
 use crate::logging::Logging;
@@ -88,7 +88,7 @@ pub struct Daemon {
 enum Origin {
     Nothing,
     /// From the state directory.
-    Kept(Ledger),
+    Kept(Catalogue),
     /// From a file.
     File(PathBuf, Vec<SubsystemConfig>),
 }
@@ -112,11 +112,11 @@ impl Daemon {
             let (journal, kept) = StateJournal::open(&state_dir)?;
             engine.changes_before = journal.begin(&kept);
             engine.journal = Box::new(journal);
-            if !kept.ledger.is_empty() {
+            if !kept.catalogue.is_empty() {
                 if let Origin::File(config, _) = origin {
                     return Err(StartError::Both { state_dir, config });
                 }
-                origin = Origin::Kept(kept.ledger);
+                origin = Origin::Kept(kept.catalogue);
             }
         }
         let engine = Arc::new(Engine::new(engine));
@@ -165,14 +165,14 @@ impl Origin {
     fn make(&self, engine: &Engine, registry: &Registry) -> Result<(), StartError> {
         match self {
             Self::Nothing => Ok(()),
-            Self::Kept(ledger) => {
+            Self::Kept(catalogue) => {
                 if engine.phase() == Phase::Startup {
                     tell_kept_without_effect(
                         "the state directory",
-                        kept_without_effect(registry, ledger),
+                        kept_without_effect(registry, catalogue),
                     );
                 }
-                let restored = engine.restore(registry, ledger);
+                let restored = engine.restore(registry, catalogue);
                 restored.map_err(|error| StartError::Load(error.to_string()))
             }
             Self::File(path, calls) => {
@@ -220,7 +220,7 @@ pub fn load(
 /// Takes back what has been written down of a file before one of its calls failed: a state directory
 /// would hold half a configuration, and the next start would serve it.
 fn forget(engine: &Engine) {
-    let keys: Vec<Key> = engine.model().ledger.entries().map(|(key, _)| key.clone()).collect();
+    let keys: Vec<Key> = engine.model().catalogue.entries().map(|(key, _)| key.clone()).collect();
     if keys.is_empty() {
         return;
     }
@@ -235,8 +235,8 @@ fn forget(engine: &Engine) {
 }
 
 /// The calls of a state that have no effect, in one line.
-fn kept_without_effect(registry: &Registry, ledger: &Ledger) -> Option<String> {
-    let entries = ledger.entries().map(|(_, entry)| entry);
+fn kept_without_effect(registry: &Registry, catalogue: &Catalogue) -> Option<String> {
+    let entries = catalogue.entries().map(|(_, entry)| entry);
     let kept = entries.filter(|entry| registry.has_no_effect(&entry.method, Some(&entry.params)));
     summary(kept.map(|entry| (entry.section.name(), entry.method.as_str())))
 }

@@ -27,12 +27,12 @@
 //! One kind of damage cannot be told from a write that a crash interrupted: that of the very last
 //! group, before the daemon has ended in good order or written another. It is cut off, and said.
 
+mod change_log;
 mod committer;
 mod disk;
 mod document;
 mod error;
 mod format;
-mod journal;
 mod kept;
 mod store;
 

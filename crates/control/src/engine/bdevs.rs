@@ -9,7 +9,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::EngineError;
-use super::ledger::Key;
+use super::catalogue::Key;
 use super::sampling::Sampling;
 
 /// The longest name of a device in bytes.
@@ -112,7 +112,7 @@ pub struct Entry {
     pub details: Arc<dyn Details>,
     /// The devices that it stands on.
     pub bases: Vec<String>,
-    /// Its entry in the ledger; none if the entry of something else made it too.
+    /// Its entry in the catalogue; none if the entry of something else made it too.
     pub key: Option<Key>,
     /// Who uses it.
     pub claim: Option<Claim>,
@@ -170,7 +170,7 @@ impl Entry {
         self
     }
 
-    /// The same with its entry in the ledger.
+    /// The same with its entry in the catalogue.
     #[must_use]
     pub fn kept_as(self, key: Key) -> Self {
         Self { key: Some(key), ..self }

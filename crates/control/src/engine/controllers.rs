@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::bdevs::{Details, Entry};
-use super::ledger::Key;
+use super::catalogue::Key;
 use super::{Change, Engine, EngineError, Model};
 use crate::methods;
 use link::{Link, OpenFailure, Present};
@@ -37,7 +37,7 @@ pub struct Controller {
     pub name: String,
     /// Where it is.
     pub link: Link,
-    /// Its entry in the ledger.
+    /// Its entry in the catalogue.
     pub key: Key,
     /// Most namespaces that become devices.
     pub max_bdevs: usize,

@@ -13,15 +13,15 @@ use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use raceline_proto::nvme::Nqn;
 use serde_json::json;
 
+use super::catalogue::{Entry, Key};
 use super::controllers::link::Link;
 use super::controllers::{Controller, SharedEngine};
-use super::ledger::{Entry, Key};
 use super::nvmf::ListenAddress;
 use super::{Change, Engine, EngineError, Model, Phase};
 
 /// Most subsystems that one discovery service gives names to: each that is there takes two threads.
 pub const MAX_SUBSYSTEMS: usize = 1024;
-/// Where the entry in the ledger keeps these names: subsystem `k` of the list is controller `NAMEk`.
+/// Where the entry in the catalogue keeps these names: subsystem `k` of the list is controller `NAMEk`.
 pub const NAMES_MEMBER: &str = "subsystems";
 
 /// How often the thread that follows a service looks whether it is still wanted.
@@ -46,7 +46,7 @@ pub struct Discovery {
     pub name: String,
     /// Where it was said to be.
     pub address: SocketAddr,
-    /// Its entry in the ledger.
+    /// Its entry in the catalogue.
     pub key: Key,
     /// How its subsystems are connected to; address and name are filled in.
     subsystem: HostConfig,
@@ -476,7 +476,7 @@ impl Follower {
                 return Ok(());
             }
             let key = &self.discovery.key;
-            let Some(mut entry) = change.model().ledger.get(key).cloned() else { return Ok(()) };
+            let Some(mut entry) = change.model().catalogue.get(key).cloned() else { return Ok(()) };
             let state = self.discovery.lock();
             let names: Vec<&str> = state.found.iter().map(|found| found.nqn.as_str()).collect();
             entry.params[NAMES_MEMBER] = json!(names);

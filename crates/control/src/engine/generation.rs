@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use raceline_target::Target;
 
-use super::ledger::{Key, Record};
+use super::catalogue::{Key, Record};
 use super::{Engine, EngineError};
 
 /// Steps for each change that has been written down.

@@ -1,6 +1,6 @@
 //! Where changes are written down before they are acknowledged.
 
-use super::ledger::{Ledger, Record};
+use super::catalogue::{Catalogue, Record};
 
 /// Keeps records for the next start.
 ///
@@ -36,13 +36,13 @@ pub trait Journal: Send + Sync {
 
     /// Is told what all records so far add up to: after each change, before the next one begins.
     /// Does not wait.
-    fn changed(&self, _ledger: &Ledger) {}
+    fn changed(&self, _catalogue: &Catalogue) {}
 
     /// Ends in good order, so that the next start is fast: there are no more changes.
     ///
     /// # Errors
     /// When it cannot. Nothing is lost then.
-    fn close(&self, _ledger: &Ledger) -> Result<(), JournalError> {
+    fn close(&self, _catalogue: &Catalogue) -> Result<(), JournalError> {
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use raceline_proto::nvme::Nqn;
 use serde_json::Value;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::ledger::{Entry, Key, Section};
+use super::catalogue::{Entry, Key, Section};
 use super::nvmf::ListenAddress;
 use super::{Change, Engine, EngineError, Model, Phase, bdevs};
 use crate::error::{RpcError, code};
@@ -131,7 +131,7 @@ impl Model {
     fn base_of(&self, name: &str) -> Option<&str> {
         let split = numbered(name, 'p').map(|base| Key::new(&["bdev", base, "split"]));
         let keys = [Some(Key::new(&["bdev", name])), split];
-        let entry = keys.iter().flatten().find_map(|key| self.ledger.get(key))?;
+        let entry = keys.iter().flatten().find_map(|key| self.catalogue.get(key))?;
         Some(entry.base_name().unwrap_or_default())
     }
 
@@ -306,7 +306,7 @@ impl Change<'_> {
     /// When one is.
     pub(super) fn check_not_waiting(&self, name: &str) -> Result<(), EngineError> {
         let model = self.model();
-        match model.ledger.get(&Key::new(&["bdev", name])).and_then(Entry::base_name) {
+        match model.catalogue.get(&Key::new(&["bdev", name])).and_then(Entry::base_name) {
             Some(_) => Err(EngineError::NameTaken(name.to_owned())),
             None => Ok(()),
         }

@@ -4,12 +4,12 @@
 //! the model is locked for moments, never while a device opens or a core answers.
 
 pub mod bdevs;
+pub mod catalogue;
 pub mod controllers;
 pub mod discovery;
 mod error;
 pub(crate) mod generation;
 pub mod journal;
-pub mod ledger;
 pub mod missing;
 pub mod notify;
 pub mod nvmf;
@@ -31,11 +31,11 @@ use raceline_bdev::{Drives, Identity};
 pub use error::EngineError;
 
 use bdevs::{Bdevs, Claim};
+use catalogue::{Catalogue, Entry, Key, Record};
 use controllers::hotplug::Hotplug;
 use controllers::{Controllers, SharedEngine};
 use discovery::Discoveries;
 use journal::{Journal, JournalError, NoJournal};
-use ledger::{Entry, Key, Ledger, Record};
 use missing::MissingParts;
 use notify::{EventKind, Events};
 use nvmf::{DEFAULT_MAX_SUBSYSTEMS, Nvmf};
@@ -102,7 +102,7 @@ pub struct Engine {
     phase_changed: Condvar,
     /// Held for the whole of a change.
     changing: Mutex<()>,
-    /// Held while records go to the journal and the ledger, in the same order to both.
+    /// Held while records go to the journal and the catalogue, in the same order to both.
     keeping: Mutex<()>,
     model: RwLock<Model>,
     /// The journal's position after the last change.
@@ -147,7 +147,7 @@ pub struct Model {
     /// What is exported.
     pub nvmf: Nvmf,
     /// The calls that make all of it again.
-    pub ledger: Ledger,
+    pub catalogue: Catalogue,
     /// What has happened.
     pub events: Events,
     /// What targets are told that are made later.
@@ -291,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// Makes a change: the only way. What it recorded goes to the journal and the ledger together;
+    /// Makes a change: the only way. What it recorded goes to the journal and the catalogue together;
     /// [`Engine::wait_durable`] then waits until it is on stable media.
     ///
     /// # Errors
@@ -318,12 +318,12 @@ impl Engine {
         let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };
         let mut model = self.model_mut();
         // The effect is there, whatever the journal says.
-        records.into_iter().for_each(|record| model.ledger.apply(record));
+        records.into_iter().for_each(|record| model.catalogue.apply(record));
         events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
         drop(model);
         self.position.fetch_max(kept.map_err(EngineError::Journal)?, Ordering::AcqRel);
         if has_records {
-            self.config.journal.changed(&self.model().ledger);
+            self.config.journal.changed(&self.model().catalogue);
         }
         made
     }
@@ -342,10 +342,10 @@ impl Engine {
             let _in_order = lock(&self.keeping);
             let position = self.config.journal.keep(&record).map_err(EngineError::Journal)?;
             let mut model = self.model_mut();
-            model.ledger.apply(record);
+            model.catalogue.apply(record);
             effect(&mut model);
             drop(model);
-            self.config.journal.changed(&self.model().ledger);
+            self.config.journal.changed(&self.model().catalogue);
             position
         };
         self.position.fetch_max(position, Ordering::AcqRel);
@@ -356,7 +356,7 @@ impl Engine {
     fn unkeep(&self, record: Record, effect: impl FnOnce(&mut Model)) {
         let _in_order = lock(&self.keeping);
         let mut model = self.model_mut();
-        model.ledger.apply(record);
+        model.catalogue.apply(record);
         effect(&mut model);
     }
 
@@ -424,7 +424,7 @@ impl Engine {
     pub fn close_journal(&self) -> Result<(), JournalError> {
         let _one_at_a_time = lock(&self.changing);
         let _in_order = lock(&self.keeping);
-        self.config.journal.close(&self.model().ledger)
+        self.config.journal.close(&self.model().catalogue)
     }
 
     fn model_mut(&self) -> RwLockWriteGuard<'_, Model> {

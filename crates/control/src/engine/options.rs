@@ -1,5 +1,5 @@
 //! Options that are set before there is anything: sockets, buffers, discovery. They are read when a
-//! transport is made, from the calls that the ledger keeps.
+//! transport is made, from the calls that the catalogue keeps.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use raceline_target::{DiscoveryFilter, PlacementPolicy, TargetConfig};
 use serde::{Deserialize, Serialize};
 
 use super::Model;
-use super::ledger::Key;
+use super::catalogue::Key;
 
 /// The kinds of sockets by SPDK's names, and what does their I/O here.
 pub const SOCKET_KINDS: [(&str, Backend); 2] =
@@ -141,7 +141,7 @@ impl Model {
     /// The options of a kind of sockets, as set or SPDK's defaults.
     #[must_use]
     pub fn socket_options(&self, kind: &str) -> SocketOptions {
-        let set = self.ledger.get(&option_key(&format!("sock-{kind}")));
+        let set = self.catalogue.get(&option_key(&format!("sock-{kind}")));
         let set = set.and_then(|entry| serde_json::from_value(entry.params.clone()).ok());
         set.unwrap_or_else(|| SocketOptions::new(kind))
     }
@@ -149,7 +149,7 @@ impl Model {
     /// The kind of sockets that is used.
     #[must_use]
     pub fn default_socket_kind(&self) -> &'static str {
-        let set = self.ledger.get(&option_key("sock-default"));
+        let set = self.catalogue.get(&option_key("sock-default"));
         let name = set.and_then(|entry| entry.params["impl_name"].as_str());
         let known = SOCKET_KINDS.into_iter().map(|(known, _)| known);
         known.into_iter().find(|known| Some(*known) == name).unwrap_or(SOCKET_KINDS[0].0)
@@ -158,7 +158,7 @@ impl Model {
     /// How many I/O buffers there are.
     #[must_use]
     pub fn buffer_options(&self) -> Option<BufferOptions> {
-        let set = self.ledger.get(&option_key("iobuf"))?;
+        let set = self.catalogue.get(&option_key("iobuf"))?;
         serde_json::from_value(set.params.clone()).ok()
     }
 

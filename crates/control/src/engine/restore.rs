@@ -1,11 +1,11 @@
-//! Makes again what a ledger says: the restart of a target.
+//! Makes again what a catalogue says: the restart of a target.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
-use super::ledger::{Entry, Key, Ledger, Section};
+use super::catalogue::{Catalogue, Entry, Key, Section};
 use super::{Engine, Phase};
 use crate::error::RpcError;
 use crate::method::Registry;
@@ -34,22 +34,22 @@ pub enum RestoreError {
 }
 
 impl Engine {
-    /// Makes what a ledger says, as far as the current phase allows: to be called before and
+    /// Makes what a catalogue says, as far as the current phase allows: to be called before and
     /// after [`Engine::start`]. Nothing of it is written down again. When it fails the target is
     /// incomplete, and must not be used.
     ///
     /// # Errors
     /// When a call fails; and, after the start, when something is not as it was.
-    pub fn restore(&self, registry: &Registry, ledger: &Ledger) -> Result<(), RestoreError> {
+    pub fn restore(&self, registry: &Registry, catalogue: &Catalogue) -> Result<(), RestoreError> {
         let _restoring = Restoring::begin(&self.restoring);
         let phase = match self.phase() {
             Phase::Startup => Phase::Startup,
             Phase::Starting | Phase::Runtime => Phase::Runtime,
         };
         for section in Section::ALL {
-            for (key, entry) in ledger.entries().filter(|(_, entry)| entry.section == section) {
+            for (key, entry) in catalogue.entries().filter(|(_, entry)| entry.section == section) {
                 // One call can make several entries.
-                let is_made = self.model().ledger.get(key) == Some(entry);
+                let is_made = self.model().catalogue.get(key) == Some(entry);
                 let states = registry.get(&entry.method).map(|method| method.states);
                 let is_later = states.is_some_and(|states| !states.admits(phase));
                 if is_made || (is_later && phase == Phase::Startup) {
@@ -58,7 +58,7 @@ impl Engine {
                 self.make_again(registry, key, entry)?;
             }
         }
-        if phase == Phase::Runtime { self.compare(ledger) } else { Ok(()) }
+        if phase == Phase::Runtime { self.compare(catalogue) } else { Ok(()) }
     }
 
     fn make_again(
@@ -77,9 +77,9 @@ impl Engine {
 
     /// Whether what is there is what was there. A newer version of this program may record more
     /// of the same thing, but not other things, and not the same with another identity.
-    fn compare(&self, before: &Ledger) -> Result<(), RestoreError> {
+    fn compare(&self, before: &Catalogue) -> Result<(), RestoreError> {
         let model = self.model();
-        let now: BTreeMap<&Key, &Entry> = model.ledger.entries().collect();
+        let now: BTreeMap<&Key, &Entry> = model.catalogue.entries().collect();
         let differs =
             |key: &Key, problem: String| Err(RestoreError::Differs { key: key.clone(), problem });
         for (key, entry) in before.entries() {
@@ -130,46 +130,46 @@ mod tests {
     use serde_json::json;
 
     use super::super::EngineConfig;
-    use super::super::ledger::Record;
+    use super::super::catalogue::Record;
     use super::*;
 
-    fn ledger(params: Value) -> Ledger {
+    fn catalogue(params: Value) -> Catalogue {
         let entry =
             Entry { section: Section::Bdev, method: "bdev_malloc_create".to_owned(), params };
-        let mut ledger = Ledger::default();
-        ledger.apply(Record::Put { key: Key::new(&["bdev", "m"]), entry });
-        ledger
+        let mut catalogue = Catalogue::default();
+        catalogue.apply(Record::Put { key: Key::new(&["bdev", "m"]), entry });
+        catalogue
     }
 
-    fn restore(ledger: &Ledger) -> Result<(), RestoreError> {
+    fn restore(catalogue: &Catalogue) -> Result<(), RestoreError> {
         let engine = Engine::new(EngineConfig::default());
         let registry = Registry::new();
-        engine.restore(&registry, ledger).unwrap();
+        engine.restore(&registry, catalogue).unwrap();
         assert!(engine.model().bdevs.find("m").is_none());
         engine.start();
-        engine.restore(&registry, ledger)
+        engine.restore(&registry, catalogue)
     }
 
     #[test]
     fn a_device_comes_back_with_its_identity() {
         let uuid = "6b9f2f8c-0d3a-4c55-9a2f-000000000001";
         let params = json!({ "name": "m", "num_blocks": 64, "block_size": 512, "uuid": uuid });
-        restore(&ledger(params)).unwrap();
+        restore(&catalogue(params)).unwrap();
     }
 
     #[test]
     fn a_device_whose_identity_was_not_recorded_is_found() {
         // It gets a new UUID, which is then recorded: more than before. Another name is not.
         let params = json!({ "name": "m", "num_blocks": 64, "block_size": 512 });
-        restore(&ledger(params)).unwrap();
+        restore(&catalogue(params)).unwrap();
         let params = json!({ "name": "other", "num_blocks": 64, "block_size": 512 });
-        let error = restore(&ledger(params)).unwrap_err().to_string();
+        let error = restore(&catalogue(params)).unwrap_err().to_string();
         assert_eq!(error, "bdev / m did not come back as it was: it is not there");
     }
 
     #[test]
     fn a_call_that_fails_is_named_with_what_it_said() {
-        let error = restore(&ledger(json!({ "name": "m", "num_blocks": 0, "block_size": 512 })));
+        let error = restore(&catalogue(json!({ "name": "m", "num_blocks": 0, "block_size": 512 })));
         let error = error.unwrap_err().to_string();
         assert!(error.contains("which makes bdev / m, failed: Invalid argument"), "{error}");
         assert!(error.contains(r#"bdev_malloc_create {"name":"m","#), "{error}");

@@ -4,7 +4,7 @@ use raceline_accel::{Framework, Injection, InjectionKind, OpCode};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::engine::ledger::{Entry, Section};
+use crate::engine::catalogue::{Entry, Section};
 use crate::engine::options::option_key;
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};

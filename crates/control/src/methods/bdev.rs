@@ -20,7 +20,7 @@ use uuid::Uuid;
 use crate::engine::bdevs::Entry;
 pub(crate) use crate::engine::bdevs::Plain;
 use crate::engine::missing::Missing;
-use crate::engine::{Change, EngineError, ledger};
+use crate::engine::{Change, EngineError, catalogue};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
@@ -211,7 +211,7 @@ fn open(change: &Change<'_>, spec: &DeviceSpec) -> Result<SharedBdev, RpcError> 
 }
 
 /// Adds a device, and what has waited for it.
-fn add(change: &mut Change<'_>, bdev: Entry, entry: ledger::Entry) -> Result<(), RpcError> {
+fn add(change: &mut Change<'_>, bdev: Entry, entry: catalogue::Entry) -> Result<(), RpcError> {
     let name = bdev.name.clone();
     change.add_bdev(bdev, Some(entry))?;
     options::arrived(change, &name);
@@ -244,7 +244,7 @@ fn find(change: &Change<'_>, name: &str, module: &str) -> Result<Entry, RpcError
 
 fn delete(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
     call.engine.change(|change| {
-        if change.forget_missing(&ledger::Key::new(&["bdev", name])) {
+        if change.forget_missing(&catalogue::Key::new(&["bdev", name])) {
             return Ok(true);
         }
         find(change, name, module)?;

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::engine::ledger::{Entry, Section};
+use crate::engine::catalogue::{Entry, Section};
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
@@ -40,7 +40,7 @@ fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
 
 /// Whether a client is shown a section: those of parts that are not here only with what is kept.
 fn is_shown(call: &Call<'_>, section: Section) -> bool {
-    !section.is_absent() || call.engine.model().ledger.section(section).next().is_some()
+    !section.is_absent() || call.engine.model().catalogue.section(section).next().is_some()
 }
 
 fn get_subsystems(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
@@ -68,7 +68,7 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
         RpcError::new(code::INVALID_PARAMS, text)
     })?;
     let model = call.engine.model();
-    let entries = model.ledger.section(section);
+    let entries = model.catalogue.section(section);
     let describe = |entry: &Entry| match &entry.params {
         // SPDK's programs do not read a configuration with null in place of parameters.
         Value::Null => json!({ "method": entry.method }),

@@ -4,7 +4,7 @@ use raceline_target::QueueTotals;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::engine::ledger::{Entry, Section};
+use crate::engine::catalogue::{Entry, Section};
 use crate::engine::options::{BufferOptions, option_key};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use crate::absent::{self, Does};
-use crate::engine::ledger::{Entry, Section};
+use crate::engine::catalogue::{Entry, Section};
 use crate::engine::options::option_key;
 use crate::error::RpcError;
 use crate::method::{Call, Registry};

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::cores::parse_cores;
-use crate::engine::ledger::{Entry, Section};
+use crate::engine::catalogue::{Entry, Section};
 use crate::engine::options::option_key;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
@@ -87,7 +87,7 @@ fn keep(call: &Call<'_>, params: &impl Serialize) -> Result<bool, RpcError> {
 fn get(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     let model = call.engine.model();
     let set =
-        |method: &str| model.ledger.get(&option_key(method)).map(|entry| entry.params.clone());
+        |method: &str| model.catalogue.get(&option_key(method)).map(|entry| entry.params.clone());
     let scheduler = set(SET).and_then(|set| serde_json::from_value(set).ok());
     let scheduler: Scheduler =
         scheduler.unwrap_or_else(|| Scheduler { name: STATIC.to_owned(), ..Scheduler::default() });

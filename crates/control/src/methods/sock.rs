@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::engine::ledger::{Entry, Section};
+use crate::engine::catalogue::{Entry, Section};
 use crate::engine::options::{SOCKET_KINDS, SocketOptions, option_key};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};

@@ -5,9 +5,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Configuration;
+use super::change_log::{AppendError, ChangeLog, RESERVE_STEP_BYTES};
 use super::error::StateError;
 use super::format::{GROUP_TARGET_BYTES, GroupBuilder};
-use super::journal::{AppendError, Journal, RESERVE_STEP_BYTES};
 use super::store::{Done, ENDED, Entry, Health, Queue, Shared};
 
 /// With less room than this beyond what is promised, more is reserved before anyone waits for it.
@@ -18,7 +18,7 @@ const FULL_RETRY: Duration = Duration::from_secs(1);
 /// The only owner of the log.
 pub(super) struct Committer {
     shared: Arc<Shared>,
-    journal: Journal,
+    log: ChangeLog,
     /// Writes a checkpoint, while the log goes on.
     checkpoint: Option<JoinHandle<()>>,
 }
@@ -34,8 +34,8 @@ struct Work {
 }
 
 impl Committer {
-    pub(super) fn new(shared: Arc<Shared>, journal: Journal) -> Self {
-        Self { shared, journal, checkpoint: None }
+    pub(super) fn new(shared: Arc<Shared>, log: ChangeLog) -> Self {
+        Self { shared, log, checkpoint: None }
     }
 
     /// Runs until the store is dropped and everything is written.
@@ -101,18 +101,18 @@ impl Committer {
                 group.push(encoded, *count);
             }
         }
-        let before = self.journal.segment_bytes();
-        match self.journal.append(&group) {
+        let before = self.log.segment_bytes();
+        match self.log.append(&group) {
             Ok(()) => {
                 let mut queue = self.shared.lock();
                 if queue.health != Health::Good {
                     tracing::warn!("{}: there is room again", self.shared.dir.display());
                     queue.health = Health::Good;
                 }
-                queue.checkpoints.log_bytes += self.journal.segment_bytes() - before;
-                queue.reserved_bytes = self.journal.reserved_bytes();
+                queue.checkpoints.log_bytes += self.log.segment_bytes() - before;
+                queue.reserved_bytes = self.log.reserved_bytes();
                 queue.promised_bytes -= entries.iter().map(Entry::room_bytes).sum::<u64>();
-                queue.durable_sequence = self.journal.next_sequence() - 1;
+                queue.durable_sequence = self.log.next_sequence() - 1;
                 drop(queue);
                 // Before more room is reserved, which may take its time.
                 self.shared.answered.notify_all();
@@ -141,7 +141,7 @@ impl Committer {
             tracing::error!("{}", StateError::Behind { dir, reason });
         }
         queue.health = Health::Full(reason.to_owned());
-        queue.reserved_bytes = self.journal.reserved_bytes();
+        queue.reserved_bytes = self.log.reserved_bytes();
         for entry in entries.into_iter().rev() {
             queue.entries.push_front(entry);
         }
@@ -160,12 +160,12 @@ impl Committer {
     fn reserve(&mut self, wanted_bytes: u64) -> Option<String> {
         let promised_bytes = self.shared.lock().promised_bytes;
         let needed_bytes = wanted_bytes.max(promised_bytes);
-        let result = self.journal.reserve(needed_bytes + RESERVE_AHEAD_BYTES);
-        let result = result.or_else(|_| self.journal.reserve(needed_bytes));
-        if let Err(error) = self.journal.write_ahead() {
+        let result = self.log.reserve(needed_bytes + RESERVE_AHEAD_BYTES);
+        let result = result.or_else(|_| self.log.reserve(needed_bytes));
+        if let Err(error) = self.log.write_ahead() {
             self.fail(&error.to_string());
         }
-        self.shared.lock().reserved_bytes = self.journal.reserved_bytes();
+        self.shared.lock().reserved_bytes = self.log.reserved_bytes();
         let reason = result.err()?.to_string();
         if wanted_bytes > 0 {
             tracing::error!("{}: no room for changes: {reason}", self.shared.dir.display());
@@ -184,9 +184,9 @@ impl Committer {
         queue.reserved_bytes = queue.promised_bytes;
         let promised_bytes = queue.promised_bytes;
         drop(queue);
-        let rotated = self.journal.rotate(promised_bytes);
+        let rotated = self.log.rotate(promised_bytes);
         let mut queue = self.shared.lock();
-        queue.reserved_bytes = self.journal.reserved_bytes();
+        queue.reserved_bytes = self.log.reserved_bytes();
         let log_bytes = std::mem::take(&mut queue.checkpoints.log_bytes);
         drop(queue);
         if let Err((can_go_on, error)) = rotated {
@@ -197,8 +197,8 @@ impl Committer {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let checkpointer = self.journal.checkpointer();
-        let sequence = self.journal.next_sequence() - 1;
+        let checkpointer = self.log.checkpointer();
+        let sequence = self.log.next_sequence() - 1;
         let write = move || {
             let written = checkpointer.write(sequence, configuration);
             shared.end_checkpoint(log_bytes, written, done);

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
+use super::change_log::ChangeLog;
 use super::disk::Disk;
 use super::error::StateError;
 use super::format::{BLOCK_BYTES, GroupBuilder};
-use super::journal::Journal;
 use super::sim::{Image, Random, SimDisk};
 use super::{Call, Configuration, Recovered, SubsystemConfig};
 
@@ -80,10 +80,10 @@ fn model_of(recovered: &Recovered) -> Model {
     model
 }
 
-fn open(image: Image) -> Result<(SimDisk, Journal, Recovered), StateError> {
+fn open(image: Image) -> Result<(SimDisk, ChangeLog, Recovered), StateError> {
     let disk = SimDisk::new(image);
-    let (journal, recovered) = Journal::open(Arc::new(disk.clone()))?;
-    Ok((disk, journal, recovered))
+    let (log, recovered) = ChangeLog::open(Arc::new(disk.clone()))?;
+    Ok((disk, log, recovered))
 }
 
 /// Whether what was found is what a crash may leave.
@@ -117,7 +117,7 @@ fn check(history: &mut History, image: &Image, random: &mut Random) -> Result<()
         let keep = Arc::clone(&images);
         recovering.observe(move |image| keep.lock().unwrap().push(image.clone()));
         let (_, recovered) =
-            Journal::open(Arc::new(recovering.clone())).map_err(|error| error.to_string())?;
+            ChangeLog::open(Arc::new(recovering.clone())).map_err(|error| error.to_string())?;
         let found = judge(history, &recovered)?;
         history.seen.crashes += 1;
         history.seen.cut_off += recovered.notes.len();
@@ -147,9 +147,9 @@ fn ends_in_zeroes(image: &Image) -> bool {
 }
 
 /// Reserves room, and prepares it as the committer does.
-fn prepare_room(journal: &mut Journal, bytes: u64) -> Result<(), String> {
-    journal.reserve(bytes).map_err(|error| error.to_string())?;
-    journal.write_ahead().map_err(|error| error.to_string())
+fn prepare_room(log: &mut ChangeLog, bytes: u64) -> Result<(), String> {
+    log.reserve(bytes).map_err(|error| error.to_string())?;
+    log.write_ahead().map_err(|error| error.to_string())
 }
 
 /// One history. Gives what was seen, or the first violation.
@@ -170,26 +170,26 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
     };
     let mut disk = SimDisk::new(image);
     watch(&disk, random.clone());
-    let opened = Journal::open(Arc::new(disk.clone())).map_err(|error| error.to_string())?;
-    let (mut journal, mut model) = (opened.0, Model::new());
+    let opened = ChangeLog::open(Arc::new(disk.clone())).map_err(|error| error.to_string())?;
+    let (mut log, mut model) = (opened.0, Model::new());
     for _ in 0..steps {
         disk.image().faults.no_room_to_zero = random.one_in(4);
         match random.below(12) {
             0 => {
                 // Far ahead, as for a large change.
-                journal.reserve(300 << 10).map_err(|error| error.to_string())?;
+                log.reserve(300 << 10).map_err(|error| error.to_string())?;
             }
             1 => {
-                journal.rotate(0).map_err(|(_, error)| error.to_string())?;
-                let sequence = journal.next_sequence() - 1;
-                let written = journal.checkpointer().write(sequence, configuration(&model));
+                log.rotate(0).map_err(|(_, error)| error.to_string())?;
+                let sequence = log.next_sequence() - 1;
+                let written = log.checkpointer().write(sequence, configuration(&model));
                 written.map_err(|error| error.to_string())?;
             }
             2 => {
                 let crashed = disk.image().crash(&mut random);
                 let opened = open(crashed).map_err(|error| error.to_string())?;
                 let (fresh, recovered) = (opened.0, opened.2);
-                journal = opened.1;
+                log = opened.1;
                 disk = fresh;
                 let mut history = history.lock().unwrap();
                 let found = judge(&history, &recovered)?;
@@ -204,7 +204,7 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
                 // Some groups find nothing prepared.
                 if step > 4 {
                     history.lock().unwrap().preparing = true;
-                    prepare_room(&mut journal, 4096 * 3)?;
+                    prepare_room(&mut log, 4096 * 3)?;
                     history.lock().unwrap().preparing = false;
                 }
                 let group: Vec<Value> =
@@ -214,7 +214,7 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
                     builder.push(&serde_json::to_vec(change).unwrap(), 1);
                 }
                 history.lock().unwrap().changes.extend(group.iter().cloned());
-                journal.append(&builder).map_err(|error| format!("{error:?}"))?;
+                log.append(&builder).map_err(|error| format!("{error:?}"))?;
                 fold(&mut model, &group);
                 let mut history = history.lock().unwrap();
                 history.acknowledged = history.changes.len();
@@ -282,20 +282,20 @@ fn a_disk_that_only_says_that_it_syncs_is_found_out() {
 /// A directory with two configurations and several groups after each.
 fn sample() -> (Image, Model) {
     let disk = SimDisk::default();
-    let (mut journal, _) = Journal::open(Arc::new(disk.clone())).unwrap();
+    let (mut log, _) = ChangeLog::open(Arc::new(disk.clone())).unwrap();
     let (mut random, mut model) = (Random(7), Model::new());
     for round in 0..4 {
         for _ in 0..4 {
             let change = random_change(&mut random);
             let mut builder = GroupBuilder::default();
             builder.push(&serde_json::to_vec(&change).unwrap(), 1);
-            journal.append(&builder).unwrap();
+            log.append(&builder).unwrap();
             fold(&mut model, [&change]);
         }
         if round < 3 {
-            journal.rotate(0).unwrap();
-            let sequence = journal.next_sequence() - 1;
-            journal.checkpointer().write(sequence, configuration(&model)).unwrap();
+            log.rotate(0).unwrap();
+            let sequence = log.next_sequence() - 1;
+            log.checkpointer().write(sequence, configuration(&model)).unwrap();
         }
     }
     let image = disk.image().clone();
@@ -339,8 +339,8 @@ fn damage_in_the_log_is_named_and_nothing_is_started() {
     let (image, _) = sample();
     let name = "changes-000000000013.log";
     // Everywhere but in the last group.
-    let (_, journal, _) = open(image.clone()).unwrap();
-    let end = usize::try_from(journal.segment_bytes()).unwrap();
+    let (_, log, _) = open(image.clone()).unwrap();
+    let end = usize::try_from(log.segment_bytes()).unwrap();
     for offset in (0..end - 3 * 4096).step_by(131) {
         let mut image = image.clone();
         image.flip(name, offset);
@@ -374,21 +374,21 @@ fn files_of_two_states_are_not_mixed() {
     let bytes = super::Disk::read(&SimDisk::new(other), name).unwrap();
     let disk = SimDisk::new(image);
     super::Disk::create(&disk, name).unwrap().write_at(0, &bytes).unwrap();
-    let error = Journal::open(Arc::new(disk)).err().unwrap().to_string();
+    let error = ChangeLog::open(Arc::new(disk)).err().unwrap().to_string();
     assert!(error.contains("is needed here"), "{error}");
 }
 
 #[test]
 fn the_log_goes_on_when_a_checkpoint_finds_no_room() {
     let (image, mut model) = sample();
-    let (disk, mut journal, _) = open(image).unwrap();
+    let (disk, mut log, _) = open(image).unwrap();
     disk.image().faults.no_room = true;
-    let (can_go_on, error) = journal.rotate(4096).unwrap_err();
+    let (can_go_on, error) = log.rotate(4096).unwrap_err();
     assert!(can_go_on, "{error}");
     let change = json!({ "key": "after", "value": "x" });
     let mut builder = GroupBuilder::default();
     builder.push(&serde_json::to_vec(&change).unwrap(), 1);
-    journal.append(&builder).unwrap();
+    log.append(&builder).unwrap();
     fold(&mut model, [&change]);
     let (_, _, recovered) = open(disk.image().crash(&mut Random(1))).unwrap();
     assert_eq!(model_of(&recovered), model);
@@ -400,14 +400,14 @@ fn changes_that_fit(room_bytes: usize, no_reserving: bool, no_zeroes: bool) -> u
     image.faults.room_bytes = Some(room_bytes);
     image.faults.no_reserving = no_reserving;
     image.faults.no_zeroes = no_zeroes;
-    let (disk, mut journal, _) = open(image).unwrap();
+    let (disk, mut log, _) = open(image).unwrap();
     let mut group = GroupBuilder::default();
     group.push(br#"{"key":"k","value":"v"}"#, 1);
     for count in 0.. {
-        let refused = journal.reserve(BLOCK_BYTES as u64).err();
-        journal.write_ahead().unwrap();
+        let refused = log.reserve(BLOCK_BYTES as u64).err();
+        log.write_ahead().unwrap();
         // A full disk that cannot reserve shows when the group is written.
-        if refused.is_some() || journal.append(&group).is_err() {
+        if refused.is_some() || log.append(&group).is_err() {
             let (_, _, recovered) = open(disk.image().crash(&mut Random(1))).unwrap();
             assert_eq!(recovered.changes.len(), count);
             return count;
@@ -433,15 +433,15 @@ fn zeroes_take_no_room_from_changes() {
 fn a_log_without_zeroes_goes_on_with_them() {
     let (image, mut model) = sample();
     let name = "changes-000000000013.log";
-    let (disk, mut journal, recovered) = open(image).unwrap();
+    let (disk, mut log, recovered) = open(image).unwrap();
     assert!(recovered.notes.is_empty() && !ends_in_zeroes(&disk.image()));
-    prepare_room(&mut journal, BLOCK_BYTES as u64).unwrap();
+    prepare_room(&mut log, BLOCK_BYTES as u64).unwrap();
     let size = disk.image().size(name);
     assert!(ends_in_zeroes(&disk.image()));
     let mut group = GroupBuilder::default();
     let change = json!({ "key": "after", "value": "x" });
     group.push(&serde_json::to_vec(&change).unwrap(), 1);
-    journal.append(&group).unwrap();
+    log.append(&group).unwrap();
     fold(&mut model, [&change]);
     assert_eq!(disk.image().size(name), size, "a group that overwrites");
     let (disk, _, recovered) = open(disk.image().crash(&mut Random(5))).unwrap();

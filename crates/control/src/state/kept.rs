@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::disk::{Disk, RealDisk};
 use super::{Call, Configuration, Permit, Recovered, StateError, Store, SubsystemConfig};
+use crate::engine::catalogue::{Catalogue, Entry, Key, Record, Section};
 use crate::engine::generation;
 use crate::engine::journal::{Journal, JournalError};
-use crate::engine::ledger::{Entry, Key, Ledger, Record, Section};
 
 /// Room asked for before a change, whose records are not known yet: twice the largest request.
 const CHANGE_BYTES: usize = 2 << 20;
@@ -27,7 +27,7 @@ pub struct StateJournal {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
     /// The configuration, for [`Engine::restore`](crate::engine::Engine::restore).
-    pub ledger: Ledger,
+    pub catalogue: Catalogue,
     /// How many changes there have ever been. It grows over restarts too, so that it can serve as
     /// a generation.
     pub sequence: u64,
@@ -49,12 +49,12 @@ impl StateJournal {
     pub fn with_disk(disk: Arc<dyn Disk>) -> Result<(Self, Kept), StateError> {
         let (store, recovered) = Store::with_disk(disk)?;
         let sequence = recovered.sequence;
-        let ledger = ledger_of(recovered).map_err(|problem| StateError::Incomplete {
+        let catalogue = catalogue_of(recovered).map_err(|problem| StateError::Incomplete {
             dir: store.dir().to_owned(),
             problem,
             remedy: "Use the version of raceline that wrote it, or a newer one.".to_owned(),
         })?;
-        Ok((Self { store, permit: Mutex::default() }, Kept { ledger, sequence }))
+        Ok((Self { store, permit: Mutex::default() }, Kept { catalogue, sequence }))
     }
 
     /// Writes down that a daemon begins, and gives the number of this change: no daemon before has had
@@ -102,15 +102,15 @@ impl Journal for StateJournal {
         Ok(self.store.wait(position)?)
     }
 
-    fn changed(&self, ledger: &Ledger) {
+    fn changed(&self, catalogue: &Catalogue) {
         if self.store.checkpoint_due() {
             // A failure has been logged, and loses nothing.
-            self.store.checkpoint(configuration_of(ledger), |_| {});
+            self.store.checkpoint(configuration_of(catalogue), |_| {});
         }
     }
 
-    fn close(&self, ledger: &Ledger) -> Result<(), JournalError> {
-        Ok(self.store.checkpoint_and_wait(configuration_of(ledger))?)
+    fn close(&self, catalogue: &Catalogue) -> Result<(), JournalError> {
+        Ok(self.store.checkpoint_and_wait(configuration_of(catalogue))?)
     }
 }
 
@@ -127,13 +127,13 @@ impl From<StateError> for JournalError {
 }
 
 /// The calls section by section, as SPDK has them; and their keys in the same order.
-fn configuration_of(ledger: &Ledger) -> Configuration {
+fn configuration_of(catalogue: &Catalogue) -> Configuration {
     let mut subsystems = Vec::new();
     let mut all_keys = Map::new();
     for section in Section::ALL {
         let mut config = Vec::new();
         let mut keys = Vec::new();
-        for (key, entry) in ledger.entries().filter(|(_, entry)| entry.section == section) {
+        for (key, entry) in catalogue.entries().filter(|(_, entry)| entry.section == section) {
             keys.push(json!(key));
             let params = (!entry.params.is_null()).then(|| entry.params.clone());
             config.push(Call { method: entry.method.clone(), params });
@@ -146,9 +146,9 @@ fn configuration_of(ledger: &Ledger) -> Configuration {
 }
 
 /// The opposite, and the changes after it; or what this program does not understand.
-fn ledger_of(recovered: Recovered) -> Result<Ledger, String> {
+fn catalogue_of(recovered: Recovered) -> Result<Catalogue, String> {
     let Recovered { configuration, changes, sequence, .. } = recovered;
-    let mut ledger = Ledger::default();
+    let mut catalogue = Catalogue::default();
     for SubsystemConfig { subsystem, config } in configuration.subsystems {
         let section = Section::from_name(&subsystem)
             .ok_or_else(|| format!("the configuration has a part `{subsystem}`"))?;
@@ -159,16 +159,16 @@ fn ledger_of(recovered: Recovered) -> Result<Ledger, String> {
             let key: Key = serde_json::from_value(key.clone())
                 .map_err(|error| format!("{key} in part `{subsystem}` is no key: {error}"))?;
             let entry = Entry { section, method, params: params.unwrap_or(Value::Null) };
-            ledger.apply(Record::Put { key, entry });
+            catalogue.apply(Record::Put { key, entry });
         }
     }
     let first = sequence + 1 - changes.len() as u64;
     for (change, number) in changes.into_iter().zip(first..) {
         let record = serde_json::from_value(change)
             .map_err(|error| format!("change {number} is of another kind: {error}"))?;
-        ledger.apply(record);
+        catalogue.apply(record);
     }
-    Ok(ledger)
+    Ok(catalogue)
 }
 
 #[cfg(test)]
@@ -191,9 +191,9 @@ mod tests {
             let (journal, kept) = StateJournal::with_disk(Arc::new(disk.clone())).unwrap();
             let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
             let (engine, registry) = (Engine::new(config), Registry::new());
-            engine.restore(&registry, &kept.ledger).unwrap();
+            engine.restore(&registry, &kept.catalogue).unwrap();
             engine.start();
-            engine.restore(&registry, &kept.ledger).unwrap();
+            engine.restore(&registry, &kept.catalogue).unwrap();
             Self { engine, registry }
         }
 
@@ -277,6 +277,6 @@ mod tests {
         daemon.create("b").unwrap();
         let (_, kept) = StateJournal::with_disk(Arc::new(crash(&disk))).unwrap();
         assert_eq!(kept.sequence, 2);
-        assert_eq!(kept.ledger.len(), 2);
+        assert_eq!(kept.catalogue.len(), 2);
     }
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::change_log::ChangeLog;
 use super::committer::Committer;
 use super::disk::{Disk, RealDisk};
 use super::error::StateError;
 use super::format::{MAX_CHANGE_BYTES, room_for};
-use super::journal::Journal;
 use super::{Configuration, Recovered};
 
 /// The log may grow to this size before a checkpoint is due...
@@ -131,12 +131,12 @@ impl Store {
     /// As [`Store::open`].
     pub fn with_disk(disk: Arc<dyn Disk>) -> Result<(Self, Recovered), StateError> {
         let dir = disk.path().to_owned();
-        let (journal, recovered) = Journal::open(disk)?;
+        let (log, recovered) = ChangeLog::open(disk)?;
         let queue = Queue {
             last_sequence: recovered.sequence,
             durable_sequence: recovered.sequence,
             checkpoints: Checkpoints {
-                log_bytes: journal.segment_bytes(),
+                log_bytes: log.segment_bytes(),
                 after_start: !recovered.changes.is_empty(),
                 ..Checkpoints::default()
             },
@@ -144,7 +144,7 @@ impl Store {
         };
         let (work, answered) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { dir, queue: Mutex::new(queue), work, answered });
-        let committer = Committer::new(Arc::clone(&shared), journal);
+        let committer = Committer::new(Arc::clone(&shared), log);
         let thread = std::thread::Builder::new().name("raceline-state".into());
         let thread = thread.spawn(move || committer.run()).map_err(|error| StateError::Io {
             action: "start the thread that writes",

@@ -124,10 +124,10 @@ impl Kept {
         let config = EngineConfig { journal: Box::new(journal), changes_before, ..config };
         let (engine, registry) = (Arc::new(Engine::new(config)), Registry::new());
         engine.share();
-        engine.restore(&registry, &kept.ledger).unwrap();
+        engine.restore(&registry, &kept.catalogue).unwrap();
         let again = Registry::new();
         engine.at_start(Box::new(move |engine| {
-            engine.restore(&again, &kept.ledger).map_err(|error| error.to_string())
+            engine.restore(&again, &kept.catalogue).map_err(|error| error.to_string())
         }));
         engine.start_all().unwrap();
         Self { engine, registry }

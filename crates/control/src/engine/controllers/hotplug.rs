@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::drive::LocalDrive;
 use super::link::Link;
 use super::{Controller, SharedEngine};
-use crate::engine::ledger::{Entry, Key, Section};
+use crate::engine::catalogue::{Entry, Key, Section};
 use crate::engine::options::option_key;
 use crate::engine::{Change, Engine, EngineError, Model, Phase};
 

@@ -11,7 +11,7 @@ use super::{
     DEFAULT_TARGET, ListenAddress, MAX_HOSTS, MAX_LISTENERS, NvmfTarget, Referral, Subsystem,
     SubsystemOptions, Transport, TransportOptions,
 };
-use crate::engine::ledger::{Entry, Key, Section};
+use crate::engine::catalogue::{Entry, Key, Section};
 use crate::engine::options::{FilterOptions, option_key};
 use crate::engine::{Change, EngineError, Phase};
 

@@ -174,8 +174,8 @@ pub struct NewNamespace {
 impl super::Engine {
     /// The call that made the transport of a target.
     pub(crate) fn transport_params(&self, target: &str) -> Option<serde_json::Value> {
-        let key = super::ledger::Key::new(&["nvmf", target, "transport"]);
-        self.model().ledger.get(&key).map(|entry| entry.params.clone())
+        let key = super::catalogue::Key::new(&["nvmf", target, "transport"]);
+        self.model().catalogue.get(&key).map(|entry| entry.params.clone())
     }
 }
 

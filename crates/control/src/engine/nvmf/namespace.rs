@@ -12,7 +12,7 @@ use super::change::{entry, hex, key};
 use super::live;
 use super::{Namespace, NewNamespace};
 use crate::engine::bdevs::Claim;
-use crate::engine::ledger::Key;
+use crate::engine::catalogue::Key;
 use crate::engine::{Change, EngineError};
 
 impl Change<'_> {

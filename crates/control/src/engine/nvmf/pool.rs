@@ -1,4 +1,4 @@
-//! Pools: devices of which hosts make namespaces themselves, and their maps in the ledger.
+//! Pools: devices of which hosts make namespaces themselves, and their maps in the catalogue.
 //!
 //! What a host changes is no call of a client: a thread of the target asks for it while the
 //! target's own state is locked. So it does not wait for its turn among the changes
@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use super::change::{entry, key};
 use crate::engine::bdevs::Claim;
+use crate::engine::catalogue::{Entry, Key, Record};
 use crate::engine::controllers::SharedEngine;
-use crate::engine::ledger::{Entry, Key, Record};
 use crate::engine::{Change, Engine, EngineError, Model};
 
 /// The call that makes a pool.
@@ -175,18 +175,18 @@ fn pool_entry(target: &str, nqn: &Nqn, pool: &Pool) -> Result<Entry, EngineError
 }
 
 /// Keeps the maps of one target's pools.
-pub(super) struct LedgerStore {
+pub(super) struct CatalogueStore {
     engine: Weak<SharedEngine>,
     target: String,
 }
 
-impl LedgerStore {
+impl CatalogueStore {
     pub(super) fn new(engine: &Engine, target: &str) -> Arc<Self> {
         Arc::new(Self { engine: Arc::downgrade(&engine.shared), target: target.to_owned() })
     }
 }
 
-impl PoolStore for LedgerStore {
+impl PoolStore for CatalogueStore {
     fn save(&self, subsystem: &Nqn, map: &PoolMap) -> std::io::Result<()> {
         let engine = self.engine.upgrade().and_then(|shared| shared.get()?.upgrade());
         let engine = engine.ok_or_else(|| std::io::Error::other("the daemon ends"))?;
@@ -204,7 +204,7 @@ pub(super) fn pool_config(
     PoolConfig {
         bdev,
         map: pool.map.clone(),
-        store: LedgerStore::new(engine, target),
+        store: CatalogueStore::new(engine, target),
         managers: match &pool.managers[..] {
             [] => HostAccess::Any,
             managers => HostAccess::List(managers.to_vec()),
@@ -222,7 +222,7 @@ impl Engine {
             let model = self.model();
             let pool = model.nvmf.target(target)?.subsystem(nqn)?.pool.clone();
             let missing = || EngineError::missing(POOL, nqn.as_str());
-            let pool = pool.filter(|_| model.ledger.get(&key).is_some()).ok_or_else(missing)?;
+            let pool = pool.filter(|_| model.catalogue.get(&key).is_some()).ok_or_else(missing)?;
             let after = Pool { map: map.clone(), ..pool.clone() };
             (pool, after)
         };

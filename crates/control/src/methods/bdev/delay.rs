@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::Name;
 use super::stacked::{self, Stacked};
 use crate::engine::bdevs::{Details, Entry};
-use crate::engine::ledger::Key;
+use crate::engine::catalogue::Key;
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
 
@@ -161,7 +161,7 @@ fn update_latency(call: &Call<'_>, params: UpdateLatency) -> Result<bool, RpcErr
         .clone_from(&Duration::from_micros(latency_us));
         control.set(kind, latency);
         if let Some(key) = bdev.key.clone() {
-            let kept = change.model().ledger.get(&key).cloned();
+            let kept = change.model().catalogue.get(&key).cloned();
             if let Some(mut entry) = kept {
                 entry.params[latency_type.member()] = latency_us.into();
                 change.put(key, entry);

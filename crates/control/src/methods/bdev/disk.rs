@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{Name, Plain, Zero, block_size_of, open};
 use crate::engine::Change;
 use crate::engine::bdevs::Entry;
-use crate::engine::ledger::{self, Key, Section};
+use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 
@@ -64,7 +64,7 @@ fn create_aio(call: &Call<'_>, params: CreateAio) -> Result<String, RpcError> {
     call.engine.change(|change| {
         let (name, bdev) = make(change, &params.name, (AIO, "AIO disk"), &spec)?;
         let canonical = CreateAio { uuid: Some(bdev.uuid), ..params };
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_aio_create", &canonical)?;
+        let entry = catalogue::Entry::new(Section::Bdev, "bdev_aio_create", &canonical)?;
         super::add(change, bdev.described_by(details), entry)?;
         Ok(name)
     })
@@ -93,7 +93,7 @@ fn create_uring(call: &Call<'_>, params: CreateUring) -> Result<String, RpcError
         let (name, bdev) = made
             .map_err(|error| RpcError::internal("Unable to create URING bdev.").because(error))?;
         let canonical = CreateUring { uuid: Some(bdev.uuid), ..params };
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_uring_create", &canonical)?;
+        let entry = catalogue::Entry::new(Section::Bdev, "bdev_uring_create", &canonical)?;
         super::add(change, bdev.described_by(details), entry)?;
         Ok(name)
     })

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::Name;
 use super::stacked::{self, Stacked};
 use crate::engine::bdevs::{Details, Entry};
-use crate::engine::ledger::Key;
+use crate::engine::catalogue::Key;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 

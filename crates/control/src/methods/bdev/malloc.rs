@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{Name, Plain, Zero, block_size_of, bytes_of, open, physical_block_size};
 use crate::engine::bdevs::Entry;
-use crate::engine::ledger::{self, Key, Section};
+use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
@@ -78,7 +78,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
             ..DeviceSpec::new(Backing::Ram { size: ByteSize(size), huge_pages: params.hugepages })
         };
         let canonical = Create { name: Some(name.clone()), uuid: Some(uuid), ..params.clone() };
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_malloc_create", &canonical)?;
+        let entry = catalogue::Entry::new(Section::Bdev, "bdev_malloc_create", &canonical)?;
         let bdev = Entry::new(&name, MODULE, "Malloc disk", open(change, &spec)?)
             .described_by(details(&params))
             .kept_as(Key::new(&["bdev", &name]));

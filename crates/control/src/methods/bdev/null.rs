@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{Name, Plain, Zero, block_size_of, bytes_of, open, physical_block_size};
 use crate::engine::bdevs::Entry;
-use crate::engine::ledger::{self, Key, Section};
+use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
@@ -82,7 +82,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
             bytes => json!({ "null": { "physical_block_size": bytes } }),
         };
         let canonical = Create { uuid: Some(uuid), ..params };
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_null_create", &canonical)?;
+        let entry = catalogue::Entry::new(Section::Bdev, "bdev_null_create", &canonical)?;
         let bdev = Entry::new(&name, MODULE, "Null disk", open(change, &spec)?)
             .described_by(Plain(details))
             .kept_as(Key::new(&["bdev", &name]));
@@ -122,7 +122,7 @@ fn resize(call: &Call<'_>, Resize { name, new_size }: Resize) -> Result<bool, Rp
             })?;
         bdev.device.resize(block_count).map_err(|error| invalid(format!("{error:?}")))?;
         if let Some(key) = bdev.key {
-            let kept = change.model().ledger.get(&key).cloned();
+            let kept = change.model().catalogue.get(&key).cloned();
             if let Some(mut entry) = kept {
                 entry.params["num_blocks"] = block_count.into();
                 change.put(key, entry);

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::Name;
+use crate::engine::catalogue::{self, Key, Section};
 use crate::engine::controllers::Controller;
 use crate::engine::controllers::link::Link;
-use crate::engine::ledger::{self, Key, Section};
 use crate::engine::missing::CONNECT_TIMEOUT;
 use crate::engine::nvmf::ListenAddress;
 use crate::engine::{Change, Engine, EngineError};
@@ -241,7 +241,7 @@ fn take(
     let key = Key::new(&["bdev-nvme", &name]);
     let controller = Controller::new(name, link, key.clone(), max_bdevs);
     let attached = call.engine.change(|change| {
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", canonical)?;
+        let entry = catalogue::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", canonical)?;
         let names = change.attach(&controller)?;
         change.put(key, entry);
         Ok(names)

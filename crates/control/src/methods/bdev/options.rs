@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::stacked;
-use crate::engine::ledger::{self, Key, Section};
+use crate::engine::catalogue::{self, Key, Section};
 use crate::engine::{Change, Model};
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
@@ -52,7 +52,7 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
             bdev_auto_examine: Some(params.bdev_auto_examine.unwrap_or(true)),
             ..params
         };
-        let entry = ledger::Entry::new(Section::Bdev, "bdev_set_options", &canonical)?;
+        let entry = catalogue::Entry::new(Section::Bdev, "bdev_set_options", &canonical)?;
         change.put(options_key(), entry);
         Ok(true)
     })
@@ -63,7 +63,7 @@ fn options_key() -> Key {
 }
 
 fn examines_unasked(model: &Model) -> bool {
-    let options = model.ledger.get(&options_key());
+    let options = model.catalogue.get(&options_key());
     options.is_none_or(|entry| entry.params["bdev_auto_examine"] != false)
 }
 

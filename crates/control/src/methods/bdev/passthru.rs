@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::stacked::{self, Stacked};
 use super::{Name, Plain};
 use crate::engine::bdevs::Entry;
-use crate::engine::ledger::Key;
+use crate::engine::catalogue::Key;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 

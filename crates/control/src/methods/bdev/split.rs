@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Plain;
 use super::stacked::{self, Stacked};
 use crate::engine::bdevs::Entry;
-use crate::engine::ledger::Key;
+use crate::engine::catalogue::Key;
 use crate::engine::missing::numbered;
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
@@ -110,7 +110,7 @@ struct Delete {
 
 fn delete(call: &Call<'_>, Delete { base_bdev }: Delete) -> Result<bool, RpcError> {
     call.engine.change(|change| {
-        if change.model().ledger.get(&key(&base_bdev)).is_none() {
+        if change.model().catalogue.get(&key(&base_bdev)).is_none() {
             let text = RpcError::errno(libc::ENOENT).message;
             return Err(RpcError::new(code::INVALID_PARAMS, text)
                 .because(format!("`{base_bdev}` is not split")));

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::{delay, error, options, passthru, split};
 use crate::engine::Change;
 use crate::engine::bdevs::{Claim, Entry};
-use crate::engine::ledger::{self, Key, Section};
+use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
 use crate::method::Call;
 
@@ -39,7 +39,7 @@ pub(super) trait Stacked: Clone + Serialize + DeserializeOwned {
 pub(super) fn create<T: Stacked>(call: &Call<'_>, params: &T) -> Result<Vec<String>, RpcError> {
     call.engine.change(|change| {
         let key = params.key();
-        if change.model().ledger.get(&key).is_some() {
+        if change.model().catalogue.get(&key).is_some() {
             let detail = format!("{} was called for it before", T::METHOD);
             return Err(RpcError::errno(libc::EEXIST).because(detail));
         }
@@ -48,7 +48,7 @@ pub(super) fn create<T: Stacked>(call: &Call<'_>, params: &T) -> Result<Vec<Stri
                 format!("it would stand on itself: `{}` is it, or waits for it", params.base());
             return Err(RpcError::errno(libc::EINVAL).because(detail));
         }
-        let entry = ledger::Entry::new(Section::Bdev, T::METHOD, params)?;
+        let entry = catalogue::Entry::new(Section::Bdev, T::METHOD, params)?;
         let present = change.model().bdevs.find(params.base()).is_some();
         let names = if present {
             build(change, params)?
@@ -88,12 +88,12 @@ fn build<T: Stacked>(change: &mut Change<'_>, params: &T) -> Result<Vec<String>,
 
 /// Makes what has waited for a device of this name.
 pub(super) fn examine(change: &mut Change<'_>, name: &str) {
-    let waiting: Vec<ledger::Entry> = {
+    let waiting: Vec<catalogue::Entry> = {
         let model = change.model();
         let Some(bdev) = model.bdevs.find(name) else { return };
         let uuid = bdev.uuid.to_string();
         let names = bdev.aliases.iter().chain([&bdev.name, &uuid]);
-        names.flat_map(|name| model.ledger.standing_on(name)).cloned().collect()
+        names.flat_map(|name| model.catalogue.standing_on(name)).cloned().collect()
     };
     for entry in waiting {
         let made = match entry.method.as_str() {
@@ -109,7 +109,7 @@ pub(super) fn examine(change: &mut Change<'_>, name: &str) {
     }
 }
 
-fn again<T: Stacked>(change: &mut Change<'_>, entry: &ledger::Entry) -> Result<(), RpcError> {
+fn again<T: Stacked>(change: &mut Change<'_>, entry: &catalogue::Entry) -> Result<(), RpcError> {
     let params: T = serde_json::from_value(entry.params.clone())
         .map_err(|error| RpcError::internal("Internal error").because(error))?;
     build(change, &params).map(drop)
@@ -119,7 +119,7 @@ fn again<T: Stacked>(change: &mut Change<'_>, entry: &ledger::Entry) -> Result<(
 pub(super) fn delete<T: Stacked>(call: &Call<'_>, name: &str, key: Key) -> Result<bool, RpcError> {
     call.engine.change(|change| {
         let present = change.model().bdevs.find(name).is_some();
-        if !present && change.model().ledger.get(&key).is_some() {
+        if !present && change.model().catalogue.get(&key).is_some() {
             change.remove(key);
             return Ok(true);
         }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cores::parse_cores;
-use crate::engine::ledger::{Entry, Section};
+use crate::engine::catalogue::{Entry, Section};
 use crate::engine::nvmf::DEFAULT_TARGET;
 use crate::engine::options::{FilterOptions, option_key};
 use crate::error::RpcError;
@@ -148,7 +148,7 @@ struct SetMaxSubsystems {
 
 fn set_max_subsystems(call: &Call<'_>, params: SetMaxSubsystems) -> Result<bool, RpcError> {
     let key = option_key("nvmf-max");
-    if call.engine.model().ledger.get(&key).is_some() {
+    if call.engine.model().catalogue.get(&key).is_some() {
         return Err(RpcError::internal("Must not call more than once"));
     }
     if params.max_subsystems == 0 {

@@ -101,7 +101,7 @@ mod tests {
             );
         }
         let model = engine.model();
-        let kept: Vec<&Value> = model.ledger.entries().map(|(_, entry)| &entry.params).collect();
+        let kept: Vec<&Value> = model.catalogue.entries().map(|(_, entry)| &entry.params).collect();
         let filters: Vec<&Value> = kept.iter().map(|params| &params["discovery_filter"]).collect();
         assert_eq!(filters, [&json!("address,svcid"), &json!("transport")]);
         let filter = model.nvmf.targets["a"].filter.unwrap();

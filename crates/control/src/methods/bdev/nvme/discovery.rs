@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{Attach, Name, default_hostnqn, host_config, invalid};
+use crate::engine::catalogue::{Entry, Section};
 use crate::engine::discovery::{Discovery, MAX_SUBSYSTEMS};
-use crate::engine::ledger::{Entry, Section};
 use crate::engine::nvmf::ListenAddress;
 use crate::engine::{Engine, Phase};
 use crate::error::RpcError;

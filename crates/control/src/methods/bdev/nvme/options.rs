@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{NO_FAST_FAIL, ONE_PATH, is_one_path, refuse_because};
 use crate::engine::Engine;
-use crate::engine::ledger::{self, Key, Section};
+use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 
@@ -98,7 +98,7 @@ impl Options {
     /// As they are now.
     pub(super) fn current(engine: &Engine) -> Self {
         let model = engine.model();
-        let kept = model.ledger.get(&key());
+        let kept = model.catalogue.get(&key());
         kept.and_then(|entry| serde_json::from_value(entry.params.clone()).ok()).unwrap_or_default()
     }
 }
@@ -134,8 +134,8 @@ fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
             return Err(RpcError::new(-libc::EPERM, text));
         }
         // What is not named stays as it was.
-        let before = change.model().ledger.get(&key()).map(|entry| entry.params.clone());
-        let mut entry = ledger::Entry::new(Section::Bdev, "bdev_nvme_set_options", &params)?;
+        let before = change.model().catalogue.get(&key()).map(|entry| entry.params.clone());
+        let mut entry = catalogue::Entry::new(Section::Bdev, "bdev_nvme_set_options", &params)?;
         if let (Some(Value::Object(before)), Some(after)) = (before, entry.params.as_object_mut()) {
             let named = std::mem::take(after);
             *after = before.into_iter().chain(named).collect::<Map<_, _>>();

@@ -1,7 +1,7 @@
 //! What has been configured: the calls that would make it again, in their order, without those
 //! that were undone.
 //!
-//! Every change is a few [`Record`]s. The ledger is what they add up to: the configuration that is
+//! Every change is a few [`Record`]s. The catalogue is what they add up to: the configuration that is
 //! saved, and the state that a restart comes back to. An entry owns everything whose key begins
 //! with its own: removing a subsystem removes its namespaces.
 
@@ -179,7 +179,7 @@ pub enum Record {
 
 /// The configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ledger {
+pub struct Catalogue {
     entries: BTreeMap<Key, (u64, Entry)>,
     order: BTreeMap<u64, Key>,
     /// The entries that stand on a device, by its name: thousands of devices come one by one, and
@@ -188,7 +188,7 @@ pub struct Ledger {
     last: u64,
 }
 
-impl Ledger {
+impl Catalogue {
     /// Takes a step.
     pub fn apply(&mut self, record: Record) {
         match record {
@@ -279,13 +279,13 @@ mod tests {
         Record::Put { key: Key::new(parts), entry }
     }
 
-    fn values(ledger: &Ledger) -> Vec<i64> {
-        ledger.entries().filter_map(|(_, entry)| entry.params.as_i64()).collect()
+    fn values(catalogue: &Catalogue) -> Vec<i64> {
+        catalogue.entries().filter_map(|(_, entry)| entry.params.as_i64()).collect()
     }
 
     #[test]
     fn an_entry_keeps_its_place_and_takes_what_it_owns_with_it() {
-        let mut ledger = Ledger::default();
+        let mut catalogue = Catalogue::default();
         for record in [
             put(&["subsystem", "a"], 1),
             put(&["bdev", "x"], 2),
@@ -293,15 +293,15 @@ mod tests {
             put(&["subsystem", "ab"], 4),
             put(&["bdev", "x"], 5),
         ] {
-            ledger.apply(record);
+            catalogue.apply(record);
         }
-        assert_eq!(values(&ledger), [1, 5, 3, 4]);
-        ledger.apply(Record::Remove { key: Key::new(&["subsystem", "a"]) });
-        assert_eq!(values(&ledger), [5, 4]);
-        ledger.apply(Record::Remove { key: Key::new(&["nothing"]) });
-        ledger.apply(put(&["subsystem", "a"], 6));
-        assert_eq!(values(&ledger), [5, 4, 6]);
-        assert_eq!(ledger.len(), 3);
+        assert_eq!(values(&catalogue), [1, 5, 3, 4]);
+        catalogue.apply(Record::Remove { key: Key::new(&["subsystem", "a"]) });
+        assert_eq!(values(&catalogue), [5, 4]);
+        catalogue.apply(Record::Remove { key: Key::new(&["nothing"]) });
+        catalogue.apply(put(&["subsystem", "a"], 6));
+        assert_eq!(values(&catalogue), [5, 4, 6]);
+        assert_eq!(catalogue.len(), 3);
     }
 
     #[test]
@@ -311,19 +311,19 @@ mod tests {
             let entry = Entry { section: Section::Bdev, method: "m".to_owned(), params };
             Record::Put { key: Key::new(parts), entry }
         };
-        let mut ledger = Ledger::default();
+        let mut catalogue = Catalogue::default();
         for (name, base) in [("x", "a"), ("y", "b"), ("z", "a")] {
-            ledger.apply(on(&["bdev", name], base));
+            catalogue.apply(on(&["bdev", name], base));
         }
-        let names = |ledger: &Ledger, base: &str| -> Vec<String> {
-            ledger.standing_on(base).map(|entry| entry.params["name"].to_string()).collect()
+        let names = |catalogue: &Catalogue, base: &str| -> Vec<String> {
+            catalogue.standing_on(base).map(|entry| entry.params["name"].to_string()).collect()
         };
-        assert_eq!(names(&ledger, "a"), ["\"x\"", "\"z\""]);
-        ledger.apply(on(&["bdev", "x"], "b"));
-        ledger.apply(Record::Remove { key: Key::new(&["bdev", "z"]) });
-        assert_eq!((names(&ledger, "a").len(), names(&ledger, "b").len()), (0, 2));
-        assert_eq!(names(&ledger, "b"), ["\"x\"", "\"y\""]);
-        assert_eq!(ledger.on_base.len(), 1);
+        assert_eq!(names(&catalogue, "a"), ["\"x\"", "\"z\""]);
+        catalogue.apply(on(&["bdev", "x"], "b"));
+        catalogue.apply(Record::Remove { key: Key::new(&["bdev", "z"]) });
+        assert_eq!((names(&catalogue, "a").len(), names(&catalogue, "b").len()), (0, 2));
+        assert_eq!(names(&catalogue, "b"), ["\"x\"", "\"y\""]);
+        assert_eq!(catalogue.on_base.len(), 1);
     }
 
     #[test]

@@ -27,7 +27,7 @@ const NUMBER_DIGITS: usize = 12;
 const UNFINISHED: &str = "config.unfinished";
 
 /// The open log of a state directory.
-pub(super) struct Journal {
+pub(super) struct ChangeLog {
     disk: Arc<dyn Disk>,
     state: Uuid,
     segment: Box<dyn DiskFile>,
@@ -65,7 +65,7 @@ struct Files {
     segments: BTreeMap<u64, String>,
 }
 
-impl Journal {
+impl ChangeLog {
     /// Reads what a directory holds, sets right what a crash has left, and opens the log.
     pub(super) fn open(disk: Arc<dyn Disk>) -> Result<(Self, Recovered), StateError> {
         // A name that a killed daemon has given may not be durable yet, but is relied on below.
@@ -78,8 +78,8 @@ impl Journal {
         let document = read_document(&*disk, name, sequence, &files)?;
         let mut recovered =
             Recovered { configuration: document.configuration, sequence, ..Recovered::default() };
-        let journal = Self::continue_log(&disk, document.state, &files, &mut recovered, &mut notes);
-        let journal = journal?;
+        let log = Self::continue_log(&disk, document.state, &files, &mut recovered, &mut notes);
+        let log = log?;
         // Leftovers of a checkpoint that was interrupted; if they cannot be removed they only
         // take room.
         let _ = disk.remove(UNFINISHED);
@@ -87,7 +87,7 @@ impl Journal {
             tracing::warn!("{note}");
         }
         recovered.notes = notes;
-        Ok((journal, recovered))
+        Ok((log, recovered))
     }
 
     /// The first start: an empty configuration, then a log that begins with change 1.
@@ -102,8 +102,8 @@ impl Journal {
         let state = Uuid::new_v4();
         let checkpointer = Checkpointer { disk: Arc::clone(&disk), state };
         checkpointer.write(0, Configuration::default())?;
-        let journal = Self::create_segment(disk, state, 1);
-        Ok((journal.map_err(|(_, error)| error)?, Recovered::default()))
+        let log = Self::create_segment(disk, state, 1);
+        Ok((log.map_err(|(_, error)| error)?, Recovered::default()))
     }
 
     /// Reads the log from the change after the document's last, and opens its last segment.
@@ -118,8 +118,8 @@ impl Journal {
         let Some((&start, _)) = files.segments.range(..=first_needed).next_back() else {
             if recovered.sequence == 0 && files.segments.is_empty() {
                 // The very first start ended between its two files.
-                let journal = Self::create_segment(Arc::clone(disk), state, 1);
-                return journal.map_err(|(_, error)| error);
+                let log = Self::create_segment(Arc::clone(disk), state, 1);
+                return log.map_err(|(_, error)| error);
             }
             return Err(incomplete(
                 &**disk,
@@ -132,7 +132,7 @@ impl Journal {
             ));
         };
         let mut segments = files.segments.range(start..).peekable();
-        let mut journal = None;
+        let mut log = None;
         while let Some((&first, name)) = segments.next() {
             let next = segments.peek().map(|(first, _)| **first);
             let bytes = disk.read(name).map_err(|error| failed(&**disk, "read", name, &error))?;
@@ -149,7 +149,7 @@ impl Journal {
                         disk.path().join(name).display()
                     ));
                     let made = Self::create_segment(Arc::clone(disk), state, first);
-                    journal = Some(made.map_err(|(_, error)| error)?);
+                    log = Some(made.map_err(|(_, error)| error)?);
                     continue;
                 }
                 Err(HeaderError::Invalid) => {
@@ -193,11 +193,10 @@ impl Journal {
                     ));
                 }
                 let end = scanned.end_bytes as u64;
-                journal = Some(Self::open_segment(disk, state, name, first, last + 1, end)?);
+                log = Some(Self::open_segment(disk, state, name, first, last + 1, end)?);
             }
         }
-        journal
-            .ok_or_else(|| incomplete(&**disk, "the log is missing".into(), "Put it back.".into()))
+        log.ok_or_else(|| incomplete(&**disk, "the log is missing".into(), "Put it back.".into()))
     }
 
     /// Opens a segment behind its last group.
