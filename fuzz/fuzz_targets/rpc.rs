@@ -3,7 +3,7 @@
 //! requests, which is also taken as the parameters of the method.
 #![no_main]
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use raceline_control::codec::{Bounds, Splitter};
@@ -13,9 +13,9 @@ use raceline_control::request::Dispatcher;
 use raceline_control::role::{Peer, Role};
 use serde_json::value::RawValue;
 
-static REGISTRY: LazyLock<Registry> = LazyLock::new(Registry::new);
+static REGISTRY: LazyLock<Arc<Registry>> = LazyLock::new(|| Arc::new(Registry::new()));
 static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
-    let engine = Engine::new(EngineConfig::default());
+    let engine = Engine::new(EngineConfig::default(), REGISTRY.clone());
     engine.start();
     engine
 });

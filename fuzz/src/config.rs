@@ -188,7 +188,7 @@ fn is_harmless(call: &Call) -> bool {
 }
 
 fn engine() -> Arc<Engine> {
-    let engine = Arc::new(Engine::new(EngineConfig::default()));
+    let engine = Arc::new(Engine::new(EngineConfig::default(), REGISTRY.clone()));
     engine.share();
     engine
 }

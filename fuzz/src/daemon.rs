@@ -44,7 +44,7 @@ const BUILDERS: [&str; 12] = [
     "nvmf_subsystem_add_pool",
 ];
 
-pub(crate) static REGISTRY: LazyLock<Registry> = LazyLock::new(Registry::new);
+pub(crate) static REGISTRY: LazyLock<Arc<Registry>> = LazyLock::new(|| Arc::new(Registry::new()));
 
 /// Files in which devices may live, and an address that no other process uses.
 struct Place {
@@ -117,7 +117,7 @@ struct Daemon {
 
 impl Daemon {
     fn new() -> Self {
-        let engine = Arc::new(Engine::new(EngineConfig::default()));
+        let engine = Arc::new(Engine::new(EngineConfig::default(), REGISTRY.clone()));
         engine.share();
         Self { engine, story: String::new() }
     }
@@ -200,7 +200,7 @@ impl Daemon {
         drop(engine);
         let again = Self::new();
         let restore = |engine: &Engine| {
-            let restored = engine.restore(&REGISTRY, &catalogue);
+            let restored = engine.restore(&catalogue);
             restored.unwrap_or_else(|error| panic!("it does not come back: {error}\n{}", story));
         };
         restore(&again.engine);

@@ -119,8 +119,8 @@ impl Daemon {
                 origin = Origin::Kept(kept.catalogue);
             }
         }
-        let engine = Arc::new(Engine::new(engine));
-        let registry = Registry::new();
+        let registry = Arc::new(Registry::new());
+        let engine = Arc::new(Engine::new(engine, registry.clone()));
         origin.make(&engine, &registry)?;
         let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
         let server = Server::start(server, Arc::clone(&engine))?;
@@ -172,7 +172,7 @@ impl Origin {
                         kept_without_effect(registry, catalogue),
                     );
                 }
-                let restored = engine.restore(registry, catalogue);
+                let restored = engine.restore(catalogue);
                 restored.map_err(|error| StartError::Load(error.to_string()))
             }
             Self::File(path, calls) => {
@@ -213,7 +213,7 @@ pub fn load(
         if is_early != is_startup {
             return Ok(());
         }
-        engine.make_or_miss(registry, method, params)
+        engine.make_or_miss(method, params)
     })
 }
 

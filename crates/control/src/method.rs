@@ -1,4 +1,6 @@
 //! The registry of methods: name, old names, state, role, parameters; and how one is called.
+//!
+//! The methods themselves stand in `methods/`, which also has `Registry::new`.
 
 use std::collections::BTreeMap;
 
@@ -118,14 +120,6 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Every method that this program has.
-    #[must_use]
-    pub fn new() -> Self {
-        let mut registry = Self::default();
-        crate::methods::register(&mut registry);
-        registry
-    }
-
     /// Adds a method that looks.
     pub fn read<P, R>(
         &mut self,

@@ -35,10 +35,10 @@ fn a_daemon_to_be_killed() {
     let Some(dir) = std::env::var_os(CHILD_VARIABLE).map(PathBuf::from) else { return };
     let (journal, kept) = StateJournal::open(&dir.join("state")).unwrap();
     let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
-    let (engine, registry) = (Arc::new(Engine::new(config)), Registry::new());
-    engine.restore(&registry, &kept.catalogue).unwrap();
+    let engine = Arc::new(Engine::new(config, Arc::new(Registry::new())));
+    engine.restore(&kept.catalogue).unwrap();
     engine.start();
-    engine.restore(&registry, &kept.catalogue).unwrap();
+    engine.restore(&kept.catalogue).unwrap();
     // What a killed daemon left is found stale: its lock is gone.
     let config = ServerConfig { path: dir.join("run/rpc.sock"), roles: Roles::default() };
     let _server = Server::start(config, Arc::clone(&engine)).unwrap();

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::method::Registry;
 use raceline_control::role::Roles;
 use raceline_control::server::{Server, ServerConfig};
 use serde_json::Value;
@@ -24,7 +25,7 @@ struct Daemon {
 impl Daemon {
     fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let engine = Arc::new(Engine::new(EngineConfig::default()));
+        let engine = Arc::new(Engine::new(EngineConfig::default(), Arc::new(Registry::new())));
         let path = directory.path().join("run/rpc.sock");
         let config = ServerConfig { path, roles: Roles::default() };
         let server = Server::start(config, Arc::clone(&engine)).unwrap();

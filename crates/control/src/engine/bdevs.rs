@@ -3,17 +3,26 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use raceline_bdev::{Bdev as _, BdevInfo, DeviceStats, NamedBdev, SharedBdev};
+use raceline_proto::nvme::Nqn;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::EngineError;
-use super::catalogue::Key;
+use super::catalogue::{self, Key};
+use super::notify::EventKind;
 use super::sampling::Sampling;
+use super::{Change, Engine, EngineError};
 
 /// The longest name of a device in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
+
+/// How long a client may wait for a device: a thread waits with it.
+const MAX_WAIT: Duration = Duration::from_secs(600);
+
+/// How often a client that waits for a device looks.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Who uses a device so that nobody else may.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -265,5 +274,133 @@ impl Bdevs {
         if let Some(entry) = self.names.get(name).and_then(|number| self.entries.get_mut(number)) {
             entry.claim = claim;
         }
+    }
+}
+
+impl Engine {
+    /// Waits for a device, at most this long, and describes it. Blocks.
+    pub fn wait_bdev<T>(
+        &self,
+        name: &str,
+        timeout_ms: u64,
+        describe: impl Fn(&Entry) -> T,
+    ) -> Option<T> {
+        let timeout = Duration::from_millis(timeout_ms).min(MAX_WAIT);
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(bdev) = self.model().bdevs.find(name) {
+                return Some(describe(bdev));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::sleep(left.min(POLL_INTERVAL));
+        }
+    }
+}
+
+impl Change<'_> {
+    /// Adds a device; `entry` is the call that makes it again.
+    ///
+    /// # Errors
+    /// When one of its names is taken or unusable.
+    pub fn add_bdev(
+        &mut self,
+        bdev: Entry,
+        entry: Option<catalogue::Entry>,
+    ) -> Result<(), EngineError> {
+        let (name, key) = (bdev.name.clone(), bdev.key.clone());
+        self.check_not_missing(&Key::new(&["bdev", &name]))?;
+        if entry.is_some() {
+            self.check_not_waiting(&name)?;
+        }
+        self.model_mut().bdevs.insert(bdev)?;
+        if let (Some(key), Some(entry)) = (key, entry) {
+            self.put(key, entry);
+        }
+        self.notify(EventKind::BdevRegister, &name);
+        Ok(())
+    }
+
+    /// Claims a device, so that nobody else may use it.
+    ///
+    /// # Errors
+    /// When there is none, or somebody has it already.
+    pub fn claim_bdev(&mut self, name: &str, claim: Claim) -> Result<(), EngineError> {
+        let mut model = self.model_mut();
+        let bdev = model.bdev(name)?;
+        if let Some(other) = &bdev.claim {
+            return Err(EngineError::Claimed { name: name.to_owned(), by: other.to_string() });
+        }
+        model.bdevs.set_claim(name, Some(claim));
+        Ok(())
+    }
+
+    /// Gives up a claim.
+    pub fn release_bdev(&mut self, name: &str) {
+        self.model_mut().bdevs.set_claim(name, None);
+    }
+
+    /// Takes a device away, and before it whatever stands on it or shows it to hosts, as SPDK
+    /// does: a device may always go.
+    ///
+    /// # Errors
+    /// When there is none, or it does not become quiet.
+    pub fn remove_bdev(&mut self, name: &str) -> Result<Entry, EngineError> {
+        self.take_bdev(name, true)
+    }
+
+    /// As [`Self::remove_bdev`] of a device that has gone by itself: the calls that made what
+    /// stood on it stay, and make it again when the device comes back.
+    ///
+    /// # Errors
+    /// When there is none, or it does not become quiet.
+    pub fn unplug_bdev(&mut self, name: &str) -> Result<Entry, EngineError> {
+        self.take_bdev(name, false)
+    }
+
+    fn take_bdev(&mut self, name: &str, forget: bool) -> Result<Entry, EngineError> {
+        let (name, above, claim) = {
+            let model = self.model();
+            let bdev = model.bdev(name)?;
+            bdev.details.before_removal();
+            let above: Vec<String> =
+                model.bdevs.above(&bdev.name).map(|entry| entry.name.clone()).collect();
+            (bdev.name.clone(), above, bdev.claim.clone())
+        };
+        let parse =
+            |nqn: &str| Nqn::new(nqn).map_err(|error| EngineError::Invalid(error.to_string()));
+        match (claim, forget) {
+            (Some(Claim::Namespace { target, nqn, nsid }), true) => {
+                self.remove_namespace(&target, &parse(&nqn)?, nsid)?;
+            }
+            (Some(Claim::Namespace { target, nqn, nsid }), false) => {
+                self.hide_waiting(&target, &parse(&nqn)?, nsid)?;
+            }
+            (Some(Claim::Pool { target, nqn }), true) => {
+                self.remove_pool(&target, &parse(&nqn)?)?;
+            }
+            (Some(Claim::Pool { target, nqn }), false) => {
+                self.hide_pool(&target, &parse(&nqn)?)?;
+            }
+            (Some(Claim::Bdev { .. }) | None, _) => {}
+        }
+        if forget {
+            self.remove_waiting(|waited| waited == name);
+        }
+        for name in above {
+            self.take_bdev(&name, forget)?;
+        }
+        let removed = self.model_mut().bdevs.remove(&name);
+        let bdev = removed.ok_or_else(|| EngineError::NoBdev(name.clone()))?;
+        for base in &bdev.bases {
+            self.release_bdev(base);
+        }
+        if let Some(key) = bdev.key.clone().filter(|_| forget) {
+            self.remove(key);
+        }
+        self.notify(EventKind::BdevUnregister, &name);
+        Ok(bdev)
     }
 }

@@ -8,15 +8,15 @@ pub mod link;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::bdevs::{Details, Entry};
 use super::catalogue::Key;
+use super::threads::SharedEngine;
 use super::{Change, Engine, EngineError, Model};
-use crate::methods;
 use link::{Link, OpenFailure, Present};
 
 /// SPDK's name of the module.
@@ -27,9 +27,6 @@ const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Controllers by name.
 pub type Controllers = BTreeMap<String, Arc<Controller>>;
-
-/// Where the threads that follow controllers find the engine, once it is shared.
-pub(crate) type SharedEngine = OnceLock<Weak<Engine>>;
 
 /// A controller that is attached.
 pub struct Controller {
@@ -121,12 +118,6 @@ impl Difference {
 }
 
 impl Engine {
-    /// Lets the engine's own threads find it: they make devices come and go with what is attached.
-    pub fn share(self: &Arc<Self>) {
-        // A second call says the same.
-        let _ = self.shared.set(Arc::downgrade(self));
-    }
-
     /// Looks at the sizes of the devices of a drive; those of remote controllers are told.
     fn rescan_devices(&self, controller: &Arc<Controller>) {
         if !matches!(controller.link, Link::Drive(_)) {
@@ -189,7 +180,7 @@ impl Change<'_> {
         let name = controller.name.clone();
         self.model_mut().controllers.insert(name.clone(), Arc::clone(controller));
         let followed = self.follow(controller, Opening::Strict).and_then(|names| {
-            let engine = Arc::downgrade(&self.engine().shared);
+            let engine = Arc::downgrade(&self.engine().threads.shared);
             let thread = std::thread::Builder::new().name(format!("nvme-{name}"));
             let watched = Arc::clone(controller);
             let spawned = thread.spawn(move || watch(&engine, &watched));
@@ -286,7 +277,7 @@ impl Change<'_> {
         let details = Attached { controller: Arc::clone(controller), namespace };
         let bdev = Entry::with_uuid(&name, uuid, MODULE, "NVMe disk", device);
         self.add_bdev(bdev.described_by(details), None).map_err(Unplugged::Engine)?;
-        methods::bdev::arrived(self, &name);
+        self.arrived(&name);
         Ok(name)
     }
 }

@@ -14,9 +14,10 @@ use raceline_proto::nvme::Nqn;
 use serde_json::json;
 
 use super::catalogue::{Entry, Key};
+use super::controllers::Controller;
 use super::controllers::link::Link;
-use super::controllers::{Controller, SharedEngine};
 use super::nvmf::ListenAddress;
+use super::threads::SharedEngine;
 use super::{Change, Engine, EngineError, Model, Phase};
 
 /// Most subsystems that one discovery service gives names to: each that is there takes two threads.
@@ -316,7 +317,7 @@ impl Change<'_> {
         if taken {
             return Err(EngineError::exists("discovery service", &discovery.name));
         }
-        let engine = Arc::downgrade(&self.engine().shared);
+        let engine = Arc::downgrade(&self.engine().threads.shared);
         let thread = std::thread::Builder::new().name(format!("disc-{}", discovery.name));
         let followed = Arc::clone(discovery);
         let spawned = thread.spawn(move || Follower::new(engine, followed).run());

@@ -44,7 +44,7 @@ impl Engine {
     /// Whether a change must be written down, because of what hosts have been shown without one. To
     /// be asked without the locks that a target's thread may wait for.
     pub(super) fn generation_needs_change(&self) -> bool {
-        let changes = self.position.load(Ordering::Acquire).max(self.config.changes_before);
+        let changes = self.keeping.position().max(self.config.changes_before);
         self.cores().iter().any(|cores| is_near_end(cores.generation(), changes))
     }
 

@@ -6,8 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Weak;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::Nqn;
@@ -16,11 +15,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::catalogue::{Entry, Key, Section};
 use super::nvmf::ListenAddress;
+use super::threads::End;
 use super::{Change, Engine, EngineError, Model, Phase, bdevs};
 use crate::error::{RpcError, code};
-use crate::method::Registry;
-use crate::params::raw_params;
-use crate::role::Peer;
 
 /// How often it is looked whether something missing has come.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -151,31 +148,28 @@ impl Engine {
     /// When it fails for any other reason.
     pub(crate) fn make_or_miss(
         &self,
-        registry: &Registry,
         method: &str,
         params: Option<&Value>,
     ) -> Result<(), RpcError> {
-        let raw = raw_params(params)?;
-        let name = registry.get(method).map_or(method, |method| method.name);
-        let spent = self.waited_ms.load(Ordering::Relaxed);
-        let late = name == ATTACH && Duration::from_millis(spent) >= START_BUDGET;
+        let methods = &*self.replaying.methods;
+        let name = methods.current_name(method).unwrap_or(method);
+        let late = name == ATTACH && self.replaying.waited() >= START_BUDGET;
         let began = Instant::now();
         let failed = if late {
             let detail = "not tried yet: others have taken too long";
-            registry.check(method, raw.as_deref())?;
+            methods.check(method, params)?;
             RpcError::errno(libc::EAGAIN).because(detail)
         } else {
-            match registry.call(self, Peer::this_process(), method, raw.as_deref()) {
-                Ok(_) => return Ok(()),
+            match methods.call(self, method, params) {
+                Ok(()) => return Ok(()),
                 Err(error) => error,
             }
         };
-        let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.waited_ms.fetch_add(took, Ordering::Relaxed);
+        self.replaying.note_waited(began.elapsed());
         let part = OUTSIDE.iter().find(|(outside, _)| *outside == name);
         let named = params.and_then(|params| params["name"].as_str());
         // Parameters that are wrong are wrong with any device.
-        let was_right = self.restoring.load(Ordering::Acquire);
+        let was_right = self.replaying.is_restoring();
         let is_wrong =
             failed.code == code::INVALID_PARAMS || (failed.code == -libc::EINVAL && !was_right);
         let (Some((_, prefix)), Some(named), false) = (part, named, is_wrong) else {
@@ -200,20 +194,20 @@ impl Engine {
         })
     }
 
-    /// Follows what is missing until nothing is, or the engine is gone.
+    /// Follows what is missing until nothing is, or the engine ends.
     pub(super) fn follow_missing(&self) {
-        let Some(engine) = self.shared.get().cloned() else { return };
+        let Some(engine) = self.threads.shared.get().cloned() else { return };
         if self.model().missing.is_empty() {
             return;
         }
-        let thread = std::thread::Builder::new().name("missing".into());
-        if let Err(error) = thread.spawn(move || follow(&engine)) {
+        let end = Arc::clone(&self.threads.end);
+        if let Err(error) = self.threads.spawn("missing", move || follow(&engine, &end)) {
             tracing::error!("what is missing is not tried again: no thread: {error}");
         }
     }
 
-    fn try_again(&self, registry: &Registry, key: &Key, missing: &Missing) {
-        let made = self.try_to_make(registry, key, missing);
+    fn try_again(&self, key: &Key, missing: &Missing) {
+        let made = self.try_to_make(key, missing);
         let done = self.change(|change| {
             let mut model = change.model_mut();
             match made {
@@ -233,19 +227,17 @@ impl Engine {
         }
     }
 
-    fn try_to_make(&self, registry: &Registry, key: &Key, missing: &Missing) -> Result<(), String> {
+    fn try_to_make(&self, key: &Key, missing: &Missing) -> Result<(), String> {
         if let Some(address) = missing.is_controller().then(|| address(&missing.entry)).flatten() {
             // A call that must fail is not made: it takes longer.
             let source = missing.entry.params["hostaddr"].as_str();
             let probe = probe(address, source.and_then(|source| source.parse().ok()));
             probe.map_err(|error| format!("cannot connect to {address}: {error}"))?;
         }
-        let raw = raw_params(Some(&missing.entry.params)).map_err(|error| error.to_string())?;
-        *super::lock(&self.coming) = Some(key.clone());
-        let peer = Peer::this_process();
-        let called = registry.call(self, peer, &missing.entry.method, raw.as_deref());
-        *super::lock(&self.coming) = None;
-        called.map(drop).map_err(|error| error.data.unwrap_or_else(|| error.message.into_owned()))
+        let Entry { method, params, .. } = &missing.entry;
+        let call = || self.replaying.methods.call(self, method, Some(params));
+        let called = self.replaying.come(key, call);
+        called.map_err(|error| error.data.unwrap_or_else(|| error.message.into_owned()))
     }
 }
 
@@ -267,19 +259,20 @@ fn probe(address: SocketAddr, source: Option<IpAddr>) -> io::Result<()> {
     socket.connect_timeout(&address.into(), PROBE_TIMEOUT)
 }
 
-fn follow(engine: &Weak<Engine>) {
-    let registry = Registry::new();
-    loop {
-        std::thread::sleep(RETRY_INTERVAL);
+fn follow(engine: &Weak<Engine>, end: &End) {
+    while !end.wait(RETRY_INTERVAL) {
         let Some(engine) = engine.upgrade() else { return };
         let missing = engine.model().missing.clone();
-        if missing.is_empty() || engine.is_ending() {
+        if missing.is_empty() {
             return;
         }
         for (key, missing) in &missing {
+            if end.has_come() {
+                return;
+            }
             // Deleted meanwhile?
             if engine.model().missing.contains_key(key) {
-                engine.try_again(&registry, key, missing);
+                engine.try_again(key, missing);
             }
         }
     }
@@ -292,7 +285,7 @@ impl Change<'_> {
     /// # Errors
     /// When it is missing.
     pub fn check_not_missing(&self, key: &Key) -> Result<(), EngineError> {
-        let comes = super::lock(&self.engine.coming).as_ref() == Some(key);
+        let comes = self.engine().replaying.is_coming(key);
         match self.model().missing.get(key) {
             Some(missing) if !comes => Err(EngineError::NameTaken(missing.name.clone())),
             _ => Ok(()),
@@ -315,7 +308,7 @@ impl Change<'_> {
     /// Whether something that stands on a device may be made before that is there.
     #[must_use]
     pub(super) fn may_wait(&self) -> bool {
-        self.engine.restoring.load(Ordering::Acquire) || self.engine.phase() != Phase::Runtime
+        self.engine().replaying.is_restoring() || self.engine().phase() != Phase::Runtime
     }
 
     /// Forgets something that is missing, and what would be shown to hosts of it; gives whether it
@@ -339,8 +332,14 @@ impl Change<'_> {
         }
     }
 
-    /// Shows to hosts what has waited for this device.
+    /// A device has come: shows to hosts what has waited for it, and makes the devices that stand on it.
     pub fn arrived(&mut self, name: &str) {
+        self.show_arrived(name);
+        let methods = Arc::clone(&self.engine().replaying.methods);
+        methods.examine(self, name);
+    }
+
+    fn show_arrived(&mut self, name: &str) {
         if self.waiting(|_| true).is_empty() {
             // Asked for each device that comes: the next one need not look.
             self.model_mut().nvmf.waits = false;

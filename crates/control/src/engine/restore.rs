@@ -1,14 +1,12 @@
 //! Makes again what a catalogue says: the restart of a target.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
 use super::catalogue::{Catalogue, Entry, Key, Section};
 use super::{Engine, Phase};
 use crate::error::RpcError;
-use crate::method::Registry;
 
 /// Why a target cannot be made again.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +38,8 @@ impl Engine {
     ///
     /// # Errors
     /// When a call fails; and, after the start, when something is not as it was.
-    pub fn restore(&self, registry: &Registry, catalogue: &Catalogue) -> Result<(), RestoreError> {
-        let _restoring = Restoring::begin(&self.restoring);
+    pub fn restore(&self, catalogue: &Catalogue) -> Result<(), RestoreError> {
+        let _restoring = self.replaying.restore();
         let phase = match self.phase() {
             Phase::Startup => Phase::Startup,
             Phase::Starting | Phase::Runtime => Phase::Runtime,
@@ -50,24 +48,18 @@ impl Engine {
             for (key, entry) in catalogue.entries().filter(|(_, entry)| entry.section == section) {
                 // One call can make several entries.
                 let is_made = self.model().catalogue.get(key) == Some(entry);
-                let states = registry.get(&entry.method).map(|method| method.states);
-                let is_later = states.is_some_and(|states| !states.admits(phase));
+                let is_later = self.replaying.methods.admits(&entry.method, phase) == Some(false);
                 if is_made || (is_later && phase == Phase::Startup) {
                     continue;
                 }
-                self.make_again(registry, key, entry)?;
+                self.make_again(key, entry)?;
             }
         }
         if phase == Phase::Runtime { self.compare(catalogue) } else { Ok(()) }
     }
 
-    fn make_again(
-        &self,
-        registry: &Registry,
-        key: &Key,
-        entry: &Entry,
-    ) -> Result<(), RestoreError> {
-        let made = self.make_or_miss(registry, &entry.method, Some(&entry.params));
+    fn make_again(&self, key: &Key, entry: &Entry) -> Result<(), RestoreError> {
+        let made = self.make_or_miss(&entry.method, Some(&entry.params));
         made.map_err(|error| RestoreError::Call {
             key: key.clone(),
             call: format!("{} {}", entry.method, entry.params),
@@ -109,29 +101,16 @@ fn contains(whole: &Value, part: &Value) -> bool {
     }
 }
 
-/// While it lives, changes are not written down.
-struct Restoring<'a>(&'a AtomicBool);
-
-impl<'a> Restoring<'a> {
-    fn begin(flag: &'a AtomicBool) -> Self {
-        flag.store(true, Ordering::Release);
-        Self(flag)
-    }
-}
-
-impl Drop for Restoring<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
+    use std::sync::Arc;
+
     use super::super::EngineConfig;
     use super::super::catalogue::Record;
     use super::*;
+    use crate::method::Registry;
 
     fn catalogue(params: Value) -> Catalogue {
         let entry =
@@ -142,12 +121,11 @@ mod tests {
     }
 
     fn restore(catalogue: &Catalogue) -> Result<(), RestoreError> {
-        let engine = Engine::new(EngineConfig::default());
-        let registry = Registry::new();
-        engine.restore(&registry, catalogue).unwrap();
+        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
+        engine.restore(catalogue).unwrap();
         assert!(engine.model().bdevs.find("m").is_none());
         engine.start();
-        engine.restore(&registry, catalogue)
+        engine.restore(catalogue)
     }
 
     #[test]

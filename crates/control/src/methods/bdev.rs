@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::engine::bdevs::Entry;
-pub(crate) use crate::engine::bdevs::Plain;
+use crate::engine::bdevs::Plain;
 use crate::engine::missing::Missing;
 use crate::engine::{Change, EngineError, catalogue};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
-pub(crate) use options::arrived;
+pub(super) use options::examine_unasked;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.read("bdev_get_bdevs", States::Runtime, get_bdevs);
@@ -214,7 +214,7 @@ fn open(change: &Change<'_>, spec: &DeviceSpec) -> Result<SharedBdev, RpcError> 
 fn add(change: &mut Change<'_>, bdev: Entry, entry: catalogue::Entry) -> Result<(), RpcError> {
     let name = bdev.name.clone();
     change.add_bdev(bdev, Some(entry))?;
-    options::arrived(change, &name);
+    change.arrived(&name);
     Ok(())
 }
 

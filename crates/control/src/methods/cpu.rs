@@ -106,6 +106,8 @@ fn pci_devices(_call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcErr
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::engine::{Engine, EngineConfig};
     use crate::role::Peer;
@@ -120,7 +122,8 @@ mod tests {
     fn a_thread_has_its_core_for_life() {
         let cores = raceline_reactor::affinity::allowed_cores().unwrap();
         let cores: Vec<usize> = cores.into_iter().take(1).collect();
-        let engine = Engine::new(EngineConfig { cores: cores.clone(), ..EngineConfig::default() });
+        let config = EngineConfig { cores: cores.clone(), ..EngineConfig::default() };
+        let engine = Engine::new(config, Arc::new(Registry::new()));
         engine.start();
         call(&engine, "nvmf_create_transport", &json!({ "trtype": "tcp" })).unwrap();
         let set = |id: u64, mask: String| {
@@ -135,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_and_what_is_so_is_taken() {
-        let engine = Engine::new(EngineConfig::default());
+        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
         let driver = |name: &str| call(&engine, "accel_set_driver", &json!({ "name": name }));
         assert_eq!(driver("software"), Ok(json!(true)));
         assert_eq!(driver("dpdk_cryptodev").unwrap_err().code, -libc::ENODEV);

@@ -1,7 +1,7 @@
 //! The methods, one file for each family of SPDK's.
 
 mod accel;
-pub(crate) mod bdev;
+mod bdev;
 mod cpu;
 mod framework;
 mod iobuf;
@@ -9,6 +9,7 @@ mod kept;
 mod log;
 mod notify;
 mod nvmf;
+mod replay;
 mod rpc;
 mod scheduler;
 mod sock;
@@ -16,19 +17,28 @@ mod thread;
 
 use crate::method::Registry;
 
-/// Registers all of them.
-pub(crate) fn register(registry: &mut Registry) {
-    rpc::register(registry);
-    framework::register(registry);
-    log::register(registry);
-    notify::register(registry);
-    bdev::register(registry);
-    nvmf::register(registry);
-    accel::register(registry);
-    iobuf::register(registry);
-    sock::register(registry);
-    thread::register(registry);
-    cpu::register(registry);
-    scheduler::register(registry);
-    kept::register(registry);
+impl Registry {
+    /// Every method that this program has.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut registry = Self::default();
+        for register in [
+            rpc::register,
+            framework::register,
+            log::register,
+            notify::register,
+            bdev::register,
+            nvmf::register,
+            accel::register,
+            iobuf::register,
+            sock::register,
+            thread::register,
+            cpu::register,
+            scheduler::register,
+            kept::register,
+        ] {
+            register(&mut registry);
+        }
+        registry
+    }
 }

@@ -120,6 +120,8 @@ fn get(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::engine::{Engine, EngineConfig};
     use crate::error::code;
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_given_back_beside_what_is_in_effect() {
-        let engine = Engine::new(EngineConfig::default());
+        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
         let get = || call(&engine, "framework_get_scheduler", &Value::Null).unwrap();
         assert_eq!(get()["scheduler_name"], "static");
         let dynamic = json!({
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn what_no_spdk_has_is_refused() {
-        let engine = Engine::new(EngineConfig::default());
+        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
         let error = call(&engine, SET, &json!({ "name": "fair" })).unwrap_err();
         assert_eq!(error.code, -libc::ENOENT);
         assert!(error.to_string().contains("none of static, dynamic, gscheduler"), "{error}");

@@ -183,17 +183,18 @@ mod tests {
     /// A daemon without a socket.
     struct Daemon {
         engine: Engine,
-        registry: Registry,
+        registry: Arc<Registry>,
     }
 
     impl Daemon {
         fn start(disk: &SimDisk) -> Self {
             let (journal, kept) = StateJournal::with_disk(Arc::new(disk.clone())).unwrap();
             let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
-            let (engine, registry) = (Engine::new(config), Registry::new());
-            engine.restore(&registry, &kept.catalogue).unwrap();
+            let registry = Arc::new(Registry::new());
+            let engine = Engine::new(config, registry.clone());
+            engine.restore(&kept.catalogue).unwrap();
             engine.start();
-            engine.restore(&registry, &kept.catalogue).unwrap();
+            engine.restore(&kept.catalogue).unwrap();
             Self { engine, registry }
         }
 

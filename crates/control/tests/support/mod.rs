@@ -38,7 +38,7 @@ impl Daemon {
     /// A server that waits for framework_start_init.
     pub(crate) fn waiting() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let engine = Arc::new(Engine::new(EngineConfig::default()));
+        let engine = Arc::new(Engine::new(EngineConfig::default(), Arc::new(Registry::new())));
         let config =
             ServerConfig { path: directory.path().join("run/rpc.sock"), roles: Roles::default() };
         let server = Some(Server::start(config, Arc::clone(&engine)).unwrap());
@@ -110,7 +110,7 @@ impl Client {
 /// what a kill leaves.
 pub(crate) struct Kept {
     pub(crate) engine: Arc<Engine>,
-    registry: Registry,
+    registry: Arc<Registry>,
 }
 
 impl Kept {
@@ -122,12 +122,12 @@ impl Kept {
         let (journal, kept) = StateJournal::open(dir).unwrap();
         let changes_before = journal.begin(&kept);
         let config = EngineConfig { journal: Box::new(journal), changes_before, ..config };
-        let (engine, registry) = (Arc::new(Engine::new(config)), Registry::new());
+        let registry = Arc::new(Registry::new());
+        let engine = Arc::new(Engine::new(config, registry.clone()));
         engine.share();
-        engine.restore(&registry, &kept.catalogue).unwrap();
-        let again = Registry::new();
+        engine.restore(&kept.catalogue).unwrap();
         engine.at_start(Box::new(move |engine| {
-            engine.restore(&again, &kept.catalogue).map_err(|error| error.to_string())
+            engine.restore(&kept.catalogue).map_err(|error| error.to_string())
         }));
         engine.start_all().unwrap();
         Self { engine, registry }

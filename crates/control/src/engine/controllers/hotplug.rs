@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use raceline_bdev::{Drive, Drives, IoPath, PciAddress};
 use serde::{Deserialize, Serialize};
 
+use super::Controller;
 use super::drive::LocalDrive;
 use super::link::Link;
-use super::{Controller, SharedEngine};
 use crate::engine::catalogue::{Entry, Key, Section};
 use crate::engine::options::option_key;
+use crate::engine::threads::SharedEngine;
 use crate::engine::{Change, Engine, EngineError, Model, Phase};
 
 /// The method that turns it on and off.
@@ -313,10 +314,9 @@ impl Change<'_> {
         options.detached.extend(state.options.detached.iter().cloned());
         let needs_thread = (options.enable || !options.drives.is_empty()) && !state.is_running;
         if needs_thread {
-            let engine = Arc::downgrade(&self.engine().shared);
-            let thread = std::thread::Builder::new().name("nvme-hotplug".to_owned());
-            let watched = Arc::clone(&hotplug);
-            let spawned = thread.spawn(move || watch(&engine, &watched));
+            let threads = &self.engine().threads;
+            let (engine, watched) = (Arc::downgrade(&threads.shared), Arc::clone(&hotplug));
+            let spawned = threads.spawn("nvme-hotplug", move || watch(&engine, &watched));
             spawned.map_err(|error| EngineError::Invalid(format!("no thread: {error}")))?;
             state.is_running = true;
         }
@@ -382,6 +382,9 @@ impl Engine {
         let Looked { gone, come, new } = hotplug.lock().look(&seen, &others, Instant::now());
         gone.into_iter().for_each(|number| self.let_go(hotplug, number));
         for (number, drive) in come {
+            if self.is_ending() {
+                return;
+            }
             let taken = self.take_drive(hotplug, number, &drive);
             let mut state = hotplug.lock();
             let Err(problem) = taken else { continue };
@@ -392,6 +395,9 @@ impl Engine {
             }
         }
         for drive in new {
+            if self.is_ending() {
+                return;
+            }
             if let Err(reason) = self.take_new_drive(hotplug, &drive) {
                 tracing::warn!(
                     "the drive at {} (serial number `{}`) was plugged in, and is left alone: {reason}; \

@@ -306,7 +306,7 @@ impl Change<'_> {
         let socket = address.socket()?;
         let listen = || cores.add_subsystem_listener(nqn, socket);
         // What is made again after a restart is worth a wait; a client can ask again itself.
-        let real = match self.engine.phase() {
+        let real = match self.engine().phase() {
             Phase::Runtime => listen(),
             Phase::Startup | Phase::Starting => Target::listen_after_restart(listen),
         };

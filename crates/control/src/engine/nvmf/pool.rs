@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::change::{entry, key};
 use crate::engine::bdevs::Claim;
 use crate::engine::catalogue::{Entry, Key, Record};
-use crate::engine::controllers::SharedEngine;
+use crate::engine::threads::SharedEngine;
 use crate::engine::{Change, Engine, EngineError, Model};
 
 /// The call that makes a pool.
@@ -182,7 +182,7 @@ pub(super) struct CatalogueStore {
 
 impl CatalogueStore {
     pub(super) fn new(engine: &Engine, target: &str) -> Arc<Self> {
-        Arc::new(Self { engine: Arc::downgrade(&engine.shared), target: target.to_owned() })
+        Arc::new(Self { engine: Arc::downgrade(&engine.threads.shared), target: target.to_owned() })
     }
 }
 

@@ -67,9 +67,8 @@ fn examines_unasked(model: &Model) -> bool {
     options.is_none_or(|entry| entry.params["bdev_auto_examine"] != false)
 }
 
-/// Makes what has waited for this device; what stands on it, unless that needs an order.
-pub(crate) fn arrived(change: &mut Change<'_>, name: &str) {
-    change.arrived(name);
+/// Makes what stands on a device that has come, unless clients want to choose the order.
+pub(crate) fn examine_unasked(change: &mut Change<'_>, name: &str) {
     let wanted = examines_unasked(&change.model());
     if wanted {
         stacked::examine(change, name);

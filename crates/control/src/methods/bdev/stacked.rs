@@ -6,7 +6,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{delay, error, options, passthru, split};
+use super::{delay, error, passthru, split};
 use crate::engine::Change;
 use crate::engine::bdevs::{Claim, Entry};
 use crate::engine::catalogue::{self, Key, Section};
@@ -81,7 +81,7 @@ fn build<T: Stacked>(change: &mut Change<'_>, params: &T) -> Result<Vec<String>,
         }
     }
     for name in &names {
-        options::arrived(change, name);
+        change.arrived(name);
     }
     Ok(names)
 }

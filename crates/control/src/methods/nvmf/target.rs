@@ -75,6 +75,8 @@ fn get(call: &Call<'_>, _params: NoParams) -> Result<Vec<String>, RpcError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
@@ -83,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_target_has_a_filter_of_its_own() {
-        let engine = Engine::new(EngineConfig::default());
+        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
         engine.start();
         let create = |name: &str, filter: Value| {
             let params = json!({ "name": name, "discovery_filter": filter });

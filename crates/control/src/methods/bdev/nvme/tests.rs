@@ -1,5 +1,7 @@
 //! What parameters and options make of a connection.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::engine::EngineConfig;
 use crate::params::raw_params;
@@ -26,7 +28,7 @@ fn set_options(engine: &Engine, options: Value) -> Result<(), RpcError> {
 
 #[test]
 fn parameters_are_those_of_the_connection() {
-    let engine = Engine::new(EngineConfig::default());
+    let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
     let plain = config(&engine, json!({})).unwrap();
     assert_eq!((plain.source, plain.priority, plain.ack_timeout), (None, None, None));
     let asked = config(&engine, json!({ "hostaddr": "127.0.0.7", "priority": "5" })).unwrap();
@@ -40,7 +42,7 @@ fn parameters_are_those_of_the_connection() {
 
 #[test]
 fn options_are_those_of_later_connections() {
-    let engine = Engine::new(EngineConfig::default());
+    let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
     let options = json!({
         "action_on_timeout": "reset", "timeout_us": 4_000_000, "timeout_admin_us": 5_000_000,
         "transport_ack_timeout": 10, "tcp_connect_timeout_ms": 700, "keep_alive_timeout_ms": 9000,

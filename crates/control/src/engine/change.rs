@@ -1,0 +1,173 @@
+//! Changes, one at a time, and the records that are kept of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+use super::catalogue::{Entry, Key, Record};
+use super::journal::JournalError;
+use super::notify::EventKind;
+use super::{Engine, EngineError, Model, generation, lock};
+
+/// What keeps records in order.
+#[derive(Default)]
+pub(super) struct Keeping {
+    /// Held for the whole of a change.
+    changing: Mutex<()>,
+    /// Held while records go to the journal and the catalogue, in the same order to both.
+    in_order: Mutex<()>,
+    /// The journal's position after the last change.
+    position: AtomicU64,
+}
+
+impl Keeping {
+    /// Holds back every change while the result lives.
+    pub(super) fn hold_changes(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changing)
+    }
+
+    /// The journal's position after the last change.
+    pub(super) fn position(&self) -> u64 {
+        self.position.load(Ordering::Acquire)
+    }
+
+    /// The journal has come this far.
+    fn advance(&self, position: u64) {
+        self.position.fetch_max(position, Ordering::AcqRel);
+    }
+}
+
+/// A change that is being made.
+///
+/// The effect comes first, then its record: what was recorded has happened, and is kept even when a
+/// later step of the change fails. A step that fails must have undone its own effect.
+pub struct Change<'a> {
+    engine: &'a Engine,
+    records: Vec<Record>,
+    events: Vec<(EventKind, String)>,
+}
+
+impl Engine {
+    /// Makes a change: the only way. What it recorded goes to the journal and the catalogue together;
+    /// [`Engine::wait_durable`] then waits until it is on stable media.
+    ///
+    /// # Errors
+    /// When the change fails, or cannot be written down: then nothing was done.
+    pub fn change<T, E: From<EngineError>>(
+        &self,
+        make: impl FnOnce(&mut Change<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let _one_at_a_time = self.keeping.hold_changes();
+        let keep = !self.replaying.is_restoring();
+        if keep {
+            self.config.journal.reserve().map_err(EngineError::Journal)?;
+        }
+        let mut change = Change { engine: self, records: Vec::new(), events: Vec::new() };
+        let made = make(&mut change);
+        // A record follows its effect, so what was recorded has happened, also when a later step
+        // failed.
+        let Change { mut records, events, .. } = change;
+        if keep && records.is_empty() && self.generation_needs_change() {
+            records.push(generation::mark());
+        }
+        let has_records = keep && !records.is_empty();
+        let _in_order = lock(&self.keeping.in_order);
+        let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };
+        let mut model = self.model_mut();
+        // The effect is there, whatever the journal says.
+        records.into_iter().for_each(|record| model.catalogue.apply(record));
+        events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
+        drop(model);
+        self.keeping.advance(kept.map_err(EngineError::Journal)?);
+        if has_records {
+            self.config.journal.changed(&self.model().catalogue);
+        }
+        made
+    }
+
+    /// Writes down a record that has no effect yet, and waits until it is on stable media; then the
+    /// caller makes the effect. For what is no change of a client: it does not wait for its turn.
+    ///
+    /// # Errors
+    /// When it cannot be written down, at least not for sure.
+    pub(super) fn keep(
+        &self,
+        record: Record,
+        effect: impl FnOnce(&mut Model),
+    ) -> Result<(), EngineError> {
+        if self.replaying.is_restoring() {
+            let text = "the daemon is still starting: try again in a moment";
+            return Err(EngineError::Invalid(text.to_owned()));
+        }
+        let position = {
+            let _in_order = lock(&self.keeping.in_order);
+            let position = self.config.journal.keep(&record).map_err(EngineError::Journal)?;
+            let mut model = self.model_mut();
+            model.catalogue.apply(record);
+            effect(&mut model);
+            drop(model);
+            self.config.journal.changed(&self.model().catalogue);
+            position
+        };
+        self.keeping.advance(position);
+        self.config.journal.wait(position).map_err(EngineError::Journal)
+    }
+
+    /// Undoes a record that could not be kept, in memory.
+    pub(super) fn unkeep(&self, record: Record, effect: impl FnOnce(&mut Model)) {
+        let _in_order = lock(&self.keeping.in_order);
+        let mut model = self.model_mut();
+        model.catalogue.apply(record);
+        effect(&mut model);
+    }
+
+    /// Waits until every change made so far is on stable media. Blocks.
+    ///
+    /// # Errors
+    /// When it cannot be made so.
+    pub fn wait_durable(&self) -> Result<(), JournalError> {
+        self.config.journal.wait(self.keeping.position())
+    }
+
+    /// Lets the journal end in good order; changes are refused from then on, if it refuses them.
+    ///
+    /// # Errors
+    /// When it cannot. Nothing is lost then.
+    pub fn close_journal(&self) -> Result<(), JournalError> {
+        let _one_at_a_time = self.keeping.hold_changes();
+        let _in_order = lock(&self.keeping.in_order);
+        self.config.journal.close(&self.model().catalogue)
+    }
+}
+
+impl Change<'_> {
+    /// The engine, for what is constant.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        self.engine
+    }
+
+    /// What exists now.
+    pub fn model(&self) -> RwLockReadGuard<'_, Model> {
+        self.engine.model()
+    }
+
+    /// The same, to be changed: held for moments only.
+    pub fn model_mut(&mut self) -> RwLockWriteGuard<'_, Model> {
+        self.engine.model_mut()
+    }
+
+    /// Records that this call makes a part of the configuration again.
+    pub fn put(&mut self, key: Key, entry: Entry) {
+        self.records.push(Record::Put { key, entry });
+    }
+
+    /// Records that a part of the configuration is gone.
+    pub fn remove(&mut self, key: Key) {
+        self.records.push(Record::Remove { key });
+    }
+
+    /// Tells those who ask for notifications.
+    pub fn notify(&mut self, kind: EventKind, context: &str) {
+        self.events.push((kind, context.to_owned()));
+    }
+}

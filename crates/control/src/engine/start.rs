@@ -1,0 +1,108 @@
+//! The start of an engine: its phases, what is made at the end of the first, and why a start has failed.
+
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use super::{Engine, lock};
+
+/// Where the program is between its start and its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Options may be set; nothing exists.
+    Startup,
+    /// What was kept or configured is being made; clients wait.
+    Starting,
+    /// After framework_start_init.
+    Runtime,
+}
+
+/// What is left to do at the end of the startup phase; its error says why the start has failed.
+pub type AtStart = Box<dyn FnOnce(&Engine) -> Result<(), String> + Send>;
+
+/// How far the start is.
+pub(super) struct Start {
+    began: Instant,
+    phase: Mutex<Phase>,
+    /// The phase is another, or the start has failed.
+    changed: Condvar,
+    /// What is still to be made when the startup phase ends.
+    left: Mutex<Option<AtStart>>,
+    /// Why this engine must not go on.
+    failure: OnceLock<String>,
+}
+
+impl Start {
+    pub(super) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            phase: Mutex::new(Phase::Startup),
+            changed: Condvar::new(),
+            left: Mutex::default(),
+            failure: OnceLock::new(),
+        }
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        *lock(&self.phase) = phase;
+        self.changed.notify_all();
+    }
+}
+
+impl Engine {
+    /// When it began.
+    #[must_use]
+    pub fn began(&self) -> Instant {
+        self.start.began
+    }
+
+    /// Whether it has been started.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        *lock(&self.start.phase)
+    }
+
+    /// Ends the startup phase.
+    pub fn start(&self) {
+        self.start.set_phase(Phase::Runtime);
+    }
+
+    /// Gives the engine something to do when the startup phase ends.
+    pub fn at_start(&self, make: AtStart) {
+        *lock(&self.start.left) = Some(make);
+    }
+
+    /// Ends the startup phase, and makes what has been left for this moment.
+    ///
+    /// # Errors
+    /// When that fails: the engine is then half configured, and must not go on.
+    pub fn start_all(&self) -> Result<(), String> {
+        let left = lock(&self.start.left).take();
+        self.start.set_phase(Phase::Starting);
+        let made = left.map_or(Ok(()), |make| make(self));
+        match &made {
+            Ok(()) => {
+                self.start();
+                self.follow_missing();
+            }
+            Err(error) => {
+                // The first failure is the one that counts.
+                let _ = self.start.failure.set(error.clone());
+                self.start.changed.notify_all();
+            }
+        }
+        made
+    }
+
+    /// Why this engine must not go on, if that is so.
+    pub fn failure(&self) -> Option<&str> {
+        self.start.failure.get().map(String::as_str)
+    }
+
+    /// Waits for the end of the startup phase. Blocks.
+    pub fn wait_started(&self) {
+        let mut phase = lock(&self.start.phase);
+        while *phase != Phase::Runtime && self.failure().is_none() {
+            phase = self.start.changed.wait(phase).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
