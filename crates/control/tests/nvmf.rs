@@ -163,6 +163,7 @@ fn a_saved_configuration_makes_the_same_target_again() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn what_is_wrong_changes_nothing() {
     let daemon = Daemon::started();
     let mut client = daemon.client();

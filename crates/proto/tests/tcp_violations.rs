@@ -219,6 +219,7 @@ fn run(cases: Vec<Case>, term_type: u8, end: impl Fn(Start) -> End) -> HashSet<V
     seen
 }
 
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn controller_cases() -> Vec<Case> {
     let flush = sqe(0, 7);
     let mut sgl_5a = sqe(WRITE, 7);

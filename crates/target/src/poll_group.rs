@@ -1,6 +1,7 @@
 //! One core's share of the target: its connections and listeners, driven by completions.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use raceline_bdev::Done;
@@ -10,11 +11,11 @@ use raceline_reactor::{Completion, Context, Outcome, Payload, Service, Socket, T
 
 use crate::connection::{Connection, Role, Stage};
 use crate::core::{Core, LocalCommand};
-use crate::message::{ConnKey, Message, Reply};
+use crate::message::{CommandPlace, ConnKey, Message, Reply};
 use crate::placement::{Arrival, Seat};
 use crate::registry::Shared;
 use crate::slots::Phase;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{DeviceId, Snapshot};
 
 /// Token index bit that marks a listener.
 const LISTENER_BIT: u32 = 1 << 31;
@@ -308,6 +309,16 @@ impl PollGroup {
             self.run_done(cx);
         }
     }
+
+    /// On the warden core: somebody wants the lock of a range, which a device that is gone does not have.
+    fn lock_range(&mut self, device: DeviceId, bytes: Range<u64>, who: CommandPlace) {
+        if self.core.device(device).is_some() {
+            self.core.warden(device, |w, orders| w.request(bytes, who, orders));
+        } else {
+            let granted = Message::LockGranted { to: who, device, lock: None };
+            self.core.send(who.conn.core, granted);
+        }
+    }
 }
 
 impl Service for PollGroup {
@@ -374,14 +385,7 @@ impl Service for PollGroup {
                     }
                 });
             }
-            Message::LockRange { device, bytes, who } => {
-                if self.core.device(device).is_some() {
-                    self.core.warden(device, |w, orders| w.request(bytes, who, orders));
-                } else {
-                    let granted = Message::LockGranted { to: who, device, lock: None };
-                    self.core.send(who.conn.core, granted);
-                }
-            }
+            Message::LockRange { device, bytes, who } => self.lock_range(device, bytes, who),
             Message::Fence { device, lock, bytes } => {
                 let draining = self.changing(device, &bytes);
                 self.core.fence(device, lock, bytes, draining);

@@ -284,6 +284,14 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             Box::new(|| placement::run(tree)),
         ),
     ];
+    steps.extend(kernel_steps(tree));
+    let action = Box::new(|| fuzz::run(tree, None, FUZZ_SECONDS));
+    steps.push(step("fuzz", "every fuzz target for a short time", false, action));
+    steps
+}
+
+/// The steps in which Linux, in a machine of its own, is the other end.
+fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     let parts = [
         ("kernel-6.1-host", Kernel::V6_1, Part::Host, "Linux 6.1 as the host of our target"),
         (
@@ -319,13 +327,10 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             "a daemon on a local NVMe drive of Linux 6.12, which is reset and pulled out",
         ),
     ];
-    for (name, kernel, part, about) in parts {
+    parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
-        steps.push(step(name, about, false, action));
-    }
-    let action = Box::new(|| fuzz::run(tree, None, FUZZ_SECONDS));
-    steps.push(step("fuzz", "every fuzz target for a short time", false, action));
-    steps
+        step(name, about, false, action)
+    })
 }
 
 fn unit(tree: &Tree) -> Result<Outcome> {
