@@ -87,8 +87,8 @@ impl Default for EngineConfig {
 
 /// The manager of everything that is configured.
 ///
-/// Each part has the locks that guard it. Locks are taken in this order: those of [`Keeping`], then the
-/// model.
+/// Each part has the locks that guard it. Locks are taken in this order: that of a change, that of its
+/// records, the model.
 pub struct Engine {
     config: EngineConfig,
     /// How far the start is.
