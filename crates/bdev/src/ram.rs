@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use raceline_reactor::buffer::HugePages;
+use raceline_reactor::flow::policy;
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, Region, RegionHandle, Token};
 
@@ -146,10 +147,6 @@ impl Bdev for RamBdev {
     }
 }
 
-/// Reads up to this size start on their way to the cache while other commands are parsed; of
-/// larger ones the processor sees the pattern soon enough (lab 0044).
-const PREFETCH_BYTES_MAX: usize = 32 << 10;
-
 struct RamChannel {
     region: RegionHandle,
     read_only: bool,
@@ -217,7 +214,8 @@ impl Channel for RamChannel {
     fn prefetch(&mut self, offset: u64, len: usize) {
         let inside =
             offset.checked_add(len as u64).is_some_and(|end| end <= self.region.len() as u64);
-        if inside && len <= PREFETCH_BYTES_MAX {
+        // Of a large read the processor sees the pattern soon enough (lab 0044).
+        if inside && !policy::is_large(len) {
             self.region.prefetch(offset, len);
         }
     }

@@ -13,6 +13,7 @@ pub(crate) mod values;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
+use raceline_reactor::flow::Machine;
 
 use crate::demo::DEFAULT_SECONDS;
 
@@ -29,6 +30,10 @@ Try it: raceline demo";
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) log: LogArgs,
+    /// Caches of a core, where the kernel does not say them or says them wrongly [default: as in
+    /// /sys/devices/system/cpu; -v shows them]
+    #[arg(long, global = true, value_name = "l2=SIZE,llc=SIZE,cores=N", help_heading = "Machine")]
+    pub(crate) caches: Option<Machine>,
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }

@@ -46,6 +46,9 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<(), Failure> {
     let settings = log::start(&cli.log);
+    if let Some(machine) = cli.caches {
+        machine.set_current();
+    }
     match cli.verb {
         Verb::Export(args) => export::run(&args),
         Verb::Serve(args) => serve::run(&args, settings),

@@ -30,7 +30,7 @@ impl Machine {
     pub fn current() -> Machine {
         *CURRENT.get_or_init(|| {
             let machine = Machine::read(Path::new(CPUS));
-            tracing::debug!("caches: {machine}");
+            tracing::info!("caches: {machine}, as {CPUS} says");
             machine
         })
     }
@@ -38,6 +38,7 @@ impl Machine {
     /// Has this process take these caches for its own. To be called before anything asks; gives whether
     /// it came in time.
     pub fn set_current(self) -> bool {
+        tracing::info!("caches: {self}, as was said");
         CURRENT.set(self).is_ok()
     }
 
