@@ -69,7 +69,7 @@ fn payload(out: &mut Vec<u8>, len: usize, setup: u8) {
     let data = vec![0xc3; len];
     out.extend(&data);
     if setup & setup::DDGST != 0 {
-        out.extend(raceline_accel::crc32c(&data).to_le_bytes());
+        out.extend(raceline_crc32c::crc32c(&data).to_le_bytes());
     }
 }
 

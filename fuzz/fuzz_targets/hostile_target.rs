@@ -13,7 +13,7 @@ mod common;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use raceline_host::{BlockRange, Command, ControllerEvent, Data, HostConfig, IoQueueEvent};
 use raceline_proto::nvme::{NamespaceId, Sqe};
 use raceline_reactor::{IoBuf, SimConfig};

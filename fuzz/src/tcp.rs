@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use raceline_proto::nvme::{CommandId, Cqe, Direction, SglDescriptor, Sqe};
 use raceline_proto::tcp::pdu::{MAX_TERM_LEN, PduType, flags};
 use raceline_proto::tcp::{

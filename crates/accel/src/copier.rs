@@ -2,9 +2,10 @@
 
 #![allow(unsafe_code)]
 
-use crate::crc32c::{Crc32c, CrcPath};
 #[cfg(target_arch = "x86_64")]
-use crate::fused;
+use raceline_crc32c::fused;
+use raceline_crc32c::{Crc32c, CrcPath};
+
 use crate::memory::{Piece, PieceMut, Source, Upcoming};
 use crate::software::for_each_run;
 use crate::work::Extent;
@@ -88,7 +89,7 @@ impl Copier {
                 // SAFETY: the request's pieces are valid, a target overlaps nothing, and the CPU
                 // can.
                 let register =
-                    unsafe { fused::copy_crc32c(digest.register(), from, to, len, next) };
+                    unsafe { fused::copy_crc32c(!digest.finalize(), from, to, len, next) };
                 digest = Crc32c::resume(!register);
                 return;
             }
@@ -115,8 +116,9 @@ impl Copier {
 
 #[cfg(test)]
 mod tests {
+    use raceline_crc32c::crc32c;
+
     use super::*;
-    use crate::crc32c::crc32c;
 
     #[test]
     fn parts_one_after_the_other_are_the_whole() {

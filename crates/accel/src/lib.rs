@@ -1,8 +1,9 @@
 //! CRC32C and other data operations, on the CPU or on offload engines.
 //!
-//! [`crc32c`] and [`Crc32c`] are the way to a digest that costs no submission: for headers, and
-//! wherever waiting makes no sense. Everything else goes through a [`Channel`], one per core, that
-//! a [`Framework`] opens: the table of the process says which engine does which [`Operation`].
+//! [`crc32c`] and [`Crc32c`], which come from the crate `raceline-crc32c`, are the way to a digest that
+//! costs no submission: for headers, and wherever waiting makes no sense. Everything else goes through
+//! a [`Channel`], one per core, that a [`Framework`] opens: the table of the process says which engine
+//! does which [`Operation`]. The engines themselves are other crates.
 //!
 //! ```
 //! use std::time::Instant;
@@ -25,13 +26,10 @@
 
 mod channel;
 mod copier;
-mod crc32c;
 mod deflate;
 pub mod dsa;
 mod engine;
 mod flights;
-#[cfg(target_arch = "x86_64")]
-mod fused;
 mod inject;
 mod memory;
 mod operation;
@@ -43,11 +41,11 @@ mod work;
 
 pub use channel::{Channel, ChannelConfig, Submitted};
 pub use copier::Copier;
-pub use crc32c::{Crc32c, CrcPath, CrcPathError, crc32c};
 pub use engine::{Capabilities, Engine, EngineQueue, RawRequest, RawResult, Refused, SlotId};
 pub use inject::{Injection, InjectionKind};
 pub use memory::{Piece, PieceMut, Source, Target, Upcoming};
 pub use operation::{AccelError, OpCode, OpSet, Operation, Output, UnknownOpCode};
+pub use raceline_crc32c::{Crc32c, CrcPath, CrcPathError, crc32c};
 pub use stats::{OpStatistics, Statistics};
 pub use table::{Framework, ModuleInfo, SOFTWARE, TableError};
 pub use work::{Done, Part, Work};

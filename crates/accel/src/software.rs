@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)]
 
+use raceline_crc32c::{Crc32c, CrcPath, crc32c};
+
 use crate::copier::Copier;
-use crate::crc32c::{Crc32c, CrcPath, crc32c};
 use crate::deflate::Deflate;
 use crate::engine::RawRequest;
 use crate::memory::{Piece, PieceMut, Source, Target};

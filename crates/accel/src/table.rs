@@ -3,8 +3,9 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use raceline_crc32c::{CrcPath, CrcPathError};
+
 use crate::channel::{Channel, ChannelConfig};
-use crate::crc32c::{CrcPath, CrcPathError};
 use crate::engine::{Engine, EngineQueue};
 use crate::inject::{Injection, Injections};
 use crate::memory::{Source, Target};

@@ -4,7 +4,7 @@
 
 mod tcp_support;
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use raceline_proto::nvme::Direction;
 use raceline_proto::tcp::{
     ControllerQueue, Event, HostEvent, HostQueue, HostQueueConfig, R2tGrant,

@@ -137,7 +137,7 @@ proptest! {
                 controller.receive(&mut input)
             else { panic!("the end") };
             prop_assert_eq!(got, len);
-            prop_assert_eq!(ddgst, config.ddgst.then(|| raceline_accel::crc32c(data)));
+            prop_assert_eq!(ddgst, config.ddgst.then(|| raceline_crc32c::crc32c(data)));
         }
         prop_assert_eq!(controller.receive(&mut input), Ok(None));
         prop_assert!(input.is_empty());
@@ -185,7 +185,7 @@ proptest! {
                 append(&mut out, &data, config.ddgst);
                 let mut input = &out[..];
                 let dest = DataDest::Slot(slot);
-                let ddgst = config.ddgst.then(|| raceline_accel::crc32c(&data));
+                let ddgst = config.ddgst.then(|| raceline_crc32c::crc32c(&data));
                 prop_assert_eq!(
                     controller.receive(&mut input),
                     Ok(Some(Event::Data { dest, offset, bytes: &data }))
@@ -223,7 +223,7 @@ proptest! {
             prop_assert_eq!(out.len() + if config.ddgst { 4 } else { 0 }, controller.c2h_overhead());
             append(&mut out, &data, config.ddgst);
             let mut input = &out[..];
-            let ddgst = config.ddgst.then(|| raceline_accel::crc32c(&data));
+            let ddgst = config.ddgst.then(|| raceline_crc32c::crc32c(&data));
             prop_assert_eq!(
                 host.receive(&mut input),
                 Ok(Some(HostEvent::Data { cid, offset, bytes: &data }))

@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{Output, Served, call, configure, run};

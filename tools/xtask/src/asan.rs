@@ -19,7 +19,10 @@ struct Run {
 }
 
 const RUNS: [Run; 3] = [
-    Run { arguments: "-p raceline-accel --lib --tests -- --skip on_purpose", leaks: false },
+    Run {
+        arguments: "-p raceline-accel -p raceline-crc32c --lib --tests -- --skip on_purpose",
+        leaks: false,
+    },
     Run { arguments: "-p raceline-accel --tests -- on_purpose", leaks: true },
     Run {
         arguments: "-p raceline-target -p raceline-host -p raceline-bench \

@@ -349,7 +349,7 @@ impl fmt::Debug for Descriptor {
 ///
 /// Without the bypass flags DSA's CRC is that of iSCSI: seed and result are inverted and have the
 /// standard bit order, so a seed is the finished CRC32C of what came before, 0 for nothing, and
-/// the result is the finished CRC32C of everything so far: what [`crate::crc32c`] returns.
+/// the result is the finished CRC32C of everything so far: what [`raceline_crc32c::crc32c`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrcSeed {
     /// This value.

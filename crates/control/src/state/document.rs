@@ -11,7 +11,7 @@
 //! The checksum, alone on the last line, covers all lines before it. Programs that read SPDK's
 //! form look at `subsystems` only.
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;

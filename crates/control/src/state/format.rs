@@ -9,7 +9,7 @@
 //! Behind the last group there may be zeroes, written ahead so that a group only overwrites blocks.
 //! They are no group and no torn write, just the end.
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use serde_json::Value;
 use uuid::Uuid;
 

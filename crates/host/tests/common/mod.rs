@@ -297,7 +297,7 @@ impl Target {
                 Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
                     let (_, data) = connection.transfer(dest).as_mut().unwrap();
                     let part = &data[offset as usize..][..len as usize];
-                    assert!(ddgst.is_none_or(|ddgst| ddgst == raceline_accel::crc32c(part)));
+                    assert!(ddgst.is_none_or(|ddgst| ddgst == raceline_crc32c::crc32c(part)));
                     let all = (offset + len) as usize == data.len();
                     if transfer_done && all {
                         let (sqe, data) = connection.transfer(dest).take().unwrap();
@@ -515,7 +515,7 @@ impl Target {
             connection.queue.c2h_data(cid, offset, len, last, last && success, &mut connection.out);
             connection.out.extend_from_slice(part);
             if connection.queue.data_digest() {
-                let digest = raceline_accel::crc32c(part) ^ u32::from(spoiled.contains(&index));
+                let digest = raceline_crc32c::crc32c(part) ^ u32::from(spoiled.contains(&index));
                 connection.out.extend_from_slice(&digest.to_le_bytes());
             }
         }

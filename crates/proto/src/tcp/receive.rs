@@ -5,7 +5,7 @@
 //! order type, state, HLEN, FLAGS, PDO, PLEN. A header that lies whole in the input is used where
 //! it lies; one in pieces is put together in a fixed array. Data are never copied.
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use zerocopy::FromBytes;
 
 use super::error::{FatalError, Violation};

@@ -1,6 +1,6 @@
 //! Encoding of PDU headers with digest and padding, for both ends.
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use raceline_accel::crc32c;
+use raceline_crc32c::crc32c;
 use raceline_proto::nvme::{CommandId, Cqe, Direction, Sqe};
 use raceline_proto::tcp::{
     ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, HostEvent, HostQueue,

@@ -4,7 +4,8 @@
 
 use std::ptr;
 
-use crate::crc32c::Crc32c;
+use raceline_crc32c::Crc32c;
+
 use crate::dsa::descriptor::{
     BATCH_MIN, Completion, CompletionRecord, CrcSeed, DUALCAST_SAME_BITS, Descriptor,
     DescriptorSlot, DeviceOperation, Flags, Status,

@@ -1,7 +1,7 @@
 //! CRC32C by AVX-512, also in one pass with a copy: each byte is loaded once, stored, and folded.
 //!
 //! The folding is that of Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-//! Instruction", 2009. Against `copy_from_slice` and then [`crate::crc32c`], by `examples/cost.rs` on
+//! Instruction", 2009. Against `copy_from_slice` and then [`crate::crc32c`], by `crates/accel/examples/cost.rs` on
 //! two virtual cores of an AMD EPYC with 1 MiB of second-level cache, shared with other work
 //! (lower quartile of 2,000 turns; three runs):
 //!
@@ -32,7 +32,7 @@ const REGISTER_BYTES: usize = 64;
 const ROUND_BYTES: usize = 4 * REGISTER_BYTES;
 
 /// Fewer bytes are faster copied, then digested (the table above).
-pub(crate) const WORTH_BYTES: usize = 1024;
+pub const WORTH_BYTES: usize = 1024;
 
 /// So many bytes are digested here as fast as by the `crc-fast` crate, or faster. With more, that also
 /// uses the CRC instruction, which pays where something else has a part of the core: 16 and 128 KiB took
@@ -71,7 +71,8 @@ const OVER_LANE: (i64, i64) = factors(128);
 
 /// True if the CPU can.
 #[inline]
-pub(crate) fn is_available() -> bool {
+#[must_use]
+pub fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("vpclmulqdq")
         && is_x86_feature_detected!("pclmulqdq")
@@ -86,7 +87,7 @@ pub(crate) fn is_available() -> bool {
 /// [`is_available`]; `from` is valid for reads and `to` for writes of `len` bytes, and they do not
 /// overlap.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(crate) unsafe fn copy_crc32c(
+pub unsafe fn copy_crc32c(
     register: u32,
     from: *const u8,
     to: *mut u8,
@@ -272,7 +273,7 @@ const fn low(wide: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crc32c::{self, CrcPath};
+    use crate::{Crc32c, CrcPath};
 
     #[test]
     fn copies_and_digests_at_every_length_and_alignment() {
@@ -292,7 +293,7 @@ mod tests {
                     unsafe { copy_crc32c(!7, piece.as_ptr(), to.as_mut_ptr().add(end), len, next) };
                 assert_eq!(&to[end..end + len], piece, "{len} bytes from {start}");
                 assert!(to[..end].iter().chain(&to[end + len..]).all(|&byte| byte == 0xee));
-                let mut digest = crc32c::Crc32c::resume(7);
+                let mut digest = Crc32c::resume(7);
                 digest.update_by(CrcPath::Table, piece);
                 assert_eq!(!register, digest.finalize(), "{len} bytes from {start}");
                 // SAFETY: the CPU can.

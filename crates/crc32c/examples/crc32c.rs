@@ -1,6 +1,6 @@
 //! Prints the CRC32C of files (or of standard input) and how fast it was computed.
 //!
-//! `cargo run --release -p raceline-accel --example crc32c -- [FILE...]`
+//! `cargo run --release -p raceline-crc32c --example crc32c -- [FILE...]`
 //!
 //! The rate counts the digest alone, over pieces of 128 KiB that are warm in the cache.
 
@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use raceline_accel::Crc32c;
+use raceline_crc32c::Crc32c;
 
 /// How much is read at a time: a common largest transfer of one NVMe command.
 const PIECE_BYTES: usize = 128 * 1024;

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
 
-use super::table::POLYNOMIAL;
+use crate::table::POLYNOMIAL;
 
 /// Bytes of one stream, where the data are long enough for three of them.
 const LONG_BYTES: usize = 1344;

@@ -6,6 +6,8 @@
 //! joins two finished digests, takes microseconds and is not used.
 
 #[cfg(target_arch = "x86_64")]
+pub mod fused;
+#[cfg(target_arch = "x86_64")]
 mod sse42;
 mod table;
 
@@ -15,13 +17,10 @@ use std::sync::OnceLock;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-#[cfg(target_arch = "x86_64")]
-use crate::fused;
-
 /// The CRC32C of `data`.
 ///
 /// ```
-/// assert_eq!(raceline_accel::crc32c(b"123456789"), 0xE306_9283);
+/// assert_eq!(raceline_crc32c::crc32c(b"123456789"), 0xE306_9283);
 /// ```
 #[inline]
 #[must_use]
@@ -49,7 +48,7 @@ fn own(register: u32, data: &[u8]) -> Option<u32> {
 /// Four bytes, `Copy`: a copy taken between two pieces is a digest of what came before.
 ///
 /// ```
-/// let mut digest = raceline_accel::Crc32c::new();
+/// let mut digest = raceline_crc32c::Crc32c::new();
 /// digest.update(b"1234");
 /// digest.update(b"56789");
 /// assert_eq!(digest.finalize(), 0xE306_9283);
@@ -98,12 +97,6 @@ impl Crc32c {
             let own = own(self.register, data);
             self.register = own.unwrap_or_else(|| advance(self.register, data));
         }
-    }
-
-    /// The register.
-    #[inline]
-    pub(crate) const fn register(&self) -> u32 {
-        self.register
     }
 
     /// The CRC32C of all pieces so far. The digest may go on after it.
