@@ -27,7 +27,6 @@
 mod channel;
 mod copier;
 mod deflate;
-pub mod dsa;
 mod engine;
 mod flights;
 mod inject;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_accel::CrcPath;
-use raceline_accel::dsa::EmulatedEngine;
-use raceline_accel::dsa::emulated::EmulatedConfig;
 use raceline_bench::accel::Device;
 use raceline_bench::digest::report::Report;
 use raceline_bench::digest::{Case, DigestBench, DigestConfig, DigestError, Who};
+use raceline_dsa::EmulatedEngine;
+use raceline_dsa::emulated::EmulatedConfig;
 use raceline_reactor::{Backend, HugePages, Mode};
 
 const CASES: [Case; 3] = [

@@ -5,12 +5,12 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_accel::dsa::EmulatedEngine;
-use raceline_accel::dsa::emulated::EmulatedConfig;
 use raceline_accel::{Framework, Injection, InjectionKind, OpCode};
 use raceline_bdev::RamBdev;
 use raceline_bench::RwMode;
 use raceline_bench::engine::{EngineConfig, Outcome, run};
+use raceline_dsa::EmulatedEngine;
+use raceline_dsa::emulated::EmulatedConfig;
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::{Backend, HugePages, Mode};

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use common::core::{BUFFERS, Core};
 use common::{BLOCK, BLOCKS, Target, config};
-use raceline_accel::dsa::EmulatedEngine;
-use raceline_accel::dsa::emulated::EmulatedConfig;
 use raceline_accel::{ChannelConfig, Framework, OpCode};
+use raceline_dsa::EmulatedEngine;
+use raceline_dsa::emulated::EmulatedConfig;
 use raceline_host::{CommandError, Data, HostConfig};
 use raceline_reactor::core::{Backend, open_io};
 use raceline_reactor::{Accelerator, Context};

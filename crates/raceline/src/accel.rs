@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use raceline_accel::dsa::discover::Roots;
-use raceline_accel::dsa::emulated::EmulatedConfig;
-use raceline_accel::dsa::engine::DSA_OPERATIONS;
-use raceline_accel::dsa::{DsaEngine, EmulatedEngine};
 use raceline_accel::{Engine, Framework, OpCode, OpSet, SOFTWARE, TableError};
+use raceline_dsa::discover::Roots;
+use raceline_dsa::emulated::EmulatedConfig;
+use raceline_dsa::queue::DSA_OPERATIONS;
+use raceline_dsa::{DsaEngine, EmulatedEngine};
 
 use crate::failure::Failure;
 

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Heard, RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
-use raceline_accel::dsa::EmulatedEngine;
-use raceline_accel::dsa::emulated::EmulatedConfig;
 use raceline_accel::{Framework, Injection, InjectionKind, OpCode};
+use raceline_dsa::EmulatedEngine;
+use raceline_dsa::emulated::EmulatedConfig;
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Direction, Status};
 use raceline_target::{Target, TargetConfig};

@@ -20,10 +20,10 @@ struct Run {
 
 const RUNS: [Run; 3] = [
     Run {
-        arguments: "-p raceline-accel -p raceline-crc32c --lib --tests -- --skip on_purpose",
+        arguments: "-p raceline-accel -p raceline-crc32c -p raceline-dsa --lib --tests -- --skip on_purpose",
         leaks: false,
     },
-    Run { arguments: "-p raceline-accel --tests -- on_purpose", leaks: true },
+    Run { arguments: "-p raceline-accel -p raceline-dsa --tests -- on_purpose", leaks: true },
     Run {
         arguments: "-p raceline-target -p raceline-host -p raceline-bench \
                     --test digest --test corruption --test offload",

@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use raceline_accel::dsa::discover::Roots;
-use raceline_accel::dsa::emulated::EmulatedConfig;
-use raceline_accel::dsa::{DsaEngine, EmulatedEngine};
 use raceline_bench::accel::Device;
+use raceline_dsa::discover::Roots;
+use raceline_dsa::emulated::EmulatedConfig;
+use raceline_dsa::{DsaEngine, EmulatedEngine};
 use raceline_reactor::affinity::pin_to_core;
 
 use crate::failure::Failure;

@@ -19,9 +19,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use self::execute::{Fault, Limits};
-use super::descriptor::{Completion, Descriptor, DeviceOperation, Flags, Status};
-use super::discover::{Mode, WorkQueue};
-use super::portal::{Portal, Submission};
+use crate::descriptor::{Completion, Descriptor, DeviceOperation, Flags, Status};
+use crate::discover::{Mode, WorkQueue};
+use crate::portal::{Portal, Submission};
 
 /// What the emulated device is like.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::ptr;
 
 use raceline_crc32c::Crc32c;
 
-use crate::dsa::descriptor::{
+use crate::descriptor::{
     BATCH_MIN, Completion, CompletionRecord, CrcSeed, DUALCAST_SAME_BITS, Descriptor,
     DescriptorSlot, DeviceOperation, Flags, Status,
 };

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use raceline_accel::dsa::DsaEngine;
-use raceline_accel::dsa::descriptor::DeviceOperation;
-use raceline_accel::dsa::discover::{DiscoverError, Mode, Roots, discover, nearest, node_of_core};
+use raceline_dsa::DsaEngine;
+use raceline_dsa::descriptor::DeviceOperation;
+use raceline_dsa::discover::{DiscoverError, Mode, Roots, discover, nearest, node_of_core};
 use tempfile::TempDir;
 
 struct Machine {

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use raceline_accel::dsa::EmulatedEngine;
-use raceline_accel::dsa::emulated::EmulatedConfig;
 use raceline_accel::{
     AccelError, Channel, ChannelConfig, Done, Framework, OpCode, Output, Part, Statistics,
     Submitted, Work, crc32c,
 };
+use raceline_dsa::EmulatedEngine;
+use raceline_dsa::emulated::EmulatedConfig;
 
 type Bytes = Vec<u8>;
 
@@ -30,7 +30,7 @@ impl Rig {
     fn new(config: EmulatedConfig, timeout: Duration) -> Self {
         let engine = Arc::new(EmulatedEngine::start(config, 1).expect("a thread"));
         let framework = Framework::new(vec![engine.clone()]).expect("one engine");
-        for code in raceline_accel::dsa::engine::DSA_OPERATIONS.iter() {
+        for code in raceline_dsa::queue::DSA_OPERATIONS.iter() {
             framework.assign(code, "dsa_emulated").expect("it can do that");
         }
         let config = ChannelConfig { timeout, ..ChannelConfig::default() };

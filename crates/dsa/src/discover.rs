@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::descriptor::DeviceOperation;
+use crate::descriptor::DeviceOperation;
 
 /// Where the kernel shows its devices; other places for tests.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::descriptor::Descriptor;
-use super::discover::{Mode, WorkQueue};
+use crate::descriptor::Descriptor;
+use crate::discover::{Mode, WorkQueue};
 
 /// What became of a submission (DSA specification 3.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -391,22 +391,22 @@ mod tests {
 
     global_asm!(
         ".pushsection .rodata",
-        ".globl raceline_accel_portal_instructions",
-        "raceline_accel_portal_instructions:",
+        ".globl raceline_dsa_portal_instructions",
+        "raceline_dsa_portal_instructions:",
         "movdir64b rax, [rdx]",
         "enqcmd rax, [rdx]",
         ".popsection",
     );
 
     unsafe extern "C" {
-        static raceline_accel_portal_instructions: [u8; 10];
+        static raceline_dsa_portal_instructions: [u8; 10];
     }
 
     /// Intel SDM volume 2: 66 0F 38 F8 /r and F2 0F 38 F8 /r; ModRM 02h is [rdx], register rax.
     #[test]
     fn the_assembler_knows_both_instructions() {
         // SAFETY: ten bytes that the assembly above put there.
-        let code = unsafe { raceline_accel_portal_instructions };
+        let code = unsafe { raceline_dsa_portal_instructions };
         assert_eq!(code[..5], [0x66, 0x0F, 0x38, 0xF8, 0x02]);
         assert_eq!(code[5..], [0xF2, 0x0F, 0x38, 0xF8, 0x02]);
     }

@@ -10,12 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use raceline_accel::crc32c;
-use raceline_accel::dsa::descriptor::{
+use raceline_dsa::descriptor::{
     Completion, CompletionRecord, CrcSeed, Descriptor, DescriptorSlot, Flags, Status,
 };
-use raceline_accel::dsa::discover::Mode;
-use raceline_accel::dsa::emulated::{EmulatedConfig, EmulatedDevice, EmulatedPortal};
-use raceline_accel::dsa::portal::{Portal, Submission};
+use raceline_dsa::discover::Mode;
+use raceline_dsa::emulated::{EmulatedConfig, EmulatedDevice, EmulatedPortal};
+use raceline_dsa::portal::{Portal, Submission};
 
 /// No test waits longer than this for the device.
 const LIMIT: Duration = Duration::from_secs(30);

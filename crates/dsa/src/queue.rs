@@ -13,15 +13,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::descriptor::{
+use raceline_accel::{
+    Capabilities, EngineQueue, OpCode, OpSet, Operation, Output, Piece, PieceMut, RawRequest,
+    RawResult, Refused, SlotId,
+};
+
+use crate::descriptor::{
     BATCH_MIN, Completion, CompletionRecord, CrcSeed, DUALCAST_SAME_BITS, Descriptor,
     DescriptorSlot, DeviceOperation, Flags, Status,
 };
-use super::discover::WorkQueue;
-use super::portal::{Portal, Submission};
-use crate::engine::{Capabilities, EngineQueue, RawRequest, RawResult, Refused, SlotId};
-use crate::memory::{Piece, PieceMut};
-use crate::operation::{OpCode, OpSet, Operation, Output};
+use crate::discover::WorkQueue;
+use crate::portal::{Portal, Submission};
 
 /// What DSA can do; it does not compress.
 pub const DSA_OPERATIONS: OpSet = OpSet::of(&[

@@ -1,24 +1,38 @@
 //! Intel Data Streaming Accelerator: through the idxd driver's character devices, or emulated.
 //!
+//! [`DsaEngine`] and [`EmulatedEngine`] are engines of `raceline-accel`, whose table does not know them:
+//! the program that wants one gives it to [`raceline_accel::Framework::new`].
+//!
 //! [`descriptor`] is the published format, [`discover`] finds work queues, [`portal`] is the door
-//! into one, [`emulated`] a device made of a thread, and [`engine`] what all of them share. No
+//! into one, [`emulated`] a device made of a thread, and [`queue`] one core's queue to any of them. No
 //! hardware has run this so far; docs/ACCEL.md says what has been run on what.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use raceline_accel::{Framework, OpCode};
+//! use raceline_dsa::{EmulatedEngine, emulated::EmulatedConfig};
+//!
+//! let engine = EmulatedEngine::start(EmulatedConfig::default(), 1)?;
+//! let framework = Framework::new(vec![Arc::new(engine)])?;
+//! framework.assign(OpCode::Crc32c, "dsa_emulated")?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod descriptor;
 pub mod discover;
 pub mod emulated;
-pub mod engine;
 pub mod portal;
+pub mod queue;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use self::discover::{DiscoverError, Mode, Roots, WorkQueue};
-use self::emulated::{EmulatedConfig, EmulatedDevice};
-use self::engine::{DEPTH, DsaQueue};
-use self::portal::{OpenWorkQueue, PortalError};
-use crate::engine::{Engine, EngineQueue};
-use crate::operation::OpSet;
+use raceline_accel::{Engine, EngineQueue, OpSet};
+
+use crate::discover::{DiscoverError, Mode, Roots, WorkQueue};
+use crate::emulated::{EmulatedConfig, EmulatedDevice};
+use crate::portal::{OpenWorkQueue, PortalError};
+use crate::queue::{DEPTH, DsaQueue};
 
 /// The engine on hardware.
 #[derive(Debug)]
@@ -56,7 +70,7 @@ impl Engine for DsaEngine {
 
     fn operations(&self) -> OpSet {
         // A queue that lacks one says so in its capabilities.
-        engine::DSA_OPERATIONS
+        queue::DSA_OPERATIONS
     }
 
     fn open_queue(&self, cpu: Option<usize>) -> io::Result<Box<dyn EngineQueue>> {
@@ -126,7 +140,7 @@ impl Engine for EmulatedEngine {
     }
 
     fn operations(&self) -> OpSet {
-        engine::DSA_OPERATIONS
+        queue::DSA_OPERATIONS
     }
 
     fn open_queue(&self, _cpu: Option<usize>) -> io::Result<Box<dyn EngineQueue>> {

@@ -4,7 +4,7 @@
 //! number 341204-006US, revision 3.0.
 
 use proptest::prelude::*;
-use raceline_accel::dsa::descriptor::{
+use raceline_dsa::descriptor::{
     Completion, CompletionRecord, CrcSeed, Descriptor, DescriptorSlot, DeviceOperation, Flags,
     Status,
 };

@@ -9,13 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use raceline_accel::dsa::EmulatedEngine;
-use raceline_accel::dsa::discover::Mode;
-use raceline_accel::dsa::emulated::EmulatedConfig;
 use raceline_accel::{
     Engine, EngineQueue, OpCode, OpSet, Operation, Output, Piece, PieceMut, RawRequest, RawResult,
     Refused, SlotId, crc32c,
 };
+use raceline_dsa::EmulatedEngine;
+use raceline_dsa::discover::Mode;
+use raceline_dsa::emulated::EmulatedConfig;
 
 /// No test waits longer than this for the device.
 const LIMIT: Duration = Duration::from_secs(30);
