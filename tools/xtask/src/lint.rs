@@ -69,6 +69,10 @@ const MAX_LINES: usize = 800;
 
 /// The longest subject of a commit, in letters.
 const MAX_SUBJECT_LETTERS: usize = 72;
+/// Crates below the target and the host: of `proto` they may use the structures and commands of NVMe, and
+/// no state machine.
+const BELOW_STATE_MACHINES: [&str; 2] = ["crates/bdev/src/", "crates/reactor/src/"];
+
 /// The commit after which subjects are that short.
 const SUBJECTS_AFTER: &str = "51172720e542930da7f54a0f0cda38af118822e4";
 
@@ -159,7 +163,18 @@ fn look_at(name: &str, text: &str) -> Vec<String> {
     {
         complaints.push(format!("{name}:{line}: unsafe outside the files listed in tools/xtask"));
     }
+    if BELOW_STATE_MACHINES.iter().any(|folder| name.starts_with(folder))
+        && let Some(line) = text.lines().position(uses_state_machines)
+    {
+        complaints.push(format!("{name}:{}: uses more of proto than proto::nvme", line + 1));
+    }
     complaints
+}
+
+/// Whether a line names a part of `proto` other than `nvme`.
+fn uses_state_machines(line: &str) -> bool {
+    let is_nvme = |path: &str| path.split(|c: char| !c.is_alphanumeric()).next() == Some("nvme");
+    line.split("raceline_proto::").skip(1).any(|path| !is_nvme(path))
 }
 
 /// The first line, from 1, with the word `unsafe` outside comments, or a permission for it.
@@ -190,6 +205,17 @@ mod tests {
         assert_eq!(first_unsafe(&allow), Some(1));
         let forbid = ["#![forbid(uns", "afe_code)]\n// uns", "afe is bad\n"].concat();
         assert_eq!(first_unsafe(&forbid), None);
+    }
+
+    #[test]
+    fn state_machines_are_found_below_target_and_host() {
+        let text = "//! A.\nuse raceline_proto::nvme::Sqe;\nuse raceline_proto::host::Backoff;\n";
+        let complaints = look_at("crates/reactor/src/a.rs", text);
+        assert_eq!(complaints, ["crates/reactor/src/a.rs:3: uses more of proto than proto::nvme"]);
+        assert_eq!(look_at("crates/bdev/src/a.rs", text).len(), 1);
+        assert!(look_at("crates/host/src/a.rs", text).is_empty());
+        assert!(uses_state_machines("use raceline_proto::{host, nvme};"));
+        assert!(!uses_state_machines("use raceline_proto::nvme;"));
     }
 
     #[test]

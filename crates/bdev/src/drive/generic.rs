@@ -5,7 +5,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use raceline_proto::nvme::command::BlockRange;
+use raceline_proto::nvme::identify::{
+    DLFEAT_READS_ZEROES, DLFEAT_WRITE_ZEROES_DEALLOCATES, IdentifyController, IdentifyNamespace,
+    ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES,
+};
 use raceline_reactor::nvme::{NvmeFormat, check_ring};
+use zerocopy::FromBytes;
 
 use super::{DriveNamespace, ioctl, number};
 
@@ -18,20 +24,8 @@ pub(crate) struct Generic {
 
 /// Largest physical block a page-aligned buffer is made of, as far as anybody knows.
 const PAGE_BYTES: u64 = 4096;
-/// Most bytes of data of one command, whatever the drive takes: NLB has 16 bits.
-const MAX_COMMAND_BLOCKS: u64 = 1 << 16;
-
-/// ONCS bits 2 and 3, at byte 520 of Identify Controller (Base 2.0, figure 276).
-const ONCS: usize = 520;
-const DATASET_MANAGEMENT: u8 = 1 << 2;
-const WRITE_ZEROES: u8 = 1 << 3;
-/// Fields of Identify Namespace (NVM Command Set 1.0, figure 97): FLBAS, DPS, DLFEAT, LBAF0.
-const FLBAS: usize = 26;
-const DPS: usize = 29;
-const DLFEAT: usize = 33;
-const LBAF: usize = 128;
 /// DLFEAT: deallocated blocks read zeroes (bits 2:0 = 1), and Write Zeroes may deallocate (bit 3).
-const ZEROES_DEALLOCATE: u8 = 0b1001;
+const ZEROES_DEALLOCATE: u8 = DLFEAT_READS_ZEROES | DLFEAT_WRITE_ZEROES_DEALLOCATES;
 
 impl Generic {
     /// Opens the node at `path`; `block` is the namespace's block device in sysfs.
@@ -49,12 +43,11 @@ impl Generic {
         })?;
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|error| format!("cannot open {node}: {error}"))?;
-        let asked = |what: &str, result: io::Result<Vec<u8>>| {
-            result.map_err(|error| format!("{node}: cannot identify {what}: {error}"))
-        };
-        let controller = asked("its controller", ioctl::identify_controller(&file))?;
-        let identified = ioctl::identify_namespace(&file, namespace.nsid);
-        let identified = asked("the namespace", identified)?;
+        let failed = |what: &str, why: String| format!("{node}: cannot identify {what}: {why}");
+        let controller = parsed(ioctl::identify_controller(&file))
+            .map_err(|error| failed("its controller", error))?;
+        let identified = parsed(ioctl::identify_namespace(&file, namespace.nsid))
+            .map_err(|error| failed("the namespace", error))?;
         let format = format(&controller, &identified, namespace, block)?;
         let block_size = 1_usize << format.block_shift;
         ioctl::read_first_block(&file, namespace.nsid, block_size)
@@ -63,26 +56,29 @@ impl Generic {
     }
 }
 
+/// An Identify data structure of what a drive has answered.
+fn parsed<T: FromBytes>(answer: io::Result<Vec<u8>>) -> Result<T, String> {
+    let data = answer.map_err(|error| error.to_string())?;
+    T::read_from_bytes(&data).map_err(|_| format!("the answer has {} bytes", data.len()))
+}
+
 /// The node of the generic device that belongs to a disk: `ng0n1` of `nvme0n1`.
 pub(super) fn node_of(dev: &Path, disk: &str) -> PathBuf {
     dev.join(format!("ng{}", disk.trim_start_matches("nvme")))
 }
 
 fn format(
-    controller: &[u8],
-    identified: &[u8],
+    controller: &IdentifyController,
+    identified: &IdentifyNamespace,
     namespace: &DriveNamespace,
     block: &Path,
 ) -> Result<NvmeFormat, String> {
-    let byte = |data: &[u8], at: usize| data.get(at).copied().unwrap_or(0);
-    let flbas = byte(identified, FLBAS);
-    let index = usize::from(flbas & 0xf | (flbas >> 5 & 0b11) << 4);
-    let at = LBAF + 4 * index;
-    let metadata_bytes = u16::from_le_bytes([byte(identified, at), byte(identified, at + 1)]);
-    if metadata_bytes != 0 || byte(identified, DPS) != 0 {
+    let in_use = identified.format();
+    let metadata_bytes = in_use.ms.get();
+    if metadata_bytes != 0 || identified.dps != 0 {
         return Err(format!("its blocks carry {metadata_bytes} bytes of metadata"));
     }
-    let block_shift = u32::from(byte(identified, at + 2));
+    let block_shift = u32::from(in_use.lbads);
     if block_shift >= u32::BITS || 1 << block_shift != namespace.block_size {
         let text = "its format is not the one that the kernel knows: rescan it (nvme ns-rescan)";
         return Err(text.to_owned());
@@ -93,23 +89,22 @@ fn format(
     let segments = queue("max_segments").map_or(1, |count| count.saturating_sub(1).max(1));
     let limit = limit.min(segments.saturating_mul(PAGE_BYTES));
     let whole_blocks = |bytes: u64| {
-        let bytes = bytes.min(MAX_COMMAND_BLOCKS << block_shift).min(1 << 31);
+        let bytes = bytes.min(u64::from(BlockRange::MAX_BLOCKS) << block_shift).min(1 << 31);
         u32::try_from(bytes >> block_shift << block_shift).unwrap_or(0)
     };
     let max_transfer_bytes = whole_blocks(limit);
     if max_transfer_bytes == 0 {
         return Err(format!("the kernel does not say what a command may move ({limit} bytes)"));
     }
-    let commands = byte(controller, ONCS);
+    let commands = controller.oncs.get();
     let zeroes = queue("write_zeroes_max_bytes").unwrap_or(0);
-    let dlfeat = byte(identified, DLFEAT);
     Ok(NvmeFormat {
         nsid: namespace.nsid,
         block_shift,
         max_transfer_bytes,
-        max_zeroes_bytes: if commands & WRITE_ZEROES == 0 { 0 } else { whole_blocks(zeroes) },
-        zeroes_deallocate: dlfeat & 0xf == ZEROES_DEALLOCATE,
-        dataset_management: commands & DATASET_MANAGEMENT != 0,
+        max_zeroes_bytes: if commands & ONCS_WRITE_ZEROES == 0 { 0 } else { whole_blocks(zeroes) },
+        zeroes_deallocate: identified.dlfeat & 0xf == ZEROES_DEALLOCATE,
+        dataset_management: commands & ONCS_DATASET_MANAGEMENT != 0,
     })
 }
 
@@ -140,12 +135,10 @@ mod tests {
                 ("write_zeroes_max_bytes", "8192"),
             ],
         );
-        let mut controller = vec![0; 4096];
-        controller[ONCS] = DATASET_MANAGEMENT | WRITE_ZEROES;
-        let mut identified = vec![0; 4096];
-        identified[FLBAS] = 2;
-        identified[DLFEAT] = 0b1001;
-        identified[LBAF + 10] = 12;
+        let controller = IdentifyController { oncs: 0b1100.into(), ..Default::default() };
+        let mut identified =
+            IdentifyNamespace { flbas: 2, dlfeat: 0b1001, ..IdentifyNamespace::default() };
+        identified.lbaf[2].lbads = 12;
         let namespace = DriveNamespace {
             nsid: 3,
             block: Some("nvme0n3".into()),
@@ -156,9 +149,10 @@ mod tests {
             read_only: false,
             instance: 1,
         };
-        let read = |identified: &[u8], controller: &[u8], root: &Path| {
-            format(controller, identified, &namespace, root)
-        };
+        let read =
+            |identified: &IdentifyNamespace, controller: &IdentifyController, root: &Path| {
+                format(controller, identified, &namespace, root)
+            };
         let expected = NvmeFormat {
             nsid: 3,
             block_shift: 12,
@@ -169,18 +163,18 @@ mod tests {
         };
         assert_eq!(read(&identified, &controller, root.path()), Ok(expected));
         // Without the commands nothing is zeroed or released by them.
-        let without = read(&identified, &[0; 4096], root.path()).unwrap();
+        let without = read(&identified, &IdentifyController::default(), root.path()).unwrap();
         assert_eq!((without.max_zeroes_bytes, without.dataset_management), (0, false));
-        identified[DLFEAT] = 1;
+        identified.dlfeat = 1;
         assert!(!read(&identified, &controller, root.path()).unwrap().zeroes_deallocate);
 
-        identified[LBAF + 8] = 8;
+        identified.lbaf[2].ms = 8.into();
         let error = read(&identified, &controller, root.path()).unwrap_err();
         assert!(error.contains("8 bytes of metadata"), "{error}");
-        identified[LBAF + 8] = 0;
-        identified[LBAF + 10] = 9;
+        identified.lbaf[2].ms = 0.into();
+        identified.lbaf[2].lbads = 9;
         assert!(read(&identified, &controller, root.path()).unwrap_err().contains("ns-rescan"));
-        identified[LBAF + 10] = 12;
+        identified.lbaf[2].lbads = 12;
         let nothing = tempfile::tempdir().unwrap();
         assert!(read(&identified, &controller, nothing.path()).unwrap_err().contains("(0 bytes)"));
     }

@@ -6,7 +6,6 @@
 
 pub mod backoff;
 pub mod bring_up;
-pub mod command;
 pub mod discovery;
 pub mod info;
 pub mod keep_alive;
@@ -15,6 +14,7 @@ pub mod table;
 
 use crate::nvme::Sqe;
 
+pub use crate::nvme::command;
 pub use backoff::{Backoff, BackoffConfig};
 pub use bring_up::{BringUp, BringUpConfig, BringUpError, BroughtUp};
 pub use command::BlockRange;

@@ -1,9 +1,17 @@
-//! Submission queue entry and the SGL descriptor in it (Base 2.0, figures 86 and 91).
+//! Submission queue entry and its SGL descriptor (Base 2.0, figures 86 and 91); entries of the commands.
+
+mod encode;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::id::{CommandId, NamespaceId};
+
+pub use encode::{
+    BlockRange, DEALLOCATE_RANGE_LEN, MAX_DEALLOCATE_RANGES, async_event_request, compare,
+    deallocate, deallocate_range, direction, flush, get_features, get_log_page, identify,
+    keep_alive, read, set_features, write, write_zeroes,
+};
 
 /// Submission queue entry, 64 bytes. Command-specific words are read by the command's own type.
 #[derive(

@@ -3,6 +3,9 @@
 
 use std::io;
 
+use raceline_proto::nvme::command::{self, BlockRange, DEALLOCATE_RANGE_LEN};
+use raceline_proto::nvme::{NamespaceId, PassthroughCommand, Sqe};
+
 /// What a ring has to know of such a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmeFormat {
@@ -28,119 +31,61 @@ pub fn check_ring() -> io::Result<()> {
     crate::uring::nvme::check()
 }
 
-/// Opcodes of the NVM command set.
-const FLUSH: u8 = 0x00;
-const WRITE: u8 = 0x01;
-const READ: u8 = 0x02;
-const WRITE_ZEROES: u8 = 0x08;
-const DATASET_MANAGEMENT: u8 = 0x09;
-
-/// CDW12 of Write: on stable media before it completes.
-const FORCE_UNIT_ACCESS: u32 = 1 << 30;
-/// CDW12 of Write Zeroes (DEAC): the blocks may be deallocated.
-const DEALLOCATE: u32 = 1 << 25;
-/// CDW11 of Dataset Management: attribute AD, deallocate.
-const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
-/// NLB of Write Zeroes has 16 bits, 0's based.
-pub(crate) const MAX_ZEROES_BLOCKS: u32 = 1 << 16;
-
-/// What the kernel takes for NVME_URING_CMD_IO: a command without what it fills in itself.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Command {
-    opcode: u8,
-    flags: u8,
-    reserved: u16,
-    nsid: u32,
-    cdw2: u32,
-    cdw3: u32,
-    metadata: u64,
-    address: u64,
-    metadata_len: u32,
-    data_len: u32,
-    cdw10: u32,
-    cdw11: u32,
-    cdw12: u32,
-    cdw13: u32,
-    cdw14: u32,
-    cdw15: u32,
-    timeout_ms: u32,
-    reserved2: u32,
-}
-
-const _: () = assert!(size_of::<Command>() == COMMAND_BYTES);
-
-impl Command {
-    /// The same with its data at this address.
-    pub(crate) fn with_data<T>(self, data: *const T) -> Self {
-        Self { address: data.expose_provenance() as u64, ..self }
-    }
-}
-
-/// Bytes of a command.
-pub(crate) const COMMAND_BYTES: usize = 72;
-
 /// `_IOWR('N', 0x80, struct nvme_uring_cmd)`.
-pub(crate) const NVME_URING_CMD_IO: u32 = 3 << 30 | 72 << 16 | 0x4e << 8 | 0x80;
+pub(crate) const NVME_URING_CMD_IO: u32 = 3 << 30 | COMMAND_BYTES << 16 | 0x4e << 8 | 0x80;
 
-/// One range of Dataset Management, as the controller reads it.
-#[repr(C)]
+/// Bytes of a command, as a request's number contains them.
+const COMMAND_BYTES: u32 = 72;
+const _: () = assert!(PassthroughCommand::LEN == COMMAND_BYTES as usize);
+
+/// The data of a Dataset Management command: one range, at an address that no drive minds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Range {
-    attributes: u32,
-    block_count: u32,
-    slba: u64,
+#[repr(align(8))]
+pub(crate) struct Range([u8; DEALLOCATE_RANGE_LEN]);
+
+impl Range {
+    /// Its bytes.
+    pub(crate) const LEN: u32 = 16;
 }
 
+const _: () = assert!(size_of::<Range>() == Range::LEN as usize);
+
+/// Commands by bytes; where their data are is still to be said.
 impl NvmeFormat {
     /// A flush.
-    pub(crate) fn flush(self) -> Command {
-        Command { opcode: FLUSH, nsid: self.nsid, ..Command::default() }
+    pub(crate) fn flush(self) -> Sqe {
+        command::flush(self.nsid())
     }
 
-    /// A read of `len` bytes at `offset`; where to is still to be said.
-    pub(crate) fn read(self, offset: u64, len: u32) -> io::Result<Command> {
-        let cdw12 = self.count(len)?;
-        Ok(Command { opcode: READ, cdw12, data_len: len, ..self.at(offset)? })
+    /// A read of `len` bytes at `offset`.
+    pub(crate) fn read(self, offset: u64, len: u32) -> io::Result<Sqe> {
+        Ok(command::read(self.nsid(), self.range(offset, len)?))
     }
 
-    /// A write of `len` bytes at `offset`; where from is still to be said.
-    pub(crate) fn write(self, offset: u64, len: u32, durable: bool) -> io::Result<Command> {
-        let cdw12 = self.count(len)? | if durable { FORCE_UNIT_ACCESS } else { 0 };
-        Ok(Command { opcode: WRITE, cdw12, data_len: len, ..self.at(offset)? })
+    /// A write of `len` bytes at `offset`; if `durable`, on stable media before it completes.
+    pub(crate) fn write(self, offset: u64, len: u32, durable: bool) -> io::Result<Sqe> {
+        Ok(command::write(self.nsid(), self.range(offset, len)?, durable))
     }
 
     /// Zeroes in `len` bytes at `offset`. To `deallocate` them is refused where what is
     /// deallocated may read something else.
-    pub(crate) fn write_zeroes(
-        self,
-        offset: u64,
-        len: u32,
-        deallocate: bool,
-    ) -> io::Result<Command> {
+    pub(crate) fn write_zeroes(self, offset: u64, len: u32, deallocate: bool) -> io::Result<Sqe> {
         if self.max_zeroes_bytes == 0 || deallocate && !self.zeroes_deallocate {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
-        let cdw12 = self.count(len)? | if deallocate { DEALLOCATE } else { 0 };
-        Ok(Command { opcode: WRITE_ZEROES, cdw12, ..self.at(offset)? })
+        Ok(command::write_zeroes(self.nsid(), self.range(offset, len)?, deallocate, false))
     }
 
     /// Dataset Management that deallocates one range, and the range, which is its data.
-    pub(crate) fn deallocate(self, offset: u64, len: u64) -> io::Result<(Command, Range)> {
+    pub(crate) fn deallocate(self, offset: u64, len: u64) -> io::Result<(Sqe, Range)> {
         if !self.dataset_management {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
         let slba = self.blocks(offset)?;
         let block_count = u32::try_from(self.blocks(len)?).map_err(|_| unaligned())?;
-        let command = Command {
-            opcode: DATASET_MANAGEMENT,
-            nsid: self.nsid,
-            // CDW10: number of ranges, 0's based.
-            cdw11: ATTRIBUTE_DEALLOCATE,
-            data_len: 16,
-            ..Command::default()
-        };
-        Ok((command, Range { attributes: 0, block_count, slba }))
+        // The number of ranges is 0's based.
+        let sqe = command::deallocate(self.nsid(), 0);
+        Ok((sqe, Range(command::deallocate_range(slba, block_count))))
     }
 
     /// How much of `len` bytes one command may move.
@@ -150,22 +95,18 @@ impl NvmeFormat {
 
     /// How much of `len` bytes one Write Zeroes may zero.
     pub(crate) fn zeroes_piece(self, len: u64) -> u32 {
-        let most = self.max_zeroes_bytes.min(MAX_ZEROES_BLOCKS << self.block_shift.min(15));
+        let most = self.max_zeroes_bytes.min(BlockRange::MAX_BLOCKS << self.block_shift.min(15));
         u32::try_from(len).unwrap_or(u32::MAX).min(most)
     }
 
-    fn at(self, offset: u64) -> io::Result<Command> {
-        let slba = self.blocks(offset)?;
-        let [low, high] = [slba, slba >> 32].map(|half| half & u64::from(u32::MAX));
-        let half = |half: u64| u32::try_from(half).map_err(|_| unaligned());
-        Ok(Command { nsid: self.nsid, cdw10: half(low)?, cdw11: half(high)?, ..Command::default() })
+    fn nsid(self) -> NamespaceId {
+        NamespaceId(self.nsid)
     }
 
-    /// NLB, 0's based.
-    fn count(self, len: u32) -> io::Result<u32> {
-        let blocks = self.blocks(len.into())?;
-        let count = blocks.checked_sub(1).and_then(|count| u16::try_from(count).ok());
-        count.map(u32::from).ok_or_else(unaligned)
+    /// The blocks of `len` bytes at `offset`, if one command can name them.
+    fn range(self, offset: u64, len: u32) -> io::Result<BlockRange> {
+        let block_count = u32::try_from(self.blocks(len.into())?).map_err(|_| unaligned())?;
+        BlockRange::new(self.blocks(offset)?, block_count).ok_or_else(unaligned)
     }
 
     fn blocks(self, bytes: u64) -> io::Result<u64> {
@@ -225,24 +166,27 @@ mod tests {
 
     #[test]
     fn commands_name_their_blocks() {
-        let read = FORMAT.read(5 << 44, 8192).unwrap();
-        assert_eq!((read.opcode, read.nsid, read.data_len), (0x02, 7, 8192));
+        let blocks = |sqe: Sqe| (sqe.opc, sqe.nsid.get(), BlockRange::of(&sqe));
+        let range = |slba, count| BlockRange::new(slba, count).unwrap();
         // 5 * 2^44 bytes are block 5 * 2^32.
-        assert_eq!((read.cdw10, read.cdw11, read.cdw12), (0, 5, 1));
+        assert_eq!(blocks(FORMAT.read(5 << 44, 8192).unwrap()), (0x02, 7, range(5 << 32, 2)));
         let write = FORMAT.write(4096, 4096, true).unwrap();
-        assert_eq!((write.opcode, write.cdw10, write.cdw12), (0x01, 1, 1 << 30));
-        assert_eq!(FORMAT.write(4096, 4096, false).unwrap().cdw12, 0);
+        assert_eq!(blocks(write), (0x01, 7, range(1, 1)));
+        assert_eq!(write.cdw12.get(), 1 << 30);
+        assert_eq!(FORMAT.write(4096, 4096, false).unwrap().cdw12.get(), 0);
         let zeroes = FORMAT.write_zeroes(0, 65536 << 12, true).unwrap();
-        assert_eq!((zeroes.opcode, zeroes.cdw12, zeroes.data_len), (0x08, 1 << 25 | 0xffff, 0));
-        let (command, range) = FORMAT.deallocate(8192, 1 << 30).unwrap();
-        assert_eq!((command.opcode, command.cdw10, command.cdw11), (0x09, 0, 4));
-        assert_eq!(range, Range { attributes: 0, block_count: 1 << 18, slba: 2 });
-        assert_eq!((FORMAT.flush().opcode, FORMAT.flush().nsid), (0x00, 7));
+        assert_eq!((zeroes.opc, zeroes.cdw12.get()), (0x08, 1 << 25 | 0xffff));
+        let (command, data) = FORMAT.deallocate(8192, 1 << 30).unwrap();
+        assert_eq!((command.opc, command.nsid.get()), (0x09, 7));
+        assert_eq!((command.cdw10.get(), command.cdw11.get(), command.cdw12.get()), (0, 4, 0));
+        // Attributes, the number of blocks, the first block.
+        assert_eq!(data.0, [0, 0, 0, 0, 0, 0, 4, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!((FORMAT.flush().opc, FORMAT.flush().nsid.get()), (0x00, 7));
     }
 
     #[test]
     fn what_a_command_cannot_say_is_refused() {
-        let errno = |result: io::Result<Command>| result.unwrap_err().raw_os_error();
+        let errno = |result: io::Result<Sqe>| result.unwrap_err().raw_os_error();
         for wrong in [FORMAT.read(1, 4096), FORMAT.read(0, 512), FORMAT.write(0, 0, false)] {
             assert_eq!(errno(wrong), Some(libc::EINVAL));
         }

@@ -10,10 +10,12 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use io_uring::register::Restriction;
 use io_uring::types::Fd;
 use io_uring::{IoUring, cqueue, opcode, squeue};
+use raceline_proto::nvme::PassthroughCommand;
+use zerocopy::IntoBytes as _;
 
 use super::{NVME_DATA, POLL_IN, UringIo};
 use crate::io::Completion;
-use crate::io::nvme::{self, COMMAND_BYTES, Command, NVME_URING_CMD_IO};
+use crate::io::nvme::{self, NVME_URING_CMD_IO};
 
 /// Commands between two polls that need no extra system call; more wait in a backlog.
 const ENTRIES: u32 = 256;
@@ -49,7 +51,12 @@ impl NvmeRing {
 
     /// Queues a command, or the reason why there is none. What the command points at is the
     /// operation's, whose slot stays where it is until the completion.
-    pub(super) fn push(&mut self, user_data: u64, fd: RawFd, command: io::Result<Command>) {
+    pub(super) fn push(
+        &mut self,
+        user_data: u64,
+        fd: RawFd,
+        command: io::Result<PassthroughCommand>,
+    ) {
         match command {
             Err(error) => self.refused.push_back((user_data, error)),
             Ok(command) => {
@@ -146,10 +153,8 @@ pub(crate) fn check() -> io::Result<()> {
     NvmeRing::new().map(drop)
 }
 
-fn entry(fd: RawFd, command: &Command) -> squeue::Entry128 {
+fn entry(fd: RawFd, command: &PassthroughCommand) -> squeue::Entry128 {
     let mut room = [0; ENTRY_ROOM];
-    // SAFETY: a command is plain integers without padding, of the size that its module asserts.
-    let bytes = unsafe { &*std::ptr::from_ref(command).cast::<[u8; COMMAND_BYTES]>() };
-    room[..COMMAND_BYTES].copy_from_slice(bytes);
+    room[..PassthroughCommand::LEN].copy_from_slice(command.as_bytes());
     opcode::UringCmd80::new(Fd(fd), NVME_URING_CMD_IO).cmd(room).build()
 }

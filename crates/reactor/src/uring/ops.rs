@@ -6,11 +6,12 @@ use std::os::fd::OwnedFd;
 use io_uring::register::Restriction;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
+use raceline_proto::nvme::{PassthroughCommand, Sqe};
 use socket2::SockAddr;
 
 use super::FILE_IO_MAX;
 use super::fixed::{FIXED_INDEX, FixedMemory};
-use crate::io::nvme::{self, Command, NvmeFormat};
+use crate::io::nvme::{self, NvmeFormat};
 use crate::io::{AllocateMode, RecvBuffers, Token};
 use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
@@ -175,27 +176,28 @@ impl OpSlot {
 
     /// The NVMe command for the next piece of what is left to do. It points into the slot and the
     /// memory it owns.
-    pub(super) fn prepare_nvme(&mut self, format: NvmeFormat) -> io::Result<Command> {
+    pub(super) fn prepare_nvme(&mut self, format: NvmeFormat) -> io::Result<PassthroughCommand> {
         let piece = self.nvme_piece(format);
         let data_len = u32::try_from(piece).unwrap_or(u32::MAX);
         match self.kind.as_mut().expect("the slot is in use") {
             Kind::Read { buf, offset, progress, .. } => {
-                let command = format.read(*offset + *progress as u64, data_len)?;
-                Ok(command.with_data(buf[*progress..].as_mut_ptr()))
+                let sqe = format.read(*offset + *progress as u64, data_len)?;
+                Ok(with_data(&sqe, buf[*progress..].as_mut_ptr(), data_len))
             }
             Kind::Write { buf, offset, durable, progress, .. } => {
-                let command = format.write(*offset + *progress as u64, data_len, *durable)?;
-                Ok(command.with_data(buf[*progress..].as_ptr()))
+                let sqe = format.write(*offset + *progress as u64, data_len, *durable)?;
+                Ok(with_data(&sqe, buf[*progress..].as_ptr(), data_len))
             }
-            Kind::Sync { .. } => Ok(format.flush()),
+            Kind::Sync { .. } => Ok(PassthroughCommand::new(&format.flush())),
             Kind::Allocate { mode: AllocateMode::Release, offset, progress, .. } => {
-                let (command, range) = format.deallocate(*offset + *progress, piece as u64)?;
+                let (sqe, range) = format.deallocate(*offset + *progress, piece as u64)?;
                 self.range = range;
-                Ok(command.with_data(&raw const self.range))
+                Ok(with_data(&sqe, &raw const self.range, nvme::Range::LEN))
             }
             Kind::Allocate { mode, offset, progress, .. } => {
                 let deallocate = *mode == AllocateMode::PunchHole;
-                format.write_zeroes(*offset + *progress, data_len, deallocate)
+                let sqe = format.write_zeroes(*offset + *progress, data_len, deallocate)?;
+                Ok(PassthroughCommand::new(&sqe))
             }
             Kind::Accept { .. } | Kind::Connect { .. } | Kind::Recv { .. } | Kind::Send { .. } => {
                 unreachable!("an operation on a socket")
@@ -284,6 +286,11 @@ impl OpSlab {
 fn parts(user_data: u64) -> Option<(u32, usize)> {
     let generation = u32::try_from(user_data >> 32).ok()?;
     Some((generation, usize::try_from(user_data % (1 << 32)).ok()?))
+}
+
+/// The command of an entry with its data here.
+fn with_data<T>(sqe: &Sqe, data: *const T, len: u32) -> PassthroughCommand {
+    PassthroughCommand::new(sqe).with_data(data.expose_provenance() as u64, len)
 }
 
 fn io_len(len: usize, max: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! Submission queue entries as a host makes them; CID, PSDT and SGL are the queue's business.
+//! Submission queue entries of the commands; CID, PSDT and SGL are left to who sends them.
 
 use crate::nvme::opcode::{admin, fabrics, io};
 use crate::nvme::{Direction, NamespaceId, Sqe, rw};
