@@ -12,7 +12,9 @@ use crate::nvme::{Cqe, Sqe};
 use super::error::Fes;
 
 /// Length of a header or data digest.
-pub const DIGEST_LEN: u32 = 4;
+pub const DIGEST_LEN: usize = DIGEST_PLEN as usize;
+/// What a digest adds to PLEN.
+pub(super) const DIGEST_PLEN: u32 = 4;
 /// Greatest PDO: the greatest alignment, (31 + 1) dwords.
 pub const MAX_PDO: u8 = 128;
 /// Greatest HPDA and CPDA.

@@ -10,8 +10,8 @@ use zerocopy::FromBytes;
 
 use super::error::{FatalError, Violation};
 use super::pdu::{
-    self, C2hDataPdu, CommonHeader, DIGEST_LEN, H2cDataPdu, MAX_PDO, MAX_TERM_LEN, PduType,
-    TermReqPdu, alignment, flags,
+    self, C2hDataPdu, CommonHeader, DIGEST_LEN, DIGEST_PLEN, H2cDataPdu, MAX_PDO, MAX_TERM_LEN,
+    PduType, TermReqPdu, alignment, flags,
 };
 use super::{Fes, TermReq};
 
@@ -77,7 +77,7 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 enum DataDigest {
     Absent,
-    Held { bytes: [u8; DIGEST_LEN as usize], len: usize },
+    Held { bytes: [u8; DIGEST_LEN], len: usize },
 }
 
 /// Framing state of one direction of a connection.
@@ -226,7 +226,7 @@ impl Receiver {
                 data_done: 0,
                 data_len: shape.data_len,
                 digest: if shape.data_digest {
-                    DataDigest::Held { bytes: [0; DIGEST_LEN as usize], len: 0 }
+                    DataDigest::Held { bytes: [0; DIGEST_LEN], len: 0 }
                 } else {
                     DataDigest::Absent
                 },
@@ -386,7 +386,7 @@ impl Receiver {
         if self.header_digest != (common.flags & flags::HDGSTF != 0) {
             return Err(Violation::HdgstfInvalid);
         }
-        let digest_len = if self.header_digest { DIGEST_LEN } else { 0 };
+        let digest_len = if self.header_digest { DIGEST_PLEN } else { 0 };
         let header_len = u32::from(common.hlen) + digest_len;
         let plen = common.plen.get();
         let has_data = match bare.pdu_type {
@@ -394,7 +394,7 @@ impl Receiver {
             PduType::CapsuleCmd => plen > header_len,
             _ => false,
         };
-        let held_len = bare.held_len + if self.header_digest { DIGEST_LEN as usize } else { 0 };
+        let held_len = bare.held_len + if self.header_digest { DIGEST_LEN } else { 0 };
         let shape = Shape { held_len, header_digest: self.header_digest, ..bare };
         if !has_data {
             // PDO and DDGSTF are reserved without data.
@@ -407,7 +407,7 @@ impl Receiver {
         if pdo < header_len || common.pdo > MAX_PDO || !pdo.is_multiple_of(self.alignment) {
             return Err(Violation::PdoInvalid);
         }
-        let trailer_len = if self.data_digest { DIGEST_LEN } else { 0 };
+        let trailer_len = if self.data_digest { DIGEST_PLEN } else { 0 };
         let data_len = plen.checked_sub(pdo + trailer_len).ok_or(Violation::PlenInvalid)?;
         if data_len == 0 && bare.pdu_type == PduType::CapsuleCmd {
             return Err(Violation::PlenInvalid); // only padding; a data PDU has DATAL to blame

@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
 use super::error::FatalError;
-use super::pdu::{self, CommonHeader, DIGEST_LEN, PduType, TermReqPdu, alignment, flags};
+use super::pdu::{self, CommonHeader, DIGEST_PLEN, PduType, TermReqPdu, alignment, flags};
 
 /// How the PDUs that one end sends are framed.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl Framing {
 
     /// Bytes of a header with its digest.
     const fn header_len(self, pdu_type: PduType) -> u32 {
-        pdu_type.hlen() as u32 + if self.header_digest { DIGEST_LEN } else { 0 }
+        pdu_type.hlen() as u32 + if self.header_digest { DIGEST_PLEN } else { 0 }
     }
 
     /// Where the data of a PDU begin, of those that may carry any.
@@ -53,7 +53,7 @@ impl Framing {
 
     #[inline]
     fn data_digest_len(self) -> u32 {
-        if self.data_digest { DIGEST_LEN } else { 0 }
+        if self.data_digest { DIGEST_PLEN } else { 0 }
     }
 
     /// The common header of a PDU that may have a digest, with `data_len` bytes of data.
