@@ -7,14 +7,12 @@ use std::ops::Range;
 
 use raceline_accel::{AccelError, OpCode, Output, Part};
 use raceline_proto::nvme::{Cqe, Fuse, Status};
+pub(crate) use raceline_proto::tcp::DIGEST_LEN;
 use raceline_reactor::{Accelerated, Context, IoBuf, Payload, Token, Work, WorkDone};
 
 use crate::connection::{Connection, Role, Stage};
 use crate::core::Core;
 use crate::slots::{Phase, Slot};
-
-/// Bytes of a data digest.
-pub(crate) const DIGEST_LEN: usize = 4;
 
 /// What an engine's digest of a command's data is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use raceline_proto::nvme::opcode::fabrics;
 use raceline_proto::nvme::{CommandId, Direction};
-use raceline_proto::tcp::{HostQueue, R2tGrant};
+use raceline_proto::tcp::{DIGEST_LEN, HostQueue, R2tGrant};
 use raceline_reactor::flow::{Regime, policy};
 use raceline_reactor::{Accelerator, Context, SendBatch, SharedBuf};
 
@@ -11,9 +11,6 @@ use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
 use crate::gather::Decision;
-
-/// Bytes of a digest.
-const DIGEST_LEN: usize = 4;
 
 /// An R2T and how much of it has been answered.
 #[derive(Clone, Copy, Debug)]
