@@ -73,7 +73,8 @@ impl<T> Slab<T> {
     }
 }
 
-fn index(id: u32) -> usize {
+/// The place that an id names, whichever use of it.
+pub(crate) fn index(id: u32) -> usize {
     (id % (1 << INDEX_BITS)) as usize
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::flow::{SocketClass, Traffic};
-use crate::io::SocketId;
+use crate::io::{SocketId, slab};
 use crate::send::SendBatch;
 
 /// How long after its last small send a socket still counts as one that waits for its turn, and
@@ -18,7 +18,7 @@ const SMALL_PARTS: usize = 4;
 pub(crate) struct Neighbours {
     /// Who sent little last, and when; and who else did, before.
     small: [Option<(SocketId, Instant)>; 2],
-    /// By socket, of those that mix: when it last had more than its share to send.
+    /// By the place of a socket, of those that mix: when it last had more than its share to send.
     long_at: Vec<Option<Instant>>,
     /// Batches that left in shares.
     in_shares: u64,
@@ -68,13 +68,13 @@ impl Neighbours {
     }
 
     fn is_long(&self, socket: SocketId, now: Instant) -> bool {
-        let at = self.long_at.get(socket.0 as usize).copied().flatten();
+        let at = self.long_at.get(place(socket)).copied().flatten();
         at.is_some_and(|at| now.saturating_duration_since(at) < ACTIVE)
     }
 
     /// Grows with the number of sockets, once.
     fn note_long(&mut self, socket: SocketId, now: Instant) {
-        let index = socket.0 as usize;
+        let index = place(socket);
         if self.long_at.len() <= index {
             self.long_at.resize(index + 1, None);
         }
@@ -83,6 +83,12 @@ impl Neighbours {
             small.take_if(|(other, _)| *other == socket);
         }
     }
+}
+
+/// A small number that no other open socket of the core has. The id itself is none: it grows with
+/// each use of a place, and its topmost bit says whose the socket is.
+fn place(socket: SocketId) -> usize {
+    slab::index(socket.0) * 2 + usize::from(socket.0 > u32::MAX / 2)
 }
 
 #[cfg(test)]
@@ -176,6 +182,18 @@ mod tests {
         let later = soon + ACTIVE;
         assert!(!mixed_in_shares(&mut plan, other, later, 72));
         assert!(mixed_in_shares(&mut plan, LONG, later, 8 * SHARE));
+    }
+
+    #[test]
+    fn what_is_kept_grows_with_sockets_and_not_with_their_ids() {
+        let mut plan = Neighbours::default();
+        let now = Instant::now();
+        for id in [3, 3 | 7 << 20, 3 | 1 << 31, u32::MAX] {
+            mixed_in_shares(&mut plan, SocketId(id), now, 8 * SHARE);
+            assert!(plan.is_long(SocketId(id), now), "{id:x}");
+        }
+        assert!(!plan.is_long(SocketId(2), now));
+        assert!(plan.long_at.len() <= 2 << 20, "{} places", plan.long_at.len());
     }
 
     #[test]
