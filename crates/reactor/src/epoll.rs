@@ -19,10 +19,12 @@ use socket2::SockRef;
 use crate::accel::accelerator::Accelerator;
 use crate::flow::{Flight, SocketClass};
 use crate::io::file_op::FileOp;
+use crate::io::provided::Provided;
 use crate::io::slab::Slab;
 use crate::io::socket::{
-    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
+    self, ACCEPT_PAUSE, Inner, Socket, accept_outcome, is_transient_accept_error, not_usable,
 };
+use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::transfer::{receive, transmit};
 use crate::io::{
@@ -35,6 +37,7 @@ use crate::thread::stats::IoCounts;
 use crate::thread::waker::Waker;
 
 mod files;
+mod provided;
 mod sleeper;
 
 use files::FileWorkers;
@@ -60,6 +63,7 @@ const SOCKET: u64 = 0;
 const LISTENER: u64 = 1;
 const CONNECT: u64 = 2;
 const WAKER: u64 = 3;
+const PROVIDED: u64 = 4;
 
 const READABLE: u32 = libc::EPOLLIN.cast_unsigned();
 const WRITABLE: u32 = libc::EPOLLOUT.cast_unsigned();
@@ -78,6 +82,8 @@ pub struct EpollIo {
     attempts: Vec<u32>,
     /// Sockets whose batch goes on with the next poll.
     unfinished: Vec<u32>,
+    /// Streams and listeners of providers; sockets above are the kernel's.
+    provided: Provided,
     listeners: Slab<ListenerSlot>,
     connects: Slab<ConnectSlot>,
     files: Slab<Arc<File>>,
@@ -148,6 +154,7 @@ impl EpollIo {
             sockets: Slab::new(),
             attempts: Vec::new(),
             unfinished: Vec::new(),
+            provided: Provided::default(),
             listeners: Slab::new(),
             connects: Slab::new(),
             files: Slab::new(),
@@ -202,7 +209,10 @@ impl EpollIo {
                 (slot.readable && slot.recv.is_some()) || (slot.writable && slot.send.is_some())
             })
         };
-        !self.ready.is_empty() || self.attempts.iter().any(can_go_on) || self.accelerator.is_busy()
+        !self.ready.is_empty()
+            || self.attempts.iter().any(can_go_on)
+            || self.provided.trying() > 0
+            || self.accelerator.is_busy()
     }
 
     /// When the next timer is due, until which a thread may sleep.
@@ -256,7 +266,7 @@ impl EpollIo {
 
     /// Tries all receives, and tells whether events have to be asked for none the less.
     fn try_sockets(&mut self, done: &mut Vec<Completion>) -> bool {
-        if !self.eager || self.sockets.live() > EAGER_SOCKETS {
+        if !self.eager || self.sockets.live() + self.provided.live() > EAGER_SOCKETS {
             return true;
         }
         let mut sending = false;
@@ -266,6 +276,10 @@ impl EpollIo {
                 slot.try_recv(&mut self.counts, done);
             }
             sending |= slot.send.is_some();
+        }
+        if self.provided.is_used() {
+            self.provided.wake_all();
+            self.try_provided(done);
         }
         self.polls_without_events += 1;
         sending || self.connects.live() > 0 || self.polls_without_events > EAGER_POLLS
@@ -342,6 +356,7 @@ impl EpollIo {
                         self.attempt(id);
                     }
                 }
+                PROVIDED => self.provided.wake(id),
                 LISTENER => self.accept(id, done),
                 CONNECT => self.finish_connect(id, done),
                 _ => {
@@ -549,7 +564,21 @@ impl Io for EpollIo {
     }
 
     fn close_listener(&mut self, listener: ListenerId) {
-        self.listeners.remove(listener.0);
+        if self.listeners.remove(listener.0).is_none() {
+            self.close_provided_listener(listener);
+        }
+    }
+
+    fn listen_provided(
+        &mut self,
+        listener: Box<dyn StreamListener>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        self.add_provided_listener(listener, token)
+    }
+
+    fn peer_identity(&self, socket: SocketId) -> Option<&str> {
+        self.provided.peer_identity(socket)
     }
 
     fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token) {
@@ -559,7 +588,11 @@ impl Io for EpollIo {
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
-        let fd = socket.into_fd()?;
+        let fd = match socket.into_inner() {
+            Inner::Os(fd) => fd,
+            Inner::Provided(stream) => return self.adopt_stream(stream),
+            Inner::Simulated(_) => return Err(io::ErrorKind::Unsupported.into()),
+        };
         let raw = fd.as_raw_fd();
         let slot = SocketSlot {
             fd,
@@ -585,6 +618,8 @@ impl Io for EpollIo {
     fn declare(&mut self, socket: SocketId, class: SocketClass) {
         if let Some(slot) = self.sockets.get_mut(socket.0) {
             slot.class = class;
+        } else {
+            self.provided.declare(socket, class);
         }
     }
 
@@ -601,13 +636,16 @@ impl Io for EpollIo {
                 slot.recv = Some((token, buffers));
                 self.attempt(socket.0);
             }
-            _ => self.finish(token, Outcome::Received(Err(not_usable()), buffers)),
+            _ => self.recv_provided(socket, buffers, token),
         }
     }
 
     fn unread(&mut self, socket: SocketId) -> usize {
         self.counts.system_calls += 1;
-        self.sockets.get(socket.0).map_or(0, |slot| socket::unread(&slot.fd))
+        match self.sockets.get(socket.0) {
+            Some(slot) => socket::unread(&slot.fd),
+            None => self.provided.unread(socket),
+        }
     }
 
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
@@ -624,12 +662,14 @@ impl Io for EpollIo {
                     self.attempt(socket.0);
                 }
             }
-            _ => self.finish(token, Outcome::Sent(Err(not_usable()), batch)),
+            _ => self.send_provided(socket, batch, token),
         }
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {
-        let Some(slot) = self.sockets.remove(socket.0) else { return };
+        let Some(slot) = self.sockets.remove(socket.0) else {
+            return self.close_provided(socket, reset);
+        };
         let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED);
         if let Some((token, buffers)) = slot.recv {
             self.finish(token, Outcome::Received(Err(cancelled()), buffers));
@@ -687,10 +727,15 @@ impl Io for EpollIo {
         loop {
             self.attempt_unfinished();
             self.run_attempts(done);
+            if self.provided.is_used() {
+                self.try_provided(done);
+            }
             done.extend(self.ready.drain(..));
             let ask = self.try_sockets(done);
             let idle = wait == Wait::Yes && done.len() == before && self.unfinished.is_empty();
-            if idle && self.waker.start_wait() {
+            // What is to be tried again without news does not let it sleep.
+            let sleeps = idle && self.provided.trying() == 0;
+            if sleeps && self.waker.start_wait() {
                 let timeout = self.timeout();
                 let fetched = self.fetch_events(timeout);
                 self.waker.end_wait();
@@ -705,6 +750,9 @@ impl Io for EpollIo {
             }
             self.handle_events(done);
             self.run_attempts(done);
+            if self.provided.is_used() {
+                self.try_provided(done);
+            }
             if let Some(workers) = &mut self.workers {
                 workers.collect(done);
             }

@@ -7,12 +7,15 @@
 pub(crate) mod arrival;
 pub(crate) mod file_op;
 pub mod nvme;
+pub(crate) mod provided;
 pub(crate) mod slab;
 pub mod socket;
 pub(crate) mod socket_option;
 pub(crate) mod staging;
+pub mod stream;
 pub(crate) mod timer;
 pub(crate) mod transfer;
+pub(crate) mod transport;
 
 use std::fs::File;
 use std::io;
@@ -24,6 +27,7 @@ use crate::accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, Work
 use crate::flow::{Flight, SocketClass};
 use crate::io::nvme::NvmeFormat;
 use crate::io::socket::Socket;
+use crate::io::stream::StreamListener;
 use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
 use crate::sim::Random;
@@ -93,11 +97,26 @@ impl RecvBuffers {
         std::mem::replace(&mut self.staging, staging)
     }
 
-    /// Puts bytes where a receive would; gives how many fit.
-    pub(crate) fn copy_in(&mut self, bytes: &[u8]) -> usize {
-        let mut rest = bytes;
+    /// Where the bytes go that follow `filled` others, in stream order: the rest of the payload, and
+    /// staging. Either may be empty.
+    ///
+    /// # Panics
+    /// If there is less than `filled` in all.
+    pub fn parts(&mut self, filled: usize) -> [&mut [u8]; 2] {
         let payload = self.payload.as_mut().map(|(buf, range)| &mut buf[range.clone()]);
-        for room in payload.into_iter().chain([&mut self.staging[self.staging_range.clone()]]) {
+        let payload = payload.unwrap_or_default();
+        let staging = &mut self.staging[self.staging_range.clone()];
+        let in_payload = filled.min(payload.len());
+        [&mut payload[in_payload..], &mut staging[filled - in_payload..]]
+    }
+
+    /// Puts bytes where a receive would that has got `filled` others; gives how many fit.
+    ///
+    /// # Panics
+    /// If there is less than `filled` in all.
+    pub fn put(&mut self, filled: usize, bytes: &[u8]) -> usize {
+        let mut rest = bytes;
+        for room in self.parts(filled) {
             let (now, later) = rest.split_at(rest.len().min(room.len()));
             room[..now.len()].copy_from_slice(now);
             rest = later;
@@ -199,6 +218,19 @@ pub trait Io {
     /// Stops listening; no more completions for it arrive.
     fn close_listener(&mut self, listener: ListenerId);
 
+    /// Starts listening with a listener of a provider ([`stream`]), as [`Io::listen`] does.
+    ///
+    /// # Errors
+    /// When the listener's source cannot be waited for here.
+    fn listen_provided(
+        &mut self,
+        listener: Box<dyn StreamListener>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let _ = (listener, token);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Starts connecting, from an address of this machine if one is named; finishes as
     /// [`Outcome::Connected`]. The kernel chooses the port, and without a name the address, too.
     fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token);
@@ -208,6 +240,13 @@ pub trait Io {
     /// # Errors
     /// When the socket cannot be registered.
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId>;
+
+    /// The name by which the peer of a socket has proved who it is, once it has; `None` for a socket
+    /// without a provider that asks for such a proof.
+    fn peer_identity(&self, socket: SocketId) -> Option<&str> {
+        let _ = socket;
+        None
+    }
 
     /// Says what a socket is for, from its next operation on; before that it counts as
     /// [`SocketClass::ADMIN`].

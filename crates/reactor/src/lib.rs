@@ -6,7 +6,7 @@
 //!
 //! | folder | what it holds |
 //! |---|---|
-//! | [`io`] | the seam: operations and completions; what all back ends share: sockets, timers, file operations |
+//! | [`io`] | the seam: operations and completions; what all back ends share: sockets, timers, file operations; [`io::stream`], the seam below for bytes that another than the kernel's TCP carries |
 //! | [`flow`] | facts of machine and core, and the policy: every threshold of how bytes travel |
 //! | `uring`, `epoll`, [`sim`] | the three back ends of [`Io`] |
 //! | [`send`] | send batches, and how their bytes reach a socket |
@@ -29,6 +29,8 @@ pub use accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDon
 pub use epoll::{EpollIo, Sleeper};
 pub use io::arrival::Arrival;
 pub use io::socket::{self, Socket};
+pub use io::stream::{ByteStream, Interest, Source, StreamListener, StreamProvider};
+pub use io::transport::Transport;
 pub use io::{Completion, Io, Outcome, Token, Wait, nvme};
 pub use memory::buffer::{
     self, BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,

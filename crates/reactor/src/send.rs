@@ -90,6 +90,11 @@ impl SendBatch {
         self.call_bytes_max = share.unwrap_or(usize::MAX);
     }
 
+    /// Most bytes of one system call.
+    pub(crate) fn call_bytes_max(&self) -> usize {
+        self.call_bytes_max
+    }
+
     /// True if it leaves in shares: what one system call leaves has to wait for the next poll.
     pub(crate) fn takes_turns(&self) -> bool {
         self.call_bytes_max != usize::MAX
@@ -218,7 +223,7 @@ impl SendBatch {
     }
 
     /// Copies the next bytes to send, as many as fit and are ready, at least one if there are any;
-    /// gives their number. For back ends without system calls.
+    /// gives their number. For back ends without system calls, and for streams of providers.
     pub fn copy_unsent(&mut self, out: &mut [u8]) -> usize {
         let mut copied = 0;
         for segment in self.describe() {
@@ -232,6 +237,15 @@ impl SendBatch {
             copied += len;
         }
         copied
+    }
+
+    /// Where the next bytes to send are, in order, as many as are ready, at least one if there are any:
+    /// address and length. For streams of providers that read without a copy, until
+    /// [`crate::ByteStream::transmit`] returns. Others may change the bytes of a region meanwhile, so
+    /// who reads them twice uses [`Self::copy_unsent`].
+    pub fn unsent_parts(&mut self) -> impl Iterator<Item = (*const u8, usize)> {
+        let part = |segment: &libc::iovec| (segment.iov_base.cast_const().cast(), segment.iov_len);
+        self.describe().iter().map(part)
     }
 
     /// Notes that the next `sent` bytes are gone.
@@ -466,6 +480,8 @@ mod tests {
             let mut sent = 0;
             while !batch.is_empty() {
                 assert_eq!(gather(&mut batch), expected[sent..]);
+                let lengths = batch.unsent_parts().map(|(_, len)| len);
+                assert_eq!(lengths.sum::<usize>(), expected.len() - sent);
                 let mut copy = vec![0; 1000];
                 let copied = batch.copy_unsent(&mut copy);
                 assert_eq!(&copy[..copied], &expected[sent..]);

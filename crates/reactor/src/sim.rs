@@ -10,7 +10,7 @@
 //! Files are real files, read and written when their event is due.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,8 +23,10 @@ use raceline_accel::OpCode;
 use crate::accel::accelerator::{Accelerated, Accelerator, Work};
 use crate::flow::{Flight, Machine, SocketClass};
 use crate::io::file_op::FileOp;
-use crate::io::socket::{Socket, not_usable};
+use crate::io::provided::{Next, Provided, slot_of, socket_of};
+use crate::io::socket::{Inner, Socket, not_usable};
 use crate::io::staging::CoreStaging;
+use crate::io::stream::ByteStream;
 use crate::io::timer::TimerQueue;
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
@@ -36,8 +38,10 @@ use crate::thread::stats::IoCounts;
 use crate::thread::waker::Waker;
 
 mod network;
+mod pipe;
 mod random;
 
+pub(crate) use pipe::SimSocket;
 pub use random::Random;
 
 use network::{Listener, Network};
@@ -114,6 +118,8 @@ impl SimWorld {
             accelerator: Accelerator::default(),
             neighbours: Neighbours::default(),
             flight: Flight::new(machine),
+            provided: Provided::default(),
+            slots: BTreeMap::new(),
         }
     }
 
@@ -179,23 +185,10 @@ pub struct SimIo {
     accelerator: Accelerator,
     neighbours: Neighbours,
     flight: Flight,
-}
-
-/// One end of a simulated connection on its way between cores.
-#[derive(Debug)]
-pub(crate) struct SimSocket {
-    /// Names the end in its world, until it is adopted.
-    end: Option<u32>,
-    /// Ends that were dropped without being adopted; the world closes them.
-    dropped: Arc<Mutex<Vec<u32>>>,
-}
-
-impl Drop for SimSocket {
-    fn drop(&mut self) {
-        if let Some(end) = self.end {
-            self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(end);
-        }
-    }
+    /// Streams of providers over simulated connections.
+    provided: Provided,
+    /// Their slots, by end.
+    slots: BTreeMap<u32, u32>,
 }
 
 struct World {
@@ -214,6 +207,8 @@ struct World {
 struct Core {
     /// Completed, and not yet polled.
     done: VecDeque<Completion>,
+    /// Ends in the hands of providers for which something has come, or room.
+    news: Vec<u32>,
     files: Vec<Option<Arc<File>>>,
     staging: CoreStaging,
     /// Nobody polls any more.
@@ -225,6 +220,8 @@ enum Event {
     Deliver(u32),
     /// An end tries to receive or send.
     Progress(u32),
+    /// The core of a provider's stream looks at it.
+    News(u32),
     Connect {
         core: usize,
         token: Token,
@@ -263,6 +260,7 @@ impl World {
         match event {
             Event::Deliver(end) => self.deliver(end),
             Event::Progress(end) => self.progress(end),
+            Event::News(end) => self.tell_news(end),
             Event::Connect { core, token, address } => self.connect(core, token, address),
             Event::Reset(end) => self.break_end(end),
             Event::File { core, token, file, mut op } => {
@@ -276,7 +274,15 @@ impl World {
 
     /// Hands a completion to its core, and takes it into the fingerprint.
     fn complete(&mut self, core: usize, completion: Completion) {
-        let Completion { token, outcome } = &completion;
+        self.note(core, &completion);
+        if let Some(core) = self.cores.get_mut(core).filter(|core| !core.crashed) {
+            core.done.push_back(completion);
+        }
+    }
+
+    /// Takes a completion into the fingerprint.
+    fn note(&mut self, core: usize, completion: &Completion) {
+        let Completion { token, outcome } = completion;
         let (kind, value) = summary(outcome);
         let time = self.now.duration_since(self.epoch);
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -286,14 +292,13 @@ impl World {
         for word in [time, core as u64, id, kind, value] {
             self.fingerprint = Random::mix(self.fingerprint ^ word);
         }
-        if let Some(core) = self.cores.get_mut(core).filter(|core| !core.crashed) {
-            core.done.push_back(completion);
-        }
     }
 
     fn socket(&self, end: u32) -> Socket {
         let (local, peer) = self.network.addresses(end);
-        Socket::simulated(SimSocket { end: Some(end), dropped: self.dropped.clone() }, local, peer)
+        let pipe = self.network.pipe(end);
+        let socket = SimSocket { end: Some(end), dropped: self.dropped.clone(), pipe };
+        Socket::simulated(socket, local, peer)
     }
 
     fn connect(&mut self, core: usize, token: Token, address: SocketAddr) {
@@ -318,14 +323,68 @@ impl World {
     fn close_dropped(&mut self) {
         let dropped =
             std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
-        dropped.into_iter().for_each(|end| self.close_end(end, false));
+        for end in dropped {
+            let reset = self.network.pipe(end).is_reset();
+            self.close_end(end, reset);
+        }
     }
 }
 
 impl SimIo {
     /// Whether a poll would give something: a core that has nothing sleeps.
     pub fn has_completions(&self) -> bool {
-        !self.world.borrow().cores[self.core].done.is_empty()
+        let core = &self.world.borrow().cores[self.core];
+        !core.done.is_empty() || !core.news.is_empty()
+    }
+
+    fn adopt_stream(&mut self, stream: Box<dyn ByteStream>) -> io::Result<SocketId> {
+        let end = stream.source().as_simulated()?.end.ok_or(io::ErrorKind::NotConnected)?;
+        let slot = self.provided.adopt(stream)?;
+        self.slots.insert(end, slot);
+        self.world.borrow_mut().adopt_piped(end, self.core);
+        Ok(socket_of(slot))
+    }
+
+    /// Has the core look at a stream that was given something to do, after a while.
+    fn nudge(&mut self, slot: u32) {
+        if let Some((&end, _)) = self.slots.iter().find(|(_, other)| **other == slot) {
+            self.world.borrow_mut().schedule(Event::News(end));
+        }
+    }
+
+    fn close_stream(&mut self, slot: u32, reset: bool) {
+        let mut done = Vec::new();
+        if !self.provided.close(slot, reset, &mut done) {
+            return;
+        }
+        self.slots.retain(|_, other| *other != slot);
+        // Dropped, it closes its end.
+        self.provided.remove_if_idle(slot);
+        self.world.borrow_mut().close_dropped();
+        done.into_iter().for_each(|Completion { token, outcome }| self.finish(token, outcome));
+    }
+
+    /// Lets the streams go on for which there are news or operations.
+    fn try_streams(&mut self, done: &mut Vec<Completion>) {
+        let news = std::mem::take(&mut self.world.borrow_mut().cores[self.core].news);
+        for end in news {
+            if let Some(&slot) = self.slots.get(&end) {
+                self.provided.wake(slot);
+            }
+        }
+        for _ in 0..self.provided.trying() {
+            let Some(slot) = self.provided.next() else { break };
+            let before = done.len();
+            if self.provided.attempt(slot, &mut IoCounts::default(), done) == Next::Again {
+                self.provided.try_on(slot);
+                self.nudge(slot);
+            }
+            let mut world = self.world.borrow_mut();
+            done[before..].iter().for_each(|completion| world.note(self.core, completion));
+            if let Some((&end, _)) = self.slots.iter().find(|(_, other)| **other == slot) {
+                world.pipe_used(end);
+            }
+        }
     }
 
     fn start_file_op(&mut self, file: FileId, token: Token, op: FileOp) {
@@ -372,22 +431,37 @@ impl Io for SimIo {
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
-        let mut socket = socket.into_simulated()?;
-        let end = socket.end.take().ok_or(io::ErrorKind::NotConnected)?;
-        self.world.borrow_mut().network.adopt(end, self.core);
-        Ok(SocketId(end))
+        match socket.into_inner() {
+            Inner::Simulated(mut socket) => {
+                let end = socket.end.take().ok_or(io::ErrorKind::NotConnected)?;
+                self.world.borrow_mut().network.adopt(end, self.core);
+                Ok(SocketId(end))
+            }
+            Inner::Provided(stream) => self.adopt_stream(stream),
+            Inner::Os(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
         // Panics for a wrong range here, where it was made.
         buffers.iovecs();
-        let refused = self.world.borrow_mut().start_recv(self.core, socket.0, token, buffers);
+        let refused = match slot_of(socket) {
+            Some(slot) => {
+                let refused = self.provided.recv(socket, buffers, token).map(drop);
+                self.nudge(slot);
+                refused
+            }
+            None => self.world.borrow_mut().start_recv(self.core, socket.0, token, buffers),
+        };
         if let Err(buffers) = refused {
             self.finish(token, Outcome::Received(Err(not_usable()), buffers));
         }
     }
 
     fn declare(&mut self, socket: SocketId, class: SocketClass) {
+        if slot_of(socket).is_some() {
+            return self.provided.declare(socket, class);
+        }
         let world = &mut *self.world.borrow_mut();
         world.network.declare(socket.0, class);
         world.cores[self.core].staging.expect(class.core_staging);
@@ -398,23 +472,41 @@ impl Io for SimIo {
     }
 
     fn unread(&mut self, socket: SocketId) -> usize {
-        self.world.borrow().network.unread(socket.0)
+        match slot_of(socket) {
+            Some(_) => self.provided.unread(socket),
+            None => self.world.borrow().network.unread(socket.0),
+        }
     }
 
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
-        let (now, class) = {
-            let world = self.world.borrow();
-            (world.now, world.network.class(socket.0))
+        let now = self.now();
+        let class = match slot_of(socket) {
+            Some(_) => self.provided.class(socket).unwrap_or_default(),
+            None => self.world.borrow().network.class(socket.0),
         };
         self.neighbours.plan(socket, &class, now, &mut batch);
-        let refused = self.world.borrow_mut().start_send(self.core, socket.0, token, batch);
+        let refused = match slot_of(socket) {
+            Some(slot) => {
+                let refused = self.provided.send(socket, batch, token).map(drop);
+                self.nudge(slot);
+                refused
+            }
+            None => self.world.borrow_mut().start_send(self.core, socket.0, token, batch),
+        };
         if let Err(batch) = refused {
             self.finish(token, Outcome::Sent(Err(not_usable()), batch));
         }
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {
-        self.world.borrow_mut().close_end(socket.0, reset);
+        match slot_of(socket) {
+            Some(slot) => self.close_stream(slot, reset),
+            None => self.world.borrow_mut().close_end(socket.0, reset),
+        }
+    }
+
+    fn peer_identity(&self, socket: SocketId) -> Option<&str> {
+        self.provided.peer_identity(socket)
     }
 
     fn register_file(&mut self, file: Arc<File>) -> FileId {
@@ -458,6 +550,8 @@ impl Io for SimIo {
         let mut world = self.world.borrow_mut();
         world.close_dropped();
         done.extend(world.cores[self.core].done.drain(..));
+        drop(world);
+        self.try_streams(done);
         Ok(())
     }
 

@@ -23,11 +23,13 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use crate::accel::accelerator::Accelerator;
 use crate::flow::{Flight, SocketClass};
 use crate::io::nvme::NvmeFormat;
+use crate::io::provided::Provided;
 use crate::io::slab::Slab;
 use crate::io::socket::{
-    self, ACCEPT_PAUSE, Socket, accept_outcome, is_transient_accept_error, not_usable,
+    self, ACCEPT_PAUSE, Inner, Socket, accept_outcome, is_transient_accept_error, not_usable,
 };
 use crate::io::staging::CoreStaging;
+use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
@@ -43,17 +45,14 @@ mod direct;
 mod fixed;
 pub(crate) mod nvme;
 mod ops;
+mod provided;
+mod ring;
 
 use direct::{RecvAt, SocketSlot};
 use fixed::FixedMemory;
 use nvme::NvmeRing;
-use ops::{Kind, OpSlab};
-
-/// Submissions between two polls that need no extra system call; more wait in a backlog.
-const SUBMISSION_ENTRIES: u32 = 1024;
-
-/// Completions the kernel can post before it has to keep them aside.
-const COMPLETION_ENTRIES: u32 = 4 * SUBMISSION_ENTRIES;
+use ops::{Kind, OpSlab, whole};
+use ring::open_ring;
 
 /// Completions taken from the ring at once.
 const HARVEST: usize = 64;
@@ -85,6 +84,8 @@ pub struct UringIo {
     sockets: Slab<SocketSlot>,
     /// Sockets whose receive is tried at every poll and not in the ring, each once.
     direct: VecDeque<u32>,
+    /// Streams and listeners of providers; sockets above are the kernel's.
+    provided: Provided,
     staging: CoreStaging,
     pages: PagePipe,
     listeners: Slab<ListenerSlot>,
@@ -144,6 +145,7 @@ impl UringIo {
             ready: VecDeque::new(),
             sockets: Slab::new(),
             direct: VecDeque::new(),
+            provided: Provided::default(),
             staging: CoreStaging::default(),
             pages: PagePipe::default(),
             listeners: Slab::new(),
@@ -210,6 +212,7 @@ impl UringIo {
             Kind::Recv { socket, .. } | Kind::Send { socket, .. } => {
                 self.sockets.get(*socket).map(|slot| slot.fd.as_raw_fd())
             }
+            Kind::Watch { slot, .. } => self.provided.fd(*slot),
             Kind::Read { file, .. }
             | Kind::Write { file, .. }
             | Kind::Sync { file }
@@ -320,14 +323,15 @@ impl UringIo {
             return;
         };
         let token = slot.token();
-        if let Kind::Accept { listener } = slot.kind() {
-            let listener = *listener;
-            self.handle_accept(user_data, listener, result, more, done);
-            return;
+        match slot.kind() {
+            Kind::Accept { listener } => {
+                let listener = *listener;
+                self.handle_accept(user_data, listener, result, more, done);
+            }
+            Kind::Watch { .. } => self.handle_watch(user_data),
+            _ => self.settle(user_data, token, result, done),
         }
-        self.settle(user_data, token, result, done);
     }
-
     /// Goes on with an operation, or ends it.
     fn settle(
         &mut self,
@@ -380,7 +384,7 @@ impl UringIo {
                 Kind::Read { .. } | Kind::Write { .. } | Kind::Sync { .. } | Kind::Allocate { .. },
                 Err(_),
             ) => again,
-            (Kind::Connect { .. } | Kind::Accept { .. }, _) => false,
+            (Kind::Connect { .. } | Kind::Accept { .. } | Kind::Watch { .. }, _) => false,
             // Of a file it is done at once, which gives 0.
             (Kind::Allocate { len, progress, .. }, Ok(count)) => {
                 *progress += *count as u64;
@@ -393,7 +397,7 @@ impl UringIo {
     /// Turns a finished operation into what its owner gets.
     fn complete(&mut self, kind: Kind, result: io::Result<usize>) -> Outcome {
         match kind {
-            Kind::Accept { .. } => unreachable!("accepts are handled apart"),
+            Kind::Accept { .. } | Kind::Watch { .. } => unreachable!("they are handled apart"),
             Kind::Connect { fd, .. } => {
                 Outcome::Connected(result.and_then(|_| Socket::from_fd(fd)))
             }
@@ -545,7 +549,9 @@ impl Io for UringIo {
     }
 
     fn close_listener(&mut self, listener: ListenerId) {
-        let Some(slot) = self.listeners.get_mut(listener.0) else { return };
+        let Some(slot) = self.listeners.get_mut(listener.0) else {
+            return self.close_provided_listener(listener);
+        };
         slot.closing = true;
         socket::stop_listening(&slot.fd);
         match slot.accept {
@@ -565,15 +571,36 @@ impl Io for UringIo {
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
-        let slot = SocketSlot::new(socket.into_fd()?);
+        let slot = match socket.into_inner() {
+            Inner::Os(fd) => SocketSlot::new(fd),
+            Inner::Provided(stream) => return self.adopt_stream(stream),
+            Inner::Simulated(_) => return Err(io::ErrorKind::Unsupported.into()),
+        };
         let id = self.sockets.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         Ok(SocketId(id))
+    }
+
+    fn listen_provided(
+        &mut self,
+        listener: Box<dyn StreamListener>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        // Refuses a source that is not real.
+        listener.source().real()?;
+        let (_, id, address) = self.provided.listen(listener, token)?;
+        Ok((id, address))
+    }
+
+    fn peer_identity(&self, socket: SocketId) -> Option<&str> {
+        self.provided.peer_identity(socket)
     }
 
     fn declare(&mut self, socket: SocketId, class: SocketClass) {
         if let Some(slot) = self.sockets.get_mut(socket.0) {
             slot.class = class;
             self.staging.expect(class.core_staging);
+        } else {
+            self.provided.declare(socket, class);
         }
     }
 
@@ -586,22 +613,23 @@ impl Io for UringIo {
         buffers.iovecs();
         let usable = |slot: &&SocketSlot| !slot.closing && slot.recv.is_none();
         if self.sockets.get(socket.0).filter(usable).is_none() || buffers.room() == 0 {
-            self.finish(token, Outcome::Received(Err(not_usable()), buffers));
-            return;
+            return self.recv_provided(socket, buffers, token);
         }
         self.start_recv(socket, buffers, token);
     }
 
     fn unread(&mut self, socket: SocketId) -> usize {
         self.counts.system_calls += 1;
-        self.sockets.get(socket.0).map_or(0, |slot| socket::unread(&slot.fd))
+        match self.sockets.get(socket.0) {
+            Some(slot) => socket::unread(&slot.fd),
+            None => self.provided.unread(socket),
+        }
     }
 
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         let usable = |slot: &&SocketSlot| !slot.closing && slot.send.is_none();
         let Some(slot) = self.sockets.get(socket.0).filter(usable) else {
-            self.finish(token, Outcome::Sent(Err(not_usable()), batch));
-            return;
+            return self.send_provided(socket, batch, token);
         };
         if batch.is_empty() {
             self.finish(token, Outcome::Sent(Ok(()), batch));
@@ -613,7 +641,7 @@ impl Io for UringIo {
 
     fn close(&mut self, socket: SocketId, reset: bool) {
         let Some(slot) = self.sockets.get_mut(socket.0).filter(|slot| !slot.closing) else {
-            return;
+            return self.close_provided(socket, reset);
         };
         slot.closing = true;
         socket::prepare_close(&slot.fd, slot.copied_since, reset);
@@ -686,15 +714,20 @@ impl Io for UringIo {
             done.extend(self.ready.drain(..));
             self.poll_nvme(done)?;
             self.try_direct(done);
-            if wait == Wait::Yes && done.len() == before {
+            if self.provided.is_used() {
+                self.try_provided(done);
+            }
+            let mut sleeps = wait == Wait::Yes && done.len() == before;
+            if sleeps {
                 self.all_to_ring();
+                sleeps = self.watch_provided();
+                self.woken |= !sleeps;
             }
             while !self.refill() {
                 self.enter(false)?;
                 self.harvest(done);
             }
-            let idle =
-                wait == Wait::Yes && done.len() == before && self.ring.completion().is_empty();
+            let idle = sleeps && done.len() == before && self.ring.completion().is_empty();
             if idle && self.waker.start_wait() {
                 let entered = self.enter(true);
                 self.waker.end_wait();
@@ -741,6 +774,7 @@ impl Drop for UringIo {
         for socket in self.sockets.ids().collect::<Vec<_>>() {
             self.close(SocketId(socket), false);
         }
+        self.close_all_provided();
         if let Err(error) = self.finish_nvme(&mut done) {
             tracing::error!("NVMe commands in flight, their memory is kept: {error}");
             self.ops.leak();
@@ -762,41 +796,3 @@ impl Drop for UringIo {
 
 /// POLLIN, as the ring takes it.
 const POLL_IN: u32 = 1;
-
-/// The result of a read or write that moved `progress` of `len` bytes.
-fn whole(
-    result: io::Result<usize>,
-    progress: usize,
-    len: usize,
-    short: io::ErrorKind,
-) -> io::Result<()> {
-    result.and_then(|_| if progress == len { Ok(()) } else { Err(short.into()) })
-}
-
-/// Opens the ring with what this kernel has to make completions cheap.
-fn open_ring() -> io::Result<IoUring> {
-    let mut common = IoUring::builder();
-    common.setup_clamp().setup_submit_all().setup_taskrun_flag().setup_r_disabled();
-    common.setup_cqsize(COMPLETION_ENTRIES);
-    // Linux 6.1: completions are processed when this thread asks for them, in batches.
-    let mut deferred = common.clone();
-    deferred.setup_single_issuer().setup_defer_taskrun();
-    // Linux 5.19: at its next system call.
-    let mut cooperative = common;
-    cooperative.setup_coop_taskrun();
-    let too_old = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
-    let ring = match deferred.build(SUBMISSION_ENTRIES) {
-        Err(error) if too_old(&error) => match cooperative.build(SUBMISSION_ENTRIES) {
-            Err(error) if too_old(&error) => {
-                let message = "the kernel's io_uring is too old";
-                return Err(io::Error::new(io::ErrorKind::Unsupported, message));
-            }
-            result => result?,
-        },
-        result => result?,
-    };
-    // System-call filters do not see what a ring does: it gets a list of its own.
-    ring.submitter().register_restrictions(&mut ops::permitted())?;
-    ring.submitter().register_enable_rings()?;
-    Ok(ring)
-}

@@ -1,12 +1,15 @@
 //! Objects under small ids that are told apart from the ids of their predecessors.
 
-/// Bits of an id that are the index; the rest is the generation.
+/// Bits of an id that are the index; the others are the generation, but for the topmost, which is 0.
 const INDEX_BITS: u32 = 20;
+
+/// The bits of an id.
+const ID_MASK: u32 = u32::MAX >> 1;
 
 /// Most objects in one slab.
 pub(crate) const SLAB_CAPACITY: usize = 1 << INDEX_BITS;
 
-/// Objects by id. An id is never given again until its slot has been used 4096 times, so a
+/// Objects by id. An id is never given again until its slot has been used 2048 times, so a
 /// stale one finds nothing rather than somebody else.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
@@ -18,6 +21,12 @@ pub(crate) struct Slab<T> {
 struct Entry<T> {
     id: u32,
     value: Option<T>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Slab<T> {
+        Slab::new()
+    }
 }
 
 impl<T> Slab<T> {
@@ -52,7 +61,7 @@ impl<T> Slab<T> {
     pub(crate) fn remove(&mut self, id: u32) -> Option<T> {
         let entry = self.entries.get_mut(index(id)).filter(|entry| entry.id == id)?;
         let value = entry.value.take()?;
-        entry.id = id.wrapping_add(1 << INDEX_BITS);
+        entry.id = id.wrapping_add(1 << INDEX_BITS) & ID_MASK;
         self.free.push(id % (1 << INDEX_BITS));
         Some(value)
     }
@@ -96,6 +105,7 @@ mod tests {
         assert_eq!(slab.ids().collect::<Vec<_>>(), [second, other]);
         for _ in 0..10_000 {
             let id = slab.insert("d").unwrap();
+            assert_eq!(id & !ID_MASK, 0);
             slab.remove(id);
         }
         assert_eq!((slab.entries.len(), slab.free.len()), (3, 1));

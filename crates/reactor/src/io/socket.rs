@@ -4,13 +4,15 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Type};
 
 use crate::io::Outcome;
 use crate::io::socket_option::{self, BusyPoll};
+use crate::io::stream::ByteStream;
+use crate::io::transport::Transport;
 use crate::sim::SimSocket;
 
 /// Connections that may wait to be accepted (the kernel caps it at net.core.somaxconn).
@@ -38,9 +40,14 @@ pub struct Socket {
     peer: SocketAddr,
 }
 
-enum Inner {
+/// What carries its bytes.
+pub(crate) enum Inner {
+    /// The kernel's TCP.
     Os(OwnedFd),
+    /// The simulated network.
     Simulated(SimSocket),
+    /// A provider's stream.
+    Provided(Box<dyn ByteStream>),
 }
 
 impl Socket {
@@ -62,6 +69,23 @@ impl Socket {
         Socket { inner: Inner::Simulated(socket), local, peer }
     }
 
+    /// A socket whose bytes a provider's stream carries between these addresses.
+    pub fn provided(stream: Box<dyn ByteStream>, local: SocketAddr, peer: SocketAddr) -> Socket {
+        Socket { inner: Inner::Provided(stream), local, peer }
+    }
+
+    /// Takes a socket apart for a provider's stream to go over it.
+    ///
+    /// # Errors
+    /// `Unsupported` when it is a provider's already.
+    pub fn into_transport(self) -> io::Result<Transport> {
+        match self.inner {
+            Inner::Os(fd) => Ok(Transport::of_kernel(fd)),
+            Inner::Simulated(end) => Ok(Transport::of_simulation(end)),
+            Inner::Provided(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
     /// The address of this end.
     pub fn local_address(&self) -> SocketAddr {
         self.local
@@ -72,87 +96,78 @@ impl Socket {
         self.peer
     }
 
-    /// Fixes the kernel's buffer sizes; does nothing in simulation.
+    /// The kernel's socket that carries the bytes in the end; `None` in simulation, and for a stream
+    /// of another stack. Options below are those of this socket, and do nothing without one.
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.inner {
+            Inner::Os(fd) => Some(fd.as_fd()),
+            Inner::Simulated(_) => None,
+            Inner::Provided(stream) => stream.kernel_socket(),
+        }
+    }
+
+    /// Fixes the kernel's buffer sizes; does nothing where no socket of the kernel carries the bytes.
     ///
     /// # Errors
     /// The error of setsockopt(2).
     pub fn set_buffer_sizes(&self, sizes: BufferSizes) -> io::Result<()> {
-        match &self.inner {
-            Inner::Os(fd) => set_buffer_sizes(&SockRef::from(fd), sizes),
-            Inner::Simulated(_) => Ok(()),
+        match self.kernel_socket() {
+            Some(fd) => set_buffer_sizes(&SockRef::from(&fd), sizes),
+            None => Ok(()),
         }
     }
 
     /// The receive queue, by its NAPI id, from which the last packet came; `None` when it is not
-    /// known, as on loopback and in simulation.
+    /// known, as on loopback, in simulation, and without the kernel's TCP.
     pub fn incoming_napi_id(&self) -> Option<NonZeroU32> {
-        match &self.inner {
-            Inner::Os(fd) => socket_option::incoming_napi_id(fd),
-            Inner::Simulated(_) => None,
-        }
+        socket_option::incoming_napi_id(&self.kernel_socket()?)
     }
 
-    /// The CPU that processed the last packet; `None` when it is not known, as in simulation.
+    /// The CPU that processed the last packet; `None` when it is not known, as in simulation, and without
+    /// the kernel's TCP.
     pub fn incoming_cpu(&self) -> Option<usize> {
-        match &self.inner {
-            Inner::Os(fd) => socket_option::incoming_cpu(fd),
-            Inner::Simulated(_) => None,
-        }
+        socket_option::incoming_cpu(&self.kernel_socket()?)
     }
 
     /// Has a receive that finds nothing look into the receive queue itself for at most `time`,
-    /// rather than wait for an interrupt; does nothing in simulation.
+    /// rather than wait for an interrupt; does nothing where no socket of the kernel carries the bytes.
     ///
     /// # Errors
     /// As [`check_busy_poll`].
     pub fn set_busy_poll(&self, time: Duration) -> io::Result<()> {
-        match &self.inner {
-            Inner::Os(fd) => socket_option::set_busy_poll(fd, time).map(drop),
-            Inner::Simulated(_) => Ok(()),
+        match self.kernel_socket() {
+            Some(fd) => socket_option::set_busy_poll(&fd, time).map(drop),
+            None => Ok(()),
         }
     }
 
-    /// Gives what is sent a priority for queueing disciplines; does nothing in simulation.
+    /// Gives what is sent a priority for queueing disciplines; does nothing where no socket of the
+    /// kernel carries the bytes.
     ///
     /// # Errors
     /// As [`check_priority`].
     pub fn set_priority(&self, priority: u32) -> io::Result<()> {
-        match &self.inner {
-            Inner::Os(fd) => socket_option::set_priority(fd, priority),
-            Inner::Simulated(_) => Ok(()),
+        match self.kernel_socket() {
+            Some(fd) => socket_option::set_priority(&fd, priority),
+            None => Ok(()),
         }
     }
 
     /// Has the kernel give the connection up when data stay unacknowledged for this long
-    /// (TCP_USER_TIMEOUT); does nothing in simulation.
+    /// (TCP_USER_TIMEOUT); does nothing where no socket of the kernel carries the bytes.
     ///
     /// # Errors
     /// The error of setsockopt(2).
     pub fn set_user_timeout(&self, time: Duration) -> io::Result<()> {
-        match &self.inner {
-            Inner::Os(fd) => {
-                // The kernel takes a number of milliseconds that is not negative as an int.
-                let time = time.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
-                SockRef::from(fd).set_tcp_user_timeout(Some(time))
-            }
-            Inner::Simulated(_) => Ok(()),
-        }
+        let Some(fd) = self.kernel_socket() else { return Ok(()) };
+        // The kernel takes a number of milliseconds that is not negative as an int.
+        let time = time.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
+        SockRef::from(&fd).set_tcp_user_timeout(Some(time))
     }
 
-    /// The descriptor, or `Unsupported` for a simulated socket.
-    pub(crate) fn into_fd(self) -> io::Result<OwnedFd> {
-        match self.inner {
-            Inner::Os(fd) => Ok(fd),
-            Inner::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    /// The simulated end, or `Unsupported` for a real socket.
-    pub(crate) fn into_simulated(self) -> io::Result<SimSocket> {
-        match self.inner {
-            Inner::Simulated(socket) => Ok(socket),
-            Inner::Os(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
+    /// What carries its bytes, for the back end that adopts it.
+    pub(crate) fn into_inner(self) -> Inner {
+        self.inner
     }
 }
 
@@ -168,7 +183,7 @@ impl fmt::Debug for Socket {
 /// `PermissionDenied` where the kernel wants CAP_NET_ADMIN for it, above 6.
 pub fn check_priority(priority: u32) -> io::Result<()> {
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-    socket_option::set_priority(&socket.into(), priority)
+    socket_option::set_priority(&socket, priority)
 }
 
 /// Whether this process may have its sockets busy poll for so long. Warns if it may, but not
@@ -180,7 +195,7 @@ pub fn check_priority(priority: u32) -> io::Result<()> {
 /// without it.
 pub fn check_busy_poll(time: Duration) -> io::Result<()> {
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-    if socket_option::set_busy_poll(&socket.into(), time)? == BusyPoll::Plain {
+    if socket_option::set_busy_poll(&socket, time)? == BusyPoll::Plain {
         tracing::warn!("busy polling without preference over interrupts: that needs CAP_NET_ADMIN");
     }
     Ok(())
@@ -341,7 +356,7 @@ mod tests {
             let stream = TcpStream::connect(address).unwrap();
             let socket = Socket::from_fd(stream.into()).unwrap();
             assert_eq!(socket.peer_address(), address);
-            assert!(SockRef::from(&socket.into_fd().unwrap()).tcp_nodelay().unwrap());
+            assert!(SockRef::from(&socket.kernel_socket().unwrap()).tcp_nodelay().unwrap());
             stop_listening(&fd);
             assert!(TcpStream::connect(address).is_err());
         }
@@ -353,7 +368,7 @@ mod tests {
         let socket = Socket::from_fd(TcpStream::connect(address).unwrap().into()).unwrap();
         socket.set_user_timeout(Duration::from_secs(1 << 30)).unwrap();
         socket.set_user_timeout(Duration::from_millis(1024)).unwrap();
-        let fd = socket.into_fd().unwrap();
+        let fd = socket.kernel_socket().unwrap();
         let time = SockRef::from(&fd).tcp_user_timeout().unwrap();
         assert_eq!(time, Some(Duration::from_millis(1024)));
     }

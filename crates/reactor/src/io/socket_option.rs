@@ -4,7 +4,7 @@
 
 use std::io;
 use std::num::NonZeroU32;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use libc::c_int;
@@ -15,13 +15,13 @@ const BUSY_POLL_PACKETS: c_int = 64;
 
 /// The receive queue, by its NAPI id, from which the last packet came (SO_INCOMING_NAPI_ID);
 /// `None` when the kernel does not know, as on loopback.
-pub(crate) fn incoming_napi_id(fd: &OwnedFd) -> Option<NonZeroU32> {
+pub(crate) fn incoming_napi_id(fd: &impl AsRawFd) -> Option<NonZeroU32> {
     let id = get(fd, libc::SO_INCOMING_NAPI_ID).ok()?;
     NonZeroU32::new(u32::try_from(id).ok()?)
 }
 
 /// The CPU that processed the last packet (SO_INCOMING_CPU); `None` when there was none.
-pub(crate) fn incoming_cpu(fd: &OwnedFd) -> Option<usize> {
+pub(crate) fn incoming_cpu(fd: &impl AsRawFd) -> Option<usize> {
     usize::try_from(get(fd, libc::SO_INCOMING_CPU).ok()?).ok()
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn incoming_cpu(fd: &OwnedFd) -> Option<usize> {
 ///
 /// # Errors
 /// `PermissionDenied` where the kernel wants CAP_NET_ADMIN for it, above 6.
-pub(crate) fn set_priority(fd: &OwnedFd, priority: u32) -> io::Result<()> {
+pub(crate) fn set_priority(fd: &impl AsRawFd, priority: u32) -> io::Result<()> {
     set(fd, libc::SO_PRIORITY, c_int::try_from(priority).unwrap_or(c_int::MAX))
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum BusyPoll {
 /// # Errors
 /// `PermissionDenied`, saying what is needed, where the kernel wants CAP_NET_ADMIN for a `time`
 /// above `net.core.busy_read` and this process lacks it.
-pub(crate) fn set_busy_poll(fd: &OwnedFd, time: Duration) -> io::Result<BusyPoll> {
+pub(crate) fn set_busy_poll(fd: &impl AsRawFd, time: Duration) -> io::Result<BusyPoll> {
     let time_us = c_int::try_from(time.as_micros()).unwrap_or(c_int::MAX);
     set(fd, libc::SO_BUSY_POLL, time_us).map_err(|error| busy_poll_error(error, time_us))?;
     let preferred = set(fd, libc::SO_PREFER_BUSY_POLL, 1)
@@ -72,7 +72,7 @@ fn busy_poll_error(error: io::Error, time_us: c_int) -> io::Error {
 }
 
 /// Bytes sent that the peer has not acknowledged (SIOCOUTQ).
-pub(crate) fn unacknowledged(fd: &OwnedFd) -> usize {
+pub(crate) fn unacknowledged(fd: &impl AsRawFd) -> usize {
     let mut bytes: c_int = 0;
     // SAFETY: the kernel writes one int.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
@@ -82,11 +82,11 @@ pub(crate) fn unacknowledged(fd: &OwnedFd) -> usize {
 
 /// Has bind(2) leave the port to connect(2), which may take one that others use to other places
 /// (IP_BIND_ADDRESS_NO_PORT; it is for both families).
-pub(crate) fn bind_address_no_port(fd: &OwnedFd) -> io::Result<()> {
+pub(crate) fn bind_address_no_port(fd: &impl AsRawFd) -> io::Result<()> {
     set_at(fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
-fn get(fd: &OwnedFd, option: c_int) -> io::Result<c_int> {
+fn get(fd: &impl AsRawFd, option: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut length = INT_BYTES;
     // SAFETY: the kernel writes at most `length` bytes, the size of `value`.
@@ -102,11 +102,11 @@ fn get(fd: &OwnedFd, option: c_int) -> io::Result<c_int> {
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-fn set(fd: &OwnedFd, option: c_int, value: c_int) -> io::Result<()> {
+fn set(fd: &impl AsRawFd, option: c_int, value: c_int) -> io::Result<()> {
     set_at(fd, libc::SOL_SOCKET, option, value)
 }
 
-fn set_at(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+fn set_at(fd: &impl AsRawFd, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as `value` has.
     let result = unsafe {
         libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const value).cast(), INT_BYTES)
@@ -120,6 +120,7 @@ const INT_BYTES: libc::socklen_t = 4;
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
 
     use super::*;
 

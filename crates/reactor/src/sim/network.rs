@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
+use super::pipe::Pipe;
 use super::{Event, World};
 use crate::flow::SocketClass;
 use crate::io::{Completion, Outcome, RecvBuffers, Token};
@@ -40,6 +42,9 @@ pub(super) struct End {
     class: SocketClass,
     /// Its own staging memory, while its owner has some of the core's.
     own_staging: Option<IoBuf>,
+    /// What a provider's stream reads and writes, which has the end instead of operations.
+    pipe: Arc<Pipe>,
+    piped: bool,
     /// Sent by the peer and not yet here.
     in_transit: VecDeque<u8>,
     /// Here and not yet received.
@@ -115,6 +120,11 @@ impl Network {
         (end.local, end.peer_address)
     }
 
+    /// What a provider's stream over an end reads and writes.
+    pub(super) fn pipe(&self, end: u32) -> Arc<Pipe> {
+        Arc::clone(&self.ends[end as usize].pipe)
+    }
+
     pub(super) fn adopt(&mut self, end: u32, core: usize) {
         self.end(end).core = Some(core);
     }
@@ -163,6 +173,8 @@ impl End {
             core: None,
             class: SocketClass::ADMIN,
             own_staging: None,
+            pipe: Arc::default(),
+            piped: false,
             in_transit: VecDeque::new(),
             arrived: VecDeque::new(),
             peer_closed: false,
@@ -228,7 +240,9 @@ impl World {
             self.cores[core].staging.lose();
         }
         // As TCP does: who closes with bytes unread resets the connection.
-        let reset = reset || !slot.arrived.is_empty() || !slot.in_transit.is_empty();
+        let unread = slot.arrived.len() + slot.pipe.unread() + slot.in_transit.len();
+        let reset = reset || unread > 0;
+        let last = slot.pipe.take(slot.pipe.waiting());
         slot.arrived.clear();
         slot.in_transit.clear();
         let broken = slot.broken;
@@ -241,6 +255,8 @@ impl World {
             self.network.end(peer).in_transit.clear();
             self.schedule(Event::Reset(peer));
         } else {
+            // What was taken over leaves all the same.
+            self.network.end(peer).in_transit.extend(last);
             self.network.end(peer).peer_closed = true;
             self.schedule_delivery(peer);
         }
@@ -263,7 +279,9 @@ impl World {
             slot.broken = true;
             slot.arrived.clear();
             slot.in_transit.clear();
+            slot.pipe.break_off();
             self.end_operations(end, libc::ECONNRESET);
+            self.tell_news(end);
         }
     }
 
@@ -283,6 +301,7 @@ impl World {
             self.schedule_delivery(end);
         }
         self.progress_recv(end);
+        self.fill_pipe(end);
     }
 
     /// Lets the operations of an end go on.
@@ -290,6 +309,9 @@ impl World {
         self.network.end(end).progressing = false;
         self.progress_recv(end);
         self.progress_send(end);
+        if self.network.end(end).piped {
+            self.drain_pipe(end);
+        }
     }
 
     fn progress_recv(&mut self, end: u32) {
@@ -302,7 +324,7 @@ impl World {
                 let staging = &mut self.cores[core].staging;
                 slot.own_staging = staging.offer(slot.class.core_staging, &mut buffers);
             }
-            let count = buffers.copy_in(slot.arrived.make_contiguous());
+            let count = buffers.put(0, slot.arrived.make_contiguous());
             slot.arrived.drain(..count);
             Ok(count)
         } else if slot.ended {
@@ -315,16 +337,88 @@ impl World {
             self.complete(core, Completion { token, outcome: Outcome::Received(result, buffers) });
         }
         // The peer may have waited for room.
-        if self.network.end(end ^ 1).send.is_some() {
-            self.schedule_progress(end ^ 1);
+        self.let_send(end ^ 1);
+    }
+
+    /// Lets an end go on that has something to send.
+    fn let_send(&mut self, end: u32) {
+        let slot = self.network.end(end);
+        if slot.send.is_some() || slot.pipe.waiting() > 0 {
+            self.schedule_progress(end);
         }
+    }
+
+    /// A provider's stream takes an end over.
+    pub(super) fn adopt_piped(&mut self, end: u32, core: usize) {
+        self.network.adopt(end, core);
+        let outgoing_max = self.config.socket_buffer;
+        let slot = self.network.end(end);
+        slot.piped = true;
+        slot.pipe.open(outgoing_max);
+        if slot.broken {
+            slot.pipe.break_off();
+        }
+        self.fill_pipe(end);
+    }
+
+    /// A provider's stream may have read or written.
+    pub(super) fn pipe_used(&mut self, end: u32) {
+        self.let_send(end);
+        self.let_send(end ^ 1);
+    }
+
+    /// Hands what has arrived to the provider's stream.
+    fn fill_pipe(&mut self, end: u32) {
+        let slot = self.network.end(end);
+        if slot.piped {
+            slot.pipe.arrive(slot.arrived.drain(..), slot.ended);
+            self.tell_news(end);
+        }
+    }
+
+    /// Takes some of what the provider's stream has written.
+    fn drain_pipe(&mut self, end: u32) {
+        let peer = end ^ 1;
+        let (room, peer_gone) = (self.room(peer), self.network.end(peer).closed);
+        let slot = self.network.end(end);
+        let waiting = slot.pipe.waiting();
+        if peer_gone {
+            slot.pipe.lose_peer();
+        } else if !slot.closed && waiting > 0 && room > 0 {
+            let bytes = slot.pipe.take(self.random.size(room.min(waiting)));
+            let left = waiting - bytes.len();
+            self.network.end(peer).in_transit.extend(&bytes);
+            self.schedule_delivery(peer);
+            self.count_sent(end, bytes.len());
+            if left > 0 {
+                self.schedule_progress(end);
+            }
+        } else {
+            return;
+        }
+        self.tell_news(end);
+    }
+
+    /// The core of a provider's stream learns that the stream may go on.
+    pub(super) fn tell_news(&mut self, end: u32) {
+        let slot = self.network.end(end);
+        if let Some(core) = slot.core.filter(|_| slot.piped && !slot.closed)
+            && let Some(core) = self.cores.get_mut(core).filter(|core| !core.crashed)
+        {
+            core.news.push(end);
+        }
+    }
+
+    /// Bytes that an end takes until its peer has to wait.
+    fn room(&mut self, end: u32) -> usize {
+        let limit = self.config.socket_buffer;
+        let to = self.network.end(end);
+        limit.saturating_sub(to.in_transit.len() + to.arrived.len() + to.pipe.unread())
     }
 
     fn progress_send(&mut self, end: u32) {
         let peer = end ^ 1;
-        let to = self.network.end(peer);
-        let room = self.config.socket_buffer.saturating_sub(to.in_transit.len() + to.arrived.len());
-        let peer_gone = to.closed;
+        let (room, peer_gone) = (self.room(peer), self.network.end(peer).closed);
         let slot = self.network.end(end);
         let Some((token, mut batch)) = slot.send.take() else { return };
         let gone = slot.broken || peer_gone;

@@ -18,11 +18,11 @@ use crate::send::SendBatch;
 
 /// So many sockets are tried at every poll however quiet they are: what a try costs is less than
 /// what the ring would add to the latency of the next command.
-const ALWAYS_TRIED: usize = 4;
+pub(super) const ALWAYS_TRIED: usize = 4;
 
 /// Tries in a row without data after which a socket goes to the ring, if there are more sockets.
 /// The ring costs about as much as this many tries (lab 0029).
-const TRIES_MAX: u32 = 16;
+pub(super) const TRIES_MAX: u32 = 16;
 
 /// Receives that one poll finishes: the answers to a few leave before the next ones are looked at,
 /// so that the peers work on them meanwhile (lab 0030).

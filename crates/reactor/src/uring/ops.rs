@@ -12,6 +12,7 @@ use socket2::SockAddr;
 use super::FILE_IO_MAX;
 use super::fixed::{FIXED_INDEX, FixedMemory};
 use crate::io::nvme::{self, NvmeFormat};
+use crate::io::stream::Interest;
 use crate::io::{AllocateMode, RecvBuffers, Token};
 use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
@@ -51,14 +52,49 @@ pub(super) fn permitted() -> Vec<Restriction> {
 
 /// What an operation does, with everything it owns.
 pub(super) enum Kind {
-    Accept { listener: u32 },
-    Connect { fd: OwnedFd, address: Box<SockAddr> },
-    Recv { socket: u32, buffers: RecvBuffers },
-    Send { socket: u32, batch: Box<SendBatch> },
-    Read { file: u32, buf: IoBuf, offset: u64, progress: usize },
-    Write { file: u32, buf: SharedBuf, offset: u64, durable: bool, progress: usize },
-    Sync { file: u32 },
-    Allocate { file: u32, mode: AllocateMode, offset: u64, len: u64, progress: u64 },
+    Accept {
+        listener: u32,
+    },
+    /// A wait for news of a provider's slot.
+    Watch {
+        slot: u32,
+        interest: Interest,
+    },
+    Connect {
+        fd: OwnedFd,
+        address: Box<SockAddr>,
+    },
+    Recv {
+        socket: u32,
+        buffers: RecvBuffers,
+    },
+    Send {
+        socket: u32,
+        batch: Box<SendBatch>,
+    },
+    Read {
+        file: u32,
+        buf: IoBuf,
+        offset: u64,
+        progress: usize,
+    },
+    Write {
+        file: u32,
+        buf: SharedBuf,
+        offset: u64,
+        durable: bool,
+        progress: usize,
+    },
+    Sync {
+        file: u32,
+    },
+    Allocate {
+        file: u32,
+        mode: AllocateMode,
+        offset: u64,
+        len: u64,
+        progress: u64,
+    },
 }
 
 impl Kind {
@@ -69,9 +105,11 @@ impl Kind {
             | Self::Write { file, .. }
             | Self::Sync { file }
             | Self::Allocate { file, .. } => Some(*file),
-            Self::Accept { .. } | Self::Connect { .. } | Self::Recv { .. } | Self::Send { .. } => {
-                None
-            }
+            Self::Accept { .. }
+            | Self::Watch { .. }
+            | Self::Connect { .. }
+            | Self::Recv { .. }
+            | Self::Send { .. } => None,
         }
     }
 }
@@ -121,6 +159,10 @@ impl OpSlot {
         match kind {
             Kind::Accept { .. } => {
                 opcode::AcceptMulti::new(fd).flags(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).build()
+            }
+            Kind::Watch { interest, .. } => {
+                let events = interest.poll_events().cast_unsigned();
+                opcode::PollAdd::new(fd, events.into()).build()
             }
             Kind::Connect { address, .. } => {
                 opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build()
@@ -199,9 +241,11 @@ impl OpSlot {
                 let sqe = format.write_zeroes(*offset + *progress, data_len, deallocate)?;
                 Ok(PassthroughCommand::new(&sqe))
             }
-            Kind::Accept { .. } | Kind::Connect { .. } | Kind::Recv { .. } | Kind::Send { .. } => {
-                unreachable!("an operation on a socket")
-            }
+            Kind::Accept { .. }
+            | Kind::Watch { .. }
+            | Kind::Connect { .. }
+            | Kind::Recv { .. }
+            | Kind::Send { .. } => unreachable!("an operation on a socket"),
         }
     }
 
@@ -295,6 +339,16 @@ fn with_data<T>(sqe: &Sqe, data: *const T, len: u32) -> PassthroughCommand {
 
 fn io_len(len: usize, max: u32) -> u32 {
     u32::try_from(len).unwrap_or(max).min(max)
+}
+
+/// The result of a read or write that moved `progress` of `len` bytes.
+pub(super) fn whole(
+    result: io::Result<usize>,
+    progress: usize,
+    len: usize,
+    short: io::ErrorKind,
+) -> io::Result<()> {
+    result.and_then(|_| if progress == len { Ok(()) } else { Err(short.into()) })
 }
 
 #[cfg(test)]

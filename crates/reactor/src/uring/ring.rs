@@ -1,0 +1,41 @@
+//! Opens a ring with what this kernel has, and says what the ring may do.
+
+use std::io;
+
+use io_uring::IoUring;
+
+use super::ops;
+
+/// Submissions between two polls that need no extra system call; more wait in a backlog.
+const SUBMISSION_ENTRIES: u32 = 1024;
+
+/// Completions the kernel can post before it has to keep them aside.
+const COMPLETION_ENTRIES: u32 = 4 * SUBMISSION_ENTRIES;
+
+/// Opens the ring with what this kernel has to make completions cheap.
+pub(super) fn open_ring() -> io::Result<IoUring> {
+    let mut common = IoUring::builder();
+    common.setup_clamp().setup_submit_all().setup_taskrun_flag().setup_r_disabled();
+    common.setup_cqsize(COMPLETION_ENTRIES);
+    // Linux 6.1: completions are processed when this thread asks for them, in batches.
+    let mut deferred = common.clone();
+    deferred.setup_single_issuer().setup_defer_taskrun();
+    // Linux 5.19: at its next system call.
+    let mut cooperative = common;
+    cooperative.setup_coop_taskrun();
+    let too_old = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
+    let ring = match deferred.build(SUBMISSION_ENTRIES) {
+        Err(error) if too_old(&error) => match cooperative.build(SUBMISSION_ENTRIES) {
+            Err(error) if too_old(&error) => {
+                let message = "the kernel's io_uring is too old";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+            }
+            result => result?,
+        },
+        result => result?,
+    };
+    // System-call filters do not see what a ring does: it gets a list of its own.
+    ring.submitter().register_restrictions(&mut ops::permitted())?;
+    ring.submitter().register_enable_rings()?;
+    Ok(ring)
+}
