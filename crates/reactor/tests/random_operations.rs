@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/scramble.rs"]
+mod scramble;
+#[path = "common/stack.rs"]
+mod stack;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
@@ -12,11 +17,15 @@ use raceline_reactor::io::{FileId, RecvBuffers, SocketId};
 use raceline_reactor::sim::Random;
 use raceline_reactor::socket::BufferSizes;
 use raceline_reactor::{
-    BufferPool, Completion, EpollIo, Io, IoBuf, Outcome, Payload, PoolConfig, SendBatch, Token,
-    UringIo, Wait,
+    BufferPool, Completion, EpollIo, Io, IoBuf, Outcome, Payload, PoolConfig, SendBatch,
+    StreamProvider, Token, UringIo, Wait,
 };
+use scramble::Scrambler;
+use stack::Stack;
 
 const SEEDS: u64 = 25;
+/// For each kind of stream besides the kernel's.
+const PROVIDED_SEEDS: u64 = 8;
 const OPERATIONS: usize = 400;
 const CONNECTIONS: usize = 6;
 const BLOCK: usize = 4096;
@@ -26,7 +35,7 @@ const BLOCKS: usize = 16;
 fn uring_does_what_the_model_says() {
     for seed in 0..SEEDS {
         match UringIo::new() {
-            Ok(io) => Run::new(Box::new(io), seed).run(),
+            Ok(io) => Run::new(Box::new(io), seed, None).run(),
             Err(error) => return eprintln!("SKIPPED: io_uring cannot be used here: {error}"),
         }
     }
@@ -35,14 +44,50 @@ fn uring_does_what_the_model_says() {
 #[test]
 fn epoll_does_what_the_model_says() {
     for seed in 0..SEEDS {
-        Run::new(Box::new(EpollIo::new().unwrap()), seed).run();
+        Run::new(Box::new(EpollIo::new().unwrap()), seed, None).run();
     }
 }
 
 #[test]
 fn eager_epoll_does_what_the_model_says() {
     for seed in 0..SEEDS {
-        Run::new(Box::new(EpollIo::eager().unwrap()), seed).run();
+        Run::new(Box::new(EpollIo::eager().unwrap()), seed, None).run();
+    }
+}
+
+fn providers() -> [Arc<dyn StreamProvider>; 3] {
+    let scrambler = Scrambler::new(3, "run");
+    let polled = Scrambler { polled: true, ..scrambler.clone() };
+    [Arc::new(scrambler), Arc::new(polled), Arc::new(Stack::default())]
+}
+
+#[test]
+fn uring_with_providers_does_what_the_model_says() {
+    for seed in 0..PROVIDED_SEEDS {
+        for provider in providers() {
+            match UringIo::new() {
+                Ok(io) => Run::new(Box::new(io), seed, Some(provider)).run(),
+                Err(error) => return eprintln!("SKIPPED: io_uring cannot be used here: {error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn epoll_with_providers_does_what_the_model_says() {
+    for seed in 0..PROVIDED_SEEDS {
+        for provider in providers() {
+            Run::new(Box::new(EpollIo::new().unwrap()), seed, Some(provider)).run();
+        }
+    }
+}
+
+#[test]
+fn eager_epoll_with_providers_does_what_the_model_says() {
+    for seed in 0..PROVIDED_SEEDS {
+        for provider in providers() {
+            Run::new(Box::new(EpollIo::eager().unwrap()), seed, Some(provider)).run();
+        }
     }
 }
 
@@ -85,7 +130,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(io: Box<dyn Io>, seed: u64) -> Run {
+    fn new(io: Box<dyn Io>, seed: u64, provider: Option<Arc<dyn StreamProvider>>) -> Run {
         // Both back ends run the same seeds, at the same time.
         static NAMES: AtomicU64 = AtomicU64::new(0);
         let number = NAMES.fetch_add(1, Ordering::Relaxed);
@@ -108,7 +153,7 @@ impl Run {
             deadline: Instant::now() + Duration::from_secs(30),
         };
         run.file = run.io.register_file(Arc::new(file));
-        run.connect();
+        run.connect(provider.as_deref());
         run
     }
 
@@ -121,13 +166,22 @@ impl Run {
         usize::try_from(self.random.below(bound as u64)).unwrap()
     }
 
-    fn connect(&mut self) {
+    fn connect(&mut self, provider: Option<&dyn StreamProvider>) {
         let listen = self.token();
-        let (listener, address) = self.io.listen("127.0.0.1:0".parse().unwrap(), listen).unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let own = provider.and_then(|provider| provider.listen(any));
+        let wrapper = provider.filter(|_| own.is_none());
+        let (listener, address) = match own {
+            Some(own) => self.io.listen_provided(own.unwrap(), listen).unwrap(),
+            None => self.io.listen(any, listen).unwrap(),
+        };
         for _ in 0..CONNECTIONS {
             let token = self.token();
-            self.io.connect(address, None, token);
             let (mut one, mut two) = (None, None);
+            match provider.and_then(|provider| provider.connect(address, None)) {
+                Some(socket) => one = Some(socket.unwrap()),
+                None => self.io.connect(address, None, token),
+            }
             let mut done = Vec::new();
             while one.is_none() || two.is_none() {
                 self.io.poll(Wait::Yes, &mut done).unwrap();
@@ -138,6 +192,10 @@ impl Run {
                         other => panic!("{other:?}"),
                     }
                 }
+            }
+            if let Some(wrapper) = wrapper {
+                one = one.map(|socket| wrapper.connected(socket).unwrap());
+                two = two.map(|socket| wrapper.accepted(socket).unwrap());
             }
             let first = self.ends.len();
             for (socket, peer) in [(one, first + 1), (two, first)] {

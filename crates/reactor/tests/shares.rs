@@ -4,6 +4,8 @@
 
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod common;
+#[path = "common/scramble.rs"]
+mod scramble;
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,18 +14,28 @@ use common::pattern;
 use raceline_reactor::core::{Backend, open_io};
 use raceline_reactor::flow::{SocketClass, Traffic};
 use raceline_reactor::io::SocketId;
-use raceline_reactor::{Completion, Io, IoBuf, Outcome, Payload, SendBatch, Socket, Token, Wait};
+use raceline_reactor::{
+    Completion, Io, IoBuf, Outcome, Payload, SendBatch, Socket, StreamProvider as _, Token, Wait,
+};
+use scramble::HandedOn;
 
 const SHARE: usize = 16 << 10;
 const TOTAL: usize = 20 * SHARE;
 
-/// A socket of the back end, and its peer.
-fn pair(io: &mut dyn Io) -> (SocketId, TcpStream) {
+/// Which of the long and the small sender's sockets go by way of a provider.
+const KINDS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
+
+/// A socket of the back end, as it is or by way of a provider, and its peer.
+fn pair(io: &mut dyn Io, handed_on: bool) -> (SocketId, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
     near.set_nonblocking(true).unwrap();
-    let socket = io.adopt(Socket::from_fd(near.into()).unwrap()).unwrap();
+    let mut socket = Socket::from_fd(near.into()).unwrap();
+    if handed_on {
+        socket = HandedOn.accepted(socket).unwrap();
+    }
+    let socket = io.adopt(socket).unwrap();
     let class = SocketClass { traffic: Traffic::Responses, share: SHARE, ..SocketClass::ADMIN };
     io.declare(socket, class);
     (socket, peer)
@@ -55,8 +67,9 @@ fn received(peer: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-fn check(io: &mut dyn Io) {
-    let (socket, mut peer) = pair(io);
+/// With both sockets as they are, or the long or the small sender's by way of a provider.
+fn check(io: &mut dyn Io, (long, short): (bool, bool)) {
+    let (socket, mut peer) = pair(io, long);
     let token = Token { owner: 1, generation: 0, index: 0 };
     let mut done = Vec::new();
     // Nobody waits for it: it leaves as fast as it can.
@@ -69,7 +82,7 @@ fn check(io: &mut dyn Io) {
     assert!(polls < 5, "{polls} polls");
     assert!(received(&mut peer) == pattern(TOTAL, 3));
 
-    let (other, _other_peer) = pair(io);
+    let (other, _other_peer) = pair(io, short);
     io.send(other, small(), token);
     while !sent(&mut done) {
         io.poll(Wait::No, &mut done).unwrap();
@@ -98,14 +111,18 @@ fn check(io: &mut dyn Io) {
 
 #[test]
 fn with_epoll() {
-    let (mut io, _) = open_io(Backend::Epoll).unwrap();
-    check(&mut *io);
+    for kinds in KINDS {
+        let (mut io, _) = open_io(Backend::Epoll).unwrap();
+        check(&mut *io, kinds);
+    }
 }
 
 #[test]
 fn with_the_ring() {
-    // Where it is forbidden, there is nothing to check.
-    if let Ok((mut io, _)) = open_io(Backend::Uring) {
-        check(&mut *io);
+    for kinds in KINDS {
+        // Where it is forbidden, there is nothing to check.
+        if let Ok((mut io, _)) = open_io(Backend::Uring) {
+            check(&mut *io, kinds);
+        }
     }
 }

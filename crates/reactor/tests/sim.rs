@@ -4,9 +4,12 @@
 
 #[path = "../examples/echo.rs"]
 mod echo;
+#[path = "common/scramble.rs"]
+mod scramble;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use echo::Echo;
@@ -14,8 +17,12 @@ use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::sim::Random;
 use raceline_reactor::{
     BufferPool, Completion, Context, Io, IoBuf, Outcome, SendBatch, Service, SimConfig, SimIo,
-    SimWorld, Token, Wait,
+    SimWorld, StreamProvider, Token, Wait,
 };
+use scramble::{HandedOn, Scrambler};
+
+/// Who makes the streams; `None`: the simulated network alone.
+type Provider = Option<Arc<dyn StreamProvider>>;
 
 const ADDRESS: &str = "10.0.0.1:7";
 
@@ -24,16 +31,17 @@ struct Server {
     io: SimIo,
     pool: BufferPool,
     echo: Echo,
+    provider: Provider,
 }
 
 impl Server {
-    fn new(world: &SimWorld) -> Server {
+    fn new(world: &SimWorld, provider: Provider) -> Server {
         let mut io = world.io();
         let pool = BufferPool::new(&echo::config().pool).unwrap();
         let now = io.now();
         let address = ADDRESS.parse().unwrap();
         let echo = Echo::new(&mut Context { io: &mut io, pool: &pool, now }, address).unwrap();
-        Server { io, pool, echo }
+        Server { io, pool, echo, provider }
     }
 
     fn turn(&mut self) {
@@ -41,8 +49,14 @@ impl Server {
         self.io.poll(Wait::Yes, &mut done).unwrap();
         let now = self.io.now();
         let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
-        for completion in done {
-            self.echo.handle_completion(&mut cx, completion);
+        for Completion { token, outcome } in done {
+            let outcome = match (outcome, &self.provider) {
+                (Outcome::Accepted(Ok((socket, peer))), Some(provider)) => {
+                    Outcome::Accepted(provider.accepted(socket).map(|socket| (socket, peer)))
+                }
+                (outcome, _) => outcome,
+            };
+            self.echo.handle_completion(&mut cx, Completion { token, outcome });
         }
         self.echo.flush(&mut cx);
     }
@@ -63,6 +77,7 @@ struct Callers {
     io: SimIo,
     callers: Vec<Caller>,
     random: Random,
+    provider: Provider,
 }
 
 fn token(index: usize) -> Token {
@@ -70,7 +85,13 @@ fn token(index: usize) -> Token {
 }
 
 impl Callers {
-    fn new(world: &SimWorld, seed: u64, count: usize, max_len: usize) -> Callers {
+    fn new(
+        world: &SimWorld,
+        provider: Provider,
+        seed: u64,
+        count: usize,
+        max_len: usize,
+    ) -> Callers {
         let mut random = Random::new(!seed);
         let mut io = world.io();
         let callers = (0..count)
@@ -81,7 +102,7 @@ impl Callers {
                 Caller { socket: None, message, sent: 0, answer: Vec::new(), end: None }
             })
             .collect();
-        Callers { io, callers, random }
+        Callers { io, callers, random, provider }
     }
 
     fn turn(&mut self) {
@@ -96,6 +117,10 @@ impl Callers {
         let caller = &mut self.callers[token.index as usize];
         match outcome {
             Outcome::Connected(Ok(socket)) => {
+                let socket = match &self.provider {
+                    Some(provider) => provider.connected(socket).unwrap(),
+                    None => socket,
+                };
                 let socket = self.io.adopt(socket).unwrap();
                 caller.socket = Some(socket);
                 self.send(token);
@@ -161,10 +186,21 @@ fn run(
     count: usize,
     max_len: usize,
 ) -> (Vec<Option<io::ErrorKind>>, Duration, u64) {
+    run_over(None, seed, config, count, max_len)
+}
+
+/// The same with the streams of a provider.
+fn run_over(
+    provider: Provider,
+    seed: u64,
+    config: SimConfig,
+    count: usize,
+    max_len: usize,
+) -> (Vec<Option<io::ErrorKind>>, Duration, u64) {
     let world = SimWorld::new(seed, config);
-    let mut server = Server::new(&world);
+    let mut server = Server::new(&world, provider.clone());
     let available = server.pool.available_total();
-    let mut callers = Callers::new(&world, seed, count, max_len);
+    let mut callers = Callers::new(&world, provider, seed, count, max_len);
     let mut steps = 0u64;
     while world.step() {
         server.turn();
@@ -194,6 +230,48 @@ fn the_same_seed_is_the_same_run() {
     fingerprints.sort_unstable();
     fingerprints.dedup();
     assert_eq!(fingerprints.len(), 20, "every seed is another run");
+}
+
+/// The echo server over records with a handshake, and over the simulated network by way of the seam.
+#[test]
+fn streams_of_a_provider_are_simulated_by_seed() {
+    let scrambler: Arc<dyn StreamProvider> = Arc::new(Scrambler::new(5, "sim"));
+    let mut fingerprints = Vec::new();
+    for seed in 0..20 {
+        for provider in [Arc::clone(&scrambler), Arc::new(HandedOn)] {
+            let config = SimConfig { socket_buffer: 3000, ..SimConfig::default() };
+            let over = |config| run_over(Some(Arc::clone(&provider)), seed, config, 10, 20_000);
+            let first = over(config.clone());
+            assert_eq!(first, over(config));
+            let whole = first.0.iter().all(|&end| end == Some(io::ErrorKind::Other));
+            assert!(whole, "seed {seed}, {provider:?}: {:?}", first.0);
+            fingerprints.push(first.2);
+        }
+    }
+    fingerprints.sort_unstable();
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), 40, "every seed is another run");
+    let hard = SimConfig { max_chunk: 1, socket_buffer: 10, ..SimConfig::default() };
+    let (ends, _, _) = run_over(Some(scrambler), 1, hard, 3, 500);
+    assert!(ends.iter().all(|&end| end == Some(io::ErrorKind::Other)), "{ends:?}");
+}
+
+#[test]
+fn streams_of_a_provider_break_and_leave_nothing_behind() {
+    let config =
+        SimConfig { broken_per_thousand: 500, break_within: 20_000, ..SimConfig::default() };
+    let provider: Arc<dyn StreamProvider> = Arc::new(Scrambler::new(5, "sim"));
+    let (mut broken, mut whole) = (0, 0);
+    for seed in 0..50 {
+        for end in run_over(Some(Arc::clone(&provider)), seed, config.clone(), 10, 20_000).0 {
+            match end {
+                Some(io::ErrorKind::Other) => whole += 1,
+                Some(_) => broken += 1,
+                None => panic!("seed {seed}: a caller hangs"),
+            }
+        }
+    }
+    assert!(broken > 50 && whole > 50, "{broken} broken, {whole} whole");
 }
 
 #[test]

@@ -2,14 +2,18 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_reactor::io::{FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
-    BufferPool, Completion, Io, IoBuf, Outcome, PoolConfig, SendBatch, Socket, Token, Wait,
+    BufferPool, Completion, Io, IoBuf, Outcome, PoolConfig, SendBatch, Socket, StreamProvider,
+    Token, Wait,
 };
 
 use crate::common::received;
+use crate::scramble::{HandedOn, Scrambler};
+use crate::stack::Stack;
 
 const WATCHDOG_TOKEN: Token = Token { owner: 0, generation: 0, index: u32::MAX };
 
@@ -21,6 +25,12 @@ pub(crate) struct Bed {
     pub(crate) io: Box<dyn Io>,
     pub(crate) pool: BufferPool,
     pub(crate) done: Vec<Completion>,
+    /// Makes the streams of what is accepted and connected; `None`: the kernel.
+    pub(crate) provider: Option<Arc<dyn StreamProvider>>,
+    /// It has no stack of its own.
+    wraps: bool,
+    /// Its streams begin with a handshake.
+    handshakes: bool,
     /// Tokens given out.
     tokens: u32,
 }
@@ -28,9 +38,43 @@ pub(crate) struct Bed {
 impl Bed {
     pub(crate) fn new(io: Box<dyn Io>) -> Bed {
         let pool = BufferPool::new(&PoolConfig::new(&[(4096, 64), (65536, 16)])).unwrap();
-        let mut bed = Bed { io, pool, done: Vec::new(), tokens: 0 };
+        let mut bed = Bed {
+            io,
+            pool,
+            done: Vec::new(),
+            provider: None,
+            wraps: false,
+            handshakes: false,
+            tokens: 0,
+        };
         bed.io.timer(Instant::now() + WATCHDOG, WATCHDOG_TOKEN);
         bed
+    }
+
+    /// With streams over the kernel's.
+    pub(crate) fn scrambled(self) -> Bed {
+        Bed {
+            provider: Some(Arc::new(Scrambler::new(9, "bed"))),
+            wraps: true,
+            handshakes: true,
+            ..self
+        }
+    }
+
+    /// The same with nothing to wait for.
+    pub(crate) fn polled(self) -> Bed {
+        let provider = Scrambler { polled: true, ..Scrambler::new(9, "bed") };
+        Bed { provider: Some(Arc::new(provider)), ..self.scrambled() }
+    }
+
+    /// With the kernel's streams, by way of the seam.
+    pub(crate) fn handed_on(self) -> Bed {
+        Bed { provider: Some(Arc::new(HandedOn)), wraps: true, ..self }
+    }
+
+    /// With streams of a stack that has no descriptors.
+    pub(crate) fn stacked(self) -> Bed {
+        Bed { provider: Some(Arc::new(Stack::default())), ..self }
     }
 
     pub(crate) fn token(&mut self) -> Token {
@@ -59,7 +103,12 @@ impl Bed {
 
     pub(crate) fn listen(&mut self, address: &str) -> (ListenerId, SocketAddr, Token) {
         let token = self.token();
-        let (listener, address) = self.io.listen(address.parse().unwrap(), token).unwrap();
+        let address = address.parse().unwrap();
+        let own = self.provider.as_ref().and_then(|provider| provider.listen(address));
+        let (listener, address) = match own {
+            Some(listener) => self.io.listen_provided(listener.unwrap(), token).unwrap(),
+            None => self.io.listen(address, token).unwrap(),
+        };
         (listener, address, token)
     }
 
@@ -72,10 +121,14 @@ impl Bed {
         address: SocketAddr,
         source: Option<IpAddr>,
     ) -> io::Result<Socket> {
+        let own = self.provider.as_ref().and_then(|provider| provider.connect(address, source));
+        if let Some(socket) = own {
+            return socket;
+        }
         let token = self.token();
         self.io.connect(address, source, token);
         match self.wait_for(token) {
-            Outcome::Connected(result) => result,
+            Outcome::Connected(result) => self.wrap(result?, true),
             other => panic!("{other:?}"),
         }
     }
@@ -84,9 +137,18 @@ impl Bed {
         match self.wait_for(token) {
             Outcome::Accepted(Ok((socket, peer))) => {
                 assert_eq!(socket.peer_address(), peer);
-                socket
+                self.wrap(socket, false).unwrap()
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Wraps what the kernel has connected or accepted, if there is a provider without a stack.
+    fn wrap(&self, socket: Socket, connected: bool) -> io::Result<Socket> {
+        match &self.provider {
+            Some(provider) if self.wraps && connected => provider.connected(socket),
+            Some(provider) if self.wraps => provider.accepted(socket),
+            _ => Ok(socket),
         }
     }
 
@@ -103,7 +165,14 @@ impl Bed {
 
     pub(crate) fn pair(&mut self) -> (SocketId, SocketId) {
         let (one, two) = self.raw_pair();
-        (self.io.adopt(one).unwrap(), self.io.adopt(two).unwrap())
+        let pair = (self.io.adopt(one).unwrap(), self.io.adopt(two).unwrap());
+        // Who closes before the handshake is done cuts the other off.
+        while self.handshakes
+            && [pair.0, pair.1].iter().any(|&end| self.io.peer_identity(end).is_none())
+        {
+            self.poll(Wait::No);
+        }
+        pair
     }
 
     /// Starts a receive into `payload` bytes of one buffer and then `staging` of another.

@@ -5,10 +5,13 @@
 mod bed;
 #[path = "../common/mod.rs"]
 mod common;
+mod files;
 mod kept;
-
-use std::fs::File;
-use std::io;
+mod provided;
+#[path = "../common/scramble.rs"]
+mod scramble;
+#[path = "../common/stack.rs"]
+mod stack;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,32 +19,79 @@ use std::time::{Duration, Instant};
 
 use bed::Bed;
 use common::{errno, open_descriptors, pattern, received, temporary_file};
+use files::{
+    file_errors, file_ranges_are_released_and_zeroed, file_reads_and_writes,
+    files_close_after_their_operations, files_use_a_pool_that_was_lent,
+    nvme_commands_go_piece_by_piece,
+};
 use kept::kept_payloads_arrive_and_come_back;
+use provided::{
+    a_handshake_that_stalls_costs_nothing, a_peer_that_is_killed_ends_its_connection,
+    a_peer_that_sends_single_bytes_is_understood, a_wrong_key_ends_both_ends,
+    kinds_of_sockets_live_side_by_side, what_is_cut_off_does_not_end_well,
+};
 use raceline_reactor::flow::SocketClass;
+use raceline_reactor::io::FileId;
 use raceline_reactor::io::RecvBuffers;
-use raceline_reactor::io::{AllocateMode, FileId};
-use raceline_reactor::nvme::NvmeFormat;
 use raceline_reactor::socket::BufferSizes;
 use raceline_reactor::{
     EpollIo, HugePages, IoBuf, Outcome, Payload, Region, RegionHandle, SendBatch, Token, UringIo,
     Wait,
 };
 
+/// Runs tests against a bed that may be missing here.
 macro_rules! conformance {
-    ($($test:ident),* $(,)?) => {
-        mod uring {
-            $(#[test] fn $test() { if let Some(bed) = super::uring_bed() { super::$test(bed) } })*
-        }
-        mod epoll {
-            $(#[test] fn $test() { super::$test(super::Bed::new(Box::new(super::EpollIo::new().unwrap()))) })*
-        }
-        mod eager_epoll {
-            $(#[test] fn $test() { super::$test(super::Bed::new(Box::new(super::EpollIo::eager().unwrap()))) })*
+    ($name:ident, $bed:expr, $($test:ident),* $(,)?) => {
+        mod $name {
+            $(#[test] fn $test() { if let Some(bed) = $bed { super::$test(bed) } })*
         }
     };
 }
 
-conformance!(
+/// Over every back end, with the kernel's sockets.
+macro_rules! everywhere {
+    ($($test:ident),* $(,)?) => {
+        conformance!(uring, super::uring_bed(), $($test),*);
+        conformance!(epoll, Some(super::epoll_bed()), $($test),*);
+        conformance!(eager_epoll, Some(super::eager_bed()), $($test),*);
+    };
+}
+
+/// The same with sockets of a provider that goes over the kernel's.
+macro_rules! over_the_kernel {
+    ($($test:ident),* $(,)?) => {
+        conformance!(
+            scrambled_uring, super::uring_bed().map(super::Bed::scrambled), $($test),*
+        );
+        conformance!(
+            scrambled_epoll, Some(super::epoll_bed().scrambled()), $($test),*
+        );
+        conformance!(
+            scrambled_eager_epoll, Some(super::eager_bed().scrambled()), $($test),*
+        );
+    };
+}
+
+/// With the kernel's sockets by way of the seam, and with a provider's that have nothing to wait for.
+macro_rules! over_the_seam {
+    ($($test:ident),* $(,)?) => {
+        conformance!(handed_on_uring, super::uring_bed().map(super::Bed::handed_on), $($test),*);
+        conformance!(handed_on_epoll, Some(super::epoll_bed().handed_on()), $($test),*);
+        conformance!(polled_uring, super::uring_bed().map(super::Bed::polled), $($test),*);
+        conformance!(polled_epoll, Some(super::epoll_bed().polled()), $($test),*);
+    };
+}
+
+/// The same with those of a provider whose stack has no descriptors.
+macro_rules! over_another_stack {
+    ($($test:ident),* $(,)?) => {
+        conformance!(stack_uring, super::uring_bed().map(super::Bed::stacked), $($test),*);
+        conformance!(stack_epoll, Some(super::epoll_bed().stacked()), $($test),*);
+        conformance!(stack_eager_epoll, Some(super::eager_bed().stacked()), $($test),*);
+    };
+}
+
+everywhere!(
     echo_in_every_chunking,
     large_batches_through_small_buffers,
     receive_fills_payload_then_staging,
@@ -75,6 +125,86 @@ conformance!(
     dropped_with_operations_in_flight,
 );
 
+over_the_kernel!(
+    echo_in_every_chunking,
+    large_batches_through_small_buffers,
+    receive_fills_payload_then_staging,
+    sockets_share_the_staging_of_the_core,
+    counts_are_exact,
+    what_waits_to_be_received_is_known,
+    end_of_stream_and_reset,
+    close_returns_all_buffers,
+    close_while_sending_returns_the_batch,
+    kept_payloads_arrive_and_come_back,
+    misuse_completes_with_an_error,
+    connect_refused,
+    connect_from_a_source_address,
+    connect_timing_out_is_cut_off_by_dropping,
+    accept_many,
+    closed_listeners_refuse,
+    ipv6,
+    sockets_move_between_cores,
+    quiet_sockets_are_heard_when_they_speak,
+    waiting_costs_no_processor_time,
+    churn_leaks_no_descriptors,
+    dropped_with_operations_in_flight,
+);
+
+over_the_seam!(
+    echo_in_every_chunking,
+    large_batches_through_small_buffers,
+    receive_fills_payload_then_staging,
+    counts_are_exact,
+    what_waits_to_be_received_is_known,
+    end_of_stream_and_reset,
+    close_returns_all_buffers,
+    close_while_sending_returns_the_batch,
+    kept_payloads_arrive_and_come_back,
+    quiet_sockets_are_heard_when_they_speak,
+    churn_leaks_no_descriptors,
+    dropped_with_operations_in_flight,
+);
+
+over_another_stack!(
+    echo_in_every_chunking,
+    large_batches_through_small_buffers,
+    receive_fills_payload_then_staging,
+    sockets_share_the_staging_of_the_core,
+    counts_are_exact,
+    what_waits_to_be_received_is_known,
+    end_of_stream_and_reset,
+    close_returns_all_buffers,
+    close_while_sending_returns_the_batch,
+    kept_payloads_arrive_and_come_back,
+    misuse_completes_with_an_error,
+    connect_refused,
+    ipv6,
+    quiet_sockets_are_heard_when_they_speak,
+    churn_leaks_no_descriptors,
+    dropped_with_operations_in_flight,
+);
+
+conformance!(
+    provided_uring,
+    super::uring_bed(),
+    a_peer_that_sends_single_bytes_is_understood,
+    a_peer_that_is_killed_ends_its_connection,
+    a_wrong_key_ends_both_ends,
+    a_handshake_that_stalls_costs_nothing,
+    what_is_cut_off_does_not_end_well,
+    kinds_of_sockets_live_side_by_side,
+);
+conformance!(
+    provided_epoll,
+    Some(super::epoll_bed()),
+    a_peer_that_sends_single_bytes_is_understood,
+    a_peer_that_is_killed_ends_its_connection,
+    a_wrong_key_ends_both_ends,
+    a_handshake_that_stalls_costs_nothing,
+    what_is_cut_off_does_not_end_well,
+    kinds_of_sockets_live_side_by_side,
+);
+
 fn uring_bed() -> Option<Bed> {
     match UringIo::new() {
         Ok(io) => Some(Bed::new(Box::new(io))),
@@ -83,6 +213,14 @@ fn uring_bed() -> Option<Bed> {
             None
         }
     }
+}
+
+fn epoll_bed() -> Bed {
+    Bed::new(Box::new(EpollIo::new().unwrap()))
+}
+
+fn eager_bed() -> Bed {
+    Bed::new(Box::new(EpollIo::eager().unwrap()))
 }
 
 fn echo_in_every_chunking(mut bed: Bed) {
@@ -512,182 +650,6 @@ fn timers_in_order(mut bed: Bed) {
     assert!(start.elapsed() < Duration::from_secs(10));
 }
 
-fn file_reads_and_writes(mut bed: Bed) {
-    let file = bed.io.register_file(temporary_file());
-    let bytes = pattern(60_000, 5);
-    bed.write_file(file, &bytes, 4096, true).unwrap();
-    bed.write_file(file, b"start", 1, false).unwrap();
-    let token = bed.token();
-    bed.io.sync(file, token);
-    bed.synced(token).unwrap();
-    assert_eq!(&bed.read_file(file, 60_000, 4096).unwrap()[..], &bytes);
-    assert_eq!(&bed.read_file(file, 7, 0).unwrap()[..], b"\0start\0");
-    let end = bed.read_file(file, 100, 64_050).unwrap_err();
-    assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
-    assert!(bed.read_file(file, 100, 1 << 40).is_err());
-
-    // Many at once, completing in any order.
-    let mut tokens = Vec::new();
-    for block in 0..16u32 {
-        let token = bed.token();
-        let mut buf = bed.pool.take(4096).unwrap();
-        buf.copy_from_slice(&pattern(4096, block));
-        bed.io.write(file, buf.share(), u64::from(block) * 4096, block % 2 == 0, token);
-        tokens.push(token);
-    }
-    for token in tokens {
-        let Outcome::Written(Ok(()), _) = bed.wait_for(token) else { panic!("write") };
-    }
-    for block in 0..16u32 {
-        let buf = bed.read_file(file, 4096, u64::from(block) * 4096).unwrap();
-        assert_eq!(&buf[..], pattern(4096, block));
-    }
-    bed.io.close_file(file);
-}
-
-fn files_use_a_pool_that_was_lent(mut bed: Bed) {
-    let pool = bed.pool.clone();
-    bed.io.lend_pool(&pool);
-    let file = bed.io.register_file(temporary_file());
-    let bytes = pattern(9000, 3);
-    bed.write_file(file, &bytes, 100, false).unwrap();
-    // Memory from elsewhere is as good.
-    let token = bed.token();
-    bed.io.read(file, IoBuf::heap(9000), 100, token);
-    let Outcome::Read(Ok(()), mut buf) = bed.wait_for(token) else { panic!("read") };
-    assert_eq!(&buf[..], &bytes);
-    buf[..5].copy_from_slice(b"other");
-    let token = bed.token();
-    bed.io.write(file, buf.share(), 100, true, token);
-    let Outcome::Written(Ok(()), _) = bed.wait_for(token) else { panic!("write") };
-    assert_eq!(&bed.read_file(file, 5, 100).unwrap()[..], b"other");
-    bed.io.close_file(file);
-    file_reads_and_writes(bed);
-}
-
-fn file_ranges_are_released_and_zeroed(mut bed: Bed) {
-    use std::os::unix::fs::MetadataExt;
-    let inner = temporary_file();
-    let file = bed.io.register_file(inner.clone());
-    bed.write_file(file, &[0xff; 65536], 0, false).unwrap();
-    for mode in [AllocateMode::PunchHole, AllocateMode::ZeroRange] {
-        let start = if mode == AllocateMode::PunchHole { 4096 } else { 32768 };
-        let token = bed.token();
-        bed.io.allocate(file, mode, start, 8192, token);
-        match bed.synced(token) {
-            Ok(()) => {}
-            // Not every file system can do both.
-            Err(error) if errno(&error) == libc::EOPNOTSUPP => {
-                eprintln!("SKIPPED: {mode:?}: {error}");
-                continue;
-            }
-            Err(error) => panic!("{mode:?}: {error}"),
-        }
-        let contents = bed.read_file(file, 65536, 0).unwrap();
-        let start = usize::try_from(start).unwrap();
-        assert!(contents[start..start + 8192].iter().all(|&byte| byte == 0), "{mode:?}");
-        assert_eq!((contents[start - 1], contents[start + 8192]), (0xff, 0xff));
-        assert_eq!(inner.metadata().unwrap().len(), 65536);
-        if mode == AllocateMode::PunchHole {
-            assert!(inner.metadata().unwrap().blocks() <= (65536 - 8192) / 512);
-        }
-    }
-}
-
-fn file_errors(mut bed: Bed) {
-    let read_only = Arc::new(File::open("/dev/null").unwrap());
-    let file = bed.io.register_file(read_only);
-    assert_eq!(errno(&bed.write_file(file, b"x", 0, false).unwrap_err()), libc::EBADF);
-    assert_eq!(errno(&bed.write_file(file, b"x", 0, true).unwrap_err()), libc::EBADF);
-    assert_eq!(bed.read_file(file, 1, 0).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    let token = bed.token();
-    bed.io.allocate(file, AllocateMode::ZeroRange, 0, 4096, token);
-    assert!(bed.synced(token).is_err());
-    let full = Arc::new(File::options().write(true).open("/dev/full").unwrap());
-    let full = bed.io.register_file(full);
-    assert_eq!(errno(&bed.write_file(full, b"x", 0, false).unwrap_err()), libc::ENOSPC);
-}
-
-/// Linux answers any passthrough command to /dev/null with success, since 6.1, and refuses it for files.
-fn nvme_commands_go_piece_by_piece(mut bed: Bed) {
-    let format = NvmeFormat {
-        nsid: 1,
-        block_shift: 9,
-        max_transfer_bytes: 1024,
-        max_zeroes_bytes: 4096,
-        zeroes_deallocate: false,
-        dataset_management: true,
-    };
-    let null = Arc::new(File::options().read(true).write(true).open("/dev/null").unwrap());
-    let file = match bed.io.register_nvme(null, format) {
-        Ok(file) => file,
-        Err(error) => {
-            assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}");
-            return;
-        }
-    };
-    match bed.read_file(file, 65536, 512) {
-        Err(error) if errno(&error) == libc::EOPNOTSUPP => {
-            eprintln!("SKIPPED: /dev/null takes no commands: {error}");
-        }
-        result => drop(result.unwrap()),
-    }
-    // What no command can say does not reach the kernel.
-    assert_eq!(errno(&bed.read_file(file, 4096, 1).unwrap_err()), libc::EINVAL);
-    assert_eq!(errno(&bed.write_file(file, &[1; 100], 0, true).unwrap_err()), libc::EINVAL);
-    let refused = bed.token();
-    bed.io.allocate(file, AllocateMode::PunchHole, 0, 8192, refused);
-    assert_eq!(errno(&bed.synced(refused).unwrap_err()), libc::EOPNOTSUPP);
-    for mode in [AllocateMode::ZeroRange, AllocateMode::Release] {
-        let token = bed.token();
-        bed.io.allocate(file, mode, 0, 3 << 20, token);
-        if let Err(error) = bed.synced(token) {
-            assert_eq!(errno(&error), libc::EOPNOTSUPP);
-        }
-    }
-    let available = bed.pool.available_total();
-    let other = bed.io.register_nvme(temporary_file(), format).unwrap();
-    let mut tokens = Vec::new();
-    for block in 0..16 {
-        let token = bed.token();
-        let buf = bed.pool.take(4096).unwrap().share();
-        bed.io.write(other, buf, block * 4096, block % 2 == 0, token);
-        tokens.push(token);
-    }
-    bed.io.close_file(other);
-    for token in tokens {
-        let Outcome::Written(Err(error), buf) = bed.wait_for(token) else { panic!("a file") };
-        assert_eq!((errno(&error), buf.len()), (libc::EOPNOTSUPP, 4096));
-    }
-    assert_eq!(bed.pool.available_total(), available);
-    let token = bed.token();
-    bed.io.sync(other, token);
-    assert!(bed.synced(token).is_err(), "a closed file");
-}
-
-fn files_close_after_their_operations(mut bed: Bed) {
-    let available = bed.pool.available_total();
-    let inner = temporary_file();
-    let file = bed.io.register_file(inner.clone());
-    let tokens: Vec<Token> = (0..10u8)
-        .map(|number| {
-            let token = bed.token();
-            let mut buf = bed.pool.take(4096).unwrap();
-            buf.fill(number);
-            bed.io.write(file, buf.share(), u64::from(number) * 4096, true, token);
-            token
-        })
-        .collect();
-    bed.io.close_file(file);
-    for token in tokens {
-        let Outcome::Written(Ok(()), _) = bed.wait_for(token) else { panic!("write") };
-    }
-    assert!(bed.read_file(file, 1, 0).is_err(), "closed");
-    assert_eq!(inner.metadata().unwrap().len(), 40960);
-    assert_eq!(bed.pool.available_total(), available);
-    assert_eq!(Arc::strong_count(&inner), 1);
-}
-
 fn woken_from_another_thread(mut bed: Bed) {
     for round in 0..200u64 {
         let waker = bed.io.waker();
@@ -720,7 +682,7 @@ fn waiting_costs_no_processor_time(mut bed: Bed) {
     assert!(polls < 10);
 }
 
-fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
