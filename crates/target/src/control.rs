@@ -14,6 +14,7 @@ use raceline_proto::controller::{
     DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem, TargetView,
 };
 use raceline_proto::nvme::Nqn;
+use raceline_reactor::StreamProvider;
 
 use crate::config::{SubsystemConfig, TargetError};
 use crate::counters::QueueTotals;
@@ -40,6 +41,8 @@ pub(crate) struct Control {
 pub(crate) struct State {
     pub(crate) subsystems: BTreeMap<Nqn, Entry>,
     pub(crate) listeners: Vec<ListenerInfo>,
+    /// Who carries the bytes of a listener's connections, by port id; those without: the kernel.
+    pub(crate) streams: BTreeMap<u16, Arc<dyn StreamProvider>>,
     pub(crate) discovery_ports: Vec<u16>,
     pub(crate) referrals: Vec<Referral>,
     pub(crate) discovery_filter: DiscoveryFilter,

@@ -1,10 +1,12 @@
 //! Changes of listeners, and of what else discovery tells.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral};
 use raceline_proto::nvme::Nqn;
+use raceline_reactor::StreamProvider;
 
 use crate::config::TargetError;
 use crate::control::State;
@@ -47,7 +49,20 @@ impl Target {
     /// # Errors
     /// When the address cannot be listened on, or it is one of all already.
     pub fn add_listener(&self, address: SocketAddr) -> Result<SocketAddr, TargetError> {
+        self.add_listener_with(address, None)
+    }
+
+    /// The same where a provider carries the bytes of the connections; `None`: the kernel's TCP.
+    ///
+    /// # Errors
+    /// As [`Self::add_listener`], and when the listener has another provider.
+    pub fn add_listener_with(
+        &self,
+        address: SocketAddr,
+        streams: Option<Arc<dyn StreamProvider>>,
+    ) -> Result<SocketAddr, TargetError> {
         let mut state = self.control.lock();
+        state.check_streams(address, streams.as_ref())?;
         match state.listeners.iter_mut().find(|listener| listener.address == address) {
             Some(listener) if listener.open => {
                 let error = std::io::ErrorKind::AddrInUse.into();
@@ -58,7 +73,7 @@ impl Target {
                 self.control.publish(&mut state)?;
                 Ok(address)
             }
-            None => self.listen(&mut state, address, true, |_, _| Ok(())),
+            None => self.listen(&mut state, address, true, streams, |_, _| Ok(())),
         }
     }
 
@@ -93,12 +108,26 @@ impl Target {
         nqn: &Nqn,
         address: SocketAddr,
     ) -> Result<SocketAddr, TargetError> {
+        self.add_subsystem_listener_with(nqn, address, None)
+    }
+
+    /// The same where a provider carries the bytes of the connections; `None`: the kernel's TCP.
+    ///
+    /// # Errors
+    /// As [`Self::add_subsystem_listener`], and when the listener has another provider.
+    pub fn add_subsystem_listener_with(
+        &self,
+        nqn: &Nqn,
+        address: SocketAddr,
+        streams: Option<Arc<dyn StreamProvider>>,
+    ) -> Result<SocketAddr, TargetError> {
         let mut state = self.control.lock();
         if !nqn.is_discovery() {
             state.entry(nqn)?;
         }
+        state.check_streams(address, streams.as_ref())?;
         let Some(port_id) = state.port_at(address) else {
-            return self.listen(&mut state, address, false, |state, port_id| {
+            return self.listen(&mut state, address, false, streams, |state, port_id| {
                 self.use_port(state, nqn, address, port_id)
             });
         };
@@ -189,15 +218,24 @@ impl Target {
         state: &mut State,
         address: SocketAddr,
         open: bool,
+        streams: Option<Arc<dyn StreamProvider>>,
         user: impl FnOnce(&mut State, u16) -> Result<(), TargetError>,
     ) -> Result<SocketAddr, TargetError> {
         let port_id = state.next_port_id();
         state.listeners.push(ListenerInfo { address, port_id, open });
+        if let Some(streams) = &streams {
+            state.streams.insert(port_id, Arc::clone(streams));
+        }
         let listening = user(state, port_id).and_then(|()| {
             if address.port() != 0 {
                 self.control.publish(state)?;
             }
-            self.control.ask_listener(|reply| Message::Listen { address, port_id, reply })?
+            self.control.ask_listener(|reply| Message::Listen {
+                address,
+                port_id,
+                streams,
+                reply,
+            })?
         });
         match listening {
             Ok(real) => {
@@ -212,6 +250,7 @@ impl Target {
             }
             Err(error) => {
                 state.listeners.retain(|listener| listener.port_id != port_id);
+                state.streams.remove(&port_id);
                 state.discovery_ports.retain(|id| *id != port_id);
                 let names: Vec<Nqn> = state.subsystems.keys().cloned().collect();
                 for nqn in names {
@@ -264,6 +303,7 @@ impl Target {
         let unused: Vec<ListenerInfo> = state.listeners.iter().filter(unused).copied().collect();
         for ListenerInfo { address, port_id, .. } in unused {
             state.listeners.retain(|listener| listener.port_id != port_id);
+            state.streams.remove(&port_id);
             self.control.ask_listener(|reply| Message::CloseListener { address, reply })?;
         }
         Ok(())
@@ -275,6 +315,26 @@ impl State {
     pub(crate) fn port_at(&self, address: SocketAddr) -> Option<u16> {
         let listener = self.listeners.iter().find(|listener| listener.address == address)?;
         Some(listener.port_id)
+    }
+
+    /// A listener that is there has this provider: nobody gets plain connections who asked for others.
+    fn check_streams(
+        &self,
+        address: SocketAddr,
+        streams: Option<&Arc<dyn StreamProvider>>,
+    ) -> Result<(), TargetError> {
+        let Some(port_id) = self.port_at(address) else { return Ok(()) };
+        let same = match (self.streams.get(&port_id), streams) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        if same {
+            return Ok(());
+        }
+        let text =
+            "the listener there has other byte streams: remove it first, or take another port";
+        let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
+        Err(TargetError::Listen { address, error })
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
 use raceline_proto::nvme::{ControllerId, Nqn, QueueId, Status};
+use raceline_reactor::StreamProvider;
 use raceline_reactor::socket::Socket;
 
 use crate::config::TargetError;
@@ -43,7 +44,12 @@ pub(crate) type Reply<T> = mpsc::Sender<(usize, T)>;
 /// To a core.
 pub(crate) enum Message {
     /// Control: start listening; connections know the listener by `port_id`.
-    Listen { address: SocketAddr, port_id: u16, reply: Reply<Result<SocketAddr, TargetError>> },
+    Listen {
+        address: SocketAddr,
+        port_id: u16,
+        streams: Option<Arc<dyn StreamProvider>>,
+        reply: Reply<Result<SocketAddr, TargetError>>,
+    },
     /// Control: stop listening.
     CloseListener { address: SocketAddr, reply: Reply<()> },
     /// Control: open a device's channel, before any view shows it.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use raceline_bdev::Done;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::io::ListenerId;
-use raceline_reactor::{Completion, Context, Outcome, Payload, Service, Socket, Token};
+use raceline_reactor::{
+    Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token,
+};
 
 use crate::connection::{Connection, Role, Stage};
 use crate::core::{Core, LocalCommand};
@@ -27,6 +29,8 @@ struct Listener {
     address: SocketAddr,
     index: u32,
     port_id: u16,
+    /// Who carries the bytes of what the kernel accepts; `None`: the kernel, or they come carried.
+    streams: Option<Arc<dyn StreamProvider>>,
 }
 
 struct Entry {
@@ -106,12 +110,19 @@ impl PollGroup {
         cx: &mut Context<'_>,
         address: SocketAddr,
         port_id: u16,
+        mut streams: Option<Arc<dyn StreamProvider>>,
     ) -> std::io::Result<SocketAddr> {
         let index = self.next_listener;
         let token = Token { owner: 0, generation: 0, index: LISTENER_BIT | index };
-        let (id, address) = cx.io.listen(address, token)?;
+        let (id, address) = match streams.as_ref().and_then(|streams| streams.listen(address)) {
+            Some(listener) => {
+                streams = None;
+                cx.io.listen_provided(listener?, token)?
+            }
+            None => cx.io.listen(address, token)?,
+        };
         self.next_listener += 1;
-        self.listeners.push(Listener { id, address, index, port_id });
+        self.listeners.push(Listener { id, address, index, port_id, streams });
         Ok(address)
     }
 
@@ -125,7 +136,8 @@ impl PollGroup {
     fn accepted(&mut self, cx: &mut Context<'_>, token: Token, socket: Socket, peer: SocketAddr) {
         let index = token.index & !LISTENER_BIT;
         let listener = self.listeners.iter().find(|l| l.index == index);
-        let Some(port_id) = listener.map(|l| l.port_id).filter(|_| !self.stopping) else { return };
+        let Some(listener) = listener.filter(|_| !self.stopping) else { return };
+        let (port_id, streams) = (listener.port_id, listener.streams.clone());
         let local = socket.local_address();
         if let Err(crowded) = self.core.shared.enter(peer.ip()) {
             tracing::debug!(%peer, ?crowded, "refused: too many sockets wait for Connect");
@@ -150,6 +162,17 @@ impl PollGroup {
             tracing::warn!(%peer, %error, "a connection without acknowledgement timeout");
         }
         let arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
+        let carried = match streams {
+            Some(streams) => streams.accepted(socket),
+            None => Ok(socket),
+        };
+        let socket = match carried {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::warn!(%peer, %error, "refused: its stream cannot be made");
+                return self.core.shared.leave(peer.ip());
+            }
+        };
         let seat = self.core.shared.place(arrival);
         let core = seat.core();
         tracing::debug!(%peer, core, napi_id = arrival.napi_id, cpu = arrival.cpu, "accepted");
@@ -326,9 +349,9 @@ impl Service for PollGroup {
 
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
-            Message::Listen { address, port_id, reply } => {
+            Message::Listen { address, port_id, streams, reply } => {
                 let result = self
-                    .listen(cx, address, port_id)
+                    .listen(cx, address, port_id, streams)
                     .map_err(|error| crate::config::TargetError::Listen { address, error });
                 let _ = reply.send((self.core.index, result));
             }
