@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
+use raceline_reactor::StreamProvider;
 
 use crate::gather::I10Config;
 use crate::maps::QueueRequest;
@@ -40,6 +41,9 @@ pub struct HostConfig {
     /// kernel chooses one. The kernel chooses the port: a controller has several connections to one
     /// address, and a port serves one of them.
     pub source: Option<IpAddr>,
+    /// Who carries the bytes of all connections, such as TLS; `None`: the kernel's TCP. A handshake counts
+    /// to the time until ICResp.
+    pub streams: Option<Arc<dyn StreamProvider>>,
     /// The subsystem.
     pub subnqn: Nqn,
     /// Who we are.
@@ -108,6 +112,7 @@ impl HostConfig {
         Self {
             address,
             source: None,
+            streams: None,
             subnqn,
             hostnqn,
             hostid,
@@ -158,6 +163,7 @@ impl HostConfig {
         QueuePairConfig {
             address: self.address,
             source: self.source,
+            streams: self.streams.clone(),
             subnqn: self.subnqn.clone(),
             hostnqn: self.hostnqn.clone(),
             hostid: self.hostid,
@@ -231,6 +237,8 @@ pub struct QueuePairConfig {
     pub address: SocketAddr,
     /// The address of this machine to connect from.
     pub source: Option<IpAddr>,
+    /// Who carries the bytes; `None`: the kernel's TCP.
+    pub streams: Option<Arc<dyn StreamProvider>>,
     /// SUBNQN.
     pub subnqn: Nqn,
     /// HOSTNQN.

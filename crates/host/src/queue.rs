@@ -480,8 +480,21 @@ impl QueuePair {
         self.gathering.forget_alarm();
         self.state = State::Tcp;
         self.search.begin();
-        cx.io.connect(self.config.address, self.config.source, self.token);
         self.expect(cx, self.config.tcp_connect_timeout);
+        self.dial(cx);
+    }
+
+    /// Asks for a connection. A provider's own stack has one at once, and connects as a part of its
+    /// handshake.
+    fn dial(&mut self, cx: &mut Context<'_>) {
+        let QueuePairConfig { address, source, streams, .. } = &self.config;
+        match streams.as_ref().and_then(|streams| streams.connect(*address, *source)) {
+            Some(socket) => {
+                let adopted = socket.and_then(|socket| cx.io.adopt(socket));
+                self.begin(cx, adopted);
+            }
+            None => cx.io.connect(*address, *source, self.token),
+        }
     }
 
     fn handle_connected(&mut self, cx: &mut Context<'_>, result: std::io::Result<Socket>) {
@@ -492,14 +505,23 @@ impl QueuePair {
             if !self.keeps(&socket)? {
                 return Ok(None);
             }
+            let socket = match &self.config.streams {
+                Some(streams) => streams.connected(socket)?,
+                None => socket,
+            };
             cx.io.adopt(socket).map(Some)
         });
-        let socket = match adopted {
-            Ok(Some(socket)) => socket,
+        match adopted.transpose() {
+            Some(adopted) => self.begin(cx, adopted),
             // Again, from another port; the limit of time is for all attempts together.
-            Ok(None) => {
-                return cx.io.connect(self.config.address, self.config.source, self.token);
-            }
+            None => self.dial(cx),
+        }
+    }
+
+    /// The first words on a socket that was adopted.
+    fn begin(&mut self, cx: &mut Context<'_>, adopted: std::io::Result<SocketId>) {
+        let socket = match adopted {
+            Ok(socket) => socket,
             Err(error) => {
                 let error = HostError::tcp(self.config.address, self.config.source, error);
                 self.lose(cx, Ending::Lost(error), None);
