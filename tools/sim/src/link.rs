@@ -14,7 +14,7 @@ use raceline_reactor::sim::Random;
 use raceline_reactor::stats::IoCounts;
 use raceline_reactor::{
     Accelerated, Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, SimIo, Socket,
-    Token, Wait, Waker, Work,
+    StreamListener, Token, Wait, Waker, Work,
 };
 
 /// Bytes at the beginning of a connection that are left alone: ICReq and ICResp have no digest.
@@ -117,6 +117,18 @@ impl Io for FaultIo {
 
     fn close_listener(&mut self, listener: ListenerId) {
         self.inner.close_listener(listener);
+    }
+
+    fn listen_provided(
+        &mut self,
+        listener: Box<dyn StreamListener>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        self.inner.listen_provided(listener, token)
+    }
+
+    fn peer_identity(&self, socket: SocketId) -> Option<&str> {
+        self.inner.peer_identity(socket)
     }
 
     fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token) {

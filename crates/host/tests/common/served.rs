@@ -40,19 +40,29 @@ pub fn serve(address: SocketAddr) -> (Target, SocketAddr) {
 }
 
 pub fn serve_device(address: SocketAddr, device: SharedBdev) -> (Target, SocketAddr) {
-    let config = TargetConfig {
+    let target = serve_with(small(), device);
+    let address = target.add_listener(address).unwrap();
+    (target, address)
+}
+
+/// One core that sleeps when idle, and few buffers.
+pub fn small() -> TargetConfig {
+    TargetConfig {
         cores: vec![0],
         mode: Mode::Interrupt,
         max_io_bytes: 128 << 10,
         large_buffers_per_core: 16,
         small_buffers_per_core: 64,
         ..TargetConfig::default()
-    };
+    }
+}
+
+/// A target that does not listen yet.
+pub fn serve_with(config: TargetConfig, device: SharedBdev) -> Target {
     let target = Target::start(config).unwrap();
     target.add_subsystem(SubsystemConfig::new(nqn())).unwrap();
     target.add_namespace(&nqn(), NamespaceConfig::new(device)).unwrap();
-    let address = target.add_listener(address).unwrap();
-    (target, address)
+    target
 }
 
 /// Two I/O queues, and not long until a lost target is tried again.
