@@ -7,6 +7,7 @@
 
 mod digest;
 mod entry;
+mod plan;
 mod receive;
 mod send;
 mod teardown;
@@ -23,8 +24,7 @@ use raceline_proto::nvme::fabrics::{
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
-use raceline_reactor::flow::policy::{self, Landing};
-use raceline_reactor::flow::{Load, Regime, SocketClass, Traffic};
+use raceline_reactor::flow::{Load, SocketClass, Traffic, policy};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Arrival, Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
 
@@ -35,6 +35,7 @@ use crate::error::{CommandError, HostError, Phase, RejectedReason};
 use crate::gather::{Gathering, I10Config};
 use crate::placement::{NapiGroup, Search};
 use entry::Entry;
+use plan::Plan;
 use send::Grant;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
@@ -120,22 +121,6 @@ enum SqFlow {
     Off,
     /// Entries put in and taken out, modulo the queue's size.
     On { tail: u16, head: u16 },
-}
-
-/// How the bytes of a queue travel, decided when what it has under way has changed.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    /// What the caches hold of the data that the core reads and writes.
-    reading: Regime,
-    writing: Regime,
-    /// Where the payloads of large reads land.
-    landing: Landing,
-}
-
-impl Default for Plan {
-    fn default() -> Self {
-        Self { reading: Regime::Warm, writing: Regime::Warm, landing: Landing::InPlace }
-    }
 }
 
 /// One queue of a controller, driven by the completions of [`raceline_reactor::Io`].

@@ -6,7 +6,7 @@ use raceline_proto::tcp::{DIGEST_LEN, HostQueue, R2tGrant};
 use raceline_reactor::flow::{Regime, policy};
 use raceline_reactor::{Accelerator, Context, SendBatch, SharedBuf};
 
-use super::{Entry, Link, Plan, QueuePair, SqFlow, State};
+use super::{Entry, Link, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
@@ -49,16 +49,6 @@ impl QueuePair {
             self.flush_ready(cx);
         }
         self.post_receive(cx);
-    }
-
-    /// Tells the core what this queue has under way, and decides anew how its bytes travel.
-    fn make_plan(&mut self, cx: &mut Context<'_>) {
-        let Some(link) = &self.link else { return };
-        let flight = cx.io.flight();
-        flight.tell(&mut self.told, self.load);
-        let reading = flight.reading();
-        let landing = policy::landing(reading, flight.readers(), link.core_staging);
-        self.plan = Plan { reading, writing: flight.writing(), landing };
     }
 
     fn flush_ready(&mut self, cx: &mut Context<'_>) {

@@ -8,7 +8,8 @@ use raceline_proto::tcp::FatalError;
 use raceline_reactor::flow::Load;
 use raceline_reactor::{Context, SendBatch};
 
-use super::{Ending, Plan, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
+use super::plan::Plan;
+use super::{Ending, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
 use crate::error::{CommandError, HostError};
 
 impl QueuePair {
