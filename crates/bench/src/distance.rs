@@ -28,7 +28,9 @@ const SPINS: u32 = 4096;
 /// Cores are far apart when a round trip takes more than so many times the least that was seen.
 const FAR_FACTOR: u32 = 2;
 /// At the first look nobody knows what is usual. Cores of one cluster are never this far apart, so
-/// what is above may get shorter, and is waited for once.
+/// what is above may get shorter, and is waited for once. Nothing else depends on this number: as
+/// soon as two looks differ by [`FAR_FACTOR`], or a least is known from before, the rule is
+/// relative to what was seen.
 pub const SURELY_NEAR: Duration = Duration::from_nanos(150);
 /// How long to wait for near cores, and how long between two looks.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -182,8 +184,9 @@ pub(crate) fn whole_ns(round_trip: Option<Duration>) -> Option<u64> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Distance {
     cores: Option<(usize, usize)>,
-    /// The least round trip seen so far.
+    /// The least and the greatest round trip seen so far.
     least: Option<Duration>,
+    most: Option<Duration>,
     /// Whether the first looks are over, so that the least is worth something.
     settled: bool,
     /// The last wait ended without near cores, and they have not been near since.
@@ -195,6 +198,13 @@ impl Distance {
     #[must_use]
     pub fn between(a: Option<usize>, b: Option<usize>) -> Self {
         Self { cores: a.zip(b).filter(|(a, b)| a != b), ..Self::default() }
+    }
+
+    /// The same where a least round trip is known from before: then nothing has to be found out
+    /// about what is usual.
+    #[must_use]
+    pub fn knowing(self, least: Duration) -> Self {
+        Self { least: Some(least), settled: true, ..self }
     }
 
     /// The cores, if they are two.
@@ -209,11 +219,16 @@ impl Distance {
         self.least
     }
 
-    /// Whether a round trip took more than twice the least that was ever seen.
+    /// The longest round trip that is near: twice the least that was ever seen.
+    #[must_use]
+    pub fn near_max(&self) -> Option<Duration> {
+        self.least.map(|least| least * FAR_FACTOR)
+    }
+
+    /// Whether a round trip took longer than that.
     #[must_use]
     pub fn is_far(&self, round_trip: Option<Duration>) -> bool {
-        let least_and = self.least.zip(round_trip);
-        least_and.is_some_and(|(least, round_trip)| round_trip > least * FAR_FACTOR)
+        self.near_max().zip(round_trip).is_some_and(|(near_max, round_trip)| round_trip > near_max)
     }
 
     /// Looks once, in 1 to 5 ms. `None` without two cores, and when these do not answer: nothing
@@ -241,7 +256,8 @@ impl Distance {
         let deadline = Instant::now() + if self.in_vain { Duration::ZERO } else { patience };
         loop {
             let found = look(self)?;
-            let usual = self.settled || found <= SURELY_NEAR;
+            let both_seen = self.is_far(self.most);
+            let usual = self.settled || both_seen || found <= SURELY_NEAR;
             if usual && !self.is_far(Some(found)) {
                 (self.settled, self.in_vain) = (true, false);
                 return Some(found);
@@ -256,8 +272,9 @@ impl Distance {
     }
 
     /// Takes what was found by a look.
-    pub(crate) fn note(&mut self, found: Duration) {
+    pub fn note(&mut self, found: Duration) {
         self.least = Some(self.least.map_or(found, |least| least.min(found)));
+        self.most = self.most.max(Some(found));
     }
 }
 
@@ -312,6 +329,19 @@ mod tests {
         // Two sockets, for instance: from now on this is near.
         assert_eq!(waited(&mut distance, LONG, &[320]), (ns(320), 1));
         assert!(distance.is_far(Some(ns(601))));
+    }
+
+    #[test]
+    fn what_was_seen_decides_and_no_number() {
+        // Sockets far from each other, whose near state is still above the number.
+        let mut distance = Distance::between(Some(0), Some(1));
+        assert_eq!(waited(&mut distance, LONG, &[900, 890, 400]), (ns(400), 3));
+        assert_eq!(distance.near_max(), Some(ns(800)));
+        // Whoever knows the least from before does not wait for less.
+        let mut distance = Distance::between(Some(0), Some(1)).knowing(ns(360));
+        assert_eq!(waited(&mut distance, LONG, &[425]), (ns(425), 1));
+        let mut distance = Distance::between(Some(0), Some(1)).knowing(ns(50));
+        assert_eq!(waited(&mut distance, LONG, &[130, 101, 100]), (ns(100), 3));
     }
 
     #[test]

@@ -442,7 +442,20 @@ fn bench_measures_distances() {
         assert_eq!(pair["cores"].as_array().unwrap().len(), 2);
         assert!(number("round_trip_ns") > 0);
         assert_eq!(number("round_trip_ns"), number("most_ns"));
+        assert_eq!(number("near_max_ns"), 2 * number("round_trip_ns"));
+        // Who measures with this looks here whether the build may be believed.
+        assert_eq!(pair["optimised"], !cfg!(debug_assertions));
     }
+    let two: Vec<String> =
+        pairs[0]["cores"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let words = ["bench", "distance", "--wait", "-o", "json", "--cores", &two.join(",")];
+    // However far they are: an hour is more than twice as far, and near.
+    let found = json(&ok(&[&words[..], &["--least", "3600000000000"]].concat()));
+    let number = |name: &str| found[0][name].as_u64().unwrap();
+    assert!(number("round_trip_ns") <= number("near_max_ns"), "{found}");
+    assert!(number("near_max_ns") <= 2 * number("round_trip_ns"), "{found}");
+    let line = fails(&["bench", "distance", "--wait", "--once", "--cores", &two.join(",")], 2);
+    assert!(line.contains("--once"), "{line}");
     let table = ok(&["bench", "distance", "--once"]);
     assert!(table.starts_with("core  "), "{table}");
     assert!(table.ends_with("ns for a cache line there and back; one look\n"), "{table}");

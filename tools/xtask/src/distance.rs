@@ -1,26 +1,27 @@
-//! How far the cores of target and host are apart, as `raceline bench distance` finds.
+//! How far the cores of target and host are apart, by `raceline bench distance` of the release build.
 //!
 //! A hypervisor may move what the guest takes for a core, and then everything that two cores do
-//! together takes longer or shorter, while nothing that is counted in the guest shows it.
+//! together takes longer or shorter, while nothing that is counted in the guest shows it. What
+//! is near and what is far, and how long to wait, only the release build knows: this program, which
+//! is built without optimisation, asks it.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 
 use crate::quiet::Disturbance;
 use crate::raceline::Tree;
 
 /// Those of target and host, wherever both are measured together.
 const CORES: &str = "0,1";
-/// Far is more than so many times the least that was seen.
-const FAR_FACTOR: u64 = 2;
-/// What is above at the first look may get shorter, and is waited for once.
-const SURELY_NEAR_NS: u64 = 150;
-/// How long to wait for near cores, and how long between two looks.
-const PATIENCE: Duration = Duration::from_secs(60);
-const NAP: Duration = Duration::from_millis(200);
+/// How long the least that was seen holds for later runs of this program: a virtual machine may
+/// have been moved to other hardware since.
+const LEAST_HOLDS: Duration = Duration::from_secs(3600);
+/// Where it is kept, below the folder of build results.
+const LEAST_FILE: &str = "xtask/core-distance-ns";
 
 /// The cores of target and host, on which nothing of ours may spin during a look.
 pub(crate) struct Cores<'a> {
@@ -34,16 +35,26 @@ pub(crate) struct Cores<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     least_ns: Option<u64>,
-    /// Whether the first looks are over, so that the least is worth something.
-    settled: bool,
+    near_max_ns: Option<u64>,
     /// The last wait ended without near cores, and they have not been near since.
     in_vain: bool,
 }
 
+/// What the release build says of a look, or of the last one of a wait.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Look {
+    round_trip_ns: u64,
+    /// The least that was ever seen, also before, and the longest that is near to it.
+    least_ns: u64,
+    near_max_ns: u64,
+    optimised: bool,
+}
+
 impl<'a> Cores<'a> {
-    /// Nothing is known yet.
+    /// What was seen within the last hour is known.
     pub(crate) fn new(tree: &'a Tree, noisy: bool) -> Self {
-        Self { tree, noisy, known: Cell::default() }
+        let known = Known { least_ns: kept_least(&least_file(tree)), ..Known::default() };
+        Self { tree, noisy, known: Cell::new(known) }
     }
 
     /// The least round trip of a cache line that was seen so far, in nanoseconds.
@@ -58,71 +69,85 @@ impl<'a> Cores<'a> {
     ) -> Result<(T, Disturbance)> {
         let before = self.wait();
         let (value, found) = run()?;
-        let core_round_trip_ns = before.max(self.look());
+        let core_round_trip_ns = before.max(self.look(false));
         let apart = self.known.get().is_far(core_round_trip_ns);
         Ok((value, Disturbance { core_round_trip_ns, apart, ..found }))
     }
 
-    /// Looks until the cores are near, for at most a minute; after a wait in vain only once, until
-    /// they have been near again. The last look.
+    /// Looks until the cores are near, as long as the release build waits; after a wait in vain only
+    /// once, until they have been near again. The last look.
     pub(crate) fn wait(&self) -> Option<u64> {
-        let in_vain = self.known.get().in_vain;
-        let patience = if self.noisy || in_vain { Duration::ZERO } else { PATIENCE };
-        let deadline = Instant::now() + patience;
-        let mut said = false;
-        loop {
-            let found = self.look()?;
-            let mut known = self.known.get();
-            let done = known.settles(found, Instant::now() >= deadline);
-            self.known.set(known);
-            if done {
-                return Some(found);
-            }
-            if !said {
-                eprintln!("cores {CORES} are {found} ns apart: waiting for them to be nearer");
-                said = true;
-            }
-            std::thread::sleep(NAP);
+        let found = self.look(!self.noisy && !self.known.get().in_vain);
+        let mut known = self.known.get();
+        known.in_vain = known.is_far(found);
+        self.known.set(known);
+        if let Some(found) = found.filter(|_| known.in_vain && !self.noisy) {
+            eprintln!("cores {CORES} are {found} ns apart, and have been nearer");
         }
+        found
     }
 
     /// Nothing when the cores do not answer: then other disturbances will show.
-    fn look(&self) -> Option<u64> {
-        let found = ask(self.tree).inspect_err(|error| eprintln!("no distance: {error:#}")).ok()?;
+    fn look(&self, wait: bool) -> Option<u64> {
         let mut known = self.known.get();
-        known.note(found);
+        let look = ask(self.tree, wait, known.least_ns);
+        let look = look.inspect_err(|error| eprintln!("no distance: {error:#}")).ok()?;
+        if known.note(&look) {
+            // Whoever cannot keep it waits once more the next time.
+            let _ = keep_least(&least_file(self.tree), look.least_ns);
+        }
         self.known.set(known);
-        Some(found)
+        Some(look.round_trip_ns)
     }
 }
 
-/// One look, some ten milliseconds with the start of the program.
-fn ask(tree: &Tree) -> Result<u64> {
-    let words = ["bench", "distance", "--cores", CORES, "--once", "-o", "json"];
-    let ended = tree.raceline(words)?.check()?;
-    let pairs: Value = serde_json::from_str(&ended.stdout).context("raceline bench distance")?;
-    pairs[0]["round_trip_ns"].as_u64().context("no round_trip_ns")
+/// Some ten milliseconds with the start of the program, or until the cores are near.
+fn ask(tree: &Tree, wait: bool, least_ns: Option<u64>) -> Result<Look> {
+    let how = if wait { "--wait" } else { "--once" };
+    let mut task = tree.raceline(["bench", "distance", "--cores", CORES, how, "-o", "json"])?;
+    if let Some(least_ns) = least_ns {
+        task = task.args(["--least", &least_ns.to_string()]);
+    }
+    Look::parse(&task.check()?.stdout)
+}
+
+fn least_file(tree: &Tree) -> PathBuf {
+    tree.target.join(LEAST_FILE)
+}
+
+/// The least that another run of this program has seen lately.
+fn kept_least(file: &Path) -> Option<u64> {
+    let age = std::fs::metadata(file).ok()?.modified().ok()?.elapsed().ok()?;
+    let least_ns: u64 = std::fs::read_to_string(file).ok()?.trim().parse().ok()?;
+    (age <= LEAST_HOLDS && least_ns > 0).then_some(least_ns)
+}
+
+fn keep_least(file: &Path, least_ns: u64) -> std::io::Result<()> {
+    file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    std::fs::write(file, least_ns.to_string())
+}
+
+impl Look {
+    /// From the list of one pair. What a build without optimisation finds is not believed.
+    fn parse(json: &str) -> Result<Self> {
+        let [look]: [Self; 1] = serde_json::from_str(json).context("raceline bench distance")?;
+        ensure!(
+            look.optimised,
+            "this raceline was built without optimisation: its distances are not those of a release build"
+        );
+        Ok(look)
+    }
 }
 
 impl Known {
-    fn note(&mut self, found_ns: u64) {
-        self.least_ns = Some(self.least_ns.map_or(found_ns, |least| least.min(found_ns)));
+    /// Whether there is a new least.
+    fn note(&mut self, look: &Look) -> bool {
+        self.near_max_ns = Some(look.near_max_ns);
+        self.least_ns.replace(look.least_ns) != Some(look.least_ns)
     }
 
     fn is_far(&self, found_ns: Option<u64>) -> bool {
-        let least_and = self.least_ns.zip(found_ns);
-        least_and.is_some_and(|(least, found)| found > least * FAR_FACTOR)
-    }
-
-    /// Whether a wait is over after this look: near, or the `last` one.
-    fn settles(&mut self, found_ns: u64, last: bool) -> bool {
-        let usual = self.settled || found_ns <= SURELY_NEAR_NS;
-        let far = self.is_far(Some(found_ns));
-        let over = last || (usual && !far);
-        if over {
-            (self.settled, self.in_vain) = (true, far);
-        }
-        over
+        self.near_max_ns.zip(found_ns).is_some_and(|(near_max, found)| found > near_max)
     }
 }
 
@@ -135,29 +160,44 @@ pub(crate) fn fact(round_trip_ns: u64) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn waits_end_near_or_at_their_last_look() {
-        let mut known = Known::default();
-        let mut look = |found_ns, last| {
-            known.note(found_ns);
-            (known.settles(found_ns, last), known.in_vain)
-        };
-        // Who knows whether this is usual?
-        assert_eq!(look(300, false), (false, false));
-        assert_eq!(look(60, false), (true, false));
-        assert_eq!(look(121, false), (false, false));
-        assert_eq!(look(300, true), (true, true));
-        assert_eq!(look(120, false), (true, false));
-        assert!(known.is_far(Some(121)) && !known.is_far(Some(120)) && !known.is_far(None));
+    fn answer(round_trip_ns: u64, near_max_ns: u64, optimised: bool) -> Result<Look> {
+        let pair = serde_json::json!([{
+            "cores": [0, 1], "round_trip_ns": round_trip_ns, "most_ns": round_trip_ns,
+            "least_ns": near_max_ns / 2, "near_max_ns": near_max_ns, "optimised": optimised,
+        }]);
+        Look::parse(&pair.to_string())
     }
 
     #[test]
-    fn what_stays_long_is_usual() {
+    fn only_an_optimised_build_is_believed() {
+        assert_eq!(answer(60, 120, true).unwrap().round_trip_ns, 60);
+        let error = answer(360, 720, false).unwrap_err().to_string();
+        assert!(error.contains("built without optimisation"), "{error}");
+        assert!(Look::parse("[]").is_err() && Look::parse("[{\"round_trip_ns\": 60}]").is_err());
+    }
+
+    #[test]
+    fn what_is_far_the_answer_says() {
         let mut known = Known::default();
-        known.note(300);
-        assert!(known.settles(300, true) && !known.in_vain);
-        known.note(310);
-        assert!(known.settles(310, false));
+        assert!(!known.is_far(Some(900)));
+        assert!(known.note(&answer(60, 120, true).unwrap()));
+        assert!(!known.note(&answer(310, 120, true).unwrap()));
+        assert_eq!(known.least_ns, Some(60));
+        assert!(known.is_far(Some(121)) && !known.is_far(Some(120)) && !known.is_far(None));
         assert_eq!(fact(60), "the cores 60 ns apart (a cache line there and back)");
+    }
+
+    #[test]
+    fn the_least_is_kept_for_an_hour() {
+        let file = std::env::temp_dir().join(format!("xtask-distance-{}", std::process::id()));
+        assert_eq!(kept_least(&file), None);
+        keep_least(&file, 57).unwrap();
+        assert_eq!(kept_least(&file), Some(57));
+        let old = std::time::SystemTime::now() - 2 * LEAST_HOLDS;
+        std::fs::File::options().write(true).open(&file).unwrap().set_modified(old).unwrap();
+        assert_eq!(kept_least(&file), None);
+        std::fs::write(&file, "near").unwrap();
+        assert_eq!(kept_least(&file), None);
+        std::fs::remove_file(&file).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use raceline_bench::distance::round_trip;
+use raceline_bench::distance::{Distance, round_trip};
 use raceline_reactor::affinity::allowed_cores;
 use serde::Serialize;
 
@@ -17,13 +17,28 @@ use crate::table::Table;
 const TIME: Duration = Duration::from_secs(1);
 const LOOKS_MIN: u32 = 2;
 
-/// What was found for two cores.
-#[derive(Debug, Serialize)]
-struct Found {
+/// Two cores and what was found for them.
+#[derive(Debug)]
+struct Pair {
     cores: [usize; 2],
     /// The least and the greatest of the looks.
+    round_trip: Duration,
+    most: Duration,
+    /// What is known of them, also from before.
+    distance: Distance,
+}
+
+/// The same as JSON.
+#[derive(Debug, Serialize)]
+struct PairJson {
+    cores: [usize; 2],
     round_trip_ns: u128,
     most_ns: u128,
+    /// The least that was ever seen, also before, and the longest that is near to it.
+    least_ns: u128,
+    near_max_ns: u128,
+    /// Whether the compiler optimised what was measured.
+    optimised: bool,
 }
 
 /// Looks at all pairs and prints them.
@@ -38,10 +53,31 @@ pub(crate) fn run(args: &DistanceArgs) -> Result<(), Failure> {
             "a distance is between two cores, and there is only one: name others with --cores, as in --cores 0,1",
         ));
     }
-    let mut found = pairs(&cores);
+    let mut found = pairs(&cores, args.least.map(Duration::from_nanos));
+    let looks = if args.wait {
+        let [pair] = &mut found[..] else {
+            return Err(Failure::usage("--wait is for two cores: name them, as in --cores 0,1"));
+        };
+        pair.wait(&interrupt)?;
+        1
+    } else {
+        look(args, &mut found, &interrupt)?
+    };
+    match args.output {
+        OutputFormat::Table => shell::print(table(&cores, &found, looks).as_bytes()),
+        OutputFormat::Json => {
+            let found: Vec<PairJson> = found.iter().map(Pair::json).collect();
+            let text = serde_json::to_string_pretty(&found).map_err(Failure::runtime)?;
+            shell::print((text + "\n").as_bytes())
+        }
+    }
+}
+
+/// Looks at all pairs in turn, and says how often.
+fn look(args: &DistanceArgs, found: &mut [Pair], interrupt: &Interrupt) -> Result<u32, Failure> {
     let (begun, mut looks) = (Instant::now(), 0);
     while looks == 0 || (!args.once && (looks < LOOKS_MIN || begun.elapsed() < TIME)) {
-        for pair in &mut found {
+        for pair in &mut *found {
             if let Some(signal) = interrupt.requested() {
                 return Err(Failure::signal(signal));
             }
@@ -50,47 +86,70 @@ pub(crate) fn run(args: &DistanceArgs) -> Result<(), Failure> {
         }
         looks += 1;
     }
-    match args.output {
-        OutputFormat::Table => shell::print(table(&cores, &found, looks).as_bytes()),
-        OutputFormat::Json => {
-            let text = serde_json::to_string_pretty(&found).map_err(Failure::runtime)?;
-            shell::print((text + "\n").as_bytes())
-        }
-    }
+    Ok(looks)
 }
 
 /// Each core with each that comes after it.
-fn pairs(cores: &[usize]) -> Vec<Found> {
+fn pairs(cores: &[usize], least: Option<Duration>) -> Vec<Pair> {
     let after = |at: usize| cores[at + 1..].iter().map(move |&b| [cores[at], b]);
-    let pair = |cores| Found { cores, round_trip_ns: u128::MAX, most_ns: 0 };
+    let pair = |cores: [usize; 2]| {
+        let distance = Distance::between(Some(cores[0]), Some(cores[1]));
+        let distance = least.map_or(distance, |least| distance.knowing(least));
+        Pair { cores, round_trip: Duration::MAX, most: Duration::ZERO, distance }
+    };
     (0..cores.len()).flat_map(after).map(pair).collect()
 }
 
-impl Found {
+impl Pair {
     fn add(&mut self, look: Duration) {
-        self.round_trip_ns = self.round_trip_ns.min(look.as_nanos());
-        self.most_ns = self.most_ns.max(look.as_nanos());
+        self.round_trip = self.round_trip.min(look);
+        self.most = self.most.max(look);
+        self.distance.note(look);
+    }
+
+    /// Waits for near cores; the last look counts.
+    fn wait(&mut self, interrupt: &Interrupt) -> Result<(), Failure> {
+        let found = self.distance.wait(&|| interrupt.requested().is_some());
+        if let Some(signal) = interrupt.requested() {
+            return Err(Failure::signal(signal));
+        }
+        // Cores that do not answer say why when they are looked at once more.
+        let [a, b] = self.cores;
+        self.add(found.map_or_else(|| round_trip(a, b), Ok).map_err(Failure::runtime)?);
+        Ok(())
+    }
+
+    fn json(&self) -> PairJson {
+        let ns = |time: Option<Duration>| time.unwrap_or(self.round_trip).as_nanos();
+        PairJson {
+            cores: self.cores,
+            round_trip_ns: self.round_trip.as_nanos(),
+            most_ns: self.most.as_nanos(),
+            least_ns: ns(self.distance.least()),
+            near_max_ns: ns(self.distance.near_max()),
+            optimised: !cfg!(debug_assertions),
+        }
     }
 
     fn cell(&self) -> String {
-        let Self { round_trip_ns, most_ns, .. } = self;
-        if round_trip_ns == most_ns {
-            return round_trip_ns.to_string();
+        let [least_ns, most_ns] = [self.round_trip, self.most].map(|time| time.as_nanos());
+        if least_ns == most_ns {
+            return least_ns.to_string();
         }
-        format!("{round_trip_ns}-{most_ns}")
+        format!("{least_ns}-{most_ns}")
     }
 }
 
 /// A line and a column for each core.
-fn table(cores: &[usize], found: &[Found], looks: u32) -> String {
+fn table(cores: &[usize], found: &[Pair], looks: u32) -> String {
     let names: Vec<String> = cores.iter().map(ToString::to_string).collect();
     let heading: Vec<&str> =
         std::iter::once("core").chain(names.iter().map(String::as_str)).collect();
     let mut table = Table::new(&heading);
     for (&a, name) in cores.iter().zip(&names) {
         let cell = |&b: &usize| {
-            let between = |pair: &&Found| pair.cores == [a, b] || pair.cores == [b, a];
-            found.iter().find(between).map_or("-".to_owned(), Found::cell)
+            let between = |pair: &&Pair| pair.cores == [a, b] || pair.cores == [b, a];
+            found.iter().find(between).map_or("-".to_owned(), Pair::cell)
         };
         table.row(std::iter::once(name.clone()).chain(cores.iter().map(cell)));
     }
@@ -105,7 +164,7 @@ mod tests {
     #[test]
     fn each_core_stands_beside_each_other() {
         let cores = [3, 0, 1];
-        let mut found = pairs(&cores);
+        let mut found = pairs(&cores, None);
         assert_eq!(
             found.iter().map(|pair| pair.cores).collect::<Vec<_>>(),
             [[3, 0], [3, 1], [0, 1]]
@@ -114,7 +173,13 @@ mod tests {
             pair.add(Duration::from_nanos(2 * least_ns));
             pair.add(Duration::from_nanos(least_ns));
         }
-        found[2].most_ns = 60;
+        let json = found[0].json();
+        assert_eq!((json.round_trip_ns, json.least_ns, json.near_max_ns), (100, 100, 200));
+        let mut known = pairs(&cores[..2], Some(Duration::from_nanos(45)));
+        known[0].add(Duration::from_nanos(100));
+        let json = known[0].json();
+        assert_eq!((json.round_trip_ns, json.least_ns, json.near_max_ns), (100, 45, 90));
+        found[2].most = Duration::from_nanos(60);
         assert_eq!(
             table(&cores, &found, 2),
             "core  3        0        1\n\

@@ -19,6 +19,15 @@ pub(crate) struct DistanceArgs {
     #[arg(long)]
     pub(crate) once: bool,
 
+    /// Look until the two cores are near, for at most 20 s: at most twice as far apart as the least
+    /// that was seen
+    #[arg(long, conflicts_with = "once")]
+    pub(crate) wait: bool,
+
+    /// The least nanoseconds that were seen before
+    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) least: Option<u64>,
+
     /// For people or for programs
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
     pub(crate) output: OutputFormat,
