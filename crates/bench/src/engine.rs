@@ -78,7 +78,7 @@ pub struct EngineConfig {
 
 impl EngineConfig {
     /// The same as a stage of one job.
-    fn stage(&self) -> StageConfig {
+    pub(crate) fn stage(&self) -> StageConfig {
         let cores = self.cores.clone();
         let job = JobSpec {
             files: vec![FileSpec { host: 0, nsid: self.nsid }],

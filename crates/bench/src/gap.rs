@@ -6,7 +6,11 @@
 //! run then disturbs both, and their ratio says more than either figure. Each side sleeps while
 //! the other is measured, and the connections of a point are made once. A pair counts when the two
 //! cores were as near as they can be ([`crate::distance`]), before it and after it.
+//!
+//! Raceline's target is the daemon of `raceline serve` or that of `raceline export`. The two are also
+//! measured against each other ([`Subject::Both`]): each has a run in turn, and the other sleeps.
 
+mod daemon;
 mod grid;
 pub(crate) mod product;
 pub mod report;
@@ -44,9 +48,30 @@ const RAMP_ROUNDS: u32 = 2;
 const RAMP_PER_CONNECTION: Duration = Duration::from_millis(1);
 const TIME_ROUNDS: u32 = 4;
 
+/// Which of Raceline's targets is measured, and beside what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Subject {
+    /// The daemon of `raceline serve` beside the limit.
+    #[default]
+    Serve,
+    /// The target of `raceline export` beside the limit.
+    Export,
+    /// The daemon beside the target of `raceline export`.
+    Both,
+}
+
+/// A way to run Raceline's target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Export,
+    Serve,
+}
+
 /// How to measure, for all points.
 #[derive(Clone, Debug)]
 pub struct GapConfig {
+    /// What.
+    pub subject: Subject,
     /// Bytes of the namespace, and of the limit's region.
     pub memory_bytes: usize,
     /// What both are made of.
@@ -78,11 +103,11 @@ pub struct GapConfig {
     pub seed: u64,
 }
 
-/// One run of the limit and one of Raceline, next to each other in time.
+/// One run of what Raceline is compared with and one of Raceline, next to each other in time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// Commands per second of the limit.
-    pub limit_iops: f64,
+    /// Commands per second of the limit, or of `raceline export` ([`Subject::Both`]).
+    pub reference_iops: f64,
     /// Commands per second of Raceline.
     pub iops: f64,
     /// What happened meanwhile.
@@ -97,8 +122,8 @@ pub struct Pair {
 pub struct Point {
     /// Which.
     pub case: Case,
-    /// The choices that were best for the limit.
-    pub tuning: Tuning,
+    /// The choices that were best for the limit, if it was measured.
+    pub tuning: Option<Tuning>,
     /// As many as asked for: the quiet ones, else the least disturbed.
     pub pairs: Vec<Pair>,
     /// Pairs that were repeated because something disturbed them.
@@ -118,6 +143,12 @@ pub enum GapError {
     /// Raceline's target failed.
     #[error("the target: {0}")]
     Target(#[from] TargetError),
+    /// The daemon of `raceline serve` failed.
+    #[error("the daemon: {0}")]
+    Daemon(String),
+    /// The choices do not go together.
+    #[error("{0}")]
+    Invalid(String),
     /// Raceline's host failed.
     #[error("the host: {0}")]
     Host(#[from] EngineError),
@@ -142,18 +173,50 @@ pub enum GapError {
     Stopped,
 }
 
-impl Pair {
-    /// Raceline's part of the limit.
+impl Subject {
+    /// What is measured: `serve` or `export`.
     #[must_use]
-    pub fn ratio(&self) -> f64 {
-        if self.limit_iops > 0.0 { self.iops / self.limit_iops } else { 0.0 }
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Serve | Self::Both => "serve",
+            Self::Export => "export",
+        }
+    }
+
+    /// What it is compared with: `limit` or `export`.
+    #[must_use]
+    pub fn reference(self) -> &'static str {
+        match self {
+            Self::Serve | Self::Export => "limit",
+            Self::Both => "export",
+        }
     }
 }
 
-/// A target and the memory of a limit, for one point after the other.
+impl GapError {
+    fn command(case: Case, error: JobError) -> Self {
+        let why = match error {
+            JobError::Io(why) => why,
+            JobError::Mismatch(mismatch) => mismatch.to_string(),
+        };
+        Self::Command { case, why }
+    }
+}
+
+impl Pair {
+    /// Raceline's part of the limit, or the daemon's of `raceline export`.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        if self.reference_iops > 0.0 { self.iops / self.reference_iops } else { 0.0 }
+    }
+}
+
+/// A target and what it is compared with, for one point after the other.
 pub struct Gap {
     config: GapConfig,
     product: Product,
+    /// The target of `raceline export`, where the daemon is compared with it.
+    export: Option<Product>,
     /// The limit's memory, while no limit has it.
     region: Option<PageBuf>,
     /// Between the cores of the two sides.
@@ -161,14 +224,20 @@ pub struct Gap {
 }
 
 impl Gap {
-    /// Starts the target with a filled namespace that can serve these cases.
+    /// Starts the target, or both, with a filled namespace that can serve these cases.
     ///
     /// # Errors
-    /// When memory, threads or the listening socket cannot be had.
+    /// When memory, threads or the listening socket cannot be had, or a daemon cannot do what is
+    /// asked for.
     pub fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
-        let product = Product::start(config, cases)?;
+        let start = |kind| Product::start(kind, config, cases);
+        let (product, export) = match config.subject {
+            Subject::Serve => (start(Kind::Serve)?, None),
+            Subject::Export => (start(Kind::Export)?, None),
+            Subject::Both => (start(Kind::Serve)?, Some(start(Kind::Export)?)),
+        };
         let distance = Distance::between(config.target_core, config.host_core);
-        Ok(Self { config: config.clone(), product, region: None, distance })
+        Ok(Self { config: config.clone(), product, export, region: None, distance })
     }
 
     /// Measures one point. `stop` is asked several times a second.
@@ -176,28 +245,34 @@ impl Gap {
     /// # Errors
     /// When either side fails, or `stop` says true.
     pub fn measure(&mut self, case: Case, stop: &dyn Fn() -> bool) -> Result<Point, GapError> {
-        let config = self.limit_config(case);
-        let region = match self.region.take() {
-            Some(region) => region,
-            None => fill_region(config.memory_bytes, config.pages, config.seed)?,
-        };
-        let mut limit = Limit::start(&config, region)?;
         let mut distance = self.distance;
-        let point = self.measure_with(&mut limit, case, &mut distance, stop);
+        let point = if let Some(export) = &self.export {
+            self.beside_export(export, case, &mut distance, stop)
+        } else {
+            let config = self.limit_config(case);
+            let region = match self.region.take() {
+                Some(region) => region,
+                None => fill_region(config.memory_bytes, config.pages, config.seed)?,
+            };
+            let mut limit = Limit::start(&config, region)?;
+            let point = self.beside_limit(&mut limit, case, &mut distance, stop);
+            self.region = limit.stop();
+            point
+        };
         self.distance = distance;
-        self.region = limit.stop();
         point
     }
 
-    /// Ends the target.
+    /// Ends what runs.
     ///
     /// # Errors
     /// When it does not end.
     pub fn stop(self) -> Result<(), GapError> {
-        Ok(self.product.stop()?)
+        let export = self.export.map_or(Ok(()), Product::stop);
+        self.product.stop().and(export)
     }
 
-    fn measure_with(
+    fn beside_limit(
         &self,
         limit: &mut Limit,
         case: Case,
@@ -205,33 +280,63 @@ impl Gap {
         stop: &dyn Fn() -> bool,
     ) -> Result<Point, GapError> {
         calibrate(limit, distance, stop)?;
-        // With much in flight, a short run would end before it has settled.
-        let config = GapConfig {
-            ramp: self
-                .config
-                .ramp
-                .max(limit.round() * RAMP_ROUNDS)
-                .max(RAMP_PER_CONNECTION * u32::from(case.connections)),
-            time: self.config.time.max(limit.round() * TIME_ROUNDS),
-            ..self.config.clone()
-        };
+        let config = self.times_for(case, limit.round());
         let mut watch = |_| !stop();
         let session = self.product.connect(&config, case, &mut watch)?;
-        let latencies = Latencies::new();
-        let mut runs = Runs { config, case, session, latencies, distance, stop };
+        let product = Side { product: &self.product, session };
+        let mut runs = Runs { config, case, product, latencies: Latencies::new(), distance, stop };
         let mut calibrations = 1;
         loop {
-            let (pairs, rejected) = runs.pairs(limit, &self.product)?;
+            let (pairs, rejected) = runs.pairs(&mut Reference::Limit(limit))?;
             let mut ratios: Vec<f64> = pairs.iter().map(Pair::ratio).collect();
             ratios.sort_by(f64::total_cmp);
             if median(&ratios) <= 1.0 || calibrations == CALIBRATIONS_MAX {
-                let (tuning, latencies) = (limit.tuning(), runs.latencies);
-                let repeated = rejected.len();
-                let repeated_apart = rejected.iter().filter(|pair| pair.disturbance.apart).count();
-                return Ok(Point { case, tuning, pairs, repeated, repeated_apart, latencies });
+                return Ok(runs.point(Some(limit.tuning()), pairs, &rejected));
             }
             calibrations += 1;
             calibrate(limit, runs.distance, stop)?;
+        }
+    }
+
+    fn beside_export(
+        &self,
+        export: &Product,
+        case: Case,
+        distance: &mut Distance,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Point, GapError> {
+        let config = self.times_for(case, self.round(export, case, stop)?);
+        let (mut watch, mut watch_export) = (|_| !stop(), |_| !stop());
+        let session = export.connect(&config, case, &mut watch_export)?;
+        let export = Side { product: export, session };
+        let session = self.product.connect(&config, case, &mut watch)?;
+        let product = Side { product: &self.product, session };
+        let mut runs = Runs { config, case, product, latencies: Latencies::new(), distance, stop };
+        let (pairs, rejected) = runs.pairs(&mut Reference::Export(Box::new(export)))?;
+        Ok(runs.point(None, pairs, &rejected))
+    }
+
+    /// How long all commands in flight take to turn round, from a run that does not count.
+    fn round(
+        &self,
+        product: &Product,
+        case: Case,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Duration, GapError> {
+        let mut watch = |_| !stop();
+        let session = product.connect(&self.config, case, &mut watch)?;
+        let run = Side { product, session }.run(&self.config, case)?;
+        let in_flight = f64::from(case.depth) * f64::from(case.connections);
+        Ok(Duration::try_from_secs_f64(in_flight / run.iops).unwrap_or_default())
+    }
+
+    /// With much in flight, a short run would end before it has settled.
+    fn times_for(&self, case: Case, round: Duration) -> GapConfig {
+        let ramp = self.config.ramp.max(round * RAMP_ROUNDS);
+        GapConfig {
+            ramp: ramp.max(RAMP_PER_CONNECTION * u32::from(case.connections)),
+            time: self.config.time.max(round * TIME_ROUNDS),
+            ..self.config.clone()
         }
     }
 
@@ -282,11 +387,43 @@ fn calibrate(
     Ok(())
 }
 
+/// A target and a host that is connected to it.
+struct Side<'a> {
+    product: &'a Product,
+    session: Session<'a>,
+}
+
+/// What one run of Raceline gave.
+struct Run {
+    iops: f64,
+    latencies: Latencies,
+}
+
+impl Side<'_> {
+    /// One run; before and after it, target and host sleep.
+    fn run(&mut self, config: &GapConfig, case: Case) -> Result<Run, GapError> {
+        let outcome = self.product.run(config, &mut self.session)?;
+        if let Some(error) = outcome.error {
+            return Err(GapError::command(case, error));
+        }
+        let latencies = if case.write { outcome.write } else { outcome.read };
+        let seconds = outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE);
+        Ok(Run { iops: latencies.count() as f64 / seconds, latencies })
+    }
+}
+
+/// What Raceline is compared with at one point.
+enum Reference<'a> {
+    Limit(&'a mut Limit),
+    /// `raceline export`, when the daemon is measured.
+    Export(Box<Side<'a>>),
+}
+
 /// The runs of one point.
 struct Runs<'a> {
     config: GapConfig,
     case: Case,
-    session: Session<'a>,
+    product: Side<'a>,
     latencies: Latencies,
     distance: &'a mut Distance,
     stop: &'a dyn Fn() -> bool,
@@ -294,11 +431,7 @@ struct Runs<'a> {
 
 impl Runs<'_> {
     /// As many pairs as asked for, quiet ones if possible; and the others.
-    fn pairs(
-        &mut self,
-        limit: &mut Limit,
-        product: &Product,
-    ) -> Result<(Vec<Pair>, Vec<Pair>), GapError> {
+    fn pairs(&mut self, reference: &mut Reference<'_>) -> Result<(Vec<Pair>, Vec<Pair>), GapError> {
         let wanted = self.config.pairs;
         let mut pairs: Vec<Pair> = Vec::with_capacity(wanted);
         loop {
@@ -306,7 +439,7 @@ impl Runs<'_> {
             if quiet >= wanted || pairs.len() >= wanted * ATTEMPTS_FACTOR {
                 break;
             }
-            pairs.push(self.pair(limit, product)?);
+            pairs.push(self.pair(reference, pairs.len())?);
             // Also the earlier ones: what looked near may have been far, as is known only now.
             for pair in &mut pairs {
                 pair.disturbance.apart = self.distance.is_far(pair.round_trip);
@@ -315,28 +448,53 @@ impl Runs<'_> {
         Ok(quiet::choose(pairs, wanted, |pair| pair.disturbance))
     }
 
-    fn pair(&mut self, limit: &mut Limit, product: &Product) -> Result<Pair, GapError> {
+    fn pair(&mut self, reference: &mut Reference<'_>, number: usize) -> Result<Pair, GapError> {
         let near = self.distance.wait(self.stop);
         let before = Machine::now();
-        let bare = limit.run(self.config.ramp, self.config.time)?;
-        self.config.seed = self.config.seed.wrapping_add(1);
-        let outcome = product.run(&self.config, &mut self.session)?;
+        let (reference_iops, run) = self.both(reference, number)?;
         let mut disturbance = Machine::now().since(&before);
         if (self.stop)() {
             return Err(GapError::Stopped);
         }
         let round_trip = near.max(self.distance.look());
-        if let Some(error) = outcome.error {
-            let why = match error {
-                JobError::Io(why) => why,
-                JobError::Mismatch(mismatch) => mismatch.to_string(),
-            };
-            return Err(GapError::Command { case: self.case, why });
-        }
-        let side = if self.case.write { &outcome.write } else { &outcome.read };
-        self.latencies.merge(side);
-        let iops = side.count() as f64 / outcome.measured.as_secs_f64().max(f64::MIN_POSITIVE);
+        self.latencies.merge(&run.latencies);
         disturbance.apart = self.distance.is_far(round_trip);
-        Ok(Pair { limit_iops: bare.iops(), iops, disturbance, round_trip })
+        Ok(Pair { reference_iops, iops: run.iops, disturbance, round_trip })
+    }
+
+    /// Two targets take turns in going first, so that neither always follows the other.
+    fn both(
+        &mut self,
+        reference: &mut Reference<'_>,
+        number: usize,
+    ) -> Result<(f64, Run), GapError> {
+        let case = self.case;
+        self.config.seed = self.config.seed.wrapping_add(1);
+        match reference {
+            Reference::Limit(limit) => {
+                let bare = limit.run(self.config.ramp, self.config.time)?;
+                Ok((bare.iops(), self.product.run(&self.config, case)?))
+            }
+            Reference::Export(export) if number.is_multiple_of(2) => {
+                let other = export.run(&self.config, case)?;
+                Ok((other.iops, self.product.run(&self.config, case)?))
+            }
+            Reference::Export(export) => {
+                let run = self.product.run(&self.config, case)?;
+                Ok((export.run(&self.config, case)?.iops, run))
+            }
+        }
+    }
+
+    fn point(self, tuning: Option<Tuning>, pairs: Vec<Pair>, rejected: &[Pair]) -> Point {
+        let repeated_apart = rejected.iter().filter(|pair| pair.disturbance.apart).count();
+        Point {
+            case: self.case,
+            tuning,
+            pairs,
+            repeated: rejected.len(),
+            repeated_apart,
+            latencies: self.latencies,
+        }
     }
 }

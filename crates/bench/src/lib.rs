@@ -18,6 +18,7 @@ pub mod histogram;
 pub mod host;
 pub mod job;
 pub mod limit;
+pub mod machine;
 pub mod model;
 pub mod pacing;
 pub mod pattern;

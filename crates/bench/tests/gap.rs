@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use raceline_bench::congestion::CongestionControl;
 use raceline_bench::gap::report::Report;
-use raceline_bench::gap::{Case, Gap, GapConfig, GapError};
+use raceline_bench::gap::{Case, Gap, GapConfig, GapError, Subject};
+use raceline_bench::machine::Origin;
 use raceline_reactor::affinity::allowed_cores;
 use raceline_reactor::{Backend, HugePages, Mode};
 
@@ -17,6 +18,7 @@ const CASES: [Case; 3] = [
 
 fn config() -> GapConfig {
     GapConfig {
+        subject: Subject::Export,
         memory_bytes: 8 << 20,
         pages: HugePages::None,
         null: false,
@@ -45,6 +47,7 @@ fn report_of(config: GapConfig, cases: &[Case]) -> Report {
         config,
         pages: "plain".to_owned(),
         congestion_control: CongestionControl::of_system(),
+        origin: Origin::here(),
         points: Vec::new(),
     };
     for &case in cases {
@@ -63,6 +66,9 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
     for (point, case) in json.as_array().unwrap().iter().zip(CASES) {
         let number = |name: &str| point[name].as_f64().unwrap_or_else(|| panic!("{name}"));
         assert_eq!(point["case"], case.to_string());
+        assert_eq!((&point["target"], &point["reference"]), (&"export".into(), &"limit".into()));
+        assert_eq!(point["version"], env!("CARGO_PKG_VERSION"));
+        assert!(point["unix_s"].as_u64() >= Some(1_700_000_000) && point["processor"].is_string());
         assert!(number("limit_iops") > 0.0 && number("iops") > 0.0);
         assert!(number("ratio_min") <= number("ratio") && number("ratio") <= number("ratio_max"));
         assert!((number("spread") - (number("ratio_max") - number("ratio_min"))).abs() < 1e-9);
@@ -83,6 +89,53 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
                 .contains(point["congestion_control"].as_str().unwrap())
         );
         assert_eq!((&point["pages"], &point["memory"]), (&"plain".into(), &"ram".into()));
+    }
+}
+
+/// A daemon has memory in pages of the kernel's choice.
+fn serve(subject: Subject) -> GapConfig {
+    GapConfig { subject, pages: HugePages::Transparent, ..config() }
+}
+
+#[test]
+fn a_daemon_is_measured_beside_the_limit() {
+    let report = report(serve(Subject::Serve));
+    assert!(report.heading().contains("       limit       serve   ratio"), "{}", report.heading());
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    for point in json.as_array().unwrap() {
+        assert_eq!((&point["target"], &point["reference"]), (&"serve".into(), &"limit".into()));
+        assert!(point["limit_iops"].as_f64() > Some(0.0) && point["iops"].as_f64() > Some(0.0));
+        assert!(point["limit_tuning"].is_string() && point.get("export_iops").is_none());
+    }
+}
+
+#[test]
+fn a_daemon_is_measured_beside_export() {
+    let report = report_of(GapConfig { pairs: 3, ..serve(Subject::Both) }, &CASES[..2]);
+    assert!(report.heading().contains("      export       serve   ratio"), "{}", report.heading());
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    for point in json.as_array().unwrap() {
+        let number = |name: &str| point[name].as_f64().unwrap_or_else(|| panic!("{name}"));
+        assert_eq!((&point["target"], &point["reference"]), (&"serve".into(), &"export".into()));
+        assert!(number("export_iops") > 0.0 && number("iops") > 0.0);
+        assert_eq!(point["reached"], number("ratio") >= 0.97);
+        assert_eq!(point["pairs"].as_array().unwrap().len(), 3);
+        assert!(point["pairs"][0]["export_iops"].as_f64() > Some(0.0));
+        assert!(point.get("limit_iops").is_none() && point.get("limit_tuning").is_none());
+    }
+}
+
+#[test]
+fn what_a_daemon_cannot_do_is_refused() {
+    let plain = GapConfig { pages: HugePages::None, ..serve(Subject::Serve) };
+    let epoll = GapConfig { backend: Backend::Epoll, ..serve(Subject::Both) };
+    let many = Case { connections: 200, ..CASES[0] };
+    let wrong = [(plain, CASES[0], "plain pages"), (epoll, CASES[0], "epoll")];
+    for (config, case, what) in
+        wrong.into_iter().chain([(serve(Subject::Serve), many, "128 sockets")])
+    {
+        let Err(GapError::Invalid(why)) = Gap::start(&config, &[case]) else { panic!("{what}") };
+        assert!(why.contains(what) && why.contains("--target export"), "{why}");
     }
 }
 

@@ -414,9 +414,18 @@ fn bench_measures_the_limit_and_the_gap() {
 
     let gap = ["bench", "gap", "--mode", "interrupt", "--pairs", "1", "--points"];
     let choice = ["io=4k,rw=write,depth=8,connections=2"];
-    let table = ok(&[&gap[..], &choice, &cores].concat());
-    assert!(table.contains("4k write depth 8 x 2"), "{table}");
-    assert!(table.contains("1 points, "), "{table}");
+    let titles = [
+        (&[][..], "      limit       serve"),
+        (&["--target", "export"], "      limit      export"),
+        (&["--target", "both"], "     export       serve"),
+    ];
+    for (target, title) in titles {
+        let table = ok(&[&gap[..], &choice, &cores, target].concat());
+        assert!(table.contains("4k write depth 8 x 2"), "{table}");
+        assert!(table.contains("1 points, ") && table.contains(title), "{table}");
+    }
+    let line = fails(&[&gap[..], &choice, &cores, &["--io", "epoll"]].concat(), 2);
+    assert!(line.contains("measure with --target export"), "{line}");
 
     let far = ["bench", "limit", "--target-core", "1023", "--memory", "4m", "-o", "json"];
     let line = fails(&far, 1);

@@ -1,39 +1,67 @@
 //! Raceline's side: a target with one namespace, and a host, in this process.
+//!
+//! The target is that of `raceline export` or the daemon of `raceline serve` ([`super::daemon`]).
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use raceline_bdev::{Backing, ByteSize, DeviceSpec, Identity, RamBdev, SharedBdev};
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::{HugePages, Mode};
-use raceline_target::{
-    NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig, TargetError,
-};
+use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig};
 
-use super::{Case, GapConfig, GapError};
+use super::daemon::Served;
+use super::{Case, GapConfig, GapError, Kind};
+use crate::engine::stage::Volume;
 use crate::engine::{EngineConfig, EngineError, Outcome, Progress, Session};
 use crate::random::Random;
 use crate::workload::RwMode;
 
-const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:gap";
+pub(super) const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:gap";
 const HOST: &str = "nqn.2026-01.io.raceline:gap-host";
 /// The namespace and the host, in a process of their own, need no better ones.
 const UUID: [u8; 16] = *b"raceline-gap-one";
 
 /// How much is filled at a time.
 const FILL_BYTES: usize = 1 << 20;
+/// The commands that fill a daemon's memory.
+const FILL_IO_BYTES: u32 = 128 << 10;
+const FILL_DEPTH: u16 = 8;
 
 /// A running target.
 pub(super) struct Product {
-    target: Target,
+    running: Running,
     address: SocketAddr,
+}
+
+enum Running {
+    Export(Target),
+    Serve(Box<Served>),
 }
 
 impl Product {
     /// Starts it with a filled namespace, and lets it sleep.
-    pub(super) fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
+    pub(super) fn start(kind: Kind, config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
+        let product = match kind {
+            Kind::Export => Self::export(config, cases)?,
+            Kind::Serve => {
+                let served = Served::start(config, cases)?;
+                let address = served.address;
+                let product = Self { running: Running::Serve(Box::new(served)), address };
+                if !config.null {
+                    product.fill(config)?;
+                }
+                product
+            }
+        };
+        product.set_mode(Mode::Interrupt);
+        Ok(product)
+    }
+
+    fn export(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
         let target = Target::start(target_config(config, cases))?;
         let nqn = name(SUBSYSTEM);
         target.add_subsystem(SubsystemConfig {
@@ -44,8 +72,20 @@ impl Product {
         let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(bdev) };
         target.add_namespace(&nqn, namespace)?;
         let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        target.set_mode(Mode::Interrupt);
-        Ok(Self { target, address })
+        Ok(Self { running: Running::Export(target), address })
+    }
+
+    /// Writes the namespace once from end to end, as a host must.
+    fn fill(&self, config: &GapConfig) -> Result<(), GapError> {
+        let io_bytes = FILL_IO_BYTES;
+        let case = Case { io_bytes, write: true, depth: FILL_DEPTH, connections: 1 };
+        let mut stage = EngineConfig { mode: RwMode::Write, ..self.engine(config, case) }.stage();
+        for job in &mut stage.jobs {
+            (job.volume, job.ramp, job.runtime) = (Volume::Passes(1), Duration::ZERO, None);
+        }
+        let outcome = Session::connect_stage(&stage, &mut |_| true)?.run_stage()?;
+        let error = outcome.clones.into_iter().find_map(|clone| clone.error);
+        error.map_or(Ok(()), |error| Err(GapError::command(case, error)))
     }
 
     /// Connects a host for one case, and lets both sleep.
@@ -55,12 +95,16 @@ impl Product {
         case: Case,
         watch: &'a mut dyn FnMut(Progress) -> bool,
     ) -> Result<Session<'a>, EngineError> {
+        Session::connect(&self.engine(config, case), watch)
+    }
+
+    fn engine(&self, config: &GapConfig, case: Case) -> EngineConfig {
         let mut host = HostConfig::new(self.address, name(SUBSYSTEM), name(HOST), HostId(UUID));
         host.io_queues = case.connections;
         host.io_entries = case.depth.saturating_add(1);
         // A host that sleeps has nothing to say.
         host.kato_ms = 0;
-        let engine = EngineConfig {
+        EngineConfig {
             host,
             accel: None,
             nsid: NamespaceId(1),
@@ -79,8 +123,7 @@ impl Product {
             cores: config.host_core.into_iter().collect(),
             reactor_mode: Mode::Interrupt,
             backend: config.backend,
-        };
-        Session::connect(&engine, watch)
+        }
     }
 
     /// One run; before and after it, target and host sleep.
@@ -90,7 +133,7 @@ impl Product {
         session: &mut Session<'_>,
     ) -> Result<Outcome, EngineError> {
         let set_mode = |session: &Session<'_>, mode| {
-            self.target.set_mode(mode);
+            self.set_mode(mode);
             session.set_mode(mode);
         };
         set_mode(session, config.mode);
@@ -99,13 +142,23 @@ impl Product {
         outcome
     }
 
-    pub(super) fn stop(self) -> Result<(), TargetError> {
-        self.target.shutdown()
+    fn set_mode(&self, mode: Mode) {
+        match &self.running {
+            Running::Export(target) => target.set_mode(mode),
+            Running::Serve(served) => served.set_mode(mode),
+        }
+    }
+
+    pub(super) fn stop(self) -> Result<(), GapError> {
+        match self.running {
+            Running::Export(target) => Ok(target.shutdown()?),
+            Running::Serve(served) => served.stop(),
+        }
     }
 }
 
 /// The usual target, as large as the cases need.
-fn target_config(config: &GapConfig, cases: &[Case]) -> TargetConfig {
+pub(super) fn target_config(config: &GapConfig, cases: &[Case]) -> TargetConfig {
     let usual = TargetConfig::default();
     let connections = cases.iter().map(|case| case.connections).max().unwrap_or(1);
     let depth = cases.iter().map(|case| case.depth).max().unwrap_or(1);

@@ -2,16 +2,19 @@
 
 use serde::Serialize;
 
-use super::{GapConfig, Pair, Point};
+use super::{GapConfig, Pair, Point, Subject};
 use crate::congestion::CongestionControl;
 use crate::distance::{self, Distance};
 use crate::limit::report::{median, whole};
+use crate::machine::Origin;
 use crate::report::{grouped, latency_text};
 
 /// What a RAM namespace must reach of the limit with the same memory.
 pub const BAR: f64 = 0.85;
 /// What a namespace without storage must reach of the limit out of a hot region.
 pub const BAR_NULL: f64 = 0.8;
+/// What a daemon must reach of `raceline export`.
+pub const BAR_BOTH: f64 = 0.97;
 
 /// All points of a run.
 #[derive(Clone, Debug)]
@@ -22,13 +25,15 @@ pub struct Report {
     pub pages: String,
     /// What TCP did with both.
     pub congestion_control: CongestionControl,
+    /// What measured and where.
+    pub origin: Origin,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
 }
 
 /// The figures of a point.
 struct Figures {
-    limit_iops: f64,
+    reference_iops: f64,
     iops: f64,
     /// Median, least and most.
     ratio: f64,
@@ -46,7 +51,7 @@ impl Figures {
         };
         let ratios = sorted(Pair::ratio);
         Self {
-            limit_iops: median(&sorted(|pair| pair.limit_iops)),
+            reference_iops: median(&sorted(|pair| pair.reference_iops)),
             iops: median(&sorted(|pair| pair.iops)),
             ratio: median(&ratios),
             least: ratios.first().copied().unwrap_or(0.0),
@@ -60,18 +65,22 @@ impl Report {
     /// What each point must reach.
     #[must_use]
     pub fn bar(&self) -> f64 {
-        if self.config.null { BAR_NULL } else { BAR }
+        match self.config.subject {
+            Subject::Both => BAR_BOTH,
+            Subject::Serve | Subject::Export if self.config.null => BAR_NULL,
+            Subject::Serve | Subject::Export => BAR,
+        }
     }
 
-    /// The first lines of the table.
+    /// The first lines of the table. The columns of IOPS are named after what was measured.
     #[must_use]
     pub fn heading(&self) -> String {
         format!(
             "{}\n{:<28}{:>12}{:>12}{:>8}{:>15}{:>7}{:>10}{:>10}  notes ({} pages)\n",
             self.congestion_control,
             "case",
-            "limit",
-            "Raceline",
+            self.config.subject.reference(),
+            self.config.subject.name(),
             "ratio",
             "spread",
             "bar",
@@ -93,7 +102,7 @@ impl Report {
         format!(
             "{:<28}{:>12}{:>12}{:>8.2}{:>15}{:>7}{:>10}{:>10}{notes}\n",
             point.case.to_string(),
-            grouped(whole(figures.limit_iops)),
+            grouped(whole(figures.reference_iops)),
             grouped(whole(figures.iops)),
             figures.ratio,
             format!("{:.2}-{:.2}", figures.least, figures.most),
@@ -159,6 +168,9 @@ impl Report {
 #[derive(Serialize)]
 struct PointJson<'a> {
     case: String,
+    /// What was measured, `serve` or `export`, and what it was compared with, `limit` or `export`.
+    target: &'static str,
+    reference: &'static str,
     rw: &'static str,
     io_bytes: u32,
     depth: u16,
@@ -172,7 +184,10 @@ struct PointJson<'a> {
     work_ns: u128,
     pages: &'a str,
     congestion_control: &'a CongestionControl,
-    limit_iops: f64,
+    #[serde(flatten)]
+    origin: &'a Origin,
+    #[serde(flatten)]
+    reference_iops: ReferenceIops,
     iops: f64,
     /// Median of the pairs' ratios.
     ratio: f64,
@@ -195,12 +210,32 @@ struct PointJson<'a> {
     p50_us: f64,
     p99_us: f64,
     p999_us: f64,
-    limit_tuning: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_tuning: Option<String>,
+}
+
+/// Commands per second of what Raceline is compared with, by its name.
+#[derive(Serialize)]
+enum ReferenceIops {
+    #[serde(rename = "limit_iops")]
+    Limit(f64),
+    #[serde(rename = "export_iops")]
+    Export(f64),
+}
+
+impl ReferenceIops {
+    fn new(subject: Subject, iops: f64) -> Self {
+        match subject {
+            Subject::Serve | Subject::Export => Self::Limit(iops),
+            Subject::Both => Self::Export(iops),
+        }
+    }
 }
 
 #[derive(Serialize)]
 struct PairJson {
-    limit_iops: f64,
+    #[serde(flatten)]
+    reference_iops: ReferenceIops,
     iops: f64,
     ratio: f64,
     foreign_percent: f64,
@@ -214,10 +249,10 @@ struct PairJson {
 impl<'a> PointJson<'a> {
     fn new(report: &'a Report, point: &Point) -> Self {
         let figures = Figures::of(point);
-        let case = point.case;
+        let (case, subject) = (point.case, report.config.subject);
         let micros = |percentile| point.latencies.percentile_ns(percentile) as f64 / 1000.0;
         let pair = |pair: &Pair| PairJson {
-            limit_iops: pair.limit_iops,
+            reference_iops: ReferenceIops::new(subject, pair.reference_iops),
             iops: pair.iops,
             ratio: pair.ratio(),
             foreign_percent: pair.disturbance.foreign_percent,
@@ -228,6 +263,8 @@ impl<'a> PointJson<'a> {
         let round_trip = distance::median(point.pairs.iter().map(|pair| pair.round_trip));
         Self {
             case: case.to_string(),
+            target: subject.name(),
+            reference: subject.reference(),
             rw: if case.write { "write" } else { "read" },
             io_bytes: case.io_bytes,
             depth: case.depth,
@@ -239,7 +276,8 @@ impl<'a> PointJson<'a> {
             work_ns: report.config.work.as_nanos(),
             pages: &report.pages,
             congestion_control: &report.congestion_control,
-            limit_iops: figures.limit_iops,
+            origin: &report.origin,
+            reference_iops: ReferenceIops::new(subject, figures.reference_iops),
             iops: figures.iops,
             ratio: figures.ratio,
             ratio_min: figures.least,
@@ -255,7 +293,7 @@ impl<'a> PointJson<'a> {
             p50_us: micros(50.0),
             p99_us: micros(99.0),
             p999_us: micros(99.9),
-            limit_tuning: point.tuning.to_string(),
+            limit_tuning: point.tuning.as_ref().map(ToString::to_string),
         }
     }
 }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use raceline_bench::congestion::CongestionControl;
 use raceline_bench::gap::report::Report;
-use raceline_bench::gap::{self, Case, Gap, GapConfig, GapError};
+use raceline_bench::gap::{self, Case, Gap, GapConfig, GapError, Subject};
 use raceline_bench::limit::{CONNECTIONS_MAX, DEPTH_MAX};
+use raceline_bench::machine::Origin;
 
 use super::progress;
 use crate::cli::bench::GapArgs;
@@ -13,6 +14,10 @@ use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::{limits, shell};
+
+/// Pairs of a point unless told: two targets differ by less than a target and the limit.
+const PAIRS: u16 = 5;
+const PAIRS_BOTH: u16 = 30;
 
 /// Measures all points and prints the report.
 pub(crate) fn run(args: &GapArgs) -> Result<(), Failure> {
@@ -25,6 +30,7 @@ pub(crate) fn run(args: &GapArgs) -> Result<(), Failure> {
         config,
         pages: args.pages.name().to_owned(),
         congestion_control: CongestionControl::of_system(),
+        origin: Origin::here(),
         points: Vec::new(),
     };
     let measured = measure(args, &cases, &mut gap, report, &interrupt);
@@ -85,7 +91,10 @@ fn cases(args: &GapArgs) -> Result<Vec<Case>, Failure> {
 }
 
 fn config(args: &GapArgs) -> GapConfig {
+    let subject = args.target.into();
+    let pairs = if subject == Subject::Both { PAIRS_BOTH } else { PAIRS };
     GapConfig {
+        subject,
         memory_bytes: args.memory,
         pages: args.pages.into(),
         null: args.null,
@@ -96,7 +105,7 @@ fn config(args: &GapArgs) -> GapConfig {
         backend: args.run.io.into(),
         target_core: Some(args.run.cores.target_core),
         host_core: Some(args.run.cores.host_core),
-        pairs: args.pairs.into(),
+        pairs: args.pairs.unwrap_or(pairs).into(),
         ramp: args.ramp_time,
         time: args.run.runtime,
         seed: args.run.seed,
@@ -106,6 +115,7 @@ fn config(args: &GapArgs) -> GapConfig {
 fn failure(error: GapError) -> Failure {
     match error {
         GapError::Limit(error) => super::limit::failure(error),
+        GapError::Invalid(message) => Failure::usage(message),
         other => Failure::runtime(other),
     }
 }

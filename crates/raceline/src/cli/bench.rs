@@ -157,7 +157,13 @@ or the hypervisor took more than 1 % away, or the two cores were further apart t
 `bench distance`), are repeated, and reported if that does not help. \
 Against --mode interrupt, the limit blocks, too.
 
-Example: raceline bench gap --points io=4k,depth=1|32,connections=1 -o json")]
+The target is the daemon of `raceline serve` with a configuration file, or that of `raceline export`. --target both \
+measures the daemon beside export: two targets with the same limits and as much memory each run in this process on the \
+same core. A pair is a run of each; who goes first changes from pair to pair. The one whose turn it is not sleeps in the \
+kernel, as its host does, so that it takes nothing of the core.
+
+Examples: raceline bench gap --points io=4k,depth=1|32,connections=1 -o json
+          raceline bench gap --target both --points io=4k,rw=read,depth=32,connections=1|16")]
 pub(crate) struct GapArgs {
     /// 24 points that say most, in a few minutes
     #[arg(long, help_heading = "Points")]
@@ -166,6 +172,10 @@ pub(crate) struct GapArgs {
     /// Which points, as in io=4k|16k,rw=read,depth=1|32,connections=16 [default: all]
     #[arg(long, value_name = "FILTER", help_heading = "Points")]
     pub(crate) points: Option<gap::Selection>,
+
+    /// What is measured
+    #[arg(long, value_enum, value_name = "TARGET", default_value_t, help_heading = "Points")]
+    pub(crate) target: SubjectChoice,
 
     /// Size of the namespace, and of the limit's region
     #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = memory)]
@@ -195,10 +205,10 @@ pub(crate) struct GapArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) work: u64,
 
-    /// Pairs of runs per point
-    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Workload")]
+    /// Pairs of runs per point [default: 5, with --target both 30]
+    #[arg(long, value_name = "N", help_heading = "Workload")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub(crate) pairs: u16,
+    pub(crate) pairs: Option<u16>,
 
     /// How long each run goes before it is measured
     #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", default_value = "200ms")]
@@ -360,6 +370,28 @@ pub(crate) struct ProductArgs {
     /// For people or for programs
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
     pub(crate) output: OutputFormat,
+}
+
+/// `--target` of `bench gap`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum SubjectChoice {
+    /// A daemon, beside the limit
+    #[default]
+    Serve,
+    /// The target of `raceline export`, beside the limit
+    Export,
+    /// A daemon beside the target of `raceline export`
+    Both,
+}
+
+impl From<SubjectChoice> for gap::Subject {
+    fn from(choice: SubjectChoice) -> Self {
+        match choice {
+            SubjectChoice::Serve => Self::Serve,
+            SubjectChoice::Export => Self::Export,
+            SubjectChoice::Both => Self::Both,
+        }
+    }
 }
 
 /// `--engine` of `bench accel`.

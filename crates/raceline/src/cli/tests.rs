@@ -204,8 +204,12 @@ fn bench_gap_takes_points() {
     let Verb::Bench(args) = parse(line).unwrap() else { unreachable!() };
     let bench::Experiment::Gap(args) = args.experiment else { unreachable!() };
     assert_eq!(raceline_bench::gap::full(&args.points.unwrap()).len(), 4);
-    assert!(args.null && !args.quick && args.pairs == 7);
+    assert!(args.null && !args.quick && args.pairs == Some(7));
     assert_eq!(args.run.mode, ModeChoice::Poll);
+    assert_eq!(args.target, bench::SubjectChoice::Serve);
+    let Verb::Bench(args) = parse("bench gap --target both").unwrap() else { unreachable!() };
+    let bench::Experiment::Gap(args) = args.experiment else { unreachable!() };
+    assert_eq!((args.target, args.pairs), (bench::SubjectChoice::Both, None));
 }
 
 #[test]
