@@ -5,6 +5,7 @@
 //! whole measurement on the same core; a target that spins takes that core even when nobody asks
 //! it for anything, so all but one are stopped by SIGSTOP.
 
+mod config;
 mod huge;
 mod instructions;
 mod point;
@@ -14,12 +15,12 @@ mod steps;
 mod tail;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 
 use self::huge::{Leftovers, Reserved};
-use self::point::{PAIRS, Pair, Point, Target, grid};
+use self::point::{Ours, PAIRS, Pair, Point, Target, grid};
 use self::program::{HUGE_PAGES, Programs, RunningTarget};
 use self::report::{Idle, PointReport, Report, Run, Setting};
 use crate::child::Task;
@@ -52,6 +53,9 @@ pub(crate) struct Options {
     /// Few points, and few repetitions.
     #[arg(long)]
     quick: bool,
+    /// Which of our targets is measured.
+    #[arg(long, value_enum, default_value_t)]
+    target: Ours,
     /// Only points whose name holds this text, e.g. "4k read 32x1"; and no idle targets.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -73,7 +77,7 @@ pub(crate) struct Options {
     instructions: Option<u32>,
     /// Compare the slowest commands instead: our host asks both targets for as many commands per
     /// second as 70 % of what the slower of them can do.
-    #[arg(long, conflicts_with_all = ["instructions", "output_format"])]
+    #[arg(long, conflicts_with = "instructions")]
     tail: bool,
     /// For docs/lab or for programs.
     #[arg(short, long, value_enum, default_value = "markdown")]
@@ -96,7 +100,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
     // What is declared first is dropped last: pages go back when the processes have ended.
     let _reserved = Reserved::ensure(HUGE_PAGES, options.reserve)?;
     let _clean_up = CleanUp(leftovers.clone());
-    let programs = Programs::find(tree, &options.build, leftovers)?;
+    let programs = Programs::find(tree, options.target, &options.build, leftovers)?;
     if let Some(seconds) = options.instructions {
         instructions::run(&programs, &points, seconds)?;
         return Ok(true);
@@ -114,7 +118,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
         apart_max: if options.noisy { 0 } else { APART_MAX },
     };
     if options.tail {
-        return tail::run(&mut bench, &setting, &points);
+        return tail::run(&mut bench, setting, &points, options.output_format);
     }
     let mut reports = Vec::new();
     for (at, point) in points.iter().enumerate() {
@@ -178,6 +182,8 @@ fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Se
     let default = if options.quick { QUICK_REPETITIONS } else { REPETITIONS };
     Ok(Setting {
         raceline: commit.trim().to_owned(),
+        target: options.target,
+        unix_s: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs(),
         spdk: programs.spdk_version()?,
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
         congestion_control: std::fs::read_to_string(CONGESTION_CONTROL_FILE)?.trim().to_owned(),
@@ -275,6 +281,9 @@ impl Bench<'_> {
             target.resume();
             found.push(watch(&self.programs, target, target.kind.name())?);
             target.pause();
+        }
+        if self.programs.ours() == Ours::Serve {
+            return Ok(found);
         }
         // What ours does when it is not told to poll.
         let adaptive = self.programs.start(Target::Raceline, "adaptive")?;

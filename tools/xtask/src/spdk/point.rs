@@ -92,13 +92,33 @@ pub(crate) enum Host {
     Spdk,
 }
 
+/// How our target runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Ours {
+    /// `raceline serve` with a configuration file; it sleeps after 50 us without work.
+    #[default]
+    Serve,
+    /// `raceline export`, which polls.
+    Export,
+}
+
+impl fmt::Display for Ours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Serve => "raceline serve",
+            Self::Export => "raceline export",
+        })
+    }
+}
+
 /// A target and how it is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
-    /// `raceline export`, its namespace in transparent huge pages.
+    /// Ours, its namespace in transparent huge pages.
     Raceline,
-    /// `raceline export`, its namespace in reserved huge pages, as SPDK's is.
+    /// Ours, its namespace in reserved huge pages, as SPDK's is.
     RacelineHuge,
     /// `nvmf_tgt` as it comes.
     Spdk,

@@ -5,18 +5,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::config::configuration;
 use super::huge::Leftovers;
-use super::point::{Host, Point, Target};
+use super::point::{Host, Ours, Point, Target};
 use crate::child::{Running, Task, at_interrupt};
 use crate::raceline::{Tree, iops};
 
 /// Both targets export two namespaces of this size: the first in memory, the second without storage.
-const NAMESPACE_MIB: u32 = 512;
-const BLOCK_BYTES: u32 = 4096;
+pub(super) const NAMESPACE_MIB: u32 = 512;
+pub(super) const BLOCK_BYTES: u32 = 4096;
 /// Name of the subsystem, on every target.
-const NQN: &str = "nqn.2014-08.org.example:side-by-side";
+pub(super) const NQN: &str = "nqn.2014-08.org.example:side-by-side";
 /// SPDK's host sends an empty name unless it is given one.
 const HOST_NQN: &str = "nqn.2014-08.org.example:side-by-side:host";
 /// One core for the target and one for the host, as lists and as masks.
@@ -45,6 +46,8 @@ pub(crate) const HUGE_PAGES: u64 =
 /// Where the programs are.
 pub(crate) struct Programs<'a> {
     tree: &'a Tree,
+    /// How our target runs.
+    ours: Ours,
     target: PathBuf,
     host: PathBuf,
     scratch: Scratch,
@@ -58,6 +61,7 @@ pub(crate) struct Measured {
 }
 
 /// How long commands took, from when they were due.
+#[derive(serde::Serialize)]
 pub(crate) struct Tail {
     pub(crate) p50_us: f64,
     pub(crate) p999_us: f64,
@@ -65,7 +69,12 @@ pub(crate) struct Tail {
 
 impl<'a> Programs<'a> {
     /// Builds ours; SPDK's must be in `build`.
-    pub(crate) fn find(tree: &'a Tree, build: &Path, leftovers: Leftovers) -> Result<Self> {
+    pub(crate) fn find(
+        tree: &'a Tree,
+        ours: Ours,
+        build: &Path,
+        leftovers: Leftovers,
+    ) -> Result<Self> {
         let spdk = |name: &str| {
             let path = build.join("build/bin").join(name);
             ensure!(
@@ -77,7 +86,12 @@ impl<'a> Programs<'a> {
         };
         let (target, host) = (spdk("nvmf_tgt")?, spdk("spdk_nvme_perf")?);
         tree.binary()?;
-        Ok(Self { tree, target, host, scratch: Scratch::new()?, leftovers })
+        Ok(Self { tree, ours, target, host, scratch: Scratch::new()?, leftovers })
+    }
+
+    /// How our target runs.
+    pub(crate) fn ours(&self) -> Ours {
+        self.ours
     }
 
     /// What SPDK calls itself.
@@ -86,11 +100,14 @@ impl<'a> Programs<'a> {
         Ok(ended.output.lines().next_back().unwrap_or("SPDK").trim().to_owned())
     }
 
-    /// Starts a target and waits until it can be reached.
+    /// Starts a target and waits until it can be reached. `mode` is what `raceline export` does
+    /// when it is idle; a daemon of ours is always adaptive.
     pub(crate) fn start(&self, kind: Target, mode: &str) -> Result<RunningTarget> {
         let port = free_port()?;
         let task = if kind.is_spdk() {
             self.spdk_target(kind, port)?
+        } else if self.ours == Ours::Serve {
+            self.daemon(kind, port)?
         } else {
             let huge = if kind == Target::RacelineHuge { ",hugepages" } else { "" };
             let memory = format!("ram:{NAMESPACE_MIB}M,bs={BLOCK_BYTES}{huge}");
@@ -244,14 +261,26 @@ impl<'a> Programs<'a> {
     }
 
     fn spdk_target(&self, kind: Target, port: u16) -> Result<Task> {
-        let tuned = kind == Target::SpdkTuned;
-        let name = if tuned { "tuned" } else { "default" };
-        let config = self.scratch.dir.join(format!("{name}.json"));
-        std::fs::write(&config, serde_json::to_string_pretty(&configuration(tuned, port))?)?;
+        let (config, socket) = self.configured(kind, port)?;
         let task = Task::new(&self.target).args(["-m", TARGET_CORE.1, "--no-pci"]);
         // Both targets have the same core; the one that does not run is stopped.
-        let task = task.args(["--disable-cpumask-locks", "-c"]).args([&config]);
-        Ok(task.args(["-r"]).args([self.scratch.dir.join(format!("{name}.sock"))]))
+        let task = task.args(["--disable-cpumask-locks", "-c"]).args([config]);
+        Ok(task.args(["-r"]).args([socket]))
+    }
+
+    fn daemon(&self, kind: Target, port: u16) -> Result<Task> {
+        let (config, socket) = self.configured(kind, port)?;
+        let task = self.tree.raceline(["serve", "-m", TARGET_CORE.1, "-c"])?;
+        Ok(task.args([config]).args(["-r"]).args([socket]))
+    }
+
+    /// Writes the configuration of a target, and gives its socket a name beside it. A target of one
+    /// kind may be started more than once.
+    fn configured(&self, kind: Target, port: u16) -> Result<(PathBuf, PathBuf)> {
+        let path = |end: &str| self.scratch.dir.join(format!("{port}.{end}"));
+        let config = path("json");
+        std::fs::write(&config, serde_json::to_string_pretty(&configuration(kind, port))?)?;
+        Ok((config, path("sock")))
     }
 }
 
@@ -340,60 +369,6 @@ impl Drop for Scratch {
     }
 }
 
-/// SPDK's configuration: two namespaces in one subsystem, on one listener.
-///
-/// The tuned one differs in what looked likely to help, and is not proved to be its best: no copy
-/// between the memory device and the socket, writes of 8 KiB inside their capsules as ours has
-/// them, deeper queues, reads ahead from the socket, large socket buffers.
-fn configuration(tuned: bool, port: u16) -> Value {
-    let call = |method: &str, params: Value| json!({"method": method, "params": params});
-    let block_count = u64::from(NAMESPACE_MIB) * (1 << 20) / u64::from(BLOCK_BYTES);
-    let device =
-        |name: &str| json!({"name": name, "num_blocks": block_count, "block_size": BLOCK_BYTES});
-    let namespace = |number: u32, device: &str| {
-        let namespace = json!({"nsid": number, "bdev_name": device});
-        call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": namespace}))
-    };
-    let mut sockets = vec![call("sock_set_default_impl", json!({"impl_name": "posix"}))];
-    let mut transport = json!({"trtype": "TCP"});
-    if tuned {
-        let options = json!({
-            "impl_name": "posix",
-            "enable_recv_pipe": true,
-            "recv_buf_size": 4 << 20,
-            "send_buf_size": 4 << 20,
-        });
-        sockets.push(call("sock_impl_set_options", options));
-        transport = json!({
-            "trtype": "TCP",
-            "zcopy": true,
-            "in_capsule_data_size": 8192,
-            "max_queue_depth": 256,
-        });
-    }
-    let address = json!({
-        "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
-    });
-    let subsystem = json!({"nqn": NQN, "allow_any_host": true, "serial_number": "SIDEBYSIDE"});
-    let devices = [
-        call("bdev_set_options", json!({"bdev_auto_examine": false})),
-        call("bdev_malloc_create", device("Memory")),
-        call("bdev_null_create", device("Null")),
-    ];
-    let fabric = [
-        call("nvmf_create_transport", transport),
-        call("nvmf_create_subsystem", subsystem),
-        namespace(1, "Memory"),
-        namespace(2, "Null"),
-        call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": address})),
-    ];
-    json!({"subsystems": [
-        {"subsystem": "sock", "config": sockets},
-        {"subsystem": "bdev", "config": devices},
-        {"subsystem": "nvmf", "config": fabric},
-    ]})
-}
-
 /// Runs `raceline perf` and gives what it says about its job.
 fn perf_job(task: Task, limit_s: u64) -> Result<Value> {
     let ended = task.limit(limit_s).check()?;
@@ -438,14 +413,5 @@ mod tests {
         assert!(total("Total : nan-sense\n").is_err());
         assert!(total("Total : 0.00 0.00 0.00 0.00 0.00\n").is_err());
         assert!(total("").is_err());
-    }
-
-    #[test]
-    fn only_the_tuned_target_has_options() {
-        let text = |tuned| configuration(tuned, 4420).to_string();
-        for option in ["zcopy", "in_capsule_data_size", "sock_impl_set_options"] {
-            assert!(text(true).contains(option) && !text(false).contains(option), "{option}");
-        }
-        assert!(text(false).contains("\"trsvcid\":\"4420\""));
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::point::{PAIRS, Pair, Point, RATIOS};
+use super::point::{Ours, PAIRS, Pair, Point, RATIOS};
 use crate::distance;
 use crate::quiet::Disturbance;
 
@@ -20,7 +20,12 @@ pub(crate) struct Report {
 /// Where and with what it was measured.
 #[derive(Serialize)]
 pub(crate) struct Setting {
+    /// The tree from which ours is built, by `git describe`.
     pub(crate) raceline: String,
+    /// Which of our targets.
+    pub(crate) target: Ours,
+    /// When, in seconds since 1970.
+    pub(crate) unix_s: u64,
     pub(crate) spdk: String,
     pub(crate) kernel: String,
     /// Of the system's TCP, e.g. cubic.
@@ -173,12 +178,17 @@ impl Report {
 impl Setting {
     /// The paragraph above the tables; `what` is said of the runs.
     pub(crate) fn introduction(&self, what: &str) -> String {
-        let Self { raceline, spdk, kernel, congestion_control, processor, repetitions, .. } = self;
+        let Self { raceline, target, spdk, kernel, processor, repetitions, .. } = self;
+        let congestion_control = &self.congestion_control;
+        let waiting = match target {
+            Ours::Serve => "target on core 0 (SPDK's polls, ours sleeps after 50 us without work)",
+            Ours::Export => "target polling on core 0",
+        };
         let apart = self.core_round_trip_ns.map(|ns| format!(", {}", distance::fact(ns)));
         let apart = apart.unwrap_or_default();
         let (ramp, time) = (self.ramp_seconds, self.measured_seconds);
         format!(
-            "Raceline {raceline} and {spdk}, Linux {kernel}, {processor}; target polling on core 0, host polling on core 1{apart}, \
+            "Raceline {raceline} ({target}) and {spdk}, Linux {kernel}, {processor}; {waiting}, host polling on core 1{apart}, \
              loopback, TCP's congestion control {congestion_control}, namespaces of 512 MiB, filled. {repetitions} repetitions, all {what} in turn, each \
              {time} s after a ramp of {ramp} s: median (lowest - highest), ratios repetition by repetition. \
              A point is size, direction, depth x connections, at random addresses.\n\n"
@@ -238,6 +248,8 @@ mod tests {
     fn rows_have_as_many_cells_as_heads() {
         let setting = Setting {
             raceline: "abc".to_owned(),
+            target: Ours::Serve,
+            unix_s: 0,
             spdk: "SPDK".to_owned(),
             kernel: "6".to_owned(),
             congestion_control: "cubic".to_owned(),
@@ -258,6 +270,7 @@ mod tests {
             assert!(lines.iter().all(|line| bars(line) == bars(lines[0])), "{table}");
         }
         assert!(text.contains("| t | 100.0 | 2 | 4 | 6 |"), "{text}");
+        assert!(text.starts_with("Raceline abc (raceline serve) and SPDK, "), "{text}");
         assert!(text.contains("on core 1, the cores 57 ns apart (a cache line"), "{text}");
     }
 }

@@ -11,10 +11,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 
 use super::point::{Host, Pair, Point, Target};
 use super::report::{Setting, Spread, head, row};
-use super::{Bench, program::Tail};
+use super::{Bench, Format, program::Tail};
 
 /// Our target with either kind of memory, and SPDK's.
 const TARGETS: [Target; 3] = [Target::Raceline, Target::RacelineHuge, Target::SpdkTuned];
@@ -27,7 +28,27 @@ const WINDOWS: usize = 21;
 /// Ramp and length of each.
 const WINDOW: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(100));
 
+/// Everything, for `-o json`.
+#[derive(Serialize)]
+struct Report {
+    setting: Setting,
+    /// The order of the lists in a repetition.
+    targets: [Target; 3],
+    tails: Vec<PointTails>,
+}
+
+/// What was found at one point.
+#[derive(Serialize)]
+struct PointTails {
+    name: String,
+    point: Point,
+    repetitions: Vec<Repetition>,
+    /// Runs that count though something disturbed them.
+    disturbed: usize,
+}
+
 /// One repetition: what was asked for, and what came of it with each of [`TARGETS`].
+#[derive(Serialize)]
 struct Repetition {
     commands_per_s: u32,
     tails: Vec<Tail>,
@@ -36,42 +57,56 @@ struct Repetition {
 }
 
 /// Measures and prints; false when a run was disturbed and no quiet one could be had.
-pub(super) fn run(bench: &mut Bench<'_>, setting: &Setting, points: &[Point]) -> Result<bool> {
-    let mut text = setting.introduction("targets under our host");
-    let names = TARGETS.map(Target::name);
-    let medians = names.map(|name| format!("{name}: P50 us"));
-    let tails = |prefix: &str| {
-        let prefix = prefix.to_owned();
-        let own = names.map(|name| format!("{prefix}{name}: P99.9 us")).into_iter();
-        let ratio = |&name: &&str| format!("{prefix}P99.9 {name} / {}", names[THEIRS]);
-        own.chain(names[..THEIRS].iter().map(ratio).collect::<Vec<_>>())
-    };
-    let titles: Vec<String> = ["thousand commands per s".to_owned()]
-        .into_iter()
-        .chain(medians)
-        .chain(tails(""))
-        .chain(tails("windows: "))
-        .chain(["disturbed".to_owned()])
-        .collect();
-    head(&mut text, "open loop", titles.iter().map(String::as_str));
-    let mut disturbed = 0;
-    for point in points {
-        let mut repetitions = Vec::new();
-        let before = disturbed;
+pub(super) fn run(
+    bench: &mut Bench<'_>,
+    setting: Setting,
+    points: &[Point],
+    format: Format,
+) -> Result<bool> {
+    let mut tails = Vec::new();
+    for &point in points {
+        let (mut repetitions, mut disturbed) = (Vec::new(), 0);
         for _ in 0..setting.repetitions {
-            let found = repetition(bench, *point, &mut disturbed);
+            let found = repetition(bench, point, &mut disturbed);
             repetitions.push(found.with_context(|| point.to_string())?);
         }
-        let cells = cells(&repetitions);
-        eprintln!("{point}: {}", cells.join(", "));
-        row(
-            &mut text,
-            &point.to_string(),
-            cells.into_iter().chain([(disturbed - before).to_string()]),
-        );
+        eprintln!("{point}: {}", cells(&repetitions).join(", "));
+        tails.push(PointTails { name: point.to_string(), point, repetitions, disturbed });
     }
-    print!("{text}");
-    Ok(disturbed == 0)
+    let report = Report { setting, targets: TARGETS, tails };
+    match format {
+        Format::Markdown => print!("{}", report.markdown()),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+    }
+    Ok(report.tails.iter().all(|point| point.disturbed == 0))
+}
+
+impl Report {
+    /// The table.
+    fn markdown(&self) -> String {
+        let mut text = self.setting.introduction("targets under our host");
+        let names = TARGETS.map(Target::name);
+        let medians = names.map(|name| format!("{name}: P50 us"));
+        let tails = |prefix: &str| {
+            let prefix = prefix.to_owned();
+            let own = names.map(|name| format!("{prefix}{name}: P99.9 us")).into_iter();
+            let ratio = |&name: &&str| format!("{prefix}P99.9 {name} / {}", names[THEIRS]);
+            own.chain(names[..THEIRS].iter().map(ratio).collect::<Vec<_>>())
+        };
+        let titles: Vec<String> = ["thousand commands per s".to_owned()]
+            .into_iter()
+            .chain(medians)
+            .chain(tails(""))
+            .chain(tails("windows: "))
+            .chain(["disturbed".to_owned()])
+            .collect();
+        head(&mut text, "open loop", titles.iter().map(String::as_str));
+        for point in &self.tails {
+            let disturbed = point.disturbed.to_string();
+            row(&mut text, &point.name, cells(&point.repetitions).into_iter().chain([disturbed]));
+        }
+        text
+    }
 }
 
 fn repetition(bench: &mut Bench<'_>, point: Point, disturbed: &mut usize) -> Result<Repetition> {

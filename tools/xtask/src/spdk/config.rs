@@ -1,0 +1,116 @@
+//! The configurations of the targets that begin with one, in SPDK's form: SPDK's and our daemon.
+
+use serde_json::{Value, json};
+
+use super::point::Target;
+use super::program::{BLOCK_BYTES, NAMESPACE_MIB, NQN};
+
+/// Data that a capsule holds, of the tuned target and of ours.
+const IN_CAPSULE_BYTES: u32 = 8192;
+
+/// Two namespaces in one subsystem, on one listener.
+///
+/// SPDK's tuned target differs in what looked likely to help, and is not proved to be its best: no
+/// copy between the memory device and the socket, writes of 8 KiB inside their capsules as ours has
+/// them, deeper queues, reads ahead from the socket, large socket buffers. Our daemon has the
+/// limits of `raceline export`.
+pub(super) fn configuration(kind: Target, port: u16) -> Value {
+    let block_count = u64::from(NAMESPACE_MIB) * (1 << 20) / u64::from(BLOCK_BYTES);
+    let device =
+        |name: &str| json!({"name": name, "num_blocks": block_count, "block_size": BLOCK_BYTES});
+    let mut memory = device("Memory");
+    if kind == Target::RacelineHuge {
+        memory["hugepages"] = true.into();
+    }
+    let namespace = |number: u32, device: &str| {
+        let namespace = json!({"nsid": number, "bdev_name": device});
+        call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": namespace}))
+    };
+    let address = json!({
+        "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
+    });
+    let subsystem = json!({"nqn": NQN, "allow_any_host": true, "serial_number": "SIDEBYSIDE"});
+    let mut devices =
+        vec![call("bdev_malloc_create", memory), call("bdev_null_create", device("Null"))];
+    if kind.is_spdk() {
+        devices.insert(0, call("bdev_set_options", json!({"bdev_auto_examine": false})));
+    }
+    let fabric = [
+        call("nvmf_create_transport", transport(kind)),
+        call("nvmf_create_subsystem", subsystem),
+        namespace(1, "Memory"),
+        namespace(2, "Null"),
+        call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": address})),
+    ];
+    json!({"subsystems": [
+        {"subsystem": "sock", "config": sockets(kind)},
+        {"subsystem": "bdev", "config": devices},
+        {"subsystem": "nvmf", "config": fabric},
+    ]})
+}
+
+fn call(method: &str, params: Value) -> Value {
+    json!({"method": method, "params": params})
+}
+
+fn sockets(kind: Target) -> Vec<Value> {
+    if !kind.is_spdk() {
+        return Vec::new();
+    }
+    let mut calls = vec![call("sock_set_default_impl", json!({"impl_name": "posix"}))];
+    if kind == Target::SpdkTuned {
+        let options = json!({
+            "impl_name": "posix",
+            "enable_recv_pipe": true,
+            "recv_buf_size": 4 << 20,
+            "send_buf_size": 4 << 20,
+        });
+        calls.push(call("sock_impl_set_options", options));
+    }
+    calls
+}
+
+fn transport(kind: Target) -> Value {
+    match kind {
+        Target::Spdk => json!({"trtype": "TCP"}),
+        Target::SpdkTuned => json!({
+            "trtype": "TCP",
+            "zcopy": true,
+            "in_capsule_data_size": IN_CAPSULE_BYTES,
+            "max_queue_depth": 256,
+        }),
+        Target::Raceline | Target::RacelineHuge => {
+            json!({"trtype": "TCP", "in_capsule_data_size": IN_CAPSULE_BYTES})
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(kind: Target) -> String {
+        configuration(kind, 4420).to_string()
+    }
+
+    #[test]
+    fn only_the_tuned_target_of_spdk_has_its_options() {
+        for option in ["zcopy", "max_queue_depth", "sock_impl_set_options"] {
+            assert!(text(Target::SpdkTuned).contains(option), "{option}");
+            for kind in [Target::Spdk, Target::Raceline, Target::RacelineHuge] {
+                assert!(!text(kind).contains(option), "{option}");
+            }
+        }
+        assert!(text(Target::Spdk).contains("\"trsvcid\":\"4420\""));
+    }
+
+    #[test]
+    fn a_daemon_has_the_capsules_of_export_and_its_own_pages() {
+        for kind in [Target::Raceline, Target::RacelineHuge] {
+            assert!(text(kind).contains("\"in_capsule_data_size\":8192"));
+            assert_eq!(text(kind).contains("hugepages"), kind == Target::RacelineHuge);
+            assert!(!text(kind).contains("bdev_set_options"));
+        }
+        assert!(!text(Target::SpdkTuned).contains("hugepages"));
+    }
+}
