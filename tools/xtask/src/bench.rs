@@ -18,6 +18,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
+use crate::origin::Origin;
 use crate::raceline::{Export, Tree, host};
 
 pub(crate) use self::idle::answer_blocking;
@@ -68,6 +69,10 @@ enum Section {
     Start,
     /// Latency at depth 1 when the cores poll, adapt or sleep.
     Modes,
+    /// The gap between a daemon and the limit at the points of `raceline bench gap --quick`.
+    Gap,
+    /// A daemon beside `raceline export`, in pairs.
+    Daemon,
     /// The gap to the limit as the same load comes over 16 to 1,024 connections.
     Scale,
     /// Latencies in an open loop at 70 % of the most.
@@ -81,6 +86,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
     ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
     ensure!(options.runs > 0, "--runs 0 measures nothing");
     let mut report = Map::new();
+    report.insert("setting".to_owned(), serde_json::to_value(Origin::here(tree)?)?);
     for section in &options.only {
         let name = section.to_possible_value().context("a section without a name")?;
         println!("\n## {}\n", name.get_name());
@@ -90,6 +96,8 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
             Section::Memory => memory::run(tree),
             Section::Start => start::run(tree, options),
             Section::Modes => modes::run(tree, options),
+            Section::Gap => gap::quick(tree),
+            Section::Daemon => gap::daemon(tree),
             Section::Scale => gap::scale(tree),
             Section::Tail => tail::run(tree, options),
             Section::Control => control::run(tree, options),
@@ -98,6 +106,8 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
         // What has been measured is kept even if a later section fails.
         if let Some(file) = &options.json {
             let text = serde_json::to_string_pretty(&Value::Object(report.clone()))?;
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            folder.map_or(Ok(()), std::fs::create_dir_all)?;
             std::fs::write(file, text + "\n")
                 .with_context(|| format!("cannot write {}", file.display()))?;
         }

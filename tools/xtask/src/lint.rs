@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::child::Task;
 use crate::modules::Crates;
+use crate::report;
 use crate::step::Outcome;
 
 /// Files that may contain `unsafe`; each block in them stands under a `// SAFETY:` comment.
@@ -107,6 +108,7 @@ pub(crate) fn tidy(root: &Path) -> Result<Outcome> {
         count += 1;
     }
     complaints.extend(crates.complaints());
+    complaints.extend(report::check(root)?);
     for name in UNSAFE_FILES {
         let text = fs::read_to_string(root.join(name)).unwrap_or_default();
         if first_unsafe(&text).is_none() {

@@ -1,4 +1,4 @@
-//! The developer's one door: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|interop`.
+//! The developer's one door: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|report|interop`.
 
 mod asan;
 mod bench;
@@ -13,10 +13,12 @@ mod interop;
 mod lint;
 mod modules;
 mod official;
+mod origin;
 mod placement;
 mod quiet;
 mod raceline;
 mod raw;
+mod report;
 mod rpc_docs;
 mod serve;
 mod setup;
@@ -97,6 +99,8 @@ enum Verb {
     Bench(bench::Options),
     /// Measure our target and host beside SPDK's, built elsewhere.
     Spdk(spdk::Options),
+    /// Write the figures and plots of docs/PERFORMANCE.md from measured JSON.
+    Report(report::Options),
     /// Write the header of libraceline and build its shared library.
     Capi,
     /// Build the fio engine, target/release/libraceline_fio.so.
@@ -183,6 +187,10 @@ fn run(verb: Verb) -> Result<bool> {
             true
         }
         Verb::Spdk(options) => spdk::run(&tree, &options)?,
+        Verb::Report(options) => {
+            report::run(&tree.root, &options)?;
+            true
+        }
         Verb::Capi => one("capi", Box::new(|| capi::build(&tree))),
         Verb::Fio => one("fio", Box::new(|| fio::build_and_tell(&tree))),
         Verb::RpcDocs => {

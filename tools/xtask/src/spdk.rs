@@ -15,17 +15,18 @@ mod steps;
 mod tail;
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use self::huge::{Leftovers, Reserved};
 use self::point::{Ours, PAIRS, Pair, Point, Target, grid};
 use self::program::{HUGE_PAGES, Programs, RunningTarget};
+pub(crate) use self::report::Spread;
 use self::report::{Idle, PointReport, Report, Run, Setting};
-use crate::child::Task;
 use crate::cli::cpu_ticks;
 use crate::distance::Cores;
+use crate::origin::Origin;
 use crate::quiet::{Disturbance, Machine};
 use crate::raceline::Tree;
 
@@ -39,8 +40,6 @@ const APART_MAX: usize = 10;
 /// How long an idle target is watched, in seconds, and how long its host gets to connect before.
 const IDLE_S: u64 = 10;
 const IDLE_RAMP_S: u64 = 2;
-/// How the system's TCP decides when to send: it matters on the loopback, too.
-const CONGESTION_CONTROL_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// Most seconds that one run may be measured.
 const SECONDS_MAX: i64 = 600;
 
@@ -173,21 +172,11 @@ fn chosen(options: &Options, point: &Point) -> bool {
 }
 
 fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Setting> {
-    let commit = ["describe", "--always", "--dirty"];
-    let commit = Task::new("git").args(commit).dir(&tree.root).check()?.stdout;
-    let info = std::fs::read_to_string("/proc/cpuinfo")?;
-    let model = info.lines().find(|line| line.starts_with("model name"));
-    let model = model.and_then(|line| line.split_once(": ")).map_or("", |(_, model)| model);
-    let cores = std::thread::available_parallelism()?;
     let default = if options.quick { QUICK_REPETITIONS } else { REPETITIONS };
     Ok(Setting {
-        raceline: commit.trim().to_owned(),
+        origin: Origin::here(tree)?,
         target: options.target,
-        unix_s: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs(),
         spdk: programs.spdk_version()?,
-        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
-        congestion_control: std::fs::read_to_string(CONGESTION_CONTROL_FILE)?.trim().to_owned(),
-        processor: format!("{cores} cores of {model}"),
         repetitions: options.repetitions.map_or(Ok(default), usize::try_from)?,
         ramp_seconds: options.seconds,
         measured_seconds: options.seconds,

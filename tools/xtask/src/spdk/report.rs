@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::point::{Ours, PAIRS, Pair, Point, RATIOS};
 use crate::distance;
+use crate::origin::Origin;
 use crate::quiet::Disturbance;
 
 /// Everything.
@@ -20,17 +21,11 @@ pub(crate) struct Report {
 /// Where and with what it was measured.
 #[derive(Serialize)]
 pub(crate) struct Setting {
-    /// The tree from which ours is built, by `git describe`.
-    pub(crate) raceline: String,
+    #[serde(flatten)]
+    pub(crate) origin: Origin,
     /// Which of our targets.
     pub(crate) target: Ours,
-    /// When, in seconds since 1970.
-    pub(crate) unix_s: u64,
     pub(crate) spdk: String,
-    pub(crate) kernel: String,
-    /// Of the system's TCP, e.g. cubic.
-    pub(crate) congestion_control: String,
-    pub(crate) processor: String,
     pub(crate) repetitions: usize,
     pub(crate) ramp_seconds: u32,
     pub(crate) measured_seconds: u32,
@@ -71,7 +66,7 @@ pub(crate) struct Ratio {
 }
 
 /// The middle of some values, and their ends.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
     pub(crate) low: f64,
@@ -103,6 +98,31 @@ impl Spread {
             at(middle)
         };
         Self { median, low: at(0), high: at(values.len().saturating_sub(1)) }
+    }
+
+    fn map(self, value: impl Fn(f64) -> f64) -> Self {
+        let Self { median, low, high } = self;
+        Self { median: value(median), low: value(low), high: value(high) }
+    }
+
+    /// In another unit.
+    pub(crate) fn divided_by(self, divisor: f64) -> Self {
+        self.map(|value| value / divisor)
+    }
+
+    /// To so many digits after the point.
+    pub(crate) fn rounded(self, digits: i32) -> Self {
+        let factor = 10f64.powi(digits);
+        self.map(|value| (value * factor).round() / factor)
+    }
+
+    /// As a cell of a table: `7.0 (6.0 - 8.0)`, or one value where there is no more.
+    pub(crate) fn cell(self, divisor: f64, digits: usize) -> String {
+        let Self { median, low, high } = self.divided_by(divisor);
+        if self.low.total_cmp(&self.high).is_eq() {
+            return format!("{median:.digits$}");
+        }
+        format!("{median:.digits$} ({low:.digits$} - {high:.digits$})")
     }
 }
 
@@ -178,8 +198,8 @@ impl Report {
 impl Setting {
     /// The paragraph above the tables; `what` is said of the runs.
     pub(crate) fn introduction(&self, what: &str) -> String {
-        let Self { raceline, target, spdk, kernel, processor, repetitions, .. } = self;
-        let congestion_control = &self.congestion_control;
+        let Self { origin, target, spdk, repetitions, .. } = self;
+        let Origin { raceline, kernel, congestion_control, processor, .. } = origin;
         let waiting = match target {
             Ours::Serve => "target on core 0 (SPDK's polls, ours sleeps after 50 us without work)",
             Ours::Export => "target polling on core 0",
@@ -247,13 +267,15 @@ mod tests {
     #[test]
     fn rows_have_as_many_cells_as_heads() {
         let setting = Setting {
-            raceline: "abc".to_owned(),
+            origin: Origin {
+                raceline: "abc".to_owned(),
+                unix_s: 0,
+                kernel: "6".to_owned(),
+                congestion_control: "cubic".to_owned(),
+                processor: "P".to_owned(),
+            },
             target: Ours::Serve,
-            unix_s: 0,
             spdk: "SPDK".to_owned(),
-            kernel: "6".to_owned(),
-            congestion_control: "cubic".to_owned(),
-            processor: "P".to_owned(),
             repetitions: 1,
             ramp_seconds: 1,
             measured_seconds: 1,
