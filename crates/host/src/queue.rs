@@ -5,6 +5,7 @@
 //! reads, waits for the next connection; one that may have changed the media ends with
 //! [`CommandError::UnknownFate`]. Whoever owns the queue says when the next connection is made.
 
+mod connect;
 mod digest;
 mod entry;
 mod plan;
@@ -18,17 +19,14 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::host::{CommandTable, command};
 use raceline_proto::nvme::command::Fuse;
-use raceline_proto::nvme::fabrics::{
-    CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectResponse, ConnectWords,
-};
 use raceline_proto::nvme::opcode::admin;
-use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe, Status};
-use raceline_proto::tcp::{HostQueue, HostQueueConfig};
-use raceline_reactor::flow::{Load, SocketClass, Traffic, policy};
+use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe};
+use raceline_proto::tcp::HostQueue;
+use raceline_reactor::flow::{Load, policy};
 use raceline_reactor::io::SocketId;
-use raceline_reactor::{Arrival, Completion, Context, IoBuf, Outcome, SendBatch, Socket, Token};
+use raceline_reactor::{Arrival, Completion, Context, IoBuf, Outcome, SendBatch, Token};
 
-use crate::command::{Command, CommandDone, CommandSummary, Data, Rejected};
+use crate::command::{Command, CommandDone, CommandSummary, Rejected};
 use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
 use crate::error::{CommandError, HostError, Phase, RejectedReason};
@@ -38,8 +36,6 @@ use entry::Entry;
 use plan::Plan;
 use send::Grant;
 
-/// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
-const STAGING_BYTES: usize = 68 << 10;
 /// PDUs in one send.
 const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
 /// Header bytes of one PDU at most: header, digests, 128-byte alignment, rounded up.
@@ -48,8 +44,6 @@ const BATCH_PDU_BYTES: usize = 256;
 const TIMEOUT_CHECKS: u32 = 4;
 /// How long a TermReq may take to leave before the connection is reset.
 const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(1);
-/// IPO of CATTR in a refused Connect.
-const CATTR_OFFSET: u16 = 46;
 
 /// What happened to a queue as a whole.
 #[derive(Clone, Debug)]
@@ -456,193 +450,6 @@ impl QueuePair {
         };
         self.pending.push_back(cid);
         cid
-    }
-
-    /// Begins a connection's life.
-    fn start(&mut self, cx: &mut Context<'_>) {
-        self.token.generation = self.token.generation.wrapping_add(1);
-        self.alarm = None;
-        self.gathering.forget_alarm();
-        self.state = State::Tcp;
-        self.search.begin();
-        self.expect(cx, self.config.tcp_connect_timeout);
-        self.dial(cx);
-    }
-
-    /// Asks for a connection. A provider's own stack has one at once, and connects as a part of its
-    /// handshake.
-    fn dial(&mut self, cx: &mut Context<'_>) {
-        let QueuePairConfig { address, source, streams, .. } = &self.config;
-        match streams.as_ref().and_then(|streams| streams.connect(*address, *source)) {
-            Some(socket) => {
-                let adopted = socket.and_then(|socket| cx.io.adopt(socket));
-                self.begin(cx, adopted);
-            }
-            None => cx.io.connect(*address, *source, self.token),
-        }
-    }
-
-    fn handle_connected(&mut self, cx: &mut Context<'_>, result: std::io::Result<Socket>) {
-        if !matches!(self.state, State::Tcp) {
-            return;
-        }
-        let adopted = result.and_then(|socket| {
-            if !self.keeps(&socket)? {
-                return Ok(None);
-            }
-            let socket = match &self.config.streams {
-                Some(streams) => streams.connected(socket)?,
-                None => socket,
-            };
-            cx.io.adopt(socket).map(Some)
-        });
-        match adopted.transpose() {
-            Some(adopted) => self.begin(cx, adopted),
-            // Again, from another port; the limit of time is for all attempts together.
-            None => self.dial(cx),
-        }
-    }
-
-    /// The first words on a socket that was adopted.
-    fn begin(&mut self, cx: &mut Context<'_>, adopted: std::io::Result<SocketId>) {
-        let socket = match adopted {
-            Ok(socket) => socket,
-            Err(error) => {
-                let error = HostError::tcp(self.config.address, self.config.source, error);
-                self.lose(cx, Ending::Lost(error), None);
-                return;
-            }
-        };
-        if !self.config.qid.is_admin() {
-            let class = SocketClass {
-                traffic: Traffic::Commands,
-                share: policy::SHARE_BYTES,
-                core_staging: policy::TURN_BYTES,
-                by_reference: self.config.zero_copy,
-            };
-            cx.io.declare(socket, class);
-        }
-        let slots = u16::try_from(self.commands.capacity()).unwrap_or(MAX_ENTRIES);
-        let queue = HostQueue::new(HostQueueConfig {
-            hpda: 0,
-            hdgst: self.config.header_digest,
-            ddgst: self.config.data_digest,
-            maxr2t: 0, // one R2T per command
-            slots,
-        });
-        let staging = cx.pool.take(STAGING_BYTES).unwrap_or_else(|| IoBuf::heap(STAGING_BYTES));
-        self.link = Some(Link {
-            socket,
-            queue,
-            staging: Some(staging),
-            core_staging: false,
-            receiving: false,
-            payload_of: None,
-            sending: false,
-            closed: false,
-            batches_started: 0,
-            batches_done: 0,
-            flow: SqFlow::Off,
-        });
-        self.state = State::IcResp;
-        self.expect(cx, self.config.connect_timeout);
-        self.send_with(cx, |queue, batch| batch.append(|out| queue.ic_req(out)));
-        self.post_receive(cx);
-    }
-
-    /// Prepares a connection; whether it comes in where it is wanted.
-    fn keeps(&mut self, socket: &Socket) -> std::io::Result<bool> {
-        if let Some(time) = self.config.busy_poll {
-            socket.set_busy_poll(time)?;
-        }
-        if let Some(priority) = self.config.priority {
-            socket.set_priority(priority)?;
-        }
-        if let Some(time) = self.config.ack_timeout {
-            socket.set_user_timeout(time)?;
-        }
-        self.arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
-        let kept = self.search.accepts(self.arrival);
-        tracing::debug!(
-            qid = self.config.qid.0,
-            core = self.search.own_cpu(),
-            napi_id = self.arrival.napi_id,
-            cpu = self.arrival.cpu,
-            attempt = self.search.attempts(),
-            kept,
-            "connected"
-        );
-        Ok(kept)
-    }
-
-    /// ICResp has come: Connect is the first command (Fabrics 1.1, 3.3).
-    fn send_connect(&mut self, cx: &mut Context<'_>) {
-        let config = &self.config;
-        let words = ConnectWords {
-            recfmt: 0,
-            qid: config.qid,
-            sqsize: config.entries - 1,
-            cattr: if self.disable_sq_flow { CATTR_DISABLE_SQ_FLOW } else { 0 },
-            kato: if config.qid.is_admin() { config.kato_ms } else { 0 },
-        };
-        let data = ConnectData::new(config.hostid, config.cntlid, &config.subnqn, &config.hostnqn);
-        let buf = IoBuf::from_slice(zerocopy::IntoBytes::as_bytes(&data));
-        let len = u32::try_from(ConnectData::LEN).unwrap_or(u32::MAX);
-        let command = Command::new(words.to_sqe(), Data::Write(buf.share()));
-        let cid = self.insert(command, 0, len, None);
-        // Before all that wait already.
-        self.pending.rotate_right(1);
-        self.state = State::Connect(cid);
-        self.expect(cx, self.config.connect_timeout);
-    }
-
-    fn handle_connect_response(&mut self, cx: &mut Context<'_>, cqe: &Cqe) {
-        let address = self.config.address;
-        if !cqe.status.is_success() {
-            let [o0, o1, attributes, _] = cqe.dw0.to_le_bytes();
-            let offset = u16::from_le_bytes([o0, o1]);
-            let in_data = attributes & 1 != 0;
-            let about_flow = cqe.status.same_code(Status::CONNECT_INVALID_PARAMETERS)
-                && !in_data
-                && offset == CATTR_OFFSET;
-            let ending = if about_flow && self.disable_sq_flow {
-                Ending::RetryWithFlow
-            } else {
-                Ending::Lost(HostError::ConnectRefused {
-                    address,
-                    status: cqe.status,
-                    offset,
-                    in_data,
-                })
-            };
-            self.lose(cx, ending, None);
-            return;
-        }
-        let response = ConnectResponse::from_dw0(cqe.dw0);
-        if response.authentication_required || response.secure_channel_required {
-            self.lose(cx, Ending::Lost(HostError::AuthenticationRequired(address)), None);
-            return;
-        }
-        if !self.config.qid.is_admin() && response.cntlid != self.config.cntlid {
-            let text =
-                format!("Connect of controller {} gave {}", self.config.cntlid, response.cntlid);
-            self.lose(cx, Ending::Lost(HostError::Protocol(address, text)), None);
-            return;
-        }
-        // A controller grants what was asked by FFFFh; else both counters start at what it says.
-        if let Some(link) = &mut self.link {
-            link.flow = if self.disable_sq_flow && cqe.sqhd == u16::MAX {
-                SqFlow::Off
-            } else {
-                let head = cqe.sqhd % self.config.entries;
-                SqFlow::On { tail: head, head }
-            };
-        }
-        self.state = State::Ready;
-        self.phase_deadline = None;
-        self.restart_deadlines(cx.now);
-        self.gathering.release();
-        self.events.push_back(QueueEvent::Ready { cntlid: response.cntlid });
     }
 
     /// The peer must answer within `limit`.

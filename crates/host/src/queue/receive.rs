@@ -9,8 +9,9 @@ use raceline_reactor::Context;
 use raceline_reactor::flow::policy::{self, HEADER_STAGING_BYTES, Landing};
 use raceline_reactor::io::RecvBuffers;
 
+use super::connect::STAGING_BYTES;
 use super::send::to_usize;
-use super::{Ending, QueuePair, STAGING_BYTES, SqFlow, State};
+use super::{Ending, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::error::{CommandError, HostError};
 
