@@ -1,5 +1,6 @@
 //! Does I/Os of one shape in memory, for `cargo xtask cost` to count their instructions.
 
+mod asked;
 mod memory_io;
 mod shape;
 mod world;

@@ -28,11 +28,22 @@ pub(crate) struct Shape {
     pub(crate) data_digest: bool,
     /// Of a device that counts what it does, as every device of `raceline serve`.
     pub(crate) counted: bool,
+    /// Of a device that has to be asked, as a file has.
+    pub(crate) asked: bool,
 }
 
 impl Shape {
     const fn new(name: &'static str, bytes: usize, depth: usize, count: usize) -> Self {
-        Self { name, is_write: false, bytes, depth, count, data_digest: false, counted: false }
+        Self {
+            name,
+            is_write: false,
+            bytes,
+            depth,
+            count,
+            data_digest: false,
+            counted: false,
+            asked: false,
+        }
     }
 
     const fn write(self) -> Self {
@@ -46,13 +57,18 @@ impl Shape {
     const fn counted(self) -> Self {
         Self { counted: true, ..self }
     }
+
+    const fn asked(self) -> Self {
+        Self { asked: true, ..self }
+    }
 }
 
 /// All shapes. Writes up to 8 KiB go in the capsule, larger ones by R2T.
-pub(crate) const SHAPES: [Shape; 10] = [
+pub(crate) const SHAPES: [Shape; 11] = [
     Shape::new("4k-read-1", 4 << 10, 1, 1024),
     Shape::new("4k-read-32", 4 << 10, 32, 4096),
     Shape::new("4k-read-32-counted", 4 << 10, 32, 4096).counted(),
+    Shape::new("4k-read-32-asked", 4 << 10, 32, 4096).asked(),
     Shape::new("4k-read-32-digest", 4 << 10, 32, 4096).digest(),
     Shape::new("4k-write-1", 4 << 10, 1, 1024).write(),
     Shape::new("4k-write-32", 4 << 10, 32, 4096).write(),
@@ -70,12 +86,12 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// All cases, the target's first. A host does not see whether a device counts.
+    /// All cases, the target's first. A host does not see what kind of device it is.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let sides = [Side::Target, Side::Host].into_iter();
         let cases =
             sides.flat_map(|side| SHAPES.into_iter().map(move |shape| Self { side, shape }));
-        cases.filter(|case| case.side == Side::Target || !case.shape.counted)
+        cases.filter(|case| case.side == Side::Target || !(case.shape.counted || case.shape.asked))
     }
 
     pub(crate) fn name(self) -> String {

@@ -23,6 +23,7 @@ use raceline_target::{
     ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
 };
 
+use crate::asked::AskedBdev;
 use crate::memory_io::{MemoryIo, Wire};
 use crate::shape::{Case, Shape, Side};
 
@@ -224,6 +225,7 @@ fn device(shape: Shape) -> Result<SharedBdev> {
     let spec: DeviceSpec = DEVICE.parse().map_err(|error| anyhow!("{error}"))?;
     let bdev = raceline_bdev::open(&spec, &Identity::of_this_machine())?;
     let counting = |bdev| Arc::new(NamedBdev::new(bdev, "counted".to_owned(), None));
+    let bdev = if shape.asked { Arc::new(AskedBdev(bdev)) } else { bdev };
     Ok(if shape.counted { counting(bdev) } else { bdev })
 }
 
