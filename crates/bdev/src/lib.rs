@@ -253,8 +253,14 @@ pub trait Channel {
     /// Starts a request. It may complete at once: then it is in `done` on return.
     fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>);
 
+    /// Whether [`Channel::read_now`] works: this device always has its data at hand. Never changes
+    /// while the channel is open.
+    fn reads_now(&self) -> bool {
+        false
+    }
+
     /// Reads at once, without a buffer: what a request for it would give if it completed at once.
-    /// `None` by devices that have to be asked.
+    /// `None` by devices that have to be asked, see [`Channel::reads_now`].
     fn read_now(&mut self, _offset: u64, _len: usize) -> Option<Payload> {
         None
     }

@@ -52,6 +52,10 @@ struct NullChannel {
 }
 
 impl Channel for NullChannel {
+    fn reads_now(&self) -> bool {
+        true
+    }
+
     fn read_now(&mut self, _offset: u64, len: usize) -> Option<Payload> {
         Some(Payload::Zeroes(len))
     }

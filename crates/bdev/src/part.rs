@@ -78,6 +78,10 @@ impl Channel for PartChannel {
         self.inner.submit(cx, request, done);
     }
 
+    fn reads_now(&self) -> bool {
+        self.inner.reads_now()
+    }
+
     fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
         self.inner.read_now(offset + self.start, len)
     }

@@ -207,6 +207,10 @@ impl RamChannel {
 }
 
 impl Channel for RamChannel {
+    fn reads_now(&self) -> bool {
+        true
+    }
+
     fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
         Some(self.read(offset, len, None))
     }

@@ -120,6 +120,10 @@ impl Channel for MeteredChannel {
         self.count(cx.now, first, done);
     }
 
+    fn reads_now(&self) -> bool {
+        self.inner.reads_now()
+    }
+
     fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
         let started = self.meter.start(self.now);
         let payload = self.inner.read_now(offset, len)?;

@@ -27,7 +27,7 @@ fn parts_are_where_they_should_be() {
     let part = PartBdev::new(base.clone(), 200, 56).unwrap();
     assert_eq!((part.info().block_count, part.info().block_size), (56, 4096));
     let mut script = Script::new(&part);
-    assert!(script.channel.writes_now());
+    assert!(script.channel.writes_now() && script.channel.reads_now());
     script.channel.write_now(4096, &[3; 4096]).unwrap();
     let mut found = [0; 4096];
     script.channel.read_now(4096, 4096).unwrap().copy_to(&mut found);

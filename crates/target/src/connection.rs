@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use raceline_proto::controller::ConnectRequest;
+use raceline_proto::controller::{ConnectRequest, parse_io};
 use raceline_proto::nvme::{Cqe, Direction, QueueId, Sqe, Status};
 use raceline_proto::tcp::{
     ControllerQueue, ControllerQueueConfig, DataDest, Event, FatalError, Violation,
@@ -113,8 +113,6 @@ pub(crate) struct Connection {
     staging: Option<IoBuf>,
     staging_bytes: usize,
     unparsed: Range<usize>,
-    /// Bytes that a command has taken, of those behind its header in the staging buffer.
-    pub(crate) taken: usize,
     receiving: bool,
     /// Large writes whose data were asked for and have not all come.
     large_writes: u16,
@@ -185,7 +183,6 @@ impl Connection {
             staging: Some(IoBuf::heap(EARLY_STAGING_BYTES)),
             staging_bytes: EARLY_STAGING_BYTES,
             unparsed: 0..0,
-            taken: 0,
             receiving: false,
             large_writes: 0,
             direct: None,
@@ -357,8 +354,8 @@ impl Connection {
             }
             match self.queue.receive(&mut input) {
                 Ok(Some(event)) => {
-                    self.handle_event(cx, core, event, input);
-                    input = &input[std::mem::take(&mut self.taken)..];
+                    let taken = self.handle_event(cx, core, event, input);
+                    input = &input[taken..];
                 }
                 Ok(None) => break,
                 Err(error) => self.fatal(cx, core, &error),
@@ -374,13 +371,14 @@ impl Connection {
         }
     }
 
+    /// Gives how many bytes of `rest`, which is behind the event, belong to it.
     fn handle_event(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
         event: Event<'_>,
         rest: &[u8],
-    ) {
+    ) -> usize {
         // A PDU of data is counted when it ends; data in a capsule belong to the capsule.
         let is_part =
             matches!(event, Event::Data { .. } | Event::DataEnd { dest: DataDest::Capsule, .. });
@@ -396,17 +394,18 @@ impl Connection {
                 self.counters.commands.add(1);
                 self.advance_head();
                 self.busy_since.get_or_insert(cx.now);
-                if self.answer_now(cx, core, &sqe, in_capsule, rest) {
-                    return;
-                }
-                match self.slots.take(&sqe) {
-                    Ok(slot) => self.handle_command(cx, core, slot, in_capsule, rest),
-                    Err(NoSlot::Duplicate) => {
-                        self.handle_conflict(cx, core, &sqe, in_capsule, rest)
+                if let Role::Io(queue) = &self.role {
+                    let subsystem = &queue.seen.devices.subsystem;
+                    let parsed = parse_io(&sqe, &subsystem.namespaces, &subsystem.limits);
+                    let taken = self.answer_now(cx, core, &sqe, &parsed, in_capsule, rest);
+                    if let Some(taken) = taken {
+                        return taken;
                     }
-                    Err(NoSlot::Overrun) => {
-                        self.fatal(cx, core, &FatalError::new(Violation::QueueOverrun));
+                    if let Some(slot) = self.take_slot(cx, core, &sqe, in_capsule) {
+                        self.handle_io_command(cx, core, slot, parsed, rest);
                     }
+                } else if let Some(slot) = self.take_slot(cx, core, &sqe, in_capsule) {
+                    self.handle_command(cx, core, slot);
                 }
             }
             Event::Data { dest, offset, bytes } => {
@@ -442,6 +441,7 @@ impl Connection {
                 self.close(cx, core, "the host sent H2CTermReq");
             }
         }
+        0
     }
 
     /// Payload in the staging buffer, `rest` behind it: to the device if that takes it from here,
@@ -485,21 +485,35 @@ impl Connection {
         self.sqhd = if self.sqhd + 1 >= self.entries { 0 } else { self.sqhd + 1 };
     }
 
-    fn handle_command(
+    /// A slot for a command that has come, with its data if it has any in its capsule. `None`: the host
+    /// may not send it now, and has been told.
+    fn take_slot(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
-        slot: u16,
+        sqe: &Sqe,
         in_capsule: u32,
-        rest: &[u8],
-    ) {
+    ) -> Option<u16> {
+        let slot = match self.slots.take(sqe) {
+            Ok(slot) => slot,
+            Err(NoSlot::Duplicate) => self.resolve_conflict(core, sqe)?,
+            Err(NoSlot::Overrun) => {
+                self.fatal(cx, core, &FatalError::new(Violation::QueueOverrun));
+                return None;
+            }
+        };
         self.slots.get(slot).in_capsule = in_capsule > 0;
         self.capsule = if in_capsule > 0 { Capsule::Slot(slot) } else { Capsule::Discard };
+        Some(slot)
+    }
+
+    /// A command of a queue that is no I/O queue.
+    fn handle_command(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: u16) {
         match &self.role {
             Role::New => self.handle_early_command(cx, core, slot),
             Role::Joining(..) => self.refuse(core, slot, Status::COMMAND_SEQUENCE_ERROR.dnr()),
             Role::Admin(_) => self.handle_admin_command(cx, core, slot),
-            Role::Io(_) => self.handle_io_command(cx, core, slot, rest),
+            Role::Io(_) => {}
         }
     }
 
@@ -507,23 +521,17 @@ impl Connection {
     /// event request. A host that is about to go may have forgotten its requests, and looks for
     /// the answer to its last commands.
     #[cold]
-    fn handle_conflict(
-        &mut self,
-        cx: &mut Context<'_>,
-        core: &mut Core,
-        sqe: &Sqe,
-        in_capsule: u32,
-        rest: &[u8],
-    ) {
+    fn resolve_conflict(&mut self, core: &mut Core, sqe: &Sqe) -> Option<u16> {
         let cid = sqe.command_id();
         if self.forget_event_request(cid)
             && let Ok(slot) = self.slots.take(sqe)
         {
-            return self.handle_command(cx, core, slot, in_capsule, rest);
+            return Some(slot);
         }
         self.capsule = Capsule::Discard;
         let status = Status::CID_CONFLICT.dnr();
         self.push_response(core, Cqe { cid, status, ..Cqe::default() });
+        None
     }
 
     /// All data of a command have come.

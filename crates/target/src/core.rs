@@ -44,12 +44,25 @@ impl LocalCommand {
     }
 }
 
+/// Whether a device answers reads without a request. Known since its channel was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtHand {
+    /// It has to be asked.
+    Never,
+    /// It always has its data at hand, and nobody counts its reads.
+    Uncounted,
+    /// It always has its data at hand. Where times are wanted, it is asked all the same.
+    Counted,
+}
+
 /// One core's way to one device.
 pub(crate) struct Device {
     pub(crate) info: BdevInfo,
     channel: Box<dyn Channel>,
     /// [`Channel::writes_now`].
     writes_now: bool,
+    /// [`Channel::reads_now`].
+    at_hand: AtHand,
     /// Counts for the device, if it wants that.
     pub(crate) meter: Option<Meter>,
     /// Requests in flight.
@@ -154,9 +167,15 @@ impl Core {
         let fences = Fences::default();
         let meter = bdev.stats().map(|stats| stats.meter());
         self.meters |= meter.is_some();
+        let at_hand = match (channel.reads_now(), &meter) {
+            (false, _) => AtHand::Never,
+            (true, None) => AtHand::Uncounted,
+            (true, Some(_)) => AtHand::Counted,
+        };
         self.devices[index] = Some(Device {
             info,
             writes_now: channel.writes_now(),
+            at_hand,
             channel,
             meter,
             in_flight: 0,
@@ -265,7 +284,10 @@ impl Core {
     #[inline(always)]
     pub(crate) fn read_now(&mut self, id: DeviceId, offset: u64, len: usize) -> Option<Payload> {
         let device = self.device(id)?;
-        let Some(meter) = &mut device.meter else { return device.channel.read_now(offset, len) };
+        if device.at_hand == AtHand::Uncounted {
+            return device.channel.read_now(offset, len);
+        }
+        let meter = device.meter.as_mut().filter(|_| device.at_hand == AtHand::Counted)?;
         if meter.is_precise() {
             return None;
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use raceline_accel::OpCode;
 use raceline_bdev::{BdevError, Done, Op, OpKind};
-use raceline_proto::controller::{ErrorEntry, IoCommand, parse_io, parse_ranges};
+use raceline_proto::controller::{ErrorEntry, IoCommand, parse_ranges};
 use raceline_proto::nvme::{Cqe, Direction, QueueId, Status, Transfer};
 use raceline_reactor::{Context, IoBuf, Payload};
 
@@ -78,18 +78,17 @@ impl Slot {
 }
 
 impl Connection {
-    /// An I/O command has come, and `rest` behind its header.
+    /// An I/O command that is not answered at once has come, and `rest` behind its header.
     pub(crate) fn handle_io_command(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
         index: u16,
+        parsed: Result<(IoCommand, Transfer), Status>,
         rest: &[u8],
     ) {
         let Role::Io(io) = &self.role else { return };
-        let sqe = self.slots.get(index).sqe;
         let subsystem = &io.seen.devices.subsystem;
-        let parsed = parse_io(&sqe, &subsystem.namespaces, &subsystem.limits);
         let (command, transfer) = match parsed {
             Ok(parsed) => parsed,
             Err(status) => return self.fused_refuse(core, index, status),

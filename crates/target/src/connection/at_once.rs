@@ -2,7 +2,7 @@
 //! and then: they need neither a slot nor a buffer (lab 0046).
 
 use raceline_bdev::{BdevError, OpKind};
-use raceline_proto::controller::{IoCommand, parse_io};
+use raceline_proto::controller::IoCommand;
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Cqe, Fuse, Sqe, Status, Transfer};
 use raceline_reactor::Context;
@@ -20,37 +20,36 @@ struct Place {
 }
 
 impl Connection {
-    /// Answers a read or a write of an I/O queue if that can be done now; gives whether it did. `rest` is
-    /// what has come behind the command's header. Whatever is wrong or unusual is left to the way over a
-    /// slot.
+    /// Answers a read or a write of an I/O queue if that can be done now, and gives how many bytes of
+    /// `rest` belong to it. `rest` is what has come behind the command's header. `None`: whatever is wrong
+    /// or unusual is left to the way over a slot.
     #[inline]
     pub(super) fn answer_now(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
         sqe: &Sqe,
+        parsed: &Result<(IoCommand, Transfer), Status>,
         in_capsule: u32,
         rest: &[u8],
-    ) -> bool {
-        let Role::Io(queue) = &self.role else { return false };
+    ) -> Option<usize> {
+        let Role::Io(queue) = &self.role else { return None };
         let unusual = self.queue.data_digest()
             || sqe.opc != io::READ && in_capsule == 0
             || self.pending_fuse != PendingFuse::None
             || sqe.fuse() != Fuse::Normal
             || !self.slots.has_room_for(sqe.command_id());
         if unusual {
-            return false;
+            return None;
         }
-        let devices = &queue.seen.devices;
-        let subsystem = &devices.subsystem;
-        let parsed = parse_io(sqe, &subsystem.namespaces, &subsystem.limits);
-        let Ok((command, transfer)) = parsed else { return false };
+        let Ok((command, transfer)) = *parsed else { return None };
         let (IoCommand::Read { namespace, slba, .. } | IoCommand::Write { namespace, slba, .. }) =
             command
         else {
-            return false;
+            return None;
         };
-        let block_size = u64::from(subsystem.namespaces[namespace].block_size);
+        let devices = &queue.seen.devices;
+        let block_size = u64::from(devices.subsystem.namespaces[namespace].block_size);
         let device = devices.devices[namespace];
         let place = Place { device, offset: slba * block_size, block_size };
         if matches!(command, IoCommand::Read { .. }) {
@@ -67,14 +66,14 @@ impl Connection {
         sqe: &Sqe,
         transfer: Transfer,
         place: &Place,
-    ) -> bool {
+    ) -> Option<usize> {
         let len = transfer.len as usize;
-        let Some(payload) = core.read_now(place.device, place.offset, len) else { return false };
+        let payload = core.read_now(place.device, place.offset, len)?;
         self.counters.reads.add(1);
         self.counters.read_bytes.add(u64::from(transfer.len));
         let cqe = Cqe { cid: sqe.command_id(), status: Status::SUCCESS, ..Cqe::default() };
         self.push_payload(core, cqe, payload, None);
-        true
+        Some(0)
     }
 
     /// A write whose data are in its capsule, and all here.
@@ -87,24 +86,23 @@ impl Connection {
         (command, transfer): (IoCommand, Transfer),
         place: &Place,
         rest: &[u8],
-    ) -> bool {
+    ) -> Option<usize> {
         let len = transfer.len as usize;
         if !core.writes_at_once(place.device) {
-            return false;
+            return None;
         }
-        let Some(data) = self.queue.take_capsule_data(rest, len) else { return false };
-        self.taken = len;
+        let data = self.queue.take_capsule_data(rest, len)?;
         self.moved = self.moved.saturating_add(len);
         self.counters.copied_bytes.add(len as u64);
         if let Err(error) = core.write_at_once(place.device, place.offset, data) {
             self.write_failed(cx, core, sqe, (command, transfer), place, error);
-            return true;
+            return Some(len);
         }
         self.counters.writes.add(1);
         self.counters.written_bytes.add(len as u64);
         let cqe = Cqe { cid: sqe.command_id(), status: Status::SUCCESS, ..Cqe::default() };
         self.push_response(core, cqe);
-        true
+        Some(len)
     }
 
     /// What is said and logged of a failure is known of a command in a slot.
