@@ -47,45 +47,22 @@
 //! [`Target::poll_groups`], [`Target::hosts`], [`Target::queues`] and [`Target::stats`]. All of
 //! these read counters that the cores write anyway; no core notices.
 
-mod association;
-mod buffers;
-mod config;
-mod connection;
-mod control;
-mod core;
-mod counters;
-mod digest;
-mod fused;
-mod info;
-mod io_queue;
-mod ledger;
-mod listeners;
-mod manual;
-mod message;
-mod namespaces;
-mod placement;
-mod poll_group;
-mod pool;
-mod range_lock;
-mod registry;
-mod slots;
-mod snapshot;
-mod subsystems;
-mod target;
-mod wipe;
+mod changes;
+mod path;
+mod records;
 
-pub use config::{
+pub use changes::config::{
     DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, MIN_PASS_BYTES, NamespaceConfig, PreConnectLimits,
     SubsystemConfig, TargetConfig, TargetError,
 };
-pub use counters::QueueTotals;
-pub use info::{
+pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
 };
-pub use manual::ManualCore;
-pub use placement::PlacementPolicy;
-pub use pool::{MapError, PoolConfig, PoolInfo, PoolMap, PoolNamespace, PoolStore};
+pub use changes::manual::ManualCore;
+pub use changes::pool::{MapError, PoolConfig, PoolInfo, PoolMap, PoolNamespace, PoolStore};
+pub use changes::target::{Target, TargetStats};
 pub use raceline_proto::controller::{
     DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral, Visibility,
 };
-pub use target::{Target, TargetStats};
+pub use records::counters::QueueTotals;
+pub use records::placement::PlacementPolicy;

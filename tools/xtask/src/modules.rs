@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The modules of the circles that each crate still has. The lists may only shrink.
+///
+/// A module is a file of the crate's root, or a folder. In a crate that has [`FOLDERS`], it is a file or a
+/// folder in one of these: `path::slots`.
 const CIRCLES: &[(&str, &[&str])] = &[
     ("control", &[]),
     ("host", &[]),
@@ -10,26 +13,29 @@ const CIRCLES: &[(&str, &[&str])] = &[
     (
         "target",
         &[
-            "association",
-            "config",
-            "connection",
-            "control",
-            "core",
-            "digest",
-            "fused",
-            "io_queue",
-            "ledger",
-            "message",
-            "namespaces",
-            "poll_group",
-            "pool",
-            "registry",
-            "slots",
-            "target",
-            "wipe",
+            "changes::config",
+            "changes::control",
+            "changes::message",
+            "changes::namespaces",
+            "changes::pool",
+            "changes::target",
+            "path::association",
+            "path::connection",
+            "path::core",
+            "path::digest",
+            "path::fused",
+            "path::io_queue",
+            "path::poll_group",
+            "path::slots",
+            "path::wipe",
+            "records::ledger",
+            "records::registry",
         ],
     ),
 ];
+
+/// The folders of crates that only say where a module belongs, and are no modules themselves.
+const FOLDERS: &[(&str, &[&str])] = &[("target", &["changes", "path", "records"])];
 
 /// Module to the modules of the same crate that it uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
@@ -58,7 +64,7 @@ impl Crates {
     pub(crate) fn complaints(&self) -> Vec<String> {
         let judge = |(folder, files): (&String, &Vec<(String, String)>)| {
             let (_, known) = CIRCLES.iter().find(|(known, _)| known == folder)?;
-            Some(compare(folder, &in_circles(&uses(files)), known))
+            Some(compare(folder, &in_circles(&uses(files, folders_of(folder))), known))
         };
         self.files.iter().filter_map(judge).flatten().collect()
     }
@@ -75,11 +81,23 @@ fn compare(folder: &str, found: &BTreeSet<String>, known: &[&str]) -> Vec<String
     joined.chain(left).collect()
 }
 
-/// Who uses whom, by the first component of the path.
-fn uses(files: &[(String, String)]) -> Uses {
-    let module_of = |path: &str| path.split('/').next().unwrap_or(path).to_owned();
+fn folders_of(folder: &str) -> &'static [&'static str] {
+    let found = FOLDERS.iter().find(|(known, _)| *known == folder);
+    found.map_or(&[], |(_, folders)| folders)
+}
+
+/// Who uses whom. The first component of a path names a module; behind one of `folders`, the first two do.
+fn uses(files: &[(String, String)], folders: &[&str]) -> Uses {
+    let module_of = |path: &str| {
+        let mut parts = path.split('/');
+        match (parts.next().unwrap_or(path), parts.next()) {
+            (folder, Some(name)) if folders.contains(&folder) => format!("{folder}::{name}"),
+            (name, _) => name.to_owned(),
+        }
+    };
+    let is_module = |name: &String| name != "lib" && !folders.contains(&name.as_str());
     let modules: BTreeSet<String> =
-        files.iter().map(|(path, _)| module_of(path)).filter(|name| name != "lib").collect();
+        files.iter().map(|(path, _)| module_of(path)).filter(is_module).collect();
     let mut uses = Uses::new();
     for (path, text) in files {
         let module = module_of(path);
@@ -87,8 +105,12 @@ fn uses(files: &[(String, String)]) -> Uses {
             continue;
         }
         let used = uses.entry(module.clone()).or_default();
-        let is_top = !path.contains('/');
-        for name in named(text, is_top) {
+        // Where `super` is: the root of the crate, one of the folders, or the module itself.
+        let parent = match path.rsplit_once('/') {
+            None => Some(String::new()),
+            Some((folder, _)) => folders.contains(&folder).then(|| format!("{folder}::")),
+        };
+        for name in named(text, parent.as_deref(), folders) {
             if name != module && modules.contains(&name) {
                 used.insert(name);
             }
@@ -97,32 +119,51 @@ fn uses(files: &[(String, String)]) -> Uses {
     uses
 }
 
-/// The first components of paths that begin at the root of the crate, outside tests and comments.
-fn named(text: &str, is_top: bool) -> BTreeSet<String> {
+/// The modules that are named by their paths from the root of the crate, outside tests and comments.
+/// `parent`: what `super` stands for, if that is not the module itself.
+fn named(text: &str, parent: Option<&str>, folders: &[&str]) -> BTreeSet<String> {
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
     let code = |line: &str| line.split("//").next().unwrap_or_default().to_owned();
     let code: String = text.lines().map(code).collect::<Vec<_>>().join("\n");
     let mut names = BTreeSet::new();
-    let roots: &[&str] = if is_top { &["crate::", "super::"] } else { &["crate::"] };
-    for root in roots {
+    for (root, prefix) in [("crate::", Some("")), ("super::", parent)] {
+        let Some(prefix) = prefix else { continue };
         for (at, _) in code.match_indices(root) {
             let whole_word = code[..at].chars().next_back().is_none_or(|c| !is_word(c) && c != ':');
             if whole_word {
-                names.extend(first_components(&code[at + root.len()..]));
+                for (name, rest) in first_components(&code[at + root.len()..]) {
+                    names.extend(modules_behind(prefix, &name, rest, folders));
+                }
             }
         }
     }
     names
 }
 
+/// `name`, or what `rest` names behind it if it is one of the folders.
+fn modules_behind(prefix: &str, name: &str, rest: &str, folders: &[&str]) -> Vec<String> {
+    let inner = rest.strip_prefix("::").filter(|_| prefix.is_empty() && folders.contains(&name));
+    match inner {
+        Some(inner) => {
+            let inner = first_components(inner).into_iter();
+            inner.map(|(module, _)| format!("{name}::{module}")).collect()
+        }
+        None => vec![format!("{prefix}{name}")],
+    }
+}
+
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// `a::b` names `a`; `{a, b::c}` names `a` and `b`.
-fn first_components(rest: &str) -> Vec<String> {
+/// `a::b` names `a`; `{a, b::c}` names `a` and `b`. With each name comes what is behind it.
+fn first_components(rest: &str) -> Vec<(String, &str)> {
     let word = |text: &str| text.chars().take_while(|c| is_word(*c)).collect::<String>();
-    let Some(list) = rest.strip_prefix('{') else { return vec![word(rest)] };
+    let Some(list) = rest.strip_prefix('{') else {
+        let name = word(rest);
+        let behind = &rest[name.len()..];
+        return vec![(name, behind)];
+    };
     let mut names = Vec::new();
     let (mut depth, mut at_start) = (0, true);
     for (at, letter) in list.char_indices() {
@@ -132,7 +173,9 @@ fn first_components(rest: &str) -> Vec<String> {
             '}' => depth -= 1,
             ',' if depth == 0 => at_start = true,
             _ if at_start && is_word(letter) => {
-                names.push(word(&list[at..]));
+                let name = word(&list[at..]);
+                let behind = &list[at + name.len()..];
+                names.push((name, behind));
                 at_start = false;
             }
             _ => {}
@@ -168,7 +211,7 @@ mod tests {
     fn circles(files: &[(&str, &str)]) -> Vec<String> {
         let files: Vec<_> =
             files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
-        in_circles(&uses(&files)).into_iter().collect()
+        in_circles(&uses(&files, &["x", "y"])).into_iter().collect()
     }
 
     #[test]
@@ -184,6 +227,21 @@ mod tests {
         assert!(circles(&[lib, a, b, d, e, ("c", "")]).is_empty());
         // Within a folder, super is the folder.
         assert!(circles(&[("a", "use crate::b;"), ("b/x", "use super::a;")]).is_empty());
+    }
+
+    #[test]
+    fn circles_are_found_within_folders_and_between_them() {
+        let lib = ("lib", "mod x; mod y; pub use x::a::A;");
+        let folder = ("x", "pub(crate) mod a; pub(crate) mod b;");
+        let a = ("x/a", "use crate::x::b::B;");
+        let b = ("x/b", "use crate::{x::c, y::{d::D, e}};");
+        let e = ("y/e/part", "use crate::x::a::A;");
+        let same = ("x/c", "use super::a::A;");
+        assert_eq!(circles(&[lib, folder, a, b, e]), ["x::a", "x::b", "y::e"]);
+        assert_eq!(circles(&[lib, folder, a, b, same]), ["x::a", "x::b", "x::c"]);
+        assert!(circles(&[lib, folder, a, b, ("y/d", "use crate::y::e;")]).is_empty());
+        // Within a module's folder, super is the module.
+        assert!(circles(&[a, ("x/b/part", "use super::a;")]).is_empty());
     }
 
     #[test]

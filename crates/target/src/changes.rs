@@ -1,0 +1,13 @@
+//! What is exported, and how the cores come to know of a change.
+
+pub(crate) mod config;
+pub(crate) mod control;
+pub(crate) mod info;
+pub(crate) mod listeners;
+pub(crate) mod manual;
+pub(crate) mod message;
+pub(crate) mod namespaces;
+pub(crate) mod pool;
+pub(crate) mod snapshot;
+pub(crate) mod subsystems;
+pub(crate) mod target;

@@ -1,0 +1,451 @@
+//! What a target is told: its cores and limits, subsystems, namespaces and listeners.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use raceline_accel::Framework;
+use raceline_bdev::SharedBdev;
+use raceline_proto::controller::{
+    DISCOVERY_LIMITS, HostAccess, Limits, MAX_NSID, MIN_ADMIN_ENTRIES, SubsystemError, Visibility,
+};
+use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::{Backend, Mode, PoolConfig};
+
+use crate::changes::pool::MapError;
+use crate::path::buffers::pool_config;
+use crate::records::placement::PlacementPolicy;
+
+/// What a connection moves in a pass unless asked otherwise: some 50 us of a core's time (lab 0042).
+pub const DEFAULT_PASS_BYTES: u32 = 256 << 10;
+
+/// Commands that an I/O queue holds unless asked otherwise.
+pub const DEFAULT_QUEUE_DEPTH: u16 = 128;
+
+/// The least that a connection may move in a pass.
+pub const MIN_PASS_BYTES: u32 = 4096;
+
+/// Cores, memory and limits of a target. Constant while it runs.
+#[derive(Clone, Debug)]
+pub struct TargetConfig {
+    /// CPUs to run on, one reactor each; empty: one reactor that is not pinned.
+    pub cores: Vec<usize>,
+    /// What a reactor does when it is idle.
+    pub mode: Mode,
+    /// io_uring, epoll, or whichever works.
+    pub backend: Backend,
+    /// Which core gets a new connection.
+    pub placement: PlacementPolicy,
+    /// How long a receive that finds nothing looks into the network device's queue itself, rather
+    /// than wait for an interrupt; `None`: not at all.
+    pub busy_poll: Option<Duration>,
+    /// The priority of what is sent (SO_PRIORITY), for queueing disciplines.
+    pub socket_priority: u32,
+    /// How long what was sent may stay without an acknowledgement before the connection is given up
+    /// (TCP_USER_TIMEOUT); `None`: as long as the kernel tries.
+    pub ack_timeout: Option<Duration>,
+    /// Which engine computes digests; `None`: the CPU.
+    pub accel: Option<Framework>,
+    /// From where the generation counter of the Discovery log goes on: a target that comes back
+    /// begins beyond what hosts have seen before.
+    pub first_generation: u64,
+    /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
+    pub max_io_bytes: u32,
+    /// Largest write data inside a command capsule on I/O queues (IOCCSZ), a multiple of 16.
+    pub in_capsule_bytes: u32,
+    /// Entries of an I/O queue (CAP.MQES + 1): one more than the commands that it holds.
+    pub max_queue_entries: u16,
+    /// Entries of an admin queue that a host may ask for (ASQSZ), within [`Self::ADMIN_ENTRIES`].
+    pub max_admin_entries: u16,
+    /// I/O queues of one controller.
+    pub max_io_queues: u16,
+    /// Keep alive timeouts are rounded up to multiples of this, in 100 ms (KAS); at least 1.
+    pub keep_alive_granularity: u16,
+    /// The least keep alive timeout in milliseconds; a host that asks for less has this.
+    pub min_keep_alive_ms: u32,
+    /// The data of a read say that it has succeeded, where the host permits it; otherwise a response follows
+    /// them always.
+    pub c2h_success: bool,
+    /// Bytes that one connection moves before the others of its core have their turn: in one
+    /// receive, in one send while somebody on the core sends little and often, and from or to
+    /// devices and through digests for the commands of one receive. The last command may be longer.
+    pub pass_bytes: u32,
+    /// I/O buffers of 128 KiB on each core, or of `max_io_bytes` if that is less; commands beyond
+    /// wait for one. For each there are two of 16 KiB. With a larger `max_io_bytes` half of their
+    /// memory is in larger buffers, of which there are at least 4 of the largest size.
+    pub large_buffers_per_core: usize,
+    /// I/O buffers of 4 KiB on each core.
+    pub small_buffers_per_core: usize,
+    /// Bounds on sockets that have not completed Connect.
+    pub pre_connect: PreConnectLimits,
+    /// Controllers that one host may have at a time; hosts without a name count as one.
+    pub max_controllers_per_host: usize,
+}
+
+/// Bounds on sockets that have not completed Connect: an unauthenticated peer can hold no more.
+#[derive(Clone, Debug)]
+pub struct PreConnectLimits {
+    /// In total.
+    pub total: usize,
+    /// From one source address.
+    pub per_source: usize,
+    /// Time from accept to a complete ICReq.
+    pub ic_req: Duration,
+    /// Time from accept to a completed Connect.
+    pub connect: Duration,
+}
+
+impl Default for PreConnectLimits {
+    fn default() -> Self {
+        Self {
+            total: 1024,
+            per_source: 128,
+            ic_req: Duration::from_secs(5),
+            connect: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Default for TargetConfig {
+    fn default() -> Self {
+        Self {
+            cores: Vec::new(),
+            mode: Mode::default(),
+            backend: Backend::default(),
+            placement: PlacementPolicy::default(),
+            busy_poll: None,
+            socket_priority: 0,
+            ack_timeout: None,
+            accel: None,
+            first_generation: 0,
+            max_io_bytes: 1 << 20,
+            in_capsule_bytes: 8 << 10,
+            max_queue_entries: DEFAULT_QUEUE_DEPTH + 1,
+            max_admin_entries: 128,
+            max_io_queues: 128,
+            keep_alive_granularity: Limits::DEFAULT.keep_alive_granularity,
+            min_keep_alive_ms: Limits::DEFAULT.min_keep_alive_ms,
+            c2h_success: true,
+            pass_bytes: DEFAULT_PASS_BYTES,
+            large_buffers_per_core: 256,
+            small_buffers_per_core: 2048,
+            pre_connect: PreConnectLimits::default(),
+            max_controllers_per_host: 64,
+        }
+    }
+}
+
+impl TargetConfig {
+    /// What [`Self::max_admin_entries`] may be: the least is that of the specification (Fabrics 1.1, 5.3).
+    pub const ADMIN_ENTRIES: RangeInclusive<u16> = MIN_ADMIN_ENTRIES..=4096;
+
+    /// The I/O buffers of one core.
+    pub(crate) fn buffers(&self) -> PoolConfig {
+        pool_config(self.small_buffers_per_core, self.large_buffers_per_core, self.max_io_bytes)
+    }
+
+    /// The limits that controllers advertise.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            max_io_bytes: self.max_io_bytes,
+            in_capsule_bytes: self.in_capsule_bytes,
+            max_queue_entries: self.max_queue_entries,
+            max_admin_entries: self.max_admin_entries,
+            max_io_queues: self.max_io_queues,
+            keep_alive_granularity: self.keep_alive_granularity,
+            min_keep_alive_ms: self.min_keep_alive_ms,
+            ..Limits::DEFAULT
+        }
+    }
+
+    /// The limits that discovery controllers advertise.
+    pub(crate) fn discovery_limits(&self) -> Limits {
+        Limits {
+            max_admin_entries: self.max_admin_entries,
+            keep_alive_granularity: self.keep_alive_granularity,
+            min_keep_alive_ms: self.min_keep_alive_ms,
+            ..DISCOVERY_LIMITS
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TargetError> {
+        let bad = |what: &'static str, need: &'static str| Err(TargetError::Config { what, need });
+        if self.large_buffers_per_core < 4 || self.small_buffers_per_core < 4 {
+            return bad("buffers per core", "at least 4 of each size");
+        }
+        if !Self::ADMIN_ENTRIES.contains(&self.max_admin_entries) {
+            return bad("entries of an admin queue", "32 to 4096");
+        }
+        if self.keep_alive_granularity == 0 {
+            return bad("keep alive granularity", "at least 1, in 100 ms");
+        }
+        if self.pass_bytes < MIN_PASS_BYTES {
+            return bad("bytes of a pass", "at least 4096");
+        }
+        if let Some(time) = self.busy_poll {
+            raceline_reactor::socket::check_busy_poll(time).map_err(TargetError::BusyPoll)?;
+        }
+        let priority = self.socket_priority;
+        if priority != 0 {
+            raceline_reactor::socket::check_priority(priority)
+                .map_err(|error| TargetError::SocketPriority { priority, error })?;
+        }
+        Ok(())
+    }
+}
+
+/// A subsystem to create; [`SubsystemConfig::new`] fills in what is usual.
+#[derive(Clone, Debug)]
+pub struct SubsystemConfig {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Serial number, at most 20 ASCII characters.
+    pub serial: String,
+    /// Model number, at most 40 ASCII characters.
+    pub model: String,
+    /// Which hosts may connect.
+    pub hosts: HostAccess,
+    /// Most namespaces, and the greatest namespace number: 1..=[`Self::MAX_NAMESPACES`].
+    pub max_namespaces: u32,
+    /// The numbers that its controllers get, within [`Self::CONTROLLER_IDS`].
+    pub controller_ids: RangeInclusive<u16>,
+}
+
+impl SubsystemConfig {
+    /// The greatest [`Self::max_namespaces`].
+    pub const MAX_NAMESPACES: u32 = MAX_NSID;
+    /// All numbers that a controller can have; FFF0h and up are reserved (Fabrics 1.1, 3.3).
+    pub const CONTROLLER_IDS: RangeInclusive<u16> = 1..=0xffef;
+
+    /// A subsystem of that name with serial number "00000000000000000000" that takes any host.
+    #[must_use]
+    pub fn new(nqn: Nqn) -> Self {
+        Self {
+            nqn,
+            serial: "0".repeat(20),
+            model: "Raceline".to_owned(),
+            hosts: HostAccess::Any,
+            max_namespaces: Self::MAX_NAMESPACES,
+            controller_ids: Self::CONTROLLER_IDS,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TargetError> {
+        let (ids, all) = (&self.controller_ids, Self::CONTROLLER_IDS);
+        if ids.is_empty() || ids.start() < all.start() || ids.end() > all.end() {
+            let need = "a range within 1..=65519 that is not empty";
+            return Err(TargetError::Config { what: "controller numbers", need });
+        }
+        Ok(())
+    }
+}
+
+/// A namespace to add to a subsystem; [`NamespaceConfig::new`] fills in what is usual.
+#[derive(Clone)]
+pub struct NamespaceConfig {
+    /// Its number; `None`: the lowest free.
+    pub nsid: Option<NamespaceId>,
+    /// The device behind it.
+    pub bdev: SharedBdev,
+    /// Its UUID; `None`: the device's.
+    pub uuid: Option<[u8; 16]>,
+    /// Its NGUID; `None`: derived from the UUID.
+    pub nguid: Option<[u8; 16]>,
+    /// Its EUI64; `None`: it has none.
+    pub eui64: Option<[u8; 8]>,
+    /// Which of the hosts that may connect see it.
+    pub visibility: Visibility,
+}
+
+impl NamespaceConfig {
+    /// The lowest free number, the identity of the device, visible to every host.
+    #[must_use]
+    pub fn new(bdev: SharedBdev) -> Self {
+        let visibility = Visibility::All;
+        Self { nsid: None, bdev, uuid: None, nguid: None, eui64: None, visibility }
+    }
+}
+
+/// Why a target cannot do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TargetError {
+    /// A setting is outside its range.
+    #[error("{what} must be {need}")]
+    Config {
+        /// The setting.
+        what: &'static str,
+        /// Its range.
+        need: &'static str,
+    },
+    /// Busy polling is not to be had.
+    #[error("{0}")]
+    BusyPoll(std::io::Error),
+    /// Sockets may not have this priority.
+    #[error("socket priority {priority} is refused ({error}): above 6 it needs CAP_NET_ADMIN")]
+    SocketPriority {
+        /// The priority.
+        priority: u32,
+        /// What the kernel said.
+        error: std::io::Error,
+    },
+    /// A reactor thread could not start.
+    #[error("cannot start the reactor on core {core}: {error}")]
+    Reactor {
+        /// The CPU, or the ordinal when not pinned.
+        core: usize,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Listening failed.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// There is no such listener.
+    #[error("nothing listens on {0}")]
+    NoListener(SocketAddr),
+    /// The subsystem has that listener already.
+    #[error("{nqn} has a listener on {address} already")]
+    ListenerExists {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Where.
+        address: SocketAddr,
+    },
+    /// A device could not be opened on a core.
+    #[error("cannot use {device} on a core: {error}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A device cannot be a namespace.
+    #[error("{device} cannot be a namespace: {reason}")]
+    Unsuitable {
+        /// The device's name.
+        device: String,
+        /// Why.
+        reason: String,
+    },
+    /// The subsystem exists already.
+    #[error("subsystem {0} exists already")]
+    SubsystemExists(Nqn),
+    /// There is no such subsystem.
+    #[error("there is no subsystem {0}")]
+    NoSubsystem(Nqn),
+    /// The namespace exists already.
+    #[error("namespace {nsid} of {nqn} exists already")]
+    NamespaceExists {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Namespace.
+        nsid: NamespaceId,
+    },
+    /// There is no such namespace.
+    #[error("there is no namespace {nsid} in {nqn}")]
+    NoNamespace {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Namespace.
+        nsid: NamespaceId,
+    },
+    /// Every host sees the namespace: there is no list of its hosts.
+    #[error(
+        "every host sees namespace {nsid} of {nqn}: add it as one that hosts do not see of themselves"
+    )]
+    AlwaysVisible {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Namespace.
+        nsid: NamespaceId,
+    },
+    /// The host is on the list already.
+    #[error("{host} is allowed in {nqn} already")]
+    HostExists {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Host.
+        host: Nqn,
+    },
+    /// The host is not on the list.
+    #[error("{host} is not a host of {nqn}")]
+    NoHost {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Host.
+        host: Nqn,
+    },
+    /// The referral exists already.
+    #[error("the referral to {subnqn} at {traddr}:{trsvcid} exists already")]
+    ReferralExists {
+        /// Where.
+        traddr: String,
+        /// Where.
+        trsvcid: String,
+        /// What is there.
+        subnqn: Nqn,
+    },
+    /// There is no such referral.
+    #[error("there is no referral to {subnqn} at {traddr}:{trsvcid}")]
+    NoReferral {
+        /// Where.
+        traddr: String,
+        /// Where.
+        trsvcid: String,
+        /// What is there.
+        subnqn: Nqn,
+    },
+    /// All namespace numbers are in use.
+    #[error("{nqn} is full: at most {max} namespaces")]
+    TooManyNamespaces {
+        /// Subsystem.
+        nqn: Nqn,
+        /// The limit.
+        max: u32,
+    },
+    /// A subsystem or one of its namespaces breaks a rule of the protocol.
+    #[error("{nqn}: {error}")]
+    Subsystem {
+        /// Which.
+        nqn: Nqn,
+        /// The rule.
+        error: SubsystemError,
+    },
+    /// The subsystem has a pool.
+    #[error("{0} has a pool already")]
+    PoolExists(Nqn),
+    /// The subsystem has no pool.
+    #[error("{0} has no pool")]
+    NoPool(Nqn),
+    /// A namespace of the pool is being made or formatted.
+    #[error("a namespace of {0} is being made or formatted: wait until that is done")]
+    PoolBusy(Nqn),
+    /// The map is not that of the pool's device.
+    #[error("the map of the pool of {nqn} does not fit its device: {error}")]
+    PoolMap {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Why.
+        error: MapError,
+    },
+    /// The map of the pool could not be kept.
+    #[error("cannot save the map of the pool of {nqn}: {error}")]
+    PoolStore {
+        /// Subsystem.
+        nqn: Nqn,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The thread that changes namespaces as hosts ask could not start.
+    #[error("cannot start the thread that manages namespaces: {0}")]
+    Manager(std::io::Error),
+    /// A reactor does not answer.
+    #[error("core {0} does not answer: it is stuck or has stopped")]
+    Unresponsive(usize),
+}

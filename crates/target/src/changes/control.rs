@@ -1,0 +1,330 @@
+//! What a target exports, and how the cores come to know of a change.
+//!
+//! A change is made on the state, checked, and then shown to every core as a new snapshot; it is
+//! over when all cores have seen it. Devices are opened on every core before a snapshot shows them
+//! and closed after none does.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use raceline_bdev::SharedBdev;
+use raceline_proto::controller::{
+    DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem, TargetView,
+};
+use raceline_proto::nvme::Nqn;
+use raceline_reactor::StreamProvider;
+
+use crate::changes::config::{SubsystemConfig, TargetError};
+use crate::changes::message::{Message, Reply};
+use crate::changes::pool::PoolState;
+use crate::changes::snapshot::{DeviceId, Snapshot, SubsystemDevices, SubsystemStats};
+use crate::records::counters::QueueTotals;
+use crate::records::registry::Shared;
+
+/// How long a core may take to answer the control thread: it answers within a turn of its loop.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long connections and devices may take to drain at shutdown or removal.
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Firmware revision (FR): our version, at most 8 characters.
+const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+
+/// Where changes are made, one at a time.
+pub(crate) struct Control {
+    pub(crate) shared: Arc<Shared>,
+    state: Mutex<State>,
+}
+
+/// What is exported.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) subsystems: BTreeMap<Nqn, Entry>,
+    pub(crate) listeners: Vec<ListenerInfo>,
+    /// Who carries the bytes of a listener's connections, by port id; those without: the kernel.
+    pub(crate) streams: BTreeMap<u16, Arc<dyn StreamProvider>>,
+    pub(crate) discovery_ports: Vec<u16>,
+    pub(crate) referrals: Vec<Referral>,
+    pub(crate) discovery_filter: DiscoveryFilter,
+    pub(crate) retry_delays: [u16; 3],
+    pub(crate) generation: u64,
+    devices: HashSet<DeviceId>,
+    last_device: u16,
+    last_port_id: u16,
+}
+
+/// A subsystem.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    pub(crate) config: SubsystemConfig,
+    /// Any host may connect, whatever the list says.
+    pub(crate) any_host: bool,
+    /// The hosts that may connect otherwise.
+    pub(crate) hosts: Vec<Nqn>,
+    /// Its own listeners, by port id.
+    pub(crate) ports: Vec<u16>,
+    pub(crate) namespaces: BTreeMap<u32, Exported>,
+    /// What its hosts make namespaces of.
+    pub(crate) pool: Option<PoolState>,
+    pub(crate) stats: Arc<SubsystemStats>,
+    /// As the cores see it; `None`: that is to be made anew.
+    published: Option<Arc<SubsystemDevices>>,
+}
+
+/// A namespace.
+#[derive(Clone)]
+pub(crate) struct Exported {
+    pub(crate) device: DeviceId,
+    pub(crate) namespace: Namespace,
+    /// Keeps the device open as long as it is exported.
+    pub(crate) bdev: SharedBdev,
+}
+
+impl Control {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let generation = shared.config.first_generation;
+        let state = Mutex::new(State { generation, ..State::default() });
+        Self { shared, state }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn describe(&self, entry: &Entry, retry_delays: [u16; 3]) -> Result<Subsystem, TargetError> {
+        let config = &entry.config;
+        let hosts =
+            if entry.any_host { HostAccess::Any } else { HostAccess::List(entry.hosts.clone()) };
+        let subsystem = Subsystem {
+            nqn: config.nqn.clone(),
+            serial: config.serial.clone(),
+            model: config.model.clone(),
+            firmware: FIRMWARE.into(),
+            hosts,
+            ports: entry.ports.clone(),
+            max_nsid: config.max_namespaces,
+            namespaces: entry.namespaces.values().map(|ns| ns.namespace.clone()).collect(),
+            pool: entry.pool.as_ref().map(PoolState::shown),
+            limits: Limits { retry_delays, ..self.shared.config.limits() },
+        };
+        let nqn = &config.nqn;
+        subsystem.validated().map_err(|error| TargetError::Subsystem { nqn: nqn.clone(), error })
+    }
+
+    /// Describes the subsystem anew, for the next snapshot.
+    ///
+    /// # Errors
+    /// When it breaks a rule of the protocol.
+    pub(crate) fn prepare(
+        &self,
+        entry: &mut Entry,
+        retry_delays: [u16; 3],
+    ) -> Result<(), TargetError> {
+        let subsystem = Arc::new(self.describe(entry, retry_delays)?);
+        let devices: Vec<DeviceId> = entry.namespaces.values().map(|ns| ns.device).collect();
+        entry.published = Some(Arc::new(SubsystemDevices {
+            subsystem,
+            devices: devices.into(),
+            stats: Arc::clone(&entry.stats),
+            controller_ids: entry.config.controller_ids.clone(),
+        }));
+        Ok(())
+    }
+
+    /// Changes a subsystem, if all is well with it afterwards; the next snapshot shows it. If the
+    /// map of its pool has changed, that is saved before.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, what `change` says, that it would break a rule of the
+    /// protocol, or that the map cannot be saved; then nothing has changed.
+    pub(crate) fn change<T>(
+        &self,
+        state: &mut State,
+        nqn: &Nqn,
+        change: impl FnOnce(&mut Entry) -> Result<T, TargetError>,
+    ) -> Result<T, TargetError> {
+        let retry_delays = state.retry_delays;
+        let entry = state.entry(nqn)?;
+        let before = entry.clone();
+        let changed = change(entry).and_then(|result| {
+            self.prepare(entry, retry_delays)?;
+            entry.save_map_unless(before.pool.as_ref())?;
+            Ok(result)
+        });
+        if changed.is_err() {
+            *entry = before;
+        }
+        changed
+    }
+
+    /// Shows all cores what exists now, and waits until they have seen it.
+    pub(crate) fn publish(&self, state: &mut State) -> Result<(), TargetError> {
+        let retry_delays = state.retry_delays;
+        let mut subsystems = Vec::with_capacity(state.subsystems.len());
+        for entry in state.subsystems.values_mut() {
+            if entry.published.is_none() {
+                self.prepare(entry, retry_delays)?;
+            }
+            subsystems.extend(entry.published.clone());
+        }
+        state.generation += 1;
+        let view = Arc::new(TargetView {
+            generation: state.generation,
+            subsystems: subsystems.iter().map(|s| Arc::clone(&s.subsystem)).collect(),
+            listeners: state.listeners.clone(),
+            discovery_ports: state.discovery_ports.clone(),
+            referrals: state.referrals.clone(),
+            discovery_filter: state.discovery_filter,
+            discovery_limits: self.shared.config.discovery_limits(),
+        });
+        let snapshot = Arc::new(Snapshot { view, subsystems });
+        self.ask_all(ANSWER_TIMEOUT, |reply| {
+            let snapshot = Arc::clone(&snapshot);
+            Message::View { snapshot, reply }
+        })?;
+        Ok(())
+    }
+
+    /// Opens a device on every core, under a number of its own.
+    pub(crate) fn open_device(
+        &self,
+        state: &mut State,
+        bdev: &SharedBdev,
+    ) -> Result<DeviceId, TargetError> {
+        let id = state.next_device()?;
+        let answers = self.ask_all(ANSWER_TIMEOUT, |reply| {
+            let bdev = Arc::clone(bdev);
+            Message::OpenDevice { id, bdev, reply }
+        })?;
+        match answers.into_iter().find_map(Result::err) {
+            Some(error) => {
+                self.close_device(state, id)?;
+                Err(error)
+            }
+            None => Ok(id),
+        }
+    }
+
+    /// Closes a device that no snapshot shows, once it is quiet.
+    pub(crate) fn close_device(&self, state: &mut State, id: DeviceId) -> Result<(), TargetError> {
+        self.ask_all(DRAIN_TIMEOUT, |reply| Message::CloseDevice { id, reply })?;
+        // One that did not become quiet keeps its number.
+        state.devices.remove(&id);
+        Ok(())
+    }
+
+    /// Sends a message to every core and collects the answers.
+    pub(crate) fn ask_all<T>(
+        &self,
+        timeout: Duration,
+        message: impl Fn(Reply<T>) -> Message,
+    ) -> Result<Vec<T>, TargetError> {
+        let (reply, answers) = mpsc::channel();
+        for core in 0..self.shared.cores() {
+            self.shared.send(core, message(reply.clone()));
+        }
+        drop(reply);
+        let deadline = Instant::now() + timeout;
+        let mut pending: Vec<bool> = vec![true; self.shared.cores()];
+        let mut results = Vec::new();
+        while results.len() < pending.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match answers.recv_timeout(left) {
+                Ok((core, result)) => {
+                    pending[core] = false;
+                    results.push(result);
+                }
+                Err(_) => {
+                    let stuck = pending.iter().position(|pending| *pending).unwrap_or(0);
+                    return Err(TargetError::Unresponsive(stuck));
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// Sends a message to the core that has the listeners, and waits for the answer.
+    pub(crate) fn ask_listener<T>(
+        &self,
+        message: impl FnOnce(Reply<T>) -> Message,
+    ) -> Result<T, TargetError> {
+        let (reply, answers): (_, Receiver<(usize, T)>) = mpsc::channel();
+        self.shared.send(0, message(reply));
+        match answers.recv_timeout(ANSWER_TIMEOUT) {
+            Ok((_, result)) => Ok(result),
+            Err(_) => Err(TargetError::Unresponsive(0)),
+        }
+    }
+
+    /// Tells all cores to close a host's controllers of a subsystem.
+    pub(crate) fn disconnect_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.ask_all(ANSWER_TIMEOUT, |reply| {
+            let (nqn, host) = (nqn.clone(), host.clone());
+            Message::DisconnectHost { nqn, host, reply }
+        })?;
+        Ok(())
+    }
+}
+
+impl State {
+    pub(crate) fn entry(&mut self, nqn: &Nqn) -> Result<&mut Entry, TargetError> {
+        self.subsystems.get_mut(nqn).ok_or_else(|| TargetError::NoSubsystem(nqn.clone()))
+    }
+
+    /// What the queues of each subsystem have done so far.
+    pub(crate) fn totals(&self) -> Vec<(Nqn, QueueTotals)> {
+        let entries = self.subsystems.iter();
+        entries.map(|(nqn, entry)| (nqn.clone(), entry.stats.totals())).collect()
+    }
+
+    /// Every subsystem is described anew in the next snapshot.
+    pub(crate) fn describe_all_anew(&mut self) {
+        self.subsystems.values_mut().for_each(Entry::describe_anew);
+    }
+
+    /// Takes the next device number that is not in use; 0 is the connections' own.
+    fn next_device(&mut self) -> Result<DeviceId, TargetError> {
+        for _ in 0..u16::MAX {
+            self.last_device = self.last_device.wrapping_add(1).max(1);
+            let id = DeviceId(self.last_device);
+            if self.devices.insert(id) {
+                return Ok(id);
+            }
+        }
+        Err(TargetError::Config { what: "devices of a target", need: "at most 65535" })
+    }
+
+    /// The next port id that no listener has.
+    pub(crate) fn next_port_id(&mut self) -> u16 {
+        loop {
+            self.last_port_id = self.last_port_id.wrapping_add(1);
+            if self.listeners.iter().all(|listener| listener.port_id != self.last_port_id) {
+                return self.last_port_id;
+            }
+        }
+    }
+}
+
+impl Entry {
+    pub(crate) fn new(config: SubsystemConfig) -> Self {
+        let (any_host, hosts) = match &config.hosts {
+            HostAccess::Any => (true, Vec::new()),
+            HostAccess::List(hosts) => (false, hosts.clone()),
+        };
+        Self {
+            config,
+            any_host,
+            hosts,
+            ports: Vec::new(),
+            namespaces: BTreeMap::new(),
+            pool: None,
+            stats: Arc::default(),
+            published: None,
+        }
+    }
+
+    /// The subsystem is described anew in the next snapshot.
+    pub(crate) fn describe_anew(&mut self) {
+        self.published = None;
+    }
+}

@@ -1,0 +1,299 @@
+//! What a target has and what it has done, for those who list it.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use raceline_bdev::SharedBdev;
+use raceline_proto::controller::{Namespace, Visibility};
+use raceline_proto::nvme::{ControllerId, HostId, HostNqn, NamespaceId, Nqn, QueueId};
+
+use crate::changes::config::TargetError;
+use crate::changes::control::{Control, Entry, State};
+use crate::changes::message::Place;
+use crate::changes::target::Target;
+use crate::records::counters::QueueTotals;
+use crate::records::ledger::QueueRecord;
+
+/// A subsystem, as it is configured now.
+#[derive(Clone)]
+pub struct SubsystemInfo {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Serial number.
+    pub serial: String,
+    /// Model number.
+    pub model: String,
+    /// Most namespaces, and the greatest namespace number.
+    pub max_namespaces: u32,
+    /// The numbers that its controllers get.
+    pub controller_ids: RangeInclusive<u16>,
+    /// Any host may connect.
+    pub allow_any_host: bool,
+    /// The hosts that may connect otherwise.
+    pub hosts: Vec<Nqn>,
+    /// Its own listeners.
+    pub listeners: Vec<SocketAddr>,
+    /// Its namespaces, by ascending number.
+    pub namespaces: Vec<NamespaceInfo>,
+}
+
+/// A namespace, as it is configured now.
+#[derive(Clone)]
+pub struct NamespaceInfo {
+    /// Its number.
+    pub nsid: NamespaceId,
+    /// The device behind it.
+    pub bdev: SharedBdev,
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// Its NGUID; zeroes are none.
+    pub nguid: [u8; 16],
+    /// Its EUI64; zeroes are none.
+    pub eui64: [u8; 8],
+    /// Which hosts see it.
+    pub visibility: Visibility,
+    /// Block size in bytes.
+    pub block_size: u32,
+    /// Capacity in blocks.
+    pub block_count: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Bytes that it takes from the pool of its subsystem; `None`: it is not of the pool.
+    pub pool_bytes: Option<u64>,
+}
+
+/// A controller: one association of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerInfo {
+    /// Its subsystem, or the discovery service.
+    pub nqn: Nqn,
+    /// Its number in the subsystem.
+    pub cntlid: ControllerId,
+    /// Its host.
+    pub host: HostNqn,
+    /// The identifier of its host.
+    pub hostid: HostId,
+    /// I/O queues that are connected.
+    pub io_queues: usize,
+}
+
+/// A queue, which is a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueInfo {
+    /// Its subsystem, or the discovery service.
+    pub nqn: Nqn,
+    /// Its controller.
+    pub cntlid: ControllerId,
+    /// Its number in the controller; 0 is the admin queue.
+    pub qid: QueueId,
+    /// How many commands the host may have outstanding, and one.
+    pub entries: u16,
+    /// The core that it lives on, by its index in the target.
+    pub core: usize,
+    /// Its host.
+    pub host: HostNqn,
+    /// Where its host is.
+    pub peer: SocketAddr,
+    /// Where its host has connected to.
+    pub local: SocketAddr,
+    /// What it has done.
+    pub totals: QueueTotals,
+}
+
+/// The queues of one core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollGroupStats {
+    /// Admin queues that ever connected.
+    pub admin_queues_ever: u64,
+    /// I/O queues that ever connected.
+    pub io_queues_ever: u64,
+    /// Admin queues that are connected.
+    pub admin_queues: usize,
+    /// I/O queues that are connected.
+    pub io_queues: usize,
+    /// Sockets that have not completed Connect, or are on their way out.
+    pub unassociated: usize,
+    /// What its I/O queues have done so far. A command counts when it comes, so at most the
+    /// commands outstanding are not completed; those that wait for an I/O buffer did so
+    /// `buffer_waits` times.
+    pub totals: QueueTotals,
+}
+
+/// What a host has done with a subsystem, over all its queues that there are and were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostStats {
+    /// The subsystem, or the discovery service.
+    pub nqn: Nqn,
+    /// The host.
+    pub host: HostNqn,
+    /// Its controllers now.
+    pub controllers: usize,
+    /// Its I/O queues now.
+    pub io_queues: usize,
+    /// What its queues have done.
+    pub totals: QueueTotals,
+}
+
+impl Target {
+    /// All subsystems, by name.
+    #[must_use]
+    pub fn subsystems(&self) -> Vec<SubsystemInfo> {
+        let state = self.control.lock();
+        state.subsystems.values().map(|entry| describe(&state, entry)).collect()
+    }
+
+    /// One subsystem.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn subsystem(&self, nqn: &Nqn) -> Result<SubsystemInfo, TargetError> {
+        let state = self.control.lock();
+        let entry = state.subsystems.get(nqn);
+        let missing = || TargetError::NoSubsystem(nqn.clone());
+        entry.map(|entry| describe(&state, entry)).ok_or_else(missing)
+    }
+
+    /// The addresses that the target listens on, and whether they lead to every subsystem.
+    #[must_use]
+    pub fn listeners(&self) -> Vec<(SocketAddr, bool)> {
+        let state = self.control.lock();
+        state.listeners.iter().map(|listener| (listener.address, listener.open)).collect()
+    }
+
+    /// The generation counter of the Discovery log (GENCTR).
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.control.lock().generation
+    }
+
+    /// The addresses that the Discovery log names as entrances to the discovery service.
+    #[must_use]
+    pub fn discovery_listeners(&self) -> Vec<SocketAddr> {
+        let state = self.control.lock();
+        addresses(&state, &state.discovery_ports)
+    }
+
+    /// The controllers of a subsystem or of the discovery service, by number.
+    #[must_use]
+    pub fn controllers(&self, nqn: &Nqn) -> Vec<ControllerInfo> {
+        let queues = records(&self.control, nqn);
+        let io_queues = |cntlid| {
+            let of_controller = |(_, record): &&(Place, QueueRecord)| {
+                record.cntlid == cntlid && !record.qid.is_admin()
+            };
+            queues.iter().filter(of_controller).count()
+        };
+        let admin = queues.iter().filter(|(_, record)| record.qid.is_admin());
+        admin
+            .map(|(_, record)| ControllerInfo {
+                nqn: nqn.clone(),
+                cntlid: record.cntlid,
+                host: record.host.clone(),
+                hostid: record.hostid,
+                io_queues: io_queues(record.cntlid),
+            })
+            .collect()
+    }
+
+    /// The queues of a subsystem or of the discovery service, by controller and number.
+    #[must_use]
+    pub fn queues(&self, nqn: &Nqn) -> Vec<QueueInfo> {
+        let queues = records(&self.control, nqn).into_iter();
+        queues
+            .map(|(place, record)| QueueInfo {
+                nqn: record.subsystem,
+                cntlid: record.cntlid,
+                qid: record.qid,
+                entries: record.entries,
+                core: place.core,
+                host: record.host,
+                peer: record.peer,
+                local: record.local,
+                totals: record.counters.totals(),
+            })
+            .collect()
+    }
+
+    /// What each core has, in the order of [`crate::TargetConfig::cores`].
+    #[must_use]
+    pub fn poll_groups(&self) -> Vec<PollGroupStats> {
+        let connections = self.control.shared.loads();
+        let ledger = self.control.shared.ledger();
+        let groups = connections.into_iter().enumerate().map(|(core, connections)| {
+            let (admin_queues, io_queues, totals) = ledger.of_core(core);
+            PollGroupStats {
+                admin_queues_ever: ledger.cores[core].admin_queues,
+                io_queues_ever: ledger.cores[core].io_queues,
+                admin_queues,
+                io_queues,
+                unassociated: connections.saturating_sub(admin_queues + io_queues),
+                totals,
+            }
+        });
+        groups.collect()
+    }
+
+    /// What each host has done with each subsystem, also hosts that are not connected any more,
+    /// as long as there are not thousands of them.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<HostStats> {
+        let hosts = self.control.shared.ledger().by_host().into_iter();
+        hosts
+            .map(|(nqn, host, totals, controllers, io_queues)| HostStats {
+                nqn,
+                host,
+                controllers,
+                io_queues,
+                totals,
+            })
+            .collect()
+    }
+}
+
+fn describe(state: &State, entry: &Entry) -> SubsystemInfo {
+    let config = &entry.config;
+    let namespaces = entry.namespaces.values().map(|exported| {
+        let bdev = exported.bdev.clone();
+        let Namespace { nsid, uuid, nguid, eui64, block_size, block_count, .. } =
+            exported.namespace;
+        NamespaceInfo {
+            nsid,
+            bdev,
+            uuid,
+            nguid,
+            eui64,
+            visibility: exported.namespace.visibility.clone(),
+            block_size,
+            block_count,
+            read_only: exported.namespace.read_only,
+            pool_bytes: exported.namespace.pool_bytes,
+        }
+    });
+    SubsystemInfo {
+        nqn: config.nqn.clone(),
+        serial: config.serial.clone(),
+        model: config.model.clone(),
+        max_namespaces: config.max_namespaces,
+        controller_ids: config.controller_ids.clone(),
+        allow_any_host: entry.any_host,
+        hosts: entry.hosts.clone(),
+        listeners: addresses(state, &entry.ports),
+        namespaces: namespaces.collect(),
+    }
+}
+
+/// In the order in which the ports came.
+fn addresses(state: &State, ports: &[u16]) -> Vec<SocketAddr> {
+    let listener = |id| state.listeners.iter().find(|listener| listener.port_id == id);
+    ports.iter().filter_map(|&id| listener(id)).map(|listener| listener.address).collect()
+}
+
+/// The queues of a subsystem, by controller and number.
+fn records(control: &Control, nqn: &Nqn) -> Vec<(Place, QueueRecord)> {
+    let ledger = control.shared.ledger();
+    let of_subsystem = ledger.live.iter().filter(|(_, record)| record.subsystem == *nqn);
+    let mut records: Vec<_> =
+        of_subsystem.map(|(place, record)| (*place, record.clone())).collect();
+    records.sort_by_key(|(_, record)| (record.cntlid, record.qid));
+    records
+}

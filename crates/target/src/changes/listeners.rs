@@ -1,0 +1,345 @@
+//! Changes of listeners, and of what else discovery tells.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral};
+use raceline_proto::nvme::Nqn;
+use raceline_reactor::StreamProvider;
+
+use crate::changes::config::TargetError;
+use crate::changes::control::State;
+use crate::changes::message::Message;
+use crate::changes::target::Target;
+
+/// How long an address in use is tried again after a restart.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The time between two attempts to listen.
+const LISTEN_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Target {
+    /// Listens by `listen`, again while the address is in use, for a moment. The kernel takes the
+    /// io_uring of a killed process down after the process is gone, and its listening sockets with
+    /// it: a restart may come before that.
+    ///
+    /// # Errors
+    /// Those of `listen`.
+    pub fn listen_after_restart(
+        mut listen: impl FnMut() -> Result<SocketAddr, TargetError>,
+    ) -> Result<SocketAddr, TargetError> {
+        let give_up = Instant::now() + LISTEN_PATIENCE;
+        loop {
+            match listen() {
+                Err(TargetError::Listen { error, .. })
+                    if error.kind() == std::io::ErrorKind::AddrInUse
+                        && Instant::now() < give_up =>
+                {
+                    std::thread::sleep(LISTEN_INTERVAL);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Listens on an address, for every subsystem and for discovery. Gives the real address:
+    /// port 0 takes any free one. A listener of some subsystems becomes one of all.
+    ///
+    /// # Errors
+    /// When the address cannot be listened on, or it is one of all already.
+    pub fn add_listener(&self, address: SocketAddr) -> Result<SocketAddr, TargetError> {
+        self.add_listener_with(address, None)
+    }
+
+    /// The same where a provider carries the bytes of the connections; `None`: the kernel's TCP.
+    ///
+    /// # Errors
+    /// As [`Self::add_listener`], and when the listener has another provider.
+    pub fn add_listener_with(
+        &self,
+        address: SocketAddr,
+        streams: Option<Arc<dyn StreamProvider>>,
+    ) -> Result<SocketAddr, TargetError> {
+        let mut state = self.control.lock();
+        state.check_streams(address, streams.as_ref())?;
+        match state.listeners.iter_mut().find(|listener| listener.address == address) {
+            Some(listener) if listener.open => {
+                let error = std::io::ErrorKind::AddrInUse.into();
+                Err(TargetError::Listen { address, error })
+            }
+            Some(listener) => {
+                listener.open = true;
+                self.control.publish(&mut state)?;
+                Ok(address)
+            }
+            None => self.listen(&mut state, address, true, streams, |_, _| Ok(())),
+        }
+    }
+
+    /// Stops listening on an address, for whatever it was. Connections that came by it close.
+    ///
+    /// # Errors
+    /// When nothing listens there.
+    pub fn remove_listener(&self, address: SocketAddr) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        let port_id = state.port_at(address).ok_or(TargetError::NoListener(address))?;
+        state.listeners.iter_mut().for_each(|l| l.open &= l.port_id != port_id);
+        state.discovery_ports.retain(|id| *id != port_id);
+        let users = state.subsystems.values().filter(|entry| entry.ports.contains(&port_id));
+        for nqn in users.map(|entry| entry.config.nqn.clone()).collect::<Vec<_>>() {
+            self.forget_port(&mut state, &nqn, port_id)?;
+        }
+        self.close_unused_listeners(&mut state)?;
+        self.control.publish(&mut state)
+    }
+
+    /// Lets hosts reach a subsystem by an address, where nobody has to listen yet; subsystems may
+    /// share a listener. Gives the real address: port 0 takes any free one.
+    ///
+    /// The name of the discovery service stands for itself: the Discovery log then names the
+    /// address as an entrance to it. The service answers at every listener anyway.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, it has that listener already, or the address cannot be
+    /// listened on.
+    pub fn add_subsystem_listener(
+        &self,
+        nqn: &Nqn,
+        address: SocketAddr,
+    ) -> Result<SocketAddr, TargetError> {
+        self.add_subsystem_listener_with(nqn, address, None)
+    }
+
+    /// The same where a provider carries the bytes of the connections; `None`: the kernel's TCP.
+    ///
+    /// # Errors
+    /// As [`Self::add_subsystem_listener`], and when the listener has another provider.
+    pub fn add_subsystem_listener_with(
+        &self,
+        nqn: &Nqn,
+        address: SocketAddr,
+        streams: Option<Arc<dyn StreamProvider>>,
+    ) -> Result<SocketAddr, TargetError> {
+        let mut state = self.control.lock();
+        if !nqn.is_discovery() {
+            state.entry(nqn)?;
+        }
+        state.check_streams(address, streams.as_ref())?;
+        let Some(port_id) = state.port_at(address) else {
+            return self.listen(&mut state, address, false, streams, |state, port_id| {
+                self.use_port(state, nqn, address, port_id)
+            });
+        };
+        self.use_port(&mut state, nqn, address, port_id)?;
+        self.control.publish(&mut state)?;
+        Ok(address)
+    }
+
+    /// Ends that hosts reach a subsystem by an address: its connections that came by it close.
+    /// The socket is closed when it leads to nothing any more.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, or it has no such listener.
+    pub fn remove_subsystem_listener(
+        &self,
+        nqn: &Nqn,
+        address: SocketAddr,
+    ) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        let port_id = state.port_at(address).ok_or(TargetError::NoListener(address))?;
+        if nqn.is_discovery() {
+            if !state.discovery_ports.contains(&port_id) {
+                return Err(TargetError::NoListener(address));
+            }
+            state.discovery_ports.retain(|id| *id != port_id);
+        } else {
+            if !state.entry(nqn)?.ports.contains(&port_id) {
+                return Err(TargetError::NoListener(address));
+            }
+            self.forget_port(&mut state, nqn, port_id)?;
+        }
+        self.close_unused_listeners(&mut state)?;
+        self.control.publish(&mut state)
+    }
+
+    /// Points hosts that ask for discovery to another place; those connected are told.
+    ///
+    /// # Errors
+    /// When there is such a referral.
+    pub fn add_referral(&self, referral: Referral) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        if state.referrals.iter().any(|other| is_same(other, &referral)) {
+            let Referral { traddr, trsvcid, subnqn, .. } = referral;
+            return Err(TargetError::ReferralExists { traddr, trsvcid, subnqn });
+        }
+        state.referrals.push(referral);
+        self.control.publish(&mut state)
+    }
+
+    /// Takes back a referral to the same address and NQN; who may see it and whether the channel
+    /// must be secure do not matter.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn remove_referral(&self, referral: &Referral) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        let place = state.referrals.iter().position(|other| is_same(other, referral));
+        let Some(place) = place else {
+            let Referral { traddr, trsvcid, subnqn, .. } = referral.clone();
+            return Err(TargetError::NoReferral { traddr, trsvcid, subnqn });
+        };
+        state.referrals.remove(place);
+        self.control.publish(&mut state)
+    }
+
+    /// The referrals, in the order in which they came.
+    #[must_use]
+    pub fn referrals(&self) -> Vec<Referral> {
+        self.control.lock().referrals.clone()
+    }
+
+    /// Says which listeners the Discovery log shows to whom.
+    ///
+    /// # Errors
+    /// When a core does not answer.
+    pub fn set_discovery_filter(&self, filter: DiscoveryFilter) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        state.discovery_filter = filter;
+        self.control.publish(&mut state)
+    }
+
+    // ------------------------------------------------------------------------ internals
+
+    /// Opens a listener; `user` notes who it is for. The cores know of it before it takes the
+    /// first connection, unless its port is not known before.
+    fn listen(
+        &self,
+        state: &mut State,
+        address: SocketAddr,
+        open: bool,
+        streams: Option<Arc<dyn StreamProvider>>,
+        user: impl FnOnce(&mut State, u16) -> Result<(), TargetError>,
+    ) -> Result<SocketAddr, TargetError> {
+        let port_id = state.next_port_id();
+        state.listeners.push(ListenerInfo { address, port_id, open });
+        if let Some(streams) = &streams {
+            state.streams.insert(port_id, Arc::clone(streams));
+        }
+        let listening = user(state, port_id).and_then(|()| {
+            if address.port() != 0 {
+                self.control.publish(state)?;
+            }
+            self.control.ask_listener(|reply| Message::Listen {
+                address,
+                port_id,
+                streams,
+                reply,
+            })?
+        });
+        match listening {
+            Ok(real) => {
+                let mut listeners = state.listeners.iter_mut();
+                if let Some(listener) = listeners.find(|l| l.port_id == port_id)
+                    && listener.address != real
+                {
+                    listener.address = real;
+                    self.control.publish(state)?;
+                }
+                Ok(real)
+            }
+            Err(error) => {
+                state.listeners.retain(|listener| listener.port_id != port_id);
+                state.streams.remove(&port_id);
+                state.discovery_ports.retain(|id| *id != port_id);
+                let names: Vec<Nqn> = state.subsystems.keys().cloned().collect();
+                for nqn in names {
+                    self.forget_port(state, &nqn, port_id)?;
+                }
+                self.control.publish(state)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn use_port(
+        &self,
+        state: &mut State,
+        nqn: &Nqn,
+        address: SocketAddr,
+        port_id: u16,
+    ) -> Result<(), TargetError> {
+        let add = |ports: &mut Vec<u16>| {
+            if ports.contains(&port_id) {
+                return Err(TargetError::ListenerExists { nqn: nqn.clone(), address });
+            }
+            ports.push(port_id);
+            Ok(())
+        };
+        if nqn.is_discovery() {
+            add(&mut state.discovery_ports)
+        } else {
+            self.control.change(state, nqn, |entry| add(&mut entry.ports))
+        }
+    }
+
+    fn forget_port(&self, state: &mut State, nqn: &Nqn, port_id: u16) -> Result<(), TargetError> {
+        if !state.entry(nqn)?.ports.contains(&port_id) {
+            return Ok(());
+        }
+        self.control.change(state, nqn, |entry| {
+            entry.ports.retain(|id| *id != port_id);
+            Ok(())
+        })
+    }
+
+    /// Closes the sockets that lead to nothing; the snapshot that shows it comes after.
+    pub(crate) fn close_unused_listeners(&self, state: &mut State) -> Result<(), TargetError> {
+        let unused = |listener: &&ListenerInfo| {
+            let id = listener.port_id;
+            let used = state.subsystems.values().any(|entry| entry.ports.contains(&id));
+            !(listener.open || used || state.discovery_ports.contains(&id))
+        };
+        let unused: Vec<ListenerInfo> = state.listeners.iter().filter(unused).copied().collect();
+        for ListenerInfo { address, port_id, .. } in unused {
+            state.listeners.retain(|listener| listener.port_id != port_id);
+            state.streams.remove(&port_id);
+            self.control.ask_listener(|reply| Message::CloseListener { address, reply })?;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// The listener at an address, by its port id.
+    pub(crate) fn port_at(&self, address: SocketAddr) -> Option<u16> {
+        let listener = self.listeners.iter().find(|listener| listener.address == address)?;
+        Some(listener.port_id)
+    }
+
+    /// A listener that is there has this provider: nobody gets plain connections who asked for others.
+    fn check_streams(
+        &self,
+        address: SocketAddr,
+        streams: Option<&Arc<dyn StreamProvider>>,
+    ) -> Result<(), TargetError> {
+        let Some(port_id) = self.port_at(address) else { return Ok(()) };
+        let same = match (self.streams.get(&port_id), streams) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        if same {
+            return Ok(());
+        }
+        let text =
+            "the listener there has other byte streams: remove it first, or take another port";
+        let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
+        Err(TargetError::Listen { address, error })
+    }
+}
+
+/// Whether two referrals point to the same.
+fn is_same(a: &Referral, b: &Referral) -> bool {
+    let key = |r: &Referral| (r.trtype, r.traddr.clone(), r.trsvcid.clone(), r.subnqn.clone());
+    key(a) == key(b)
+}

@@ -1,0 +1,97 @@
+//! Cores that the caller drives turn by turn, for simulation: the production code, without
+//! threads and with whatever [`Io`] the caller has.
+
+use std::io;
+use std::sync::Arc;
+
+use raceline_reactor::mailbox::mailbox;
+use raceline_reactor::{BufferPool, Completion, Context, Io, Mailbox, Service, Wait};
+
+use crate::changes::config::{TargetConfig, TargetError};
+use crate::changes::message::Message;
+use crate::changes::target::Target;
+use crate::path::poll_group::PollGroup;
+use crate::records::registry::Shared;
+
+/// One core of a target. Lives on the thread that made it.
+pub struct ManualCore {
+    // The service lets go of its buffers before the pool goes.
+    service: PollGroup,
+    mailbox: Mailbox<Message>,
+    completions: Vec<Completion>,
+    pool: BufferPool,
+}
+
+impl Target {
+    /// A target with one core per [`Io`], to be driven by [`ManualCore::turn`]. The cores in
+    /// `config` do not matter.
+    ///
+    /// Changes wait for answers of the cores: make them on another thread while this one drives.
+    ///
+    /// # Errors
+    /// When a setting is out of range or there is no memory for buffers.
+    pub fn manual(
+        config: TargetConfig,
+        ios: &[&dyn Io],
+    ) -> Result<(Self, Vec<ManualCore>), TargetError> {
+        config.check()?;
+        let pool_config = config.buffers();
+        let shared = Arc::new(Shared::new(config, ios.len()));
+        let mut senders = Vec::new();
+        let mut cores = Vec::new();
+        for (index, io) in ios.iter().enumerate() {
+            let pool = BufferPool::new(&pool_config)
+                .map_err(|error| TargetError::Reactor { core: index, error })?;
+            let (sender, mailbox) = mailbox(io.waker());
+            senders.push(sender);
+            let service = PollGroup::new(index, Arc::clone(&shared));
+            cores.push(ManualCore { service, mailbox, completions: Vec::new(), pool });
+        }
+        shared.set_senders(senders);
+        Ok((Self::with_cores(shared, Vec::new()), cores))
+    }
+}
+
+impl ManualCore {
+    /// One turn of the core's loop, without waiting. True: there was something to do.
+    ///
+    /// Takes only the messages that were there when it began, so that a run whose turns begin at
+    /// known [`ManualCore::waiting_messages`] can be repeated.
+    ///
+    /// # Errors
+    /// When the I/O is broken.
+    pub fn turn(&mut self, io: &mut dyn Io) -> io::Result<bool> {
+        io.poll(Wait::No, &mut self.completions)?;
+        let now = io.now();
+        let mut cx = Context { io, pool: &self.pool, now };
+        let mut busy = !self.completions.is_empty();
+        for completion in self.completions.drain(..) {
+            self.service.handle_completion(&mut cx, completion);
+        }
+        for _ in 0..self.mailbox.waiting() {
+            let Some(message) = self.mailbox.receive() else { break };
+            busy = true;
+            self.service.handle_message(&mut cx, message);
+        }
+        self.service.flush(&mut cx);
+        Ok(busy)
+    }
+
+    /// Messages of other cores and of the control handle for the next turn.
+    #[must_use]
+    pub fn waiting_messages(&self) -> usize {
+        self.mailbox.waiting()
+    }
+
+    /// Whether the core has stopped after [`Target::shutdown`].
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.service.is_finished()
+    }
+
+    /// I/O buffers that nobody uses, of all sizes.
+    #[must_use]
+    pub fn free_buffers(&self) -> usize {
+        self.pool.available_total()
+    }
+}

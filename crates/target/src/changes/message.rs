@@ -1,0 +1,108 @@
+//! What cores and the control thread say to each other.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use raceline_bdev::{BdevError, SharedBdev};
+use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
+use raceline_proto::nvme::{ControllerId, Nqn, QueueId, Status};
+use raceline_reactor::StreamProvider;
+use raceline_reactor::socket::Socket;
+
+use crate::changes::config::TargetError;
+use crate::changes::snapshot::{DeviceId, Snapshot};
+use crate::path::range_lock::LockId;
+use crate::records::counters::QueueCounters;
+use crate::records::placement::Seat;
+
+/// Names a connection of one core; stale once the connection is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ConnKey {
+    pub(crate) index: u32,
+    pub(crate) generation: u16,
+}
+
+/// Names a connection of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) core: usize,
+    pub(crate) key: ConnKey,
+}
+
+/// Names a command of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CommandPlace {
+    pub(crate) conn: Place,
+    pub(crate) slot: u16,
+}
+
+/// An answer to the control thread.
+pub(crate) type Reply<T> = mpsc::Sender<(usize, T)>;
+
+/// To a core.
+pub(crate) enum Message {
+    /// Control: start listening; connections know the listener by `port_id`.
+    Listen {
+        address: SocketAddr,
+        port_id: u16,
+        streams: Option<Arc<dyn StreamProvider>>,
+        reply: Reply<Result<SocketAddr, TargetError>>,
+    },
+    /// Control: stop listening.
+    CloseListener { address: SocketAddr, reply: Reply<()> },
+    /// Control: open a device's channel, before any view shows it.
+    OpenDevice { id: DeviceId, bdev: SharedBdev, reply: Reply<Result<(), TargetError>> },
+    /// Control: no view shows the device any more; close it once it is quiet.
+    CloseDevice { id: DeviceId, reply: Reply<()> },
+    /// Control: zero that much of a device that no view shows.
+    Wipe { id: DeviceId, bytes: u64, reply: Reply<Result<(), BdevError>> },
+    /// Control: what became of a command about namespaces; with success, DW0.
+    Managed { to: CommandPlace, result: Result<u32, Status> },
+    /// Control: what exists has changed.
+    View { snapshot: Arc<Snapshot>, reply: Reply<()> },
+    /// Control: close this host's controllers of a subsystem.
+    DisconnectHost { nqn: Nqn, host: Nqn, reply: Reply<()> },
+    /// Control: close everything, then end.
+    Shutdown,
+
+    /// The accepting core: a connection that is yours.
+    Adopt { seat: Seat, socket: Socket, peer: SocketAddr, local: SocketAddr, port_id: u16 },
+
+    /// An I/O queue wants to join the controller whose admin queue is at `home`.
+    IoConnect {
+        home: ConnKey,
+        from: Place,
+        request: Box<ConnectRequest>,
+        counters: Arc<QueueCounters>,
+    },
+    /// The answer.
+    IoConnected { to: ConnKey, result: Result<(), ConnectError> },
+    /// An I/O queue that had joined is gone, all its commands with it.
+    IoClosed { home: ConnKey, qid: QueueId, from: Place },
+    /// Close this connection: its controller is reset, shut down or lost.
+    Close { key: ConnKey },
+    /// A command of an I/O queue failed: for the controller's error log.
+    CommandFailed { home: ConnKey, entry: ErrorEntry },
+
+    /// To a device's warden: a fused operation wants a range.
+    LockRange { device: DeviceId, bytes: Range<u64>, who: CommandPlace },
+    /// From a device's warden: hold back writes to this range.
+    Fence { device: DeviceId, lock: LockId, bytes: Range<u64> },
+    /// To the warden: it is quiet here.
+    Fenced { device: DeviceId, lock: LockId },
+    /// From the warden: the range is yours, or (`None`) the device is gone.
+    LockGranted { to: CommandPlace, device: DeviceId, lock: Option<LockId> },
+    /// To the warden: done with it.
+    UnlockRange { device: DeviceId, lock: LockId },
+    /// From the warden: let writes to this range go.
+    Unfence { device: DeviceId, lock: LockId },
+}
+
+/// Where a controller lives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    pub(crate) place: Place,
+    pub(crate) cntlid: ControllerId,
+}

@@ -1,0 +1,132 @@
+//! What exists, as all cores see it: an immutable picture, replaced as a whole.
+
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use raceline_proto::controller::{Subsystem, TargetView};
+use raceline_proto::nvme::{HostNqn, Nqn};
+
+use crate::records::counters::{QueueCounters, QueueTotals};
+
+/// Names a device of the target; also the owner of its operations on every core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct DeviceId(pub(crate) u16);
+
+/// The view that controllers show to hosts, and which device is behind each namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) view: Arc<TargetView>,
+    /// By ascending NQN; the same [`Arc`] as before where nothing has changed.
+    pub(crate) subsystems: Vec<Arc<SubsystemDevices>>,
+}
+
+impl Snapshot {
+    pub(crate) fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<SubsystemDevices>> {
+        let place = self.subsystems.binary_search_by(|s| s.subsystem.nqn.cmp(nqn)).ok()?;
+        self.subsystems.get(place)
+    }
+}
+
+/// The devices of one subsystem, in the order of its namespaces.
+#[derive(Clone, Debug)]
+pub(crate) struct SubsystemDevices {
+    pub(crate) subsystem: Arc<Subsystem>,
+    pub(crate) devices: Arc<[DeviceId]>,
+    pub(crate) stats: Arc<SubsystemStats>,
+    /// The numbers that its controllers get.
+    pub(crate) controller_ids: RangeInclusive<u16>,
+}
+
+impl SubsystemDevices {
+    /// What this host sees of it: namespaces and their devices, in the same order.
+    pub(crate) fn seen_by(&self, host: &HostNqn) -> Self {
+        let subsystem = self.subsystem.seen_by(host);
+        if Arc::ptr_eq(&subsystem, &self.subsystem) {
+            return self.clone();
+        }
+        let all = self.subsystem.namespaces.iter().zip(self.devices.iter());
+        let seen = all.filter(|(namespace, _)| namespace.visibility.includes(host));
+        let devices = seen.map(|(_, device)| *device).collect();
+        Self { subsystem, devices, ..self.clone() }
+    }
+}
+
+/// A queue's picture of its subsystem: what its host sees of it.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    host: HostNqn,
+    all: Arc<SubsystemDevices>,
+    /// What the host sees.
+    pub(crate) devices: SubsystemDevices,
+}
+
+impl Seen {
+    pub(crate) fn new(all: &Arc<SubsystemDevices>, host: &HostNqn) -> Self {
+        Self { host: host.clone(), all: Arc::clone(all), devices: all.seen_by(host) }
+    }
+
+    /// Takes the subsystem of a newer snapshot.
+    pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) {
+        if !Arc::ptr_eq(&self.all, all) {
+            self.all = Arc::clone(all);
+            self.devices = all.seen_by(&self.host);
+        }
+    }
+
+    pub(crate) fn nqn(&self) -> &Nqn {
+        &self.all.subsystem.nqn
+    }
+}
+
+/// Counts of all queues that a subsystem ever had. Locked when queues come and go and when
+/// somebody reads the counts, never per command.
+#[derive(Debug, Default)]
+pub(crate) struct SubsystemStats {
+    inner: Mutex<Queues>,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    live: Vec<Arc<QueueCounters>>,
+    closed: QueueTotals,
+    /// Of the queue that was busy longest.
+    closed_busy_us: u64,
+}
+
+impl SubsystemStats {
+    pub(crate) fn attach(&self, counters: Arc<QueueCounters>) {
+        self.lock().live.push(counters);
+    }
+
+    pub(crate) fn detach(&self, counters: &Arc<QueueCounters>) {
+        let mut queues = self.lock();
+        if let Some(i) = queues.live.iter().position(|live| Arc::ptr_eq(live, counters)) {
+            queues.live.swap_remove(i);
+            let totals = counters.totals();
+            queues.closed.add(&totals);
+            queues.closed_busy_us = queues.closed_busy_us.max(totals.busy_us);
+        }
+    }
+
+    pub(crate) fn totals(&self) -> QueueTotals {
+        let queues = self.lock();
+        let mut totals = queues.closed;
+        for counters in &queues.live {
+            totals.add(&counters.totals());
+        }
+        totals
+    }
+
+    /// How long the subsystem has been busy at least: as long as the queue that was busy longest.
+    /// (Queues are busy at the same time, so the sum would be too much.)
+    pub(crate) fn busy(&self) -> Duration {
+        let queues = self.lock();
+        let live = queues.live.iter().map(|counters| counters.busy_us.get());
+        Duration::from_micros(live.max().unwrap_or(0).max(queues.closed_busy_us))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Queues> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

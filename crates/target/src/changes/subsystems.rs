@@ -1,0 +1,127 @@
+//! Changes of subsystems and of who may connect to them.
+
+use raceline_proto::controller::HostAccess;
+use raceline_proto::nvme::Nqn;
+
+use crate::changes::config::{SubsystemConfig, TargetError};
+use crate::changes::control::Entry;
+use crate::changes::target::Target;
+
+impl Target {
+    /// Creates a subsystem without namespaces.
+    ///
+    /// # Errors
+    /// When it exists, or its texts or limits break a rule.
+    pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
+        config.check()?;
+        let mut state = self.control.lock();
+        if state.subsystems.contains_key(&config.nqn) {
+            return Err(TargetError::SubsystemExists(config.nqn));
+        }
+        let nqn = config.nqn.clone();
+        let mut entry = Entry::new(config);
+        self.control.prepare(&mut entry, state.retry_delays)?;
+        state.subsystems.insert(nqn, entry);
+        self.control.publish(&mut state)
+    }
+
+    /// Removes a subsystem: its controllers are closed, then its devices. Listeners that led to
+    /// nothing else are closed, too.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn remove_subsystem(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        let entry =
+            state.subsystems.remove(nqn).ok_or_else(|| TargetError::NoSubsystem(nqn.clone()))?;
+        self.close_unused_listeners(&mut state)?;
+        self.control.publish(&mut state)?;
+        for exported in entry.namespaces.values() {
+            self.control.close_device(&mut state, exported.device)?;
+        }
+        self.control.shared.forget_numbers(nqn);
+        self.control.shared.ledger().forget(nqn);
+        Ok(())
+    }
+
+    /// Says which hosts may connect: any and an empty list, or those of a list. Controllers of
+    /// hosts that may not any more are closed.
+    ///
+    /// # Errors
+    /// When there is no such subsystem.
+    pub fn set_hosts(&self, nqn: &Nqn, hosts: HostAccess) -> Result<(), TargetError> {
+        self.change(nqn, |entry| {
+            (entry.any_host, entry.hosts) = match hosts {
+                HostAccess::Any => (true, Vec::new()),
+                HostAccess::List(hosts) => (false, hosts),
+            };
+            Ok(())
+        })
+    }
+
+    /// Says whether any host may connect, or only those of the list, which stays as it is.
+    /// Controllers of hosts that may not any more are closed.
+    ///
+    /// # Errors
+    /// When there is no such subsystem.
+    pub fn allow_any_host(&self, nqn: &Nqn, allow: bool) -> Result<(), TargetError> {
+        self.change(nqn, |entry| {
+            entry.any_host = allow;
+            Ok(())
+        })
+    }
+
+    /// Puts a host on the list of those that may connect even when not any host may.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, or the host is on its list.
+    pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.change(nqn, |entry| {
+            if entry.hosts.contains(host) {
+                return Err(TargetError::HostExists { nqn: nqn.clone(), host: host.clone() });
+            }
+            entry.hosts.push(host.clone());
+            Ok(())
+        })
+    }
+
+    /// Takes a host from the list and closes its controllers, also where any host may connect:
+    /// there it may come back.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, or the host is not on its list.
+    pub fn remove_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.change(nqn, |entry| match entry.hosts.iter().position(|listed| listed == host) {
+            Some(place) => {
+                entry.hosts.remove(place);
+                Ok(())
+            }
+            None => Err(TargetError::NoHost { nqn: nqn.clone(), host: host.clone() }),
+        })?;
+        self.control.disconnect_host(nqn, host)
+    }
+
+    /// CRDT1 to 3: after how long hosts may retry what was refused for a while, in 100 ms. Hosts
+    /// read them when they connect.
+    ///
+    /// # Errors
+    /// When a core does not answer.
+    pub fn set_retry_delays(&self, delays: [u16; 3]) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        state.retry_delays = delays;
+        state.describe_all_anew();
+        self.control.publish(&mut state)
+    }
+
+    /// Makes one change of one subsystem and shows it to all cores.
+    pub(crate) fn change<T>(
+        &self,
+        nqn: &Nqn,
+        change: impl FnOnce(&mut Entry) -> Result<T, TargetError>,
+    ) -> Result<T, TargetError> {
+        let mut state = self.control.lock();
+        let result = self.control.change(&mut state, nqn, change)?;
+        self.control.publish(&mut state)?;
+        Ok(result)
+    }
+}

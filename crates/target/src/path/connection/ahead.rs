@@ -1,0 +1,36 @@
+//! What is read next, for devices that have it in memory and can fetch it into the caches.
+
+use raceline_proto::controller::find_namespace;
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::rw::BlockRange;
+
+use super::{Connection, Role};
+use crate::path::core::Core;
+
+/// So many commands are looked at together. Where each begins in memory has to be looked up in page
+/// tables that no cache may hold; the processor does that for several at once when it meets them one
+/// right after the other, and waits for each when a command's work is in between (lab 0044).
+const COMMANDS: usize = 16;
+
+impl Connection {
+    /// Tells devices where the next commands in `input` read; gives how much of it is behind these. Writes
+    /// to memory go past the caches.
+    pub(super) fn look_ahead(&self, core: &mut Core, input: &[u8]) -> usize {
+        let Role::Io(queue) = &self.role else { return 0 };
+        let devices = &queue.seen.devices;
+        let mut ahead = self.queue.commands_ahead(input);
+        for sqe in ahead.by_ref().take(COMMANDS) {
+            if sqe.opc != io::READ {
+                continue;
+            }
+            let namespaces = &devices.subsystem.namespaces;
+            let Some(namespace) = find_namespace(namespaces, sqe.namespace_id()) else { continue };
+            let block_size = namespaces[namespace].block_size;
+            let BlockRange { slba, block_count } = BlockRange::parse(sqe);
+            let offset = slba.saturating_mul(u64::from(block_size));
+            let len = block_count as usize * block_size as usize;
+            core.prefetch(devices.devices[namespace], offset, len);
+        }
+        ahead.rest()
+    }
+}

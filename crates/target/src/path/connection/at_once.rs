@@ -1,0 +1,126 @@
+//! Commands that are answered with their header, because their device has the data, or takes them, there
+//! and then: they need neither a slot nor a buffer (lab 0046).
+
+use raceline_bdev::{BdevError, OpKind};
+use raceline_proto::controller::IoCommand;
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::{Cqe, Fuse, Sqe, Status, Transfer};
+use raceline_reactor::Context;
+
+use super::{Connection, Role};
+use crate::changes::snapshot::DeviceId;
+use crate::path::core::Core;
+use crate::path::fused::PendingFuse;
+
+/// Where a command reads or writes.
+struct Place {
+    device: DeviceId,
+    offset: u64,
+    block_size: u64,
+}
+
+impl Connection {
+    /// Answers a read or a write of an I/O queue if that can be done now, and gives how many bytes of
+    /// `rest` belong to it. `rest` is what has come behind the command's header. `None`: whatever is wrong
+    /// or unusual is left to the way over a slot.
+    #[inline]
+    pub(super) fn answer_now(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        sqe: &Sqe,
+        parsed: &Result<(IoCommand, Transfer), Status>,
+        in_capsule: u32,
+        rest: &[u8],
+    ) -> Option<usize> {
+        let Role::Io(queue) = &self.role else { return None };
+        let unusual = self.queue.data_digest()
+            || sqe.opc != io::READ && in_capsule == 0
+            || self.pending_fuse != PendingFuse::None
+            || sqe.fuse() != Fuse::Normal
+            || !self.slots.has_room_for(sqe.command_id());
+        if unusual {
+            return None;
+        }
+        let Ok((command, transfer)) = *parsed else { return None };
+        let (IoCommand::Read { namespace, slba, .. } | IoCommand::Write { namespace, slba, .. }) =
+            command
+        else {
+            return None;
+        };
+        let devices = &queue.seen.devices;
+        let block_size = u64::from(devices.subsystem.namespaces[namespace].block_size);
+        let device = devices.devices[namespace];
+        let place = Place { device, offset: slba * block_size, block_size };
+        if matches!(command, IoCommand::Read { .. }) {
+            self.read_at_once(core, sqe, transfer, &place)
+        } else {
+            self.write_at_once(cx, core, sqe, (command, transfer), &place, rest)
+        }
+    }
+
+    #[inline(always)]
+    fn read_at_once(
+        &mut self,
+        core: &mut Core,
+        sqe: &Sqe,
+        transfer: Transfer,
+        place: &Place,
+    ) -> Option<usize> {
+        let len = transfer.len as usize;
+        let payload = core.read_now(place.device, place.offset, len)?;
+        self.counters.reads.add(1);
+        self.counters.read_bytes.add(u64::from(transfer.len));
+        let cqe = Cqe { cid: sqe.command_id(), status: Status::SUCCESS, ..Cqe::default() };
+        self.push_payload(core, cqe, payload, None);
+        Some(0)
+    }
+
+    /// A write whose data are in its capsule, and all here.
+    #[inline(always)]
+    fn write_at_once(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        sqe: &Sqe,
+        (command, transfer): (IoCommand, Transfer),
+        place: &Place,
+        rest: &[u8],
+    ) -> Option<usize> {
+        let len = transfer.len as usize;
+        if !core.writes_at_once(place.device) {
+            return None;
+        }
+        let data = self.queue.take_capsule_data(rest, len)?;
+        self.moved = self.moved.saturating_add(len);
+        self.counters.copied_bytes.add(len as u64);
+        if let Err(error) = core.write_at_once(place.device, place.offset, data) {
+            self.write_failed(cx, core, sqe, (command, transfer), place, error);
+            return Some(len);
+        }
+        self.counters.writes.add(1);
+        self.counters.written_bytes.add(len as u64);
+        let cqe = Cqe { cid: sqe.command_id(), status: Status::SUCCESS, ..Cqe::default() };
+        self.push_response(core, cqe);
+        Some(len)
+    }
+
+    /// What is said and logged of a failure is known of a command in a slot.
+    #[cold]
+    fn write_failed(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        sqe: &Sqe,
+        (command, transfer): (IoCommand, Transfer),
+        place: &Place,
+        error: BdevError,
+    ) {
+        let Ok(index) = self.slots.take(sqe) else { unreachable!("there was room for it") };
+        let slot = self.slots.get(index);
+        slot.describe(command, transfer, place.device, place.block_size);
+        slot.measured = core.measure(place.device, cx.now, OpKind::Write, transfer.len.into());
+        slot.pending = 1;
+        self.part_done(cx, core, index, Err(error), None);
+    }
+}

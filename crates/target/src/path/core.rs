@@ -1,0 +1,459 @@
+//! What all connections of one core share: devices, the picture of the target, wait queues.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use raceline_accel::Upcoming;
+use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Meter, Op, OpKind, Request, SharedBdev};
+use raceline_reactor::{Completion, Context, Payload};
+
+use crate::changes::config::TargetError;
+use crate::changes::message::{CommandPlace, ConnKey, Message, Place, Reply};
+use crate::changes::snapshot::{DeviceId, Snapshot};
+use crate::path::buffers::BufferLines;
+use crate::path::range_lock::{Fences, LockId, Order, Warden};
+use crate::path::slots::Measured;
+use crate::path::wipe::Wipe;
+use crate::records::registry::Shared;
+
+/// Names a command of this core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalCommand {
+    pub(crate) key: ConnKey,
+    pub(crate) slot: u16,
+}
+
+impl LocalCommand {
+    /// As the tag of a device request: generation, slot, index.
+    pub(crate) fn tag(self) -> u64 {
+        u64::from(self.key.generation) << 48
+            | u64::from(self.slot) << 32
+            | u64::from(self.key.index)
+    }
+
+    pub(crate) fn from_tag(tag: u64) -> Self {
+        let [i0, i1, i2, i3, s0, s1, g0, g1] = tag.to_le_bytes();
+        Self {
+            key: ConnKey {
+                index: u32::from_le_bytes([i0, i1, i2, i3]),
+                generation: u16::from_le_bytes([g0, g1]),
+            },
+            slot: u16::from_le_bytes([s0, s1]),
+        }
+    }
+}
+
+/// Whether a device answers reads without a request. Known since its channel was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtHand {
+    /// It has to be asked.
+    Never,
+    /// It always has its data at hand, and nobody counts its reads.
+    Uncounted,
+    /// It always has its data at hand. Where times are wanted, it is asked all the same.
+    Counted,
+}
+
+/// One core's way to one device.
+pub(crate) struct Device {
+    pub(crate) info: BdevInfo,
+    channel: Box<dyn Channel>,
+    /// [`Channel::writes_now`].
+    writes_now: bool,
+    /// [`Channel::reads_now`].
+    at_hand: AtHand,
+    /// Counts for the device, if it wants that.
+    pub(crate) meter: Option<Meter>,
+    /// Requests in flight.
+    in_flight: usize,
+    /// The channel may have gathered something to send.
+    unflushed: bool,
+    fences: Fences<LocalCommand>,
+    /// On the device's warden core: orders its range locks.
+    warden: Option<Warden<CommandPlace>>,
+    /// Somebody waits for the device to be quiet and closed.
+    closing: Option<Reply<()>>,
+}
+
+impl Device {
+    /// The channel has finished so many requests, which were in flight there.
+    fn finished(&mut self, requests: usize) {
+        self.in_flight -= requests;
+        if let Some(meter) = &self.meter {
+            meter.set_in_flight(self.in_flight);
+        }
+    }
+}
+
+/// What all connections of one core share.
+pub(crate) struct Core {
+    pub(crate) index: usize,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) snapshot: Arc<Snapshot>,
+    /// There are, or were, devices here that count: requests are to be measured.
+    pub(crate) meters: bool,
+    /// By [`DeviceId`].
+    devices: Vec<Option<Device>>,
+    /// Devices that something has happened at in this turn: there may be thousands of others.
+    unflushed: Vec<DeviceId>,
+    /// Some host has asked for data digests.
+    pub(crate) digests: bool,
+    /// The data of the finished request after the one that is being looked at.
+    pub(crate) upcoming: Option<Upcoming>,
+    /// Finished device requests that nobody has looked at yet.
+    pub(crate) done: Vec<Done>,
+    /// Commands that wait for an I/O buffer.
+    pub(crate) buffer_lines: BufferLines<LocalCommand>,
+    /// Connections with something to send.
+    pub(crate) dirty: Vec<ConnKey>,
+    /// Connections that have had their share of this pass, each once.
+    pub(crate) deferred: Vec<ConnKey>,
+    /// Commands that a lowered fence lets go.
+    pub(crate) released: Vec<LocalCommand>,
+    /// Devices that are being zeroed, by the slot in the tags of the requests.
+    pub(crate) wipes: Vec<Option<Wipe>>,
+}
+
+impl Core {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>) -> Self {
+        Self {
+            index,
+            shared,
+            snapshot: Arc::default(),
+            meters: false,
+            devices: Vec::new(),
+            unflushed: Vec::new(),
+            digests: false,
+            upcoming: None,
+            done: Vec::new(),
+            buffer_lines: BufferLines::default(),
+            dirty: Vec::new(),
+            deferred: Vec::new(),
+            released: Vec::new(),
+            wipes: Vec::new(),
+        }
+    }
+
+    pub(crate) fn place(&self, key: ConnKey) -> Place {
+        Place { core: self.index, key }
+    }
+
+    pub(crate) fn send(&self, core: usize, message: Message) {
+        self.shared.send(core, message);
+    }
+
+    #[inline]
+    pub(crate) fn device(&mut self, id: DeviceId) -> Option<&mut Device> {
+        self.devices.get_mut(usize::from(id.0))?.as_mut()
+    }
+
+    pub(crate) fn open_device(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: DeviceId,
+        bdev: &SharedBdev,
+    ) -> Result<(), TargetError> {
+        let info = bdev.info();
+        let channel = bdev
+            .open_channel(cx, id.0)
+            .map_err(|error| TargetError::Device { device: info.name.clone(), error })?;
+        let index = usize::from(id.0);
+        if self.devices.len() <= index {
+            self.devices.resize_with(index + 1, || None);
+        }
+        let cores = self.shared.cores();
+        let warden = (Self::warden_of(id, cores) == self.index).then(|| Warden::new(cores));
+        let fences = Fences::default();
+        let meter = bdev.stats().map(|stats| stats.meter());
+        self.meters |= meter.is_some();
+        let at_hand = match (channel.reads_now(), &meter) {
+            (false, _) => AtHand::Never,
+            (true, None) => AtHand::Uncounted,
+            (true, Some(_)) => AtHand::Counted,
+        };
+        self.devices[index] = Some(Device {
+            info,
+            writes_now: channel.writes_now(),
+            at_hand,
+            channel,
+            meter,
+            in_flight: 0,
+            unflushed: false,
+            fences,
+            warden,
+            closing: None,
+        });
+        Ok(())
+    }
+
+    /// Closes a device as soon as nothing is in flight there.
+    pub(crate) fn close_device(&mut self, cx: &mut Context<'_>, id: DeviceId, reply: Reply<()>) {
+        match self.device(id) {
+            Some(device) => device.closing = Some(reply),
+            None => drop(reply.send((self.index, ()))),
+        }
+        self.close_if_quiet(cx, id);
+    }
+
+    /// Closes every device that still is open; the core ends.
+    pub(crate) fn close_devices(&mut self, cx: &mut Context<'_>) {
+        for mut device in self.devices.iter_mut().filter_map(Option::take) {
+            device.channel.close(cx);
+        }
+    }
+
+    fn close_if_quiet(&mut self, cx: &mut Context<'_>, id: DeviceId) {
+        let Some(entry) = self.devices.get_mut(usize::from(id.0)) else { return };
+        let quiet = |device: &mut Device| device.closing.is_some() && device.in_flight == 0;
+        if let Some(mut device) = entry.take_if(quiet) {
+            device.channel.close(cx);
+            self.released.append(&mut device.fences.lower_all());
+            for who in device.warden.take().into_iter().flat_map(Warden::abandon) {
+                self.send(who.conn.core, Message::LockGranted { to: who, device: id, lock: None });
+            }
+            if let Some(reply) = device.closing {
+                // The control thread may have given up waiting.
+                let _ = reply.send((self.index, ()));
+            }
+        }
+    }
+
+    /// Starts a device request; its end appears in `done`, maybe at once.
+    #[inline(always)]
+    pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: u64, op: Op) {
+        let entry = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
+        let device = entry.expect("views show only devices that are open");
+        let before = self.done.len();
+        device.in_flight += 1;
+        device.channel.submit(cx, Request { tag, op }, &mut self.done);
+        device.finished(self.done.len() - before);
+        if !std::mem::replace(&mut device.unflushed, true) {
+            self.unflushed.push(id);
+        }
+    }
+
+    /// Notes when a request starts, for a device that counts.
+    #[inline(never)]
+    pub(crate) fn measure(
+        &mut self,
+        id: DeviceId,
+        now: Instant,
+        kind: OpKind,
+        bytes: u64,
+    ) -> Option<Measured> {
+        let meter = self.device(id)?.meter.as_mut()?;
+        Some(Measured { kind, bytes, started: meter.start(now) })
+    }
+
+    /// Counts what [`Self::measure`] has noted.
+    pub(crate) fn count(
+        &mut self,
+        id: DeviceId,
+        measured: Measured,
+        now: Instant,
+        result: Result<(), BdevError>,
+    ) {
+        let Measured { kind, bytes, started } = measured;
+        if let Some(meter) = self.device(id).and_then(|device| device.meter.as_ref()) {
+            meter.finish(kind, bytes, (started, now), result);
+        }
+    }
+
+    /// Whether a device takes writes from anywhere, unless something holds them back there.
+    pub(crate) fn may_write_now(&mut self, id: DeviceId) -> bool {
+        self.device(id).is_some_and(|device| device.writes_now)
+    }
+
+    /// Whether a device takes writes from anywhere, and nothing holds them back there.
+    #[inline]
+    pub(crate) fn writes_now(&mut self, id: DeviceId) -> bool {
+        self.device(id).is_some_and(|device| device.writes_now && device.fences.is_empty())
+    }
+
+    /// Tells a device in memory what will probably be read soon.
+    #[inline]
+    pub(crate) fn prefetch(&mut self, id: DeviceId, offset: u64, len: usize) {
+        if let Some(device) = self.device(id).filter(|device| device.info.copies_data) {
+            device.channel.prefetch(offset, len);
+        }
+    }
+
+    /// Reads from a device that has data at hand, and counts it. Where times are wanted, requests
+    /// are.
+    #[inline(always)]
+    pub(crate) fn read_now(&mut self, id: DeviceId, offset: u64, len: usize) -> Option<Payload> {
+        let device = self.device(id)?;
+        if device.at_hand == AtHand::Uncounted {
+            return device.channel.read_now(offset, len);
+        }
+        let meter = device.meter.as_mut().filter(|_| device.at_hand == AtHand::Counted)?;
+        if meter.is_precise() {
+            return None;
+        }
+        let payload = device.channel.read_now(offset, len)?;
+        meter.tick(OpKind::Read, len as u64);
+        Some(payload)
+    }
+
+    /// Whether a device takes writes from anywhere, and nobody wants to know their times.
+    #[inline(always)]
+    pub(crate) fn writes_at_once(&mut self, id: DeviceId) -> bool {
+        let Some(device) = self.device(id) else { return false };
+        let mut is_timed = || device.meter.as_mut().is_some_and(Meter::is_precise);
+        device.writes_now && device.fences.is_empty() && !is_timed()
+    }
+
+    /// As [`Self::write_now`] for [`Self::writes_at_once`]: counts what has been written.
+    #[inline(always)]
+    pub(crate) fn write_at_once(
+        &mut self,
+        id: DeviceId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), BdevError> {
+        let device = self.device(id).ok_or(BdevError::Gone)?;
+        device.channel.write_now(offset, data)?;
+        if let Some(meter) = &device.meter {
+            meter.tick(OpKind::Write, data.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Writes to a device for which [`Self::writes_now`] is true.
+    pub(crate) fn write_now(
+        &mut self,
+        id: DeviceId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), BdevError> {
+        self.device(id)
+            .map_or(Err(BdevError::Gone), |device| device.channel.write_now(offset, data))
+    }
+
+    /// A completion of a device's own operation.
+    pub(crate) fn device_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
+        let completion_owner = completion.token.owner;
+        let owner = usize::from(completion_owner);
+        let before = self.done.len();
+        if let Some(Some(device)) = self.devices.get_mut(owner) {
+            device.channel.handle_completion(cx, completion, &mut self.done);
+            device.finished(self.done.len() - before);
+            if !std::mem::replace(&mut device.unflushed, true) {
+                self.unflushed.push(DeviceId(completion_owner));
+            }
+            if device.closing.is_some() {
+                self.close_if_quiet(cx, DeviceId(completion_owner));
+            }
+        }
+    }
+
+    /// Lets channels send what they have gathered.
+    pub(crate) fn flush_devices(&mut self, cx: &mut Context<'_>) {
+        while let Some(id) = self.unflushed.pop() {
+            let device = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
+            let Some(device) = device else { continue };
+            device.unflushed = false;
+            let before = self.done.len();
+            device.channel.flush(cx, &mut self.done);
+            device.finished(self.done.len() - before);
+        }
+    }
+
+    // ------------------------------------------------------------------ range locks
+
+    /// The core that orders a device's range locks.
+    pub(crate) fn warden_of(id: DeviceId, cores: usize) -> usize {
+        usize::from(id.0) % cores
+    }
+
+    /// Holds a write back if its range is fenced. True: it has to wait.
+    pub(crate) fn hold(&mut self, id: DeviceId, bytes: &Range<u64>, write: LocalCommand) -> bool {
+        match self.device(id) {
+            Some(device) if !device.fences.is_empty() => device.fences.hold(bytes, write).is_none(),
+            _ => false,
+        }
+    }
+
+    /// A write has left the device: fences may be waiting for it.
+    pub(crate) fn write_drained(&mut self, id: DeviceId, bytes: &Range<u64>) {
+        let Some(device) = self.device(id) else { return };
+        if device.fences.is_empty() {
+            return;
+        }
+        let mut quiet = Vec::new();
+        device.fences.drained(bytes, &mut quiet);
+        for lock in quiet {
+            self.tell_fenced(id, lock);
+        }
+    }
+
+    fn tell_fenced(&self, device: DeviceId, lock: LockId) {
+        let warden = Self::warden_of(device, self.shared.cores());
+        self.send(warden, Message::Fenced { device, lock });
+    }
+
+    /// Puts up a fence over a range in which `draining` writes of this core are in flight.
+    pub(crate) fn fence(&mut self, id: DeviceId, lock: LockId, bytes: Range<u64>, draining: usize) {
+        let quiet = match self.device(id) {
+            Some(device) => device.fences.raise(lock, bytes, draining),
+            None => true,
+        };
+        if quiet {
+            self.tell_fenced(id, lock);
+        }
+    }
+
+    /// Takes a fence down; what it held is in `released`.
+    pub(crate) fn unfence(&mut self, id: DeviceId, lock: LockId) {
+        let Some(device) = self.device(id) else { return };
+        let mut held = device.fences.lower(lock);
+        self.released.append(&mut held);
+    }
+
+    /// On the warden core: one event of the device's range locks.
+    pub(crate) fn warden(
+        &mut self,
+        id: DeviceId,
+        event: impl FnOnce(&mut Warden<CommandPlace>, &mut Vec<Order<CommandPlace>>),
+    ) {
+        let mut orders = Vec::new();
+        let Some(warden) = self.device(id).and_then(|device| device.warden.as_mut()) else {
+            return;
+        };
+        event(warden, &mut orders);
+        for order in orders {
+            self.carry_out(id, order);
+        }
+    }
+
+    fn carry_out(&self, device: DeviceId, order: Order<CommandPlace>) {
+        match order {
+            Order::Fence(lock, bytes) => {
+                for core in 0..self.shared.cores() {
+                    self.send(core, Message::Fence { device, lock, bytes: bytes.clone() });
+                }
+            }
+            Order::Unfence(lock) => {
+                for core in 0..self.shared.cores() {
+                    self.send(core, Message::Unfence { device, lock });
+                }
+            }
+            Order::Granted(lock, to) => {
+                self.send(to.conn.core, Message::LockGranted { to, device, lock: Some(lock) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_names_its_command() {
+        let command =
+            LocalCommand { key: ConnKey { index: 0x0102_0304, generation: 0xa5a6 }, slot: 0x7f01 };
+        assert_eq!(LocalCommand::from_tag(command.tag()), command);
+    }
+}

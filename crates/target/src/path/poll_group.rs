@@ -1,0 +1,505 @@
+//! One core's share of the target: its connections and listeners, driven by completions.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use raceline_bdev::Done;
+use raceline_proto::nvme::Nqn;
+use raceline_reactor::io::ListenerId;
+use raceline_reactor::{
+    Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token,
+};
+
+use crate::changes::message::{CommandPlace, ConnKey, Message, Reply};
+use crate::changes::snapshot::{DeviceId, Snapshot};
+use crate::path::connection::{Connection, Role, Stage};
+use crate::path::core::{Core, LocalCommand};
+use crate::path::slots::Phase;
+use crate::records::placement::{Arrival, Seat};
+use crate::records::registry::Shared;
+
+/// Token index bit that marks a listener.
+const LISTENER_BIT: u32 = 1 << 31;
+/// Token index of the timer that begins the next pass over deferred connections.
+const NEXT_PASS: u32 = u32::MAX;
+
+struct Listener {
+    id: ListenerId,
+    address: SocketAddr,
+    index: u32,
+    port_id: u16,
+    /// Who carries the bytes of what the kernel accepts; `None`: the kernel, or they come carried.
+    streams: Option<Arc<dyn StreamProvider>>,
+}
+
+struct Entry {
+    generation: u16,
+    connection: Option<Box<Connection>>,
+    /// Taken with the connection, given back when it is gone.
+    seat: Option<Seat>,
+}
+
+/// One core's connections and listeners.
+pub(crate) struct PollGroup {
+    core: Core,
+    connections: Vec<Entry>,
+    free: Vec<u32>,
+    listeners: Vec<Listener>,
+    next_listener: u32,
+    stopping: bool,
+    live: usize,
+    batch: Vec<Done>,
+    flushing: Vec<ConnKey>,
+    /// Deferred connections whose turn it is.
+    resuming: Vec<ConnKey>,
+    /// The timer of the next pass is set.
+    next_pass: bool,
+}
+
+impl PollGroup {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>) -> Self {
+        Self {
+            core: Core::new(index, shared),
+            connections: Vec::new(),
+            free: Vec::new(),
+            listeners: Vec::new(),
+            next_listener: 0,
+            stopping: false,
+            live: 0,
+            batch: Vec::new(),
+            flushing: Vec::new(),
+            resuming: Vec::new(),
+            next_pass: false,
+        }
+    }
+
+    /// Runs `f` on a connection, if it still lives, and removes it if that was its end.
+    fn with(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: ConnKey,
+        f: impl FnOnce(&mut Connection, &mut Context<'_>, &mut Core),
+    ) -> bool {
+        let Some(entry) = self.connections.get_mut(key.index as usize) else { return false };
+        if entry.generation != key.generation {
+            return false;
+        }
+        let Some(connection) = &mut entry.connection else { return false };
+        f(connection, cx, &mut self.core);
+        if self.stopping && connection.is_drained() {
+            connection.close(cx, &mut self.core, "the target is shutting down");
+        }
+        if connection.stage == Stage::Closing && connection.is_gone() {
+            connection.leave(&self.core);
+            entry.connection = None;
+            entry.generation = entry.generation.wrapping_add(1);
+            self.free.push(key.index);
+            self.live -= 1;
+            if let Some(seat) = entry.seat.take() {
+                self.core.shared.unplace(seat);
+            }
+        }
+        true
+    }
+
+    // --------------------------------------------------------------- coming and going
+
+    fn listen(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: SocketAddr,
+        port_id: u16,
+        mut streams: Option<Arc<dyn StreamProvider>>,
+    ) -> std::io::Result<SocketAddr> {
+        let index = self.next_listener;
+        let token = Token { owner: 0, generation: 0, index: LISTENER_BIT | index };
+        let (id, address) = match streams.as_ref().and_then(|streams| streams.listen(address)) {
+            Some(listener) => {
+                streams = None;
+                cx.io.listen_provided(listener?, token)?
+            }
+            None => cx.io.listen(address, token)?,
+        };
+        self.next_listener += 1;
+        self.listeners.push(Listener { id, address, index, port_id, streams });
+        Ok(address)
+    }
+
+    fn close_listener(&mut self, cx: &mut Context<'_>, address: SocketAddr) {
+        if let Some(i) = self.listeners.iter().position(|l| l.address == address) {
+            cx.io.close_listener(self.listeners.swap_remove(i).id);
+        }
+    }
+
+    /// A connection was accepted: to the core that it belongs to, unless there are too many.
+    fn accepted(&mut self, cx: &mut Context<'_>, token: Token, socket: Socket, peer: SocketAddr) {
+        let index = token.index & !LISTENER_BIT;
+        let listener = self.listeners.iter().find(|l| l.index == index);
+        let Some(listener) = listener.filter(|_| !self.stopping) else { return };
+        let (port_id, streams) = (listener.port_id, listener.streams.clone());
+        let local = socket.local_address();
+        if let Err(crowded) = self.core.shared.enter(peer.ip()) {
+            tracing::debug!(%peer, ?crowded, "refused: too many sockets wait for Connect");
+            return;
+        }
+        if let Some(time) = self.core.shared.config.busy_poll
+            && let Err(error) = socket.set_busy_poll(time)
+        {
+            // It was permitted when the target started.
+            tracing::warn!(%peer, %error, "a connection without busy polling");
+        }
+        let priority = self.core.shared.config.socket_priority;
+        if priority != 0
+            && let Err(error) = socket.set_priority(priority)
+        {
+            // As above.
+            tracing::warn!(%peer, %error, "a connection without priority");
+        }
+        if let Some(time) = self.core.shared.config.ack_timeout
+            && let Err(error) = socket.set_user_timeout(time)
+        {
+            tracing::warn!(%peer, %error, "a connection without acknowledgement timeout");
+        }
+        let arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
+        let carried = match streams {
+            Some(streams) => streams.accepted(socket),
+            None => Ok(socket),
+        };
+        let socket = match carried {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::warn!(%peer, %error, "refused: its stream cannot be made");
+                return self.core.shared.leave(peer.ip());
+            }
+        };
+        let seat = self.core.shared.place(arrival);
+        let core = seat.core();
+        tracing::debug!(%peer, core, napi_id = arrival.napi_id, cpu = arrival.cpu, "accepted");
+        if core == self.core.index {
+            self.adopt(cx, seat, socket, (peer, local), port_id);
+        } else {
+            self.core.send(core, Message::Adopt { seat, socket, peer, local, port_id });
+        }
+    }
+
+    fn adopt(
+        &mut self,
+        cx: &mut Context<'_>,
+        seat: Seat,
+        socket: Socket,
+        (peer, local): (SocketAddr, SocketAddr),
+        port_id: u16,
+    ) {
+        let adopted = if self.stopping { None } else { cx.io.adopt(socket).ok() };
+        let Some(socket) = adopted else {
+            self.core.shared.leave(peer.ip());
+            self.core.shared.unplace(seat);
+            return;
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(Entry { generation: 0, connection: None, seat: None });
+            u32::try_from(self.connections.len() - 1).expect("fewer sockets than descriptors")
+        });
+        let entry = &mut self.connections[index as usize];
+        let key = ConnKey { index, generation: entry.generation };
+        let mut connection =
+            Box::new(Connection::new(key, socket, peer, local, port_id, &self.core, cx.now));
+        connection.arm_timer(cx);
+        connection.start_recv(cx);
+        entry.connection = Some(connection);
+        entry.seat = Some(seat);
+        self.live += 1;
+    }
+
+    fn keys(&self) -> Vec<ConnKey> {
+        let indexed = (0u32..).zip(&self.connections);
+        indexed
+            .filter(|(_, entry)| entry.connection.is_some())
+            .map(|(index, entry)| ConnKey { index, generation: entry.generation })
+            .collect()
+    }
+
+    fn shutdown(&mut self, cx: &mut Context<'_>) {
+        self.stopping = true;
+        for listener in std::mem::take(&mut self.listeners) {
+            cx.io.close_listener(listener.id);
+        }
+        for key in self.keys() {
+            self.with(cx, key, |connection, cx, _| connection.drain(cx));
+        }
+    }
+
+    // --------------------------------------------------------------------- changes
+
+    fn view(&mut self, cx: &mut Context<'_>, snapshot: &Arc<Snapshot>, reply: &Reply<()>) {
+        self.core.snapshot = Arc::clone(snapshot);
+        for key in self.keys() {
+            self.with(cx, key, |connection, cx, core| connection.handle_view(cx, core));
+        }
+        // The control thread may have given up waiting.
+        let _ = reply.send((self.core.index, ()));
+    }
+
+    /// Closes a host's controllers of a subsystem; their I/O queues go with them.
+    fn disconnect_host(&mut self, cx: &mut Context<'_>, nqn: &Nqn, host: &Nqn) {
+        for key in self.keys() {
+            self.with(cx, key, |connection, cx, core| {
+                if let Role::Admin(association) = &connection.role
+                    && association.is_of(nqn, host)
+                {
+                    connection.close(cx, core, "its host was removed");
+                }
+            });
+        }
+    }
+
+    /// Counts this core's writes within the range that are at their device now.
+    fn changing(
+        &mut self,
+        device: crate::changes::snapshot::DeviceId,
+        bytes: &std::ops::Range<u64>,
+    ) -> usize {
+        let connections = self.connections.iter_mut().filter_map(|e| e.connection.as_mut());
+        connections
+            .flat_map(|connection| connection.slots.active())
+            .filter(|(_, slot)| slot.device == Some(device) && slot.is_changing(bytes))
+            .count()
+    }
+
+    // ------------------------------------------------------------------------- work
+
+    /// Hands finished device requests to their commands, which may start new ones.
+    fn run_done(&mut self, cx: &mut Context<'_>) {
+        while !self.core.done.is_empty() {
+            let mut batch = std::mem::replace(&mut self.core.done, std::mem::take(&mut self.batch));
+            let mut finished = batch.drain(..);
+            while let Some(done) = finished.next() {
+                if self.core.digests {
+                    let next = finished.as_slice().first();
+                    let payload = next.and_then(|next| next.payload.as_ref());
+                    self.core.upcoming = payload.and_then(Payload::upcoming);
+                }
+                if Core::is_wipe(&done) {
+                    self.core.wipe_done(cx, done);
+                    continue;
+                }
+                let command = LocalCommand::from_tag(done.tag);
+                self.with(cx, command.key, |connection, cx, core| {
+                    connection.handle_done(cx, core, command.slot, done);
+                });
+            }
+            drop(finished);
+            self.batch = batch;
+        }
+    }
+
+    /// Connections that had their share of the last pass go on.
+    fn run_deferred(&mut self, cx: &mut Context<'_>) {
+        self.next_pass = false;
+        let resuming = std::mem::take(&mut self.resuming);
+        let mut keys = std::mem::replace(&mut self.core.deferred, resuming);
+        for key in keys.drain(..) {
+            self.with(cx, key, |connection, cx, core| connection.resume(cx, core));
+        }
+        self.resuming = keys;
+    }
+
+    /// Commands that a lowered fence lets go.
+    fn run_released(&mut self, cx: &mut Context<'_>) {
+        while let Some(command) = self.core.released.pop() {
+            self.with(cx, command.key, |connection, cx, core| {
+                connection.fence_lowered(cx, core, command.slot);
+            });
+        }
+    }
+
+    /// Gives I/O buffers to those who wait, in the order of their lines.
+    #[inline(never)]
+    fn serve_buffer_lines(&mut self, cx: &mut Context<'_>) {
+        while let Some((line, command, sizes)) = self.core.buffer_lines.next(cx.pool) {
+            self.core.buffer_lines.leave(line);
+            self.with(cx, command.key, |connection, cx, core| {
+                let slot = connection.slots.get(command.slot);
+                if slot.phase != Phase::Buffer {
+                    return;
+                }
+                let len = slot.transfer.len as usize;
+                let buf = connection.take_buffer(cx, len, sizes);
+                let buf = buf.expect("the line is served because there is a buffer");
+                connection.give_buffer(cx, core, command.slot, buf);
+            });
+            self.run_done(cx);
+        }
+    }
+
+    /// On the warden core: somebody wants the lock of a range, which a device that is gone does not have.
+    fn lock_range(&mut self, device: DeviceId, bytes: Range<u64>, who: CommandPlace) {
+        if self.core.device(device).is_some() {
+            self.core.warden(device, |w, orders| w.request(bytes, who, orders));
+        } else {
+            let granted = Message::LockGranted { to: who, device, lock: None };
+            self.core.send(who.conn.core, granted);
+        }
+    }
+}
+
+impl Service for PollGroup {
+    type Message = Message;
+
+    fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
+        match message {
+            Message::Listen { address, port_id, streams, reply } => {
+                let result = self.listen(cx, address, port_id, streams).map_err(|error| {
+                    crate::changes::config::TargetError::Listen { address, error }
+                });
+                let _ = reply.send((self.core.index, result));
+            }
+            Message::CloseListener { address, reply } => {
+                self.close_listener(cx, address);
+                let _ = reply.send((self.core.index, ()));
+            }
+            Message::OpenDevice { id, bdev, reply } => {
+                let result = self.core.open_device(cx, id, &bdev);
+                let _ = reply.send((self.core.index, result));
+            }
+            Message::CloseDevice { id, reply } => self.core.close_device(cx, id, reply),
+            Message::Wipe { id, bytes, reply } => self.core.wipe(cx, id, bytes, reply),
+            Message::Managed { to, result } => {
+                self.with(cx, to.conn.key, |connection, _, core| {
+                    connection.managed(core, to.slot, result);
+                });
+            }
+            Message::View { snapshot, reply } => self.view(cx, &snapshot, &reply),
+            Message::DisconnectHost { nqn, host, reply } => {
+                self.disconnect_host(cx, &nqn, &host);
+                let _ = reply.send((self.core.index, ()));
+            }
+            Message::Shutdown => self.shutdown(cx),
+            Message::Adopt { seat, socket, peer, local, port_id } => {
+                self.adopt(cx, seat, socket, (peer, local), port_id);
+            }
+            Message::IoConnect { home, from, request, counters } => {
+                let mut answer = None;
+                self.with(cx, home, |connection, cx, core| {
+                    answer = connection.handle_io_connect(cx, core, from, &request, counters);
+                });
+                let result =
+                    answer.unwrap_or_else(|| Err(crate::path::association::controller_gone()));
+                let reply = Message::IoConnected { to: from.key, result };
+                self.core.send(from.core, reply);
+            }
+            Message::IoConnected { to, result } => {
+                self.with(cx, to, |connection, _, core| connection.io_connected(core, result));
+            }
+            Message::IoClosed { home, qid, from } => {
+                self.with(cx, home, |connection, cx, core| {
+                    connection.io_queue_closed(cx, core, qid, from);
+                });
+            }
+            Message::Close { key } => {
+                self.with(cx, key, |connection, cx, core| {
+                    connection.close(cx, core, "its controller was reset, shut down or lost");
+                });
+            }
+            Message::CommandFailed { home, entry } => {
+                self.with(cx, home, |connection, _, _| {
+                    if let Role::Admin(association) = &mut connection.role {
+                        association.record_failure(entry);
+                    }
+                });
+            }
+            Message::LockRange { device, bytes, who } => self.lock_range(device, bytes, who),
+            Message::Fence { device, lock, bytes } => {
+                let draining = self.changing(device, &bytes);
+                self.core.fence(device, lock, bytes, draining);
+            }
+            Message::Fenced { device, lock } => {
+                self.core.warden(device, |w, orders| w.fenced(lock, orders));
+            }
+            Message::LockGranted { to, device, lock } => {
+                self.with(cx, to.conn.key, |connection, cx, core| {
+                    connection.lock_granted(cx, core, to.slot, device, lock);
+                });
+            }
+            Message::UnlockRange { device, lock } => {
+                self.core.warden(device, |w, orders| w.release(lock, orders));
+            }
+            Message::Unfence { device, lock } => self.core.unfence(device, lock),
+        }
+    }
+
+    fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
+        let token = completion.token;
+        if token.owner != 0 {
+            return self.core.device_completion(cx, completion);
+        }
+        let key = ConnKey { index: token.index, generation: token.generation };
+        match completion.outcome {
+            Outcome::Accepted(Ok((socket, peer))) => self.accepted(cx, token, socket, peer),
+            Outcome::Accepted(Err(error)) => tracing::warn!(%error, "cannot accept a connection"),
+            Outcome::Received(result, buffers) => {
+                self.with(cx, key, |connection, cx, core| {
+                    connection.handle_received(cx, core, result, buffers);
+                });
+            }
+            Outcome::Sent(result, batch) => {
+                self.with(cx, key, |connection, cx, core| {
+                    connection.handle_sent(cx, core, result, batch);
+                });
+            }
+            Outcome::Timer if token.index == NEXT_PASS => self.run_deferred(cx),
+            Outcome::Timer => {
+                self.with(cx, key, |connection, cx, core| connection.handle_timer(cx, core));
+            }
+            // The connection lives for as long as a command of its is with an engine.
+            Outcome::Accelerated(finished) => {
+                let Some(done) = cx.io.accelerated(finished) else { return };
+                let entry = self.connections.get(token.index as usize);
+                let Some(generation) = entry.map(|entry| entry.generation) else { return };
+                let key = ConnKey { index: token.index, generation };
+                self.with(cx, key, |connection, cx, core| {
+                    connection.handle_accelerated(cx, core, token.generation, done);
+                });
+            }
+            Outcome::Connected(_)
+            | Outcome::Read(..)
+            | Outcome::Written(..)
+            | Outcome::Synced(_) => {
+                debug_assert!(false, "connections start no such operation");
+            }
+        }
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) {
+        // What one step starts may give the next more to do, and the core may sleep afterwards.
+        // Every round is paid for by commands that have come.
+        loop {
+            self.run_done(cx);
+            self.run_released(cx);
+            if !self.core.buffer_lines.is_empty() {
+                self.serve_buffer_lines(cx);
+            }
+            self.core.flush_devices(cx);
+            if self.core.done.is_empty() && self.core.released.is_empty() {
+                break;
+            }
+        }
+        let mut dirty = std::mem::replace(&mut self.core.dirty, std::mem::take(&mut self.flushing));
+        for key in dirty.drain(..) {
+            self.with(cx, key, |connection, cx, _| connection.flush(cx));
+        }
+        self.flushing = dirty;
+        if !self.core.deferred.is_empty() && !std::mem::replace(&mut self.next_pass, true) {
+            // Expired at once, and looked at after all else that the next poll brings.
+            cx.io.timer(cx.now, Token { owner: 0, generation: 0, index: NEXT_PASS });
+        }
+        if self.stopping && self.live == 0 {
+            self.core.close_devices(cx);
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.stopping && self.live == 0
+    }
+}

@@ -1,0 +1,6 @@
+//! What is known of connections and queues off the path: names, counts, places.
+
+pub(crate) mod counters;
+pub(crate) mod ledger;
+pub(crate) mod placement;
+pub(crate) mod registry;

@@ -1,0 +1,202 @@
+//! Which queues are connected, whose they are, and what those that are gone have done.
+//!
+//! Written when a queue comes or goes and read by the control thread; a command only touches the
+//! counters of its queue.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use raceline_proto::nvme::{ControllerId, HostId, HostNqn, Nqn, QueueId};
+
+use crate::changes::message::Place;
+use crate::records::counters::{QueueCounters, QueueTotals};
+
+/// Hosts without a connection whose counts are kept. Those beyond are forgotten: who may connect
+/// under any name must not fill the memory with names.
+const MAX_REMEMBERED_HOSTS: usize = 4096;
+
+/// A connected queue.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueRecord {
+    pub(crate) qid: QueueId,
+    pub(crate) entries: u16,
+    pub(crate) cntlid: ControllerId,
+    /// The subsystem, or the discovery service.
+    pub(crate) subsystem: Nqn,
+    pub(crate) host: HostNqn,
+    pub(crate) hostid: HostId,
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+    pub(crate) counters: Arc<QueueCounters>,
+}
+
+/// The queues of one core.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CoreQueues {
+    /// Admin queues that ever connected.
+    pub(crate) admin_queues: u64,
+    /// I/O queues that ever connected.
+    pub(crate) io_queues: u64,
+    /// What the I/O queues that are gone have done.
+    pub(crate) closed: QueueTotals,
+}
+
+/// A host of a subsystem, over all its queues.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostQueues {
+    /// What its queues that are gone have done.
+    pub(crate) closed: QueueTotals,
+    connected: usize,
+}
+
+/// All queues of a target.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    pub(crate) live: HashMap<Place, QueueRecord>,
+    pub(crate) cores: Vec<CoreQueues>,
+    pub(crate) hosts: HashMap<(Nqn, HostNqn), HostQueues>,
+}
+
+impl Ledger {
+    pub(crate) fn new(cores: usize) -> Self {
+        let cores = vec![CoreQueues::default(); cores];
+        Self { live: HashMap::new(), cores, hosts: HashMap::new() }
+    }
+
+    /// A queue has connected.
+    pub(crate) fn attach(&mut self, place: Place, record: QueueRecord) {
+        let core = &mut self.cores[place.core];
+        if record.qid.is_admin() {
+            core.admin_queues += 1;
+        } else {
+            core.io_queues += 1;
+        }
+        let host = (record.subsystem.clone(), record.host.clone());
+        if !self.hosts.contains_key(&host) {
+            self.make_room();
+        }
+        self.hosts.entry(host).or_default().connected += 1;
+        self.live.insert(place, record);
+    }
+
+    /// A queue is gone, if it had connected.
+    pub(crate) fn detach(&mut self, place: Place) {
+        let Some(record) = self.live.remove(&place) else { return };
+        let totals = record.counters.totals();
+        if !record.qid.is_admin() {
+            self.cores[place.core].closed.add(&totals);
+        }
+        if let Some(host) = self.hosts.get_mut(&(record.subsystem, record.host)) {
+            host.closed.add(&totals);
+            host.connected -= 1;
+        }
+    }
+
+    /// The subsystem is gone, and with it what its hosts have done.
+    pub(crate) fn forget(&mut self, subsystem: &Nqn) {
+        self.hosts.retain(|(of, _), host| of != subsystem || host.connected > 0);
+    }
+
+    /// Forgets a host that is not connected, when there are too many of them.
+    fn make_room(&mut self) {
+        if self.hosts.len() < MAX_REMEMBERED_HOSTS {
+            return;
+        }
+        let gone = self.hosts.iter().find(|(_, host)| host.connected == 0).map(|(key, _)| key);
+        if let Some(key) = gone.cloned() {
+            self.hosts.remove(&key);
+        }
+    }
+
+    /// Queues of one core that are connected: admin, I/O, and what they all have done.
+    pub(crate) fn of_core(&self, core: usize) -> (usize, usize, QueueTotals) {
+        let (mut admin, mut io, mut totals) = (0, 0, self.cores[core].closed);
+        for (_, record) in self.live.iter().filter(|(place, _)| place.core == core) {
+            if record.qid.is_admin() {
+                admin += 1;
+            } else {
+                io += 1;
+                totals.add(&record.counters.totals());
+            }
+        }
+        (admin, io, totals)
+    }
+
+    /// Every host that has, or lately had, queues: subsystem, host, its counts, how many
+    /// controllers and I/O queues it has now.
+    pub(crate) fn by_host(&self) -> Vec<(Nqn, HostNqn, QueueTotals, usize, usize)> {
+        let mut hosts: HashMap<_, (QueueTotals, HashSet<ControllerId>, usize)> =
+            self.hosts.iter().map(|(key, host)| (key, (host.closed, HashSet::new(), 0))).collect();
+        for record in self.live.values() {
+            let key = (record.subsystem.clone(), record.host.clone());
+            let Some((totals, controllers, io_queues)) = hosts.get_mut(&key) else { continue };
+            totals.add(&record.counters.totals());
+            controllers.insert(record.cntlid);
+            *io_queues += usize::from(!record.qid.is_admin());
+        }
+        let mut list: Vec<_> = hosts
+            .into_iter()
+            .map(|((nqn, host), (totals, controllers, io_queues))| {
+                (nqn.clone(), host.clone(), totals, controllers.len(), io_queues)
+            })
+            .collect();
+        list.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+        list
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::changes::message::ConnKey;
+
+    fn record(qid: u16, host: &str) -> (Place, QueueRecord) {
+        let place = Place { core: 0, key: ConnKey { index: qid.into(), generation: 0 } };
+        let address = "127.0.0.1:1".parse().unwrap();
+        let record = QueueRecord {
+            qid: QueueId(qid),
+            entries: 2,
+            cntlid: ControllerId(1),
+            subsystem: Nqn::new("nqn.2026-01.io.raceline:s").unwrap(),
+            host: HostNqn::Named(Nqn::new(host).unwrap()),
+            hostid: HostId([0; 16]),
+            peer: address,
+            local: address,
+            counters: Arc::default(),
+        };
+        (place, record)
+    }
+
+    #[test]
+    fn counts_outlive_their_queue() {
+        let mut ledger = Ledger::new(1);
+        for qid in 0..3 {
+            let (place, record) = record(qid, "nqn.2026-01.io.raceline:h");
+            record.counters.reads.add(10);
+            ledger.attach(place, record);
+            assert_eq!(ledger.of_core(0).2.reads, u64::from(qid) * 10, "I/O queues only");
+        }
+        let (place, _) = record(1, "nqn.2026-01.io.raceline:h");
+        ledger.detach(place);
+        ledger.detach(place);
+        let (admin, io, totals) = ledger.of_core(0);
+        assert_eq!((admin, io, totals.reads), (1, 1, 20));
+        let [(_, _, totals, controllers, io_queues)] = &ledger.by_host()[..] else {
+            panic!("one host")
+        };
+        assert_eq!((totals.reads, *controllers, *io_queues), (30, 1, 1));
+        assert_eq!((ledger.cores[0].admin_queues, ledger.cores[0].io_queues), (1, 2));
+    }
+
+    #[test]
+    fn names_do_not_fill_the_memory() {
+        let mut ledger = Ledger::new(1);
+        for number in 0..MAX_REMEMBERED_HOSTS * 2 {
+            let (place, record) = record(0, &format!("nqn.2026-01.io.raceline:{number}"));
+            ledger.attach(place, record);
+            ledger.detach(place);
+        }
+        assert_eq!(ledger.hosts.len(), MAX_REMEMBERED_HOSTS);
+    }
+}
