@@ -59,7 +59,9 @@ pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
 };
 pub use changes::manual::ManualCore;
-pub use changes::pool::{MapError, PoolConfig, PoolInfo, PoolMap, PoolNamespace, PoolStore};
+pub use changes::pool::PoolInfo;
+pub use changes::pool_map::{MapError, PoolMap, PoolNamespace};
+pub use changes::pool_state::{PoolConfig, PoolStore};
 pub use changes::target::{Target, TargetStats};
 pub use raceline_proto::controller::{
     DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral, Visibility,

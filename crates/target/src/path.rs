@@ -2,11 +2,13 @@
 
 pub(crate) mod association;
 pub(crate) mod buffers;
+pub(crate) mod choice;
+pub(crate) mod commands;
 pub(crate) mod connection;
 pub(crate) mod core;
-pub(crate) mod digest;
-pub(crate) mod fused;
-pub(crate) mod io_queue;
+pub(crate) mod inbox;
+pub(crate) mod life;
+pub(crate) mod outbox;
 pub(crate) mod poll_group;
 pub(crate) mod range_lock;
 pub(crate) mod slots;

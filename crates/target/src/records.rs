@@ -2,5 +2,6 @@
 
 pub(crate) mod counters;
 pub(crate) mod ledger;
+pub(crate) mod names;
 pub(crate) mod placement;
 pub(crate) mod registry;

@@ -173,3 +173,70 @@ fn writes_that_fail_at_once_are_answered_and_counted_and_free_their_identifiers(
     assert_eq!((totals.writes, totals.written_bytes), (40, 40 * 512));
     target.shutdown().unwrap();
 }
+
+/// Finishes every request twice, and the one before it once more.
+struct Stutterer(SharedBdev);
+
+struct StutteringChannel {
+    inner: Box<dyn Channel>,
+    last_tag: Option<u64>,
+}
+
+impl Bdev for Stutterer {
+    /// Reads are asked of it, and land in buffers.
+    fn info(&self) -> BdevInfo {
+        BdevInfo { reads_in_place: false, ..self.0.info() }
+    }
+
+    fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>> {
+        let inner = self.0.open_channel(cx, owner)?;
+        Ok(Box::new(StutteringChannel { inner, last_tag: None }))
+    }
+}
+
+impl Channel for StutteringChannel {
+    fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
+        let again = |tag| Done { tag, result: Err(BdevError::Internal), payload: None };
+        let tag = request.tag;
+        done.extend(self.last_tag.replace(tag).map(again));
+        self.inner.submit(cx, request, done);
+        done.push(again(tag));
+    }
+
+    fn handle_completion(&mut self, _: &mut Context<'_>, _: Completion, _: &mut Vec<Done>) {}
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        self.inner.close(cx);
+    }
+}
+
+#[test]
+fn a_request_that_finishes_twice_completes_its_command_once() {
+    let (target, address) = start(config(1), vec![Arc::new(Stutterer(ram("1M")))]);
+    let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    // More than the queue has entries: none of them is lost, and none is used twice.
+    for round in 0..40 {
+        let writes: Vec<_> = (0..4)
+            .map(|number| {
+                let data = pattern(round * 4 + number, 512);
+                let sqe = block_sqe(io::WRITE, 1, number, 1);
+                (queue.capsule(sqe, &data), data)
+            })
+            .collect();
+        let bytes: Vec<u8> = writes.iter().flat_map(|((_, bytes), _)| bytes.clone()).collect();
+        queue.send_bytes(&bytes);
+        for ((cid, _), _) in &writes {
+            assert!(status(&queue.wait(*cid, &[])).is_success());
+        }
+        for (number, (_, data)) in (0..).zip(&writes) {
+            let answer = queue.read(1, number, 1, BS);
+            assert!(status(&answer).is_success());
+            assert_eq!(&answer.data, data);
+        }
+    }
+    let totals = target.stats().subsystems[0].1;
+    assert_eq!((totals.reads_buffered, totals.writes_buffered), (160, 160));
+    assert_eq!((totals.reads, totals.writes, totals.errors), (160, 160, 0));
+    target.shutdown().unwrap();
+}

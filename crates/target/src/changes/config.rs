@@ -12,7 +12,7 @@ use raceline_proto::controller::{
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
-use crate::changes::pool::MapError;
+use crate::changes::pool_map::MapError;
 use crate::path::buffers::pool_config;
 use crate::records::placement::PlacementPolicy;
 

@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{
     DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem, TargetView,
+    Visibility,
 };
-use raceline_proto::nvme::Nqn;
+use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 
 use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::message::{Message, Reply};
-use crate::changes::pool::PoolState;
+use crate::changes::pool_map::PoolNamespace;
+use crate::changes::pool_state::PoolState;
 use crate::changes::snapshot::{DeviceId, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
 use crate::records::registry::Shared;
@@ -148,7 +150,9 @@ impl Control {
         let before = entry.clone();
         let changed = change(entry).and_then(|result| {
             self.prepare(entry, retry_delays)?;
-            entry.save_map_unless(before.pool.as_ref())?;
+            if let (Some(before), Some(pool)) = (&before.pool, &entry.pool) {
+                pool.save_unless(nqn, before)?;
+            }
             Ok(result)
         });
         if changed.is_err() {
@@ -326,5 +330,39 @@ impl Entry {
     /// The subsystem is described anew in the next snapshot.
     pub(crate) fn describe_anew(&mut self) {
         self.published = None;
+    }
+
+    /// The pool's note of a namespace, and the namespace.
+    pub(super) fn carved(
+        &mut self,
+        nsid: NamespaceId,
+    ) -> Result<(&mut PoolNamespace, &mut Exported), TargetError> {
+        let nqn = &self.config.nqn;
+        let noted = self.pool.as_mut().and_then(|pool| pool.map.find(nsid));
+        let missing = || TargetError::NoNamespace { nqn: nqn.clone(), nsid };
+        noted.zip(self.namespaces.get_mut(&nsid.0)).ok_or_else(missing)
+    }
+
+    /// Notes which hosts a namespace of the pool is attached to.
+    pub(crate) fn set_hosts_of(
+        &mut self,
+        nsid: NamespaceId,
+        hosts: Vec<Nqn>,
+    ) -> Result<(), TargetError> {
+        let (noted, exported) = self.carved(nsid)?;
+        exported.namespace.visibility = Visibility::Hosts(hosts.as_slice().into());
+        noted.hosts = hosts;
+        Ok(())
+    }
+
+    /// Whether the namespace is being formatted: it must stay as it is.
+    pub(crate) fn is_formatting(&self, nsid: NamespaceId) -> bool {
+        self.pool.as_ref().is_some_and(|pool| pool.formatting.contains(&nsid))
+    }
+}
+
+impl Exported {
+    pub(crate) fn is_of_pool(&self) -> bool {
+        self.namespace.pool_bytes.is_some()
     }
 }

@@ -9,10 +9,10 @@ use raceline_proto::nvme::{ControllerId, HostId, HostNqn, NamespaceId, Nqn, Queu
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, Entry, State};
-use crate::changes::message::Place;
 use crate::changes::target::Target;
 use crate::records::counters::QueueTotals;
 use crate::records::ledger::QueueRecord;
+use crate::records::names::Place;
 
 /// A subsystem, as it is configured now.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
-use raceline_proto::nvme::{ControllerId, Nqn, QueueId, Status};
+use raceline_proto::nvme::{Nqn, QueueId, Status};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::socket::Socket;
 
@@ -15,28 +15,8 @@ use crate::changes::config::TargetError;
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::range_lock::LockId;
 use crate::records::counters::QueueCounters;
+use crate::records::names::{CommandPlace, ConnKey, Place};
 use crate::records::placement::Seat;
-
-/// Names a connection of one core; stale once the connection is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ConnKey {
-    pub(crate) index: u32,
-    pub(crate) generation: u16,
-}
-
-/// Names a connection of the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
-    pub(crate) core: usize,
-    pub(crate) key: ConnKey,
-}
-
-/// Names a command of the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CommandPlace {
-    pub(crate) conn: Place,
-    pub(crate) slot: u16,
-}
 
 /// An answer to the control thread.
 pub(crate) type Reply<T> = mpsc::Sender<(usize, T)>;
@@ -98,11 +78,4 @@ pub(crate) enum Message {
     UnlockRange { device: DeviceId, lock: LockId },
     /// From the warden: let writes to this range go.
     Unfence { device: DeviceId, lock: LockId },
-}
-
-/// Where a controller lives.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Home {
-    pub(crate) place: Place,
-    pub(crate) cntlid: ControllerId,
 }

@@ -2,50 +2,21 @@
 
 mod device;
 mod manage;
-mod map;
 
-use std::ops::Range;
 use std::sync::{Arc, mpsc};
 
 use raceline_bdev::SharedBdev;
-use raceline_proto::controller::{HostAccess, ManagementCommand, Namespace, Pool, Visibility};
-use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn, Status};
+use raceline_proto::controller::{HostAccess, ManagementCommand, Namespace, Visibility};
+use raceline_proto::nvme::{HostNqn, Nqn, Status};
 
 use crate::changes::config::TargetError;
-use crate::changes::control::{Control, Entry, Exported, State};
-use crate::changes::message::CommandPlace;
+use crate::changes::control::{Control, Exported, State};
 use crate::changes::namespaces::{identity, with_device};
+use crate::changes::pool_map::{PoolMap, PoolNamespace};
+use crate::changes::pool_state::{PoolConfig, PoolState};
 use crate::changes::target::Target;
 
 use device::CarvedBdev;
-
-pub use map::{MapError, PoolMap, PoolNamespace};
-
-/// Where the maps of pools are kept.
-pub trait PoolStore: Send + Sync {
-    /// Keeps the map of a subsystem's pool: when this returns, a crash does not undo it. The
-    /// change is visible to hosts, and answered, only afterwards. Called with the target's state
-    /// locked: it must not call the target.
-    ///
-    /// # Errors
-    /// When the map cannot be kept; then the change is not made, and the map before it must still
-    /// be there.
-    fn save(&self, subsystem: &Nqn, map: &PoolMap) -> std::io::Result<()>;
-}
-
-/// A device of which hosts make namespaces.
-#[derive(Clone)]
-pub struct PoolConfig {
-    /// The device; nobody else may use it.
-    pub bdev: SharedBdev,
-    /// What it is divided into, as it was saved last; [`PoolMap::new`] for a new pool.
-    pub map: PoolMap,
-    /// Where the map is kept.
-    pub store: Arc<dyn PoolStore>,
-    /// Which of the hosts that may connect may also create, attach, delete and format namespaces;
-    /// to others it looks as if there were no pool.
-    pub managers: HostAccess,
-}
 
 /// A pool as it is now.
 #[derive(Clone)]
@@ -62,28 +33,6 @@ pub struct PoolInfo {
     pub managers: HostAccess,
 }
 
-/// A pool of a subsystem.
-#[derive(Clone)]
-pub(crate) struct PoolState {
-    bdev: SharedBdev,
-    map: PoolMap,
-    store: Arc<dyn PoolStore>,
-    managers: HostAccess,
-    /// Namespaces that are being made.
-    reserved: Vec<(NamespaceId, Range<u64>)>,
-    /// Namespaces that are being formatted.
-    formatting: Vec<NamespaceId>,
-}
-
-/// A host's wish.
-pub(crate) struct ManagementRequest {
-    pub(crate) nqn: Nqn,
-    pub(crate) host: HostNqn,
-    pub(crate) command: ManagementCommand,
-    /// The command that is answered.
-    pub(crate) from: CommandPlace,
-}
-
 impl Target {
     /// Gives a subsystem a pool: its hosts can now make namespaces of the device (Namespace
     /// Management), and those in the map are there. Nothing is written to the device, nor saved.
@@ -96,9 +45,7 @@ impl Target {
         if state.entry(nqn)?.pool.is_some() {
             return Err(TargetError::PoolExists(nqn.clone()));
         }
-        let PoolConfig { bdev, map, store, managers } = config;
-        let pool =
-            PoolState { bdev, map, store, managers, reserved: Vec::new(), formatting: Vec::new() };
+        let pool = PoolState::new(config);
         let bad = |error| TargetError::PoolMap { nqn: nqn.clone(), error };
         pool.map.fits(&pool.bdev.info()).map_err(bad)?;
         for namespace in &pool.map.namespaces {
@@ -211,7 +158,7 @@ impl Control {
             reason: format!("it has become too small for namespace {}", namespace.nsid),
         })?;
         let device = self.open_device(state, &bdev)?;
-        let namespace = pool.describe(namespace, &bdev);
+        let namespace = describe(pool, namespace, &bdev);
         Ok(Exported { device, namespace, bdev })
     }
 
@@ -220,101 +167,15 @@ impl Control {
     }
 }
 
-impl Exported {
-    pub(crate) fn is_of_pool(&self) -> bool {
-        self.namespace.pool_bytes.is_some()
-    }
-}
-
-impl Entry {
-    /// Has the map of the pool saved, unless it is as it was.
-    pub(crate) fn save_map_unless(&self, before: Option<&PoolState>) -> Result<(), TargetError> {
-        let nqn = &self.config.nqn;
-        match (before, &self.pool) {
-            (Some(before), Some(pool)) if before.map != pool.map => pool
-                .store
-                .save(nqn, &pool.map)
-                .map_err(|error| TargetError::PoolStore { nqn: nqn.clone(), error }),
-            _ => Ok(()),
-        }
-    }
-
-    /// The pool's note of a namespace, and the namespace.
-    fn carved(
-        &mut self,
-        nsid: NamespaceId,
-    ) -> Result<(&mut PoolNamespace, &mut Exported), TargetError> {
-        let nqn = &self.config.nqn;
-        let noted = self.pool.as_mut().and_then(|pool| pool.map.find(nsid));
-        let missing = || TargetError::NoNamespace { nqn: nqn.clone(), nsid };
-        noted.zip(self.namespaces.get_mut(&nsid.0)).ok_or_else(missing)
-    }
-
-    /// Notes which hosts a namespace of the pool is attached to.
-    pub(crate) fn set_hosts_of(
-        &mut self,
-        nsid: NamespaceId,
-        hosts: Vec<Nqn>,
-    ) -> Result<(), TargetError> {
-        let (noted, exported) = self.carved(nsid)?;
-        exported.namespace.visibility = Visibility::Hosts(hosts.as_slice().into());
-        noted.hosts = hosts;
-        Ok(())
-    }
-
-    /// Whether the namespace is being formatted: it must stay as it is.
-    pub(crate) fn is_formatting(&self, nsid: NamespaceId) -> bool {
-        self.pool.as_ref().is_some_and(|pool| pool.formatting.contains(&nsid))
-    }
-}
-
-impl PoolState {
-    fn device_bytes(&self) -> u64 {
-        let info = self.bdev.info();
-        info.block_count.saturating_mul(info.block_size.into())
-    }
-
-    fn total_units(&self) -> u64 {
-        self.device_bytes() / self.map.unit_bytes
-    }
-
-    fn total_bytes(&self) -> u64 {
-        self.total_units() * self.map.unit_bytes
-    }
-
-    fn used(&self) -> Vec<Range<u64>> {
-        let namespaces = self.map.namespaces.iter().map(|namespace| namespace.units.clone());
-        namespaces.chain(self.reserved.iter().map(|(_, units)| units.clone())).collect()
-    }
-
-    fn free_bytes(&self) -> u64 {
-        let used: u64 = self.used().iter().map(|units| units.end - units.start).sum();
-        self.total_units().saturating_sub(used) * self.map.unit_bytes
-    }
-
-    fn is_quiet(&self) -> bool {
-        self.reserved.is_empty() && self.formatting.is_empty()
-    }
-
-    /// As controllers show it.
-    pub(crate) fn shown(&self) -> Pool {
-        Pool {
-            total_bytes: self.total_bytes(),
-            free_bytes: self.free_bytes(),
-            block_sizes: map::block_sizes(&self.bdev.info()),
-            managers: self.managers.clone(),
-        }
-    }
-
-    fn describe(&self, namespace: &PoolNamespace, bdev: &SharedBdev) -> Namespace {
-        let PoolNamespace { nsid, uuid, shared, .. } = *namespace;
-        let units = namespace.units.end - namespace.units.start;
-        let described = Namespace {
-            visibility: Visibility::Hosts(namespace.hosts.as_slice().into()),
-            shared,
-            pool_bytes: Some(units * self.map.unit_bytes),
-            ..identity(nsid, uuid)
-        };
-        with_device(&described, &bdev.info())
-    }
+/// The namespace that is made of a part of a pool, on its device.
+fn describe(pool: &PoolState, namespace: &PoolNamespace, bdev: &SharedBdev) -> Namespace {
+    let PoolNamespace { nsid, uuid, shared, .. } = *namespace;
+    let units = namespace.units.end - namespace.units.start;
+    let described = Namespace {
+        visibility: Visibility::Hosts(namespace.hosts.as_slice().into()),
+        shared,
+        pool_bytes: Some(units * pool.map.unit_bytes),
+        ..identity(nsid, uuid)
+    };
+    with_device(&described, &bdev.info())
 }

@@ -13,6 +13,13 @@ use crate::records::counters::{QueueCounters, QueueTotals};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct DeviceId(pub(crate) u16);
 
+impl DeviceId {
+    /// The core that orders the device's range locks.
+    pub(crate) fn warden(self, cores: usize) -> usize {
+        usize::from(self.0) % cores
+    }
+}
+
 /// The view that controllers show to hosts, and which device is behind each namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {

@@ -9,40 +9,15 @@ use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Meter, Op, OpKind, Reque
 use raceline_reactor::{Completion, Context, Payload};
 
 use crate::changes::config::TargetError;
-use crate::changes::message::{CommandPlace, ConnKey, Message, Place, Reply};
+use crate::changes::message::{Message, Reply};
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::buffers::BufferLines;
+use crate::path::choice::Takes;
 use crate::path::range_lock::{Fences, LockId, Order, Warden};
 use crate::path::slots::Measured;
-use crate::path::wipe::Wipe;
+use crate::path::wipe::Wipes;
+use crate::records::names::{CommandPlace, ConnKey, LocalCommand, Place, Tag};
 use crate::records::registry::Shared;
-
-/// Names a command of this core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LocalCommand {
-    pub(crate) key: ConnKey,
-    pub(crate) slot: u16,
-}
-
-impl LocalCommand {
-    /// As the tag of a device request: generation, slot, index.
-    pub(crate) fn tag(self) -> u64 {
-        u64::from(self.key.generation) << 48
-            | u64::from(self.slot) << 32
-            | u64::from(self.key.index)
-    }
-
-    pub(crate) fn from_tag(tag: u64) -> Self {
-        let [i0, i1, i2, i3, s0, s1, g0, g1] = tag.to_le_bytes();
-        Self {
-            key: ConnKey {
-                index: u32::from_le_bytes([i0, i1, i2, i3]),
-                generation: u16::from_le_bytes([g0, g1]),
-            },
-            slot: u16::from_le_bytes([s0, s1]),
-        }
-    }
-}
 
 /// Whether a device answers reads without a request. Known since its channel was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +54,14 @@ pub(crate) struct Device {
 impl Device {
     /// The channel has finished so many requests, which were in flight there.
     fn finished(&mut self, requests: usize) {
-        self.in_flight -= requests;
+        self.in_flight = self.in_flight.checked_sub(requests).unwrap_or_else(|| {
+            let device = &self.info.name;
+            tracing::error!(
+                device,
+                "it finished more requests than it had; those beyond are ignored"
+            );
+            0
+        });
         if let Some(meter) = &self.meter {
             meter.set_in_flight(self.in_flight);
         }
@@ -111,8 +93,8 @@ pub(crate) struct Core {
     pub(crate) deferred: Vec<ConnKey>,
     /// Commands that a lowered fence lets go.
     pub(crate) released: Vec<LocalCommand>,
-    /// Devices that are being zeroed, by the slot in the tags of the requests.
-    pub(crate) wipes: Vec<Option<Wipe>>,
+    /// Devices that are being zeroed, by the number in the tags of the requests.
+    wipes: Wipes,
 }
 
 impl Core {
@@ -131,7 +113,7 @@ impl Core {
             dirty: Vec::new(),
             deferred: Vec::new(),
             released: Vec::new(),
-            wipes: Vec::new(),
+            wipes: Wipes::default(),
         }
     }
 
@@ -163,7 +145,7 @@ impl Core {
             self.devices.resize_with(index + 1, || None);
         }
         let cores = self.shared.cores();
-        let warden = (Self::warden_of(id, cores) == self.index).then(|| Warden::new(cores));
+        let warden = (id.warden(cores) == self.index).then(|| Warden::new(cores));
         let fences = Fences::default();
         let meter = bdev.stats().map(|stats| stats.meter());
         self.meters |= meter.is_some();
@@ -221,12 +203,12 @@ impl Core {
 
     /// Starts a device request; its end appears in `done`, maybe at once.
     #[inline(always)]
-    pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: u64, op: Op) {
+    pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: Tag, op: Op) {
         let entry = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
         let device = entry.expect("views show only devices that are open");
         let before = self.done.len();
         device.in_flight += 1;
-        device.channel.submit(cx, Request { tag, op }, &mut self.done);
+        device.channel.submit(cx, Request { tag: tag.to_bits(), op }, &mut self.done);
         device.finished(self.done.len() - before);
         if !std::mem::replace(&mut device.unflushed, true) {
             self.unflushed.push(id);
@@ -260,9 +242,13 @@ impl Core {
         }
     }
 
-    /// Whether a device takes writes from anywhere, unless something holds them back there.
-    pub(crate) fn may_write_now(&mut self, id: DeviceId) -> bool {
-        self.device(id).is_some_and(|device| device.writes_now)
+    /// Whether a device takes writes from anywhere.
+    pub(crate) fn takes(&mut self, id: DeviceId) -> Takes {
+        match self.device(id) {
+            Some(device) if device.writes_now && device.fences.is_empty() => Takes::Now,
+            Some(device) if device.writes_now => Takes::Later,
+            _ => Takes::Never,
+        }
     }
 
     /// Whether a device takes writes from anywhere, and nothing holds them back there.
@@ -360,12 +346,37 @@ impl Core {
         }
     }
 
-    // ------------------------------------------------------------------ range locks
+    // ------------------------------------------------------------------------ zeroing
 
-    /// The core that orders a device's range locks.
-    pub(crate) fn warden_of(id: DeviceId, cores: usize) -> usize {
-        usize::from(id.0) % cores
+    /// Zeroes the first `bytes` of a device that no view shows, and says when that is done and on
+    /// stable media.
+    pub(crate) fn wipe(
+        &mut self,
+        cx: &mut Context<'_>,
+        device: DeviceId,
+        bytes: u64,
+        reply: Reply<Result<(), BdevError>>,
+    ) {
+        let number = self.wipes.begin(device, bytes, reply);
+        self.wipe_on(cx, number, Ok(()));
     }
+
+    /// A request for that has finished.
+    #[cold]
+    pub(crate) fn wipe_on(
+        &mut self,
+        cx: &mut Context<'_>,
+        number: u16,
+        result: Result<(), BdevError>,
+    ) {
+        let Some(device) = self.wipes.device(number) else { return };
+        let result = if self.device(device).is_some() { result } else { Err(BdevError::Gone) };
+        if let Some(op) = self.wipes.go_on(number, self.index, result) {
+            self.submit(cx, device, Tag::other(number), op);
+        }
+    }
+
+    // ------------------------------------------------------------------ range locks
 
     /// Holds a write back if its range is fenced. True: it has to wait.
     pub(crate) fn hold(&mut self, id: DeviceId, bytes: &Range<u64>, write: LocalCommand) -> bool {
@@ -389,7 +400,7 @@ impl Core {
     }
 
     fn tell_fenced(&self, device: DeviceId, lock: LockId) {
-        let warden = Self::warden_of(device, self.shared.cores());
+        let warden = device.warden(self.shared.cores());
         self.send(warden, Message::Fenced { device, lock });
     }
 
@@ -443,17 +454,5 @@ impl Core {
                 self.send(to.conn.core, Message::LockGranted { to, device, lock: Some(lock) });
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tag_names_its_command() {
-        let command =
-            LocalCommand { key: ConnKey { index: 0x0102_0304, generation: 0xa5a6 }, slot: 0x7f01 };
-        assert_eq!(LocalCommand::from_tag(command.tag()), command);
     }
 }

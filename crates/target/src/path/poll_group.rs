@@ -11,11 +11,13 @@ use raceline_reactor::{
     Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token,
 };
 
-use crate::changes::message::{CommandPlace, ConnKey, Message, Reply};
+use crate::changes::config::TargetError;
+use crate::changes::message::{Message, Reply};
 use crate::changes::snapshot::{DeviceId, Snapshot};
-use crate::path::connection::{Connection, Role, Stage};
-use crate::path::core::{Core, LocalCommand};
-use crate::path::slots::Phase;
+use crate::path::association::controller_gone;
+use crate::path::connection::{Connection, Ends};
+use crate::path::core::Core;
+use crate::records::names::{CommandPlace, ConnKey, EngineToken, MAX_CONNECTIONS, Tag};
 use crate::records::placement::{Arrival, Seat};
 use crate::records::registry::Shared;
 
@@ -81,8 +83,20 @@ impl PollGroup {
         key: ConnKey,
         f: impl FnOnce(&mut Connection, &mut Context<'_>, &mut Core),
     ) -> bool {
-        let Some(entry) = self.connections.get_mut(key.index as usize) else { return false };
-        if entry.generation != key.generation {
+        self.with_index(cx, key.index, |generation| generation == key.generation, f)
+    }
+
+    /// As [`Self::with`], on the connection with this index if its generation is the wanted one.
+    #[inline]
+    fn with_index(
+        &mut self,
+        cx: &mut Context<'_>,
+        index: u32,
+        is_wanted: impl FnOnce(u16) -> bool,
+        f: impl FnOnce(&mut Connection, &mut Context<'_>, &mut Core),
+    ) -> bool {
+        let Some(entry) = self.connections.get_mut(index as usize) else { return false };
+        if !is_wanted(entry.generation) {
             return false;
         }
         let Some(connection) = &mut entry.connection else { return false };
@@ -90,11 +104,11 @@ impl PollGroup {
         if self.stopping && connection.is_drained() {
             connection.close(cx, &mut self.core, "the target is shutting down");
         }
-        if connection.stage == Stage::Closing && connection.is_gone() {
+        if connection.is_gone() {
             connection.leave(&self.core);
             entry.connection = None;
             entry.generation = entry.generation.wrapping_add(1);
-            self.free.push(key.index);
+            self.free.push(index);
             self.live -= 1;
             if let Some(seat) = entry.seat.take() {
                 self.core.shared.unplace(seat);
@@ -177,39 +191,43 @@ impl PollGroup {
         let core = seat.core();
         tracing::debug!(%peer, core, napi_id = arrival.napi_id, cpu = arrival.cpu, "accepted");
         if core == self.core.index {
-            self.adopt(cx, seat, socket, (peer, local), port_id);
+            self.adopt(cx, seat, socket, Ends { peer, local, port_id });
         } else {
             self.core.send(core, Message::Adopt { seat, socket, peer, local, port_id });
         }
     }
 
-    fn adopt(
-        &mut self,
-        cx: &mut Context<'_>,
-        seat: Seat,
-        socket: Socket,
-        (peer, local): (SocketAddr, SocketAddr),
-        port_id: u16,
-    ) {
-        let adopted = if self.stopping { None } else { cx.io.adopt(socket).ok() };
-        let Some(socket) = adopted else {
-            self.core.shared.leave(peer.ip());
+    fn adopt(&mut self, cx: &mut Context<'_>, seat: Seat, socket: Socket, ends: Ends) {
+        let index = if self.stopping { None } else { self.free_index() };
+        let adopted = index.and_then(|_| cx.io.adopt(socket).ok());
+        let (Some(index), Some(socket)) = (index, adopted) else {
+            self.free.extend(index);
+            self.core.shared.leave(ends.peer.ip());
             self.core.shared.unplace(seat);
             return;
         };
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.connections.push(Entry { generation: 0, connection: None, seat: None });
-            u32::try_from(self.connections.len() - 1).expect("fewer sockets than descriptors")
-        });
         let entry = &mut self.connections[index as usize];
         let key = ConnKey { index, generation: entry.generation };
-        let mut connection =
-            Box::new(Connection::new(key, socket, peer, local, port_id, &self.core, cx.now));
+        let mut connection = Box::new(Connection::new(key, socket, ends, &self.core, cx.now));
         connection.arm_timer(cx);
         connection.start_recv(cx);
         entry.connection = Some(connection);
         entry.seat = Some(seat);
         self.live += 1;
+    }
+
+    /// An index for one more connection; `None`: there are as many as tags can name.
+    fn free_index(&mut self) -> Option<u32> {
+        if let Some(index) = self.free.pop() {
+            return Some(index);
+        }
+        let index = u32::try_from(self.connections.len()).ok();
+        let Some(index) = index.filter(|index| *index < MAX_CONNECTIONS) else {
+            tracing::warn!(max = MAX_CONNECTIONS, "a core has as many connections as it can");
+            return None;
+        };
+        self.connections.push(Entry { generation: 0, connection: None, seat: None });
+        Some(index)
     }
 
     fn keys(&self) -> Vec<ConnKey> {
@@ -245,25 +263,17 @@ impl PollGroup {
     fn disconnect_host(&mut self, cx: &mut Context<'_>, nqn: &Nqn, host: &Nqn) {
         for key in self.keys() {
             self.with(cx, key, |connection, cx, core| {
-                if let Role::Admin(association) = &connection.role
-                    && association.is_of(nqn, host)
-                {
-                    connection.close(cx, core, "its host was removed");
-                }
+                connection.disconnect(cx, core, nqn, host);
             });
         }
     }
 
     /// Counts this core's writes within the range that are at their device now.
-    fn changing(
-        &mut self,
-        device: crate::changes::snapshot::DeviceId,
-        bytes: &std::ops::Range<u64>,
-    ) -> usize {
-        let connections = self.connections.iter_mut().filter_map(|e| e.connection.as_mut());
+    fn changing(&self, device: DeviceId, bytes: &Range<u64>) -> usize {
+        let connections = self.connections.iter().filter_map(|e| e.connection.as_ref());
         connections
-            .flat_map(|connection| connection.slots.active())
-            .filter(|(_, slot)| slot.device == Some(device) && slot.is_changing(bytes))
+            .flat_map(|connection| connection.commands().slots.active())
+            .filter(|(_, slot)| slot.is_changing(device, bytes))
             .count()
     }
 
@@ -280,14 +290,21 @@ impl PollGroup {
                     let payload = next.and_then(|next| next.payload.as_ref());
                     self.core.upcoming = payload.and_then(Payload::upcoming);
                 }
-                if Core::is_wipe(&done) {
-                    self.core.wipe_done(cx, done);
+                let tag = Tag::from_bits(done.tag);
+                if let Some(number) = tag.and_then(Tag::other_number) {
+                    self.core.wipe_on(cx, number, done.result);
                     continue;
                 }
-                let command = LocalCommand::from_tag(done.tag);
-                self.with(cx, command.key, |connection, cx, core| {
-                    connection.handle_done(cx, core, command.slot, done);
-                });
+                let mut expected = false;
+                if let Some(tag) = tag {
+                    let is_wanted = |generation| tag.is_of(generation);
+                    self.with_index(cx, tag.connection, is_wanted, |connection, cx, core| {
+                        expected = connection.handle_done(cx, core, tag.slot, done);
+                    });
+                }
+                if !expected {
+                    report_stale("a device");
+                }
             }
             drop(finished);
             self.batch = batch;
@@ -309,7 +326,7 @@ impl PollGroup {
     fn run_released(&mut self, cx: &mut Context<'_>) {
         while let Some(command) = self.core.released.pop() {
             self.with(cx, command.key, |connection, cx, core| {
-                connection.fence_lowered(cx, core, command.slot);
+                connection.handle_unfenced(cx, core, command.slot);
             });
         }
     }
@@ -320,14 +337,7 @@ impl PollGroup {
         while let Some((line, command, sizes)) = self.core.buffer_lines.next(cx.pool) {
             self.core.buffer_lines.leave(line);
             self.with(cx, command.key, |connection, cx, core| {
-                let slot = connection.slots.get(command.slot);
-                if slot.phase != Phase::Buffer {
-                    return;
-                }
-                let len = slot.transfer.len as usize;
-                let buf = connection.take_buffer(cx, len, sizes);
-                let buf = buf.expect("the line is served because there is a buffer");
-                connection.give_buffer(cx, core, command.slot, buf);
+                connection.serve(cx, core, command.slot, sizes);
             });
             self.run_done(cx);
         }
@@ -344,15 +354,20 @@ impl PollGroup {
     }
 }
 
+#[cold]
+fn report_stale(who: &str) {
+    tracing::error!("{who} has finished something that nobody waits for; it is ignored");
+}
+
 impl Service for PollGroup {
     type Message = Message;
 
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
             Message::Listen { address, port_id, streams, reply } => {
-                let result = self.listen(cx, address, port_id, streams).map_err(|error| {
-                    crate::changes::config::TargetError::Listen { address, error }
-                });
+                let result = self
+                    .listen(cx, address, port_id, streams)
+                    .map_err(|error| TargetError::Listen { address, error });
                 let _ = reply.send((self.core.index, result));
             }
             Message::CloseListener { address, reply } => {
@@ -377,15 +392,14 @@ impl Service for PollGroup {
             }
             Message::Shutdown => self.shutdown(cx),
             Message::Adopt { seat, socket, peer, local, port_id } => {
-                self.adopt(cx, seat, socket, (peer, local), port_id);
+                self.adopt(cx, seat, socket, Ends { peer, local, port_id });
             }
             Message::IoConnect { home, from, request, counters } => {
                 let mut answer = None;
                 self.with(cx, home, |connection, cx, core| {
                     answer = connection.handle_io_connect(cx, core, from, &request, counters);
                 });
-                let result =
-                    answer.unwrap_or_else(|| Err(crate::path::association::controller_gone()));
+                let result = answer.unwrap_or_else(|| Err(controller_gone()));
                 let reply = Message::IoConnected { to: from.key, result };
                 self.core.send(from.core, reply);
             }
@@ -404,9 +418,7 @@ impl Service for PollGroup {
             }
             Message::CommandFailed { home, entry } => {
                 self.with(cx, home, |connection, _, _| {
-                    if let Role::Admin(association) = &mut connection.role {
-                        association.record_failure(entry);
-                    }
+                    connection.record_failure(entry);
                 });
             }
             Message::LockRange { device, bytes, who } => self.lock_range(device, bytes, who),
@@ -419,7 +431,7 @@ impl Service for PollGroup {
             }
             Message::LockGranted { to, device, lock } => {
                 self.with(cx, to.conn.key, |connection, cx, core| {
-                    connection.lock_granted(cx, core, to.slot, device, lock);
+                    connection.handle_lock(cx, core, to.slot, (device, lock));
                 });
             }
             Message::UnlockRange { device, lock } => {
@@ -452,15 +464,22 @@ impl Service for PollGroup {
             Outcome::Timer => {
                 self.with(cx, key, |connection, cx, core| connection.handle_timer(cx, core));
             }
-            // The connection lives for as long as a command of its is with an engine.
             Outcome::Accelerated(finished) => {
                 let Some(done) = cx.io.accelerated(finished) else { return };
-                let entry = self.connections.get(token.index as usize);
-                let Some(generation) = entry.map(|entry| entry.generation) else { return };
-                let key = ConnKey { index: token.index, generation };
-                self.with(cx, key, |connection, cx, core| {
-                    connection.handle_accelerated(cx, core, token.generation, done);
-                });
+                let token = EngineToken::new(token);
+                let mut expected = false;
+                // The connection lives for as long as a command of its is with an engine.
+                self.with_index(
+                    cx,
+                    token.connection,
+                    |_| true,
+                    |connection, cx, core| {
+                        expected = connection.handle_accelerated(cx, core, token, done);
+                    },
+                );
+                if !expected {
+                    report_stale("an engine");
+                }
             }
             Outcome::Connected(_)
             | Outcome::Read(..)

@@ -1,19 +1,22 @@
 //! The command slots of one queue: one per command that the host may have outstanding.
+//!
+//! A [`SlotKey`] names a command for whoever answers later: a device, an engine, another core. A
+//! [`CommandSlot`] is the right to go on with the command; completing the command consumes it. A name that
+//! outlives its command, or names it twice, is found out by the generation of the slot, and does nothing.
 
+use std::num::NonZeroU16;
+use std::ops::Range;
 use std::time::Instant;
 
 use raceline_bdev::{BdevError, OpKind};
 use raceline_proto::controller::IoCommand;
-use raceline_proto::nvme::{CommandId, Direction, Sqe, Status, Transfer};
+use raceline_proto::nvme::{CommandId, Sqe, Status, Transfer};
 use raceline_reactor::IoBuf;
 
 use crate::changes::snapshot::DeviceId;
-use crate::path::digest::DigestUse;
+use crate::path::choice::{ReadPath, WritePath};
 use crate::path::range_lock::LockId;
-
-/// Data of more bytes than this that the host sends when asked are received into the command's
-/// buffer at once. Smaller ones often lie whole in the staging buffer, half of it or less.
-const LARGE_WRITE_BYTES: u32 = 32 << 10;
+use crate::records::names::SlotKey;
 
 /// What a command is waiting for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,16 +28,70 @@ pub(crate) enum Phase {
     Buffer,
     /// Its data from the host.
     Data,
-    /// The other half of the fused operation, or the lock on its range.
-    Fuse,
+    /// The other half of the fused operation.
+    Partner,
+    /// The lock on the range of the fused operation: an answer will come.
+    Lock,
     /// A fence over its range to come down.
     Fence,
     /// The engine that computes the digest of its data.
-    Digest,
+    Digest(DigestUse),
     /// Its device, or another core.
     Device,
     /// An event (Asynchronous Event Request).
     Event,
+}
+
+/// What an engine's digest of a command's data is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DigestUse {
+    /// Data from the host: to be compared with the digest that came with them.
+    Check(u32),
+    /// Data for the host: to be sent behind them.
+    Send,
+}
+
+/// The way of a command's data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It has no data, or its way has not been chosen.
+    #[default]
+    None,
+    /// To the host.
+    Read(ReadPath),
+    /// From the host.
+    Write(WritePath),
+}
+
+/// What is known of the data from the host beside that they have come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Judged {
+    /// Nothing.
+    #[default]
+    Good,
+    /// A data digest did not match: they must not be used.
+    Corrupt,
+    /// They went to the device straight from staging memory, with this outcome.
+    Written(Result<(), BdevError>),
+}
+
+/// What an I/O command is about.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) command: IoCommand,
+    /// The device of its namespace, the bytes it is about there, and the block size.
+    pub(crate) device: DeviceId,
+    pub(crate) bytes: Range<u64>,
+    pub(crate) block_size: u64,
+}
+
+/// One half of a fused operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Half {
+    /// The other half, once it has come.
+    pub(crate) partner: Option<SlotKey>,
+    /// The lock held for the operation, by its first half.
+    pub(crate) lock: Option<LockId>,
 }
 
 /// What is counted of a command when its device is done with it.
@@ -45,64 +102,148 @@ pub(crate) struct Measured {
     pub(crate) started: Instant,
 }
 
+/// Which of the commands that a slot has had, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Generation(NonZeroU16);
+
+impl Default for Generation {
+    fn default() -> Self {
+        Self(NonZeroU16::MIN)
+    }
+}
+
+impl Generation {
+    #[inline]
+    fn next(self) -> Self {
+        Self(self.0.checked_add(1).unwrap_or(NonZeroU16::MIN))
+    }
+}
+
 /// One command.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
+    generation: Generation,
     pub(crate) phase: Phase,
-    pub(crate) cid: CommandId,
     pub(crate) sqe: Sqe,
-    /// What an I/O command asks for; `None` for admin and Fabrics commands.
-    pub(crate) command: Option<IoCommand>,
+    /// `None` for admin and Fabrics commands, and for I/O commands that make no sense.
+    pub(crate) job: Option<Job>,
     pub(crate) transfer: Transfer,
-    /// The device of its namespace, the bytes it is about there, and the block size.
-    pub(crate) device: Option<DeviceId>,
-    pub(crate) bytes: std::ops::Range<u64>,
-    pub(crate) block_size: u64,
-    /// The command's I/O buffer; away while a receive lands bytes in it.
-    pub(crate) buf: Option<IoBuf>,
-    /// A Compare's data from the host while the device's is read into `buf`.
-    pub(crate) expected: Option<IoBuf>,
     /// The command's data comes in its capsule.
     pub(crate) in_capsule: bool,
-    /// It is counted among the writes whose data should not lie in staging memory first.
-    pub(crate) lands_direct: bool,
-    /// A data digest did not match: the data must not be used.
-    pub(crate) corrupt: bool,
-    /// All its data, and their digest, are in the staging buffer, and its device takes them from
-    /// there.
-    pub(crate) direct: bool,
-    /// Its blocks go to the device as they come.
-    pub(crate) by_blocks: bool,
-    /// So much of its data is there already, in whole blocks.
-    pub(crate) on_device: usize,
-    /// The digest of its data was checked where they lay: they need not be looked at again.
-    pub(crate) checked: bool,
-    /// What its digest is for that an engine computes.
-    pub(crate) digest: DigestUse,
-    /// The outcome of a write that went to its device straight from the staging buffer.
-    pub(crate) written: Option<Result<(), BdevError>>,
+    pub(crate) way: Way,
+    pub(crate) judged: Judged,
+    /// The command's I/O buffer; away while a receive lands bytes in it.
+    pub(crate) buf: Option<IoBuf>,
+    /// A Compare's data from the host, while the device's are read into `buf`.
+    pub(crate) expected: Option<IoBuf>,
     /// Device requests in flight.
     pub(crate) pending: u16,
     /// The first failure of those requests, or the verdict on a command whose data is under way.
     pub(crate) status: Status,
     /// What the device's counters will have of those requests, if it has any.
     pub(crate) measured: Option<Measured>,
-    /// Half of a fused operation.
-    pub(crate) fused: bool,
-    /// The other half.
-    pub(crate) partner: Option<u16>,
-    /// The lock on its range was asked for: an answer will come.
-    pub(crate) lock_asked: bool,
-    /// The lock held for a fused operation.
-    pub(crate) lock: Option<LockId>,
+    /// It is half of a fused operation.
+    pub(crate) half: Option<Half>,
 }
 
 impl Slot {
-    /// Whether it takes much data, by R2T.
-    pub(crate) fn is_large_write(&self) -> bool {
-        self.transfer.direction == Direction::HostToController
-            && self.transfer.len > LARGE_WRITE_BYTES
-            && !self.in_capsule
+    #[inline]
+    fn key(&self, index: u16) -> SlotKey {
+        SlotKey::new(index, self.generation.0)
+    }
+
+    /// Whether the name of a command of this slot is that of the one that is in it.
+    #[inline]
+    fn is_named(&self, key: SlotKey) -> bool {
+        self.phase != Phase::Free && self.generation.0.get() == key.generation()
+    }
+
+    /// The command is completed.
+    fn clear(&mut self) {
+        let Self {
+            generation,
+            phase,
+            sqe: _, // The next command overwrites it.
+            job,
+            transfer,
+            in_capsule,
+            way,
+            judged,
+            buf,
+            expected,
+            pending,
+            status,
+            measured,
+            half,
+        } = self;
+        *generation = generation.next();
+        *phase = Phase::Free;
+        *job = None;
+        *transfer = Transfer::default();
+        *in_capsule = false;
+        *way = Way::None;
+        *judged = Judged::Good;
+        (*buf, *expected) = (None, None);
+        *pending = 0;
+        *status = Status::SUCCESS;
+        *measured = None;
+        *half = None;
+    }
+
+    #[inline]
+    pub(crate) fn cid(&self) -> CommandId {
+        self.sqe.command_id()
+    }
+
+    #[inline]
+    pub(crate) fn device(&self) -> Option<DeviceId> {
+        self.job.as_ref().map(|job| job.device)
+    }
+
+    /// Whether the command is a Write.
+    #[inline]
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self.job, Some(Job { command: IoCommand::Write { .. }, .. }))
+    }
+
+    /// Whether it is one of the large writes whose data are not to lie in staging memory first.
+    #[inline]
+    pub(crate) fn lands_direct(&self) -> bool {
+        self.way == Way::Write(WritePath::Buffered { lands_direct: true })
+    }
+
+    /// Whether the command changes its range of the device.
+    #[inline]
+    pub(crate) fn changes_data(&self) -> bool {
+        matches!(
+            self.job.as_ref().map(|job| job.command),
+            Some(
+                IoCommand::Write { .. }
+                    | IoCommand::WriteZeroes { .. }
+                    | IoCommand::DatasetManagement { deallocate: true, .. }
+            )
+        )
+    }
+
+    /// Whether the command is at this device now, changing something within `bytes`.
+    pub(crate) fn is_changing(&self, device: DeviceId, bytes: &Range<u64>) -> bool {
+        self.phase == Phase::Device
+            && self.changes_data()
+            && self.job.as_ref().is_some_and(|job| {
+                job.device == device && job.bytes.start < bytes.end && bytes.start < job.bytes.end
+            })
+    }
+}
+
+/// The right to go on with a command that has a slot. Completing the command consumes it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct CommandSlot(SlotKey);
+
+impl CommandSlot {
+    /// The name of the command, for whoever answers later.
+    #[inline]
+    pub(crate) fn key(&self) -> SlotKey {
+        self.0
     }
 }
 
@@ -133,24 +274,24 @@ impl Slots {
         }
     }
 
+    #[inline]
     fn cid_bit(cid: CommandId) -> (usize, u64) {
         (usize::from(cid.0 / 64), 1 << (cid.0 % 64))
     }
 
     /// Takes a slot for a command that has just come.
-    pub(crate) fn take(&mut self, sqe: &Sqe) -> Result<u16, NoSlot> {
-        let cid = sqe.command_id();
-        let (word, bit) = Self::cid_bit(cid);
+    #[inline]
+    pub(crate) fn take(&mut self, sqe: &Sqe) -> Result<CommandSlot, NoSlot> {
+        let (word, bit) = Self::cid_bit(sqe.command_id());
         if self.cids[word] & bit != 0 {
             return Err(NoSlot::Duplicate);
         }
         let index = self.free.pop().ok_or(NoSlot::Overrun)?;
         self.cids[word] |= bit;
         let slot = &mut self.slots[usize::from(index)];
-        slot.cid = cid;
         slot.sqe = *sqe;
         slot.phase = Phase::Buffer;
-        Ok(index)
+        Ok(CommandSlot(slot.key(index)))
     }
 
     /// Whether [`Slots::take`] would take a command with this identifier.
@@ -160,37 +301,65 @@ impl Slots {
         self.cids[word] & bit == 0 && !self.free.is_empty()
     }
 
-    /// The command is completed: frees its slot, its identifier and its buffers.
-    pub(crate) fn release(&mut self, index: u16) {
-        let slot = &mut self.slots[usize::from(index)];
-        debug_assert_ne!(slot.phase, Phase::Free, "a command completes once");
-        let (word, bit) = Self::cid_bit(slot.cid);
+    /// The command is completed: frees its slot, its identifier and its buffers. A command that is
+    /// completed already stays so.
+    pub(crate) fn release(&mut self, command: CommandSlot) {
+        let CommandSlot(key) = command;
+        let slot = &mut self.slots[usize::from(key.index())];
+        if !slot.is_named(key) {
+            return report_twice(key);
+        }
+        let (word, bit) = Self::cid_bit(slot.cid());
+        slot.clear();
         self.cids[word] &= !bit;
-        *slot = Slot::default();
-        self.free.push(index);
+        self.free.push(key.index());
     }
 
-    pub(crate) fn get(&mut self, index: u16) -> &mut Slot {
-        &mut self.slots[usize::from(index)]
+    /// The command with this name, unless it is completed.
+    #[inline]
+    pub(crate) fn resume(&self, key: SlotKey) -> Option<CommandSlot> {
+        let slot = self.slots.get(usize::from(key.index()))?;
+        slot.is_named(key).then_some(CommandSlot(key))
     }
 
-    /// Slots in use, with their numbers.
-    pub(crate) fn active(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        (0..).zip(self.slots.iter_mut()).filter(|(_, slot)| slot.phase != Phase::Free)
+    /// The command in the slot with this number.
+    #[inline]
+    pub(crate) fn resume_at(&self, index: u16) -> Option<CommandSlot> {
+        let slot = self.slots.get(usize::from(index))?;
+        (slot.phase != Phase::Free).then(|| CommandSlot(slot.key(index)))
+    }
+
+    /// The command with this identifier, if it is outstanding.
+    pub(crate) fn find(&self, cid: CommandId) -> Option<CommandSlot> {
+        let (word, bit) = Self::cid_bit(cid);
+        if self.cids[word] & bit == 0 {
+            return None;
+        }
+        self.active().find(|(_, slot)| slot.cid() == cid).map(|(key, _)| CommandSlot(key))
+    }
+
+    /// What is known of a command that is not completed.
+    #[inline]
+    pub(crate) fn get(&mut self, key: SlotKey) -> &mut Slot {
+        let slot = &mut self.slots[usize::from(key.index())];
+        debug_assert!(slot.is_named(key), "the command is completed");
+        slot
+    }
+
+    /// Slots in use, with the names of their commands.
+    pub(crate) fn active(&self) -> impl Iterator<Item = (SlotKey, &Slot)> {
+        let named = (0..).zip(&self.slots).filter(|(_, slot)| slot.phase != Phase::Free);
+        named.map(|(index, slot)| (slot.key(index), slot))
     }
 
     pub(crate) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
     }
+}
 
-    /// The command with this identifier, if it is outstanding.
-    pub(crate) fn find(&mut self, cid: CommandId) -> Option<u16> {
-        let (word, bit) = Self::cid_bit(cid);
-        if self.cids[word] & bit == 0 {
-            return None;
-        }
-        self.active().find(|(_, slot)| slot.cid == cid).map(|(index, _)| index)
-    }
+#[cold]
+fn report_twice(key: SlotKey) {
+    tracing::error!(?key, "a command was completed twice; the second time is ignored");
 }
 
 #[cfg(test)]
@@ -208,10 +377,34 @@ mod tests {
         assert_eq!(slots.take(&sqe(7)), Err(NoSlot::Duplicate));
         slots.take(&sqe(0xffff)).unwrap();
         assert_eq!(slots.take(&sqe(8)), Err(NoSlot::Overrun));
-        assert_eq!(slots.find(CommandId(7)), Some(a));
+        assert_eq!(slots.find(CommandId(7)), Some(CommandSlot(a.key())));
+        let key = a.key();
         slots.release(a);
         assert_eq!(slots.in_use(), 1);
         assert_eq!(slots.find(CommandId(7)), None);
-        assert_eq!(slots.take(&sqe(7)), Ok(a));
+        let again = slots.take(&sqe(7)).unwrap().key();
+        assert_eq!(again.index(), key.index());
+        assert_ne!(again, key);
+    }
+
+    #[test]
+    fn a_second_completion_frees_nothing() {
+        let mut slots = Slots::new(2);
+        let key = slots.take(&sqe(1)).unwrap().key();
+        let twice = [slots.resume(key).unwrap(), slots.resume(key).unwrap()];
+        twice.into_iter().for_each(|command| slots.release(command));
+        assert_eq!((slots.in_use(), slots.free.len()), (0, 2));
+        assert_eq!(slots.resume(key), None, "it is stale");
+
+        // Nor does it when the slot has its next command.
+        let stale = CommandSlot(key);
+        let next = slots.take(&sqe(2)).unwrap().key();
+        assert_eq!(next.index(), key.index());
+        slots.release(stale);
+        assert_eq!((slots.in_use(), slots.free.len()), (1, 1));
+        assert!(slots.resume(next).is_some() && slots.find(CommandId(2)).is_some());
+        let other = slots.take(&sqe(3)).unwrap();
+        assert_ne!(other.key().index(), next.index(), "two commands never share a slot");
+        assert_eq!(slots.take(&sqe(4)), Err(NoSlot::Overrun));
     }
 }

@@ -1,18 +1,13 @@
 //! Zeroing all of a device, one request after the other, beside whatever else the core does.
 
-use raceline_bdev::{BdevError, Done, Op};
-use raceline_reactor::Context;
+use raceline_bdev::{BdevError, Op};
 
-use crate::changes::message::{ConnKey, Reply};
+use crate::changes::message::Reply;
 use crate::changes::snapshot::DeviceId;
-use crate::path::core::{Core, LocalCommand};
 
 /// What one request zeroes: large enough that requests cost nothing, small enough that nobody
 /// who shares the device waits behind it for long.
 const BYTES_PER_REQUEST: u64 = 64 << 20;
-
-/// The connection index in the tags of these requests; no connection has it.
-const NO_CONNECTION: u32 = u32::MAX;
 
 /// A device that is being zeroed.
 pub(crate) struct Wipe {
@@ -24,16 +19,21 @@ pub(crate) struct Wipe {
     reply: Reply<Result<(), BdevError>>,
 }
 
-impl Core {
-    /// Zeroes the first `bytes` of a device that no view shows, and says when that is done and on
-    /// stable media.
-    pub(crate) fn wipe(
+/// The devices of a core that are being zeroed.
+#[derive(Default)]
+pub(crate) struct Wipes {
+    wipes: Vec<Option<Wipe>>,
+}
+
+impl Wipes {
+    /// Begins to zero the first `bytes` of a device that no view shows; says when that is done and on
+    /// stable media. Gives the number under which [`Self::go_on`] knows it.
+    pub(crate) fn begin(
         &mut self,
-        cx: &mut Context<'_>,
         device: DeviceId,
         bytes: u64,
         reply: Reply<Result<(), BdevError>>,
-    ) {
+    ) -> u16 {
         let wipe = Wipe { device, offset: 0, bytes, flushing: false, reply };
         let place = match self.wipes.iter().position(Option::is_none) {
             Some(place) => place,
@@ -43,44 +43,39 @@ impl Core {
             }
         };
         self.wipes[place] = Some(wipe);
-        self.wipe_on(cx, place, Ok(()));
+        // There are fewer of them than control threads.
+        u16::try_from(place).unwrap_or(u16::MAX)
     }
 
-    /// Whether a finished request is one of these, and not a command's.
-    pub(crate) fn is_wipe(done: &Done) -> bool {
-        LocalCommand::from_tag(done.tag).key.index == NO_CONNECTION
+    /// The device with this number, if one is being zeroed.
+    pub(crate) fn device(&self, number: u16) -> Option<DeviceId> {
+        let wipe = self.wipes.get(usize::from(number))?.as_ref()?;
+        Some(wipe.device)
     }
 
-    /// Takes such a request.
-    #[cold]
-    pub(crate) fn wipe_done(&mut self, cx: &mut Context<'_>, done: Done) {
-        let place = LocalCommand::from_tag(done.tag).slot;
-        self.wipe_on(cx, place.into(), done.result);
-    }
-
-    /// The request before has ended like that: on to the next.
-    fn wipe_on(&mut self, cx: &mut Context<'_>, place: usize, result: Result<(), BdevError>) {
-        let Some(mut wipe) = self.wipes.get_mut(place).and_then(Option::take) else { return };
-        let device = wipe.device;
-        let result = if self.device(device).is_some() { result } else { Err(BdevError::Gone) };
+    /// The request before has ended like that: the next one, unless all is over. `core` is the one that
+    /// says so.
+    pub(crate) fn go_on(
+        &mut self,
+        number: u16,
+        core: usize,
+        result: Result<(), BdevError>,
+    ) -> Option<Op> {
+        let place = self.wipes.get_mut(usize::from(number))?;
+        let wipe = place.as_mut()?;
         if result.is_err() || wipe.flushing {
             // The control thread may have given up waiting.
-            let _ = wipe.reply.send((self.index, result));
-            return;
+            let _ = wipe.reply.send((core, result));
+            *place = None;
+            return None;
         }
         let left = wipe.bytes - wipe.offset;
-        let op = if left == 0 {
+        if left == 0 {
             wipe.flushing = true;
-            Op::Flush
-        } else {
-            let (offset, len) = (wipe.offset, left.min(BYTES_PER_REQUEST));
-            wipe.offset += len;
-            Op::WriteZeroes { offset, len, deallocate: true, fua: false }
-        };
-        self.wipes[place] = Some(wipe);
-        // There are fewer of them than control threads.
-        let slot = u16::try_from(place).unwrap_or(u16::MAX);
-        let key = ConnKey { index: NO_CONNECTION, generation: 0 };
-        self.submit(cx, device, LocalCommand { key, slot }.tag(), op);
+            return Some(Op::Flush);
+        }
+        let (offset, len) = (wipe.offset, left.min(BYTES_PER_REQUEST));
+        wipe.offset += len;
+        Some(Op::WriteZeroes { offset, len, deallocate: true, fua: false })
     }
 }

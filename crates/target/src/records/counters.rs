@@ -3,7 +3,10 @@
 use raceline_reactor::stats::Counter;
 
 macro_rules! counters {
-    ($( $(#[$doc:meta])* $name:ident, )*) => {
+    (
+        counts { $( $(#[$doc:meta])* $name:ident, )* }
+        sums { $( $(#[$sum_doc:meta])* $sum:ident = $first:ident $( + $part:ident )*, )* }
+    ) => {
         /// What one queue has done. Written by its core only; alone on its cache lines.
         #[derive(Debug, Default)]
         #[repr(align(128))]
@@ -15,13 +18,19 @@ macro_rules! counters {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct QueueTotals {
             $( $(#[$doc])* pub $name: u64, )*
+            $( $(#[$sum_doc])* pub $sum: u64, )*
         }
 
         impl QueueCounters {
             /// The counts as of now.
             #[must_use]
             pub(crate) fn totals(&self) -> QueueTotals {
-                QueueTotals { $( $name: self.$name.get(), )* }
+                let mut totals = QueueTotals {
+                    $( $name: self.$name.get(), )*
+                    $( $sum: 0, )*
+                };
+                $( totals.$sum = totals.$first $( + totals.$part )*; )*
+                totals
             }
         }
 
@@ -29,54 +38,84 @@ macro_rules! counters {
             /// Adds the counts of another queue.
             pub fn add(&mut self, other: &Self) {
                 $( self.$name += other.$name; )*
+                $( self.$sum += other.$sum; )*
             }
 
             /// What was counted since `earlier`.
             #[must_use]
             pub fn since(&self, earlier: &Self) -> Self {
-                Self { $( $name: self.$name.saturating_sub(earlier.$name), )* }
+                Self {
+                    $( $name: self.$name.saturating_sub(earlier.$name), )*
+                    $( $sum: self.$sum.saturating_sub(earlier.$sum), )*
+                }
             }
         }
     };
 }
 
 counters! {
-    /// Command capsules received.
-    commands,
-    /// Read commands completed.
-    reads,
-    /// Write commands completed.
-    writes,
-    /// Bytes read by the host.
-    read_bytes,
-    /// Bytes written by the host.
-    written_bytes,
-    /// Commands completed with an error.
-    errors,
-    /// Media errors among them.
-    media_errors,
-    /// Data digests that did not match.
-    digest_errors,
-    /// Receives that brought bytes.
-    receives,
-    /// Sends.
-    sends,
-    /// PDUs received, ICReq and TermReq included.
-    pdus_received,
-    /// PDUs given to sends, ICResp and TermReq included.
-    pdus_sent,
-    /// Bytes of data that were copied in user space: from where they were received to their I/O
-    /// buffer, and between buffers and a device in memory.
-    copied_bytes,
-    /// I/O buffers taken from the small ones of the core.
-    small_buffers,
-    /// I/O buffers taken from the large ones of the core.
-    large_buffers,
-    /// Times a command had to wait for an I/O buffer.
-    buffer_waits,
-    /// Times among them that a small one would have done.
-    small_buffer_waits,
-    /// Time with at least one command outstanding in microseconds, up to the last time there was
-    /// none.
-    busy_us,
+    counts {
+        /// Command capsules received.
+        commands,
+        /// Read commands completed with their header: their data were at hand, and they took no slot.
+        reads_at_once,
+        /// Read commands completed whose data were at hand, and that took a slot.
+        reads_at_hand,
+        /// Read commands completed out of the device's own memory, which was asked for it.
+        reads_in_place,
+        /// Read commands completed out of a copy of the device's memory that an engine made.
+        reads_copied,
+        /// Read commands completed out of an I/O buffer.
+        reads_buffered,
+        /// Write commands completed with their header: the device took their data, and they took no slot.
+        writes_at_once,
+        /// Write commands completed whose data the device took from staging memory, all at once.
+        writes_staged,
+        /// Write commands completed whose data the device took from staging memory, block by block.
+        writes_in_blocks,
+        /// Write commands completed whose data went into an I/O buffer by way of staging memory, at least
+        /// those that came with their header.
+        writes_buffered,
+        /// Write commands completed whose data were kept out of staging memory on their way into an I/O
+        /// buffer.
+        writes_direct,
+        /// Bytes read by the host.
+        read_bytes,
+        /// Bytes written by the host.
+        written_bytes,
+        /// Commands completed with an error.
+        errors,
+        /// Media errors among them.
+        media_errors,
+        /// Data digests that did not match.
+        digest_errors,
+        /// Receives that brought bytes.
+        receives,
+        /// Sends.
+        sends,
+        /// PDUs received, ICReq and TermReq included.
+        pdus_received,
+        /// PDUs given to sends, ICResp and TermReq included.
+        pdus_sent,
+        /// Bytes of data that were copied in user space: from where they were received to their I/O
+        /// buffer, and between buffers and a device in memory.
+        copied_bytes,
+        /// I/O buffers taken from the small ones of the core.
+        small_buffers,
+        /// I/O buffers taken from the large ones of the core.
+        large_buffers,
+        /// Times a command had to wait for an I/O buffer.
+        buffer_waits,
+        /// Times among them that a small one would have done.
+        small_buffer_waits,
+        /// Time with at least one command outstanding in microseconds, up to the last time there was
+        /// none.
+        busy_us,
+    }
+    sums {
+        /// Read commands completed.
+        reads = reads_at_once + reads_at_hand + reads_in_place + reads_copied + reads_buffered,
+        /// Write commands completed.
+        writes = writes_at_once + writes_staged + writes_in_blocks + writes_buffered + writes_direct,
+    }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use raceline_proto::nvme::{ControllerId, HostId, HostNqn, Nqn, QueueId};
 
-use crate::changes::message::Place;
 use crate::records::counters::{QueueCounters, QueueTotals};
+use crate::records::names::Place;
 
 /// Hosts without a connection whose counts are kept. Those beyond are forgotten: who may connect
 /// under any name must not fill the memory with names.
@@ -149,7 +149,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::changes::message::ConnKey;
+    use crate::records::names::ConnKey;
 
     fn record(qid: u16, host: &str) -> (Place, QueueRecord) {
         let place = Place { core: 0, key: ConnKey { index: qid.into(), generation: 0 } };
@@ -173,7 +173,7 @@ mod tests {
         let mut ledger = Ledger::new(1);
         for qid in 0..3 {
             let (place, record) = record(qid, "nqn.2026-01.io.raceline:h");
-            record.counters.reads.add(10);
+            record.counters.reads_buffered.add(10);
             ledger.attach(place, record);
             assert_eq!(ledger.of_core(0).2.reads, u64::from(qid) * 10, "I/O queues only");
         }

@@ -9,9 +9,10 @@ use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
 use crate::changes::config::TargetConfig;
-use crate::changes::message::{Home, Message, Place};
-use crate::changes::pool::ManagementRequest;
+use crate::changes::management::ManagementRequest;
+use crate::changes::message::Message;
 use crate::records::ledger::Ledger;
+use crate::records::names::{Home, Place};
 use crate::records::placement::{Arrival, Placement, Seat};
 
 /// Shared by all cores of a target.
@@ -245,7 +246,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::changes::message::ConnKey;
+    use crate::records::names::ConnKey;
 
     fn place() -> Place {
         Place { core: 0, key: ConnKey { index: 0, generation: 0 } }

@@ -10,7 +10,7 @@ use raceline_bdev::{
 use raceline_proto::nvme::Status;
 use raceline_reactor::{Completion, Context, Payload};
 
-use super::map::{PoolMap, PoolNamespace};
+use crate::changes::pool_map::{PoolMap, PoolNamespace};
 
 /// A part of the pool's device, with blocks of its own size.
 pub(crate) struct CarvedBdev {

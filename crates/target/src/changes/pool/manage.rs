@@ -11,14 +11,14 @@ use raceline_proto::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Status};
 use uuid::Uuid;
 
 use super::device::BusyBdev;
-use super::map::{PoolNamespace, best_fit};
-use super::{ManagementRequest, PoolState};
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, Exported, State};
+use crate::changes::management::ManagementRequest;
 use crate::changes::message::Message;
 use crate::changes::namespaces::with_device;
+use crate::changes::pool_map::{PoolNamespace, best_fit};
+use crate::changes::pool_state::PoolState;
 use crate::changes::snapshot::DeviceId;
-use crate::path::core::Core;
 
 /// Until the target is shut down.
 pub(super) fn run(control: &Control, requests: &Receiver<ManagementRequest>) {
@@ -327,7 +327,7 @@ impl Control {
 
     /// Zeroes the beginning of a device that no snapshot shows, however long it takes.
     fn wipe(&self, id: DeviceId, bytes: u64) -> Result<(), Status> {
-        let core = Core::warden_of(id, self.shared.cores());
+        let core = id.warden(self.shared.cores());
         let (reply, answer) = mpsc::channel();
         self.shared.send(core, Message::Wipe { id, bytes, reply });
         match answer.recv() {

@@ -7,46 +7,31 @@ use std::ops::Range;
 
 use raceline_accel::{AccelError, OpCode, Output, Part};
 use raceline_proto::nvme::{Cqe, Fuse, Status};
-pub(crate) use raceline_proto::tcp::DIGEST_LEN;
-use raceline_reactor::{Accelerated, Context, IoBuf, Payload, Token, Work, WorkDone};
+use raceline_reactor::{Accelerated, Context, IoBuf, Payload, Work, WorkDone};
 
-use crate::path::connection::{Connection, Role, Stage};
+use super::Commands;
+use crate::path::choice::WritePath;
 use crate::path::core::Core;
-use crate::path::slots::{Phase, Slot};
+use crate::path::slots::{CommandSlot, DigestUse, Judged, Phase, Slot, Way};
+use crate::records::names::{EngineToken, SlotKey};
 
-/// What an engine's digest of a command's data is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum DigestUse {
-    /// None is being computed.
-    #[default]
-    None,
-    /// Data from the host: to be compared with the digest that came with them.
-    Check(u32),
-    /// Data for the host: to be sent behind them.
-    Send,
-}
-
-impl Connection {
-    /// The core's token for an operation on the data of a command. A slot stays taken until the
-    /// operation is over, so no generation is needed to know whose it is.
-    fn digest_token(&self, slot: u16) -> Token {
-        Token { owner: 0, generation: slot, index: self.key.index }
-    }
-
+impl Commands {
     /// All data of a PDU are in the command's buffer: checks their digest. True if the verdict
-    /// will come later, with [`Self::handle_accelerated`].
-    pub(crate) fn check_data(
+    /// will come later, with [`Self::take_accelerated`].
+    #[inline]
+    pub(super) fn check_data(
         &mut self,
         cx: &mut Context<'_>,
-        index: u16,
+        key: SlotKey,
         bytes: Range<usize>,
         ddgst: u32,
         all: bool,
     ) -> bool {
-        let token = self.digest_token(index);
-        let is_io = matches!(self.role, Role::Io(_));
-        let slot = self.slots.get(index);
-        if slot.checked {
+        let token = self.local(key).token();
+        let is_io = self.io.is_some();
+        let slot = self.slots.get(key);
+        if slot.way == Way::Write(WritePath::Staged) {
+            // It was checked where the data lay.
             return false;
         }
         let Some(buf) = slot.buf.take() else { return false };
@@ -54,45 +39,44 @@ impl Connection {
         if !(is_io && all) || cx.io.accelerates_now(OpCode::Crc32c) {
             let found = cx.io.accelerator().crc32c_now(&buf[bytes]);
             slot.buf = Some(buf);
-            self.judge_data(index, found.ok(), ddgst);
+            self.judge_data(key, found.ok(), ddgst);
             return false;
         }
         match cx.io.accelerate(Work::crc32c(0, Payload::Buf(buf, bytes)), token) {
             Accelerated::Now(done) => {
-                self.data_checked(index, ddgst, done);
+                self.data_checked(key, ddgst, done);
                 false
             }
             Accelerated::Later => {
-                let slot = self.slots.get(index);
-                slot.phase = Phase::Digest;
-                slot.digest = DigestUse::Check(ddgst);
+                slot.phase = Phase::Digest(DigestUse::Check(ddgst));
                 true
             }
         }
     }
 
-    fn data_checked(&mut self, index: u16, ddgst: u32, done: WorkDone) {
+    fn data_checked(&mut self, key: SlotKey, ddgst: u32, done: WorkDone) {
         if let Err(error) = done.result {
             tracing::warn!(peer = %self.peer, %error, "a data digest was not computed: command fails with Transient Transport Error");
         }
         let found = crc32c_of(&done);
         let ([payload, _], _) = done.work.map(Work::into_memory).unwrap_or_default();
         if let Some(Payload::Buf(buf, _)) = payload {
-            self.slots.get(index).buf = Some(buf);
+            self.slots.get(key).buf = Some(buf);
         }
-        self.judge_data(index, found, ddgst);
+        self.judge_data(key, found, ddgst);
     }
 
     /// Compares the digest found, if any, with the one that came. Data with a bad one must not
     /// reach the device.
-    pub(crate) fn judge_data(&mut self, index: u16, found: Option<u32>, ddgst: u32) -> bool {
+    #[inline]
+    pub(super) fn judge_data(&mut self, key: SlotKey, found: Option<u32>, ddgst: u32) -> bool {
         let good = found == Some(ddgst);
         if !good {
-            let slot = self.slots.get(index);
-            slot.corrupt = true;
-            self.counters.digest_errors.add(1);
+            let slot = self.slots.get(key);
+            slot.judged = Judged::Corrupt;
+            self.out.counters.digest_errors.add(1);
             if found.is_some() {
-                tracing::warn!(peer = %self.peer, cid = slot.cid.0, "data digest mismatch: command fails with Transient Transport Error");
+                tracing::warn!(peer = %self.peer, cid = slot.cid().0, "data digest mismatch: command fails with Transient Transport Error");
             }
         }
         good
@@ -100,23 +84,23 @@ impl Connection {
 
     /// A read has its data: sends them with their digest. Memory that others may write must not
     /// change between the two, so it is copied on the way; the digest is that of the copy.
-    pub(crate) fn send_with_digest(
+    pub(super) fn send_with_digest(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
-        index: u16,
+        command: CommandSlot,
         payload: Payload,
     ) {
-        let token = self.digest_token(index);
-        let slot = self.slots.get(index);
+        let token = self.local(command.key()).token();
+        let slot = self.slots.get(command.key());
         let len = slot.transfer.len as usize;
         if matches!(payload, Payload::Region(..))
             && cx.io.copies_on_the_way()
             && let Some(copier) = cx.io.accelerator().copier(len)
         {
-            let cqe = Cqe { cid: slot.cid, status: Status::SUCCESS, ..Cqe::default() };
-            self.slots.release(index);
-            return self.push_digested(core, cqe, payload, copier);
+            let cqe = Cqe { cid: slot.cid(), status: Status::SUCCESS, ..Cqe::default() };
+            self.slots.release(command);
+            return self.out.push_digested(core, cqe, payload, copier);
         }
         let work = match (payload, slot.buf.take()) {
             (payload @ Payload::Region(..), buf) => {
@@ -125,28 +109,26 @@ impl Connection {
                     let (accelerator, upcoming) = (cx.io.accelerator(), core.upcoming.take());
                     let found = accelerator.copy_crc32c_now(&payload, &mut copy, upcoming);
                     let copy = Payload::Buf(copy, 0..len);
-                    return self.send_digested(core, index, Some(copy), found);
+                    return self.send_digested(core, command, Some(copy), found);
                 }
                 Work::copy_crc32c(0, payload, Part::range(copy, 0..len))
             }
             (Payload::Buf(buf, bytes), _) if cx.io.accelerates_now(OpCode::Crc32c) => {
                 let found = cx.io.accelerator().crc32c_now(&buf[bytes.clone()]);
-                return self.send_digested(core, index, Some(Payload::Buf(buf, bytes)), found);
+                let payload = Payload::Buf(buf, bytes);
+                return self.send_digested(core, command, Some(payload), found);
             }
             (payload, _) => Work::crc32c(0, payload),
         };
         match cx.io.accelerate(work, token) {
-            Accelerated::Now(done) => self.send_done(core, index, done),
-            Accelerated::Later => {
-                slot.phase = Phase::Digest;
-                slot.digest = DigestUse::Send;
-            }
+            Accelerated::Now(done) => self.send_done(core, command, done),
+            Accelerated::Later => slot.phase = Phase::Digest(DigestUse::Send),
         }
     }
 
     /// What [`Self::send_with_digest`] started is complete.
-    fn send_done(&mut self, core: &mut Core, index: u16, done: WorkDone) {
-        let len = self.slots.get(index).transfer.len as usize;
+    fn send_done(&mut self, core: &mut Core, command: CommandSlot, done: WorkDone) {
+        let len = self.slots.get(command.key()).transfer.len as usize;
         let found = match done.result {
             Ok(Output::Crc32c(crc)) => Ok(crc),
             Ok(_) => Err(AccelError::NotSupported(OpCode::Crc32c)),
@@ -156,66 +138,73 @@ impl Connection {
             (_, [Some(copy), _]) => Some(Payload::Buf(copy, 0..len)),
             ([payload, _], _) => payload,
         };
-        self.send_digested(core, index, payload, found);
+        self.send_digested(core, command, payload, found);
     }
 
     /// Sends data, unless an engine keeps them, with the digest that was found, if one was.
     fn send_digested(
         &mut self,
         core: &mut Core,
-        index: u16,
+        command: CommandSlot,
         payload: Option<Payload>,
         found: Result<u32, AccelError>,
     ) {
         let (Some(payload), Ok(ddgst)) = (payload, &found) else {
             let error = found.err();
             tracing::warn!(peer = %self.peer, ?error, "a data digest was not computed: command fails with Transient Transport Error");
-            return self.refuse(core, index, Status::TRANSIENT_TRANSPORT_ERROR);
+            return self.refuse(core, command, Status::TRANSIENT_TRANSPORT_ERROR);
         };
-        let cid = self.slots.get(index).cid;
-        self.slots.release(index);
-        if self.stage < Stage::Terminating {
+        let cid = self.slots.get(command.key()).cid();
+        self.slots.release(command);
+        if !self.out.is_muted() {
             let cqe = Cqe { cid, status: Status::SUCCESS, ..Cqe::default() };
-            self.push_payload(core, cqe, payload, Some(*ddgst));
+            self.out.push_payload(core, cqe, payload, Some(*ddgst));
         }
     }
 
-    /// An engine has finished with the data of a command.
-    pub(crate) fn handle_accelerated(
+    /// An engine has finished with the data of a command. `closing`: nobody wants to know any more. Gives
+    /// whether the command was waiting for that.
+    #[must_use]
+    pub(crate) fn take_accelerated(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
-        index: u16,
+        token: EngineToken,
         done: WorkDone,
-    ) {
-        let slot = self.slots.get(index);
-        if slot.phase != Phase::Digest {
-            debug_assert!(false, "one operation per command");
-            return;
+        closing: bool,
+    ) -> bool {
+        let Some(command) = self.slots.resume_at(token.slot) else { return false };
+        let key = command.key();
+        let slot = self.slots.get(key);
+        let Phase::Digest(purpose) = slot.phase else { return false };
+        if !token.is_of(key) {
+            return false;
         }
-        let purpose = std::mem::take(&mut slot.digest);
-        if self.stage == Stage::Closing {
-            return self.slots.release(index);
+        if closing {
+            self.slots.release(command);
+            return true;
         }
         match purpose {
-            DigestUse::Send => self.send_done(core, index, done),
+            DigestUse::Send => self.send_done(core, command, done),
             DigestUse::Check(ddgst) => {
                 slot.phase = Phase::Data;
-                self.data_checked(index, ddgst, done);
-                self.data_complete(cx, core, index);
+                self.data_checked(key, ddgst, done);
+                if let Some(command) = self.complete_data(cx, core, command) {
+                    self.execute_io(cx, core, command);
+                }
             }
-            DigestUse::None => {}
         }
+        true
     }
 
     /// A command whose data came with a bad digest. The other half of a fused operation goes with
     /// it, unless it has gone before.
-    pub(crate) fn refuse_corrupt(&mut self, core: &mut Core, index: u16) {
+    pub(super) fn refuse_corrupt(&mut self, core: &mut Core, command: CommandSlot) {
         let status = Status::TRANSIENT_TRANSPORT_ERROR;
-        if self.slots.get(index).is_pending_half() {
-            self.fused_refuse(core, index, status);
+        if self.slots.get(command.key()).is_pending_half() {
+            self.fused_refuse(core, command, status);
         } else {
-            self.refuse(core, index, status);
+            self.refuse(core, command, status);
         }
     }
 }

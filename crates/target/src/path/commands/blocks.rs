@@ -9,56 +9,42 @@
 use std::time::Instant;
 
 use raceline_bdev::OpKind;
-use raceline_proto::controller::IoCommand;
-use raceline_reactor::Context;
-use raceline_reactor::flow::policy;
 
-use super::Connection;
+use super::Commands;
+use crate::path::choice::WritePath;
 use crate::path::core::Core;
+use crate::path::slots::{Judged, Way};
+use crate::records::names::SlotKey;
 
-impl Connection {
-    /// Whether the blocks of a command, whose data were not asked for yet, may go to its device one
-    /// by one.
-    pub(super) fn goes_by_blocks(
-        &mut self,
-        cx: &mut Context<'_>,
-        core: &mut Core,
-        index: u16,
-    ) -> bool {
-        let digest = self.queue.data_digest();
-        let slot = self.slots.get(index);
-        let is_write = matches!(slot.command, Some(IoCommand::Write { .. }));
-        let takes_now = slot.device.is_some_and(|device| core.may_write_now(device));
-        let held = cx.io.flight().regime_of(cx.pool.bytes_in_use());
-        is_write && policy::goes_by_blocks(held) && takes_now && !slot.fused && !digest
-    }
-
+impl Commands {
     /// Whether the data of such a command are next.
-    pub(super) fn blocks_are_coming(&mut self) -> bool {
-        let wanted = self.queue.payload_wanted();
-        let slot = wanted.and_then(|wanted| self.data_slot(wanted.dest));
-        slot.is_some_and(|slot| self.slots.get(slot).by_blocks)
+    #[inline]
+    pub(super) fn blocks_are_next(&mut self) -> bool {
+        let wanted = self.out.queue.payload_wanted();
+        let Some(command) = wanted.and_then(|wanted| self.receiver(wanted.dest)) else {
+            return false;
+        };
+        matches!(self.slots.get(command.key()).way, Way::Write(WritePath::Blocks { .. }))
     }
 
-    /// Data of such a command, from `offset` on. What is no whole block yet waits in the I/O buffer, as
-    /// does all that comes while something holds writes back.
+    /// Data of such a command, from `offset` on, of which the device has those up to `from`. What is no
+    /// whole block yet waits in the I/O buffer, as does all that comes while something holds writes back.
     pub(super) fn write_blocks(
         &mut self,
         core: &mut Core,
-        index: u16,
+        key: SlotKey,
         now: Instant,
-        offset: usize,
-        bytes: &[u8],
+        from: usize,
+        (offset, bytes): (usize, &[u8]),
     ) {
         self.moved = self.moved.saturating_add(bytes.len());
-        let slot = self.slots.get(index);
-        let (Some(device), Some(buf)) = (slot.device, &mut slot.buf) else { return };
-        let block = usize::try_from(slot.block_size).unwrap_or(usize::MAX);
-        let from = slot.on_device;
+        let slot = self.slots.get(key);
+        let (Some(job), Some(buf)) = (&slot.job, &mut slot.buf) else { return };
+        let device = job.device;
+        let block = usize::try_from(job.block_size).unwrap_or(usize::MAX);
         // Of the block that has begun; more if writes were held back, and then the rest waits, too.
-
         let begun = offset - from;
-        if begun >= block || slot.written.is_some() || !core.writes_now(device) {
+        if begun >= block || slot.judged != Judged::Good || !core.writes_now(device) {
             buf[offset..offset + bytes.len()].copy_from_slice(bytes);
             return;
         }
@@ -73,20 +59,20 @@ impl Connection {
         let end = at + blocks.len();
         buf[end..end + tail.len()].copy_from_slice(tail);
         let twice = if begun > 0 { at - from } else { 0 };
-        self.counters.copied_bytes.add(twice as u64);
+        self.out.counters.copied_bytes.add(twice as u64);
         let mut result = Ok(());
         for (at, bytes) in [(from, &buf[from..at]), (at, blocks)] {
             if !bytes.is_empty() && result.is_ok() {
-                result = core.write_now(device, slot.bytes.start + at as u64, bytes);
+                result = core.write_now(device, job.bytes.start + at as u64, bytes);
             }
         }
-        slot.on_device = end;
-        if result.is_err() || slot.on_device == slot.transfer.len as usize {
+        slot.way = Way::Write(WritePath::Blocks { on_device: end });
+        if result.is_err() || end == slot.transfer.len as usize {
             if core.meters {
                 let len = u64::from(slot.transfer.len);
                 slot.measured = core.measure(device, now, OpKind::Write, len);
             }
-            slot.written = Some(result);
+            slot.judged = Judged::Written(result);
         }
     }
 }

@@ -4,7 +4,7 @@ use raceline_proto::controller::find_namespace;
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::rw::BlockRange;
 
-use super::{Connection, Role};
+use super::Commands;
 use crate::path::core::Core;
 
 /// So many commands are looked at together. Where each begins in memory has to be looked up in page
@@ -12,13 +12,14 @@ use crate::path::core::Core;
 /// right after the other, and waits for each when a command's work is in between (lab 0044).
 const COMMANDS: usize = 16;
 
-impl Connection {
+impl Commands {
     /// Tells devices where the next commands in `input` read; gives how much of it is behind these. Writes
     /// to memory go past the caches.
-    pub(super) fn look_ahead(&self, core: &mut Core, input: &[u8]) -> usize {
-        let Role::Io(queue) = &self.role else { return 0 };
+    #[inline(always)]
+    pub(crate) fn look_ahead(&self, core: &mut Core, input: &[u8]) -> usize {
+        let Some(queue) = &self.io else { return 0 };
         let devices = &queue.seen.devices;
-        let mut ahead = self.queue.commands_ahead(input);
+        let mut ahead = self.out.queue.commands_ahead(input);
         for sqe in ahead.by_ref().take(COMMANDS) {
             if sqe.opc != io::READ {
                 continue;

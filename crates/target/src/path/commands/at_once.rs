@@ -7,10 +7,12 @@ use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Cqe, Fuse, Sqe, Status, Transfer};
 use raceline_reactor::Context;
 
-use super::{Connection, Role};
+use super::Commands;
+use super::fused::PendingFuse;
+use super::io::job;
 use crate::changes::snapshot::DeviceId;
+use crate::path::choice::{ReadPath, WritePath};
 use crate::path::core::Core;
-use crate::path::fused::PendingFuse;
 
 /// Where a command reads or writes.
 struct Place {
@@ -19,7 +21,7 @@ struct Place {
     block_size: u64,
 }
 
-impl Connection {
+impl Commands {
     /// Answers a read or a write of an I/O queue if that can be done now, and gives how many bytes of
     /// `rest` belong to it. `rest` is what has come behind the command's header. `None`: whatever is wrong
     /// or unusual is left to the way over a slot.
@@ -30,11 +32,10 @@ impl Connection {
         core: &mut Core,
         sqe: &Sqe,
         parsed: &Result<(IoCommand, Transfer), Status>,
-        in_capsule: u32,
-        rest: &[u8],
+        (in_capsule, rest): (u32, &[u8]),
     ) -> Option<usize> {
-        let Role::Io(queue) = &self.role else { return None };
-        let unusual = self.queue.data_digest()
+        let queue = self.io.as_ref()?;
+        let unusual = self.out.queue.data_digest()
             || sqe.opc != io::READ && in_capsule == 0
             || self.pending_fuse != PendingFuse::None
             || sqe.fuse() != Fuse::Normal
@@ -69,10 +70,9 @@ impl Connection {
     ) -> Option<usize> {
         let len = transfer.len as usize;
         let payload = core.read_now(place.device, place.offset, len)?;
-        self.counters.reads.add(1);
-        self.counters.read_bytes.add(u64::from(transfer.len));
+        self.count_read(ReadPath::AtOnce, u64::from(transfer.len));
         let cqe = Cqe { cid: sqe.command_id(), status: Status::SUCCESS, ..Cqe::default() };
-        self.push_payload(core, cqe, payload, None);
+        self.out.push_payload(core, cqe, payload, None);
         Some(0)
     }
 
@@ -91,17 +91,16 @@ impl Connection {
         if !core.writes_at_once(place.device) {
             return None;
         }
-        let data = self.queue.take_capsule_data(rest, len)?;
+        let data = self.out.queue.take_capsule_data(rest, len)?;
         self.moved = self.moved.saturating_add(len);
-        self.counters.copied_bytes.add(len as u64);
+        self.out.counters.copied_bytes.add(len as u64);
         if let Err(error) = core.write_at_once(place.device, place.offset, data) {
             self.write_failed(cx, core, sqe, (command, transfer), place, error);
             return Some(len);
         }
-        self.counters.writes.add(1);
-        self.counters.written_bytes.add(len as u64);
+        self.count_write(WritePath::AtOnce, len as u64);
         let cqe = Cqe { cid: sqe.command_id(), status: Status::SUCCESS, ..Cqe::default() };
-        self.push_response(core, cqe);
+        self.out.push_response(core, cqe);
         Some(len)
     }
 
@@ -116,11 +115,12 @@ impl Connection {
         place: &Place,
         error: BdevError,
     ) {
-        let Ok(index) = self.slots.take(sqe) else { unreachable!("there was room for it") };
-        let slot = self.slots.get(index);
-        slot.describe(command, transfer, place.device, place.block_size);
+        let Ok(taken) = self.slots.take(sqe) else { unreachable!("there was room for it") };
+        let slot = self.slots.get(taken.key());
+        slot.transfer = transfer;
+        slot.job = Some(job(command, place.device, place.block_size));
         slot.measured = core.measure(place.device, cx.now, OpKind::Write, transfer.len.into());
         slot.pending = 1;
-        self.part_done(cx, core, index, Err(error), None);
+        self.part_done(cx, core, taken, Err(error), None);
     }
 }

@@ -1,0 +1,130 @@
+//! The admin queue's connection: what it does as its association says.
+
+use std::sync::Arc;
+
+use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
+use raceline_proto::nvme::{Nqn, QueueId, Sqe, Status};
+use raceline_reactor::Context;
+
+use super::{Connection, Role};
+use crate::path::core::Core;
+use crate::path::life::Stage;
+use crate::path::slots::CommandSlot;
+use crate::records::counters::QueueCounters;
+use crate::records::names::{Place, SlotKey};
+
+impl Connection {
+    pub(super) fn execute_admin(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        command: CommandSlot,
+    ) {
+        let Role::Admin(association) = &mut self.role else { return };
+        if let Some(why) = association.execute(&mut self.commands, cx, core, command) {
+            self.close(cx, core, why);
+        }
+        self.run_actions(cx, core);
+    }
+
+    /// Whether the identifier is that of an event request, which is forgotten: a host that is about to go
+    /// may have forgotten its requests, and looks for the answer to its last commands.
+    #[cold]
+    pub(super) fn forgets_event_request(&mut self, sqe: &Sqe) -> bool {
+        let Role::Admin(association) = &mut self.role else { return false };
+        association.forget_event_request(&mut self.commands, sqe.command_id())
+    }
+
+    /// Does what the controller asks for.
+    pub(super) fn run_actions(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        while let Role::Admin(association) = &mut self.role
+            && let Some(why) = association.run_actions(&mut self.commands, cx, core)
+        {
+            self.close(cx, core, why);
+        }
+        self.arm_timer(cx);
+    }
+
+    /// What became of a command about namespaces.
+    pub(crate) fn managed(&mut self, core: &mut Core, slot: SlotKey, result: Result<u32, Status>) {
+        if let Role::Admin(association) = &mut self.role {
+            association.managed(&mut self.commands, core, slot, result);
+        }
+    }
+
+    /// A command of an I/O queue failed.
+    pub(crate) fn record_failure(&mut self, entry: ErrorEntry) {
+        if let Role::Admin(association) = &mut self.role {
+            association.record_failure(entry);
+        }
+    }
+
+    /// Closes the connection if it is that host's admin queue with that subsystem.
+    pub(crate) fn disconnect(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        nqn: &Nqn,
+        host: &Nqn,
+    ) {
+        if let Role::Admin(association) = &self.role
+            && association.is_of(nqn, host)
+        {
+            self.close(cx, core, "its host was removed");
+        }
+    }
+
+    /// An I/O queue wants to join. `None`: there is no controller here.
+    pub(crate) fn handle_io_connect(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        from: Place,
+        request: &ConnectRequest,
+        counters: Arc<QueueCounters>,
+    ) -> Option<Result<(), ConnectError>> {
+        let open = self.life.stage == Stage::Open;
+        let Role::Admin(association) = &mut self.role else { return None };
+        let result = association.join(cx.now, open, from, request, counters);
+        self.run_actions(cx, core);
+        Some(result)
+    }
+
+    /// An I/O queue is gone with all its commands.
+    pub(crate) fn io_queue_closed(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        qid: QueueId,
+        place: Place,
+    ) {
+        if let Role::Admin(association) = &mut self.role {
+            association.queue_closed(cx.now, qid, place);
+            self.run_actions(cx, core);
+        }
+    }
+
+    /// What exists has changed.
+    pub(crate) fn handle_view(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        let (view, port_id) = (&core.snapshot.view, self.ends.port_id);
+        let gone = match (&mut self.role, &mut self.commands.io) {
+            (Role::Admin(association), _) => {
+                let reached = association.handle_view(view, port_id);
+                (!reached).then_some("its listener was removed")
+            }
+            (Role::Io, Some(io)) => match core.snapshot.subsystem(io.seen.nqn()) {
+                Some(subsystem) if view.leads_to(port_id, &subsystem.subsystem) => {
+                    io.seen.update(subsystem);
+                    None
+                }
+                Some(_) => Some("its listener was removed"),
+                None => Some("its subsystem was removed"),
+            },
+            _ => None,
+        };
+        if let Some(why) = gone {
+            self.close(cx, core, why);
+        }
+        self.run_actions(cx, core);
+    }
+}

@@ -1,0 +1,203 @@
+//! Connect: how a connection becomes an admin queue or an I/O queue.
+
+use std::sync::Arc;
+
+use raceline_proto::controller::{
+    self as controller, ConnectError, ConnectRequest, Controller, connect_transfer, find_subsystem,
+    parse_connect,
+};
+use raceline_proto::nvme::{CommandId, ControllerId, Cqe};
+use raceline_reactor::{Context, IoBuf};
+
+use super::{Connection, Role};
+use crate::changes::config::SubsystemConfig;
+use crate::changes::message::Message;
+use crate::changes::snapshot::Seen;
+use crate::path::association::{Association, controller_gone};
+use crate::path::commands::IoQueue;
+use crate::path::core::Core;
+use crate::path::life::Stage;
+use crate::path::outbox::Answers;
+use crate::path::slots::{CommandSlot, Slots};
+use crate::records::ledger::QueueRecord;
+
+impl Connection {
+    /// A command before Connect: only Connect itself is legal. Gives it back when it can be executed.
+    pub(super) fn begin_connect(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        command: CommandSlot,
+    ) -> Option<CommandSlot> {
+        let slot = self.commands.slots.get(command.key());
+        match connect_transfer(&slot.sqe) {
+            Ok(transfer) => slot.transfer = transfer,
+            Err(status) => {
+                self.commands.refuse(core, command, status);
+                return None;
+            }
+        }
+        // Not from the pool: strangers must not take I/O buffers from hosts.
+        let buf = IoBuf::heap(slot.transfer.len as usize);
+        self.commands.give_buffer(cx, core, command, buf)
+    }
+
+    pub(super) fn execute_connect(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        command: CommandSlot,
+    ) {
+        let slot = self.commands.slots.get(command.key());
+        let (sqe, data) = (slot.sqe, slot.buf.take());
+        let data = data.as_deref().unwrap_or_default();
+        let result = parse_connect(&sqe, data).and_then(|request| {
+            if request.qid.is_admin() {
+                self.connect_admin(cx, core, request, sqe.command_id())
+            } else {
+                self.ask_home(core, request)
+            }
+        });
+        if let Err(error) = result {
+            self.refuse_connect(core, command, &error);
+        }
+    }
+
+    fn refuse_connect(&mut self, core: &mut Core, command: CommandSlot, error: &ConnectError) {
+        tracing::info!(peer = %self.ends.peer, %error, "refused Connect");
+        let cid = self.commands.slots.get(command.key()).cid();
+        let (status, dw0) = (error.status, error.dw0());
+        self.commands.finish(core, command, Cqe { cid, status, dw0, ..Cqe::default() });
+    }
+
+    /// Connect on the admin queue: a new association.
+    fn connect_admin(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        request: ConnectRequest,
+        cid: CommandId,
+    ) -> Result<(), ConnectError> {
+        let view = Arc::clone(&core.snapshot.view);
+        let place = core.place(self.key);
+        let role = find_subsystem(&view, &request, self.ends.port_id)?;
+        let nqn = request.subnqn.clone();
+        let subsystem = core.snapshot.subsystem(&nqn);
+        let ids = subsystem.map_or(SubsystemConfig::CONTROLLER_IDS, |s| s.controller_ids.clone());
+        let stats = subsystem.map(|s| Arc::clone(&s.stats));
+        let cntlid =
+            core.shared.add_controller(place, &nqn, &request.hostnqn, &ids).map_err(|full| {
+                tracing::warn!(host = %request.hostnqn, ?full, "no controller number to give");
+                ConnectError::BUSY
+            })?;
+        let joining = request.clone();
+        let local_address = self.ends.local;
+        let association = controller::Association { cntlid, request, role, view, local_address };
+        let controller = Controller::new(association, cx.now);
+        if let Some(stats) = &stats {
+            stats.attach(Arc::clone(self.commands.counters()));
+        }
+        let peer = self.ends.peer;
+        tracing::info!(%peer, host = %joining.hostnqn, %cntlid, "host connected");
+        let mut association = Association::new(controller, (self.key, peer), (cntlid, nqn), stats);
+        self.connected(core, &joining, cid, cntlid);
+        association.log_tolerances();
+        self.role = Role::Admin(Box::new(association));
+        self.arm_timer(cx);
+        Ok(())
+    }
+
+    /// The queue is connected: sets it up and says so. The deadline and the caps for strangers end.
+    fn connected(
+        &mut self,
+        core: &mut Core,
+        request: &ConnectRequest,
+        cid: CommandId,
+        cntlid: ControllerId,
+    ) {
+        self.life.admit();
+        self.leave_early(core);
+        let (entries, is_admin) = (queue_entries(request), request.qid.is_admin());
+        let answers = Answers {
+            entries,
+            flow_control: !request.disable_sq_flow,
+            says_success: core.shared.config.c2h_success,
+        };
+        self.commands.out.set_queue(is_admin, answers);
+        self.commands.slots = Slots::new(entries);
+        self.inbox.set_queue(is_admin);
+        let record = QueueRecord {
+            qid: request.qid,
+            entries,
+            cntlid,
+            subsystem: request.subnqn.clone(),
+            host: request.hostnqn.clone(),
+            hostid: request.hostid,
+            peer: self.ends.peer,
+            local: self.ends.local,
+            counters: Arc::clone(self.commands.counters()),
+        };
+        core.shared.ledger().attach(core.place(self.key), record);
+        let cqe = Cqe { cid, dw0: cntlid.0.into(), ..Cqe::default() };
+        self.commands.out.push_connect_response(core, cqe);
+    }
+
+    /// Connect on an I/O queue: the core that has the controller decides.
+    fn ask_home(&mut self, core: &mut Core, request: ConnectRequest) -> Result<(), ConnectError> {
+        find_subsystem(&core.snapshot.view, &request, self.ends.port_id)?;
+        let home = core
+            .shared
+            .find_controller(request.cntlid, &request.subnqn)
+            .ok_or(ConnectError::UNKNOWN_CONTROLLER)?;
+        let from = core.place(self.key);
+        let counters = Arc::clone(self.commands.counters());
+        self.life.awaiting += 1;
+        self.role = Role::Joining(Box::new(request.clone()), home);
+        let request = Box::new(request);
+        let message = Message::IoConnect { home: home.place.key, from, request, counters };
+        core.send(home.place.core, message);
+        Ok(())
+    }
+
+    /// The controller's core has decided.
+    pub(crate) fn io_connected(&mut self, core: &mut Core, result: Result<(), ConnectError>) {
+        self.life.awaiting -= 1;
+        let Role::Joining(request, home) = std::mem::replace(&mut self.role, Role::New) else {
+            return;
+        };
+        let port_id = self.ends.port_id;
+        let view = &core.snapshot.view;
+        let subsystem = core.snapshot.subsystem(&request.subnqn);
+        let reached = subsystem.filter(|s| view.leads_to(port_id, &s.subsystem));
+        // Slot 0 is the only one before Connect; a close has freed it.
+        let command = self.commands.slots.resume_at(0);
+        let error = match (result, reached.map(|s| Seen::new(s, &request.hostnqn))) {
+            (Ok(()), Some(seen)) => {
+                self.role = Role::Io;
+                self.commands.io = Some(IoQueue { qid: request.qid, home, seen });
+                let Some(command) = command else { return };
+                let cid = self.commands.slots.get(command.key()).cid();
+                self.commands.slots.release(command);
+                if self.life.stage < Stage::Terminating {
+                    self.connected(core, &request, cid, home.cntlid);
+                }
+                return;
+            }
+            (Ok(()), None) => {
+                let (qid, from) = (request.qid, core.place(self.key));
+                let message = Message::IoClosed { home: home.place.key, qid, from };
+                core.send(home.place.core, message);
+                controller_gone()
+            }
+            (Err(error), _) => error,
+        };
+        if let Some(command) = command {
+            self.refuse_connect(core, command, &error);
+        }
+    }
+}
+
+/// Entries of the queue; [`find_subsystem`] has checked them against a limit of 16 bits.
+fn queue_entries(request: &ConnectRequest) -> u16 {
+    u16::try_from(request.queue_entries).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,145 @@
+//! What a connection receives into: staging memory, or a command's buffer and staging memory behind it.
+
+use std::ops::Range;
+
+use raceline_reactor::io::{RecvBuffers, SocketId};
+use raceline_reactor::{Context, IoBuf, Token};
+
+use crate::path::choice::{
+    EARLY_STAGING_BYTES, receives_direct, socket_class, staging_bytes, staging_window,
+};
+use crate::path::commands::Commands;
+use crate::records::names::SlotKey;
+
+/// How a connection receives.
+pub(crate) struct Inbox {
+    /// Away while a receive is in flight.
+    staging: Option<IoBuf>,
+    staging_bytes: usize,
+    /// What of the staging memory has not been looked at.
+    unparsed: Range<usize>,
+    receiving: bool,
+    /// The command whose buffer is with the receive in flight.
+    direct: Option<SlotKey>,
+    /// How many bytes the connection may move in a pass.
+    pass_bytes: usize,
+    /// The rest of what was received waits for the next pass.
+    deferred: bool,
+}
+
+impl Inbox {
+    pub(crate) fn new(pass_bytes: usize) -> Self {
+        Self {
+            staging: Some(IoBuf::heap(EARLY_STAGING_BYTES)),
+            staging_bytes: EARLY_STAGING_BYTES,
+            unparsed: 0..0,
+            receiving: false,
+            direct: None,
+            pass_bytes,
+            deferred: false,
+        }
+    }
+
+    /// The queue is connected: as much staging memory as it needs, from the next receive on.
+    pub(crate) fn set_queue(&mut self, is_admin: bool) {
+        self.staging_bytes = staging_bytes(is_admin);
+    }
+
+    #[inline]
+    pub(crate) fn pass_bytes(&self) -> usize {
+        self.pass_bytes
+    }
+
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.receiving
+    }
+
+    /// Starts a receive, unless one is in flight. `open`: data of commands are welcome.
+    #[inline]
+    pub(crate) fn start(
+        &mut self,
+        cx: &mut Context<'_>,
+        commands: &mut Commands,
+        open: bool,
+        (socket, token): (SocketId, Token),
+    ) {
+        if self.receiving {
+            return;
+        }
+        let Some(mut staging) = self.staging.take() else { return };
+        if staging.len() < self.staging_bytes {
+            staging = IoBuf::heap(self.staging_bytes);
+            if let Some(class) = socket_class(self.staging_bytes, self.pass_bytes) {
+                cx.io.declare(socket, class);
+            }
+        }
+        let payload = if open { self.direct_payload(commands) } else { None };
+        let window = staging_window(commands.large_data_next());
+        let staging_range = 0..staging.len().min(window);
+        self.receiving = true;
+        cx.io.recv(socket, RecvBuffers { payload, staging, staging_range }, token);
+    }
+
+    /// The buffer of a large payload in progress, with the range that has not come.
+    #[inline]
+    fn direct_payload(&mut self, commands: &mut Commands) -> Option<(IoBuf, Range<usize>)> {
+        let wanted = commands.out.queue.payload_wanted()?;
+        if !receives_direct(wanted.len) {
+            return None;
+        }
+        let key = commands.receiver(wanted.dest)?.key();
+        let buf = commands.lend_buffer(key)?;
+        self.direct = Some(key);
+        let start = wanted.offset as usize;
+        Some((buf, start..start + (wanted.len as usize).min(self.pass_bytes)))
+    }
+
+    /// A receive has finished: its buffers come back. Gives how many bytes of a payload were to land in a
+    /// command's buffer, and where the other bytes begin in the staging memory.
+    #[inline]
+    pub(crate) fn take_back(
+        &mut self,
+        commands: &mut Commands,
+        buffers: RecvBuffers,
+    ) -> (usize, usize) {
+        self.receiving = false;
+        self.staging = Some(buffers.staging);
+        let mut direct_len = 0;
+        if let (Some(key), Some((buf, range))) = (self.direct.take(), buffers.payload) {
+            direct_len = range.len();
+            commands.return_buffer(key, buf);
+        }
+        (direct_len, buffers.staging_range.start)
+    }
+
+    /// As many bytes of the staging memory have come, and have to be looked at.
+    #[inline]
+    pub(crate) fn set_unparsed(&mut self, bytes: Range<usize>) {
+        self.unparsed = bytes;
+    }
+
+    /// The staging memory, while what has come is looked at; with what has not been looked at so far.
+    /// `None`: a receive is in flight.
+    #[inline]
+    pub(crate) fn lend_staging(&mut self) -> Option<(IoBuf, Range<usize>)> {
+        Some((self.staging.take()?, self.unparsed.clone()))
+    }
+
+    /// It comes back. Gives whether all of it was looked at.
+    #[inline]
+    pub(crate) fn return_staging(&mut self, staging: IoBuf, unparsed: Range<usize>) -> bool {
+        self.unparsed = unparsed;
+        self.staging = Some(staging);
+        self.unparsed.is_empty()
+    }
+
+    /// The rest waits for the next pass. Gives whether it does not wait for that already.
+    pub(crate) fn defer(&mut self) -> bool {
+        !std::mem::replace(&mut self.deferred, true)
+    }
+
+    /// The next pass has come.
+    pub(crate) fn resume(&mut self) {
+        self.deferred = false;
+    }
+}

@@ -1,0 +1,113 @@
+//! Where in its life a connection is, and until when it may be there.
+
+use std::time::{Duration, Instant};
+
+/// How long a host may take to close after our TermReq (NVMe/TCP 1.0, 3.5), once connected.
+const TERMINATE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same before Connect: half-dead sockets of strangers are to go sooner.
+const EARLY_TERMINATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long commands in flight may take when the target stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where in its life the connection is. Only ever moves down this list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// Waits for ICReq.
+    Greeting,
+    /// Takes commands.
+    Open,
+    /// Sent TermReq, or got one: waits for the host to close, until the deadline.
+    Terminating,
+    /// The socket is closed; operations in flight come home.
+    Closing,
+}
+
+/// A connection's stage and deadlines.
+pub(crate) struct Life {
+    pub(crate) stage: Stage,
+    /// The target is stopping: no new commands, close when those in flight are answered.
+    pub(crate) draining: bool,
+    /// Counts as a socket before Connect.
+    early: bool,
+    /// Answers of other cores under way.
+    pub(crate) awaiting: usize,
+    accepted: Instant,
+    deadline: Option<Instant>,
+    timer_armed: Option<Instant>,
+}
+
+impl Life {
+    /// Of a socket that was accepted now; the host has to say ICReq within this time.
+    pub(crate) fn new(now: Instant, ic_req: Duration) -> Self {
+        Self {
+            stage: Stage::Greeting,
+            draining: false,
+            early: true,
+            awaiting: 0,
+            accepted: now,
+            deadline: Some(now + ic_req),
+            timer_armed: None,
+        }
+    }
+
+    /// ICReq has come; Connect has to come within this time after the socket.
+    pub(crate) fn open(&mut self, connect: Duration) {
+        self.stage = Stage::Open;
+        self.deadline = Some(self.accepted + connect);
+    }
+
+    /// Connect has completed.
+    pub(crate) fn admit(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Whether it counted as a socket before Connect until now.
+    pub(crate) fn leave_early(&mut self) -> bool {
+        std::mem::take(&mut self.early)
+    }
+
+    /// The host has to close, in time.
+    pub(crate) fn terminate(&mut self, now: Instant) {
+        self.stage = Stage::Terminating;
+        let wait = if self.early { EARLY_TERMINATE_TIMEOUT } else { TERMINATE_TIMEOUT };
+        self.deadline = Some(now + wait);
+    }
+
+    /// Commands in flight have to end, in time.
+    pub(crate) fn drain(&mut self, now: Instant) {
+        self.draining = true;
+        self.deadline = Some(now + DRAIN_TIMEOUT);
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.stage = Stage::Closing;
+        self.deadline = None;
+    }
+
+    /// When a timer has to be set for the next deadline, `other` being one of somebody else; `None`: one
+    /// is set that expires soon enough.
+    #[inline]
+    pub(crate) fn arm(&mut self, other: Option<Instant>) -> Option<Instant> {
+        if self.stage == Stage::Closing {
+            return None;
+        }
+        let at = [self.deadline, other].into_iter().flatten().min()?;
+        if self.timer_armed.is_some_and(|armed| at >= armed) {
+            return None;
+        }
+        self.timer_armed = Some(at);
+        Some(at)
+    }
+
+    /// A timer has expired. Gives why the connection has to end, if its deadline has passed.
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<&'static str> {
+        self.timer_armed = None;
+        self.deadline.take_if(|deadline| *deadline <= now)?;
+        Some(match self.stage {
+            _ if self.draining => "commands in flight did not finish in time",
+            Stage::Greeting => "no ICReq in time",
+            Stage::Open => "no Connect in time",
+            Stage::Terminating | Stage::Closing => "the host did not close after TermReq",
+        })
+    }
+}

@@ -1,0 +1,219 @@
+//! What connections and commands are called where they are not at hand: in messages between cores, in
+//! tags of device requests, in tokens of operations.
+//!
+//! Every name carries a generation, so that a name that outlives what it names is found out.
+
+use std::fmt;
+use std::num::{NonZeroU16, NonZeroU32};
+
+use raceline_proto::nvme::ControllerId;
+use raceline_reactor::Token;
+
+/// Bits of a connection's index in a tag or in a token.
+const INDEX_BITS: u32 = 20;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+/// Bits of generations that go beside the index.
+const GENERATION_MASK: u32 = u32::MAX >> INDEX_BITS;
+/// Connections of a core. One index is left to [`Tag::other`].
+pub(crate) const MAX_CONNECTIONS: u32 = INDEX_MASK;
+
+/// Names a connection of one core; stale once the connection is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ConnKey {
+    pub(crate) index: u32,
+    pub(crate) generation: u16,
+}
+
+/// Names a command of one connection by its slot; stale once the command is completed. One number, as it
+/// goes from hand to hand with every command: the generation of the slot, and above it the slot's index.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotKey(NonZeroU32);
+
+impl SlotKey {
+    #[inline]
+    pub(crate) fn new(index: u16, generation: NonZeroU16) -> Self {
+        Self(NonZeroU32::from(generation) | u32::from(index) << 16)
+    }
+
+    /// The number of the slot.
+    #[inline]
+    pub(crate) fn index(self) -> u16 {
+        let [.., i0, i1] = self.0.get().to_le_bytes();
+        u16::from_le_bytes([i0, i1])
+    }
+
+    /// Which of the commands that the slot has had, one after the other.
+    #[inline]
+    pub(crate) fn generation(self) -> u16 {
+        let [g0, g1, ..] = self.0.get().to_le_bytes();
+        u16::from_le_bytes([g0, g1])
+    }
+}
+
+impl fmt::Debug for SlotKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index(), self.generation())
+    }
+}
+
+/// Names a command of one core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalCommand {
+    pub(crate) key: ConnKey,
+    pub(crate) slot: SlotKey,
+}
+
+/// Names a connection of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) core: usize,
+    pub(crate) key: ConnKey,
+}
+
+/// Names a command of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CommandPlace {
+    pub(crate) conn: Place,
+    pub(crate) slot: SlotKey,
+}
+
+/// Where a controller lives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    pub(crate) place: Place,
+    pub(crate) cntlid: ControllerId,
+}
+
+/// What the tag of a device request says: whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag {
+    /// Index of the connection.
+    pub(crate) connection: u32,
+    /// The lowest bits of its generation.
+    generation: u16,
+    pub(crate) slot: SlotKey,
+}
+
+impl Tag {
+    /// The tag of a request that is not a command's; `number` says whose it is.
+    pub(crate) fn other(number: u16) -> Self {
+        let slot = SlotKey::new(number, NonZeroU16::MIN);
+        Self { connection: INDEX_MASK, generation: 0, slot }
+    }
+
+    /// The number, if it is a tag of [`Self::other`].
+    pub(crate) fn other_number(self) -> Option<u16> {
+        (self.connection == INDEX_MASK).then_some(self.slot.index())
+    }
+
+    /// Whether a connection with its index and this generation is the one that it names.
+    #[inline]
+    pub(crate) fn is_of(self, generation: u16) -> bool {
+        u32::from(generation) & GENERATION_MASK == self.generation.into()
+    }
+
+    /// As a number, for the request: index and generation of the connection, then the slot.
+    #[inline]
+    pub(crate) fn to_bits(self) -> u64 {
+        let connection = u64::from(self.connection) << (64 - INDEX_BITS);
+        connection | u64::from(self.generation) << 32 | u64::from(self.slot.0.get())
+    }
+
+    /// `None`: no such number is a tag.
+    #[inline]
+    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
+        let [s0, s1, s2, s3, c0, c1, c2, c3] = bits.to_le_bytes();
+        let connection = u32::from_le_bytes([c0, c1, c2, c3]);
+        let [g0, g1, ..] = (connection & GENERATION_MASK).to_le_bytes();
+        Some(Self {
+            connection: connection >> (32 - INDEX_BITS),
+            generation: u16::from_le_bytes([g0, g1]),
+            slot: SlotKey(NonZeroU32::new(u32::from_le_bytes([s0, s1, s2, s3]))?),
+        })
+    }
+}
+
+impl LocalCommand {
+    /// For a device request.
+    #[inline]
+    pub(crate) fn tag(self) -> Tag {
+        let Self { key, slot } = self;
+        let [low, high, ..] = (u32::from(key.generation) & GENERATION_MASK).to_le_bytes();
+        Tag { connection: key.index, generation: u16::from_le_bytes([low, high]), slot }
+    }
+
+    /// For an operation of an engine. A connection lives for as long as one of its commands is with an
+    /// engine, so its generation need not be known.
+    pub(crate) fn token(self) -> Token {
+        let generation = (u32::from(self.slot.generation()) & GENERATION_MASK) << INDEX_BITS;
+        Token { owner: 0, generation: self.slot.index(), index: self.key.index | generation }
+    }
+}
+
+/// What the token of an engine's operation says: whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EngineToken {
+    /// Index of the connection.
+    pub(crate) connection: u32,
+    /// Index of the slot.
+    pub(crate) slot: u16,
+    /// The lowest bits of the slot's generation.
+    generation: u32,
+}
+
+impl EngineToken {
+    pub(crate) fn new(token: Token) -> Self {
+        Self {
+            connection: token.index & INDEX_MASK,
+            slot: token.generation,
+            generation: token.index >> INDEX_BITS,
+        }
+    }
+
+    /// Whether a command in its slot with this name is the one that it names.
+    pub(crate) fn is_of(self, slot: SlotKey) -> bool {
+        let generation = u32::from(slot.generation()) & GENERATION_MASK;
+        slot.index() == self.slot && generation == self.generation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(generation: u16) -> LocalCommand {
+        LocalCommand {
+            key: ConnKey { index: 0x000a_0b0c, generation: 0xa5a6 },
+            slot: SlotKey::new(0x7f01, NonZeroU16::new(generation).unwrap()),
+        }
+    }
+
+    #[test]
+    fn a_slot_has_a_name_for_each_of_its_commands() {
+        let slot = command(0xfedc).slot;
+        assert_eq!((slot.index(), slot.generation()), (0x7f01, 0xfedc));
+        assert_ne!(slot, command(0xfedd).slot);
+    }
+
+    #[test]
+    fn a_tag_names_its_command() {
+        let command = command(0xfedc);
+        let tag = Tag::from_bits(command.tag().to_bits()).unwrap();
+        assert_eq!(tag, command.tag());
+        assert_eq!((tag.connection, tag.slot), (command.key.index, command.slot));
+        assert!(tag.is_of(command.key.generation) && !tag.is_of(command.key.generation + 1));
+        assert_eq!(tag.other_number(), None);
+        let other = Tag::from_bits(Tag::other(7).to_bits()).unwrap();
+        assert_eq!(other.other_number(), Some(7));
+        assert_eq!(Tag::from_bits(0), None);
+    }
+
+    #[test]
+    fn a_token_names_its_command() {
+        let token = EngineToken::new(command(0xfedc).token());
+        let LocalCommand { key, slot } = command(0xfedc);
+        assert_eq!((token.connection, token.slot), (key.index, slot.index()));
+        assert!(token.is_of(slot));
+        assert!(!token.is_of(command(0xfedd).slot));
+    }
+}
