@@ -290,8 +290,10 @@ impl Operation {
         if device_may_fail {
             shared.totals.device_errors_seen += u64::from(device.into_iter().any(same));
         }
-        // Some ranges of a Deallocate may have been released before another failed.
-        let partial = self.kind == Kind::Deallocate && self.ranges.len() > 1;
+        // Some ranges of a Deallocate may have been released before another failed. A device that takes
+        // blocks as they come may have some of a Write before its namespace goes.
+        let partial = self.kind == Kind::Deallocate && self.ranges.len() > 1
+            || matches!(self.kind, Kind::Write { .. }) && shared.plan.is_prompt();
         self.decide(if partial { Fate::Maybe } else { Fate::Refused }, shared)
     }
 

@@ -18,6 +18,7 @@ use raceline_target::{ManualCore, NamespaceConfig, SubsystemConfig, Target, Targ
 use crate::command::nsid_of;
 use crate::device::{Faults, FaultyBdev};
 use crate::link::FaultIo;
+use crate::paths::Paths;
 use crate::plan::Plan;
 
 /// How long, in real time, a step of a control call may take.
@@ -173,6 +174,16 @@ impl SimTarget {
         self.cores.iter().any(|(core, _)| core.waiting_messages() > 0)
     }
 
+    /// The ways that the data of its commands have taken.
+    #[must_use]
+    pub fn paths(&self) -> Paths {
+        let mut paths = Paths::default();
+        for (_, totals) in &self.target.stats().subsystems {
+            paths.add(&Paths::of_target(totals));
+        }
+        paths
+    }
+
     /// Digest errors found, and times that commands waited for buffers, so far.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
@@ -280,6 +291,7 @@ fn devices(plan: &Plan) -> Result<Vec<(SharedBdev, Arc<Faults>)>, String> {
         faults.errors_per_thousand.store(plan.faults.device_errors_per_thousand, Ordering::Relaxed);
         let seed = plan.seed ^ index << 48 ^ 0xde;
         let faulty = FaultyBdev::new(ram, Arc::clone(&faults), seed, plan.copy_reads, plan.lie);
+        let faulty = if plan.is_prompt() { faulty.prompt() } else { faulty };
         Ok((Arc::new(faulty) as SharedBdev, faults))
     };
     (0u64..).zip(&plan.block_sizes).map(device).collect()

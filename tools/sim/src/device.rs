@@ -59,6 +59,8 @@ pub struct FaultyBdev {
     seed: u64,
     /// Reads are copied into buffers instead of being sent from the device's memory.
     copy_reads: bool,
+    /// Reads and writes that need no request are done without one, and without faults.
+    prompt: bool,
     lie: Option<Lie>,
 }
 
@@ -72,7 +74,13 @@ impl FaultyBdev {
         copy_reads: bool,
         lie: Option<Lie>,
     ) -> Self {
-        Self { inner, faults, seed, copy_reads, lie }
+        Self { inner, faults, seed, copy_reads, prompt: false, lie }
+    }
+
+    /// It has its data at hand, and takes writes from anywhere.
+    #[must_use]
+    pub fn prompt(self) -> Self {
+        Self { prompt: true, ..self }
     }
 }
 
@@ -91,6 +99,7 @@ impl Bdev for FaultyBdev {
             random: Random::new(self.seed ^ (number as u64) << 32 ^ u64::from(owner)),
             block_size: self.inner.info().block_size,
             bytes: self.inner.info().block_count * u64::from(self.inner.info().block_size),
+            prompt: self.prompt,
             lie: self.lie,
             owner,
             held: Vec::new(),
@@ -105,6 +114,7 @@ struct FaultyChannel {
     random: Random,
     block_size: u32,
     bytes: u64,
+    prompt: bool,
     lie: Option<Lie>,
     owner: u16,
     /// Delayed requests by the index of their timer.
@@ -215,6 +225,22 @@ impl FaultyChannel {
 }
 
 impl Channel for FaultyChannel {
+    fn reads_now(&self) -> bool {
+        self.prompt && self.inner.reads_now()
+    }
+
+    fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
+        self.inner.read_now(offset, len).filter(|_| self.prompt)
+    }
+
+    fn writes_now(&self) -> bool {
+        self.prompt && self.inner.writes_now()
+    }
+
+    fn write_now(&mut self, offset: u64, data: &[u8]) -> Result<(), BdevError> {
+        self.inner.write_now(offset, data)
+    }
+
     fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
         let error = self.verdict(OpKind::of(&request.op));
         let held = Held { request, error };

@@ -2,6 +2,7 @@
 
 use raceline_host::QueueTotals as HostTotals;
 use raceline_reactor::stats::IoCounts;
+use raceline_target::QueueTotals as TargetTotals;
 
 /// How often each way was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,12 +11,22 @@ pub struct Paths {
 }
 
 /// The ways, in the order of the counts.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 15] = [
     "host: a payload received into its buffer",
     "host: large payloads received into the core's staging memory",
     "host: commands kept back, as the caches are flooded",
     "host: commands sent before data",
     "a batch sent in shares beside a socket that sends little",
+    "target: a read answered with its header",
+    "target: a read with a slot, of data at hand",
+    "target: a read in place, by a request",
+    "target: a read in place, copied by an engine",
+    "target: a read into an I/O buffer",
+    "target: a write done with its header",
+    "target: a write with a slot, from staging memory",
+    "target: a write in blocks, as they came",
+    "target: a write by way of staging memory into an I/O buffer",
+    "target: a write kept out of staging memory",
 ];
 
 /// Seeds within which every way is met: far fewer are needed.
@@ -25,21 +36,47 @@ impl Paths {
     /// Those of queues of one host.
     #[must_use]
     pub fn of_host(totals: &HostTotals) -> Self {
-        let counts = [
-            totals.landed_in_place,
-            totals.landed_in_staging,
-            totals.commands_kept_back,
-            totals.commands_before_data,
+        Self::from(
             0,
-        ];
-        Self { counts }
+            &[
+                totals.landed_in_place,
+                totals.landed_in_staging,
+                totals.commands_kept_back,
+                totals.commands_before_data,
+            ],
+        )
     }
 
     /// Those of a core's sockets.
     #[must_use]
     pub fn of_io(counts: &IoCounts) -> Self {
+        Self::from(4, &[counts.shared_sends])
+    }
+
+    /// Those of the commands of a target.
+    #[must_use]
+    pub fn of_target(totals: &TargetTotals) -> Self {
+        Self::from(
+            5,
+            &[
+                totals.reads_at_once,
+                totals.reads_at_hand,
+                totals.reads_in_place,
+                totals.reads_copied,
+                totals.reads_buffered,
+                totals.writes_at_once,
+                totals.writes_staged,
+                totals.writes_in_blocks,
+                totals.writes_buffered,
+                totals.writes_direct,
+            ],
+        )
+    }
+
+    /// These, from the one with this number on.
+    fn from(first: usize, some: &[u64]) -> Self {
         let mut paths = Self::default();
-        paths.counts[4] = counts.shared_sends;
+        paths.counts[first..first + some.len()].copy_from_slice(some);
         paths
     }
 

@@ -14,6 +14,8 @@ pub const MAX_HOSTS: u64 = 4;
 const MAX_TARGET_CORES: u64 = 3;
 /// Bytes that one run of the hardest network (single bytes) can afford per command.
 const SLOW_IO_BYTES: u64 = 4096;
+/// Requests of devices that do what they can without a request take no longer than this.
+const PROMPT_DELAY_MAX: Duration = Duration::from_micros(20);
 
 /// One host.
 #[derive(Clone, Debug)]
@@ -148,6 +150,12 @@ impl Plan {
             faults,
             lie: None,
         }
+    }
+
+    /// Devices do what they can without a request: they are fast otherwise, too, and do not lie.
+    #[must_use]
+    pub fn is_prompt(&self) -> bool {
+        self.device_delay <= PROMPT_DELAY_MAX && !self.copy_reads && self.lie.is_none()
     }
 
     /// The same hosts and commands, without any fault.

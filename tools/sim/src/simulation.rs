@@ -200,6 +200,7 @@ impl Run {
         let empty = self.until("the target to be empty", |run| run.target.check_empty().is_ok());
         empty.or_else(|_| self.target.check_empty())?;
         let (digest_errors, buffer_waits) = self.target.counts();
+        self.shared.totals.paths.add(&self.target.paths());
         self.target.begin_shutdown()?;
         self.until("the target to stop", |run| run.target.is_stopped())?;
         let open = self.world.open_connections();
@@ -221,7 +222,8 @@ impl Run {
         Ok(totals)
     }
 
-    /// The ways that bytes have taken, but for those of sockets of hosts that have crashed.
+    /// The ways that bytes have taken in queues of hosts and in sockets, but for the sockets of hosts that
+    /// have crashed.
     fn paths(&self) -> Paths {
         let mut paths = Paths::default();
         for counters in &self.shared.queue_counters {
