@@ -13,6 +13,7 @@ use raceline_host::{
 };
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{NamespaceId, Status};
+use raceline_reactor::flow::Load;
 use raceline_reactor::sim::Random;
 use raceline_reactor::{IoBuf, SimConfig};
 
@@ -143,6 +144,27 @@ fn what_is_on_its_way_is_bounded() {
     let end = world.world.elapsed() + Duration::from_millis(100);
     world.run(Duration::from_secs(1), |world| world.world.elapsed() >= end);
     assert_eq!(world.target.seen.io.len(), ON_ITS_WAY);
+}
+
+/// The core's sum is exact also when queues go whose commands are not answered.
+#[test]
+fn a_queue_that_closes_has_nothing_under_way() {
+    let config = HostConfig { disable_sq_flow: true, ..config() };
+    let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
+    world.with(|_, queues, cx| {
+        for user in 0..8 {
+            queues.submit(cx, 0, read(user, 256), user).unwrap();
+        }
+        queues.flush(cx);
+        let flight = cx.io.flight();
+        assert_eq!((flight.load().reading, flight.readers()), (8 * 256 * BLOCK, 1));
+        queues.close(cx);
+        let flight = cx.io.flight();
+        assert_eq!((flight.load(), flight.readers()), (Load::default(), 0));
+        // Though its commands have not come back, it says nothing more.
+        queues.flush(cx);
+        assert_eq!(cx.io.flight().load(), Load::default());
+    });
 }
 
 #[test]

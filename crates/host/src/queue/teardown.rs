@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use raceline_proto::nvme::CommandId;
 use raceline_proto::tcp::FatalError;
-use raceline_reactor::flow::Load;
 use raceline_reactor::{Context, SendBatch};
 
-use super::plan::Plan;
 use super::{Ending, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
 use crate::error::{CommandError, HostError};
 
@@ -56,6 +54,7 @@ impl QueuePair {
         {
             link.closed = true;
             cx.io.close(link.socket, reset);
+            self.forget_plan(cx);
         }
     }
 
@@ -96,8 +95,6 @@ impl QueuePair {
         }
         self.link = None;
         self.grants.clear();
-        cx.io.flight().tell(&mut self.told, Load::default());
-        self.plan = Plan::default();
         let State::Draining(ending) = std::mem::replace(&mut self.state, State::Lost) else {
             return;
         };

@@ -3,24 +3,24 @@
 use raceline_proto::controller::find_namespace;
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::rw::BlockRange;
+use raceline_reactor::flow::policy;
 
 use super::Commands;
 use crate::path::core::Core;
 
-/// So many commands are looked at together. Where each begins in memory has to be looked up in page
-/// tables that no cache may hold; the processor does that for several at once when it meets them one
-/// right after the other, and waits for each when a command's work is in between (lab 0044).
-const COMMANDS: usize = 16;
-
 impl Commands {
     /// Tells devices where the next commands in `input` read; gives how much of it is behind these. Writes
     /// to memory go past the caches.
+    ///
+    /// Where each begins in memory has to be looked up in page tables that no cache may hold. The processor
+    /// does that for several commands at once when it meets them one right after the other, and waits for
+    /// each when a command's work is in between (lab 0044).
     #[inline(always)]
     pub(crate) fn look_ahead(&self, core: &mut Core, input: &[u8]) -> usize {
         let Some(queue) = &self.io else { return 0 };
         let devices = &queue.seen.devices;
         let mut ahead = self.out.queue.commands_ahead(input);
-        for sqe in ahead.by_ref().take(COMMANDS) {
+        for sqe in ahead.by_ref().take(policy::PREFETCH_COMMANDS) {
             if sqe.opc != io::READ {
                 continue;
             }
