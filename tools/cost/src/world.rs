@@ -369,11 +369,11 @@ impl Program {
 mod tests {
     use super::*;
 
-    // All of them together are no more than a host asks for at once.
+    // All of them together do not flood the caches, so the host asks for them at once.
     const LARGE: usize = 512 << 10;
-    const LARGE_READS: usize = 16;
+    const LARGE_READS: usize = 15;
 
-    /// Submits 16 reads of 512 KiB on one connection and one of 4 KiB on another, and lets the target
+    /// Submits 15 reads of 512 KiB on one connection and one of 4 KiB on another, and lets the target
     /// take turns; gives the bytes that each had to send after every turn, until all was sent.
     fn turns_of_neighbours(data_digest: bool, copies_first: bool) -> Vec<(usize, usize)> {
         let mut case = Case::all().next().unwrap();
