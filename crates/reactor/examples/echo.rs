@@ -124,7 +124,7 @@ impl Service for Echo {
 
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
-            // Whoever asked may have gone.
+            // The thread that asked may have gone.
             Message::Address(reply) => drop(reply.send(self.address)),
             Message::Stop => self.stop(cx),
         }

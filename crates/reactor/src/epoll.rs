@@ -49,13 +49,13 @@ const EVENTS: usize = 256;
 /// Connections accepted per listener and poll, so that a storm does not delay others.
 const ACCEPTS_PER_POLL: usize = 64;
 
-/// Sockets that an eager instance tries at every poll; with more, events say which to try.
+/// Most sockets that an eager instance tries at every poll; with more, events say which to try.
 const EAGER_SOCKETS: usize = 4;
 
 /// Polls in a row that an eager instance makes without asking for events.
 const EAGER_POLLS: u32 = 32;
 
-/// Waits below are not rounded to milliseconds: whoever asks for such a timer means it.
+/// Waits below are not rounded to milliseconds: the owner of such a timer needs the precision.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
 /// What an event is about: this in the upper half of its data, an id in the lower.
@@ -186,7 +186,7 @@ impl EpollIo {
         Ok(io)
     }
 
-    /// What a thread waits with that does not use this meanwhile.
+    /// Lets a thread wait for this instance while other threads may use it.
     ///
     /// # Errors
     /// When descriptors have run out.
@@ -194,14 +194,14 @@ impl EpollIo {
         Ok(Sleeper::new(self.epoll.try_clone()?, self.waker.clone()))
     }
 
-    /// Has the next poll ask for events even if this is eager: before a [`Sleeper`] is used, those
-    /// that have come and are dealt with must not end its sleep.
+    /// Has the next poll ask for events even if this is eager. To be called before a [`Sleeper`] is used:
+    /// events that have come and are dealt with must not end its sleep.
     pub fn ask_events(&mut self) {
         self.polls_without_events = EAGER_POLLS;
     }
 
-    /// Whether there is something to do that no event will tell of: then who drives this must poll
-    /// again and not sleep.
+    /// Whether there is work that no event announces. The thread that drives this must then poll again
+    /// and not sleep.
     #[must_use]
     pub fn wants_poll(&self) -> bool {
         let can_go_on = |&socket: &u32| {
@@ -264,7 +264,7 @@ impl EpollIo {
         }
     }
 
-    /// Tries all receives, and tells whether events have to be asked for none the less.
+    /// Tries all receives. True if events have to be asked for as well.
     fn try_sockets(&mut self, done: &mut Vec<Completion>) -> bool {
         if !self.eager || self.sockets.live() + self.provided.live() > EAGER_SOCKETS {
             return true;
@@ -377,7 +377,8 @@ impl EpollIo {
             match &accepted {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if !is_transient_accept_error(error) => {
-                    // It would be reported again at once: look away for a while.
+                    // Epoll would report it again at once, so the listener is not watched for
+                    // [`ACCEPT_PAUSE`].
                     let data = LISTENER << 32 | u64::from(listener);
                     let _ = self.control(libc::EPOLL_CTL_MOD, slot.fd.as_raw_fd(), 0, data);
                     self.timers.push(self.now + ACCEPT_PAUSE, Timer::Accept(listener));
@@ -435,7 +436,7 @@ impl EpollIo {
 
     fn finish_connect(&mut self, connect: u32, done: &mut Vec<Completion>) {
         let Some(ConnectSlot { fd, token }) = self.connects.remove(connect) else { return };
-        // Whoever adopts the socket watches it; if that fails, so does this, harmlessly.
+        // The core that adopts the socket watches it. An error here does no harm.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd.as_raw_fd(), 0, 0);
         let result = match SockRef::from(&fd).take_error() {
             Ok(None) => Socket::from_fd(fd),
@@ -501,12 +502,12 @@ impl SocketSlot {
         done.push(Completion { token, outcome: Outcome::Received(result, buffers) });
     }
 
-    /// What it sends has had its share of this poll, and the socket is not full.
+    /// Its batch has had its share of this poll, and the socket is not full.
     fn has_share_to_come(&self) -> bool {
         self.send.is_some() && self.writable
     }
 
-    /// Sends until the batch is gone, its share is, or the socket is full.
+    /// Sends until the batch or its share is gone, or the socket is full.
     fn try_send(&mut self, counts: &mut IoCounts) -> Option<Completion> {
         if !self.writable {
             return None;
@@ -721,7 +722,7 @@ impl Io for EpollIo {
 
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
-        // Only looking finds the end of an engine's work.
+        // Only a poll finds out that an engine has finished.
         let busy = self.accelerator.poll(self.now, done);
         let wait = if busy { Wait::No } else { wait };
         loop {
@@ -733,7 +734,7 @@ impl Io for EpollIo {
             done.extend(self.ready.drain(..));
             let ask = self.try_sockets(done);
             let idle = wait == Wait::Yes && done.len() == before && self.unfinished.is_empty();
-            // What is to be tried again without news does not let it sleep.
+            // A slot that is to be tried again without news keeps the core awake.
             let sleeps = idle && self.provided.trying() == 0;
             if sleeps && self.waker.start_wait() {
                 let timeout = self.timeout();

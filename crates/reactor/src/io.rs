@@ -34,11 +34,11 @@ use crate::sim::Random;
 use crate::thread::stats::IoCounts;
 use crate::thread::waker::Waker;
 
-/// Names the receiver of a completion: who (`owner`), which of its objects (`index`), and which
+/// Names the receiver of a completion: its `owner`, which of the owner's objects (`index`), and which
 /// life of that object (`generation`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token {
-    /// Who gets the completion; handed out by the service, 0 is the service itself.
+    /// The component that gets the completion. The service hands these numbers out; 0 is the service itself.
     pub owner: u16,
     /// The life of the object: a completion for an earlier life is stale.
     pub generation: u16,
@@ -110,7 +110,7 @@ impl RecvBuffers {
         [&mut payload[in_payload..], &mut staging[filled - in_payload..]]
     }
 
-    /// Puts bytes where a receive would that has got `filled` others; gives how many fit.
+    /// Puts bytes where a receive would put those that follow `filled` others; gives how many fit.
     ///
     /// # Panics
     /// If there is less than `filled` in all.
@@ -140,8 +140,8 @@ pub enum AllocateMode {
     PunchHole,
     /// Zero the range, kept allocated (FALLOC_FL_ZERO_RANGE).
     ZeroRange,
-    /// Advice: nobody needs the range, which may read anything afterwards. As `PunchHole`, but for
-    /// NVMe namespaces, which have a command for it (Dataset Management).
+    /// Advice: the range is not needed, and may read anything afterwards. As `PunchHole`, but for NVMe
+    /// namespaces, which have a command for it (Dataset Management).
     Release,
 }
 
@@ -241,8 +241,8 @@ pub trait Io {
     /// When the socket cannot be registered.
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId>;
 
-    /// The name by which the peer of a socket has proved who it is, once it has; `None` for a socket
-    /// without a provider that asks for such a proof.
+    /// The name that the peer of a socket has proved to have, once it has. `None` for a socket without a
+    /// provider that asks for such a proof.
     fn peer_identity(&self, socket: SocketId) -> Option<&str> {
         let _ = socket;
         None
@@ -275,10 +275,10 @@ pub trait Io {
     /// Starts sending a batch, as few system calls as possible. At most one per socket.
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token);
 
-    /// Closes: operations in flight complete before the descriptor goes away, with an error
-    /// unless they had already succeeded. A send in flight is cut off, so who wants its batch
-    /// to arrive waits for it first. With `reset`, pending output is discarded (SO_LINGER 0), as it is if
-    /// memory that is still to be read for it goes back to its owner ([`SendBatch::push_kept`]).
+    /// Closes. Operations in flight complete before the descriptor goes away, with an error unless they
+    /// had already succeeded. A send in flight is cut off: an owner that wants its batch to arrive waits
+    /// for it first. Pending output is discarded with `reset` (SO_LINGER 0), and if memory that is still
+    /// to be read for it goes back to its owner ([`SendBatch::push_kept`]).
     fn close(&mut self, socket: SocketId, reset: bool);
 
     /// Makes an open file usable for operations.
@@ -323,8 +323,8 @@ pub trait Io {
     /// The way to the engines that [`Io::accelerate`] uses.
     fn accelerator(&mut self) -> &mut Accelerator;
 
-    /// Starts an operation on data. What the CPU does is done at once and comes back; what an
-    /// engine does finishes as [`Outcome::Accelerated`] with `token`.
+    /// Starts an operation on data. If the CPU does it, it is done at once and comes back. If an engine
+    /// does it, it finishes as [`Outcome::Accelerated`] with `token`.
     fn accelerate(&mut self, work: Work, token: Token) -> Accelerated {
         self.accelerator().start(work, token)
     }
@@ -334,8 +334,8 @@ pub trait Io {
         self.accelerator().is_immediate(code)
     }
 
-    /// True if payloads are copied and digested while they are sent
-    /// ([`SendBatch::push_digested`]), now that nobody but the CPU would do it.
+    /// True if payloads are copied and digested while they are sent ([`SendBatch::push_digested`]): only
+    /// the CPU would do it.
     fn copies_on_the_way(&mut self) -> bool {
         self.accelerator().is_copier()
     }

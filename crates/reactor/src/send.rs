@@ -31,15 +31,15 @@ pub struct SendBatch {
     headers: Vec<u8>,
     /// Where `headers` begins, as the segments have it.
     headers_at: *const u8,
-    /// What is to be sent, in wire order: from `next` on, nothing before it and none of it empty. One
-    /// whose bytes are still to be copied and digested has no address.
+    /// Segments in wire order. Those from `next` on are to be sent, and none of these is empty. One whose
+    /// bytes are still to be copied and digested has no address.
     segments: Vec<libc::iovec>,
     next: usize,
-    /// Who owns the memory of segments that are no headers, until all is sent.
+    /// The owners of the memory of segments that are no headers, until all is sent.
     payloads: Vec<Payload>,
     header_capacity: usize,
     segment_capacity: usize,
-    /// Segments that long runs of zeroes have beyond their first, for which nobody asks for room.
+    /// Segments of long runs of zeroes beyond the first of each, for which owners ask for no room.
     beyond: usize,
     /// Bytes not yet sent.
     remaining: usize,
@@ -52,13 +52,13 @@ pub struct SendBatch {
     stage: Stage,
     /// The system call leaves some bytes to another one that follows at once.
     more: bool,
-    /// What the system call is given if that is not the segments as they are; rebuilt for each one.
+    /// What the system call gets where that is not `segments` as they are; rebuilt for each call.
     cut: Vec<libc::iovec>,
     message: libc::msghdr,
 }
 
 impl SendBatch {
-    /// An empty batch that can hold so many header bytes and parts (runs of header bytes, and
+    /// An empty batch with room for this many header bytes and parts (runs of header bytes, and
     /// payloads).
     pub fn new(header_capacity: usize, part_capacity: usize) -> Box<SendBatch> {
         // SAFETY: msghdr is plain data for which zeroes (null pointers, no lengths) are valid.
@@ -85,7 +85,7 @@ impl SendBatch {
     }
 
     /// From now on one system call takes at most this many bytes, and what it leaves waits for the next
-    /// poll; `None`: all that it can.
+    /// poll; with `None`, it takes all that it can.
     pub(crate) fn take_turns(&mut self, share: Option<usize>) {
         self.call_bytes_max = share.unwrap_or(usize::MAX);
     }
@@ -229,8 +229,8 @@ impl SendBatch {
         for segment in self.describe() {
             let len = segment.iov_len.min(out.len() - copied);
             let to = &mut out[copied..copied + len];
-            // SAFETY: the segment names memory that the batch owns; `to` is somebody else's. Who writes
-            // to a region meanwhile makes the bytes a mixture, as when the kernel copies them.
+            // SAFETY: the segment names memory that the batch owns, and `to` is other memory. A
+            // concurrent writer of a region makes the bytes a mixture, as when the kernel copies them.
             unsafe {
                 std::ptr::copy_nonoverlapping(segment.iov_base.cast(), to.as_mut_ptr(), len);
             }
@@ -239,10 +239,10 @@ impl SendBatch {
         copied
     }
 
-    /// Where the next bytes to send are, in order, as many as are ready, at least one if there are any:
-    /// address and length. For streams of providers that read without a copy, until
-    /// [`crate::ByteStream::transmit`] returns. Others may change the bytes of a region meanwhile, so
-    /// who reads them twice uses [`Self::copy_unsent`].
+    /// Addresses and lengths of the next bytes to send, in order, as many as are ready, at least one if
+    /// there are any. For streams of providers that read without a copy, until
+    /// [`crate::ByteStream::transmit`] returns. Other threads may change the bytes of a region meanwhile,
+    /// so a stream that reads them twice uses [`Self::copy_unsent`].
     pub fn unsent_parts(&mut self) -> impl Iterator<Item = (*const u8, usize)> {
         let part = |segment: &libc::iovec| (segment.iov_base.cast_const().cast(), segment.iov_len);
         self.describe().iter().map(part)
@@ -251,7 +251,7 @@ impl SendBatch {
     /// Notes that the next `sent` bytes are gone.
     ///
     /// # Panics
-    /// If there were not so many.
+    /// If fewer are left.
     pub fn advance(&mut self, sent: usize) {
         assert!(sent <= self.remaining, "{sent} bytes sent of {}", self.remaining);
         self.remaining -= sent;
@@ -274,8 +274,8 @@ impl SendBatch {
         }
     }
 
-    /// How many segments the next system call could take: what a back end does before it, for those
-    /// who count what that costs.
+    /// Segments that the next system call could take. This does what a back end does before that call,
+    /// for a program that measures the cost.
     pub fn count_segments(&mut self) -> usize {
         self.prepare().msg_iovlen
     }
@@ -285,7 +285,7 @@ impl SendBatch {
     /// may move.
     #[inline]
     pub(crate) fn prepare(&mut self) -> &libc::msghdr {
-        // What it says, such as that a write is done, may be read before the call is over.
+        // The peer may read the batch, such as that a write is done, before the call is over.
         stream::fence();
         let segments = self.describe();
         let (start, count) = (segments.as_ptr(), segments.len().min(IOV_MAX));
@@ -386,7 +386,7 @@ impl SendBatch {
         // Sent bytes stay in `headers` until the batch is cleared, so what is joined is right even
         // while the segment before is partly sent; a segment completely sent is left alone.
         match self.segments[self.next..].last_mut() {
-            // What ends amid the headers is one of them.
+            // A segment that ends amid the headers is one of them.
             Some(last) if start > 0 && ends_at(last, base) => last.iov_len += end - start,
             _ => {
                 self.assert_room();
@@ -395,13 +395,13 @@ impl SendBatch {
         }
     }
 
-    /// More header bytes than there was room for: they are elsewhere now, of which so many are described.
+    /// `headers` has outgrown its room and has moved. Segments describe the first `described` bytes of it.
     #[cold]
     fn headers_moved(&mut self, described: usize) {
         let (old, new) = (self.headers_at.addr(), self.headers.as_ptr());
         for segment in &mut self.segments {
             let offset = segment.iov_base.addr().wrapping_sub(old);
-            // No payload was there while the headers were.
+            // No payload lay where the headers were.
             if offset < described && !segment.iov_base.is_null() {
                 segment.iov_base = new.wrapping_add(offset).cast_mut().cast();
             }

@@ -61,7 +61,7 @@ pub struct SimConfig {
     pub broken_per_thousand: u32,
     /// Breaking connections do so within this many bytes (both directions together).
     pub break_within: u64,
-    /// Bytes of the last-level cache of its machine: how much may be under way before it is too much.
+    /// Bytes of the last-level cache of its machine: thresholds of `flow` are parts of it.
     pub llc_bytes: usize,
     /// Operations on data finish later and in any order, as those of an offload engine do.
     pub engines: bool,
@@ -207,11 +207,11 @@ struct World {
 struct Core {
     /// Completed, and not yet polled.
     done: VecDeque<Completion>,
-    /// Ends in the hands of providers for which something has come, or room.
+    /// Ends of providers' streams for which bytes, or room for them, have come.
     news: Vec<u32>,
     files: Vec<Option<Arc<File>>>,
     staging: CoreStaging,
-    /// Nobody polls any more.
+    /// The core polls no more.
     crashed: bool,
 }
 
@@ -319,7 +319,7 @@ impl World {
         self.schedule(Event::Complete { core: listener.core, completion });
     }
 
-    /// Ends that were dropped before anyone adopted them are closed.
+    /// Closes ends that were dropped before a core adopted them.
     fn close_dropped(&mut self) {
         let dropped =
             std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
@@ -345,7 +345,7 @@ impl SimIo {
         Ok(socket_of(slot))
     }
 
-    /// Has the core look at a stream that was given something to do, after a while.
+    /// Has the core look, after a random delay, at a stream that has something new to do.
     fn nudge(&mut self, slot: u32) {
         if let Some((&end, _)) = self.slots.iter().find(|(_, other)| **other == slot) {
             self.world.borrow_mut().schedule(Event::News(end));
@@ -364,7 +364,7 @@ impl SimIo {
         done.into_iter().for_each(|Completion { token, outcome }| self.finish(token, outcome));
     }
 
-    /// Lets the streams go on for which there are news or operations.
+    /// Lets the streams that have news or operations go on.
     fn try_streams(&mut self, done: &mut Vec<Completion>) {
         let news = std::mem::take(&mut self.world.borrow_mut().cores[self.core].news);
         for end in news {

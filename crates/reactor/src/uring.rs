@@ -63,7 +63,7 @@ const FILE_IO_MAX: u32 = 1 << 30;
 /// `user_data` of the poll on the waker's eventfd.
 const WAKER_DATA: u64 = u64::MAX;
 
-/// `user_data` of cancellations, whose results nobody needs.
+/// `user_data` of cancellations, whose results are not needed.
 const CANCEL_DATA: u64 = u64::MAX - 1;
 
 /// `user_data` of the poll on the ring for NVMe commands.
@@ -385,7 +385,7 @@ impl UringIo {
                 Err(_),
             ) => again,
             (Kind::Connect { .. } | Kind::Accept { .. } | Kind::Watch { .. }, _) => false,
-            // Of a file it is done at once, which gives 0.
+            // On a file it is done at once, with result 0.
             (Kind::Allocate { len, progress, .. }, Ok(count)) => {
                 *progress += *count as u64;
                 *count > 0 && *progress < *len
@@ -707,7 +707,7 @@ impl Io for UringIo {
 
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
-        // Only looking finds the end of an engine's work.
+        // Only a poll finds out that an engine has finished.
         let busy = self.accelerator.poll(self.now, done);
         let wait = if busy { Wait::No } else { wait };
         loop {

@@ -1,4 +1,4 @@
-//! A long batch leaves in shares, one in each poll, while another socket sends little at a time.
+//! A long batch leaves in shares, one in each poll, while another socket makes small sends.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -47,7 +47,7 @@ fn batch(seed: u32) -> Box<SendBatch> {
     batch
 }
 
-/// Something small on another socket, for whose sake long batches take turns.
+/// A small batch for another socket, for whose sake long batches take turns.
 fn small() -> Box<SendBatch> {
     let mut batch = SendBatch::new(64, 1);
     batch.push_bytes(b"small");
@@ -72,7 +72,7 @@ fn check(io: &mut dyn Io, (long, short): (bool, bool)) {
     let (socket, mut peer) = pair(io, long);
     let token = Token { owner: 1, generation: 0, index: 0 };
     let mut done = Vec::new();
-    // Nobody waits for it: it leaves as fast as it can.
+    // No small sender waits: it leaves as fast as it can.
     io.send(socket, batch(3), token);
     let mut polls = 0;
     while !sent(&mut done) {

@@ -21,7 +21,7 @@ use raceline_reactor::{
 };
 use scramble::{HandedOn, Scrambler};
 
-/// Who makes the streams; `None`: the simulated network alone.
+/// The maker of the streams; `None`: the simulated network alone.
 type Provider = Option<Arc<dyn StreamProvider>>;
 
 const ADDRESS: &str = "10.0.0.1:7";

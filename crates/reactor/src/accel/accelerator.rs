@@ -70,18 +70,17 @@ impl Accelerator {
     /// The CRC32C of bytes that need no owner, because it is computed now, by the CPU.
     ///
     /// # Errors
-    /// What error injection asks for.
+    /// An error only if error injection asks for one.
     #[inline]
     pub fn crc32c_now(&mut self, bytes: &[u8]) -> Result<u32, AccelError> {
         self.channel.crc32c_now(bytes)
     }
 
-    /// Copies a payload, now, and gives the CRC32C of the copy: by the CPU, and without moving the
-    /// operands about, which is what an operation that may wait costs. `upcoming` is what will be
-    /// copied next.
+    /// Copies a payload now, on the CPU, and gives the CRC32C of the copy. The operands are not moved
+    /// about: that is a cost of operations that may wait. `upcoming` is what will be copied next.
     ///
     /// # Errors
-    /// If the lengths differ; what error injection asks for.
+    /// If the lengths differ, or if error injection asks for an error.
     #[inline]
     pub fn copy_crc32c_now(
         &mut self,
@@ -99,7 +98,7 @@ impl Accelerator {
         self.channel.copier().is_some()
     }
 
-    /// How a batch copies and digests `bytes` bytes on their way, which are counted now.
+    /// How a batch copies and digests `bytes` bytes on their way. They are counted now.
     #[inline]
     pub fn copier(&mut self, bytes: usize) -> Option<Copier> {
         let copier = self.channel.copier()?;
@@ -107,7 +106,7 @@ impl Accelerator {
         Some(copier)
     }
 
-    /// The same of bytes that nobody else writes.
+    /// As [`Self::copy_crc32c_now`], for bytes that nothing else writes.
     ///
     /// # Errors
     /// As [`Self::copy_crc32c_now`].
@@ -116,8 +115,8 @@ impl Accelerator {
         self.channel.copy_bytes_crc32c_now(from, to, None)
     }
 
-    /// Starts an operation. What finds no room at its engine is done by the CPU, now: a core
-    /// that has commands to answer does not wait for a device that is behind.
+    /// Starts an operation. If its engine has no room, the CPU does it now: a core that has commands to
+    /// answer does not wait for a busy device.
     #[inline]
     pub fn start(&mut self, work: Work, token: Token) -> Accelerated {
         let token = pack(token);
@@ -128,7 +127,7 @@ impl Accelerator {
         }
     }
 
-    /// Whether engines have operations, whose end only looking finds.
+    /// Whether engines have operations. Only a poll finds out that one has ended.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.channel.is_busy()
@@ -141,13 +140,13 @@ impl Accelerator {
 
     /// Keeps an operation that has finished elsewhere, for [`Self::take`].
     pub(crate) fn keep(&mut self, done: WorkDone) -> Option<FinishedId> {
-        // As many as are in flight at most, so there is room.
+        // There are never more of them than can be in flight, so there is room.
         self.finished.insert(done).ok().map(FinishedId)
     }
 
-    /// Lets engines begin what was started, and announces what they have finished. True while
-    /// they have something: nothing but looking finds its end. Memory of operations that were
-    /// given up comes back as well, but nobody stays awake for it.
+    /// Lets engines begin what was started, and announces what they have finished. True while they have
+    /// operations, whose end only a poll finds. Memory of operations that were given up comes back as
+    /// well, but no core stays awake for it.
     #[inline]
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) -> bool {
         if !self.channel.is_busy() {

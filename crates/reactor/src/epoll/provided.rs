@@ -43,7 +43,7 @@ impl EpollIo {
         watched
     }
 
-    /// Starts a receive on what is no usable socket of the kernel.
+    /// Starts a receive on an id that is no usable socket of the kernel.
     #[cold]
     pub(super) fn recv_provided(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
         if let Err(buffers) = self.provided.recv(socket, buffers, token) {
@@ -51,7 +51,7 @@ impl EpollIo {
         }
     }
 
-    /// Starts a send on what is no usable socket of the kernel.
+    /// Starts a send on an id that is no usable socket of the kernel.
     #[cold]
     pub(super) fn send_provided(
         &mut self,
@@ -71,7 +71,7 @@ impl EpollIo {
         }
     }
 
-    /// Closes what is no open socket of the kernel.
+    /// Closes an id that is no open socket of the kernel.
     #[cold]
     pub(super) fn close_provided(&mut self, socket: SocketId, reset: bool) {
         if let Some(slot) = slot_of(socket) {
@@ -79,7 +79,7 @@ impl EpollIo {
         }
     }
 
-    /// Closes what is no listener of the kernel.
+    /// Closes an id that is no listener of the kernel.
     #[cold]
     pub(super) fn close_provided_listener(&mut self, listener: ListenerId) {
         if let Some(slot) = slot_of_listener(listener) {
@@ -98,7 +98,8 @@ impl EpollIo {
         }
     }
 
-    /// Tries what has news or operations. What is left to be tried is that without news.
+    /// Tries slots that have news or operations. Slots that it leaves in line are to be tried again
+    /// without news.
     pub(super) fn try_provided(&mut self, done: &mut Vec<Completion>) {
         for _ in 0..self.provided.trying() {
             let Some(slot) = self.provided.next() else { break };

@@ -1,4 +1,4 @@
-//! Waiting for an [`EpollIo`](super::EpollIo) without having it: others may use it meanwhile.
+//! Waits for an [`EpollIo`](super::EpollIo) without borrowing it: other threads may use it meanwhile.
 
 #![allow(unsafe_code)]
 
@@ -31,14 +31,14 @@ impl Sleeper {
     pub fn sleep(&self, until: Option<Instant>) -> bool {
         let slept = self.waker.start_wait();
         if slept {
-            // Whoever uses the epoll instance next fetches the event, that of the waker included.
+            // The next user of the epoll instance fetches the event, that of the waker included.
             wait_readable(self.epoll.as_raw_fd(), until);
         }
         self.waker.end_wait();
         slept
     }
 
-    /// As [`Self::sleep`], but looks away from sockets and files: somebody else takes care of them.
+    /// As [`Self::sleep`], but ignores sockets and files: another thread takes care of them.
     pub fn sleep_until_woken(&self, until: Option<Instant>) -> bool {
         let slept = self.waker.start_wait();
         if slept {

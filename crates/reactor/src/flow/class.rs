@@ -3,7 +3,7 @@
 /// What the sends of a socket tell about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Traffic {
-    /// Admin commands, or nothing yet: its batches leave whole, and nobody makes room for it.
+    /// Admin commands, or nothing yet: its batches leave whole, and no batch is cut into shares for its sake.
     #[default]
     Admin,
     /// Responses and data of a target. A queue whose sends are small waits for small answers.

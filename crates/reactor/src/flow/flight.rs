@@ -32,7 +32,7 @@ impl Flight {
         Flight { machine, load: Load::default(), readers: 0 }
     }
 
-    /// A queue has `now` under way, and had told `told` before.
+    /// Takes note that a queue has `now` under way. The queue's last note was `told`.
     #[inline]
     pub fn tell(&mut self, told: &mut Load, now: Load) {
         if *told != now {
@@ -92,7 +92,7 @@ impl Flight {
 }
 
 impl Load {
-    /// Whether it is worth telling the core of: less than this of one queue changes no decision.
+    /// Whether the core has to be told of it: less than this of one queue changes no decision.
     #[inline]
     #[must_use]
     pub fn counts(&self) -> bool {

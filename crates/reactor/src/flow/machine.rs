@@ -22,10 +22,11 @@ const CPUS: &str = "/sys/devices/system/cpu";
 static CURRENT: OnceLock<Machine> = OnceLock::new();
 
 impl Machine {
-    /// What is assumed of a machine that does not say: the one of the lab pages.
+    /// The machine of the lab pages, assumed where sysfs says nothing.
     pub const ASSUMED: Machine = Machine { l2_bytes: 1 << 20, llc_bytes: 32 << 20, llc_cores: 8 };
 
-    /// That of this process: what [`Self::set_current`] was given, else what sysfs says of the first CPU.
+    /// The machine of this process: what [`Self::set_current`] was given, else what sysfs says of the
+    /// first CPU.
     #[must_use]
     pub fn current() -> Machine {
         *CURRENT.get_or_init(|| {
@@ -35,8 +36,8 @@ impl Machine {
         })
     }
 
-    /// Has this process take these caches for its own. To be called before anything asks; gives whether
-    /// it came in time.
+    /// Sets the caches that this process takes for its own. To be called before the first
+    /// [`Self::current`]; true if it was.
     pub fn set_current(self) -> bool {
         tracing::info!("caches: {self}, as was said");
         CURRENT.set(self).is_ok()

@@ -12,7 +12,7 @@ const SPILLING_32NDS: usize = 3;
 /// From this part on, what is under way has left the caches by the time it is used; 8 MiB of 32
 /// (lab 0033, lab 0034, lab 0037).
 const FLOODED_32NDS: usize = 8;
-/// With more reading queues than this, what waits in a socket has left the caches before its turn
+/// With more reading queues than this, data that wait in a socket have left the caches before their turn
 /// comes (lab 0036).
 const BULK_READERS_MAX: usize = 24;
 
@@ -30,12 +30,12 @@ pub const HEADER_STAGING_BYTES: usize = IN_PLACE_BYTES_MIN / 2;
 /// A payload of at least this size is received into its buffer; below it, one more copy costs less
 /// than one more system call (lab 0031).
 pub const IN_PLACE_BYTES_MIN: usize = 8 << 10;
-/// Bytes that a queue moves before the others of its core have their turn, what may wait unread in
-/// one socket, and what a pipe is made to hold (lab 0042, lab 0034, lab 0039).
+/// Bytes that a queue moves before the other queues of its core have their turn (lab 0042), that may wait
+/// unread in one socket (lab 0034), and that a pipe is made to hold (lab 0039).
 pub const SHARE_BYTES: usize = 256 << 10;
-/// Bytes that one receive takes of the core's staging memory, after which a poll leaves the rest to
-/// the next one, and which the commands of one send may ask for when the caches are flooded (lab 0031,
-/// lab 0030, lab 0034).
+/// Bytes that one receive takes of the core's staging memory (lab 0031), after which a poll leaves the
+/// rest to the next one (lab 0030), and which the commands of one send may ask for when the caches are
+/// flooded (lab 0034).
 pub const TURN_BYTES: usize = 512 << 10;
 /// Commands from which on a target's queue is deep: the data of its large writes come through staging
 /// memory (lab 0033).
@@ -118,28 +118,28 @@ pub fn landing(reading: Regime, readers: usize, has_core_staging: bool) -> Landi
 }
 
 /// Whether an idle queue should expect a large payload. At depth 1 the receive is posted before its
-/// command is submitted, so the size of the read before is taken. Copies cost little while the caches
-/// hold all that comes (lab 0037).
+/// command is submitted, so the queue assumes the size of its previous read. Copies cost little while the
+/// caches hold all that comes (lab 0037).
 #[must_use]
 pub fn expects_large(last_read: usize, reading: Regime) -> bool {
     is_large(last_read) && reading == Regime::Flooded
 }
 
-/// Bytes of one receive into a payload's buffer, at most. What has been copied out of the socket goes
-/// back to the sender the sooner, and its pages are still in the caches (lab 0032).
+/// Most bytes of one receive into a payload's buffer. With smaller pieces the sender gets the socket's
+/// pages back sooner, while they are still in the caches (lab 0032).
 #[inline]
 #[must_use]
 pub fn piece(reading: Regime) -> usize {
     if reading == Regime::Flooded { 2 * LARGE_BYTES } else { LARGE_BYTES }
 }
 
-/// Bytes that the commands of one send may ask for; the last of them may go beyond. `unread` bytes have
-/// come that no receive has taken yet, and the queue has `asked` for bytes that have not all come, of
-/// which its `share` is the most. A controller that is ahead fills the sockets with data that have
-/// left the caches when they are received, so that the host stays behind (lab 0034).
+/// Bytes that the commands of one send may ask for; the last command may go beyond. `unread` bytes have
+/// come and no receive has taken them. The queue waits for `asked` bytes, and may wait for `share` at
+/// most. If the controller fills the sockets faster than the host drains them, data have left the caches
+/// when they are received, and the host stays slow (lab 0034).
 ///
-/// Nothing that comes would make a queue that has asked for nothing look again. So such a queue may
-/// always ask for one command.
+/// No data would come to make a queue look again that has asked for nothing. So such a queue may always
+/// ask for one command.
 #[must_use]
 pub fn bytes_to_ask(unread: usize, asked: usize, share: usize) -> usize {
     let least = usize::from(asked == 0);
@@ -149,7 +149,7 @@ pub fn bytes_to_ask(unread: usize, asked: usize, share: usize) -> usize {
 
 // ------------------------------------------------------------------------------ writes of a host
 
-/// Whether commands leave before data that the controller waits for. They are short, and while those
+/// Whether commands leave before data that the controller waits for. Commands are short, and while the
 /// data flow the controller can ask for the next. With more under way it has all it needs (lab 0041).
 #[inline]
 #[must_use]
@@ -159,8 +159,8 @@ pub fn commands_before_data(writing: Regime) -> bool {
 
 // ---------------------------------------------------------------------------- writes of a target
 
-/// Whether the blocks of a large write go to a device that copies as they come, rather than when all
-/// are here: the caches then hold something else than its buffer (lab 0033).
+/// Whether a device that copies gets the blocks of a large write as they come, rather than when all have
+/// come. By then the caches hold other data than the write's buffer (lab 0033).
 #[must_use]
 pub fn goes_by_blocks(held: Regime) -> bool {
     held == Regime::Flooded
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use Regime::{Flooded, Spilling, Warm};
 
-    /// That of the lab pages.
+    /// The machine of the lab pages.
     const LAB: Machine = Machine::ASSUMED;
     const READ: usize = 128 << 10;
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 /// Where the packets of a connection come into this machine, as of the last packet when it was read.
 /// The kernel tells both ([`crate::Socket::incoming_napi_id`], [`crate::Socket::incoming_cpu`]).
 ///
-/// A receive queue that the network device changes afterwards is not noticed.
+/// A later change of the receive queue by the network device is not noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrival {
     /// The network device's receive queue, by its NAPI id. `None` when the kernel does not know it (it

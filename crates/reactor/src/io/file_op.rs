@@ -62,16 +62,16 @@ pub(crate) enum Call {
     Allocate { mode: AllocateMode, offset: u64, len: u64 },
 }
 
-// SAFETY: the pointers name memory of a `FileOp` that whoever made the call keeps, and does not
-// touch, until the call has been made.
+// SAFETY: the pointers name memory of a `FileOp`. The maker of the call keeps that, and does not touch
+// it, until the call has been made.
 unsafe impl Send for Call {}
 
 impl Call {
     /// Makes the system calls, and blocks.
     ///
     /// # Safety
-    /// The [`FileOp`] that this came from must be alive, and nobody else may use its memory
-    /// (or, for a write, change it).
+    /// The [`FileOp`] that this came from must be alive, and nothing else may use its memory (or, for a
+    /// write, change it).
     pub(crate) unsafe fn run(&self, file: &File) -> io::Result<()> {
         match *self {
             Call::Read { to, len, offset } => {

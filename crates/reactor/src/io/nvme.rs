@@ -50,7 +50,7 @@ impl Range {
 
 const _: () = assert!(size_of::<Range>() == Range::LEN as usize);
 
-/// Commands by bytes; where their data are is still to be said.
+/// Commands by bytes, without the address of their data.
 impl NvmeFormat {
     /// A flush.
     pub(crate) fn flush(self) -> Sqe {
@@ -67,8 +67,8 @@ impl NvmeFormat {
         Ok(command::write(self.nsid(), self.range(offset, len)?, durable))
     }
 
-    /// Zeroes in `len` bytes at `offset`. To `deallocate` them is refused where what is
-    /// deallocated may read something else.
+    /// Zeroes in `len` bytes at `offset`. `deallocate` is refused where deallocated blocks may read
+    /// something else.
     pub(crate) fn write_zeroes(self, offset: u64, len: u32, deallocate: bool) -> io::Result<Sqe> {
         if self.max_zeroes_bytes == 0 || deallocate && !self.zeroes_deallocate {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -88,12 +88,12 @@ impl NvmeFormat {
         Ok((sqe, Range(command::deallocate_range(slba, block_count))))
     }
 
-    /// How much of `len` bytes one command may move.
+    /// How many of `len` bytes one command may move.
     pub(crate) fn piece(self, len: usize) -> u32 {
         u32::try_from(len).unwrap_or(u32::MAX).min(self.max_transfer_bytes)
     }
 
-    /// How much of `len` bytes one Write Zeroes may zero.
+    /// How many of `len` bytes one Write Zeroes may zero.
     pub(crate) fn zeroes_piece(self, len: u64) -> u32 {
         let most = self.max_zeroes_bytes.min(BlockRange::MAX_BLOCKS << self.block_shift.min(15));
         u32::try_from(len).unwrap_or(u32::MAX).min(most)

@@ -1,7 +1,7 @@
 //! Operations on the streams and listeners of providers, the same over every back end.
 //!
 //! A back end says when to try ([`Provided::wake`]), tries ([`Provided::attempt`]), and waits for what
-//! the answer names. What it knows about a slot beside that is a number of its own
+//! the answer names. Beside that, a back end keeps one number of its own for each slot
 //! ([`Provided::watch`]).
 
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ use crate::memory::stream::fence;
 use crate::send::SendBatch;
 use crate::thread::stats::IoCounts;
 
-/// The bit that tells ids of this module from those of the kernel's sockets and listeners, which
-/// [`Slab`] leaves clear.
+/// The bit that marks ids of this module. [`Slab`] leaves it clear in ids of the kernel's sockets and
+/// listeners.
 const PROVIDED: u32 = 1 << 31;
 
 /// Connections that one try of a listener accepts, so that a storm does not delay others.
@@ -37,7 +37,7 @@ struct Slot {
     body: Body,
     /// What its owner has declared.
     class: SocketClass,
-    /// What waits for news; without, only trying tells.
+    /// The descriptor to wait on for news; without one, only a try tells.
     fd: Option<RawFd>,
     polled: bool,
     /// It is in `trying`.
@@ -91,7 +91,7 @@ pub(crate) fn slot_of_listener(listener: ListenerId) -> Option<u32> {
 }
 
 impl Provided {
-    /// Whether there is any: a core without pays for this question only.
+    /// Whether there is any. For a core without one, this question is the only cost.
     #[inline]
     pub(crate) fn is_used(&self) -> bool {
         self.slots.live() > 0
@@ -107,7 +107,7 @@ impl Provided {
         self.slots.ids().collect()
     }
 
-    /// Takes a stream over. It is tried at once, as its handshake may be its part to begin.
+    /// Takes a stream over. It is tried at once, as it may have to begin its handshake.
     pub(crate) fn adopt(&mut self, stream: Box<dyn ByteStream>) -> io::Result<u32> {
         let source = stream.source();
         let (fd, polled) = (raw(source), source.is_polled());
@@ -189,7 +189,7 @@ impl Provided {
         }
     }
 
-    /// What a socket that could send is for.
+    /// The class of a socket that is not closed.
     pub(crate) fn class(&self, socket: SocketId) -> Option<SocketClass> {
         let slot = slot_of(socket).and_then(|id| self.slots.get(id));
         slot.filter(|slot| !slot.closing).map(|slot| slot.class)
@@ -203,7 +203,7 @@ impl Provided {
         }
     }
 
-    /// Who the peer has proved to be.
+    /// The name that the peer has proved to have.
     pub(crate) fn peer_identity(&self, socket: SocketId) -> Option<&str> {
         match &self.slots.get(slot_of(socket)?)?.body {
             Body::Stream { stream, .. } => stream.peer_identity(),
@@ -256,7 +256,7 @@ impl Provided {
         self.slots.get(id).map_or(0, |slot| slot.misses)
     }
 
-    /// There are news, or there is a new operation: the slot is to be tried.
+    /// Puts a slot in line to be tried: it has news or a new operation.
     pub(crate) fn wake(&mut self, id: u32) {
         if let Some(slot) = self.slots.get_mut(id) {
             slot.misses = 0;
@@ -266,7 +266,7 @@ impl Provided {
         }
     }
 
-    /// Has slots that wait tried as well, for who asks no source.
+    /// Puts all slots that wait in line to be tried, for a back end that has not asked their sources.
     pub(crate) fn wake_all(&mut self) {
         for id in self.ids() {
             if !self.interest(id).is_none() {
@@ -289,7 +289,7 @@ impl Provided {
         Some(id)
     }
 
-    /// Has the next poll try a slot, which has no news.
+    /// Has the next poll try a slot that has no news.
     pub(crate) fn try_on(&mut self, id: u32) {
         if let Some(slot) = self.slots.get_mut(id)
             && !std::mem::replace(&mut slot.trying, true)
@@ -324,7 +324,7 @@ impl Provided {
 }
 
 impl Drop for Provided {
-    /// Streams have their last words.
+    /// Closes all streams, so that they can say their last words.
     fn drop(&mut self) {
         let mut done = Vec::new();
         for id in self.ids() {
@@ -386,8 +386,8 @@ fn try_recv(
     done.extend([Completion { token, outcome: Outcome::Received(result, buffers) }]);
 }
 
-/// Sends until the batch is gone, its share is, or the stream takes no more; true if only its share
-/// of this poll is gone.
+/// Sends until the batch or its share of this poll is gone, or the stream takes no more. True if only the
+/// share is gone.
 fn try_send(
     stream: &mut dyn ByteStream,
     send: &mut Option<(Token, Box<SendBatch>)>,
@@ -395,7 +395,7 @@ fn try_send(
     done: &mut impl Extend<Completion>,
 ) -> bool {
     let Some((token, mut batch)) = send.take() else { return false };
-    // What it says, such as that a write is done, may be read before the call is over.
+    // The peer may read the batch, such as that a write is done, before the call is over.
     fence();
     let mut share = batch.call_bytes_max();
     let result = loop {
@@ -442,7 +442,7 @@ fn try_accept(
                 });
                 done.extend([Completion { token, outcome: Outcome::Accepted(accepted) }]);
                 if failed {
-                    // The next try may be given the same error: not before there are news.
+                    // The next try may get the same error, so it waits for news.
                     return Next::Wait(Interest::READ);
                 }
             }

@@ -9,8 +9,8 @@ const ID_MASK: u32 = u32::MAX >> 1;
 /// Most objects in one slab.
 pub(crate) const SLAB_CAPACITY: usize = 1 << INDEX_BITS;
 
-/// Objects by id. An id is never given again until its slot has been used 2048 times, so a
-/// stale one finds nothing rather than somebody else.
+/// Objects by id. An id is never given again until its slot has been used 2048 times, so a stale id finds
+/// nothing rather than another object.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     entries: Vec<Entry<T>>,
@@ -82,7 +82,7 @@ impl<T> Slab<T> {
     }
 }
 
-/// The place that an id names, whichever use of it.
+/// The place that an id names, whatever the id's generation.
 pub(crate) fn index(id: u32) -> usize {
     (id % (1 << INDEX_BITS)) as usize
 }

@@ -180,14 +180,14 @@ impl fmt::Debug for Socket {
 /// Whether this process may give its sockets this priority.
 ///
 /// # Errors
-/// `PermissionDenied` where the kernel wants CAP_NET_ADMIN for it, above 6.
+/// `PermissionDenied` for a priority above 6 where the kernel wants CAP_NET_ADMIN for that.
 pub fn check_priority(priority: u32) -> io::Result<()> {
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     socket_option::set_priority(&socket, priority)
 }
 
-/// Whether this process may have its sockets busy poll for so long. Warns if it may, but not
-/// prefer it over interrupts.
+/// Whether this process may have its sockets busy poll for `time`. Warns if it may, but may not prefer
+/// that to interrupts.
 ///
 /// # Errors
 /// `PermissionDenied`, saying what is needed, where the kernel wants CAP_NET_ADMIN for a `time`
@@ -233,11 +233,11 @@ pub(crate) fn for_connect(address: SocketAddr, source: Option<IpAddr>) -> io::Re
 }
 
 /// Binds to an address of this machine. The port is chosen when the socket is connected, so that
-/// connections to other places may have the same.
+/// connections to other places may have the same port.
 fn bind_source(fd: &OwnedFd, address: SocketAddr, source: IpAddr) -> io::Result<()> {
     let source = match (address, source) {
         (SocketAddr::V4(_), IpAddr::V4(source)) => SocketAddr::from((source, 0)),
-        // An address of one link is one only together with that link.
+        // A link-local address is complete only with its link.
         (SocketAddr::V6(to), IpAddr::V6(source)) => {
             SocketAddrV6::new(source, 0, 0, to.scope_id()).into()
         }
@@ -268,10 +268,10 @@ pub(crate) fn reset_on_close(fd: &OwnedFd) {
     }
 }
 
-/// Before a socket is closed: an orderly end, or the connection is reset. If it has sent by reference
-/// (then [`reset_on_close`] was called, and so many bytes were sent since), none of that may
-/// stay that the peer has not acknowledged, as the memory goes back to its owner: all output is dropped
-/// now, and the connection reset.
+/// Prepares the close of a socket: an orderly end, or a reset of the connection. If the socket has sent
+/// by reference, [`reset_on_close`] was called then, and `copied_since` bytes were sent since. Memory
+/// that was sent by reference goes back to its owner: unless the peer has acknowledged all of it, all
+/// output is dropped now, and the connection reset.
 pub(crate) fn prepare_close(fd: &OwnedFd, copied_since: Option<usize>, reset: bool) {
     match copied_since {
         Some(copied) if socket_option::unacknowledged(fd) > copied => {
@@ -302,7 +302,7 @@ pub(crate) fn unread(fd: &impl AsFd) -> usize {
     rustix::io::ioctl_fionread(fd).map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// What an owner gets that uses a socket it has closed, or twice at once.
+/// The error for an owner that uses a socket that it has closed, or starts a second operation on one.
 pub(crate) fn not_usable() -> io::Error {
     io::Error::from_raw_os_error(libc::EBADF)
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use libc::c_int;
 
-/// Packets that one busy poll may take from a receive queue, as many as an interrupt may: the
-/// kernel's default of 8 would leave a queue behind that is under load.
+/// Packets that one busy poll may take from a receive queue, as many as an interrupt may. With the
+/// kernel's default of 8, a queue under load would fall behind.
 const BUSY_POLL_PACKETS: c_int = 64;
 
 /// The receive queue, by its NAPI id, from which the last packet came (SO_INCOMING_NAPI_ID);
@@ -28,7 +28,7 @@ pub(crate) fn incoming_cpu(fd: &impl AsRawFd) -> Option<usize> {
 /// The priority of what is sent (SO_PRIORITY): queueing disciplines sort by it.
 ///
 /// # Errors
-/// `PermissionDenied` where the kernel wants CAP_NET_ADMIN for it, above 6.
+/// `PermissionDenied` for a priority above 6 where the kernel wants CAP_NET_ADMIN for that.
 pub(crate) fn set_priority(fd: &impl AsRawFd, priority: u32) -> io::Result<()> {
     set(fd, libc::SO_PRIORITY, c_int::try_from(priority).unwrap_or(c_int::MAX))
 }
@@ -36,15 +36,15 @@ pub(crate) fn set_priority(fd: &impl AsRawFd, priority: u32) -> io::Result<()> {
 /// What busy polling a process is permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BusyPoll {
-    /// With whatever interrupts come meanwhile.
+    /// Interrupts still come meanwhile.
     Plain,
     /// Preferred over interrupts, and in large steps: that needs CAP_NET_ADMIN.
     Preferred,
 }
 
 /// Has a receive that finds nothing look into the receive queue itself, for at most `time`
-/// (SO_BUSY_POLL), and rather than wait for an interrupt where that is permitted
-/// (SO_PREFER_BUSY_POLL, SO_BUSY_POLL_BUDGET).
+/// (SO_BUSY_POLL). Where that is permitted, the kernel prefers it to interrupts (SO_PREFER_BUSY_POLL,
+/// SO_BUSY_POLL_BUDGET).
 ///
 /// # Errors
 /// `PermissionDenied`, saying what is needed, where the kernel wants CAP_NET_ADMIN for a `time`
@@ -80,8 +80,8 @@ pub(crate) fn unacknowledged(fd: &impl AsRawFd) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// Has bind(2) leave the port to connect(2), which may take one that others use to other places
-/// (IP_BIND_ADDRESS_NO_PORT; it is for both families).
+/// Has bind(2) leave the port to connect(2), which may take a port that other connections use to other
+/// places (IP_BIND_ADDRESS_NO_PORT; it is for both families).
 pub(crate) fn bind_address_no_port(fd: &impl AsRawFd) -> io::Result<()> {
     set_at(fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }

@@ -1,14 +1,14 @@
 //! Memory that a core receives into, whichever of its sockets has data.
 //!
-//! A socket's own staging memory has left the caches by the time its turn comes again, and what all
-//! sockets have cannot be large. A core needs few buffers at a time, so these can be, and the one
-//! that was used last is taken first (lab 0031).
+//! A socket's own staging memory has left the caches by the time its turn comes again, and it cannot be
+//! large, as every socket has some. A core needs few buffers at a time, so its buffers can be large. The
+//! one that was used last is taken first (lab 0031).
 
 use crate::io::RecvBuffers;
 use crate::memory::buffer::IoBuf;
 
-/// Most buffers that sockets have at a time; one more receives into its own staging memory. Usually
-/// they have as many as one poll finishes receives, and give them back before the next.
+/// Most buffers that sockets have at a time; one more socket receives into its own staging memory. Usually
+/// sockets have one for each receive that a poll finishes, and give them back before the next poll.
 const LENT_MAX: usize = 16;
 
 /// The staging memory of one core.
@@ -21,7 +21,7 @@ pub(crate) struct CoreStaging {
 }
 
 impl CoreStaging {
-    /// A socket will want so many bytes.
+    /// A socket will want `bytes` bytes.
     pub(crate) fn expect(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.bytes = bytes;
@@ -30,8 +30,9 @@ impl CoreStaging {
         }
     }
 
-    /// Before a receive of a socket that may use so many bytes of it: offers a buffer of it in place of
-    /// all of the socket's own staging memory, which is given; `None` if it stays as it is.
+    /// Called before a receive of a socket that may use `bytes` bytes of this memory. Offers a buffer in
+    /// place of all of the socket's own staging memory, and gives the latter; `None` if the socket keeps
+    /// its own.
     #[inline]
     pub(crate) fn offer(&mut self, bytes: usize, buffers: &mut RecvBuffers) -> Option<IoBuf> {
         let whole = buffers.staging_range == (0..buffers.staging.len());
@@ -41,13 +42,14 @@ impl CoreStaging {
         self.lend().map(|core| buffers.swap_staging(core, bytes))
     }
 
-    /// That receive found nothing: the socket has its own memory back.
+    /// The receive found nothing: the socket gets its own memory back.
     pub(crate) fn withdraw(&mut self, own: IoBuf, buffers: &mut RecvBuffers) {
         let len = own.len();
         self.give_back(buffers.swap_staging(own, len));
     }
 
-    /// The next receive of a socket whose last one ended here: it has its own memory back, too.
+    /// The last receive of the socket ended in a buffer of the core. For the next, the socket gets its
+    /// own memory back.
     #[inline]
     pub(crate) fn restore(&mut self, own: IoBuf, buffers: &mut RecvBuffers) {
         let end = buffers.staging_range.end.min(own.len());
@@ -55,7 +57,7 @@ impl CoreStaging {
         self.give_back(std::mem::replace(&mut buffers.staging, own));
     }
 
-    /// A buffer, if not too many are lent.
+    /// A free buffer, or a new one while fewer than [`LENT_MAX`] are lent.
     fn lend(&mut self) -> Option<IoBuf> {
         let buf = match self.free.pop() {
             None if self.lent >= LENT_MAX => return None,
@@ -66,7 +68,7 @@ impl CoreStaging {
         Some(buf)
     }
 
-    /// A buffer comes back; the next to be lent.
+    /// A buffer comes back; it is the next to be lent.
     fn give_back(&mut self, buf: IoBuf) {
         self.lent -= 1;
         if buf.len() == self.bytes {

@@ -1,8 +1,8 @@
 //! The seam for byte streams that the kernel's TCP does not carry as they are: TLS, another TCP stack.
 //!
-//! A [`StreamProvider`] is chosen per listener and per connection. It turns a fresh [`Socket`] into
-//! one whose bytes go through a [`ByteStream`] of its own, or listens and connects itself. Whoever
-//! adopts such a socket uses it as any other. Sockets without a provider never come by here.
+//! A [`StreamProvider`] is chosen per listener and per connection. It turns a fresh [`Socket`] into one
+//! whose bytes go through a [`ByteStream`] of its own, or listens and connects itself. A core adopts and
+//! uses such a socket as any other. Sockets without a provider do not use this module.
 
 use std::fmt;
 use std::io;
@@ -21,9 +21,9 @@ use crate::sim::SimSocket;
 ///
 /// At each try the core calls [`Self::advance`], then [`Self::receive`] if a receive waits, then
 /// [`Self::transmit`] if a send waits. It tries when an operation is started and when the source has
-/// news; while it spins, more often. A handshake needs no phases of its own: until it is done,
-/// `advance` drives it and the other two give `WouldBlock`. Who adopts a socket bounds the time until
-/// the first bytes come, so a handshake that stalls ends with its connection.
+/// news; while it spins, more often. A handshake needs no phases of its own: until it is done, `advance`
+/// drives it and the other two give `WouldBlock`. The owner of a socket bounds the time until the first
+/// bytes come, so a handshake that stalls ends with its connection.
 pub trait ByteStream: Send {
     /// Goes on with what the stream does by itself: its handshake, and output that it has taken over
     /// and still owes. `Ok` when nothing of that is left.
@@ -67,7 +67,7 @@ pub trait ByteStream: Send {
         None
     }
 
-    /// The name by which the handshake has proved who the peer is, once it has.
+    /// The name that the handshake has proved the peer to have, once it has.
     fn peer_identity(&self) -> Option<&str> {
         None
     }
@@ -134,7 +134,7 @@ impl<'a> Source<'a> {
         Source { inner: Inner::Descriptor(fd) }
     }
 
-    /// None: a stack in user space that only looking at tells. Its core never sleeps.
+    /// No source: only polling tells what a stack in user space has. Its core never sleeps.
     #[must_use]
     pub fn polled() -> Source<'a> {
         Source { inner: Inner::Polled }

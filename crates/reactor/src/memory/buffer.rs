@@ -64,7 +64,7 @@ impl BufferPool {
         BufferPool::lending(config, 0)
     }
 
-    /// As [`BufferPool::new`], and so many buffers may be over lent memory at a time
+    /// As [`BufferPool::new`], and `lent_count` buffers at a time may be over lent memory
     /// ([`BufferPool::lend`]).
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl BufferPool {
         let alignment = if huge_pages { HUGE_PAGE_SIZE } else { BUFFER_ALIGNMENT };
         let mapping = Mapping::anonymous(total.max(1), alignment)?;
         if huge_pages && let Err(error) = mapping.advise(0, mapping.len(), libc::MADV_HUGEPAGE) {
-            // Then they are normal ones, which are slower.
+            // The pages are then normal ones, which are slower.
             tracing::debug!("MADV_HUGEPAGE: {error}");
         }
         let mut offset = 0;
@@ -122,7 +122,7 @@ impl BufferPool {
     /// As [`BufferPool::take`], from these classes only.
     ///
     /// # Panics
-    /// If there are not so many classes.
+    /// If the range goes beyond the classes.
     pub fn take_of(&self, len: usize, classes: Range<usize>) -> Option<IoBuf> {
         for class in self.inner.classes[classes].iter().filter(|class| class.size >= len) {
             if let Some(index) = class.free.borrow_mut().pop() {
@@ -137,13 +137,13 @@ impl BufferPool {
         None
     }
 
-    /// A buffer over memory that belongs to somebody else. `None` when as many are in use as
-    /// [`BufferPool::lending`] was told.
+    /// A buffer over memory that the pool does not own. `None` when all that [`BufferPool::lending`] was
+    /// told of are in use.
     ///
     /// # Safety
-    /// Until the buffer, and all that [`IoBuf::share`] makes of it, are gone, the memory is valid
-    /// for reads and writes of `len` bytes, and nobody else writes it; nobody else reads it while
-    /// the buffer is not shared.
+    /// Until the buffer, and all that [`IoBuf::share`] makes of it, are gone, the memory is valid for
+    /// reads and writes of `len` bytes, and nothing else writes it; nothing else reads it while the
+    /// buffer is not shared.
     #[must_use]
     pub unsafe fn lend(&self, memory: NonNull<u8>, len: usize) -> Option<IoBuf> {
         let index = self.inner.lent.free.borrow_mut().pop()?;
@@ -379,7 +379,7 @@ struct Class {
     size: usize,
     /// Never moves: buffers point at their slot.
     slots: Box<[Slot]>,
-    /// Indices of the slots nobody owns. Its capacity is the number of slots.
+    /// Indices of the slots without an owner. Its capacity is the number of slots.
     free: RefCell<Vec<usize>>,
 }
 
@@ -391,8 +391,8 @@ impl Class {
     }
 }
 
-/// One buffer's memory and how many own it. Only the memory of a lent slot and of a part changes,
-/// while nobody owns it.
+/// One buffer's memory and the number of its owners. Only the memory of a lent slot and of a part
+/// changes, while it has no owner.
 pub(super) struct Slot {
     references: Cell<u32>,
     memory: Cell<NonNull<u8>>,

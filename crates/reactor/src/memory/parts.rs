@@ -1,8 +1,8 @@
 //! Parts of a buffer as buffers of their own: without a copy, and with the memory kept alive by each.
 //!
-//! Whoever moves a buffer in several operations gives each of them a part. A part may outlive the operation
-//! and its owner (a hung engine keeps what it was given): the whole buffer goes back to its pool with
-//! the last of its parts.
+//! An owner that moves a buffer in several operations gives each of them a part. A part may outlive the
+//! operation and its owner (a hung engine keeps what it was given): the whole buffer goes back to its
+//! pool with the last of its parts.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ pub struct PartPool {
 struct Places {
     /// Never moves: parts point at their place.
     parts: Box<[PartSlot]>,
-    /// Indices of the places that nobody uses. Its capacity is their number.
+    /// Indices of the unused places. Its capacity is the number of all places.
     free: RefCell<Vec<usize>>,
 }
 
@@ -57,7 +57,7 @@ impl PartPool {
         self.places.free.borrow().len()
     }
 
-    /// A reader of a part of a shared buffer. `None` when there are as many parts as there may be.
+    /// A reader of a part of a shared buffer. `None` when all places are used.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -115,10 +115,10 @@ impl PartedBuf {
     /// Gives the next `len` bytes away. `None` when the pool has no room for another part.
     ///
     /// # Panics
-    /// If there are not so many bytes left.
+    /// If fewer than `len` bytes are left.
     pub fn give(&mut self, pool: &PartPool, len: usize) -> Option<IoBuf> {
         let end = self.given.checked_add(len).expect("a part is shorter than the address space");
-        // Its bytes are its own: no other part has them, and nobody reads the whole.
+        // Its bytes are its own: no other part has them, and the whole is not read.
         let part = pool.part(&self.whole, self.given..end, false)?;
         self.given = end;
         Some(part)
@@ -127,7 +127,7 @@ impl PartedBuf {
     /// The whole buffer again.
     ///
     /// # Errors
-    /// Gives itself back when somebody has a part.
+    /// Gives itself back while a part is in use.
     pub fn try_join(self) -> Result<IoBuf, Self> {
         let given = self.given;
         self.whole.try_unique().map_err(|whole| Self { whole, given })
@@ -137,7 +137,7 @@ impl PartedBuf {
 /// Whether a part is one of those that others may read as well.
 ///
 /// # Safety
-/// `slot` is that of a part ([`Slot::is_part`]) that somebody owns.
+/// `slot` is that of a part ([`Slot::is_part`]) that has an owner.
 pub(super) unsafe fn is_read_only(slot: NonNull<Slot>) -> bool {
     // SAFETY: slots of parts are the first field of a `PartSlot`, and were named by a pointer to all of
     // that. It lives as long as its part, which holds `Places`.

@@ -1,9 +1,9 @@
 //! Large memory shared by all cores, such as the contents of a RAM namespace.
 //!
 //! Cores read and write a region at any time without locks, as hosts may do with one namespace.
-//! A `&[u8]` into it would promise the compiler that nobody writes meanwhile, which is false;
-//! so bytes only ever leave and enter by raw copies, whose result under a concurrent write may
-//! be a mixture of old and new bytes but never anything else. That is what NVMe promises, too.
+//! A `&[u8]` into it would promise the compiler that no core writes meanwhile, which is false; so bytes
+//! only ever leave and enter by raw copies, whose result under a concurrent write may be a mixture of old
+//! and new bytes but never anything else. That is what NVMe promises, too.
 
 #![allow(unsafe_code)]
 
@@ -42,8 +42,8 @@ pub struct Region {
     len: usize,
     /// What [`Region::discard`] gives back at once: the size of the pages asked for.
     page_size: usize,
-    /// What is written to it goes to memory at once: that takes half the time, and leaves the caches to
-    /// others.
+    /// Writes go to memory at once, past the caches: that takes half the time, and leaves the caches to
+    /// other data.
     past_caches: bool,
 }
 
@@ -72,7 +72,7 @@ impl Region {
         self.len
     }
 
-    /// Allocates the pages of a range now, so that nobody waits for them later. Contents stay as
+    /// Allocates the pages of a range now, so that no operation waits for them later. Contents stay as
     /// they are. Takes milliseconds per huge page: not for a reactor.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     }
 
-    /// Copies bytes into the region; whoever learns that it is done finds them there.
+    /// Copies bytes into the region; a thread that learns that it is done finds them there.
     ///
     /// # Panics
     /// If the range is outside.
@@ -107,9 +107,9 @@ impl Region {
         stream::fence();
     }
 
-    /// As [`Self::copy_in`], but only who learns of it by what this thread sends ([`crate::Io::send`]) or by
-    /// a message ([`crate::mailbox`]) finds them there for certain: many copies cost less than with a fence
-    /// behind each.
+    /// As [`Self::copy_in`], but without a fence behind each copy, which makes many copies cheaper. Only
+    /// a receiver of what this thread sends ([`crate::Io::send`]) or of a message ([`crate::mailbox`]) is
+    /// certain to find the bytes there.
     ///
     /// # Panics
     /// If the range is outside.
@@ -174,10 +174,10 @@ impl Region {
         unsafe { libc::memcmp(at.cast(), bytes.as_ptr().cast(), bytes.len()) == 0 }
     }
 
-    /// Starts fetching a range into the cache, without waiting for it: the first lines of each
-    /// page, which the processor's own prefetcher then follows. Of random 4 KiB that are copied
-    /// a little later it saves a fifth of the time (a quarter with normal pages); asking for
-    /// every line costs more than it saves.
+    /// Starts fetching a range into the cache, without waiting for it: the first lines of each page,
+    /// which the processor's own prefetcher then follows. For random 4 KiB that are copied afterwards it
+    /// saves a fifth of the time (a quarter with normal pages); asking for every line costs more than it
+    /// saves.
     ///
     /// # Panics
     /// If the range is outside.
@@ -205,7 +205,7 @@ impl Region {
     }
 }
 
-/// Large memory with one owner, who may therefore look at it as a slice.
+/// Large memory with one owner, which may therefore use it as a slice.
 #[derive(Debug)]
 pub struct PageBuf {
     mapping: Mapping,
@@ -236,7 +236,7 @@ impl PageBuf {
     /// # Panics
     /// If one does not fit in there.
     pub fn stream_in<'a>(&mut self, pieces: impl IntoIterator<Item = (usize, &'a [u8])>) {
-        /// Also when the pieces panic: nobody may look at the memory before.
+        /// Also when the pieces panic: the fence comes before the memory is read.
         struct Fence;
         impl Drop for Fence {
             fn drop(&mut self) {
@@ -256,8 +256,8 @@ impl Deref for PageBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has at least `len` bytes, zeroed when mapped; whoever writes has
-        // borrowed this, their only owner, mutably.
+        // SAFETY: the mapping has at least `len` bytes, zeroed when mapped; a writer has borrowed this,
+        // their only owner, mutably.
         unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr(), self.len) }
     }
 }

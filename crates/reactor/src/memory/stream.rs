@@ -1,4 +1,4 @@
-//! Copies that go past the cache, for data that nobody will look at soon (lab 0045).
+//! Copies that go past the cache, for data that are not read soon (lab 0045).
 
 #![allow(unsafe_code)]
 
@@ -6,9 +6,9 @@
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// Copies `len` bytes without fetching the lines they overwrite into the cache. The calling thread
-/// sees them at once; others for certain only what was copied before its last [`fence`], as these
-/// stores are not ordered with those that follow. A fence waits until memory has them all, so one
+/// Copies `len` bytes without fetching the lines they overwrite into the cache. The calling thread sees
+/// them at once. Other threads are certain to see only what was copied before its last [`fence`], as
+/// these stores are not ordered with those that follow. A fence waits until memory has them all, so one
 /// for many copies costs less.
 ///
 /// # Safety

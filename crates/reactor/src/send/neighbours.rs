@@ -1,4 +1,4 @@
-//! Which sockets of this core send little at a time: one with a lot to send lets them go first.
+//! Which sockets of this core make small sends: a socket with a long batch lets them go first.
 
 use std::time::{Duration, Instant};
 
@@ -6,19 +6,19 @@ use crate::flow::{SocketClass, Traffic};
 use crate::io::{SocketId, slab};
 use crate::send::SendBatch;
 
-/// How long after its last small send a socket still counts as one that waits for its turn, and
-/// after its last long one as one that does not (lab 0042).
+/// How long after its last small send a socket still counts as a small sender, and after its last long
+/// send as none (lab 0042).
 const ACTIVE: Duration = Duration::from_millis(100);
 
 /// A send of at most this part of a share is a small one.
 const SMALL_PARTS: usize = 4;
 
-/// The small sends of late.
+/// The last small sends of a core, and the last long ones.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbours {
-    /// Who sent little last, and when; and who else did, before.
+    /// The socket of the last small send and its time, and those of the last small send of another socket.
     small: [Option<(SocketId, Instant)>; 2],
-    /// By the place of a socket, of those that mix: when it last had more than its share to send.
+    /// By the place of a socket that carries commands: when it last had more than its share to send.
     long_at: Vec<Option<Instant>>,
     /// Batches that left in shares.
     in_shares: u64,
@@ -85,8 +85,8 @@ impl Neighbours {
     }
 }
 
-/// A small number that no other open socket of the core has. The id itself is none: it grows with
-/// each use of a place, and its topmost bit says whose the socket is.
+/// A small number that no other open socket of the core has. The id itself is not small: it grows with
+/// each use of a place, and its topmost bit tells a provider's socket from one of the kernel.
 fn place(socket: SocketId) -> usize {
     slab::index(socket.0) * 2 + usize::from(socket.0 > u32::MAX / 2)
 }
@@ -174,11 +174,11 @@ mod tests {
             assert!(!mixed_in_shares(&mut plan, socket, soon, 72));
             assert!(!mixed_in_shares(&mut plan, socket, soon, 8 * SHARE));
         }
-        // But they let go somebody who only sends little.
+        // But they let a socket go first that makes only small sends.
         assert!(!in_shares(&mut plan, SHORT, soon, 72));
         assert!(mixed_in_shares(&mut plan, LONG, soon, 8 * SHARE));
         assert!(mixed_in_shares(&mut plan, other, soon, 8 * SHARE));
-        // Who has sent nothing long for a while counts as such again.
+        // A socket that has made no long send within `ACTIVE` counts as a small sender again.
         let later = soon + ACTIVE;
         assert!(!mixed_in_shares(&mut plan, other, later, 72));
         assert!(mixed_in_shares(&mut plan, LONG, later, 8 * SHARE));

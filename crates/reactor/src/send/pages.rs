@@ -1,11 +1,11 @@
 //! Sending memory without a copy: its pages go into a pipe, and from there to a socket (vmsplice(2),
 //! splice(2)).
 //!
-//! A copy into a socket's buffers is most of what sending much costs, all the more where the peer
-//! runs on a neighbouring core: the kernel takes the same few pages over and over, and these are in
-//! that core's caches (lab 0040). The kernel reads the pages whenever it
-//! sends them, and on one machine when the peer receives them. So this is for bytes only that stay as
-//! they are until the peer has told that it has them: [`crate::SendBatch::push_kept`].
+//! The copy into a socket's buffers is most of the cost of large sends. It costs more if the peer runs on
+//! a neighbouring core: the kernel takes the same few pages over and over, and these are in that core's
+//! caches (lab 0040). The kernel reads a payload's pages whenever it sends them; to a peer on the same
+//! machine, when the peer receives them. So this is only for bytes that stay as they are until the peer
+//! has told that it has them: [`crate::SendBatch::push_kept`].
 
 #![allow(unsafe_code)]
 
@@ -76,8 +76,8 @@ impl PagePipe {
         send_copied(fd, &segments[..count], follows)
     }
 
-    /// After an error that will come again, all is copied from now on; after another, as of a process
-    /// without descriptors to spare, what is to be sent now.
+    /// After an error that will come again, all sends from now on are copied. After another error, such
+    /// as a lack of descriptors, this send is copied.
     #[cold]
     fn note_refusal(&mut self, error: &io::Error) {
         self.ends = None;
@@ -94,12 +94,12 @@ impl PagePipe {
         }
     }
 
-    /// Sends as much of `bytes` as the socket takes, which `follows` says are not the last for now. The
-    /// kernel reads the memory also after this has returned: the peer gets what it holds when it receives.
+    /// Sends as much of `bytes` as the socket takes; more bytes follow at once if `follows`. The kernel
+    /// reads the memory also after this has returned: the peer gets what it holds when the peer receives.
     ///
     /// # Errors
-    /// The socket's, or the system does not let us do this. `WouldBlock` when a non-blocking socket takes
-    /// nothing.
+    /// The socket's error, or that of a system that does not permit this. `WouldBlock` when a
+    /// non-blocking socket takes nothing.
     pub fn send(&mut self, fd: &impl AsFd, bytes: &[u8], follows: bool) -> io::Result<usize> {
         let sent = self.send_pages(fd, bytes, follows, &mut IoCounts::default());
         sent.map_err(|refused| match refused {
@@ -135,7 +135,7 @@ impl PagePipe {
             match rustix::pipe::splice(&*reader, None, fd, None, filled - sent, flags) {
                 Ok(count) if count > 0 => sent += count,
                 result => {
-                    // What the socket did not take must not be before another's.
+                    // What the socket did not take must not come before the bytes of another socket.
                     (self.ends, self.filled) = (None, true);
                     let error =
                         result.err().map_or(io::ErrorKind::WriteZero.into(), io::Error::from);
@@ -277,7 +277,7 @@ mod tests {
             }
             let sent = send(&mut pages, &fd, &mut batch);
             assert!(sent >= 4096);
-            // What nobody may do.
+            // Changes the payload before the peer has it, which no owner may do.
             // SAFETY: the memory is `buf`'s, and this thread alone uses it.
             unsafe { memory.write_bytes(2, LARGE) };
             let mut came = vec![0; sent];

@@ -1,4 +1,4 @@
-//! Bytes on their way out, and who owns them.
+//! Bytes on their way out, and their owners.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::memory::buffer::{IoBuf, RegionHandle, SharedBuf};
 /// Where the bytes of [`Payload::Zeroes`] come from; a longer run names it several times.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Bytes of a payload and who owns them until they are sent.
+/// Bytes of a payload and their owner until they are sent.
 #[derive(Debug)]
 pub enum Payload {
     /// A range of a buffer that goes back to its pool when the batch is cleared.
@@ -16,7 +16,7 @@ pub enum Payload {
     Shared(SharedBuf, Range<usize>),
     /// A range of a region, sent straight from it.
     Region(RegionHandle, Range<u64>),
-    /// That many zeroes.
+    /// This many zeroes.
     Zeroes(usize),
 }
 

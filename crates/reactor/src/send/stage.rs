@@ -1,9 +1,9 @@
 //! Payloads that are digested on their way out.
 //!
-//! Memory that others may write must not change between its digest and its departure, so it is
-//! copied and the copy is digested. The copy is made just before the system call that takes it,
-//! into memory that was used for the call before. So no command needs a buffer for it, and as
-//! much as is ready leaves at once: few large calls are what pays (lab 0019).
+//! Memory that others may write must not change between its digest and its departure, so it is copied and
+//! the copy is digested. The copy is made just before the system call that takes it, into memory that was
+//! used for the call before. So no command needs a buffer for it. All that is ready leaves at once: few
+//! large calls are cheaper than many small ones (lab 0019).
 
 use std::cell::RefCell;
 
@@ -13,9 +13,9 @@ use super::Payload;
 use crate::flow::Machine;
 use crate::flow::policy::{LARGE_BYTES, STAGES_MAX};
 
-/// Most bytes that are copied for one system call: as many as a second-level cache holds. Each call
-/// lets the peer begin, and what it then does to the socket costs this side more than the third-level
-/// cache does: with 128 KiB a call, large reads were a quarter slower (lab 0019).
+/// Most bytes that are copied for one system call: as many as a second-level cache holds. Each call lets
+/// the peer begin, and the peer's work on the socket costs this side more than the third-level cache
+/// does: with 128 KiB a call, large reads were a quarter slower (lab 0019).
 fn stage_bytes() -> usize {
     Machine::current().l2_bytes.max(LARGE_BYTES)
 }
@@ -24,24 +24,24 @@ thread_local! {
     static STAGES: RefCell<Stages> = const { RefCell::new(Stages { spare: Vec::new(), used: 0 }) };
 }
 
-/// A thread's large stages. Only sockets that are full keep one for long; when they have all, others
-/// get small ones.
+/// A thread's large stages. A batch keeps one between calls only while its socket is full. When all
+/// stages are in use, other batches get small ones.
 struct Stages {
     /// The one that was used last is at the end.
     spare: Vec<Box<[u8]>>,
     used: usize,
 }
 
-/// What is digested, and the copies of what of it leaves next.
+/// Payloads that are digested, and the copies of the bytes that leave next.
 #[derive(Default)]
 pub(super) struct Stage {
-    /// How to copy; there is nothing to be digested without.
+    /// How to copy; `None` while nothing is to be digested.
     copier: Option<Copier>,
     /// In the order in which they leave; those whose copies have left stay until the end.
     digested: Vec<Digested>,
     memory: Option<Box<[u8]>>,
     filled: usize,
-    /// How many of them have left.
+    /// How many of the copied bytes have left.
     sent: usize,
     /// The payload that is to be copied next, from this offset on, and the digest up to there.
     next: usize,
@@ -57,7 +57,7 @@ struct Digested {
 }
 
 impl Stage {
-    /// This leaves after what has been pushed before.
+    /// Adds a payload, which leaves after what has been pushed before.
     pub(super) fn push(&mut self, payload: Payload, place: usize, copier: Copier) {
         self.copier = Some(copier);
         self.digested.push(Digested { payload, place });
@@ -67,8 +67,8 @@ impl Stage {
         self.copier.is_some()
     }
 
-    /// Copies what leaves next, at most so many bytes, unless copies are left; completes digests among
-    /// the headers.
+    /// Copies what leaves next, at most `most` bytes, unless earlier copies are left. Completes digests
+    /// among the headers.
     pub(super) fn fill(&mut self, headers: &mut [u8], most: usize) {
         let Some(copier) = self.copier else { return };
         if self.sent < self.filled {
@@ -103,7 +103,7 @@ impl Stage {
         self.memory.as_deref().map_or(&[], |memory| &memory[self.sent..self.filled])
     }
 
-    /// So many copied bytes have left.
+    /// `sent` copied bytes have left.
     pub(super) fn advance(&mut self, sent: usize) {
         self.sent += sent;
         if self.sent == self.filled {

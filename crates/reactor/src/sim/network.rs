@@ -12,7 +12,7 @@ use crate::io::{Completion, Outcome, RecvBuffers, Token};
 use crate::memory::buffer::IoBuf;
 use crate::send::SendBatch;
 
-/// The first port given to those who ask for none.
+/// The first port given where none is asked for.
 const FIRST_EPHEMERAL_PORT: u16 = 20_000;
 
 /// All connections and listeners of a world. Ends are never forgotten, so that a stale id
@@ -26,7 +26,7 @@ pub(super) struct Network {
     ports_given: u16,
 }
 
-/// Who gets the connections of a listener.
+/// The receiver of a listener's connections.
 #[derive(Clone, Copy)]
 pub(super) struct Listener {
     pub(super) core: usize,
@@ -37,12 +37,12 @@ pub(super) struct Listener {
 pub(super) struct End {
     pub(super) local: SocketAddr,
     pub(super) peer_address: SocketAddr,
-    /// Who has adopted it, and what for.
+    /// The core that has adopted it, and what the socket is for.
     pub(super) core: Option<usize>,
     class: SocketClass,
     /// Its own staging memory, while its owner has some of the core's.
     own_staging: Option<IoBuf>,
-    /// What a provider's stream reads and writes, which has the end instead of operations.
+    /// What a provider's stream reads and writes. Such an end has no operations.
     pipe: Arc<Pipe>,
     piped: bool,
     /// Sent by the peer and not yet here.
@@ -60,7 +60,7 @@ pub(super) struct End {
     /// Events that are on their way, so that there is one of each.
     delivering: bool,
     progressing: bool,
-    /// The connection breaks when so many bytes have been sent; on the connecting end.
+    /// Bytes after which the connection breaks; on the connecting end.
     break_after: Option<u64>,
 }
 
@@ -239,7 +239,7 @@ impl World {
         if let (Some(_), Some(core)) = (slot.own_staging.take(), slot.core) {
             self.cores[core].staging.lose();
         }
-        // As TCP does: who closes with bytes unread resets the connection.
+        // As TCP does: a close with unread bytes resets the connection.
         let unread = slot.arrived.len() + slot.pipe.unread() + slot.in_transit.len();
         let reset = reset || unread > 0;
         let last = slot.pipe.take(slot.pipe.waiting());
@@ -255,7 +255,7 @@ impl World {
             self.network.end(peer).in_transit.clear();
             self.schedule(Event::Reset(peer));
         } else {
-            // What was taken over leaves all the same.
+            // What the network has taken from the stream leaves all the same.
             self.network.end(peer).in_transit.extend(last);
             self.network.end(peer).peer_closed = true;
             self.schedule_delivery(peer);
@@ -460,7 +460,7 @@ impl World {
         }
     }
 
-    /// Gives what is in flight back with an error, after a while.
+    /// Gives what is in flight back with an error, after a random delay.
     fn end_operations(&mut self, end: u32, errno: i32) {
         let slot = self.network.end(end);
         let Some(core) = slot.core else { return };

@@ -35,7 +35,7 @@ impl Pipe {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The end is adopted: it may have so many bytes on their way out.
+    /// The end is adopted: it may have `outgoing_max` bytes on their way out.
     pub(super) fn open(&self, outgoing_max: usize) {
         self.state().outgoing_max = outgoing_max;
     }
@@ -72,7 +72,7 @@ impl Pipe {
         self.state().outgoing.len()
     }
 
-    /// So many of them leave.
+    /// `count` of them leave.
     pub(super) fn take(&self, count: usize) -> Vec<u8> {
         self.state().outgoing.drain(..count).collect()
     }
@@ -134,7 +134,7 @@ impl SimSocket {
         self.pipe.unread()
     }
 
-    /// Closed when it is dropped, this way.
+    /// The drop closes it this way.
     pub(crate) fn close(&self, reset: bool) {
         self.pipe.state().reset = reset;
     }

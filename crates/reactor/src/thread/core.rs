@@ -354,7 +354,7 @@ impl<S: Service> Core<S> {
         for count in 1..=MESSAGES_PER_TURN {
             let Some(message) = self.mailbox.receive() else { break };
             self.service.handle_message(&mut cx, message);
-            // What is left has no wake-up of its own: the next turn must look.
+            // Messages that are left cause no wake-up: the next turn must look.
             work = if count == MESSAGES_PER_TURN { Work::More } else { Work::Done };
         }
         self.service.flush(&mut cx);

@@ -7,9 +7,9 @@ use std::sync::mpsc;
 
 use crate::thread::waker::Waker;
 
-/// Messages that may wait for one core. Mailboxes carry control, not I/O: a few messages per
-/// connection, so even a storm of tens of thousands of disconnects loses none. A full one means
-/// that the core is stuck or the sender mad; it is reported, not waited for.
+/// Messages that may wait for one core. Mailboxes carry control, not I/O: a few messages per connection,
+/// so even a storm of tens of thousands of disconnects loses none. A full one means that the core is
+/// stuck or a sender is out of control. The sender then gets an error and does not wait.
 pub const MAILBOX_CAPACITY: usize = 1 << 18;
 
 /// The reading end, owned by a core.

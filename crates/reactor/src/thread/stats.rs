@@ -60,9 +60,9 @@ impl IoCounts {
     }
 }
 
-/// Counters of one core's loop. Written by that core alone, with plain loads and stores; on
-/// cache lines of their own (two, since the prefetcher fetches pairs), so that nobody else's
-/// data slows the core down.
+/// Counters of one core's loop. Written by that core alone, with plain loads and stores; on cache lines
+/// of their own (two, since the prefetcher fetches pairs), so that data of other threads do not slow the
+/// core down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct LoopStats {
@@ -94,8 +94,8 @@ pub struct LoopSnapshot {
     /// Time that went into busy turns, with the polls that found their work but without sleep.
     /// On a core that spins, the rest is time in which it looked for work and found none.
     pub busy: Duration,
-    /// The longest time that a busy turn took, without its wait: for so long nobody else on
-    /// the core was served.
+    /// The longest time that a busy turn took, without its wait. The core served nothing else during that
+    /// time.
     pub longest: Duration,
     /// The times of busy turns, by powers of two: see [`LOOP_TIME_BUCKETS`].
     pub buckets: [u64; LOOP_TIME_BUCKETS],

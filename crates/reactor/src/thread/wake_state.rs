@@ -1,11 +1,11 @@
 //! Whether a thread waits, so that waking it costs a system call only if it does.
 //!
-//! One atomic holds what the thread does: `RUNNING`, `WAITING`, or `NOTIFIED` (it was woken since
-//! it last looked). Waking is one exchange to `NOTIFIED`; only when that replaces `WAITING` must the
-//! thread be roused. Before it waits, it turns `RUNNING` into `WAITING`; if it finds `NOTIFIED`
-//! instead, it looks for work again. Nothing is lost: who wakes publishes the work before the
-//! exchange, so either the thread's own exchange comes later and sees `NOTIFIED` (and with it the
-//! work), or it came before and the waker sees `WAITING`.
+//! One atomic holds what the thread does: `RUNNING`, `WAITING`, or `NOTIFIED` (it was woken since it last
+//! looked). Waking is one exchange to `NOTIFIED`; only when that replaces `WAITING` must the thread be
+//! roused. Before it waits, it turns `RUNNING` into `WAITING`; if it finds `NOTIFIED` instead, it looks
+//! for work again. Nothing is lost: a waker publishes the work before its exchange, so either the
+//! thread's own exchange comes later and sees `NOTIFIED` (and with it the work), or it came before and
+//! the waker sees `WAITING`.
 
 use crate::sync::{AtomicU32, Ordering};
 

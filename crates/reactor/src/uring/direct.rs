@@ -1,10 +1,10 @@
 //! Socket operations without the ring, while a core spins.
 //!
-//! An operation of the ring that finds nothing costs a poll that is armed, woken and finished
-//! later; on a busy connection a plain system call that is tried again costs far less. So a
-//! receive is first tried at every poll of a spinning core, and goes to the ring when its socket
-//! has been quiet or when the core is about to sleep. A send is tried at once; the ring takes
-//! what a full socket leaves of it, and what is more than its share of a poll.
+//! An operation of the ring that finds nothing costs a poll that is armed, woken and finished later; on a
+//! busy connection a plain system call that is tried again costs far less. So a receive is first tried at
+//! every poll of a spinning core. It goes to the ring after [`TRIES_MAX`] tries without data, or when the
+//! core is about to sleep. A send is tried at once; the ring takes what a full socket leaves of it, and
+//! what is more than its share of a poll.
 
 use std::os::fd::OwnedFd;
 
@@ -16,8 +16,8 @@ use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
 use crate::memory::buffer::IoBuf;
 use crate::send::SendBatch;
 
-/// So many sockets are tried at every poll however quiet they are: what a try costs is less than
-/// what the ring would add to the latency of the next command.
+/// Sockets that are tried at every poll however quiet they are: a try costs less than the ring would add
+/// to the latency of the next command.
 pub(super) const ALWAYS_TRIED: usize = 4;
 
 /// Tries in a row without data after which a socket goes to the ring, if there are more sockets.
@@ -80,7 +80,7 @@ impl SocketSlot {
 /// What became of a try.
 enum Try {
     Missed,
-    /// With so many bytes in staging memory.
+    /// With this many bytes in staging memory.
     Finished(usize),
     ToRing,
 }
@@ -143,7 +143,8 @@ impl UringIo {
         }
     }
 
-    /// Tries the receives that are not in the ring, until all were tried or enough have data.
+    /// Tries the receives that are not in the ring, up to [`RECEIVES_PER_POLL`] with data, or
+    /// [`BYTES_PER_POLL`].
     pub(super) fn try_direct(&mut self, done: &mut Vec<Completion>) {
         let (mut receives, mut bytes) = (RECEIVES_PER_POLL, BYTES_PER_POLL);
         for _ in 0..self.direct.len() {

@@ -49,7 +49,7 @@ impl FixedMemory {
         }
     }
 
-    /// Whether all of so many bytes from this address on are registered.
+    /// Whether all `len` bytes from this address on are registered.
     pub(super) fn holds(&self, address: usize, len: u32) -> bool {
         self.addresses.contains(&address) && len as usize <= self.addresses.end - address
     }

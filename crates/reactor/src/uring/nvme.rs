@@ -118,7 +118,7 @@ impl UringIo {
             ring.submit(false)?;
             let mut is_over = true;
             while let Some((user_data, result)) = self.nvme.as_mut().and_then(|ring| ring.next()) {
-                // What goes on has a command to be sent.
+                // An operation that goes on has a next command to send.
                 is_over = false;
                 let Some(slot) = self.ops.get_mut(user_data) else { continue };
                 let token = slot.token();

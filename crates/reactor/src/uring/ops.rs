@@ -313,7 +313,7 @@ impl OpSlab {
         kind
     }
 
-    /// Gives up all memory for good, as the kernel may still write to it.
+    /// Leaks all memory, as the kernel may still write to it.
     pub(super) fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.chunks));
         self.live = 0;

@@ -11,7 +11,7 @@ use crate::io::stream::{ByteStream, Interest};
 use crate::io::{Completion, ListenerId, Outcome, RecvBuffers, SocketId, Token};
 use crate::send::SendBatch;
 
-/// What a watch is started with; its completion is nobody's.
+/// The token of a watch, whose completion goes to no owner.
 const NO_TOKEN: Token = Token { owner: 0, generation: 0, index: 0 };
 
 impl UringIo {
@@ -21,7 +21,7 @@ impl UringIo {
         Ok(socket_of(self.provided.adopt(stream)?))
     }
 
-    /// Starts a receive on what is no usable socket of the kernel.
+    /// Starts a receive on an id that is no usable socket of the kernel.
     #[cold]
     pub(super) fn recv_provided(&mut self, socket: SocketId, buffers: RecvBuffers, token: Token) {
         if let Err(buffers) = self.provided.recv(socket, buffers, token) {
@@ -29,7 +29,7 @@ impl UringIo {
         }
     }
 
-    /// Starts a send on what is no usable socket of the kernel.
+    /// Starts a send on an id that is no usable socket of the kernel.
     #[cold]
     pub(super) fn send_provided(
         &mut self,
@@ -45,7 +45,7 @@ impl UringIo {
         }
     }
 
-    /// Closes what is no open socket of the kernel.
+    /// Closes an id that is no open socket of the kernel.
     #[cold]
     pub(super) fn close_provided(&mut self, socket: SocketId, reset: bool) {
         if let Some(slot) = slot_of(socket) {
@@ -53,7 +53,7 @@ impl UringIo {
         }
     }
 
-    /// Closes what is no listener of the kernel.
+    /// Closes an id that is no listener of the kernel.
     #[cold]
     pub(super) fn close_provided_listener(&mut self, listener: ListenerId) {
         if let Some(slot) = slot_of_listener(listener) {
@@ -74,7 +74,8 @@ impl UringIo {
         }
     }
 
-    /// Tries what has news or operations, and what waits for some, unless that has been quiet.
+    /// Tries slots that have news or operations, and slots that wait, unless they have been quiet for
+    /// [`TRIES_MAX`] tries.
     pub(super) fn try_provided(&mut self, done: &mut Vec<Completion>) {
         let crowded = self.provided.trying() > ALWAYS_TRIED;
         for _ in 0..self.provided.trying() {
@@ -89,7 +90,7 @@ impl UringIo {
         }
     }
 
-    /// Has the ring watch all that waits, so that any of it ends a wait. False if something is to be
+    /// Has the ring watch all slots that wait, so that any of them ends a wait. False if a slot is to be
     /// tried again without news.
     pub(super) fn watch_provided(&mut self) -> bool {
         let mut sleeps = true;
@@ -110,7 +111,7 @@ impl UringIo {
     fn watch(&mut self, slot: u32, interest: Interest) {
         match self.provided.watch(slot).copied().flatten() {
             Some((_, watched)) if watched.covers(interest) => {}
-            // It ends, which counts as news, and the next one is for more.
+            // Its end counts as news, and the next watch covers more.
             Some((user_data, _)) => self.cancel(user_data),
             None => {
                 let user_data = self.start(NO_TOKEN, Kind::Watch { slot, interest });

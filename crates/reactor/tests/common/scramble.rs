@@ -1,8 +1,8 @@
 //! A provider of byte streams for tests: records, scrambled, after a handshake of two messages.
 //!
 //! A record is 4 bytes (length of what follows, little-endian; kind; number) and up to [`RECORD_MAX`]
-//! scrambled bytes. The connecting end begins, the accepting end answers. Nobody sends data before that. A stream ends with a record, so that a connection that is cut off
-//! is told from one that has ended.
+//! scrambled bytes. The connecting end begins, the accepting end answers. Neither end sends data before that.
+//! A stream ends with a record, so that a connection that is cut off is told from one that has ended.
 #![allow(unreachable_pub, reason = "shared by tests")]
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -112,7 +112,7 @@ struct Scrambled {
     /// It is the connecting end.
     begins: bool,
     hello_sent: bool,
-    /// Who the other end is, when its first message has come.
+    /// The name of the other end, when its first message has come.
     peer: Option<String>,
     /// The handshake is done.
     finished: bool,

@@ -30,7 +30,7 @@ struct Direction {
     bytes: VecDeque<u8>,
     /// No more will be written.
     ended: bool,
-    /// Nobody reads any more.
+    /// The reader is gone.
     deaf: bool,
     reset: bool,
 }

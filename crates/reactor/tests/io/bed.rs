@@ -17,7 +17,7 @@ use crate::stack::Stack;
 
 const WATCHDOG_TOKEN: Token = Token { owner: 0, generation: 0, index: u32::MAX };
 
-/// Longer than any test needs; a test that takes so long has lost a completion.
+/// Longer than any test needs; a test that takes this long has lost a completion.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// An [`Io`] under test, with a pool and what has completed so far.
@@ -166,7 +166,7 @@ impl Bed {
     pub(crate) fn pair(&mut self) -> (SocketId, SocketId) {
         let (one, two) = self.raw_pair();
         let pair = (self.io.adopt(one).unwrap(), self.io.adopt(two).unwrap());
-        // Who closes before the handshake is done cuts the other off.
+        // A close before the handshake is done cuts the other end off.
         while self.handshakes
             && [pair.0, pair.1].iter().any(|&end| self.io.peer_identity(end).is_none())
         {

@@ -134,7 +134,7 @@ pub(crate) fn a_wrong_key_ends_both_ends(mut bed: Bed) {
     bed.io.close(one, false);
 }
 
-/// Whoever adopted it closes it in the end, by a timer of its own.
+/// Its owner closes it in the end, by a timer of its own.
 pub(crate) fn a_handshake_that_stalls_costs_nothing(mut bed: Bed) {
     let (socket, mut peer) = pair(&mut bed);
     peer.write_all(&hello()[..10]).unwrap();
