@@ -32,7 +32,7 @@ const CHUNK_BYTES: usize = 16 << 10;
 
 type Bytes = Box<[u8]>;
 
-/// Something to measure: its name, and one operation of so many bytes.
+/// Something to measure: its name, and one operation on a fixed number of bytes.
 type Variant<'a> = (&'static str, Box<dyn FnMut() + 'a>);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -78,7 +78,7 @@ fn digest(channel: &mut Channel<Bytes, Bytes>, lent: &mut Option<Bytes>) {
 
 /// Ways to copy with a digest of the copy.
 fn copies(bytes: usize) -> Result<(), raceline_accel::TableError> {
-    // One each: what one has read would be in the cache for the next.
+    // One source for each way: bytes that one has read would be in the cache for the next.
     let [plain_from, two_from, chunks_from, fused_from] = [(); 4].map(|()| {
         let source: &'static [u8] = Box::leak(pattern(SOURCE_BYTES + PAGE_BYTES));
         &source[page_start(source)..][..SOURCE_BYTES]

@@ -21,8 +21,8 @@ use crate::work::{Done, Pieces, Progress, Work};
 pub struct ChannelConfig {
     /// Most operations that engines have at a time. The software engine needs no slot.
     pub slots: usize,
-    /// How long an engine may take for one operation before it is given up. It is noticed by
-    /// [`Channel::poll`], up to an eighth later.
+    /// How long an engine may take for one operation before that is given up. [`Channel::poll`] notices
+    /// it up to an eighth of this later.
     pub timeout: Duration,
     /// The CPU that will use it, if it is known: engines near to it are preferred.
     pub cpu: Option<usize>,
@@ -107,7 +107,7 @@ impl<S: Source, T: Target> Channel<S, T> {
         self.submit_any(token, work)
     }
 
-    /// Starts an operation that is not as simple as most.
+    /// Starts an operation that [`Self::submit`] does not do by itself.
     #[inline(never)]
     fn submit_any(&mut self, token: u64, work: Work<S, T>) -> Submitted<S, T> {
         match self.routes[work.operation().code().index()] {
@@ -121,8 +121,8 @@ impl<S: Source, T: Target> Channel<S, T> {
         self.run(token, work, Progress::default(), true)
     }
 
-    /// The CRC32C of bytes that need no owner, because it is computed now, in software. Counted,
-    /// and subject to error injection, like any other crc32c.
+    /// The CRC32C of bytes that need no owner, because it is computed now, in software. Counted, and
+    /// subject to error injection, like any other crc32c.
     ///
     /// # Errors
     /// [`AccelError::Injected`].
@@ -134,9 +134,9 @@ impl<S: Source, T: Target> Channel<S, T> {
 
     /// Copies `source` to `target`, which is of the same length, now and in software, and gives the
     /// CRC32C of the bytes in `target`, whatever happens to those of `source` meanwhile. As
-    /// [`Self::submit`] of a copy_crc32c, but the memory stays where it is: moving operands there
-    /// and back costs more than the digest of a few hundred bytes. What is `upcoming` is on its way
-    /// to the cache afterwards.
+    /// [`Self::submit`] of a copy_crc32c, but the operands stay where they are: moving them there and
+    /// back costs more than the digest of a few hundred bytes. Lines of `upcoming` are on their way to
+    /// the cache afterwards.
     ///
     /// # Errors
     /// [`AccelError::Lengths`], [`AccelError::Injected`].
@@ -160,7 +160,7 @@ impl<S: Source, T: Target> Channel<S, T> {
         }
     }
 
-    /// The same of bytes that nobody else writes.
+    /// As [`Self::copy_crc32c_now`], for bytes that nothing else writes.
     ///
     /// # Errors
     /// As [`Self::copy_crc32c_now`].
@@ -181,8 +181,7 @@ impl<S: Source, T: Target> Channel<S, T> {
         self.count_now(code, crc, len)
     }
 
-    /// How to copy and digest part by part, if nothing but the CPU does that here, and no errors are
-    /// injected.
+    /// How to copy and digest part by part, if only the CPU does that here, and no errors are injected.
     #[inline]
     #[must_use]
     pub fn copier(&self) -> Option<Copier> {
@@ -191,13 +190,13 @@ impl<S: Source, T: Target> Channel<S, T> {
         free.then_some(self.software.copier)
     }
 
-    /// Counts a copy_crc32c of so many bytes that [`Self::copier`] does.
+    /// Counts a copy_crc32c of `bytes` bytes that [`Self::copier`] does.
     #[inline]
     pub fn count_copied(&self, bytes: usize) {
         self.counters.operations[OpCode::CopyCrc32c.index()].succeeded(bytes);
     }
 
-    /// Counts a digest that was computed at once, and lets error injection have its way.
+    /// Counts a digest that was computed at once, and applies error injection.
     #[inline]
     fn count_now(&self, code: OpCode, crc: u32, bytes: usize) -> Result<u32, AccelError> {
         let injection = self.shared.injections.next(code);
@@ -275,7 +274,7 @@ impl<S: Source, T: Target> Channel<S, T> {
         self.complete(token, work, bytes, result)
     }
 
-    /// Counts an operation that ended, and lets error injection have its way.
+    /// Counts an operation that ended, and applies error injection.
     pub(crate) fn complete(
         &mut self,
         token: u64,

@@ -10,12 +10,12 @@ use crate::memory::{Piece, PieceMut, Source, Upcoming};
 use crate::software::for_each_run;
 use crate::work::Extent;
 
-/// Where copy and digest are two passes, they take turns after so many bytes: half of a first-level
-/// cache. Fewer cost more for carrying the digest on than they save.
+/// Where copy and digest are two passes, they take turns after this many bytes: half of a first-level
+/// cache. With fewer, carrying the digest on costs more than they save.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// Copies bytes and digests the copies, by one way: for memory that is copied part by part, where
-/// nothing can wait or fail.
+/// Copies bytes and digests the copies, always by the same path. For memory that is copied part by part,
+/// where nothing can wait or fail.
 #[derive(Clone, Copy, Debug)]
 pub struct Copier {
     path: CrcPath,
@@ -33,8 +33,8 @@ impl Copier {
     }
 
     /// Copies the bytes of `source` from `skip` on, as many as `to` has, and gives the CRC32C up to
-    /// there; `before` is that of what comes before them, 0 of nothing. The digest is that of the
-    /// copy, whatever happens to the source meanwhile. What is `upcoming` is on its way to the cache
+    /// there. `before` is the CRC32C of the bytes that come before them, or 0. The digest is that of the
+    /// copy, whatever happens to the source meanwhile. Lines of `upcoming` are on their way to the cache
     /// afterwards.
     ///
     /// # Panics
@@ -103,8 +103,8 @@ impl Copier {
         for offset in (0..len).step_by(CHUNK_BYTES) {
             let chunk = CHUNK_BYTES.min(len - offset);
             let (from, to) = (from.part(offset, chunk), to.part(offset, chunk));
-            // SAFETY: the request's pieces are valid, a target overlaps nothing, and nobody else
-            // writes it while its bytes are looked at.
+            // SAFETY: the request's pieces are valid, a target overlaps nothing, and nothing else writes
+            // it while its bytes are looked at.
             let bytes = unsafe {
                 std::ptr::copy_nonoverlapping(from.pointer, to.pointer, chunk);
                 std::slice::from_raw_parts(to.pointer, chunk)

@@ -132,8 +132,8 @@ fn decompress_into(stream: &mut Decompress, mut bytes: &[u8], sink: &mut Sink<'_
 /// Lets a stream write to the sink, and gives the bytes it read. `None` if it wrote more than there
 /// is room for.
 ///
-/// A full sink does not mean that the stream wants to write more; given no room at all, it would
-/// not say. So it gets a byte that nobody wants.
+/// A full sink does not mean that the stream wants to write more; given no room at all, it would not say.
+/// So it gets a byte that is not used.
 fn step(
     sink: &mut Sink<'_>,
     run: impl FnOnce(&mut [u8]) -> ((usize, usize), Option<Status>),

@@ -23,11 +23,11 @@ pub struct RawRequest<'a> {
 impl<'a> RawRequest<'a> {
     /// A request; for channels, and for tests of engines.
     ///
-    /// `bytes` is what all operands are long; of compress and decompress it is the first source's
-    /// length. Operands that the operation has not are empty.
+    /// `bytes` is the length of all operands; for compress and decompress, that of the first source.
+    /// Operands that the operation lacks are empty.
     ///
     /// # Safety
-    /// Every piece is valid for reads (of a target: also for writes, by nobody else) for `'a`,
+    /// Every piece is valid for reads for `'a` (a target's also for writes, and nothing else writes it),
     /// its bytes are initialised, and the lists are as long as said.
     #[inline]
     #[must_use]

@@ -36,7 +36,7 @@ enum Phase {
 
 #[derive(Debug)]
 struct Slot<S, T> {
-    /// Changes with every step given to an engine, so that no report is taken for another's.
+    /// Changes with every step given to an engine, so that no report is taken for that of another step.
     generation: u32,
     phase: Phase,
     /// There unless free. It does not move while an engine owns its memory.
@@ -64,7 +64,7 @@ pub(crate) struct Flights<S, T> {
 }
 
 impl<S, T> Flights<S, T> {
-    /// So many slots, all free.
+    /// `count` slots, all free.
     pub(crate) fn new(count: usize) -> Flights<S, T> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let slot = || Slot { generation: 0, phase: Phase::Free, flight: None };
@@ -160,7 +160,7 @@ impl<S, T> Flights<S, T> {
         }
     }
 
-    /// Adds a deadline check to everything that engines have. What then has more than
+    /// Adds a deadline check to everything that engines have. An operation that then has more than
     /// `most_checks` is quarantined, and `expire` is told.
     pub(crate) fn check_deadlines(
         &mut self,

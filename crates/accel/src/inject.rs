@@ -9,7 +9,7 @@ use crate::operation::OpCode;
 pub struct Injection {
     /// What happens to an operation that is hit.
     pub kind: InjectionKind,
-    /// Every how many-th operation is hit; 0 is taken for 1.
+    /// One operation in this many is hit; 0 is taken for 1.
     pub interval: u64,
     /// How many are hit before it stops by itself; `u64::MAX` is without end.
     pub count: u64,

@@ -13,7 +13,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Bytes that nobody changes while the operation lasts.
+    /// Bytes that nothing changes while the operation lasts.
     #[inline]
     #[must_use]
     pub const fn new(pointer: *const u8, len: usize) -> Piece {
@@ -50,7 +50,7 @@ pub struct PieceMut {
 }
 
 impl PieceMut {
-    /// Bytes that only the operation knows.
+    /// Bytes that only the operation accesses.
     #[inline]
     #[must_use]
     pub const fn new(pointer: *mut u8, len: usize) -> PieceMut {
@@ -71,8 +71,8 @@ impl PieceMut {
     }
 }
 
-/// Memory that will be read soon: what comes after an operation. A hint, which is never followed
-/// but by the cache.
+/// Memory that will be read soon: what comes after an operation. A hint, of which only the cache makes
+/// use.
 #[derive(Clone, Copy, Debug)]
 pub struct Upcoming {
     pub(crate) pointer: *const u8,
@@ -90,9 +90,9 @@ impl Upcoming {
 /// Memory that an operation reads.
 ///
 /// # Safety
-/// The pieces that its functions name can be read from then on until the value is dropped,
-/// at the same addresses even when the value is moved, and from any thread (a device reads them).
-/// Their bytes are initialised. Nobody writes them meanwhile, or they are [`Piece::changing`].
+/// The pieces that its functions name can be read from then on until the value is dropped, at the same
+/// addresses even when the value is moved, and from any thread (a device reads them). Their bytes are
+/// initialised. Nothing writes them meanwhile, or they are [`Piece::changing`].
 pub unsafe trait Source {
     /// Appends its pieces, in order.
     fn pieces(&self, list: &mut Vec<Piece>);
@@ -107,10 +107,10 @@ pub unsafe trait Source {
 /// Memory that an operation writes.
 ///
 /// # Safety
-/// The pieces that its functions name can be read and written from then on until the value is
-/// dropped, at the same addresses even when the value is moved, and from any thread (a device
-/// writes them). Their bytes are initialised; the pieces do not overlap; nobody else reads or
-/// writes them while the value exists and is not borrowed.
+/// The pieces that its functions name can be read and written from then on until the value is dropped, at
+/// the same addresses even when the value is moved, and from any thread (a device writes them). Their
+/// bytes are initialised; the pieces do not overlap; nothing else reads or writes them while the value
+/// exists and is not borrowed.
 pub unsafe trait Target {
     /// Appends its pieces, in order.
     fn pieces(&mut self, list: &mut Vec<PieceMut>);
@@ -184,7 +184,7 @@ unsafe impl Target for Box<[u8]> {
     }
 }
 
-// SAFETY: shared bytes stay where they are, and nobody writes them.
+// SAFETY: shared bytes stay where they are, and nothing writes them.
 unsafe impl Source for Arc<[u8]> {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {
@@ -197,7 +197,7 @@ unsafe impl Source for Arc<[u8]> {
     }
 }
 
-// SAFETY: static bytes stay where they are, and nobody writes them.
+// SAFETY: static bytes stay where they are, and nothing writes them.
 unsafe impl Source for &'static [u8] {
     #[inline]
     fn pieces(&self, list: &mut Vec<Piece>) {

@@ -160,7 +160,7 @@ pub enum Operation {
     },
     /// See [`OpCode::Compress`].
     Compress {
-        /// From 1 (fast) to 9 (small); others are taken for the nearest of these.
+        /// From 1 (fast) to 9 (small); other levels are taken for the nearest of these.
         level: u8,
     },
     /// See [`OpCode::Decompress`].
@@ -191,7 +191,7 @@ impl Operation {
         !matches!(self, Operation::Compress { .. } | Operation::Decompress)
     }
 
-    /// The digest of what comes before, if it digests.
+    /// For an operation that digests: the digest of the bytes that come before.
     #[inline]
     #[must_use]
     pub const fn seed(self) -> u32 {
@@ -201,7 +201,7 @@ impl Operation {
         }
     }
 
-    /// The same after bytes with this digest.
+    /// The same operation after bytes with this digest.
     pub(crate) const fn going_on_from(self, crc32c: u32) -> Operation {
         match self {
             Operation::Crc32c { .. } => Operation::Crc32c { seed: crc32c },

@@ -16,8 +16,8 @@ use crate::work::Done;
 /// Deadline checks within a channel's timeout.
 const CHECKS: u32 = 8;
 
-/// Polls in a row at which a queue may be too busy for an operation though it has none of ours (a
-/// shared queue that others fill), before that is done in software.
+/// Polls in a row at which a queue may be too busy for an operation while it has none of this channel,
+/// before the operation is done in software. Other users may fill a shared queue.
 const BUSY_POLLS: u32 = 128;
 
 /// How often a channel that is dropped looks whether an engine is done.
@@ -34,7 +34,7 @@ pub(crate) struct Queue {
     quarantined: usize,
     /// Slots of operations that it has not taken yet, in order.
     line: VecDeque<u32>,
-    /// Polls in a row at which it was too busy with nothing of ours.
+    /// Polls in a row at which it was too busy, with no operation of this channel.
     busy_polls: u32,
     /// Something was submitted since the last kick.
     needs_kick: bool,
@@ -102,7 +102,7 @@ impl fmt::Debug for Queue {
 }
 
 impl<S: Source, T: Target> Channel<S, T> {
-    /// Offers an operation that is in no line yet to its queue; what must be done in software is
+    /// Offers an operation that is in no line yet to its queue. If it must be done in software, it is
     /// done.
     pub(crate) fn start(&mut self, queue: usize, index: u32) -> Option<Done<S, T>> {
         let offer =
@@ -161,7 +161,7 @@ impl<S: Source, T: Target> Channel<S, T> {
         self.run(flight.token, flight.work, flight.progress, true)
     }
 
-    /// Collects reports, and lets those in line go on.
+    /// Collects reports, and lets operations in line go on.
     pub(crate) fn poll_queues(&mut self, done: &mut Vec<Done<S, T>>) {
         for queue in 0..self.queues.len() {
             self.collect(queue);
@@ -233,7 +233,7 @@ impl<S: Source, T: Target> Channel<S, T> {
         });
     }
 
-    /// Offers those in line to their queue, until it takes no more.
+    /// Offers operations in line to their queue, until it takes no more.
     fn move_line(&mut self, queue: usize, done: &mut Vec<Done<S, T>>) {
         while let Some(&index) = self.queues[queue].line.front() {
             let offer = if self.queues[queue].is_usable() {
@@ -330,7 +330,7 @@ enum Outcome {
     /// It is complete.
     Finished(Output),
     Failed(u32),
-    /// So much more of it is done; the queue gets the next step if it goes on.
+    /// This much more of it is done; the queue gets the next step if it goes on.
     Advanced {
         bytes: usize,
         crc32c: u32,

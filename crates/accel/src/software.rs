@@ -1,4 +1,4 @@
-//! The software engine: every operation on the CPU that asks, complete at once.
+//! The software engine: every operation is done by the calling CPU, complete at once.
 
 #![allow(unsafe_code)]
 
@@ -28,9 +28,9 @@ impl Software {
         Software { path, copier: Copier::new(path), deflate: Deflate::default() }
     }
 
-    /// Does an operation where each operand is one piece, as most are: what is left of a channel's
-    /// cost then is a few nanoseconds. Gives the output and the bytes. What does not fit, or has to
-    /// be looked at more closely, is left to [`Self::execute`].
+    /// Does an operation where each operand is one piece, as most are: the channel's cost besides is then
+    /// a few nanoseconds. Gives the output and the bytes. An operation that does not fit, or has to be
+    /// looked at more closely, is left to [`Self::execute`].
     #[inline(always)]
     pub(crate) fn execute_simple<S: Source, T: Target>(
         &self,
@@ -42,8 +42,8 @@ impl Software {
                 if piece.may_change || self.path != CrcPath::Auto {
                     return None;
                 }
-                // SAFETY: the source promises that the piece is valid until it is dropped, and
-                // nobody writes this one.
+                // SAFETY: the source promises that the piece is valid until it is dropped, and nothing
+                // writes this one.
                 let bytes = unsafe { std::slice::from_raw_parts(piece.pointer, piece.len) };
                 let crc = if seed == 0 { crc32c(bytes) } else { crc32c_after(seed, bytes) };
                 Some((Output::Crc32c(crc), bytes.len()))
@@ -176,7 +176,7 @@ impl<'a> Sink<'a> {
         &mut []
     }
 
-    /// So many bytes of [`Sink::room`] are written.
+    /// `bytes` bytes of [`Sink::room`] are written.
     pub(crate) fn advance(&mut self, bytes: usize) {
         self.written += bytes;
     }
@@ -197,7 +197,7 @@ fn copy_run(from: Piece, to: PieceMut, len: usize) {
 /// Fills a piece of an operation's target.
 #[inline(always)]
 fn fill(byte: u8, piece: PieceMut) {
-    // SAFETY: the target's pieces are valid, and a target is nobody else's.
+    // SAFETY: the target's pieces are valid, and a target is this operation's alone.
     unsafe { std::ptr::write_bytes(piece.pointer, byte, piece.len) };
 }
 
@@ -228,7 +228,7 @@ fn is_equal(first: &[Piece], second: &[Piece]) -> bool {
 #[inline]
 pub(crate) fn with_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
     if !piece.may_change {
-        // SAFETY: the request's pieces are valid, and nobody writes this one.
+        // SAFETY: the request's pieces are valid, and nothing writes this one.
         look(unsafe { std::slice::from_raw_parts(piece.pointer, piece.len) });
     } else {
         with_copied_bytes(piece, look);
@@ -240,7 +240,7 @@ fn with_copied_bytes(piece: &Piece, mut look: impl FnMut(&[u8])) {
     for offset in (0..piece.len).step_by(BOUNCE_BYTES) {
         let chunk = &mut copy[..BOUNCE_BYTES.min(piece.len - offset)];
         let from = piece.part(offset, chunk.len());
-        // SAFETY: the request's pieces are valid; a writer meanwhile makes it a mixture.
+        // SAFETY: the request's pieces are valid; a concurrent writer makes the bytes a mixture.
         unsafe { std::ptr::copy_nonoverlapping(from.pointer, chunk.as_mut_ptr(), chunk.len()) };
         look(chunk);
     }

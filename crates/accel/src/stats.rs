@@ -44,7 +44,7 @@ impl Statistics {
     }
 }
 
-/// A count that one core writes and anybody reads: no read-modify-write, no shared line.
+/// A count that one core writes and any thread reads: no read-modify-write, no shared line.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

@@ -33,7 +33,7 @@ pub struct ModuleInfo {
     pub available: bool,
 }
 
-/// Why the table cannot be as it should.
+/// Why the table cannot be as it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// No engine has this name.

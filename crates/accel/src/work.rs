@@ -28,8 +28,8 @@ impl<M> Part<M> {
         Part { memory, offset: 0, len: WHOLE }
     }
 
-    /// These of its bytes, counted over all its pieces. One that is not inside makes the
-    /// operation fail with [`AccelError::Range`].
+    /// These of its bytes, counted over all its pieces. A range that is not inside makes the operation
+    /// fail with [`AccelError::Range`].
     #[inline]
     #[must_use]
     pub const fn range(memory: M, range: Range<usize>) -> Part<M> {
@@ -179,7 +179,7 @@ pub struct Done<S, T> {
     pub work: Option<Work<S, T>>,
 }
 
-/// The pieces of an operation's operands. Kept by whoever executes, so that nothing is allocated
+/// The pieces of an operation's operands. The executing channel keeps them, so that nothing is allocated
 /// for each operation.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
@@ -242,7 +242,7 @@ impl<S: Source, T: Target> Work<S, T> {
         Ok(self.describe(self.operation, pieces, bytes))
     }
 
-    /// The same for the next step: from where it stands, at most `max_bytes`.
+    /// As [`Self::request`] for the next step: from where it stands, at most `max_bytes`.
     ///
     /// Only operations that work byte by byte have more than one step.
     pub(crate) fn step<'a>(
@@ -265,7 +265,7 @@ impl<S: Source, T: Target> Work<S, T> {
         Ok(self.describe(operation, pieces, bytes))
     }
 
-    /// True if the target has that many bytes.
+    /// True if the target has this many bytes.
     pub(crate) fn target_holds(&mut self, pieces: &mut Pieces, bytes: usize) -> bool {
         self.gather(pieces).is_ok()
             && bytes <= pieces.targets[0].iter().map(Extent::extent).sum::<usize>()

@@ -1,5 +1,5 @@
-//! Engines that fail, hang, lie, or come late: every operation gets its status, nothing leaks, and
-//! nothing is freed that an engine may still touch.
+//! Engines that fail, hang, report nonsense, or come late: every operation gets its status, nothing
+//! leaks, and nothing is freed that an engine may still touch.
 
 mod support;
 
@@ -57,7 +57,7 @@ proptest! {
         prop_assert_eq!(statistics.timed_out, statistics.quarantined);
         prop_assert!(driver.alive() > 0 || statistics.quarantined == 0);
 
-        // What hung comes back at last: its memory is free again, and nobody is told.
+        // The operation that hung comes back at last: its memory is free again, and its owner is not told.
         control.lock().unwrap().let_go();
         for _ in 0..200 {
             prop_assert_eq!(driver.poll(), Ok(()));
@@ -88,7 +88,7 @@ proptest! {
     }
 }
 
-/// Submits copies until the engine has so many.
+/// Submits copies until the engine has `count` of them.
 fn submit_copies(driver: &mut Driver, count: u64) {
     for token in 0..count {
         let bytes = Random(token).bytes(4096);

@@ -1,9 +1,9 @@
 //! CRC32C by AVX-512, also in one pass with a copy: each byte is loaded once, stored, and folded.
 //!
 //! The folding is that of Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-//! Instruction", 2009. Against `copy_from_slice` and then [`crate::crc32c`], by `crates/accel/examples/cost.rs` on
-//! two virtual cores of an AMD EPYC with 1 MiB of second-level cache, shared with other work
-//! (lower quartile of 2,000 turns; three runs):
+//! Instruction", 2009. Against `copy_from_slice` and then [`crate::crc32c`], by
+//! `crates/accel/examples/cost.rs` on two virtual cores of an AMD EPYC with 1 MiB of second-level cache,
+//! shared with other work (lower quartile of 2,000 turns; three runs):
 //!
 //! | bytes | source in the cache: both, fused | source of 64 MiB: both, fused |
 //! |---|---|---|
@@ -31,16 +31,16 @@ use std::ops::Range;
 const REGISTER_BYTES: usize = 64;
 const ROUND_BYTES: usize = 4 * REGISTER_BYTES;
 
-/// Fewer bytes are faster copied, then digested (the table above).
+/// Shorter data are faster copied, then digested (the table above).
 pub const WORTH_BYTES: usize = 1024;
 
-/// So many bytes are digested here as fast as by the `crc-fast` crate, or faster. With more, that also
-/// uses the CRC instruction, which pays where something else has a part of the core: 16 and 128 KiB took
-/// 450 ns and 3.5 us here, 380 ns and 2.9 us there, while without that they were level (lab 0021).
+/// Lengths that are digested here as fast as by the `crc-fast` crate, or faster. For longer data the
+/// crate also uses the CRC instruction, which pays where other work shares the core: 16 and 128 KiB took
+/// 450 ns and 3.5 us here, 380 ns and 2.9 us there; without other work they were level (lab 0021).
 const WORTH_DIGEST_BYTES: Range<usize> = 1024..8192;
 
-/// How far ahead of the copy lines are asked for: in the source, and beyond its end in what comes
-/// next (lab 0020).
+/// How far ahead of the copy lines are asked for: in the source, and beyond its end in the bytes that are
+/// copied next (lab 0020).
 const AHEAD_BYTES: usize = 4096;
 
 /// The Castagnoli polynomial without its highest coefficient.
@@ -79,9 +79,9 @@ pub fn is_available() -> bool {
         && is_x86_feature_detected!("sse4.2")
 }
 
-/// Copies `len` bytes, and gives the CRC register after them, from `register` on. The register is
-/// that of the bytes stored, whatever others do to those of `from` meanwhile. What will be copied
-/// after these bytes starts at `next`, which is only a hint.
+/// Copies `len` bytes, and gives the CRC register after them, from `register` on. The register is that of
+/// the bytes stored, whatever others do to those of `from` meanwhile. `next` is where the bytes start
+/// that will be copied after these: only a hint.
 ///
 /// # Safety
 /// [`is_available`]; `from` is valid for reads and `to` for writes of `len` bytes, and they do not
@@ -108,7 +108,7 @@ pub unsafe fn copy_crc32c(
     }
 }
 
-/// The CRC register after these bytes, from `register` on, if the CPU can and they are enough.
+/// The CRC register after these bytes, from `register` on; `None` if the CPU or the length does not suit.
 #[inline]
 pub(crate) fn crc32c(register: u32, bytes: &[u8]) -> Option<u32> {
     // SAFETY: the CPU can.
@@ -130,8 +130,8 @@ fn digest(register: u32, bytes: &[u8]) -> u32 {
     short(register, &bytes[whole..])
 }
 
-/// At least one whole register: copied if so wanted, else only read; then only the lines that the
-/// CPU itself fetches ahead are.
+/// Takes at least one whole register. With a copy, lines are asked for ahead; without, the bytes are only
+/// read, and the CPU itself fetches lines ahead.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
 #[inline]
 unsafe fn fold_registers<const COPY: bool>(
@@ -181,7 +181,7 @@ unsafe fn fold_registers<const COPY: bool>(
     }
 }
 
-/// What is copied [`AHEAD_BYTES`] after the byte at `at`, or `len` if that is less.
+/// The address of the byte that is copied [`AHEAD_BYTES`] after that at `at`, or `len` if that is less.
 #[inline]
 fn ahead(from: *const u8, len: usize, next: *const u8, at: usize) -> *const u8 {
     let at = at + AHEAD_BYTES.min(len);
@@ -197,13 +197,13 @@ fn prefetch_round(start: *const u8) {
     }
 }
 
-/// Loads a register once, stores it if so wanted, and gives it.
+/// Loads a register once, stores it if `COPY`, and gives it.
 #[target_feature(enable = "avx512f")]
 #[inline]
 unsafe fn take<const COPY: bool>(from: *const u8, to: *mut u8) -> __m512i {
     let bytes: __m512i;
-    // SAFETY: both are valid for 64 bytes, if they are used. The load is in assembly, because the compiler must not
-    // load twice what others may change.
+    // SAFETY: both are valid for 64 bytes, if they are used. The load is in assembly, because the compiler
+    // must not load twice what others may change.
     unsafe {
         asm!(
             "vmovdqu64 {0}, [{1}]",
@@ -288,7 +288,7 @@ mod tests {
                 let piece = &from[start..start + len];
                 let mut to = vec![0xee; end + len + 64];
                 let next = [piece.as_ptr(), std::ptr::null()][len % 2];
-                // SAFETY: both vectors have so many bytes, and the CPU can.
+                // SAFETY: both vectors have this many bytes, and the CPU can.
                 let register =
                     unsafe { copy_crc32c(!7, piece.as_ptr(), to.as_mut_ptr().add(end), len, next) };
                 assert_eq!(&to[end..end + len], piece, "{len} bytes from {start}");

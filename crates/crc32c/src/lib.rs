@@ -1,9 +1,9 @@
 //! CRC32C (Castagnoli), the header and data digest of NVMe/TCP (NVMe/TCP 1.1 section 3.3.1.1).
 //!
-//! Unless told otherwise, the kernels are those of the `crc-fast` crate, chosen at run time, but from
-//! 1 KiB on where the CPU has AVX-512 with VPCLMULQDQ: there `fused.rs` is faster. A digest over
-//! several pieces carries the raw CRC register from one to the next; the crate's `combine`, which
-//! joins two finished digests, takes microseconds and is not used.
+//! Unless told otherwise, the kernels are those of the `crc-fast` crate, chosen at run time. From 1 KiB
+//! to less than 8 KiB, where the CPU has AVX-512 with VPCLMULQDQ, `fused.rs` is used: there it is at least
+//! as fast. A digest over several pieces carries the raw CRC register from one to the next; the crate's
+//! `combine`, which joins two finished digests, takes microseconds and is not used.
 
 #[cfg(target_arch = "x86_64")]
 pub mod fused;
@@ -74,7 +74,7 @@ impl Crc32c {
         Self { register: !crc }
     }
 
-    /// Appends a piece, by a path of choice: to test and to compare.
+    /// Appends a piece by a given path: to test and to compare.
     ///
     /// # Panics
     /// If this machine has no such path; see [`CrcPath::is_available`].
@@ -138,7 +138,7 @@ pub enum CrcPathError {
         /// The name.
         name: String,
     },
-    /// The CPU has not what the path needs.
+    /// The CPU lacks what the path needs.
     #[error(
         "this machine cannot compute a CRC by {path}; it can by {}",
         CrcPath::names_available()

@@ -370,8 +370,8 @@ impl CrcSeed {
 
 /// A descriptor in memory that the device reads: an entry of a batch's list (8.3.2).
 ///
-/// Atomic words, so that neither side needs a reference that claims to be alone; what orders them
-/// is the submission of the batch.
+/// Atomic words, so that neither side needs an exclusive reference. The submission of the batch orders
+/// the accesses.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct DescriptorSlot {
@@ -406,7 +406,7 @@ pub enum Status {
     FalsePredicate,
     /// 03h, partial completion because of a page fault.
     PageFault,
-    /// 04h, partial completion because the page could not be had.
+    /// 04h, partial completion because the page was not made available.
     PageRequestFailed,
     /// 05h, at least one descriptor of the batch did not succeed.
     BatchFailed,
@@ -553,7 +553,7 @@ impl CompletionRecord {
         })
     }
 
-    /// Writes it as a device does: what was in memory before is seen by who sees the status.
+    /// Writes it as a device does: a reader that sees the status sees what was in memory before it.
     pub fn write(&self, completion: &Completion) {
         let write = if completion.fault_on_write { STATUS_WRITE } else { 0 };
         let status = completion.status.code() | write;

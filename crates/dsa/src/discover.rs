@@ -25,10 +25,10 @@ impl Default for Roots {
 /// How descriptors reach a work queue (DSA specification 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One process has it, and counts what is in it: a descriptor too many is lost without a
-    /// word (3.3.2).
+    /// One process has it, and counts what is in it: a descriptor beyond the queue's size is lost without an
+    /// answer (3.3.2).
     Dedicated,
-    /// Many submit, and each is told whether its descriptor was taken (3.3.1).
+    /// Many processes submit, and each is told whether its descriptor was taken (3.3.1).
     Shared,
 }
 
@@ -50,8 +50,7 @@ pub struct WorkQueue {
     pub path: PathBuf,
     /// Dedicated or shared.
     pub mode: Mode,
-    /// How many descriptors it holds; for a shared one, how many through this portal
-    /// (threshold).
+    /// How many descriptors it holds; for a shared one, how many through this portal (threshold).
     pub depth: usize,
     /// The most descriptors of a batch; fewer than two where there are no batches.
     pub batch_max: usize,
@@ -200,7 +199,7 @@ impl Device {
     fn read(bus: &Path, name: &str) -> Option<Self> {
         let number = name.strip_prefix("dsa")?.parse().ok()?;
         let path = bus.join(name);
-        // Kernels that do not show it leave us without optional flags.
+        // On kernels that do not show it, no optional flags are used.
         let general_capabilities = attribute(&path, "gen_cap")
             .and_then(|text| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok())
             .unwrap_or(0);
@@ -264,7 +263,7 @@ fn work_queue(roots: &Roots, bus: &Path, device: &Device, name: &str) -> Result<
     let missing: Vec<_> = allowed.map_or_else(Vec::new, |mask| {
         DeviceOperation::ALL.into_iter().filter(|operation| !mask.has(*operation)).collect()
     });
-    // Not shown by a device without batches; a kernel that does not want them takes the bit away.
+    // A device without batches does not show it; a kernel that wants no batches takes the bit away.
     let batch_max = match limit("max_batch_size") {
         Ok(limit) if !missing.contains(&DeviceOperation::Batch) => limit,
         _ => 0,
@@ -288,7 +287,7 @@ fn mode_and_depth(path: &Path, full_name: &str) -> Result<(Mode, usize), String>
     let size: usize = number(path, "size")?;
     let (mode, depth) = match attribute(path, "mode").as_deref() {
         Some("dedicated") => (Mode::Dedicated, size),
-        // What counts for user space is the threshold; 0 where the attribute is missing.
+        // The threshold limits user space; 0 where the attribute is missing.
         Some("shared") => match number(path, "threshold").unwrap_or(0) {
             0 => (Mode::Shared, size),
             threshold => (Mode::Shared, size.min(threshold)),

@@ -1,5 +1,5 @@
-//! An emulated DSA device: a thread that takes descriptors as the hardware does, and misbehaves
-//! as it is told.
+//! An emulated DSA device: a thread that takes descriptors as the hardware does, and misbehaves as
+//! configured.
 //!
 //! It speaks the published format at both ends (64-byte descriptors in, 32-byte completion
 //! records out), refuses what the specification says a device refuses, and takes work by the same
@@ -38,20 +38,19 @@ pub struct EmulatedConfig {
     pub bytes_per_second: Option<NonZeroU64>,
     /// From the end of the work to the completion record.
     pub latency: Duration,
-    /// Every so many operations one stops at a page fault.
+    /// One operation in this many stops at a page fault.
     pub fault_every: Option<NonZeroU64>,
-    /// How many bytes are done when it does; drawn anew each time, if not given.
+    /// How many bytes are done before a page fault; drawn anew each time, if not given.
     pub fault_after: Option<u32>,
-    /// Every so many operations one fails.
+    /// One operation in this many fails.
     pub error_every: Option<NonZeroU64>,
     /// With this status.
     pub error_status: u8,
-    /// Every so many operations one is never completed, unless
-    /// [`EmulatedDevice::release_hung`] is called.
+    /// One operation in this many is never completed, unless [`EmulatedDevice::release_hung`] is called.
     pub hang_every: Option<NonZeroU64>,
     /// Of this many descriptors that it has taken, any may be next; 0 and 1 keep the order.
     pub reorder: usize,
-    /// Everything that is drawn is drawn from this.
+    /// The seed of everything that is drawn.
     pub seed: u64,
 }
 
@@ -130,7 +129,7 @@ pub struct EmulatedDevice {
     sender: SyncSender<Message>,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Room of a dedicated queue that no portal has.
+    /// Room of a dedicated queue that is given to no portal.
     room: Arc<Mutex<usize>>,
 }
 
@@ -164,7 +163,7 @@ impl EmulatedDevice {
         Ok(Self { config, sender, shared, thread: Mutex::new(Some(thread)), room })
     }
 
-    /// What discovery would say about it.
+    /// The work queue as discovery would describe it.
     #[must_use]
     pub fn work_queue(&self) -> WorkQueue {
         WorkQueue {
@@ -217,14 +216,14 @@ impl EmulatedDevice {
         }
     }
 
-    /// Does, late, what hangs.
+    /// Does the operations that hang, late.
     pub fn release_hung(&self) {
         self.shared.release.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Ends the device as it is: when this returns, it touches no memory any more. What was not
-    /// complete then never will be.
+    /// Ends the device as it is: when this returns, it touches no memory any more. Operations that were
+    /// not complete then never will be.
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
@@ -297,9 +296,9 @@ impl Drop for EmulatedPortal {
 
 /// Most operations that are done but for their completion record.
 const FINISHING_MAX: usize = 256;
-/// How long a device that mixes up the order waits for more to mix.
+/// How long a device that mixes up the order waits for more descriptors to mix.
 const REORDER_LINGER: Duration = Duration::from_micros(50);
-/// What is due sooner than this is waited for without sleeping.
+/// Work that is due sooner than this is waited for without sleeping.
 const SPIN: Duration = Duration::from_micros(100);
 /// How long the thread sleeps before it looks at its flags.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
@@ -312,7 +311,7 @@ struct Finish {
     of_batch: bool,
 }
 
-/// What waits for [`EmulatedDevice::release_hung`].
+/// Work that waits for [`EmulatedDevice::release_hung`].
 enum Hung {
     Operation(Descriptor),
     /// The completion of a batch that had such an operation.
@@ -354,8 +353,8 @@ impl Device {
         self.shared.stopped.store(true, Ordering::Release);
     }
 
-    /// Takes from the work queue what there is room for; waits if there is nothing else to do.
-    /// False when nobody can submit any more.
+    /// Takes descriptors from the work queue while there is room; waits if there is nothing else to do.
+    /// False when no submitter is left.
     fn take(&mut self) -> bool {
         let room = self.config.reorder.max(1);
         while self.taken.len() < room && self.finishing.len() < FINISHING_MAX {
@@ -424,7 +423,7 @@ impl Device {
             let entry = unsafe { execute::list_entry(descriptor.source(), index) };
             if entry.flags().contains(Flags::FENCE) {
                 self.settle();
-                // What hangs is waited for without end; what failed ends the batch (3.9).
+                // An operation that hangs is waited for without end; one that failed ends the batch (3.9).
                 if failed || hung {
                     break;
                 }
@@ -488,7 +487,7 @@ impl Device {
         completion.status
     }
 
-    /// Answers a descriptor that may not be.
+    /// Answers a descriptor that is not valid.
     fn refuse(&mut self, descriptor: &Descriptor, status: u8, of_batch: bool) {
         count(&self.shared.counters.refused);
         let record = descriptor.record_address();
@@ -550,7 +549,7 @@ impl Device {
     }
 }
 
-/// Sleeps, if that is worth it, but not past `due` nor long.
+/// Sleeps until `due`, but [`SLEEP_MAX`] at most; not at all if less than [`SPIN`] is left.
 fn sleep_until(due: Instant) {
     let left = due.saturating_duration_since(Instant::now());
     if left >= SPIN {

@@ -45,8 +45,8 @@ pub struct DsaEngine {
 }
 
 impl DsaEngine {
-    /// The engine with all work queues that this machine has for user space, to be used by so many
-    /// cores: between them the room of dedicated work queues is divided.
+    /// The engine with all work queues that this machine has for user space, for `cores` cores. The room
+    /// of dedicated work queues is divided between these.
     ///
     /// # Errors
     /// There is no such work queue; the error says what to configure.
@@ -103,7 +103,7 @@ fn open(
     Ok(DsaQueue::new(portal, queue, DEPTH))
 }
 
-/// How many descriptors one of so many cores may have in a work queue.
+/// How many descriptors one of `cores` cores may have in a work queue.
 fn window(queue: &WorkQueue, cores: usize) -> usize {
     match queue.mode {
         Mode::Dedicated => queue.depth.div_ceil(cores.max(1)),
@@ -119,7 +119,7 @@ pub struct EmulatedEngine {
 }
 
 impl EmulatedEngine {
-    /// Starts a device for so many cores.
+    /// Starts a device for `cores` cores.
     ///
     /// # Errors
     /// The kernel gives no thread.

@@ -30,22 +30,21 @@ pub enum Submission {
 /// Once [`is_stopped`](Self::is_stopped) has been true, the device touches no memory that a
 /// descriptor submitted here names, not even completion records.
 pub unsafe trait Portal: Send {
-    /// How many descriptors this submitter may have in the work queue at most: submitted, and
-    /// their completion not seen. A dedicated work queue loses what comes beyond it.
+    /// Most descriptors that this submitter may have in the work queue: submitted, and their completion
+    /// not seen. A dedicated work queue loses descriptors beyond this.
     fn window(&self) -> usize;
 
     /// Offers a descriptor.
     ///
     /// # Safety
     ///
-    /// If it is accepted: all memory that it names (completion record, data, and for a batch the
-    /// list and what its entries name) stays valid for the accesses of its operation until the
-    /// device has written the completion record, or until [`is_stopped`](Self::is_stopped) is
-    /// true. Nobody else writes the destinations meanwhile. Not more than
-    /// [`window`](Self::window) descriptors are under way.
+    /// If it is accepted: all memory that it names (completion record, data, and for a batch the list and
+    /// what its entries name) stays valid for the accesses of its operation until the device has written
+    /// the completion record, or until [`is_stopped`](Self::is_stopped) is true. Nothing else writes the
+    /// destinations meanwhile. Not more than [`window`](Self::window) descriptors are under way.
     unsafe fn submit(&mut self, descriptor: &Descriptor) -> Submission;
 
-    /// Whether the device is gone for good and touches no memory any more.
+    /// Whether the device has stopped, and will never touch memory again.
     fn is_stopped(&self) -> bool {
         false
     }
@@ -104,8 +103,7 @@ pub enum PortalError {
 pub struct OpenWorkQueue {
     mapping: Arc<Mapping>,
     queue: WorkQueue,
-    /// How much of a dedicated queue's room is not given to a portal, and how many portals there
-    /// have been.
+    /// The room of a dedicated queue that is given to no portal, and the number of portals made so far.
     room: Arc<Mutex<Room>>,
 }
 

@@ -46,11 +46,11 @@ const SEGMENTS_MAX: usize = 3 * (PIECES_MAX - 1) + 1;
 const BATCH_MAX: usize = 32;
 /// Most batches in flight.
 const BATCHES_MAX: usize = 32;
-/// How long operations wait for room in the work queue while none of ours leaves it (others fill
-/// a shared one, or the device hangs) before they are given back untouched.
+/// How long operations wait for room in the work queue while none of this queue leaves it (other
+/// submitters fill a shared one, or the device hangs) before they are given back untouched.
 const ROOM_LIMIT: Duration = Duration::from_millis(50);
-/// How often in a row that may happen. A work queue that somebody has disabled, or a halted device,
-/// has no room for ever (5.7).
+/// How often in a row that may happen. A work queue that was disabled, or a halted device, has no room
+/// for ever (5.7).
 const NO_ROOM_MAX: u32 = 16;
 /// How long [`DsaQueue::stop`] waits for what is in flight.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
@@ -102,7 +102,7 @@ pub struct DsaQueue {
     free_operations: Vec<usize>,
     /// Operations that are not reported.
     flying: Vec<usize>,
-    /// Those of them that the device does not have, in order.
+    /// Those of `flying` that the device does not have, in order.
     pending: VecDeque<usize>,
     batches: Vec<Batch>,
     free_batches: Vec<usize>,
@@ -110,7 +110,7 @@ pub struct DsaQueue {
     in_window: usize,
     /// Since when pending operations have found no room.
     no_room_since: Option<Instant>,
-    /// How often operations were given back for that, and none has been taken since.
+    /// How often in a row operations were given back for that, with none taken since.
     no_room_count: u32,
     /// [`EngineQueue::stop`] has waited.
     waited: bool,
@@ -198,7 +198,7 @@ impl DsaQueue {
         record.expose_provenance() as u64
     }
 
-    /// Writes the descriptors of a request, and gives the records of its parts.
+    /// Writes the descriptors of a request; gives the operation, with the records of its parts.
     fn prepare(&mut self, request: &RawRequest<'_>) -> Result<InFlight, Refused> {
         let mut walk = Walk::new(request);
         let mut new = InFlight {
@@ -223,7 +223,7 @@ impl DsaQueue {
         Ok(new)
     }
 
-    /// Writes the descriptor of one part; how many bytes it has.
+    /// Writes the descriptor of one part; gives its number of bytes.
     fn prepare_part(&mut self, new: &mut InFlight, part: &Part) -> Result<usize, Refused> {
         let bytes = u32::try_from(part.bytes).map_err(|_| Refused::Unsuitable)?;
         if new.parts == SEGMENTS_MAX {
@@ -296,9 +296,9 @@ impl DsaQueue {
     fn submit_alone(&mut self, index: usize) -> bool {
         let operation = &mut self.operations[index];
         let descriptor = &self.prepared[operation.records[0]];
-        // SAFETY: who submitted the operation keeps its memory until it is reported, which happens
-        // after the record is written or the device has stopped; the record is kept likewise, or
-        // leaked. The window was looked at.
+        // SAFETY: the submitter of the operation keeps its memory until it is reported, which happens
+        // after the record is written or the device has stopped; the record is kept likewise, or leaked.
+        // The window was looked at.
         if unsafe { self.portal.submit(descriptor) } == Submission::Retry {
             return false;
         }
@@ -350,7 +350,7 @@ impl DsaQueue {
             Carrier::Batch(batch) => self.batches[batch].done,
         };
         let records = &operation.records[..operation.parts];
-        // What is not written any more never will be: its batch is over, or the device is.
+        // A record that is not written now never will be: its batch is over, or the device is.
         let over = stopped || batch.is_some();
         if !over && records.iter().any(|index| self.records[*index].poll().is_none()) {
             return None;
@@ -359,7 +359,7 @@ impl DsaQueue {
         for &index in records {
             let bytes = self.prepared[index].transfer_size() as usize;
             let Some(completion) = self.records[index].poll() else {
-                // The batch itself failed before it came to this.
+                // The batch itself failed before it came to this part.
                 if let Some(Status::Error(code)) = batch.map(|batch| batch.status) {
                     return Some(RawResult::Failed { status: u32::from(code) });
                 }
@@ -417,7 +417,7 @@ impl DsaQueue {
         }
     }
 
-    /// Looks which batches are over. Their operations' records were written before (3.8).
+    /// Finds out which batches are over. Their operations' records were written before (3.8).
     fn look_at_batches(&mut self) {
         let records = &self.records[self.prepared.len()..];
         for (batch, record) in self.batches.iter_mut().zip(records) {
@@ -427,7 +427,7 @@ impl DsaQueue {
         }
     }
 
-    /// Whether the device touches nothing of ours any more.
+    /// Whether the device touches no memory of this queue any more.
     fn is_quiet(&mut self) -> bool {
         let stopped = self.portal.is_stopped();
         self.look_at_batches();
@@ -497,7 +497,7 @@ unsafe impl EngineQueue for DsaQueue {
         if self.ended {
             return;
         }
-        // First this, then the records: what the device wrote before it stopped is seen.
+        // This before the records: then what the device wrote before it stopped is seen.
         let stopped = self.portal.is_stopped();
         self.look_at_batches();
         if stopped {
@@ -651,7 +651,7 @@ impl<'a, P: Located> Cursor<'a, P> {
         0
     }
 
-    /// The address here, before going on by so many bytes, not more than are left.
+    /// The address here; then goes on by `bytes` bytes, not more than are left.
     fn advance(&mut self, bytes: usize) -> u64 {
         let Some(first) = self.pieces.first() else { return 0 };
         let here = first.address() + self.offset as u64;

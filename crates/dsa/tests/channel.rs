@@ -81,7 +81,7 @@ fn copy_crc32c(token: u64, length: usize) -> Work<Bytes, Bytes> {
     Work::copy_crc32c(0, patterned(length, token), vec![0; length])
 }
 
-/// An operation of [`copy_crc32c`] that succeeded has done it right.
+/// Checks that an operation of [`copy_crc32c`] has succeeded with the right result.
 fn check(done: Done<Bytes, Bytes>, length: usize) {
     let data = patterned(length, done.token);
     assert_eq!(done.result, Ok(Output::Crc32c(crc32c(&data))), "token {}", done.token);
@@ -154,7 +154,7 @@ fn an_error_is_reported_with_its_status() {
     fine.into_iter().for_each(|done| check(done, 512));
 }
 
-/// What hangs is given up; when the device is done with it at last, its memory is freed.
+/// An operation that hangs is given up; when the device is done with it at last, its memory is freed.
 #[test]
 fn a_device_that_hangs() {
     let config = EmulatedConfig { hang_every: every(10), ..EmulatedConfig::default() };

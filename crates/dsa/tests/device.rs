@@ -278,7 +278,7 @@ fn rate_and_latency_take_their_time() {
     }
 }
 
-/// After `stop` nothing is touched, and submissions find nobody.
+/// After `stop` nothing is touched, and submissions are answered with Retry.
 #[test]
 fn a_stopped_device_touches_nothing() {
     let config = EmulatedConfig { latency: Duration::from_millis(5), ..EmulatedConfig::default() };

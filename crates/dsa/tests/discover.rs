@@ -91,7 +91,7 @@ fn what_is_configured_is_found() {
     let names: Vec<_> = queues.iter().map(|queue| queue.name.as_str()).collect();
     assert_eq!(names, ["wq0.0", "wq0.9", "wq0.10"]);
     let shared = &queues[0];
-    // Of a shared queue user space may fill the threshold.
+    // User space may fill a shared queue up to the threshold.
     assert_eq!((shared.mode, shared.depth), (Mode::Shared, 15));
     assert_eq!((shared.batch_max, shared.transfer_bytes_max), (32, 2_097_152));
     assert_eq!(shared.path, machine.roots().dev.join("dsa/wq0.0"));

@@ -200,8 +200,8 @@ impl Rig {
         let targets: [Vec<PieceMut>; 2] =
             case.targets.each_mut().map(|pieces| pieces.iter_mut().map(piece_mut).collect());
         let (slot, operation) = (self.next, case.operation);
-        // SAFETY: the pieces are in vectors that the case owns, which is kept until its completion
-        // is reported, or leaked; nobody looks into it meanwhile.
+        // SAFETY: the pieces are in vectors that the case owns, which is kept until its completion is
+        // reported, or leaked; nothing looks into it meanwhile.
         unsafe {
             let sources = sources.each_ref().map(Vec::as_slice);
             let targets = targets.each_ref().map(Vec::as_slice);
@@ -443,7 +443,7 @@ fn a_full_work_queue_is_waited_for() {
     }
 }
 
-/// A shared work queue that somebody else keeps full.
+/// A shared work queue that another submitter keeps full.
 #[test]
 fn what_finds_no_room_is_given_back() {
     let config = EmulatedConfig {

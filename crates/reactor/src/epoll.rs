@@ -145,7 +145,7 @@ impl EpollIo {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and owned by nobody else.
+        // SAFETY: just made, and without another owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
         let waker = Waker::new()?;
         let io = EpollIo {

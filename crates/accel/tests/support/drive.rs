@@ -12,7 +12,7 @@ use super::memory::Counted;
 use super::model::{Expected, Sizes, check, random_work};
 use super::random::Random;
 
-/// Nothing that comes at all takes more polls.
+/// More polls than any operation takes that completes at all.
 const MOST_POLLS: usize = 20_000;
 
 /// A channel of counted memory.
@@ -26,12 +26,12 @@ pub(crate) fn framework_of(engine: Arc<dyn Engine>) -> Framework {
     framework
 }
 
-/// A channel with so many slots.
+/// A channel with `slots` slots.
 pub(crate) fn channel_of(framework: &Framework, slots: usize, timeout: Duration) -> TestChannel {
     framework.open_channel(&ChannelConfig { slots, timeout, cpu: None }).unwrap()
 }
 
-/// Operations in flight and what they must give; a clock that runs as it is told.
+/// Operations in flight and what they must give, and a clock that the driver moves.
 pub(crate) struct Driver {
     pub(crate) channel: TestChannel,
     pub(crate) alive: Arc<()>,
@@ -110,7 +110,7 @@ impl Driver {
         self.poll_until(|driver| driver.expected.is_empty())
     }
 
-    /// Polls until something is so.
+    /// Polls until `is_so` says so.
     pub(crate) fn poll_until(&mut self, is_so: impl Fn(&Driver) -> bool) -> Result<(), String> {
         for _ in 0..MOST_POLLS {
             if is_so(self) {

@@ -62,8 +62,8 @@ impl Default for Manners {
 /// The status of operations that fail.
 pub(crate) const STATUS: u32 = 0x1f;
 
-/// What the test holds of the engine. It touches the memory of its operations as late as it may,
-/// so that a sanitizer sees whoever frees it too early.
+/// The test's hold on the engine. The engine touches the memory of its operations as late as it may, so
+/// that a sanitizer sees a channel that frees it too early.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) manners: Manners,
@@ -261,8 +261,8 @@ impl Pending {
         first.iter().zip(&second).position(|(a, b)| a != b).unwrap_or(bytes)
     }
 
-    /// Does the first `most` bytes, byte by byte; gives the output, and the digest if it digests.
-    /// Streams it cannot do.
+    /// Does the first `most` bytes, byte by byte; gives the output, and the digest if it digests. It
+    /// cannot do streams.
     fn execute(&self, most: usize) -> (Option<Output>, u32) {
         let mut source = read(&self.sources[0]);
         source.truncate(most);

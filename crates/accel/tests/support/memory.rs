@@ -9,7 +9,7 @@ use raceline_accel::{Piece, PieceMut, Source, Target};
 
 use super::random::Random;
 
-/// A piece does not start where an allocation does, but up to so many bytes later.
+/// A piece does not start where an allocation does, but up to this many bytes later.
 const MAX_SHIFT: usize = 17;
 
 /// A scatter-gather list that counts: one more owner of `alive` as long as it exists.
@@ -83,7 +83,7 @@ unsafe impl Target for Counted {
 #[derive(Debug)]
 pub(crate) struct Changing(pub(crate) Arc<Vec<AtomicU64>>);
 
-// SAFETY: the vector's bytes stay where they are; who changes them does so by atomics.
+// SAFETY: the vector's bytes stay where they are; a thread that changes them does so by atomics.
 unsafe impl Source for Changing {
     fn pieces(&self, list: &mut Vec<Piece>) {
         let len = 8 * self.0.len();

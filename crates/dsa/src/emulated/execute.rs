@@ -26,9 +26,9 @@ pub(super) enum Fault {
     Error(u8),
 }
 
-/// Bytes that are copied at a time, so that a CRC is of bytes that nobody changes.
+/// Bytes that are copied at a time, so that a CRC is of bytes that nothing changes.
 const CHUNK_BYTES: usize = 4096;
-/// What an undefined field holds, so that who reads it notices (8.3.12).
+/// What an undefined field holds, so that a reader of it notices (8.3.12).
 const UNDEFINED: u32 = 0xDEAD_BEEF;
 /// A page, for fault addresses (8.2.5: bits 11:0 may be reported as 0).
 const PAGE_MASK: u64 = !0xFFF;
@@ -138,8 +138,8 @@ fn reserved_is_zero(descriptor: &Descriptor, operation: DeviceOperation) -> bool
     reserved.iter().all(|&(from, to)| bytes[from..to].iter().all(|byte| *byte == 0))
 }
 
-/// The completion of a descriptor that [`check`] refuses. For invalid flags they stand where
-/// otherwise the CRC does (8.2.6).
+/// The completion of a descriptor that [`check`] refuses. The invalid flags stand in the place of the CRC
+/// (8.2.6).
 pub(super) fn refusal(descriptor: &Descriptor, status: u8) -> Completion {
     let operation = DeviceOperation::from_code(descriptor.operation_code());
     let crc = match (status, operation) {
@@ -182,8 +182,8 @@ pub(super) unsafe fn write_record(record: u64, completion: &Completion) {
 ///
 /// # Safety
 ///
-/// [`check`] found it valid; the memory that it names is valid for the accesses, and nobody else
-/// writes its destinations.
+/// [`check`] found it valid; the memory that it names is valid for the accesses, and nothing else writes
+/// its destinations.
 pub(super) unsafe fn execute(descriptor: &Descriptor, fault: Option<Fault>) -> Completion {
     let size = descriptor.transfer_size();
     let mut completion = Completion {

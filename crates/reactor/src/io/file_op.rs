@@ -62,8 +62,8 @@ pub(crate) enum Call {
     Allocate { mode: AllocateMode, offset: u64, len: u64 },
 }
 
-// SAFETY: the pointers name memory of a `FileOp`. The maker of the call keeps that, and does not touch
-// it, until the call has been made.
+// SAFETY: the pointers name memory of a `FileOp`. The maker of the call keeps that memory, and does
+// not touch it, until the call has been made.
 unsafe impl Send for Call {}
 
 impl Call {

@@ -108,8 +108,8 @@ impl Region {
     }
 
     /// As [`Self::copy_in`], but without a fence behind each copy, which makes many copies cheaper. Only
-    /// a receiver of what this thread sends ([`crate::Io::send`]) or of a message ([`crate::mailbox`]) is
-    /// certain to find the bytes there.
+    /// a receiver of what this thread sends ([`crate::Io::send`]) or of its messages ([`crate::mailbox`])
+    /// is certain to find the bytes there.
     ///
     /// # Panics
     /// If the range is outside.

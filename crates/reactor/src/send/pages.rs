@@ -46,8 +46,8 @@ impl PagePipe {
         self.filled
     }
 
-    /// As [`crate::io::transfer::transmit`] with some of the batch's next bytes: up to the next large payload,
-    /// or as much of that as the socket, which must be non-blocking, takes.
+    /// As [`crate::io::transfer::transmit`] with some of the batch's next bytes: up to the next large
+    /// payload, or as much of that as the socket, which must be non-blocking, takes.
     pub(crate) fn transmit(
         &mut self,
         fd: &OwnedFd,
@@ -61,7 +61,7 @@ impl PagePipe {
         let small = segments.iter().take_while(|segment| !batch.is_kept(segment)).count();
         let follows = small.max(1) < segments.len();
         if small == 0 {
-            // SAFETY: a kept payload is a shared buffer's, which the batch owns and nobody writes.
+            // SAFETY: a kept payload is a shared buffer's, which the batch owns and nothing writes.
             let bytes = unsafe {
                 std::slice::from_raw_parts(segments[0].iov_base.cast::<u8>(), segments[0].iov_len)
             };

@@ -79,7 +79,7 @@ fn eventfd() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and owned by nobody else.
+    // SAFETY: just made, and without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -74,8 +74,8 @@ impl UringIo {
         }
     }
 
-    /// Tries slots that have news or operations, and slots that wait, unless they have been quiet for
-    /// [`TRIES_MAX`] tries.
+    /// Tries slots that have news or operations, and slots that wait. If there are more than
+    /// [`ALWAYS_TRIED`], the ring watches those that were quiet for [`TRIES_MAX`] tries.
     pub(super) fn try_provided(&mut self, done: &mut Vec<Completion>) {
         let crowded = self.provided.trying() > ALWAYS_TRIED;
         for _ in 0..self.provided.trying() {
