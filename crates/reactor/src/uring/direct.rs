@@ -3,8 +3,8 @@
 //! An operation of the ring that finds nothing costs a poll that is armed, woken and finished later; on a
 //! busy connection a plain system call that is tried again costs far less. So a receive is first tried at
 //! every poll of a spinning core. It goes to the ring when its socket has been quiet ([`TRIES_MAX`]) or
-//! when the core is about to sleep. A send is tried at once; the ring takes what a full socket leaves of it, and
-//! what is more than its share of a poll.
+//! when the core is about to sleep. A send is tried at once; the ring takes what a full socket leaves of
+//! it, and what is more than its share of a poll.
 
 use std::os::fd::OwnedFd;
 
