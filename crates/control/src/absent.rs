@@ -7,7 +7,7 @@ use crate::spelling::current_name;
 /// The facts; its first lines describe the form.
 const TABLE: &str = include_str!("absent/parts.txt");
 
-/// This program, as those who call it know it.
+/// This program, by the name that its users know.
 pub const US: &str = "Raceline";
 /// A daemon that a client talks to, which may be another program.
 pub const THIS_DAEMON: &str = "this daemon";
@@ -23,14 +23,14 @@ pub struct Part {
     pub text: &'static str,
 }
 
-/// What a method of such a part does.
+/// What a method of an absent part does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
     /// It sets options: they are kept and have no effect.
     Sets,
     /// It makes something that others rely on: a configuration that calls it is refused.
     Creates,
-    /// It looks at, changes or removes what others have made.
+    /// It reads, changes or removes what other methods have made.
     Handles,
 }
 
@@ -51,7 +51,7 @@ pub fn methods() -> &'static [Absent] {
     &METHODS
 }
 
-/// The method of this name, old or new, where it is one of a part that is not here.
+/// The method of this name, old or new, if it belongs to a part of SPDK that is not here.
 #[must_use]
 pub fn absent(name: &str) -> Option<&'static Absent> {
     let name = current_name(name);
@@ -59,7 +59,7 @@ pub fn absent(name: &str) -> Option<&'static Absent> {
 }
 
 impl Absent {
-    /// A sentence for whoever has called the method, by whatever name; `who` does not have it.
+    /// A sentence for the caller of the method, under the name it called; `who` lacks the method.
     #[must_use]
     pub fn sentence(&self, called: &str, who: &str) -> String {
         let Part { name, text, .. } = self.part;
@@ -81,7 +81,7 @@ fn read() -> Vec<Absent> {
             let mut words = rest.splitn(3, ' ');
             let mut word = || words.next().expect("part NAME SECTION text");
             let (name, section) = (word(), word());
-            // Read once, and wanted until the end of the program.
+            // Read once, and needed until the program ends.
             part = Some(Box::leak(Box::new(Part { name, section, text: word() })));
             continue;
         }

@@ -12,7 +12,7 @@ pub mod output;
 pub use arguments::{Request, UsageError};
 pub use connection::{Address, ClientError, Connection, Refusal};
 
-/// Where a daemon's socket is unless said otherwise: where SPDK's clients look for it.
+/// Where a daemon's socket is by default: where SPDK's clients look for it.
 pub const DEFAULT_SOCKET: &str = "/var/tmp/spdk.sock";
 /// The TCP port of SPDK's RPC proxies.
 pub const DEFAULT_PORT: u16 = 5260;

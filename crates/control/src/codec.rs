@@ -1,29 +1,29 @@
 //! Splits a byte stream into JSON values: incremental, validating, bounded, and without recursion.
 //!
-//! JSON-RPC over SPDK's socket is unframed: values follow each other, and where one ends is known
-//! only from its grammar (RFC 8259). A broken value is noticed at its first wrong byte, not when
-//! its brackets close: a client that waits for the answer would wait for ever.
+//! JSON-RPC over SPDK's socket is unframed: values follow each other, and only the grammar (RFC 8259) says
+//! where a value ends. A broken value is noticed at its first wrong byte, not when its brackets close:
+//! otherwise a client that waits for the answer would wait for ever.
 
 /// Bounds of one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Its bytes.
     pub bytes: usize,
-    /// Its nesting, at most [`Bounds::MAX_DEPTH`].
+    /// Its deepest nesting, at most [`Bounds::MAX_DEPTH`].
     pub depth: u32,
-    /// The values in it, itself and the names of members included.
+    /// The number of values in it, including the value itself and the names of members.
     pub values: u32,
 }
 
 impl Bounds {
-    /// The deepest nesting that can be followed: one bit each.
+    /// The deepest nesting that the scanner can follow: one bit for each level.
     pub const MAX_DEPTH: u32 = 64;
 
-    /// What the server takes: SPDK takes 256 KiB and 8,192 values.
+    /// The bounds of the server. SPDK accepts 256 KiB and 8,192 values.
     pub const REQUEST: Self = Self { bytes: 1 << 20, depth: Self::MAX_DEPTH, values: 1 << 16 };
 }
 
-/// Why a stream cannot be read any further: there is no place to start again.
+/// Why a stream cannot be read any further: there is no point at which reading could resume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
     /// A byte that the grammar does not allow.
@@ -153,11 +153,11 @@ enum Expect {
 enum Text {
     Plain,
     Escape,
-    /// Hexadecimal digits that are missing.
+    /// The number of hexadecimal digits that are still missing.
     Unicode(u8),
 }
 
-/// Inside a number, by what came last.
+/// The state inside a number: the kind of its last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Number {
     Minus,
@@ -174,9 +174,9 @@ enum Number {
 #[derive(Debug, Default)]
 struct Scanner {
     expect: Expect,
-    /// The string is the name of a member.
+    /// The string is a member's name.
     in_name: bool,
-    /// One bit for each container around, the innermost lowest: 1 is an object.
+    /// One bit for each enclosing container, the innermost lowest: 1 is an object, 0 an array.
     objects: u64,
     depth: u32,
     values: u32,
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(split(&many), Err(SplitError::Values(1 << 16)));
         let long = format!("[\"{}\"]", "x".repeat(1 << 20));
         assert_eq!(split(&long), Err(SplitError::Bytes(1 << 20)));
-        // A value at the bound is taken.
+        // A value of exactly the largest size is accepted.
         let fits = format!("\"{}\"", "x".repeat((1 << 20) - 2));
         assert_eq!(split(&fits).unwrap().len(), 1);
     }
@@ -403,7 +403,8 @@ mod tests {
     }
 
     proptest! {
-        /// What serde_json writes is taken whole, in any pieces; and what is taken, it can read.
+        /// The splitter accepts what serde_json writes, whole or in any pieces; serde_json reads what it
+        /// accepts.
         #[test]
         fn any_value_in_any_pieces(value in json(), pretty: bool, cuts in prop::collection::vec(1usize..40, 1..20)) {
             let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) };
@@ -421,7 +422,7 @@ mod tests {
             }
             prop_assert_eq!(got.len(), 1);
             let back: serde_json::Value = serde_json::from_slice(&got[0]).unwrap();
-            // Floats may change their last digit in text.
+            // The last digit of a float may change in its text.
             prop_assert_eq!(back.to_string().len(), serde_json::from_str::<serde_json::Value>(stream.trim()).unwrap().to_string().len());
         }
 

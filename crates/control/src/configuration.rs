@@ -1,9 +1,9 @@
-//! A configuration as people bring it: SPDK's JSON with comments and batches, read and looked at whole before
+//! A configuration as users write it: SPDK's JSON with comments and batches, read and checked whole before
 //! the first call is made.
 //!
-//! What is JSON is what SPDK's parser takes: comments between any two tokens, no trailing commas. Three
-//! things differ. A byte order mark at the beginning is skipped. A comment to the end of the line may be the
-//! last line without a line end. What follows the end of the object is refused, where SPDK ignores it.
+//! The JSON is what SPDK's parser accepts: comments between any two tokens, no trailing commas. Three
+//! things differ. A byte order mark at the beginning is skipped. A comment to the end of the line may be
+//! the last line without a line end. Text after the end of the object is refused, where SPDK ignores it.
 
 mod comments;
 mod look;
@@ -27,11 +27,11 @@ pub enum FormError {
     Json(#[from] serde_json::Error),
 }
 
-/// Reads a configuration in SPDK's form. Calls of a batch, which is a list in place of a call, count one by
-/// one. Members beside `subsystems` are ignored.
+/// Reads a configuration in SPDK's form. A batch, which is a list in place of a call, counts as its calls,
+/// one by one. Members beside `subsystems` are ignored.
 ///
 /// # Errors
-/// When it has another form; says the line and column.
+/// When it has another form; the error gives the line and column.
 pub fn parse(text: &[u8]) -> Result<Vec<SubsystemConfig>, FormError> {
     #[derive(Deserialize)]
     struct Whole {

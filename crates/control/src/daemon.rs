@@ -1,8 +1,8 @@
-//! A control plane put together: options, socket, what was kept or configured, then service.
+//! A complete control plane: options, socket, what was kept or configured, then service.
 //!
-//! Options come first, when nobody can connect yet. While what was kept or configured is made, the
-//! socket answers, so that clients can ask how far the start is; what they may not do yet is
-//! refused. A start that fails leaves nothing behind: the caller ends the process.
+//! Options come first, before any client can connect. The socket answers while the kept or configured state
+//! is made, so that clients can ask how far the start is; calls that are not allowed yet are refused. A
+//! start that fails leaves nothing behind: the caller ends the process.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::state::{Call, StateError, StateJournal, SubsystemConfig};
 /// The largest configuration file.
 const MAX_CONFIG_BYTES: u64 = 256 << 20;
 
-/// What a daemon is told.
+/// The settings of a daemon.
 #[derive(Default)]
 pub struct DaemonConfig {
     /// Where clients connect.
@@ -34,7 +34,7 @@ pub struct DaemonConfig {
     pub admins: Vec<u32>,
     /// CPUs for I/O; empty: one core that is not pinned.
     pub cores: Vec<usize>,
-    /// What to begin with, in SPDK's form.
+    /// The configuration file to start with, in SPDK's form.
     pub config: Option<PathBuf>,
     /// Where changes are kept.
     pub state_dir: Option<PathBuf>,
@@ -48,21 +48,21 @@ pub struct DaemonConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The socket.
+    /// Listening on the socket failed.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The state directory.
+    /// The state directory cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
     /// The configuration file cannot be read.
     #[error("{path}: {problem}")]
     Config {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What, and where.
+        /// What is wrong, and where.
         problem: String,
     },
-    /// The configuration file and the state directory both have something to say.
+    /// The configuration file and the state directory both hold a configuration.
     #[error(
         "{state_dir} holds a configuration, so {config} cannot be loaded: leave out -c, or \
          clear the state with raceline config clear"
@@ -84,7 +84,7 @@ pub struct Daemon {
     server: Server,
 }
 
-/// What has to be made at the start.
+/// The configuration that is made at the start.
 enum Origin {
     Nothing,
     /// From the state directory.
@@ -97,7 +97,7 @@ impl Daemon {
     /// Starts; without `wait_for_rpc`, everything is in service when this returns.
     ///
     /// # Errors
-    /// When something cannot be had or a call of the configuration fails: the process should end.
+    /// When a resource cannot be had or a call of the configuration fails: the process should end.
     pub fn start(config: DaemonConfig) -> Result<Self, StartError> {
         let mut engine = EngineConfig {
             cores: config.cores,
@@ -161,7 +161,7 @@ impl Daemon {
 }
 
 impl Origin {
-    /// Makes what this phase allows.
+    /// Makes what the current phase allows.
     fn make(&self, engine: &Engine, registry: &Registry) -> Result<(), StartError> {
         match self {
             Self::Nothing => Ok(()),
@@ -182,12 +182,12 @@ impl Origin {
     }
 }
 
-/// Makes the calls of a file that this phase allows. Like SPDK: what may come before the start is made
-/// then, everything else after it. Before the first call is made, all are
-/// looked at. A daemon does this before the start and when it starts.
+/// Makes the calls of a file that this phase allows. As in SPDK, calls that are allowed before the start
+/// are made before it, all others after it. All calls are checked before the first is made. A daemon calls
+/// this function before the start and again at the start.
 ///
 /// # Errors
-/// When calls cannot be made here: all are named, and none is made. Or when one of them fails.
+/// When calls cannot be made here: the error names all of them, and none is made. Or when a call fails.
 pub fn load(
     engine: &Engine,
     registry: &Registry,
@@ -217,8 +217,8 @@ pub fn load(
     })
 }
 
-/// Takes back what has been written down of a file before one of its calls failed: a state directory
-/// would hold half a configuration, and the next start would serve it.
+/// Takes back the records of a file of which a call has failed: otherwise the state directory would hold
+/// half a configuration, and the next start would serve it.
 fn forget(engine: &Engine) {
     let keys: Vec<Key> = engine.model().catalogue.entries().map(|(key, _)| key.clone()).collect();
     if keys.is_empty() {
@@ -241,14 +241,14 @@ fn kept_without_effect(registry: &Registry, catalogue: &Catalogue) -> Option<Str
     summary(kept.map(|entry| (entry.section.name(), entry.method.as_str())))
 }
 
-/// One line for a start, whatever the number of calls.
+/// Logs one line for a start, whatever the number of calls.
 fn tell_kept_without_effect(from: &str, kept: Option<String>) {
     if let Some(kept) = kept {
         tracing::warn!("{from}: kept without effect, as Raceline has no such parts: {kept}");
     }
 }
 
-/// Does something with each call; an error says which one it was.
+/// Calls a function with each call; an error names the call.
 fn each_call(
     path: &Path,
     sections: &[SubsystemConfig],

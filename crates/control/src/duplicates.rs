@@ -1,19 +1,19 @@
-//! A look at a whole JSON text for members that occur twice in one object, as SPDK's decoder refuses them.
+//! Checks a whole JSON text for members that occur twice in one object; SPDK's decoder refuses them.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Whether no object in this text has a member twice: the last would win in silence.
+/// Checks that no object in this text has a member twice: otherwise the last one would win silently.
 ///
 /// # Errors
-/// At the first that has, and where the text is no JSON.
+/// At the first object that has one, and where the text is not JSON.
 pub(crate) fn without_duplicates(text: &[u8]) -> Result<(), serde_json::Error> {
     serde_json::from_slice::<Looked>(text).map(drop)
 }
 
-/// Any value, of which only the names of members are looked at.
+/// Any value, of which only the names of members are checked.
 struct Looked;
 
 impl<'de> Deserialize<'de> for Looked {

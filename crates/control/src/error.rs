@@ -1,4 +1,4 @@
-//! Errors as JSON-RPC carries them: SPDK's codes and texts, and what was wrong beside them.
+//! Errors as JSON-RPC carries them: SPDK's codes and texts, and beside them what was wrong.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,12 +17,12 @@ pub mod code {
     pub const INVALID_PARAMS: i32 = -32602;
     /// The method failed.
     pub const INTERNAL_ERROR: i32 = -32603;
-    /// Not in this state: before or after framework_start_init.
+    /// The method is not allowed in this state: before or after framework_start_init.
     pub const INVALID_STATE: i32 = -1;
 }
 
-/// Why a call failed. `message` is what SPDK says, word for word where it says something; `data`
-/// is the detail that SPDK only logs.
+/// Why a call failed. `message` is SPDK's text, word for word where SPDK has one; `data` is the detail that
+/// SPDK only logs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RpcError {
     /// One of [`code`], or a negative errno.
@@ -47,7 +47,7 @@ impl RpcError {
         self
     }
 
-    /// The same with a further detail behind what it has.
+    /// The same with a further detail after the ones it has.
     #[must_use]
     pub fn also(self, detail: impl fmt::Display) -> Self {
         let text = match &self.data {
@@ -57,7 +57,7 @@ impl RpcError {
         self.because(text)
     }
 
-    /// SPDK's answer to any parameter it does not like.
+    /// SPDK's answer to any parameter that it does not accept.
     pub fn invalid_params(detail: impl fmt::Display) -> Self {
         Self::new(code::INVALID_PARAMS, "Invalid parameters").because(detail)
     }

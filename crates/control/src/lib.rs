@@ -1,9 +1,9 @@
 //! The control plane: SPDK's JSON-RPC on a Unix socket, over a manager of what is exported.
 //!
-//! Bytes become values in [`codec`], values become calls in [`request`], calls find their method
-//! in [`method`], and methods change things through the [`engine`], which imports no method: it makes
-//! the calls of a configuration again through [`engine::Replay`]. None of this runs on a reactor. The
-//! other end of the socket is in [`client`]; what SPDK has, both ends know from [`schema`].
+//! Bytes become values in [`codec`], values become calls in [`request`], calls find their method in
+//! [`method`], and methods change things through the [`engine`], which imports no method: it makes the
+//! calls of a configuration again through [`engine::Replay`]. None of this runs on a reactor. The other end
+//! of the socket is in [`client`]; both ends know SPDK's methods from [`schema`].
 
 pub mod absent;
 pub mod client;

@@ -1,8 +1,8 @@
-//! What is logged, as clients set it: levels, flags of components, timestamps.
+//! The log, as clients configure it: levels, flags of components, timestamps.
 //!
-//! There is one log, standard error, which under systemd is the journal. SPDK has two: what goes to
-//! standard error (the print level) and what goes to the system's log (the level). Here a message
-//! is shown when either would take it.
+//! There is one log, standard error, which under systemd goes to the journal. SPDK has two: standard error
+//! (the print level) and the system's log (the level). Here a message is shown if either level would take
+//! it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,19 +10,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// How much is said, by SPDK's names.
+/// How much is logged, by SPDK's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum LogLevel {
-    /// What failed.
+    /// Failures.
     Error,
-    /// What may fail.
+    /// Signs of a possible failure.
     Warning,
-    /// What operators want to know: also every change.
+    /// Events that operators want to know, among them every change.
     Notice,
-    /// What happens.
+    /// Normal events.
     Info,
-    /// What is needed to find a fault.
+    /// Details that are needed to find a fault.
     Debug,
 }
 
@@ -37,7 +37,7 @@ impl LogLevel {
     }
 }
 
-/// Components that can be set to say everything: SPDK's name of the flag, our module.
+/// Components that can be set to log everything: SPDK's name of the flag, our module.
 pub const FLAGS: [(&str, &str); 9] = [
     ("accel", "raceline_accel"),
     ("bdev", "raceline_bdev"),
@@ -50,16 +50,16 @@ pub const FLAGS: [(&str, &str); 9] = [
     ("state", "raceline_control::state"),
 ];
 
-/// What is logged now.
+/// The settings of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSettings {
     /// SPDK's print level.
     pub print_level: LogLevel,
     /// SPDK's log level.
     pub level: LogLevel,
-    /// Components that say everything.
+    /// Components that log everything.
     pub flags: BTreeSet<&'static str>,
-    /// Lines begin with the time.
+    /// Whether lines begin with the time.
     pub timestamps: bool,
 }
 
@@ -80,7 +80,7 @@ impl LogSettings {
     pub fn directives(&self) -> String {
         let level = self.print_level.max(self.level);
         let mut text = level.filter().to_owned();
-        // The audit is for operators: it goes with notices.
+        // The audit is for operators, so it is shown from the level of notices on.
         if level >= LogLevel::Notice {
             text.push_str(",raceline::audit=info");
         }
@@ -102,20 +102,20 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// A log that is set by this function; it is called at once.
+    /// A log whose settings this function applies; it is called at once.
     #[must_use]
     pub fn new(settings: LogSettings, apply: Apply) -> Self {
         apply(&settings);
         Self { settings: Mutex::new(settings), apply }
     }
 
-    /// What is logged now.
+    /// The current settings.
     #[must_use]
     pub fn settings(&self) -> LogSettings {
         self.lock().clone()
     }
 
-    /// Changes it.
+    /// Changes the settings.
     pub fn change(&self, change: impl FnOnce(&mut LogSettings)) {
         let mut settings = self.lock();
         change(&mut settings);
@@ -128,7 +128,7 @@ impl Logging {
 }
 
 impl Default for Logging {
-    /// A log that nothing can be done about: the settings are kept.
+    /// A log that cannot be changed: the settings are only kept.
     fn default() -> Self {
         Self::new(LogSettings::default(), Box::new(|_| {}))
     }

@@ -43,20 +43,20 @@ impl States {
 /// What a method does to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It looks.
+    /// It only reads.
     Read,
-    /// It changes something: for admins, and with a line in the audit.
+    /// It changes something: only admins may call it, and the audit gets a line.
     Change,
 }
 
 /// Whether a call of a method changes how anything works.
 #[derive(Clone, Copy, Debug)]
 pub enum Effect {
-    /// It does what it says; parameters that do nothing stand in docs/RPC.md.
+    /// It does what it says; docs/RPC.md lists its parameters without effect.
     Obeyed,
-    /// It sets options of something that is not here: they are kept and given back.
+    /// It sets options of a part that is not here: they are kept and given back.
     None,
-    /// Parameters for which this is true are kept and given back, and others are obeyed.
+    /// Calls for whose parameters this is true are kept and given back; all others are obeyed.
     NoneFor(fn(&Value) -> bool),
 }
 
@@ -78,7 +78,7 @@ impl Effect {
     }
 }
 
-/// What a handler is given beside its parameters.
+/// What a handler receives beside its parameters.
 pub struct Call<'a> {
     /// The manager.
     pub engine: &'a Engine,
@@ -86,7 +86,7 @@ pub struct Call<'a> {
     pub registry: &'a Registry,
     /// The name under which the method was called.
     pub method: &'a str,
-    /// Who calls.
+    /// The caller.
     pub peer: Peer,
 }
 
@@ -120,7 +120,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Adds a method that looks.
+    /// Adds a method that only reads.
     pub fn read<P, R>(
         &mut self,
         name: &'static str,
@@ -146,8 +146,8 @@ impl Registry {
         self.add(name, states, Access::Change, handler);
     }
 
-    /// Adds a method of SPDK that sets options of something that is not here: they are kept. SPDK takes
-    /// some of them before the start only; what has no effect may be set at any time.
+    /// Adds a method of SPDK that sets options of a part that is not here: they are kept. SPDK accepts some
+    /// of them only before the start; options without effect may be set at any time.
     pub fn keep(
         &mut self,
         name: &'static str,
@@ -170,7 +170,7 @@ impl Registry {
         });
     }
 
-    /// Says of a method that some of its calls have no effect, and are kept all the same.
+    /// Marks some calls of a method as having no effect; these are kept all the same.
     pub fn without_effect_for(&mut self, name: &str, is_none: fn(&Value) -> bool) {
         if let Some(method) = self.methods.get_mut(name) {
             method.effect = Effect::NoneFor(is_none);
@@ -245,7 +245,7 @@ impl Registry {
         self.aliases.iter().map(|(old, name)| (*old, *name))
     }
 
-    /// Whether a method takes these parameters, as far as it can be said without calling it.
+    /// Checks whether a method takes these parameters, as far as possible without calling it.
     ///
     /// # Errors
     /// When there is no such method, or a parameter is missing, unknown or of the wrong type.
@@ -262,8 +262,8 @@ impl Registry {
         self.get(name).is_some_and(|method| method.effect.is_none_for(params))
     }
 
-    /// SPDK's answer, and beside it what the method belongs to, if SPDK has it, or else the method
-    /// that was meant, if one resembles it.
+    /// SPDK's answer, with a detail: the part to which the method belongs, if SPDK has it, or else a known
+    /// method whose name resembles it, if there is one.
     fn not_found(&self, name: &str) -> RpcError {
         let error = RpcError::new(code::METHOD_NOT_FOUND, "Method not found");
         if let Some(found) = absent(name) {
@@ -279,7 +279,7 @@ impl Registry {
     /// Calls a method.
     ///
     /// # Errors
-    /// What the method says; or that there is none, or not in this state, or not for this peer.
+    /// The method's error; or that there is no such method, or not in this state, or not for this peer.
     pub fn call(
         &self,
         engine: &Engine,
@@ -319,9 +319,9 @@ impl Registry {
     }
 }
 
-/// Says which parameters a method whose decoder is relaxed has passed over, if there are any: a wrong word
-/// would otherwise go unnoticed. SPDK's answer to a call that succeeds has no place for it: its own client
-/// takes no further members.
+/// Logs the parameters that a method with a relaxed decoder has ignored, if there are any: a misspelled one
+/// would otherwise go unnoticed. They cannot be part of the answer: SPDK's answer to a call that succeeds
+/// has no place for them, and its own client accepts no further members.
 fn ignored(
     method: &str,
     parameters: &'static [&'static str],
@@ -333,7 +333,7 @@ fn ignored(
         .filter_map(|unknown| {
             let name = unknown.name.escape_debug();
             if spdk.is_some_and(|spdk| spdk.parameter(&unknown.name).is_some()) {
-                // SPDK's clients send some defaults without being asked.
+                // SPDK's clients always send some defaults.
                 return unknown.asks.then(|| format!("`{name}` has no effect here"));
             }
             Some(match similar(&unknown.name, parameters.iter().copied()) {
@@ -362,7 +362,7 @@ fn wrong_state(phase: Phase) -> RpcError {
     )
 }
 
-/// Says of a call from outside that it has changed nothing. Those of a start are told together.
+/// Logs that a call from outside has changed nothing. Calls of a start are logged together.
 fn tell_without_effect(method: &Method, params: Option<&RawValue>) {
     let is_none = match method.effect {
         Effect::Obeyed => false,

@@ -1,9 +1,9 @@
 //! Shared helpers for parameters: strict decoding, forms that old clients send, names of fields.
 //!
-//! A method's parameters are a struct. `#[serde(deny_unknown_fields)]` on it means that SPDK's
-//! decoder for it is strict; without it, unknown members are ignored as SPDK's relaxed decoder
-//! does, and [`unknown_names`] tells of them. `#[serde(alias)]` gives the names that older clients use. A member that occurs twice is an
-//! error in both.
+//! A method's parameters are a struct. `#[serde(deny_unknown_fields)]` on it means that SPDK's decoder for
+//! it is strict; without it, unknown members are ignored as SPDK's relaxed decoder does, and
+//! [`unknown_names`] lists them. `#[serde(alias)]` gives the names that older clients use. A member that
+//! occurs twice is an error in both.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,10 +18,10 @@ use crate::duplicates::without_duplicates;
 use crate::error::RpcError;
 use crate::schema::Method;
 
-/// Decodes the parameters of a call; none at all are an empty object, as in SPDK.
+/// Decodes the parameters of a call; absent parameters count as an empty object, as in SPDK.
 ///
 /// # Errors
-/// `Invalid parameters`, with the culprit as detail.
+/// `Invalid parameters`, with the wrong parameter as detail.
 pub fn decode<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, RpcError> {
     let text = params.map_or("{}", RawValue::get);
     // A derived struct would also take an array, by position.
@@ -31,12 +31,12 @@ pub fn decode<P: DeserializeOwned>(params: Option<&RawValue>) -> Result<P, RpcEr
     serde_json::from_str(text).map_err(|error| RpcError::invalid_params(detail(&error)))
 }
 
-/// Decodes the parameters of a method that is only kept, by the schema: those that SPDK requires must
-/// be there, and those that it has must be of its kind. Others are taken as they are: other
-/// releases of SPDK have them.
+/// Decodes the parameters of a method that is only kept, by the schema: parameters that SPDK requires must
+/// be there, and parameters that the schema has must be of its kind. Unknown parameters are accepted
+/// unchecked: other releases of SPDK have them.
 ///
 /// # Errors
-/// `Invalid parameters`, with the culprit as detail.
+/// `Invalid parameters`, with the wrong parameter as detail.
 pub fn decode_known(method: &Method, params: Option<&RawValue>) -> Result<Value, RpcError> {
     let Some(params) = params else {
         return match method.parameters.iter().find(|parameter| parameter.required) {
@@ -70,21 +70,21 @@ fn missing_field(name: &str) -> RpcError {
     RpcError::invalid_params(format!("missing field `{name}`"))
 }
 
-/// Parameters as calls carry them; null stands for none.
+/// Parameters in the form of calls; null stands for none.
 ///
 /// # Errors
-/// When they cannot be JSON, which is an error of this program.
+/// When they cannot be JSON, which is a bug of this program.
 pub fn raw_params(params: Option<&Value>) -> Result<Option<Box<RawValue>>, RpcError> {
     let some = params.filter(|params| !params.is_null());
     let raw = some.map(serde_json::value::to_raw_value).transpose();
     raw.map_err(RpcError::invalid_params)
 }
 
-/// Refuses parameters that ask for what this program does not do; their defaults are taken, because
-/// clients send those without being asked.
+/// Refuses parameters that ask for something that this program does not do. Their defaults are accepted,
+/// because clients send those without being asked.
 ///
 /// # Errors
-/// The first that is asked for, by name.
+/// For the first such parameter, by name.
 pub fn refuse(parameters: &[(&str, bool)]) -> Result<(), RpcError> {
     match parameters.iter().find(|(_, asked)| *asked) {
         Some((name, _)) => Err(RpcError::unsupported(name)),
@@ -92,7 +92,7 @@ pub fn refuse(parameters: &[(&str, bool)]) -> Result<(), RpcError> {
     }
 }
 
-/// The parser's text without its line and column: parameters have no lines of their own.
+/// The parser's text without line and column, which mean nothing for parameters.
 fn detail(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
@@ -125,7 +125,7 @@ impl<'de> Visitor<'de> for NoParamsVisitor {
     }
 }
 
-/// A boolean, or a number that says the same: old clients send one or the other.
+/// A boolean, or a number that means the same: old clients send one or the other.
 ///
 /// # Errors
 /// When it is neither.
@@ -154,17 +154,17 @@ pub fn flag_or_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
 #[must_use]
 pub fn field_names<P: DeserializeOwned>() -> &'static [&'static str] {
     let mut names: &'static [&'static str] = &[];
-    // The "decoder" looks at what it is asked for and gives nothing.
+    // This "decoder" only notes the names that it is asked for, and gives no value.
     let _ = P::deserialize(FieldNames { names: &mut names, _life: PhantomData });
     names
 }
 
-/// A member that no parameter is.
+/// A member whose name is not that of a parameter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnknownName {
     /// Its name.
     pub name: String,
-    /// It asks for something: it is not what there would be without it.
+    /// Whether its value differs from that of an absent member, so that it asks for something.
     pub asks: bool,
 }
 

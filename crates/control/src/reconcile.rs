@@ -1,4 +1,5 @@
-//! How two configurations differ, whatever their order, and the calls that lead from one to the other.
+//! The differences of two configurations, whatever their order, and the calls that lead from one to the
+//! other.
 
 mod object;
 
@@ -13,7 +14,7 @@ use crate::configuration;
 use crate::method::{Access, Registry};
 use crate::state::{Call, SubsystemConfig};
 
-/// A text that is no configuration.
+/// A text that is not a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormError {
     /// It is not JSON, or has another form.
@@ -21,29 +22,29 @@ pub enum FormError {
         "it is no configuration: {0}; expected is {{\"subsystems\": [{{\"subsystem\": ..., \"config\": [...]}}]}}"
     )]
     Form(String),
-    /// Two calls make the same thing.
+    /// Two calls make the same object.
     #[error("{0} is made twice: remove one of the two calls")]
     Twice(String),
 }
 
-/// What a configuration makes, in its order.
+/// The objects that a configuration makes, in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Contents {
     objects: Vec<Object>,
 }
 
-/// One difference between a configuration that is and one that is wanted.
+/// One difference between the present configuration and the wanted one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Difference<'a> {
-    /// It is not there.
+    /// The object is wanted and missing.
     Missing(&'a Object),
-    /// It is there and not wanted.
+    /// The object is there and not wanted.
     Extra(&'a Object),
-    /// It is there with other parameters.
+    /// The object is there with other parameters.
     Changed {
-        /// As it is.
+        /// The present object.
         is: &'a Object,
-        /// As it should be.
+        /// The wanted object.
         wanted: &'a Object,
         /// The parameters that differ.
         params: Vec<String>,
@@ -55,8 +56,8 @@ pub enum Difference<'a> {
 pub struct Step {
     /// The call.
     pub call: Call,
-    /// The configuration has this setting already or cannot change it now: SPDK takes some settings
-    /// before the start only, so a refusal for that reason is no failure of the plan.
+    /// The configuration has this setting already or cannot change it now: SPDK accepts some settings only
+    /// before the start, so a refusal for that reason is no failure of the plan.
     pub is_setting: bool,
 }
 
@@ -64,22 +65,22 @@ impl Contents {
     /// Reads a configuration in SPDK's form; members beside `subsystems` are ignored.
     ///
     /// # Errors
-    /// When it has another form, or makes something twice.
+    /// When it has another form, or makes an object twice.
     pub fn parse(text: &[u8]) -> Result<Self, FormError> {
         let sections =
             configuration::parse(text).map_err(|error| FormError::Form(error.to_string()))?;
         Self::new(sections)
     }
 
-    /// What these calls make.
+    /// The objects that these calls make.
     ///
     /// # Errors
-    /// When they make something twice.
+    /// When they make an object twice.
     pub fn new(subsystems: Vec<SubsystemConfig>) -> Result<Self, FormError> {
         let mut objects: Vec<Object> = Vec::new();
         let mut places: BTreeMap<Vec<String>, usize> = BTreeMap::new();
         let registry = Registry::new();
-        // SPDK saves an order or two, as to wait for what has been made: nothing is made by a look.
+        // SPDK saves some calls that make nothing, for example a wait for devices.
         let looks = |call: &Call| {
             registry.get(&call.method).is_some_and(|method| method.access == Access::Read)
         };
@@ -99,13 +100,13 @@ impl Contents {
         Ok(Self { objects: merge_access(objects) })
     }
 
-    /// What it makes, in its order.
+    /// Its objects, in its order.
     #[must_use]
     pub fn objects(&self) -> &[Object] {
         &self.objects
     }
 
-    /// The same without whatever can be removed: what a daemon has at its start.
+    /// The same without the objects that can be removed: the configuration of a daemon at its start.
     #[must_use]
     pub fn cleared(&self) -> Self {
         let settings = self.objects.iter().filter(|object| object.removal == Removal::Setting);
@@ -116,8 +117,8 @@ impl Contents {
         self.objects.iter().map(|object| (&object.key[..], object)).collect()
     }
 
-    /// What has to change so that `wanted` is there. Only what `wanted` says counts: a parameter
-    /// that it leaves open may have any value.
+    /// The changes that lead to `wanted`. Only what `wanted` says counts: a parameter that it leaves open
+    /// may have any value.
     #[must_use]
     pub fn differences<'a>(&'a self, wanted: &'a Self) -> Vec<Difference<'a>> {
         let (is, should) = (self.by_key(), wanted.by_key());
@@ -138,8 +139,8 @@ impl Contents {
         differences
     }
 
-    /// The calls that lead from this configuration to `wanted`, and touch nothing that is there
-    /// already. What stands on something that goes, goes before it and comes back after it.
+    /// The calls that lead from this configuration to `wanted` without touching objects that are right
+    /// already. What stands on a removed object is removed before it and made again after it.
     #[must_use]
     pub fn plan(&self, wanted: &Self) -> Vec<Step> {
         let (mut going, mut in_place) = (BTreeSet::new(), Vec::new());
@@ -179,17 +180,17 @@ impl Contents {
                 if is_setting { settings.push(step) } else { steps.push(step) }
             }
         }
-        // Settings first: what is made afterwards is made with them.
+        // Settings first: later calls depend on them.
         settings.extend(steps);
         settings
     }
 
-    /// Adds to what goes everything that stands on it.
+    /// Adds everything that stands on the objects in `going`.
     fn add_what_stands_on<'a>(&'a self, going: &mut BTreeSet<&'a [String]>) {
         let provided = |object: &Object| object.provides();
         let gone = self.objects.iter().filter(|object| going.contains(&object.key[..]));
         let mut gone: BTreeSet<Vec<String>> = gone.flat_map(provided).collect();
-        // One pass finds what comes after its base, as it does in every configuration that loads.
+        // One pass finds objects after their base, as in every configuration that loads.
         loop {
             let before = going.len();
             for object in self.objects.iter().filter(|object| object.removal != Removal::Setting) {
@@ -207,7 +208,7 @@ impl Contents {
     }
 }
 
-/// `nvmf_subsystem_allow_any_host` after `nvmf_create_subsystem` is one of its parameters.
+/// `nvmf_subsystem_allow_any_host` after `nvmf_create_subsystem` becomes one of its parameters.
 fn merge_access(objects: Vec<Object>) -> Vec<Object> {
     const ANY_HOST: &str = "allow_any_host";
     let mut merged: Vec<Object> = Vec::new();

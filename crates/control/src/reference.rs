@@ -10,7 +10,7 @@ use crate::method::{Method, Registry, States};
 use crate::schema::{self, schema};
 use without_effect::WithoutEffect;
 
-/// What the registry cannot say of itself: remarks, a line each, `METHOD text`.
+/// Facts beyond the registry: remarks, a line each, `METHOD text`.
 const REMARKS: &str = include_str!("reference/remarks.txt");
 
 /// The beginning of the page.
@@ -50,8 +50,8 @@ pub fn page(registry: &Registry) -> String {
     text
 }
 
-/// Parameters of SPDK's method that ours does not know. Empty is what should be; the exceptions
-/// stand on the page.
+/// Parameters of SPDK's method that ours does not know. There should be none; the page lists the
+/// exceptions.
 pub fn unknown_parameters(ours: &Method, spdk: &schema::Method) -> Vec<&'static str> {
     let names = spdk.parameters.iter().map(|parameter| parameter.name);
     names.filter(|name| !ours.parameters.contains(name)).collect()
@@ -72,7 +72,7 @@ fn of_group(group: &str) -> impl Iterator<Item = &'static schema::Method> {
     schema().methods().iter().filter(move |method| method.group == group)
 }
 
-/// Whether SPDK's method is here, and is more than kept.
+/// Whether SPDK's method is here, and not only kept.
 fn is_here(registry: &Registry, method: &schema::Method) -> bool {
     registry.get(method.name).is_some_and(|ours| !ours.effect.is_none())
 }
@@ -104,7 +104,7 @@ fn summary(text: &mut String, registry: &Registry, groups: &[&str]) {
     }
 }
 
-/// A group that has a section is linked to it.
+/// The name of a group, linked if the group has a section.
 fn group_name(group: &str, here: usize) -> String {
     if here > 0 { format!("[{group}](#{group})") } else { group.to_owned() }
 }
@@ -153,7 +153,7 @@ fn by_part(missing: &[&str]) -> String {
     parts.collect::<Vec<_>>().join("; ")
 }
 
-/// The parameters of a method that change nothing.
+/// The parameters of a method that have no effect.
 fn without_effect(ours: &Method) -> String {
     if ours.effect.is_none() {
         return "all".to_owned();
@@ -229,7 +229,7 @@ mod tests {
         let page = page(&Registry::new());
         for method in schema().methods() {
             let marked = format!("`{}`", method.name);
-            // The text before and the old names after may name it, too.
+            // The text before and the old names after this part may also name the method.
             let body = page.split("\n## Old names").next().unwrap();
             let (_, body) = body.split_once("\n## ").unwrap();
             assert_eq!(body.matches(&marked).count(), 1, "{marked}");
@@ -247,8 +247,8 @@ mod tests {
         assert!(!page(&registry).contains("other ("), "a method without a part");
     }
 
-    /// The decoder of each method must know what clients of SPDK send: a strict one would refuse the
-    /// call, a relaxed one would ignore it in silence.
+    /// The decoder of each method must know what clients of SPDK send: a strict one would refuse the call,
+    /// a relaxed one would ignore the parameter silently.
     #[test]
     fn methods_know_spdks_parameters() {
         let registry = Registry::new();
@@ -268,9 +268,9 @@ mod tests {
         }
     }
 
-    /// What methods do not know of SPDK's parameters.
+    /// SPDK's parameters that our methods do not know.
     const NOT_TAKEN: &[(&str, &str)] = &[
-        // Of other transports: SPDK's own decoder for this method ignores what it does not know.
+        // For other transports: SPDK's own decoder for this method ignores unknown parameters.
         ("nvmf_create_transport", "num_cqe"),
         ("nvmf_create_transport", "max_srq_depth"),
         ("nvmf_create_transport", "no_srq"),

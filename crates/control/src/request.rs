@@ -12,13 +12,13 @@ use crate::error::{RpcError, code};
 use crate::method::{Access, Registry};
 use crate::role::Peer;
 
-/// Executes what clients ask for.
+/// Executes requests of clients.
 pub struct Dispatcher<'a> {
     /// The methods.
     pub registry: &'a Registry,
-    /// What they work on.
+    /// The engine on which they work.
     pub engine: &'a Engine,
-    /// Who asks.
+    /// The client.
     pub peer: Peer,
 }
 
@@ -35,7 +35,7 @@ struct Request<'a> {
     id: Option<&'a RawValue>,
 }
 
-/// `null` is a value here, and no absence.
+/// Keeps `null` as a value, instead of treating it as absent.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     Deserialize::deserialize(deserializer).map(Some)
 }
@@ -51,8 +51,8 @@ struct Response<'a> {
 }
 
 impl Dispatcher<'_> {
-    /// Answers one value, with a line end; `None` when it asks for no answer. Whatever was changed
-    /// is durable when this returns.
+    /// Answers one value, with a line end; `None` when it asks for no answer. All its changes are durable
+    /// when this returns.
     #[must_use]
     pub fn answer(&self, value: &[u8]) -> Option<String> {
         let Ok(text) = std::str::from_utf8(value) else {
@@ -73,7 +73,7 @@ impl Dispatcher<'_> {
         self.make_durable(&mut answers);
         let lines: Vec<String> = answers
             .iter()
-            // Like SPDK: without an id a result has no answer, but a failure has.
+            // As in SPDK, a result without an id is not answered, but a failure is.
             .filter(|answer| answer.result.is_err() || answer.id.is_some())
             .map(|answer| line(answer.id, &answer.result))
             .collect();
@@ -98,7 +98,7 @@ impl Dispatcher<'_> {
         Answer { id, changes, result }
     }
 
-    /// One wait for all changes of a batch, together with those of other connections.
+    /// Waits once for all changes of a batch, together with changes of other connections.
     fn make_durable(&self, answers: &mut [Answer<'_>]) {
         if !answers.iter().any(|answer| answer.changes && answer.result.is_ok()) {
             return;
@@ -114,7 +114,7 @@ impl Dispatcher<'_> {
 
 struct Answer<'a> {
     id: Option<&'a RawValue>,
-    /// The method is one that changes something.
+    /// Whether the method changes something.
     changes: bool,
     result: Result<Value, RpcError>,
 }
@@ -126,14 +126,14 @@ pub fn broken_stream(error: SplitError) -> String {
     line(None, &Err(refused)) + "\n"
 }
 
-/// An answer to no request in particular, with a line end.
+/// An answer that belongs to no request, with a line end.
 #[must_use]
 pub fn refused(error: &RpcError) -> String {
     line(None, &Err(error.clone())) + "\n"
 }
 
-/// The rules of a request beyond its grammar. Like SPDK, a request is known by its id only once the
-/// id has been found good.
+/// The rules of a request beyond JSON's grammar. As in SPDK, an answer names the request's id only if the
+/// id is valid.
 fn parse(text: &str) -> Result<Request<'_>, Option<&RawValue>> {
     if !text.starts_with('{') {
         return Err(None);
@@ -163,7 +163,7 @@ fn invalid_request() -> Result<Value, RpcError> {
 fn line(id: Option<&RawValue>, result: &Result<Value, RpcError>) -> String {
     let response =
         Response { jsonrpc: "2.0", id, result: result.as_ref().ok(), error: result.as_ref().err() };
-    // Values and numbers that were parsed can be written.
+    // Values and numbers that were parsed can always be written.
     serde_json::to_string(&response).unwrap_or_else(|_| {
         r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32603,"message":"Internal error"}}"#.into()
     })

@@ -1,4 +1,4 @@
-//! Who calls, and what they may do: credentials of the socket's peer, mapped to a role.
+//! The caller and its rights: credentials of the socket's peer, mapped to a role.
 
 /// What a peer may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,21 +9,21 @@ pub enum Role {
     Admin,
 }
 
-/// Who is at the other end of a connection, as the kernel says.
+/// The process at the other end of a connection, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// User.
     pub uid: u32,
-    /// Process; 0 when the kernel does not say.
+    /// Process; 0 if the kernel does not report it.
     pub pid: i32,
-    /// What it may do.
+    /// Its rights.
     pub role: Role,
-    /// It is this program, which makes again what it had.
+    /// Whether it is this program, which makes its configuration again.
     pub is_internal: bool,
 }
 
 impl Peer {
-    /// This program itself: a configuration file, or its own restart.
+    /// This program itself, for a configuration file or its own restart.
     #[must_use]
     pub fn this_process() -> Self {
         let pid = i32::try_from(std::process::id()).unwrap_or(0);
@@ -31,8 +31,8 @@ impl Peer {
     }
 }
 
-/// Which users are admins: root, the user that the daemon runs as, and those that are named.
-/// Everybody else whom the mode of the socket lets in may look.
+/// The users that are admins: root, the user that the daemon runs as, and the named users. Any other user
+/// that the mode of the socket admits may only read.
 #[derive(Clone, Debug, Default)]
 pub struct Roles {
     admins: Vec<u32>,

@@ -41,14 +41,14 @@ pub struct Parameter {
     pub required: bool,
 }
 
-/// What a parameter holds.
+/// The type of a parameter.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// `true` or `false`.
     Boolean,
-    /// A number from 0 on, of so many bits.
+    /// A number from 0 on, of this width in bits.
     Unsigned(u32),
-    /// A number of so many bits with a sign.
+    /// A number with a sign, of this width in bits.
     Signed(u32),
     /// Any text.
     Text,
@@ -56,7 +56,7 @@ pub enum Kind {
     Uuid,
     /// One word of the enum of this name.
     Enum(&'static str),
-    /// A list of words.
+    /// A list of words of the enum of this name.
     Bitmask(&'static str),
     /// A list.
     Array(&'static str),
@@ -158,7 +158,7 @@ impl Parameter {
 }
 
 impl Kind {
-    /// Whether SPDK's decoder takes this value for such a parameter, as far as its kind says.
+    /// Whether SPDK's decoder accepts this value for a parameter of this kind, as far as the kind tells.
     #[must_use]
     pub fn admits(self, value: &Value) -> bool {
         match self {
@@ -205,7 +205,7 @@ mod tests {
 
     /// Methods in SPDK's schema at the revision that the table names.
     const METHODS: usize = 296;
-    /// Enums and objects there that methods of the table use.
+    /// The enums and objects that methods of the table use.
     const ENUMS: usize = 31;
     const OBJECTS: usize = 10;
 

@@ -1,12 +1,12 @@
-//! Which known name was meant by one that is not known, if any resembles it.
+//! Finds the known name that resembles an unknown one, if there is one.
 
 /// Mistakes in a word at most: one for each of this many letters.
 const LETTERS_PER_MISTAKE: usize = 3;
-/// Mistakes in a long word at most: what is further off is another word.
+/// Mistakes in a long word at most: with more mistakes it is another word.
 const MAX_MISTAKES: usize = 2;
 
-/// The name that was meant by `word`: with a letter or two more, fewer, changed or swapped. None if
-/// no name resembles it: a wrong hint is worse than none.
+/// The name that `word` resembles: with a letter or two more, fewer, changed or swapped. `None` if no name
+/// resembles it: a wrong hint is worse than none.
 #[must_use]
 pub fn similar<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let letters = word.chars().count();

@@ -1,5 +1,5 @@
-//! How each method's arguments are spelled on a command line: `rpc.py`'s names from SPDK v20.10 to
-//! 26.9, as a table, and for the rest the parameters' own names.
+//! How each method's arguments are spelled on a command line: `rpc.py`'s names from SPDK v20.10 to 26.9, as
+//! a table, and the parameters' own names for all others.
 
 use std::sync::LazyLock;
 
@@ -15,20 +15,20 @@ const TABLE: &str = include_str!("spelling.txt");
 pub struct Spelling {
     /// Name of the method.
     pub method: &'static str,
-    /// What is printed of its result.
+    /// The part of its result that is printed.
     pub prints: Prints,
     /// Arguments without a name, in their order.
     pub positionals: Vec<Positional>,
     /// Arguments with a name, in any order.
     pub options: Vec<Flag>,
-    /// What is sent unless said otherwise: the parameter, and its value.
+    /// Parameters that are sent with this value by default.
     pub defaults: Vec<(&'static str, Value)>,
 }
 
-/// What is printed of a result.
+/// How a result is printed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Prints {
-    /// Nothing: that it came back is the news.
+    /// Nothing: success is enough.
     Nothing,
     /// JSON with two spaces of indentation.
     Json,
@@ -41,11 +41,11 @@ pub enum Prints {
 /// An argument without a name.
 #[derive(Clone, Debug)]
 pub struct Positional {
-    /// What help calls it.
+    /// Its name in help.
     pub name: &'static str,
-    /// Whether it may be missing.
+    /// Whether it may be left out.
     pub optional: bool,
-    /// What it takes, and which parameter it sets.
+    /// Its value, and the parameter that it sets.
     pub value: ValueOf,
 }
 
@@ -54,11 +54,11 @@ pub struct Positional {
 pub struct Flag {
     /// All spellings, `-b` and `--name`.
     pub spellings: Vec<String>,
-    /// What it takes, and which parameter it sets.
+    /// Its value, and the parameter that it sets.
     pub value: ValueOf,
 }
 
-/// What an argument takes, and which parameter it sets.
+/// The value of an argument, and the parameter that it sets.
 #[derive(Clone, Debug)]
 pub struct ValueOf {
     /// How its word becomes JSON.
@@ -74,17 +74,17 @@ pub enum Form {
     Text,
     /// A whole number, decimal or after 0x hexadecimal.
     Integer,
-    /// No word: `true`.
+    /// No word follows: `true`.
     True,
-    /// No word: `false`.
+    /// No word follows: `false`.
     False,
     /// Words between commas: a list.
     List,
     /// Words between commas: an object that says `true` of each.
     Set,
-    /// Mebibytes, to be told as a count of blocks of `block_size` bytes.
+    /// Mebibytes, sent as a count of blocks of `block_size` bytes.
     Mebibytes,
-    /// Taken and not sent: old clients know it, no daemon does.
+    /// Accepted and not sent: old clients have it, no daemon does.
     Ignored,
 }
 
@@ -102,7 +102,7 @@ struct Table {
 
 static SPELLINGS: LazyLock<Table> = LazyLock::new(|| Table::read(TABLE));
 
-/// The method that a name means: itself, or what v20.10 and v21.01 called otherwise.
+/// The present name of a method: `name` itself, or the name that replaced the one of v20.10 or v21.01.
 pub fn current_name(name: &str) -> &str {
     let alias = SPELLINGS.aliases.iter().find(|(old, _)| *old == name);
     alias.map_or(name, |(_, new)| new)
@@ -114,7 +114,7 @@ pub fn old_names(method: &str) -> impl Iterator<Item = &'static str> {
     aliases.map(|(old, _)| *old)
 }
 
-/// How a method of SPDK is spelled. None for a method that SPDK does not have.
+/// How a method of SPDK is spelled. `None` for a method that SPDK does not have.
 pub fn spelling(method: &str) -> Option<Spelling> {
     let method = schema().method(method)?;
     let known = SPELLINGS.spellings.iter().find(|spelling| spelling.method == method.name);
@@ -130,7 +130,7 @@ pub fn spelling(method: &str) -> Option<Spelling> {
 }
 
 impl Spelling {
-    /// A parameter that nothing else sets can be set by its own name.
+    /// Lets each parameter that no argument sets be set by its own name.
     fn add_own_names(&mut self, method: &Method) {
         let mut paths = Vec::new();
         for parameter in &method.parameters {
@@ -233,7 +233,7 @@ impl Spelling {
     }
 }
 
-/// The parameter of an argument that does not say it.
+/// The parameter of an argument whose line in the table names none.
 fn implied_path(names: &str) -> String {
     let longest = names.split(',').max_by_key(|name| name.len()).unwrap_or(names);
     longest.trim_start_matches('-').trim_end_matches('?').replace('-', "_")

@@ -1,31 +1,31 @@
 //! State that survives: every change is on disk before it is acknowledged.
 //!
-//! The state directory holds the configuration as it was after change N (`config-N.json`, SPDK's
-//! JSON form) and a log of the changes since (`changes-M.log`, which begins with change M). What
-//! a change is, the caller knows: here it is a JSON value. It is recorded so:
+//! The state directory holds the configuration as it was after change N (`config-N.json`, SPDK's JSON form)
+//! and a log of the changes since (`changes-M.log`, which begins with change M). The caller defines what a
+//! change is: here it is a JSON value. It is recorded in these steps:
 //!
-//! 1. [`Store::reserve`]: room for it in the log. On a full disk it is refused here, before
-//!    anything has happened.
-//! 2. The caller applies it. A change that cannot be applied is forgotten with its [`Permit`].
-//! 3. [`Store::append`], in the order in which changes were applied. The change is recorded with
-//!    every identity that was chosen for it (UUIDs, serial numbers, namespace ids), so that
-//!    applying it again gives the same target.
-//! 4. [`Store::wait`], then the change is acknowledged. One thread writes all changes that have
-//!    been appended meanwhile as one group, and syncs it once for all who wait.
+//! 1. [`Store::reserve`]: reserves room for it in the log. A full disk refuses it here, before anything has
+//!    happened.
+//! 2. The caller applies it. If that fails, dropping its [`Permit`] forgets it.
+//! 3. [`Store::append`], in the order in which the changes were applied. The change is recorded with every
+//!    identity that was chosen for it (UUIDs, serial numbers, namespace ids), so that applying it again
+//!    gives the same target.
+//! 4. [`Store::wait`], then the change is acknowledged. One thread writes all changes that have been
+//!    appended meanwhile as one group, and syncs it once for all waiting callers.
 //!
-//! Changes come after their effect in the log, so a change that failed is never in it, and a
-//! change in it has been applied once and can be applied again. What a crash loses was never
-//! acknowledged. If the disk fails between 2 and 4 the caller is told, the change may or may not
-//! be there after a restart, and no further change is taken.
+//! A change is logged after its effect, so a change that failed is never in the log, and every change in it
+//! has been applied once and can be applied again. A change that a crash loses was never acknowledged. If
+//! the disk fails between steps 2 and 4, the caller gets an error, the change may or may not be there after
+//! a restart, and no further change is accepted.
 //!
 //! When the log has grown, [`Store::checkpoint`] writes a new configuration file beside the old
 //! one (write, sync, rename, sync of the directory) and removes what the *previous* file does not
 //! need: if the newest file is damaged, the previous one and the log give the same state.
 //!
-//! [`StateJournal`] is all this as the journal of an [`Engine`](crate::engine::Engine).
+//! [`StateJournal`] makes all this the journal of an [`Engine`](crate::engine::Engine).
 //!
-//! One kind of damage cannot be told from a write that a crash interrupted: that of the very last
-//! group, before the daemon has ended in good order or written another. It is cut off, and said.
+//! One kind of damage looks like a write that a crash interrupted: damage of the very last group, before
+//! the daemon has ended in good order or written another group. That group is cut off, with a note.
 
 mod change_log;
 mod committer;
@@ -76,25 +76,25 @@ pub struct SubsystemConfig {
     pub config: Vec<Call>,
 }
 
-/// A whole configuration: calls that lead from nothing to a target.
+/// A whole configuration: the calls that make a target from nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Configuration {
     /// By subsystem of the framework, in the order in which they are made.
     pub subsystems: Vec<SubsystemConfig>,
-    /// What has to survive but is no call, as generation counters.
+    /// State that has to survive but is no call, such as generation counters.
     pub identity: Value,
 }
 
 /// What a state directory held when it was opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recovered {
-    /// The configuration to begin with.
+    /// The configuration at the start.
     pub configuration: Configuration,
-    /// The changes to apply after it, in order, as they were appended.
+    /// The changes to apply after it, as appended and in that order.
     pub changes: Vec<Value>,
     /// The number of the last change.
     pub sequence: u64,
-    /// What was found and set right, for the log.
+    /// What was found and repaired, for the log.
     pub notes: Vec<String>,
 }
 
@@ -106,7 +106,8 @@ impl Recovered {
     }
 }
 
-/// A list of calls, among which may be lists of calls: SPDK sends those as one batch. `null` is empty.
+/// A list of calls, whose elements may be lists of calls: SPDK sends such a list as one batch. `null` is
+/// empty.
 fn calls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Call>, D::Error> {
     let elements: Option<Vec<Element>> = Option::deserialize(deserializer)?;
     Ok(elements.into_iter().flatten().flat_map(|Element(calls)| calls).collect())

@@ -1,4 +1,4 @@
-//! What is said of devices through RPC is what hosts then see: every effect is looked at by I/O.
+//! Hosts see what RPC says of devices: every effect is checked by I/O.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -25,7 +25,7 @@ struct Served {
 }
 
 impl Served {
-    /// Exports devices, which the calls make, as namespaces 1, 2...
+    /// Exports devices, which the calls make, as namespaces 1, 2 and so on.
     fn new(calls: &[(&str, Value)], names: &[&str]) -> Self {
         let daemon = Daemon::started();
         let mut client = daemon.client();
@@ -143,7 +143,7 @@ fn files_grow_and_are_refused_with_a_reason() {
         served.client.call("bdev_uring_delete", json!({ "name": "aio0" })).unwrap_err().0,
         -19
     );
-    // Deleted in use: its namespace goes, and the file is free.
+    // Deleted in use: its namespace disappears, and the file is free.
     served.ok("bdev_aio_delete", json!({ "name": "aio0" }));
     assert!(served.read(1, 0, 512).is_err());
     served.ok(busy.0, busy.1);
@@ -202,7 +202,7 @@ fn a_split_device_is_its_parts() {
     let again = json!({ "base_bdev": "M0", "split_count": 2 });
     let error = served.client.call("bdev_split_create", again).unwrap_err();
     assert_eq!(error, (-32602, "Failed to create 2 split bdevs from 'M0': File exists".to_owned()));
-    // The whole device has what was written to its parts.
+    // The whole device has the data that were written to its parts.
     served.ok("bdev_split_delete", json!({ "base_bdev": "M0" }));
     assert!(served.read(1, 0, 512).is_err(), "the namespaces went with the parts");
     served.ok("nvmf_subsystem_add_ns", namespace);
@@ -235,7 +235,7 @@ fn stacked_devices_wait_for_their_base_and_go_with_it() {
     };
     assert_eq!(names(&mut client), ["M0", "P0", "EE_P0"]);
     let first = client.call("bdev_get_bdevs", json!({ "name": "EE_P0" })).unwrap();
-    // The claim is the upper device's.
+    // The upper device holds the claim.
     let second = json!({ "name": "P1", "base_bdev_name": "M0" });
     let error = client.call("bdev_passthru_create", second).unwrap_err();
     assert_eq!(error, (-1, "Operation not permitted".to_owned()));
@@ -244,7 +244,7 @@ fn stacked_devices_wait_for_their_base_and_go_with_it() {
     let saved = client.call("framework_get_config", json!({ "name": "bdev" })).unwrap();
     assert_eq!(saved, json!([]), "what was deleted does not come back");
     assert_eq!(first[0]["product_name"], "Error Injection Disk");
-    // A call that waits can be taken back.
+    // A call that waits can be undone.
     client.call("bdev_error_create", json!({ "base_name": "M0" })).unwrap();
     client.call("bdev_error_delete", json!({ "name": "EE_M0" })).unwrap();
     client.call(method, params).unwrap();
@@ -334,7 +334,7 @@ fn errors_are_injected_counted_and_resumed() {
     let error = served.host.flush(NamespaceId(1)).unwrap_err().to_string();
     assert!(error.contains("Access Denied"), "{error}");
 
-    // Held until told otherwise, then done.
+    // Requests are held until the test releases them, then done.
     served.ok("bdev_error_inject_error", inject("write", "pending", json!({})));
     let (mut resumer, client) = (served.daemon.client(), &mut served.client);
     client.call("bdev_set_qd_sampling_period", json!({ "name": "EE_M0", "period": 1000 })).unwrap();
@@ -366,7 +366,7 @@ fn errors_are_injected_counted_and_resumed() {
         assert_eq!(error.0, code, "{params}");
     }
 
-    // A device that holds requests can be deleted all the same.
+    // A device that holds requests can still be deleted.
     served.ok("bdev_error_inject_error", inject("all", "pending", json!({ "num": 5 })));
     let (mut deleter, host) = (served.daemon.client(), &served.host);
     std::thread::scope(|scope| {
@@ -455,7 +455,7 @@ fn what_is_done_is_counted() {
     served.end();
 }
 
-/// The daemon behind, whose devices the one in front exports again.
+/// The daemon behind; the daemon in front exports its devices again.
 struct Behind {
     daemon: Daemon,
     client: Client,
@@ -489,7 +489,7 @@ impl Behind {
 fn a_remote_controller_is_exported_again() {
     let mut behind = Behind::new();
     let calls = [
-        // Waits for a namespace that is not there.
+        // Waits for a namespace that is absent.
         ("bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "Nvme0n7" })),
         ("bdev_nvme_set_options", json!({ "keep_alive_timeout_ms": 2000 })),
         ("bdev_nvme_set_options", json!({ "delay_cmd_submit": true })),
@@ -522,7 +522,7 @@ fn a_remote_controller_is_exported_again() {
     });
     assert_eq!(served.read(1, 8, 4096).unwrap(), [0x77; 4096]);
 
-    // One grows, one comes, one goes: hosts in front see it.
+    // One namespace grows, one appears, one disappears: hosts in front see it.
     behind.client.call("bdev_null_resize", json!({ "name": "Null0", "new_size": 4 })).unwrap();
     eventually("it grows", || {
         served.host.namespace(NamespaceId(2)).is_some_and(|info| info.block_count == 8192)

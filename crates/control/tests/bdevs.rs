@@ -1,4 +1,4 @@
-//! Devices by name: made, listed, deleted, and what is refused.
+//! Devices by name: made, listed, deleted; and requests that are refused.
 
 mod support;
 
@@ -32,7 +32,7 @@ fn memory_devices_live_and_die() {
     assert_eq!(events, json!([{ "type": "bdev_unregister", "ctx": "M0", "id": 2 }]));
     let saved = client.call("framework_get_config", json!({ "name": "bdev" })).unwrap();
     assert_eq!(saved.as_array().unwrap().len(), 1);
-    // What was saved makes the same device again.
+    // The saved call makes the same device again.
     let again = saved[0]["params"].clone();
     client.call("bdev_malloc_delete", json!({ "name": "Malloc0" })).unwrap();
     client.call("bdev_malloc_create", again.clone()).unwrap();
@@ -74,7 +74,7 @@ fn a_device_never_stands_on_itself() {
     let on = |name: &str, base: &str| json!({ "name": name, "base_bdev_name": base });
     let itself = client.call("bdev_passthru_create", on("a", "a")).unwrap_err();
     assert_eq!(itself, (-22, "Invalid argument".to_owned()));
-    // Each of these waits for the next.
+    // Each device waits for the next.
     client.call("bdev_passthru_create", on("a", "b")).unwrap();
     client.call("bdev_passthru_create", on("b", "cp0")).unwrap();
     let round = client.call("bdev_passthru_create", on("c", "a")).unwrap();
@@ -82,7 +82,7 @@ fn a_device_never_stands_on_itself() {
     let split = json!({ "base_bdev": "c", "split_count": 2 });
     assert_eq!(client.call("bdev_split_create", split).unwrap_err().0, -32602);
     assert_eq!(client.call("bdev_passthru_create", on("cp0", "a")).unwrap_err().0, -22);
-    // What waits is said without an end, too, and its name is not given away.
+    // A circle of waiting devices gives a finite reason as well, and the name stays taken.
     let missing = client.call("bdev_get_bdevs", json!({ "name": "c" })).unwrap_err();
     assert_eq!(missing.0, -19);
     let taken = json!({ "name": "a", "num_blocks": 8, "block_size": 512 });

@@ -1,4 +1,4 @@
-//! Our client on our server: command lines in, printed lines out, configurations there and back.
+//! Our client against our server: command lines in, printed lines out, configurations saved and loaded.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -26,7 +26,7 @@ fn run(connection: &mut Connection, line: &str) -> Result<Option<String>, Client
     Ok(render(&result, request.prints))
 }
 
-/// A target as a paper's command lines make it, with the names of its devices.
+/// A target as the command lines of a paper make it, with the names of its devices.
 fn make(connection: &mut Connection) {
     for (line, printed) in [
         (
@@ -75,7 +75,7 @@ fn refusals_say_code_text_and_culprit() {
         let error = run(&mut connection, line).unwrap_err().to_string();
         assert!(error.contains(expected), "{line}: {error}");
     }
-    // The connection is good for more.
+    // The connection remains usable.
     run(&mut connection, "framework_wait_init").unwrap();
 }
 
@@ -100,7 +100,7 @@ fn a_saved_configuration_makes_the_same_target() {
     let first = Daemon::started();
     let mut connection = connect(&first);
     make(&mut connection);
-    // Port 0 was a free one; what is saved must name it, and it must be free for the second.
+    // Port 0 became a free port; the saved configuration must name it, and the second daemon needs it free.
     let saved = config::save(&mut connection, None, false).unwrap();
     let listed = run(&mut connection, "nvmf_get_subsystems").unwrap();
     first.engine.shut_down().unwrap();

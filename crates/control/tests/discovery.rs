@@ -1,4 +1,4 @@
-//! A discovery service that is followed: what it lists comes, goes, and keeps its name.
+//! A followed discovery service: its subsystems come, go, and keep their names.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -13,7 +13,7 @@ use support::{Kept, ok};
 
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// How long something may take to come.
+/// How long a test waits for an expected state.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn nqn(name: &str) -> String {
@@ -24,12 +24,12 @@ fn address(port: u16) -> Value {
     json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port.to_string() })
 }
 
-/// A port that nobody has for now.
+/// A port that is free now.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A daemon with a discovery service on this port.
+/// A daemon with a discovery service on this port, behind the one under test.
 fn behind(dir: &Path, port: u16) -> Kept {
     let daemon = Kept::start(dir);
     ok(daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
@@ -100,7 +100,7 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
     assert_eq!(names, ["D0", "D1"]);
     assert_eq!(shown["problem"], Value::Null);
 
-    // One more, told by an event; then one less, under a namespace that is exported again.
+    // One more, reported by an event; then one less, under a namespace that is exported again.
     export(&back, "c");
     wait("c does not come", || devices(&front).len() == 3);
     for (method, params) in [
@@ -121,7 +121,7 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
         listed[0]["namespaces"][0].clone()
     };
     assert!(namespace()["missing"].is_string(), "{}", namespace());
-    // For a moment only the namespace is gone: the log without its subsystem comes after it.
+    // At first only the namespace is gone: the log without its subsystem comes later.
     wait("the service is not named as the reason", || {
         let error = front.call("bdev_get_bdevs", json!({ "name": "D2n1" })).unwrap_err();
         error.contains(&format!("service D lists no {}", nqn("c")))
@@ -129,7 +129,7 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
     let before = front.picture()["config"].clone();
     front.kill();
 
-    // Over a restart a device's name does not go to another subsystem.
+    // A restart does not give a device's name to another subsystem.
     let front = Kept::start(dirs[1].path());
     assert_eq!(front.picture()["config"], before);
     export(&back, "c");
@@ -138,7 +138,7 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
     wait("it is not shown", || listed()[0]["namespaces"][0]["missing"].is_null());
     assert_eq!(front.picture()["config"], before);
 
-    // What a client detaches stays away until it is listed anew.
+    // A controller that a client detaches stays away until it is listed anew.
     ok(front.call("bdev_nvme_detach_controller", json!({ "name": "D1" })));
     export(&back, "d");
     wait("d does not come", || devices(&front) == ["D2n1", "D3n1"]);
@@ -148,7 +148,7 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
     export(&back, "b");
     wait("b does not come", || devices(&front) == ["D1n1", "D2n1", "D3n1"]);
 
-    // The end takes all away, what stands on it included.
+    // The end removes everything, including what stands on it.
     ok(front.call("bdev_nvme_stop_discovery", json!({ "name": "D" })));
     assert!(devices(&front).is_empty());
     assert_eq!(info(&front), json!([]));
@@ -165,7 +165,7 @@ fn a_service_that_is_away_is_waited_for() {
     let (dirs, port) = ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], free_port());
     let front = Kept::start(dirs[1].path());
     let call = |params: &Value| front.call("bdev_nvme_start_discovery", params.clone());
-    // With a time to wait it fails, and nothing is left of it.
+    // With a time limit it fails, and leaves nothing behind.
     let error = call(&start("D", port, &json!({ "attach_timeout_ms": 100 }))).unwrap_err();
     assert!(error.contains("(-110)") && error.contains("127.0.0.1"), "{error}");
     assert_eq!(info(&front), json!([]));
@@ -189,7 +189,7 @@ fn a_service_that_is_away_is_waited_for() {
     assert!(call(&start("D", port, &json!({}))).unwrap_err().contains("(-17)"));
     let none = front.call("bdev_nvme_stop_discovery", json!({ "name": "E" })).unwrap_err();
     assert!(none.contains("(-2)"), "{none}");
-    // It comes, dies, and comes again with something else.
+    // The service comes, dies, and comes again with another subsystem.
     let back = behind(dirs[0].path(), port);
     export(&back, "a");
     wait("a does not come", || devices(&front) == ["D0n1"]);

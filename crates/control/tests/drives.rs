@@ -1,4 +1,4 @@
-//! Local NVMe drives: a directory that looks like sysfs, whose disks are loop devices.
+//! Local NVMe drives: a directory with the form of sysfs, whose disks are loop devices.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -20,14 +20,14 @@ const NQN: &str = "nqn.2026-01.io.raceline:drives";
 const ADDRESS: &str = "0000:00:04.0";
 const UUID: &str = "6ba7b810-9dad-41d1-80b4-00c04fd430c8";
 
-/// How long something may take to come.
+/// How long a test waits for an expected state.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A loop device on a file of 8 MiB, detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
-    /// `None`, with a message, where loop devices are not permitted.
+    /// `None`, with a message, if loop devices are not permitted.
     fn new(file: &Path) -> Option<Self> {
         File::create(file).unwrap().set_len(8 << 20).unwrap();
         let ended = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
@@ -111,7 +111,7 @@ impl Machine {
         daemon
     }
 
-    /// Opens the second namespace as somebody else who wants it alone.
+    /// Opens the second namespace exclusively, as another program would.
     fn hold_second(&self) -> File {
         let options = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).to_owned();
         options.open(&self.disks[1].0).unwrap()
@@ -139,7 +139,7 @@ fn controllers(daemon: &Kept) -> Vec<Value> {
     ok(daemon.call("bdev_nvme_get_controllers", Value::Null)).as_array().unwrap().clone()
 }
 
-/// Its state and its number.
+/// The state of the controller and its number.
 fn controller(daemon: &Kept) -> (String, u64) {
     let listed = &controllers(daemon)[0]["ctrlrs"][0];
     (listed["state"].as_str().unwrap().to_owned(), listed["cntlid"].as_u64().unwrap())
@@ -186,7 +186,7 @@ fn a_drive_is_attached_described_and_detached() {
     assert_eq!(shown["trid"], json!({ "trtype": "PCIe", "traddr": ADDRESS }));
     assert_eq!((&shown["ns_data"]["id"], &shown["io_path"]), (&json!(12), &json!("block")));
     assert!(shown["device"].as_str().unwrap().ends_with("dev/nvme7n2"), "{shown}");
-    // The drive itself cannot be asked here: this is what the kernel says of it.
+    // The drive itself cannot be asked here: these are the kernel's data.
     assert_eq!(shown["ctrlr_data"]["model_number"], "Emulated");
     assert_eq!(shown["ctrlr_data"]["vendor_id"], "0x1b36");
     assert_eq!(controller(&daemon), ("enabled".to_owned(), 3));
@@ -204,7 +204,7 @@ fn a_drive_is_attached_described_and_detached() {
     daemon.call("bdev_nvme_detach_controller", elsewhere).unwrap_err();
     ok(daemon.call("bdev_nvme_detach_controller", attach("0000.00.04.0")));
     assert_eq!((bdevs(&daemon).len(), controllers(&daemon).len()), (0, 0));
-    // It is free again, and attached another time.
+    // It is free again, and is attached a second time.
     ok(daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)));
     daemon.kill();
 }
@@ -232,7 +232,7 @@ fn what_cannot_be_attached_is_refused_whole() {
         let error = daemon.call("bdev_nvme_attach_controller", params).unwrap_err();
         assert!(error.contains(text), "{error}");
     }
-    // As long as somebody else has one of its namespaces, none is taken.
+    // While another program has one of its namespaces, none is taken.
     let holder = machine.hold_second();
     let error = daemon.call("bdev_nvme_attach_controller", attach(ADDRESS)).unwrap_err();
     assert!(error.contains("namespace 12 of the drive at 0000:00:04.0"), "{error}");
@@ -256,13 +256,13 @@ fn namespaces_and_drives_come_and_go() {
     let reasons = missing(&daemon);
     assert_eq!(reasons[0], None);
     assert!(reasons[1].as_ref().unwrap().contains("its device has gone"), "{reasons:?}");
-    // It is back, but somebody was quicker.
+    // The drive is back, but another program has opened its namespace first.
     let holder = machine.hold_second();
     machine.plug(&second);
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(bdevs(&daemon), ["Nvme0n1"]);
     drop(holder);
-    // It is a device first, and then a namespace again.
+    // It becomes a device first, and then a namespace again.
     eventually("namespace 12 is back", || missing(&daemon) == [None, None]);
     assert_eq!(bdevs(&daemon), ["Nvme0n1", "Nvme0n12"]);
 
@@ -274,7 +274,7 @@ fn namespaces_and_drives_come_and_go() {
     machine.plug(&device);
     eventually("the drive is back", || missing(&daemon) == [None, None]);
     assert_eq!(controller(&daemon).0, "enabled");
-    // While it resets, its disks stay.
+    // During a reset its disks stay.
     machine.write(&machine.controller(), &[("state", "resetting")]);
     eventually("it resets", || controller(&daemon).0 == "resetting");
     assert_eq!(bdevs(&daemon).len(), 2);
@@ -282,7 +282,7 @@ fn namespaces_and_drives_come_and_go() {
     eventually("it is live", || controller(&daemon).0 == "enabled");
     assert_eq!(daemon.picture(), before);
 
-    // Formatted by somebody else: what was opened would write to the wrong places.
+    // Another program has formatted it: writes to the old device would go to the wrong places.
     let events = || ok(daemon.call("notify_get_notifications", json!({ "id": 0 })));
     let made = || {
         let events = events();
@@ -333,7 +333,7 @@ fn set_hotplug(daemon: &Kept, enable: bool) {
     ok(daemon.call("bdev_nvme_set_hotplug", params));
 }
 
-/// Time in which a drive that is plugged in would have been taken.
+/// Waits for as long as it would take to take a plugged-in drive.
 fn let_time_pass() {
     std::thread::sleep(Duration::from_millis(3500));
 }
@@ -349,7 +349,7 @@ fn hotplug_entry(daemon: &Kept) -> Value {
     config.as_array().unwrap().iter().find(of).unwrap()["params"].clone()
 }
 
-/// A machine to which the drive is plugged in when a daemon watches.
+/// A machine to which the drive is plugged in only after a daemon watches.
 fn unplugged() -> Option<Machine> {
     let machine = Machine::new()?;
     machine.unplug(&machine.device());
@@ -383,12 +383,12 @@ fn a_drive_that_is_plugged_in_is_attached_and_comes_back_as_the_same() {
     eventually("it is back", || missing(&daemon) == [None]);
     assert_eq!(daemon.picture(), before);
 
-    // A number is given once.
+    // A number is given only once.
     let other = json!({ "enable": true, "drives": ["S0", "S1"] });
     let error = daemon.call("bdev_nvme_set_hotplug", other).unwrap_err();
     assert!(error.contains("drives have numbers already, in this order: S1"), "{error}");
 
-    // Turned off, nothing new is taken, and what was taken is still followed.
+    // After turning off, no new drive is taken, and a taken drive is still followed.
     set_hotplug(&daemon, false);
     machine.unplug(&device);
     eventually("the controller is gone again", || names(&daemon).is_empty());
@@ -434,7 +434,7 @@ fn a_drive_in_use_or_with_partitions_is_not_taken() {
     drop(holder);
     let_time_pass();
     assert!(names(&daemon).is_empty(), "it is tried once");
-    // Nobody holds what was opened meanwhile.
+    // No device that was opened meanwhile is still held.
     let options = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).to_owned();
     drop(options.open(&machine.disks[0].0).unwrap());
 
@@ -452,7 +452,7 @@ fn a_drive_in_use_or_with_partitions_is_not_taken() {
     replug();
     eventually("it is attached", || names(&daemon) == ["HotInNvme0"]);
 
-    // Detached by a client, it is left alone, also after a restart.
+    // A drive that a client has detached is left alone, also after a restart.
     ok(daemon.call("bdev_nvme_detach_controller", json!({ "name": "HotInNvme0" })));
     assert_eq!(hotplug_entry(&daemon)["detached"], json!(["S1"]));
     replug();

@@ -12,14 +12,14 @@ use support::{Kept, ok};
 const NQN: &str = "nqn.2026-01.io.raceline:g";
 const BEHIND: &str = "nqn.2026-01.io.raceline:behind";
 
-/// How long something may take to come.
+/// How long a test waits for an expected state.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn generation(daemon: &Kept) -> u64 {
     daemon.engine.cores()[0].generation()
 }
 
-/// A daemon with one namespace at a port.
+/// A daemon with one namespace at a port, behind the one under test.
 fn behind(dir: &std::path::Path) -> (Kept, Value) {
     let daemon = Kept::start(dir);
     let address = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" });

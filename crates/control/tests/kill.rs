@@ -1,4 +1,4 @@
-//! A daemon is killed with SIGKILL under a stream of changes; what it acknowledged is there again.
+//! SIGKILL ends a daemon under a stream of changes; all changes that it acknowledged are there again.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -17,10 +17,10 @@ use raceline_control::server::{Server, ServerConfig};
 use raceline_control::state::StateJournal;
 use serde_json::{Value, json};
 
-/// Kills of a run; this variable sets another number.
+/// Kills of a run; RACELINE_STATE_KILLS sets another number.
 const KILLS: u32 = 50;
 const KILLS_VARIABLE: &str = "RACELINE_STATE_KILLS";
-/// Makes the test that is named `a_daemon_to_be_killed` one, with this directory.
+/// Turns the test `a_daemon_to_be_killed` into a daemon on this directory.
 const CHILD_VARIABLE: &str = "RACELINE_STATE_KILL_DIR";
 /// Clients at a time, each with names of its own.
 const CLIENTS: usize = 4;
@@ -29,7 +29,7 @@ const NAMES: usize = 8;
 /// How long a daemon may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Not a test but the daemon of the one below, which starts this program again.
+/// Not a test but the daemon of the test below, which starts this program again.
 #[test]
 fn a_daemon_to_be_killed() {
     let Some(dir) = std::env::var_os(CHILD_VARIABLE).map(PathBuf::from) else { return };
@@ -39,11 +39,11 @@ fn a_daemon_to_be_killed() {
     engine.restore(&kept.catalogue).unwrap();
     engine.start();
     engine.restore(&kept.catalogue).unwrap();
-    // What a killed daemon left is found stale: its lock is gone.
+    // The socket of a killed daemon is found stale: its lock is gone.
     let config = ServerConfig { path: dir.join("run/rpc.sock"), roles: Roles::default() };
     let _server = Server::start(config, Arc::clone(&engine)).unwrap();
     for line in std::io::stdin().lines() {
-        // Checkpoints come when the test says so, as they come when the log has grown.
+        // Checkpoints come on the test's command, as they come otherwise when the log has grown.
         if line.is_ok_and(|line| line == "checkpoint") {
             engine.close_journal().unwrap();
         }
@@ -80,7 +80,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // SIGKILL; it may have ended by itself, which the next start will show.
+        // SIGKILL; the daemon may have ended by itself, which the next start will show.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -100,15 +100,15 @@ fn call(stream: &mut BufReader<UnixStream>, method: &str, params: Value) -> Opti
     }
     stream.get_mut().write_all(request.to_string().as_bytes()).ok()?;
     let mut line = String::new();
-    // A line without its end is an answer that was cut off: not an acknowledgement.
+    // A line without its end is a truncated answer: not an acknowledgement.
     stream.read_line(&mut line).ok().filter(|_| line.ends_with('\n'))?;
     let answer: Value = serde_json::from_str(&line).unwrap();
     assert!(answer.get("error").is_none(), "{method}: {answer}");
     Some(answer["result"].clone())
 }
 
-/// What one client knows: the devices that were acknowledged, by name, with their blocks; and the
-/// change whose answer has not come.
+/// The knowledge of one client: acknowledged devices by name, with their blocks; and the change whose
+/// answer has not come.
 #[derive(Clone, Default)]
 struct Client {
     devices: BTreeMap<String, u64>,
@@ -140,7 +140,7 @@ impl Client {
         }
     }
 
-    /// The change in flight has happened.
+    /// Notes that the change in flight has happened.
     fn settle(&mut self) {
         match self.in_flight.take() {
             Some((name, Some(blocks))) => {
@@ -153,7 +153,7 @@ impl Client {
         }
     }
 
-    /// Compares with what is there after a restart; learns whether the change in flight happened.
+    /// Compares with the devices after a restart; learns whether the change in flight happened.
     fn check(&mut self, number: usize, there: &BTreeMap<String, u64>) {
         let prefix = format!("client{number}-");
         let mine: BTreeMap<String, u64> = there
@@ -189,7 +189,7 @@ fn what_was_acknowledged_survives_sigkill() {
     let kills = kills.unwrap_or(KILLS);
     let dir = tempfile::tempdir().unwrap();
     let mut clients = vec![Client::default(); CLIENTS];
-    // Blocks are never used twice, so they say which of several devices of one name it is.
+    // No two devices have the same blocks, so the blocks tell devices of one name apart.
     let mut identities: BTreeMap<(String, u64), String> = BTreeMap::new();
     for round in 0..=kills {
         let mut daemon = Daemon::start(dir.path());
@@ -212,7 +212,7 @@ fn what_was_acknowledged_survives_sigkill() {
             }
             std::thread::sleep(Duration::from_millis(u64::from(round * 37 % 41)));
             if round % 3 == 0 {
-                // Killed while it writes its configuration, too.
+                // Killed also while it writes its configuration.
                 daemon.child.stdin.as_mut().unwrap().write_all(b"checkpoint\n").unwrap();
                 std::thread::sleep(Duration::from_millis(u64::from(round % 7)));
             }

@@ -1,5 +1,5 @@
-//! Lives of a daemon and configurations from seeds: the models that the fuzz targets `rpc_methods` and `config`
-//! drive, without fuzzing.
+//! Runs of a daemon, and configurations, from seeds: the models that the fuzz targets `rpc_methods` and
+//! `config` drive, without fuzzing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 #[path = "../../../fuzz/src/daemon.rs"]
 mod daemon;
 
-/// Lives; RACELINE_LIVES asks for more.
+/// Runs; RACELINE_LIVES sets another number.
 const LIVES: u64 = 60;
 /// Bytes of an input: some forty calls.
 const INPUT_BYTES: usize = 600;
@@ -53,7 +53,7 @@ fn a_configuration_is_refused_whole_or_comes_back() {
     let mut outcomes: BTreeMap<config::Outcome, u64> = BTreeMap::new();
     for seed in first..first + count {
         println!("RACELINE_LIFE={seed}");
-        // The first byte asks for one that is made up.
+        // A first byte of 1 asks for a generated configuration.
         let input = [&[1], &input(seed)[..]].concat();
         *outcomes.entry(config::run(&input)).or_default() += 1;
     }

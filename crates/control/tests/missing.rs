@@ -1,4 +1,4 @@
-//! What is configured and not there does not keep the rest from being served, and is not forgotten.
+//! Parts that are configured but missing do not keep others from being served, and are not forgotten.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use support::{Kept, ok};
 
 const NQN: &str = "nqn.2026-01.io.raceline:disks";
 
-/// How long something may take to come.
+/// How long a test waits for an expected state.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A file of 8 MiB.
@@ -76,7 +76,7 @@ fn the_rest_is_served_and_what_is_missing_comes_back() {
     let hide = |name: &str| std::fs::rename(files.path().join(name), away.join(name)).unwrap();
     let show = |name: &str| std::fs::rename(away.join(name), files.path().join(name)).unwrap();
     ["a", "b", "c"].into_iter().for_each(hide);
-    // More than one start without them, in good order and not: nothing is forgotten.
+    // Several starts without them, after an orderly end and after a kill: nothing is forgotten.
     for _ in 0..2 {
         let daemon = Kept::start(dir.path());
         assert_eq!(missing(&daemon), ["a", "b", "c"]);
@@ -88,7 +88,7 @@ fn the_rest_is_served_and_what_is_missing_comes_back() {
         assert_eq!(shown[2]["missing"], Value::Null, "{shown}");
         let served = daemon.engine.cores()[0].subsystem(&NQN.parse().unwrap()).unwrap();
         assert_eq!(served.namespaces.len(), 1);
-        // Who asks for it is told why it is not there, and its name and number stay its own.
+        // A client that asks for it is told why it is missing, and its name and number stay reserved.
         let error = daemon.call("bdev_get_bdevs", json!({ "name": "a" })).unwrap_err();
         assert!(error.contains("`a` is configured, but missing"), "{error}");
         let device = json!({ "name": "a", "num_blocks": 64, "block_size": 512 });
@@ -108,7 +108,7 @@ fn the_rest_is_served_and_what_is_missing_comes_back() {
     let after = daemon.picture();
     assert_eq!(after["config"], before["config"]);
     assert_eq!(after["subsystems"], before["subsystems"]);
-    // Listed in the order in which they came, which is another one.
+    // Devices are listed in the order in which they came, which has changed.
     assert_eq!(by_name(&after["bdevs"]), by_name(&before["bdevs"]));
     daemon.kill();
 }
@@ -181,7 +181,7 @@ fn an_unreachable_controller_is_tried_until_it_answers() {
     let behind = Kept::start(dir.path());
     wait_for_all(&front);
     assert_eq!(front.picture(), before);
-    // A namespace that goes behind is missing here, and kept.
+    // A namespace that disappears behind is missing here, and its entry is kept.
     ok(behind.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 3 })));
     let is_missing = || {
         let listed = ok(front.call("nvmf_get_subsystems", json!({ "nqn": export })));

@@ -1,4 +1,4 @@
-//! What is exported through RPC is there for hosts: seen, read, written, and gone when removed.
+//! Hosts find what RPC exports: seen, read, written, and gone when removed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -16,7 +16,7 @@ use support::{Client, Daemon};
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const HOST: &str = "nqn.2014-08.org.example:host";
 
-/// A transport, a subsystem, a device and a listener; gives where it listens.
+/// Makes a transport, a subsystem, a device and a listener; gives the listener's address.
 fn export(client: &mut Client) -> SocketAddr {
     let ok = Ok(json!(true));
     assert_eq!(client.call("nvmf_create_transport", json!({ "trtype": "tcp" })), ok);
@@ -72,7 +72,7 @@ fn what_is_made_is_served_and_what_is_removed_is_gone() {
     let all = client.call("nvmf_get_subsystems", Value::Null).unwrap();
     assert_eq!(all[0]["subtype"], "Discovery");
 
-    // A second namespace comes while the host is connected.
+    // A second namespace appears while the host is connected.
     let device = json!({ "name": "Malloc1", "num_blocks": 8, "block_size": 4096 });
     client.call("bdev_malloc_create", device).unwrap();
     let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "Malloc1", "nsid": 7 } });
@@ -83,7 +83,7 @@ fn what_is_made_is_served_and_what_is_removed_is_gone() {
         std::thread::sleep(Duration::from_millis(5));
     }
     host.write(NamespaceId(7), 0, &data, false).unwrap();
-    // Its device is deleted: so is it.
+    // Its device is deleted, and the namespace with it.
     client.call("bdev_malloc_delete", json!({ "name": "Malloc1" })).unwrap();
     assert!(host.read(NamespaceId(7), 0, &mut read).is_err());
     host.read(NamespaceId(1), 8, &mut read).unwrap();
@@ -311,7 +311,7 @@ fn hosts_see_what_they_are_shown_and_are_counted() {
     ] {
         client.call(method, Value::Null).unwrap();
     }
-    // What was written in its capsule took no buffer; what is asked for takes one.
+    // Data in a command capsule took no buffer; data that the target asks for takes one.
     let buffers = client.call("iobuf_get_stats", Value::Null).unwrap();
     assert_eq!((&buffers[0]["module"], used(&buffers)), (&json!("nvmf_TCP"), [0, 0]));
     host.write(NamespaceId(1), 0, &[1; 64 << 10], false).unwrap();
@@ -335,7 +335,7 @@ fn options_come_before_the_start_and_referrals_are_listed() {
     let mut client = daemon.client();
     let ok = Ok(json!(true));
     for (method, params) in [
-        // As the client of v20.10 sends it, and as those of now do.
+        // As the client of v20.10 sends it, and as present ones do.
         (
             "sock_impl_set_options",
             json!({ "impl_name": "posix", "enable_zerocopy_send": true, "enable_placement_id": true }),

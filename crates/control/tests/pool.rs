@@ -1,4 +1,4 @@
-//! Pools given through RPC: what hosts make of them is kept, comes back, and stands in nobody's way.
+//! Pools through RPC: what hosts make of them is kept, comes back, and blocks no client.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -30,7 +30,7 @@ fn target(daemon: &Kept) -> Arc<Target> {
     daemon.engine.cores().remove(0)
 }
 
-/// What the manager's thread does for a host.
+/// A management command, as the manager's thread executes it for a host.
 fn manage(target: &Target, command: &ManagementCommand) -> u32 {
     let host = HostNqn::Named(Nqn::new(HOST).unwrap());
     target.manage_namespaces(&Nqn::new(NQN).unwrap(), &host, command).unwrap()
@@ -55,7 +55,7 @@ fn what_hosts_make_of_a_pool_survives() {
     assert_eq!((create(&cores, 3), create(&cores, 4), create(&cores, 5)), (1, 2, 3));
     manage(&cores, &ManagementCommand::Delete { nsid: NamespaceId(2) });
     manage(&cores, &ManagementCommand::Format { nsid: NamespaceId(3), block_size: 4096 });
-    // As the operator, too.
+    // The same through the operator.
     let seen = json!({ "nqn": NQN, "nsid": 1, "host": HOST });
     ok(daemon.call("nvmf_ns_add_host", seen));
     let shown = pool(&daemon);
@@ -67,7 +67,7 @@ fn what_hosts_make_of_a_pool_survives() {
     assert_eq!(namespaces.len(), 2);
     assert_eq!((&namespaces[1]["nsid"], &namespaces[1]["of_pool"]), (&json!(3), &json!(true)));
     drop(cores);
-    // After a kill, and after an end in good order.
+    // After a kill, and after an orderly end.
     for orderly in [false, true] {
         let before = daemon_picture(dir.path(), orderly);
         assert_eq!(before, shown);
@@ -76,7 +76,7 @@ fn what_hosts_make_of_a_pool_survives() {
     let daemon = Kept::start(dir.path());
     assert_eq!(pool(&daemon), shown);
     let cores = target(&daemon);
-    // The number and the place of the deleted one are free again.
+    // The number and the place of the deleted namespace are free again.
     assert_eq!(create(&cores, 4), 2);
     ok(daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 3 })));
     assert_eq!(pool(&daemon)["free_bytes"], 25 << 20);
@@ -89,7 +89,7 @@ fn what_hosts_make_of_a_pool_survives() {
     daemon.kill();
 }
 
-/// A look at what is on disk while the daemon lives: a copy of its directory is restarted.
+/// The state on disk while the daemon lives: a copy of its directory is restarted.
 fn daemon_picture(dir: &std::path::Path, orderly: bool) -> Value {
     let copy = tempfile::tempdir().unwrap();
     for file in dir.read_dir().unwrap() {
@@ -138,7 +138,7 @@ fn a_pool_is_refused_with_the_reason() {
         let error = two(params.clone());
         assert!(error.contains(reason), "{params}: {error}");
     }
-    // Nothing of all that has claimed the device.
+    // No failed attempt has claimed the device.
     let ns = json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } });
     ok(daemon.call("nvmf_subsystem_add_ns", ns));
     daemon.kill();
@@ -167,8 +167,8 @@ fn a_device_that_goes_takes_its_pool_with_it() {
     daemon.kill();
 }
 
-/// Hosts change the pool while clients change the same target and others look: nobody waits for
-/// somebody who waits for him, and everything is kept in its order.
+/// Hosts change the pool while clients change the same target and others look: no deadlock, and every
+/// change is kept in its order.
 #[test]
 fn hosts_and_clients_change_a_target_at_the_same_time() {
     const ROUNDS: u32 = 60;

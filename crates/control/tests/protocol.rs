@@ -1,4 +1,4 @@
-//! The socket and JSON-RPC as clients meet them, good and bad.
+//! The socket and JSON-RPC, with good clients and bad ones.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn says_what_it_is_and_what_it_can() {
     assert!(all.as_array().unwrap().contains(&json!("construct_malloc_bdev")));
     let version = client.call("spdk_get_version", Value::Null).unwrap();
     assert_eq!(version["fields"]["major"], 26);
-    // Every method of this state that takes nothing answers or says why not.
+    // A method without parameters refuses even an empty object.
     let error = client.call("spdk_get_version", json!({})).unwrap_err();
     assert_eq!(error, (-32602, "spdk_get_version method requires no parameters".to_owned()));
 }
@@ -62,7 +62,7 @@ fn batches_and_notifications() {
     assert_eq!((&answers[1]["id"], &answers[1]["error"]["code"]), (&json!(2), &json!(-32601)));
     assert_eq!((&answers[2]["id"], &answers[2]["error"]["code"]), (&Value::Null, &json!(-32600)));
     assert_eq!(answers[3]["error"]["message"], "Method not found");
-    // Only notifications that work: no answer at all. Then the next request is answered.
+    // Only notifications that succeed: no answer at all. Then the next request is answered.
     client.send(br#"[{"method":"notify_get_types"},{"method":"rpc_get_methods","id":null}]"#);
     assert_eq!(client.call("bdev_get_bdevs", json!({ "name": "N" })).unwrap()[0]["name"], "N");
 }
@@ -118,7 +118,7 @@ fn a_broken_stream_is_answered_and_closed() {
         }
         assert_eq!(client.line(), None);
     }
-    // Invalid UTF-8 in a string is JSON's outer form and nothing more.
+    // Invalid UTF-8 in a string passes the splitter, which checks only JSON's outer form.
     let mut client = daemon.client();
     client.send(b"{\"method\":\"\xff\",\"id\":1}");
     assert!(client.line().unwrap().contains("-32700"));
@@ -134,7 +134,7 @@ fn methods_know_their_state() {
     let current = client.call("rpc_get_methods", json!({ "current": true })).unwrap();
     assert!(current.as_array().unwrap().contains(&json!("framework_start_init")));
     assert!(!current.as_array().unwrap().contains(&json!("bdev_get_bdevs")));
-    // One waits while another starts.
+    // One client waits while another starts.
     let mut waiting = daemon.client();
     waiting.send(br#"{"method":"framework_wait_init","id":1}"#);
     assert_eq!(client.call("framework_start_init", Value::Null), Ok(json!(true)));
@@ -146,7 +146,7 @@ fn methods_know_their_state() {
 #[test]
 fn slow_clients_hold_up_nobody() {
     let daemon = Daemon::waiting();
-    // One sends half a request, one waits for the start, one does not read its answers.
+    // One client sends half a request, one waits for the start, one does not read its answers.
     let mut half = daemon.client();
     half.send(b"{\"method\":");
     let mut waiting = daemon.client();
@@ -211,7 +211,7 @@ fn the_socket_goes_with_the_server_and_a_dead_one_is_replaced() {
     let path = daemon.path();
     daemon.server = None;
     assert!(!path.exists());
-    // What a killed instance leaves.
+    // The socket that a killed instance leaves.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let config = ServerConfig { path, roles: Roles::default() };

@@ -1,4 +1,4 @@
-//! A target with a state directory comes back after a restart as it was, whatever was done to it.
+//! A target with a state directory is the same after a restart, whatever changes were made.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -34,7 +34,7 @@ fn identities_access_and_addresses_survive() {
     daemon.kill();
     let daemon = Kept::start(dir.path());
     assert_eq!(daemon.picture(), before);
-    // In good order, twice: from a configuration file without any log.
+    // Ends in good order, twice: a start from a configuration file without a log.
     for _ in 0..2 {
         daemon.engine.close_journal().unwrap();
     }

@@ -10,10 +10,10 @@ use raceline_control::method::Registry;
 use raceline_control::role::Peer;
 use serde_json::{Value, json};
 
-/// A listener at port 0 takes the place of that of the other machine.
+/// A listener at port 0 replaces the one of the other machine.
 const SAVED: &str = include_str!("data/saved_by_nvmf_tgt.json");
 
-/// Calls that are orders, and nothing to be saved.
+/// Calls that are orders, and are not saved.
 const ORDERS: [&str; 1] = ["bdev_wait_for_examine"];
 
 fn start(dir: &Path, config: &Value) -> Daemon {
@@ -65,7 +65,7 @@ fn what_nvmf_tgt_has_saved_is_a_target_here() {
     assert_eq!(namespaces[0]["nguid"], "B10678EB79D746B0AA771C1B613DF890");
     assert_eq!(namespaces[1]["uuid"], "27fd5d24-ac4c-53ba-8a8f-8c8b3f2a10d1");
     assert_eq!(subsystem["listen_addresses"].as_array().unwrap().len(), 1);
-    // What it saves has all that it was given, and makes the same again.
+    // The saved configuration has everything that was loaded, and makes the same target again.
     let ours = save(&daemon);
     let lost: Vec<String> = methods(&saved).difference(&methods(&ours)).cloned().collect();
     assert!(lost.iter().all(|method| ORDERS.contains(&method.as_str())), "{lost:?}");

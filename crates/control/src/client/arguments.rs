@@ -23,7 +23,7 @@ const FRACTION_DIGITS: usize = 20;
 pub struct Request {
     /// Name of the method on the wire.
     pub method: String,
-    /// Its parameters; none are not sent.
+    /// Its parameters; an empty object is not sent.
     pub params: Map<String, Value>,
     /// What to print of its result.
     pub prints: Prints,
@@ -73,7 +73,7 @@ fn parse_plain(method: &str, words: &[String]) -> Result<Request, UsageError> {
 struct Parser<'a> {
     spelling: &'a Spelling,
     params: Map<String, Value>,
-    /// A size in MiB and the parameter it becomes, until the block size is known.
+    /// A size in MiB and the parameter that it sets, kept until the block size is known.
     size: Option<(&'a str, u128)>,
     positionals: std::slice::Iter<'a, Positional>,
 }
@@ -166,7 +166,7 @@ impl<'a> Parser<'a> {
                 None => Err(self.unknown(word)),
             };
         }
-        // Underscores have been dashes, and long options may be cut short.
+        // Underscores have become dashes, and long options may be abbreviated.
         let dashed = name.replace('_', "-");
         let begins =
             |flag: &&Flag| flag.spellings.iter().any(|s| s.replace('_', "-").starts_with(&dashed));
@@ -279,7 +279,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// How a parameter is said, for people.
+/// How a user spells a parameter on the command line.
 fn spelled(spelling: &Spelling, parameter: &str) -> String {
     let of = |path: &str| path.split('.').next() == Some(parameter);
     let options: Vec<&str> = spelling

@@ -63,7 +63,7 @@ pub fn save_part(
     Ok(json!({"subsystem": name, "config": config}))
 }
 
-/// Everything that the named parts depend on, and they.
+/// The named parts and every part that they depend on.
 fn with_dependencies(listed: &[Value], parts: &[String]) -> Result<BTreeSet<String>, ConfigError> {
     let depends: BTreeMap<&str, Vec<&str>> = listed
         .iter()
@@ -96,9 +96,9 @@ pub struct Loaded {
 
 /// Makes a daemon what a saved configuration says.
 ///
-/// All calls are looked at first: if the daemon does not have one of the methods, none is made. Calls
-/// that belong before the start of a daemon that waits for it come first, then the start, then the
-/// others; a daemon that runs already takes what its state allows.
+/// All calls are checked first: if the daemon does not have one of the methods, no call is made. If the
+/// daemon waits for its start, the calls that belong before it come first, then the start, then the other
+/// calls. A daemon that runs already gets the calls that its state allows.
 pub fn load(
     connection: &mut Connection,
     sections: &[SubsystemConfig],
@@ -110,8 +110,8 @@ pub fn load(
     Ok(Loaded { skipped, kept })
 }
 
-/// Whether a daemon with these methods can be made what a configuration says, as far as that can be said
-/// before; and what it keeps without effect.
+/// Checks, as far as possible before a call is made, whether a daemon with these methods can take a
+/// configuration; gives the calls that the daemon keeps without effect.
 pub fn look_at(
     connection: &mut Connection,
     known: &BTreeSet<String>,
@@ -131,7 +131,7 @@ pub fn look_at(
     }
 }
 
-/// Whether the daemon is one of this program: another may do what ours only keeps.
+/// Whether the daemon is Raceline: another program may act on calls that Raceline only keeps.
 pub fn is_ours(connection: &mut Connection) -> Result<bool, ConfigError> {
     let version = connection.call("spdk_get_version", &Map::new())?;
     Ok(version["server"]["name"] == "raceline")
@@ -175,7 +175,8 @@ fn load_calls(
     }
 }
 
-/// The methods that a daemon has, also by their old names; `current`: that its state allows.
+/// The methods that a daemon has, also by their old names; with `current`, only those that its state
+/// allows.
 pub fn methods(
     connection: &mut Connection,
     current: bool,

@@ -1,4 +1,4 @@
-//! A connection to a daemon: requests out, replies in, each within a time.
+//! A connection to a daemon: sends requests and receives replies, each within a time limit.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,9 +11,9 @@ use thiserror::Error;
 
 use super::Request;
 
-/// The largest reply that is taken, in bytes. SPDK's largest is half of that.
+/// The largest reply that is accepted, in bytes. SPDK's largest reply is half of that.
 const REPLY_LIMIT_BYTES: u64 = 64 << 20;
-/// Between two attempts to connect.
+/// Pause between two attempts to connect.
 const RETRY_PERIOD: Duration = Duration::from_millis(200);
 
 /// Where a daemon listens.
@@ -51,7 +51,7 @@ pub struct Refusal {
     pub code: i64,
     /// Its text.
     pub message: String,
-    /// What was wrong; SPDK does not say it, raceline does.
+    /// What was wrong; Raceline sends this detail, SPDK does not.
     pub detail: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl std::fmt::Display for Refusal {
 /// Why a call brought no result.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// Nobody there.
+    /// Nothing accepts connections at the address.
     #[error("cannot connect to {address}: {source} ({})", what_to_do(source))]
     Connect {
         /// Where it was tried.
@@ -81,7 +81,7 @@ pub enum ClientError {
         /// What the daemon said.
         refusal: Refusal,
     },
-    /// No reply within the time.
+    /// No reply within the time limit.
     #[error("no reply within {0:?} (--timeout sets the time)")]
     Timeout(Duration),
     /// The connection ended before the reply.
@@ -113,7 +113,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects, with so many more attempts. `timeout` is for each call.
+    /// Connects, and retries up to `retries` times. `timeout` applies to each call.
     pub fn open(address: &Address, timeout: Duration, retries: u32) -> Result<Self, ClientError> {
         let mut left = retries;
         let stream = loop {
@@ -141,7 +141,7 @@ impl Connection {
         let (id, request) = self.request(method, params);
         self.send(&request)?;
         let reply = match self.receive() {
-            // Who is told to end may end before it answers.
+            // A daemon that is told to end may end before it answers.
             Err(ClientError::Closed) if method == "spdk_kill_instance" => return Ok(Value::Null),
             reply => reply?,
         };
@@ -152,7 +152,7 @@ impl Connection {
             .map_err(|refusal| ClientError::Refused { method: method.to_owned(), refusal })
     }
 
-    /// Sends all requests as one batch, and gives their results in the requests' order.
+    /// Sends all requests as one batch, and gives the results in the order of the requests.
     pub fn call_batch(
         &mut self,
         requests: &[Request],
@@ -235,7 +235,7 @@ fn message(method: &str, params: &Map<String, Value>, id: u64) -> Value {
     request
 }
 
-/// The result or the error in a reply; a reply with neither is none.
+/// The result or the error of a reply; `Malformed` if the reply has neither.
 fn result_of(mut reply: Value) -> Result<Result<Value, Refusal>, ClientError> {
     if let Some(error) = reply.get("error") {
         let code = error["code"].as_i64().unwrap_or(0);
@@ -252,7 +252,7 @@ fn result_of(mut reply: Value) -> Result<Result<Value, Refusal>, ClientError> {
     }
 }
 
-/// A socket whose reads and writes end at a time.
+/// A socket whose reads and writes end at a deadline.
 #[derive(Debug)]
 struct Timed {
     stream: Stream,

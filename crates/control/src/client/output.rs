@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::spelling::Prints;
 
-/// The text that a result is printed as, without a line end. None: nothing is printed.
+/// The text that is printed for a result, without a line end. `None`: nothing is printed.
 pub fn render(result: &Value, prints: Prints) -> Option<String> {
     match prints {
         Prints::Nothing => None,
@@ -21,7 +21,7 @@ pub fn pretty(value: &Value) -> String {
     ascii(&format!("{value:#}"))
 }
 
-/// Outside strings JSON is ASCII, so what is not can be escaped wherever it stands.
+/// JSON is ASCII outside strings, so every character that is not ASCII can be escaped.
 fn ascii(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for character in json.chars() {

@@ -17,8 +17,8 @@ pub struct UnfinishedComment {
     pub column: usize,
 }
 
-/// The text with spaces in place of comments: `//` to the end of the line, `/*` to `*/`. Line ends stay, and
-/// so does a text in quotes. A slash that begins no comment stays, and the parser refuses it.
+/// The text with spaces in place of comments: `//` to the end of the line, `/*` to `*/`. Line ends and
+/// quoted strings stay. A slash that begins no comment stays, and the parser refuses it.
 ///
 /// # Errors
 /// When a comment does not end.

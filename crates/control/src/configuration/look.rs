@@ -1,28 +1,28 @@
-//! A look at all calls of a configuration before the first is made: which cannot be made here, and which are
-//! kept without effect.
+//! Checks all calls of a configuration before the first is made: which calls cannot be made here, and which
+//! are kept without effect.
 
 use std::collections::BTreeMap;
 
 use crate::absent::absent;
 use crate::state::{Call, SubsystemConfig};
 
-/// How many calls that cannot be made are named at once.
+/// How many of the calls that cannot be made a message names.
 const MAX_NAMED: usize = 100;
 
 /// How the answer to a call of an unknown method begins.
 const NOT_FOUND: &str = "Method not found";
 
-/// What a look at a configuration has found.
+/// What the check of a configuration has found.
 #[derive(Debug, Default)]
 pub struct Looked {
-    /// The calls that have no effect, section by section: one line for a log. None without any.
+    /// The calls that have no effect, section by section: one line for a log. `None` if there are none.
     pub kept: Option<String>,
-    /// The calls that cannot be made, all of them. None if there are none.
+    /// All calls that cannot be made. `None` if there are none.
     pub refused: Option<String>,
 }
 
-/// Looks at all calls. `check` says why one cannot be made (nothing where there is no such method), `is_kept`
-/// whether one is kept without effect; `who` would make them.
+/// Checks all calls. `check` says why a call cannot be made (nothing where there is no such method),
+/// `is_kept` whether a call is kept without effect; `who` is the program that would make the calls.
 pub fn look(
     sections: &[SubsystemConfig],
     who: &str,
@@ -62,7 +62,7 @@ pub fn look(
     Looked { kept: summary(kept), refused }
 }
 
-/// A call and why it cannot be made: what it belongs to says more than that there is no such method.
+/// A call and why it cannot be made. The part that an absent method belongs to tells more than "not found".
 fn because(call: &Call, who: &str, why: &str) -> String {
     let is_unknown = why.is_empty() || why.starts_with(NOT_FOUND);
     match absent(&call.method) {

@@ -28,7 +28,7 @@ fn look_at(text: &str) -> Looked {
 #[test]
 fn comments_and_batches_are_read() {
     let text = r#"
-// A file with all that there is.
+// A file with every kind of comment and call.
 { /* first */ "subsystems": [
   {"subsystem": "bdev", // devices
    "config": [{"method": "one", "params": {"url": "http://a/*b*/"}}, [{"method": "two"}, {"method": "three"}]]},

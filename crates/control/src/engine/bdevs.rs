@@ -1,4 +1,4 @@
-//! Block devices by name: aliases, UUIDs, claims, and what stands on what.
+//! Block devices by name: aliases, UUIDs, claims, and which device stands on which.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -18,42 +18,42 @@ use super::{Change, Engine, EngineError};
 /// The longest name of a device in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// How long a client may wait for a device: a thread waits with it.
+/// How long a client may wait for a device: each wait occupies a thread.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 
-/// How often a client that waits for a device looks.
+/// How often a waiting client checks whether the device is there.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Who uses a device so that nobody else may.
+/// The exclusive user of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// A namespace.
+    /// A namespace uses it.
     Namespace {
-        /// Of this target,
+        /// Target of the namespace.
         target: String,
-        /// this subsystem,
+        /// Subsystem of the namespace.
         nqn: String,
-        /// this number.
+        /// Number of the namespace.
         nsid: u32,
     },
-    /// Hosts of a subsystem make namespaces of it.
+    /// Hosts of a subsystem divide it into namespaces.
     Pool {
-        /// Of this target,
+        /// Target of the subsystem.
         target: String,
-        /// this subsystem.
+        /// The subsystem.
         nqn: String,
     },
     /// Another device stands on it.
     Bdev {
-        /// The module of that device.
+        /// The module of the upper device.
         module: &'static str,
-        /// Its name.
+        /// The name of the upper device.
         name: String,
     },
 }
 
 impl Claim {
-    /// Who claims, by SPDK's name of the module.
+    /// SPDK's name of the module that holds the claim.
     #[must_use]
     pub fn module(&self) -> &'static str {
         match self {
@@ -73,15 +73,16 @@ impl fmt::Display for Claim {
     }
 }
 
-/// What only devices of one kind have to say of themselves.
+/// The part of a device's description that is specific to its kind.
 pub trait Details: Send + Sync {
     /// `driver_specific` of bdev_get_bdevs.
     fn driver_specific(&self) -> Value;
 
-    /// The device is about to go: whatever it holds back must be let go, or it never is quiet.
+    /// The device is about to be removed: requests that it holds back must be let go, or it never becomes
+    /// quiet.
     fn before_removal(&self) {}
 
-    /// For the module that owns the device, to find its own type again.
+    /// Lets the module that owns the device find its own type again.
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
@@ -113,22 +114,22 @@ pub struct Entry {
     pub product_name: &'static str,
     /// The device, under its name.
     pub device: SharedBdev,
-    /// What it counts.
+    /// Its I/O counters.
     pub stats: Arc<DeviceStats>,
-    /// Looks at its queue depth, if somebody has asked for that.
+    /// Samples its queue depth, if a client has asked for that.
     pub sampling: Option<Arc<Sampling>>,
-    /// What its kind adds.
+    /// What its kind adds to its description.
     pub details: Arc<dyn Details>,
     /// The devices that it stands on.
     pub bases: Vec<String>,
-    /// Its entry in the catalogue; none if the entry of something else made it too.
+    /// Its entry in the catalogue; `None` if the entry of another object made it as well.
     pub key: Option<Key>,
-    /// Who uses it.
+    /// Its exclusive user.
     pub claim: Option<Claim>,
 }
 
 impl Entry {
-    /// A device with the identity that it has.
+    /// A device with the UUID that `device` reports.
     #[must_use]
     pub fn new(
         name: &str,
@@ -140,7 +141,7 @@ impl Entry {
         Self::with_uuid(name, uuid, module, product_name, device)
     }
 
-    /// A device with an identity of its own.
+    /// A device with the given UUID.
     #[must_use]
     pub fn with_uuid(
         name: &str,
@@ -166,26 +167,26 @@ impl Entry {
         }
     }
 
-    /// The same with what its kind adds.
+    /// The same entry with a description of its kind.
     #[must_use]
     pub fn described_by(self, details: impl Details + 'static) -> Self {
         Self { details: Arc::new(details), ..self }
     }
 
-    /// The same on top of another device.
+    /// The same entry, standing on another device.
     #[must_use]
     pub fn standing_on(mut self, base: &str) -> Self {
         self.bases.push(base.to_owned());
         self
     }
 
-    /// The same with its entry in the catalogue.
+    /// The same entry with its key in the catalogue.
     #[must_use]
     pub fn kept_as(self, key: Key) -> Self {
         Self { key: Some(key), ..self }
     }
 
-    /// What the device is and can do now.
+    /// The current properties of the device.
     #[must_use]
     pub fn info(&self) -> BdevInfo {
         self.device.info()
@@ -219,7 +220,7 @@ impl Bdevs {
         self.iter().filter(move |entry| entry.bases.iter().any(|name| name == base))
     }
 
-    /// Whether a device could have this name.
+    /// Checks whether a device could have this name.
     ///
     /// # Errors
     /// When the name is taken or unusable.
@@ -233,7 +234,7 @@ impl Bdevs {
         Ok(())
     }
 
-    /// The first of `PREFIX0`, `PREFIX1`... that is free: SPDK's names for what has none.
+    /// The first free name of `PREFIX0`, `PREFIX1`...: how SPDK names devices that are given no name.
     #[must_use]
     pub fn free_name(&self, prefix: &str) -> String {
         let mut names = (0u64..).map(|number| format!("{prefix}{number}"));
@@ -278,7 +279,7 @@ impl Bdevs {
 }
 
 impl Engine {
-    /// Waits for a device, at most this long, and describes it. Blocks.
+    /// Waits for a device for `timeout` at most, and describes it. Blocks.
     pub fn wait_bdev<T>(
         &self,
         name: &str,
@@ -323,10 +324,10 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Claims a device, so that nobody else may use it.
+    /// Claims a device for exclusive use.
     ///
     /// # Errors
-    /// When there is none, or somebody has it already.
+    /// When there is no such device, or it is claimed already.
     pub fn claim_bdev(&mut self, name: &str, claim: Claim) -> Result<(), EngineError> {
         let mut model = self.model_mut();
         let bdev = model.bdev(name)?;
@@ -342,8 +343,8 @@ impl Change<'_> {
         self.model_mut().bdevs.set_claim(name, None);
     }
 
-    /// Takes a device away, and before it whatever stands on it or shows it to hosts, as SPDK
-    /// does: a device may always go.
+    /// Removes a device, and before it everything that stands on it or shows it to hosts. As in SPDK, a
+    /// device may always be removed.
     ///
     /// # Errors
     /// When there is none, or it does not become quiet.
@@ -351,8 +352,8 @@ impl Change<'_> {
         self.take_bdev(name, true)
     }
 
-    /// As [`Self::remove_bdev`] of a device that has gone by itself: the calls that made what
-    /// stood on it stay, and make it again when the device comes back.
+    /// As [`Self::remove_bdev`], for a device that has disappeared by itself: the calls that made what
+    /// stood on it are kept, and are made again when the device comes back.
     ///
     /// # Errors
     /// When there is none, or it does not become quiet.

@@ -1,9 +1,8 @@
-//! What has been configured: the calls that would make it again, in their order, without those
-//! that were undone.
+//! The configuration: the calls that would make it again, in their order, without calls that were undone.
 //!
-//! Every change is a few [`Record`]s. The catalogue is what they add up to: the configuration that is
-//! saved, and the state that a restart comes back to. An entry owns everything whose key begins
-//! with its own: removing a subsystem removes its namespaces.
+//! Every change is a few [`Record`]s. The catalogue is the sum of all records: the configuration that is
+//! saved, and the state that a restart restores. An entry owns every entry whose key begins with its own:
+//! removing a subsystem removes its namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,7 +16,7 @@ use super::EngineError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Section {
-    /// Drives behind Intel VMD: the kernel has them.
+    /// Drives behind Intel VMD: the kernel drives them.
     Vmd,
     /// Keys.
     Keyring,
@@ -82,13 +81,14 @@ impl Section {
         Self::ALL.into_iter().find(|section| section.name() == name)
     }
 
-    /// Whether it is of a part of SPDK that is not here, so that it holds settings without effect.
+    /// Whether it belongs to a part of SPDK that is not here, so that it only holds settings without
+    /// effect.
     #[must_use]
     pub fn is_absent(self) -> bool {
         matches!(self, Self::Vmd | Self::Fsdev | Self::Iscsi | Self::VfioUserTarget)
     }
 
-    /// What it needs first.
+    /// The sections that must come before it.
     #[must_use]
     pub fn depends_on(self) -> &'static [Self] {
         match self {
@@ -127,11 +127,11 @@ impl fmt::Debug for Key {
 /// One call that makes a part of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Where it belongs.
+    /// The section to which it belongs.
     pub section: Section,
     /// The method.
     pub method: String,
-    /// Its parameters with every identity filled in: the same call makes the same thing again.
+    /// Its parameters with every identity filled in, so that the same call makes the same object again.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub params: Value,
 }
@@ -140,7 +140,7 @@ impl Entry {
     /// A call with these parameters.
     ///
     /// # Errors
-    /// When the parameters are not JSON, which is an error of this program.
+    /// When the parameters cannot be JSON, which is a bug of this program.
     pub fn new(
         section: Section,
         method: &str,
@@ -151,7 +151,7 @@ impl Entry {
         Ok(Self { section, method: method.to_owned(), params })
     }
 
-    /// The device that it stands on, as stacked devices name it.
+    /// The device that it stands on, from the parameter by which stacked devices name it.
     #[must_use]
     pub fn base_name(&self) -> Option<&str> {
         let members = ["base_bdev_name", "base_bdev", "base_name"];
@@ -163,14 +163,14 @@ impl Entry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Record {
-    /// Makes an entry, or replaces it where it stands.
+    /// Makes an entry, or replaces it in its place.
     Put {
         /// Its name.
         key: Key,
-        /// What it is.
+        /// The entry.
         entry: Entry,
     },
-    /// Takes away an entry and all that it owns.
+    /// Removes an entry and all entries that it owns.
     Remove {
         /// Its name.
         key: Key,
@@ -182,14 +182,14 @@ pub enum Record {
 pub struct Catalogue {
     entries: BTreeMap<Key, (u64, Entry)>,
     order: BTreeMap<u64, Key>,
-    /// The entries that stand on a device, by its name: thousands of devices come one by one, and
-    /// each asks for them.
+    /// The entries that stand on a device, by its name: thousands of devices arrive one by one, and each
+    /// arrival looks for them.
     on_base: BTreeMap<String, BTreeSet<u64>>,
     last: u64,
 }
 
 impl Catalogue {
-    /// Takes a step.
+    /// Applies a record.
     pub fn apply(&mut self, record: Record) {
         match record {
             Record::Put { key, entry } => self.put(key, entry),

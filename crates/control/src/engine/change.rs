@@ -1,4 +1,4 @@
-//! Changes, one at a time, and the records that are kept of them.
+//! Changes, one at a time, and their records.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
@@ -8,19 +8,19 @@ use super::journal::JournalError;
 use super::notify::EventKind;
 use super::{Engine, EngineError, Model, generation, lock};
 
-/// What keeps records in order.
+/// The locks and the position that keep records in order.
 #[derive(Default)]
 pub(super) struct Keeping {
     /// Held for the whole of a change.
     changing: Mutex<()>,
-    /// Held while records go to the journal and the catalogue, in the same order to both.
+    /// Held while records are added to the journal and the catalogue, in the same order to both.
     in_order: Mutex<()>,
     /// The journal's position after the last change.
     position: AtomicU64,
 }
 
 impl Keeping {
-    /// Holds back every change while the result lives.
+    /// Blocks every change while the returned guard lives.
     pub(super) fn hold_changes(&self) -> MutexGuard<'_, ()> {
         lock(&self.changing)
     }
@@ -30,13 +30,13 @@ impl Keeping {
         self.position.load(Ordering::Acquire)
     }
 
-    /// The journal has come this far.
+    /// Notes that the journal has reached this position.
     fn advance(&self, position: u64) {
         self.position.fetch_max(position, Ordering::AcqRel);
     }
 }
 
-/// A change that is being made.
+/// A change in progress.
 ///
 /// The effect comes first, then its record: what was recorded has happened, and is kept even when a
 /// later step of the change fails. A step that fails must have undone its own effect.
@@ -47,11 +47,11 @@ pub struct Change<'a> {
 }
 
 impl Engine {
-    /// Makes a change: the only way. What it recorded goes to the journal and the catalogue together;
-    /// [`Engine::wait_durable`] then waits until it is on stable media.
+    /// Makes a change: there is no other way. Its records are added to the journal and the catalogue
+    /// together; [`Engine::wait_durable`] then waits until they are on stable media.
     ///
     /// # Errors
-    /// When the change fails, or cannot be written down: then nothing was done.
+    /// When the change fails, or cannot be written down: in the latter case nothing was done.
     pub fn change<T, E: From<EngineError>>(
         &self,
         make: impl FnOnce(&mut Change<'_>) -> Result<T, E>,
@@ -73,7 +73,7 @@ impl Engine {
         let _in_order = lock(&self.keeping.in_order);
         let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };
         let mut model = self.model_mut();
-        // The effect is there, whatever the journal says.
+        // The effect has happened, whatever the journal says.
         records.into_iter().for_each(|record| model.catalogue.apply(record));
         events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
         drop(model);
@@ -84,11 +84,11 @@ impl Engine {
         made
     }
 
-    /// Writes down a record that has no effect yet, and waits until it is on stable media; then the
-    /// caller makes the effect. For what is no change of a client: it does not wait for its turn.
+    /// Writes down a record whose effect is still to come, and waits until it is on stable media; then the
+    /// caller makes the effect. For changes that no client has asked for: they do not wait for their turn.
     ///
     /// # Errors
-    /// When it cannot be written down, at least not for sure.
+    /// When it cannot be written down, or it is not certain that it was.
     pub(super) fn keep(
         &self,
         record: Record,
@@ -128,7 +128,7 @@ impl Engine {
         self.config.journal.wait(self.keeping.position())
     }
 
-    /// Lets the journal end in good order; changes are refused from then on, if it refuses them.
+    /// Closes the journal in good order. Later changes are refused if the journal refuses them.
     ///
     /// # Errors
     /// When it cannot. Nothing is lost then.
@@ -140,7 +140,7 @@ impl Engine {
 }
 
 impl Change<'_> {
-    /// The engine, for what is constant.
+    /// The engine, for its constant parts.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         self.engine
@@ -151,22 +151,22 @@ impl Change<'_> {
         self.engine.model()
     }
 
-    /// The same, to be changed: held for moments only.
+    /// The current objects, for changes; the lock is held only briefly.
     pub fn model_mut(&mut self) -> RwLockWriteGuard<'_, Model> {
         self.engine.model_mut()
     }
 
-    /// Records that this call makes a part of the configuration again.
+    /// Records that this call makes the part of the configuration under `key`.
     pub fn put(&mut self, key: Key, entry: Entry) {
         self.records.push(Record::Put { key, entry });
     }
 
-    /// Records that a part of the configuration is gone.
+    /// Records that the part of the configuration under `key` is removed.
     pub fn remove(&mut self, key: Key) {
         self.records.push(Record::Remove { key });
     }
 
-    /// Tells those who ask for notifications.
+    /// Adds an event for clients that ask for notifications.
     pub fn notify(&mut self, kind: EventKind, context: &str) {
         self.events.push((kind, context.to_owned()));
     }

@@ -1,5 +1,5 @@
-//! NVMe controllers, remote ones and local drives: each of their namespaces is a device here, and comes
-//! and goes with it.
+//! NVMe controllers, remote ones and local drives: each of their namespaces is a device here, which comes
+//! and goes with the namespace.
 
 pub mod drive;
 pub mod hotplug;
@@ -22,24 +22,25 @@ use link::{Link, OpenFailure, Present};
 /// SPDK's name of the module.
 pub const MODULE: &str = "nvme";
 
-/// How often the thread that follows a controller looks whether it is still wanted, and at a drive.
+/// How often the thread that follows a controller checks whether the controller is still attached, and its
+/// drive.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Controllers by name.
 pub type Controllers = BTreeMap<String, Arc<Controller>>;
 
-/// A controller that is attached.
+/// An attached controller.
 pub struct Controller {
-    /// Its name; its devices are `NAMEn1`, `NAMEn2`...
+    /// Its name; its devices are called `NAMEn1`, `NAMEn2`...
     pub name: String,
-    /// Where it is.
+    /// The connection or the drive.
     pub link: Link,
     /// Its entry in the catalogue.
     pub key: Key,
-    /// Most namespaces that become devices.
+    /// The largest number of its namespaces that become devices.
     pub max_bdevs: usize,
     detached: AtomicBool,
-    /// Why namespaces are no devices that are there.
+    /// Why namespaces are not devices although they exist, by NSID.
     unopened: Mutex<BTreeMap<u32, String>>,
 }
 
@@ -51,13 +52,13 @@ impl Controller {
         Arc::new(Self { name, link, key, max_bdevs, detached, unopened })
     }
 
-    /// Lets go of it, and ends the thread that follows it.
+    /// Ends the link and the thread that follows the controller.
     pub(super) fn end(&self) {
         self.detached.store(true, Ordering::Relaxed);
         self.link.end();
     }
 
-    /// Notes why a namespace is no device, and says so if it is news.
+    /// Notes why a namespace is not a device, and logs a reason that is new.
     fn note_unopened(&self, nsid: u32, reason: String) {
         let mut unopened = super::lock(&self.unopened);
         if unopened.get(&nsid) != Some(&reason) {
@@ -67,7 +68,7 @@ impl Controller {
     }
 }
 
-/// What a device is a namespace of.
+/// The namespace that a device stands for.
 struct Attached {
     controller: Arc<Controller>,
     namespace: Present,
@@ -84,7 +85,7 @@ impl Details for Attached {
     }
 }
 
-/// What a controller has, and what of it is missing here or should not be here any more.
+/// Namespaces of a controller that are no devices yet, and devices whose namespace is gone.
 #[derive(Default)]
 struct Difference {
     come: Vec<Present>,
@@ -93,7 +94,7 @@ struct Difference {
 
 impl Difference {
     fn of(model: &Model, controller: &Arc<Controller>) -> Self {
-        // What is there will be seen when the controller is back.
+        // Unknown now: namespaces are compared again when the controller is back.
         let Some(there) = controller.link.namespaces() else { return Self::default() };
         let mut here = Vec::new();
         let mut gone = Vec::new();
@@ -118,7 +119,7 @@ impl Difference {
 }
 
 impl Engine {
-    /// Looks at the sizes of the devices of a drive; those of remote controllers are told.
+    /// Checks the sizes of the devices of a drive; remote controllers report changes of size themselves.
     fn rescan_devices(&self, controller: &Arc<Controller>) {
         if !matches!(controller.link, Link::Drive(_)) {
             return;
@@ -133,7 +134,7 @@ impl Engine {
 
     fn follow(&self, controller: &Arc<Controller>) {
         if Difference::of(&self.model(), controller).is_none() {
-            // One of them may have grown.
+            // A namespace may have grown.
             self.rescan_devices(controller);
             if let Err(error) = self.sizes_changed() {
                 tracing::warn!("hosts are not told of grown devices: {error}");
@@ -142,7 +143,7 @@ impl Engine {
             return;
         }
         let followed = self.change(|change| {
-            // Detached meanwhile?
+            // The controller may have been detached meanwhile.
             let attached = change.model().controllers.get(&controller.name).cloned();
             if attached.is_some_and(|attached| Arc::ptr_eq(&attached, controller)) {
                 change.follow(controller, Opening::Lenient)?;
@@ -158,17 +159,18 @@ impl Engine {
     }
 }
 
-/// What happens when a namespace that is there cannot be opened.
+/// What happens when an existing namespace cannot be opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Opening {
-    /// The call fails: whoever attaches a drive wants all of it, or to know why not.
+    /// The call fails: a client that attaches a drive gets all of it, or the reason why not.
     Strict,
-    /// The others are opened, and it is tried again.
+    /// The other namespaces are opened, and this one is tried again later.
     Lenient,
 }
 
 impl Change<'_> {
-    /// Makes the namespaces of a controller devices, and keeps them so; gives their names.
+    /// Makes the namespaces of a controller devices, and keeps them up to date; gives the names of the
+    /// devices.
     ///
     /// # Errors
     /// When the name is taken, or a device cannot be made.
@@ -190,7 +192,7 @@ impl Change<'_> {
         followed.inspect_err(|_| drop(self.detach(&name)))
     }
 
-    /// Takes the devices of a controller away, and forgets it; the caller then ends its link.
+    /// Removes the devices of a controller and the controller itself; the caller then ends its link.
     ///
     /// # Errors
     /// When there is none of that name, or a device does not become quiet.
@@ -200,8 +202,8 @@ impl Change<'_> {
         Ok(controller)
     }
 
-    /// As [`Self::detach`] of a controller that has gone by itself and may come back: what stood on
-    /// its devices waits for them.
+    /// As [`Self::detach`], for a controller that has disappeared by itself and may come back: what stood
+    /// on its devices waits for them.
     ///
     /// # Errors
     /// As [`Self::detach`].
@@ -225,7 +227,7 @@ impl Change<'_> {
         Ok(controller)
     }
 
-    /// Brings the devices up to date; gives the names of those that came.
+    /// Brings the devices up to date; gives the names of new devices.
     fn follow(
         &mut self,
         controller: &Arc<Controller>,
@@ -282,7 +284,7 @@ impl Change<'_> {
     }
 }
 
-/// Why a namespace is no device.
+/// Why a namespace is not a device.
 enum Unplugged {
     Open(OpenFailure),
     Engine(EngineError),
@@ -306,10 +308,10 @@ fn watch(engine: &Weak<SharedEngine>, controller: &Arc<Controller>) {
         if controller.detached.load(Ordering::Relaxed) {
             return;
         }
-        // Nobody shares it yet: nothing is followed until then.
+        // The engine is not shared yet, so nothing can be followed.
         let Some(weak) = shared.get() else { continue };
         let Some(engine) = weak.upgrade() else { return };
-        // What somebody else had may be free by now.
+        // A namespace of a drive that another program had may be free now.
         let again = matches!(controller.link, Link::Drive(_))
             && !super::lock(&controller.unopened).is_empty();
         if followed != seen || again {

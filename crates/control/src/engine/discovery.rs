@@ -1,5 +1,5 @@
-//! Discovery services that are followed: what they list is attached here, and goes when they list it
-//! no more.
+//! Discovery services that are followed: the subsystems that they list are attached here, and are detached
+//! when they are no longer listed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,16 +20,17 @@ use super::nvmf::ListenAddress;
 use super::threads::SharedEngine;
 use super::{Change, Engine, EngineError, Model, Phase};
 
-/// Most subsystems that one discovery service gives names to: each that is there takes two threads.
+/// The largest number of subsystems that one service gives names to: each attached one takes two threads.
 pub const MAX_SUBSYSTEMS: usize = 1024;
-/// Where the entry in the catalogue keeps these names: subsystem `k` of the list is controller `NAMEk`.
+/// The member of the catalogue's entry that keeps these names: subsystem `k` of the list is controller
+/// `NAMEk`.
 pub const NAMES_MEMBER: &str = "subsystems";
 
-/// How often the thread that follows a service looks whether it is still wanted.
+/// How often the thread that follows a service checks whether the service is still followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
-/// When a service or a subsystem that cannot be reached is tried again.
+/// Interval between attempts to reach a service or a subsystem.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long one of them may take to answer while others wait.
+/// How long a service or a subsystem may take to answer while others wait.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// TRTYPE, SUBTYPE and TREQ of the log (NVMe over Fabrics 1.1, 5.3).
@@ -43,15 +44,15 @@ pub type Discoveries = BTreeMap<String, Arc<Discovery>>;
 
 /// A discovery service that is followed.
 pub struct Discovery {
-    /// Its name; the controllers that it finds are `NAME0`, `NAME1`...
+    /// Its name; its controllers are called `NAME0`, `NAME1`...
     pub name: String,
-    /// Where it was said to be.
+    /// The address that was given for it.
     pub address: SocketAddr,
     /// Its entry in the catalogue.
     pub key: Key,
-    /// How its subsystems are connected to; address and name are filled in.
+    /// How its subsystems are connected to; address and name are filled in for each.
     subsystem: HostConfig,
-    /// Most namespaces of a controller that become devices.
+    /// The largest number of a controller's namespaces that become devices.
     max_bdevs: usize,
     stopped: AtomicBool,
     state: Mutex<State>,
@@ -61,13 +62,13 @@ pub struct Discovery {
 /// What is known of a service now.
 #[derive(Clone, Default)]
 struct State {
-    /// Other discovery controllers that its log has named, and its own.
+    /// The discovery controllers that its log has named, including itself.
     referrals: Vec<SocketAddr>,
-    /// What has been found, by number.
+    /// The subsystems that have been found, by number.
     found: Vec<Found>,
-    /// All that its log named at first has been tried.
+    /// All subsystems of its first log have been tried.
     is_attached: bool,
-    /// Why there is no connection to it; none if there is.
+    /// Why it is not connected; `None` if it is.
     problem: Option<String>,
 }
 
@@ -75,10 +76,10 @@ struct State {
 #[derive(Clone)]
 struct Found {
     nqn: Nqn,
-    /// Where it is; empty if it is not listed now.
+    /// Its addresses; empty if it is not listed now.
     addresses: Vec<SocketAddr>,
     controller: Option<Arc<Controller>>,
-    /// A client has detached it: left alone until it is listed anew.
+    /// A client has detached it: it is left alone until it is listed anew.
     dismissed: bool,
     retry_at: Option<Instant>,
     problem: Option<String>,
@@ -90,7 +91,7 @@ pub struct Listed {
     pub name: String,
     /// The subsystem.
     pub nqn: String,
-    /// Why it is not attached; none if it is.
+    /// Why it is not attached; `None` if it is.
     pub problem: Option<String>,
 }
 
@@ -100,7 +101,7 @@ impl Found {
         Self { nqn, addresses, controller, dismissed: false, retry_at, problem }
     }
 
-    /// Whether its controller should not be there any more, or not as it is.
+    /// Whether its controller should be detached: its address is unlisted, or the host has given up.
     fn is_stale(&self) -> bool {
         let Some(Link::Remote(remote)) = self.controller.as_ref().map(|it| &it.link) else {
             return false;
@@ -109,7 +110,7 @@ impl Found {
             || matches!(remote.state(), RemoteState::Failed(_))
     }
 
-    /// Its controller is gone; a client's wish that it be so counts as long as it is listed.
+    /// Its controller is gone. If a client wished that, the wish holds as long as the subsystem is listed.
     fn leave(&mut self, is_dismissed: bool) {
         self.controller = None;
         self.dismissed = is_dismissed && !self.addresses.is_empty();
@@ -124,8 +125,8 @@ impl Found {
 }
 
 impl Discovery {
-    /// A service at the address of `config`, whose other members say how its subsystems are connected
-    /// to; `names` are the subsystems that have numbers already.
+    /// A service at the address of `config`, whose other members say how to connect to its subsystems;
+    /// `names` are the subsystems that have numbers already.
     #[must_use]
     pub fn new(name: &str, config: HostConfig, max_bdevs: usize, names: Vec<Nqn>) -> Arc<Self> {
         let found = names.into_iter().map(Found::new).collect();
@@ -149,7 +150,7 @@ impl Discovery {
         self.lock().referrals.clone()
     }
 
-    /// Why there is no connection to it; none if there is.
+    /// Why it is not connected; `None` if it is.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.lock().problem.clone()
@@ -176,8 +177,8 @@ impl Discovery {
             .collect()
     }
 
-    /// Waits until all that the log named at first has been tried, the service is stopped, or the
-    /// time is over; gives whether it was the first.
+    /// Waits until all subsystems of the first log have been tried, the service is stopped, or the time is
+    /// over; gives whether the subsystems have been tried.
     pub fn wait_attached(&self, timeout: Duration) -> bool {
         let is_waiting =
             |state: &mut State| !state.is_attached && !self.stopped.load(Ordering::Relaxed);
@@ -192,7 +193,7 @@ impl Discovery {
         self.changed.notify_all();
     }
 
-    /// Why a device is not there whose name is that of a namespace of a controller found here.
+    /// Why a device is missing whose name belongs to a namespace of a controller found here.
     pub(super) fn why_missing(&self, controller: &str) -> Option<String> {
         let number = self.number_of(controller)?;
         let state = self.lock();
@@ -231,7 +232,7 @@ impl Discovery {
         super::lock(&self.state)
     }
 
-    /// Takes the log in; gives whether subsystems have got numbers.
+    /// Takes over a log; gives whether subsystems have got numbers.
     fn take(&self, log: &DiscoveryLog) -> bool {
         let mut state = self.lock();
         state.problem = None;
@@ -246,7 +247,7 @@ impl Discovery {
         }
         for found in &mut state.found {
             found.addresses = listed.remove(&found.nqn).unwrap_or_default();
-            // What goes and comes is new.
+            // A subsystem that was unlisted and is listed again counts as new.
             found.dismissed &= !found.addresses.is_empty();
             found.retry_at = None;
         }
@@ -260,7 +261,7 @@ impl Discovery {
             );
         }
         let is_new = !listed.is_empty() && room > 0;
-        // In the order of the log, as SPDK numbers them.
+        // In the order of the log, in which SPDK numbers them.
         let mut come: Vec<(Nqn, Vec<SocketAddr>)> = listed.into_iter().collect();
         let place = |nqn: &Nqn| log.records.iter().position(|it| it.subnqn == nqn.as_str());
         come.sort_by_key(|(nqn, _)| place(nqn));
@@ -270,7 +271,7 @@ impl Discovery {
     }
 }
 
-/// Where a record points; why nobody here can go there.
+/// The address that a record points to; an error says why it cannot be reached from here.
 fn address(record: &DiscoveryRecord) -> Result<SocketAddr, String> {
     let DiscoveryRecord { trtype, traddr, trsvcid, .. } = record;
     if *trtype != TRTYPE_TCP {
@@ -293,7 +294,7 @@ fn usable(record: &DiscoveryRecord) -> Result<(Nqn, SocketAddr), String> {
 }
 
 impl Model {
-    /// Why a device is not there that a discovery service would bring.
+    /// Why a device is missing that a discovery service would bring.
     pub(super) fn why_not_discovered(&self, controller: &str) -> Option<String> {
         self.discoveries.values().find_map(|discovery| discovery.why_missing(controller))
     }
@@ -303,7 +304,7 @@ impl Change<'_> {
     /// Begins to follow a service.
     ///
     /// # Errors
-    /// When its name or its address is one that is followed already.
+    /// When its name or its address is followed already.
     pub fn follow_discovery(
         &mut self,
         discovery: &Arc<Discovery>,
@@ -328,8 +329,8 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Follows a service no longer, and takes the devices away that it brought; gives the controllers,
-    /// which the caller then disconnects.
+    /// Stops following a service, and removes the devices that it brought; gives the controllers, which the
+    /// caller then disconnects.
     ///
     /// # Errors
     /// When there is none of that name, or a device does not become quiet.
@@ -350,7 +351,7 @@ impl Change<'_> {
         Ok(attached)
     }
 
-    /// Whether a controller is attached, and not another one of its name.
+    /// Whether this very controller is attached, and not another one of its name.
     fn has(&self, controller: &Arc<Controller>) -> bool {
         let model = self.model();
         let attached = model.controllers.get(&controller.name);
@@ -369,9 +370,9 @@ struct Follower {
     engine: Weak<SharedEngine>,
     discovery: Arc<Discovery>,
     host: Option<Host>,
-    /// The state of the connection that has been looked at.
+    /// The state of the connection that was last handled.
     seen: u64,
-    /// Which of the service's addresses is tried next.
+    /// Index of the service's address that is tried next.
     turn: usize,
 }
 
@@ -384,7 +385,7 @@ impl Follower {
         while !self.discovery.stopped.load(Ordering::Relaxed) {
             let Some(shared) = self.engine.upgrade() else { break };
             let Some(engine) = shared.get().map(Weak::upgrade) else {
-                // Nobody shares it yet: nothing is followed until then.
+                // The engine is not shared yet, so nothing can be followed.
                 self.pause(FOLLOW_INTERVAL);
                 continue;
             };
@@ -404,19 +405,19 @@ impl Follower {
         }
     }
 
-    /// The engine, for a moment.
+    /// The engine, for a short use.
     fn engine(&self) -> Option<Arc<Engine>> {
         self.engine.upgrade()?.get()?.upgrade()
     }
 
-    /// Waits a moment, but not once the service is stopped.
+    /// Waits for this time, or until the service is stopped.
     fn pause(&self, time: Duration) {
         let discovery = &self.discovery;
         let is_waiting = |_: &mut State| !discovery.stopped.load(Ordering::Relaxed);
         drop(discovery.changed.wait_timeout_while(discovery.lock(), time, is_waiting));
     }
 
-    /// Connects to the service if it is not, waits for a change of its log, and reads it.
+    /// Connects to the service if necessary, waits for a change of its log, and reads the log.
     fn look(&mut self) {
         if self.host.is_none() {
             match self.connect() {
@@ -461,7 +462,7 @@ impl Follower {
         let config = HostConfig {
             address,
             subnqn: Nqn::discovery(),
-            // Lost, it is looked for at all its addresses, and not only where it was.
+            // After a loss, the service is looked for at all its addresses, and not only at the last one.
             backoff: BackoffConfig::NEVER,
             ..discovery.subsystem.clone().within(CONNECT_TIMEOUT)
         };
@@ -469,7 +470,7 @@ impl Follower {
         host.inspect(|_| self.turn -= 1).map_err(|error| format!("{address}: {error}"))
     }
 
-    /// Writes down which subsystem has which number, before there are devices with these names.
+    /// Writes down the numbers of the subsystems, before there are devices with these names.
     fn keep_names(&self) {
         let Some(engine) = self.engine() else { return };
         let kept = engine.change(|change| {
@@ -491,12 +492,12 @@ impl Follower {
         }
     }
 
-    /// Detaches what is listed no more, and what has been given up.
+    /// Detaches subsystems that are no longer listed, and controllers that have been given up.
     fn detach_stale(&self) {
         let found = self.discovery.lock().found.clone();
         for (number, found) in found.iter().enumerate() {
             let (true, Some(controller)) = (found.is_stale(), &found.controller) else { continue };
-            // What waits for it would never end otherwise.
+            // Ended first: otherwise requests that wait for the controller would never end.
             controller.link.end();
             let Some(engine) = self.engine() else { return };
             let detached = engine.change(|change| {
@@ -517,7 +518,7 @@ impl Follower {
         }
     }
 
-    /// Attaches what is listed and not there; the first time, tells those who wait for it.
+    /// Attaches subsystems that are listed and not attached; the first time, wakes the waiting clients.
     fn attach_due(&self) {
         let found = self.discovery.lock().found.clone();
         for (number, found) in found.into_iter().enumerate() {
@@ -547,7 +548,7 @@ impl Follower {
         }
     }
 
-    /// A client may detach a controller that was found: then it stays away.
+    /// Notices that a client has detached a found controller: it then stays detached.
     fn notice_detached(&self, number: usize, found: &Found) {
         let (Some(controller), Some(engine)) = (&found.controller, self.engine()) else { return };
         let model = engine.model();

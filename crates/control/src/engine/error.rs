@@ -19,7 +19,7 @@ pub enum EngineError {
     /// There is no such device.
     #[error("there is no device `{0}`: bdev_get_bdevs lists them")]
     NoBdev(String),
-    /// A device that is configured, and cannot be had.
+    /// A device that is configured but missing.
     #[error("device `{name}` is configured, but missing: {reason}")]
     Away {
         /// The device.
@@ -27,12 +27,12 @@ pub enum EngineError {
         /// Why it is missing.
         reason: String,
     },
-    /// A device that somebody else uses.
+    /// A device that has another exclusive user.
     #[error("device `{name}` is used by {by}: remove that first")]
     Claimed {
         /// The device.
         name: String,
-        /// Who uses it.
+        /// Its exclusive user.
         by: String,
     },
     /// There is no such thing.
@@ -92,7 +92,7 @@ impl EngineError {
     }
 }
 
-/// Why it could not be opened; the advice is for those who call methods, not for a command line.
+/// Why it could not be opened; the advice is for callers of methods, not for a command line.
 fn open_reason(error: &OpenError) -> String {
     match error {
         OpenError::Missing(path) => {
@@ -129,7 +129,7 @@ fn open_errno(error: &OpenError) -> i32 {
     }
 }
 
-/// What most methods answer: the errno, and the whole story as detail.
+/// What most methods answer: the errno, and the full text as detail.
 impl From<EngineError> for RpcError {
     fn from(error: EngineError) -> Self {
         Self::errno(error.errno()).because(error)

@@ -1,9 +1,9 @@
-//! The generation counter of the Discovery log (GENCTR), which never goes back: not over a restart, and
-//! not when a target is made anew.
+//! The generation counter of the Discovery log (GENCTR), which never goes back: not over a restart, and not
+//! when a target is made anew.
 //!
-//! It begins with the number of changes that have ever been written down, the start itself included,
-//! times 2^20. So no more than 2^20 steps may be shown for each change. What is shown without one (a
-//! device that goes and comes by itself) counts, too: before the steps are used up, a change without
+//! It begins with the number of all changes ever written down, the start itself included, times 2^20. So at
+//! most 2^20 steps may be shown for each change. Steps that are shown without a change (a device that
+//! disappears and comes back by itself) count as well: before the steps are used up, a change without
 //! effect is written down.
 
 use std::sync::atomic::Ordering;
@@ -13,42 +13,42 @@ use raceline_target::Target;
 use super::catalogue::{Key, Record};
 use super::{Engine, EngineError};
 
-/// Steps for each change that has been written down.
+/// log2 of the steps for each change that has been written down.
 const GENERATION_BITS: u32 = 20;
-/// Steps that one change may take, at most: those of a target that begins with all it exports.
+/// Steps that one change may take at most: those of a target that begins with all its exports.
 const MARGIN: u64 = 1 << (GENERATION_BITS - 1);
 
-/// A change without effect: nothing has this key.
+/// The record of a change without effect: nothing has this key.
 pub(crate) fn mark() -> Record {
     Record::Remove { key: Key::new(&["generation"]) }
 }
 
-/// Whether a change has to be written down before there are more steps; `changes` are written down.
+/// Whether another change has to be written down first; `changes` is the number of changes so far.
 fn is_near_end(generation: u64, changes: u64) -> bool {
     let end = changes.saturating_add(1).saturating_mul(1 << GENERATION_BITS);
     generation.saturating_add(MARGIN) >= end
 }
 
 impl Engine {
-    /// Where a new target begins.
+    /// The first generation of a new target.
     pub(super) fn first_generation(&self) -> u64 {
         let first = self.config.changes_before << GENERATION_BITS;
         first.max(self.ended_generation.load(Ordering::Relaxed) + 1)
     }
 
-    /// A target ends: another one goes on from there.
+    /// Notes the generation at which a target ends: the next target continues from it.
     pub(super) fn note_generation(&self, target: &Target) {
         self.ended_generation.fetch_max(target.generation(), Ordering::Relaxed);
     }
 
-    /// Whether a change must be written down, because of what hosts have been shown without one. To
-    /// be asked without the locks that a target's thread may wait for.
+    /// Whether a change must be written down, because hosts have been shown steps without one. The caller
+    /// must hold no lock that a target's thread may wait for.
     pub(super) fn generation_needs_change(&self) -> bool {
         let changes = self.keeping.position().max(self.config.changes_before);
         self.cores().iter().any(|cores| is_near_end(cores.generation(), changes))
     }
 
-    /// Writes down a change if there must be one.
+    /// Writes down a change without effect if one is due.
     pub(super) fn keep_generation(&self) {
         if !self.generation_needs_change() {
             return;

@@ -4,8 +4,9 @@ use super::catalogue::{Catalogue, Record};
 
 /// Keeps records for the next start.
 ///
-/// A change goes `reserve`, effect, `append`, acknowledge after `wait`. Space is asked for before
-/// the effect, so that a full disk refuses the change instead of leaving one that cannot be kept.
+/// The steps of a change are `reserve`, effect, `append`, and the acknowledgement after `wait`. Room is
+/// reserved before the effect, so that a full disk refuses the change instead of leaving a change that
+/// cannot be kept.
 pub trait Journal: Send + Sync {
     /// Makes sure that a change can be written down.
     ///
@@ -13,32 +14,31 @@ pub trait Journal: Send + Sync {
     /// When it cannot: no space, or an earlier write has failed.
     fn reserve(&self) -> Result<(), JournalError>;
 
-    /// Takes the records of one change, which are kept together or not at all; gives the position
-    /// after them. Does not wait.
+    /// Appends the records of one change, which are kept together or not at all; gives the position after
+    /// them. Does not wait.
     ///
     /// # Errors
-    /// When they cannot be taken in spite of [`Journal::reserve`].
+    /// When they cannot be appended in spite of [`Journal::reserve`].
     fn append(&self, records: &[Record]) -> Result<u64, JournalError>;
 
-    /// Takes one record that has no effect yet: room for it is asked for now. Gives the position
+    /// Appends one record whose effect is still to come; reserves room for it first. Gives the position
     /// after it. Does not wait for the record itself.
     ///
     /// # Errors
     /// When it cannot be written down.
     fn keep(&self, record: &Record) -> Result<u64, JournalError>;
 
-    /// Waits until everything before that position is on stable media: one sync serves all who
-    /// wait.
+    /// Waits until everything before that position is on stable media: one sync serves all waiting callers.
     ///
     /// # Errors
     /// When it cannot be made stable. The journal then refuses every further change.
     fn wait(&self, position: u64) -> Result<(), JournalError>;
 
-    /// Is told what all records so far add up to: after each change, before the next one begins.
-    /// Does not wait.
+    /// Receives the sum of all records so far: after each change, before the next one begins. Does not
+    /// wait.
     fn changed(&self, _catalogue: &Catalogue) {}
 
-    /// Ends in good order, so that the next start is fast: there are no more changes.
+    /// Closes in good order, so that the next start is fast: there are no more changes.
     ///
     /// # Errors
     /// When it cannot. Nothing is lost then.
@@ -57,7 +57,7 @@ pub struct JournalError {
     pub message: String,
 }
 
-/// Keeps nothing: for a target that ends with its process.
+/// Keeps nothing: for a target whose state ends with its process.
 #[derive(Debug, Default)]
 pub struct NoJournal;
 

@@ -1,7 +1,8 @@
-//! What is configured and not there: devices that cannot be opened, controllers that do not answer.
+//! What is configured but missing: devices that cannot be opened, controllers that do not answer.
 //!
-//! A start goes on without them, and so does what stands on them: it stays in the configuration, is
-//! shown as missing, and is made when what it needs has come. A thread tries again until then.
+//! A start goes on without missing parts, and without what stands on them: all of that stays in the
+//! configuration, is shown as missing, and is made when what it needs has come. A thread retries until
+//! then.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,35 +20,35 @@ use super::threads::End;
 use super::{Change, Engine, EngineError, Model, Phase, bdevs};
 use crate::error::{RpcError, code};
 
-/// How often it is looked whether something missing has come.
+/// Interval between attempts to make missing parts.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a controller may take to answer while others wait for it.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// What controllers that do not answer may cost a start altogether.
+/// Time that controllers that do not answer may cost a start in total.
 const START_BUDGET: Duration = Duration::from_secs(5);
-/// What a look at one address may cost.
+/// Time limit for a probe of one address.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The method that connects to a controller.
 const ATTACH: &str = "bdev_nvme_attach_controller";
-/// Methods that need something outside of this program, and how the keys of their entries begin.
+/// Methods that need something outside of this program, and the prefixes of their entries' keys.
 const OUTSIDE: [(&str, &str); 3] =
     [("bdev_aio_create", "bdev"), ("bdev_uring_create", "bdev"), (ATTACH, "bdev-nvme")];
 
-/// How many devices that are not there may stand on each other.
+/// How many missing devices may stand on each other.
 const MAX_LEVELS: usize = 64;
 
-/// What is configured and not there.
+/// The parts that are configured but missing.
 pub type MissingParts = BTreeMap<Key, Missing>;
 
-/// One thing that is configured and not there.
+/// One part that is configured but missing.
 #[derive(Clone, Debug)]
 pub struct Missing {
     /// Its name: that of a device, or of a controller, whose devices have names of their own.
     pub name: String,
     /// The call that would make it.
     pub entry: Entry,
-    /// Why it is not there, as it was said last.
+    /// The last reason given for its absence.
     pub reason: String,
 }
 
@@ -58,7 +59,7 @@ impl Missing {
         self.entry.method == ATTACH
     }
 
-    /// Whether a device of that name would be there if this were.
+    /// Whether this part would bring a device of that name.
     fn makes(&self, name: &str) -> bool {
         match self.is_controller() {
             true => numbered(name, 'n').is_some_and(|controller| controller == self.name),
@@ -78,7 +79,7 @@ impl Model {
     /// The device of that name, alias or UUID.
     ///
     /// # Errors
-    /// When there is none; says why it is missing, if it is configured.
+    /// When there is no such device; the error says why, if it is configured and missing.
     pub fn bdev(&self, name: &str) -> Result<&bdevs::Entry, EngineError> {
         self.bdevs.find(name).ok_or_else(|| match self.why_missing(name) {
             Some(reason) => EngineError::Away { name: name.to_owned(), reason },
@@ -86,7 +87,7 @@ impl Model {
         })
     }
 
-    /// Why a device is not there that the configuration makes; `None` if it does not.
+    /// Why a configured device is missing; `None` if the configuration makes no such device.
     #[must_use]
     pub fn why_missing(&self, name: &str) -> Option<String> {
         if self.bdevs.find(name).is_some() {
@@ -112,7 +113,7 @@ impl Model {
         Some(bases + &reason)
     }
 
-    /// Why a device is missing that stands on no other.
+    /// Why a device that stands on no other is missing.
     fn why_missing_itself(&self, name: &str) -> Option<String> {
         if let Some(missing) = self.missing.values().find(|missing| missing.makes(name)) {
             return Some(missing.reason.clone());
@@ -124,7 +125,7 @@ impl Model {
         self.why_not_plugged(controller).or_else(|| self.why_not_discovered(controller))
     }
 
-    /// The device on which one of the configuration stands; an empty name if on none.
+    /// The device on which a configured device stands; an empty name if it stands on none.
     fn base_of(&self, name: &str) -> Option<&str> {
         let split = numbered(name, 'p').map(|base| Key::new(&["bdev", base, "split"]));
         let keys = [Some(Key::new(&["bdev", name])), split];
@@ -132,7 +133,7 @@ impl Model {
         Some(entry.base_name().unwrap_or_default())
     }
 
-    /// Whether a device is below another that is there or waits, or is that one itself.
+    /// Whether a device for which `is_it` is true is this one or stands below it, present or waiting.
     #[must_use]
     pub fn is_below(&self, name: &str, is_it: impl Fn(&str) -> bool) -> bool {
         let bases = std::iter::successors(Some(name), |base| self.base_of(base));
@@ -141,8 +142,8 @@ impl Model {
 }
 
 impl Engine {
-    /// Makes a part of the configuration while the start goes on. What needs something outside that
-    /// is not there is noted as missing instead.
+    /// Makes a part of the configuration during the start. A part that needs something outside that is
+    /// absent is noted as missing instead.
     ///
     /// # Errors
     /// When it fails for any other reason.
@@ -168,7 +169,7 @@ impl Engine {
         self.replaying.note_waited(began.elapsed());
         let part = OUTSIDE.iter().find(|(outside, _)| *outside == name);
         let named = params.and_then(|params| params["name"].as_str());
-        // Parameters that are wrong are wrong with any device.
+        // Wrong parameters are wrong with any device.
         let was_right = self.replaying.is_restoring();
         let is_wrong =
             failed.code == code::INVALID_PARAMS || (failed.code == -libc::EINVAL && !was_right);
@@ -194,7 +195,7 @@ impl Engine {
         })
     }
 
-    /// Follows what is missing until nothing is, or the engine ends.
+    /// Retries missing parts until none is left, or the engine ends.
     pub(super) fn follow_missing(&self) {
         let Some(engine) = self.threads.shared.get().cloned() else { return };
         if self.model().missing.is_empty() {
@@ -229,7 +230,7 @@ impl Engine {
 
     fn try_to_make(&self, key: &Key, missing: &Missing) -> Result<(), String> {
         if let Some(address) = missing.is_controller().then(|| address(&missing.entry)).flatten() {
-            // A call that must fail is not made: it takes longer.
+            // A probe fails sooner than the call would.
             let source = missing.entry.params["hostaddr"].as_str();
             let probe = probe(address, source.and_then(|source| source.parse().ok()));
             probe.map_err(|error| format!("cannot connect to {address}: {error}"))?;
@@ -247,7 +248,7 @@ fn address(entry: &Entry) -> Option<SocketAddr> {
     ListenAddress::parse(text("trtype")?, None, traddr, trsvcid).ok()?.socket().ok()
 }
 
-/// Connects as the controller's host would, and hangs up.
+/// Connects as the controller's host would, and closes the connection.
 fn probe(address: SocketAddr, source: Option<IpAddr>) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if let Some(source) = source {
@@ -270,7 +271,7 @@ fn follow(engine: &Weak<Engine>, end: &End) {
             if end.has_come() {
                 return;
             }
-            // Deleted meanwhile?
+            // The part may have been deleted meanwhile.
             if engine.model().missing.contains_key(key) {
                 engine.try_again(key, missing);
             }
@@ -279,8 +280,8 @@ fn follow(engine: &Weak<Engine>, end: &End) {
 }
 
 impl Change<'_> {
-    /// Whether something may be made under this key: not if it is configured and missing, unless
-    /// it is just that which comes.
+    /// Checks whether an object may be made under this key: not if it is configured and missing, unless it
+    /// is the missing part that is being made now.
     ///
     /// # Errors
     /// When it is missing.
@@ -292,11 +293,11 @@ impl Change<'_> {
         }
     }
 
-    /// Whether a device may have this name: not if one is configured that waits for another, and would
-    /// lose its place in the configuration.
+    /// Checks whether a new device may have this name: not if a configured device of this name waits for
+    /// another one, as it would lose its place in the configuration.
     ///
     /// # Errors
-    /// When one is.
+    /// When such a device waits.
     pub(super) fn check_not_waiting(&self, name: &str) -> Result<(), EngineError> {
         let model = self.model();
         match model.catalogue.get(&Key::new(&["bdev", name])).and_then(Entry::base_name) {
@@ -305,14 +306,13 @@ impl Change<'_> {
         }
     }
 
-    /// Whether something that stands on a device may be made before that is there.
+    /// Whether an object may be made before the device on which it stands is there.
     #[must_use]
     pub(super) fn may_wait(&self) -> bool {
         self.engine().replaying.is_restoring() || self.engine().phase() != Phase::Runtime
     }
 
-    /// Forgets something that is missing, and what would be shown to hosts of it; gives whether it
-    /// was missing.
+    /// Forgets a missing part, and what would be shown of it to hosts; gives whether it was missing.
     pub fn forget_missing(&mut self, key: &Key) -> bool {
         let Some(missing) = self.model_mut().missing.remove(key) else { return false };
         self.remove(key.clone());
@@ -327,7 +327,7 @@ impl Change<'_> {
                 Waiting::Namespace(nsid) => self.remove_namespace(&target, &nqn, nsid),
                 Waiting::Pool => self.remove_pool(&target, &nqn),
             };
-            // Nothing of it is with the target.
+            // The target has nothing of it.
             debug_assert!(removed.is_ok());
         }
     }
@@ -341,7 +341,7 @@ impl Change<'_> {
 
     fn show_arrived(&mut self, name: &str) {
         if self.waiting(|_| true).is_empty() {
-            // Asked for each device that comes: the next one need not look.
+            // Every device that comes asks this: the flag spares the next one the search.
             self.model_mut().nvmf.waits = false;
             return;
         }
@@ -378,7 +378,7 @@ impl Change<'_> {
     }
 }
 
-/// What waits for a device.
+/// A part that waits for a device.
 #[derive(Clone, Copy)]
 enum Waiting {
     Namespace(u32),

@@ -1,8 +1,8 @@
-//! The manager: what exists by name, and the one place through which it changes.
+//! The manager: all objects by name, and the one place through which they change.
 //!
-//! One change is made at a time, under [`Engine::change`]. Whoever only looks never waits for one:
-//! the model is locked for moments, never while a device opens or a core answers. The calls of a
-//! configuration are made through [`Replay`], so the engine knows no method.
+//! One change is made at a time, under [`Engine::change`]. A reader never waits for a change: the model is
+//! locked only briefly, never while a device opens or a core answers. The calls of a configuration are made
+//! through [`Replay`], so the engine knows no method.
 
 pub mod bdevs;
 pub mod catalogue;
@@ -52,11 +52,11 @@ use threads::Threads;
 
 use crate::logging::Logging;
 
-/// What an engine is given once.
+/// The parameters of an engine.
 pub struct EngineConfig {
     /// The CPUs of the target's cores; empty: one core that is not pinned.
     pub cores: Vec<usize>,
-    /// Where identities come from when none is given.
+    /// Source of identities when none is given.
     pub identity: Identity,
     /// Where local drives are looked for.
     pub drives: Drives,
@@ -66,8 +66,7 @@ pub struct EngineConfig {
     pub logging: Logging,
     /// Which engines compute digests.
     pub accel: Framework,
-    /// How many changes there have ever been, this start included: what is numbered goes on from
-    /// there.
+    /// The number of all changes ever made, this start included: numbering continues from there.
     pub changes_before: u64,
 }
 
@@ -87,18 +86,18 @@ impl Default for EngineConfig {
 
 /// The manager of everything that is configured.
 ///
-/// Each part has the locks that guard it. Locks are taken in this order: that of a change, that of its
-/// records, the model.
+/// Each part has the locks that guard it. Locks are taken in this order: the lock of a change, the lock of
+/// its records, the model.
 pub struct Engine {
     config: EngineConfig,
-    /// How far the start is.
+    /// The progress of the start.
     start: Start,
     model: RwLock<Model>,
     /// The order of changes and of their records.
     keeping: Keeping,
-    /// The calls that are made again.
+    /// The replay of the configuration's calls.
     replaying: Replaying,
-    /// Threads that look at things outside.
+    /// Threads that watch things outside of the program.
     threads: Threads,
     /// Locks on cores, against other programs.
     core_locks: Mutex<Vec<File>>,
@@ -106,7 +105,7 @@ pub struct Engine {
     ended_generation: AtomicU64,
 }
 
-/// What exists.
+/// The objects that exist.
 #[derive(Default)]
 pub struct Model {
     /// Block devices.
@@ -117,15 +116,15 @@ pub struct Model {
     pub discoveries: Discoveries,
     /// Local drives that are taken when they are plugged in.
     pub hotplug: Arc<Hotplug>,
-    /// What is configured and not there.
+    /// Parts that are configured but missing.
     pub missing: MissingParts,
     /// What is exported.
     pub nvmf: Nvmf,
     /// The calls that make all of it again.
     pub catalogue: Catalogue,
-    /// What has happened.
+    /// The last events.
     pub events: Events,
-    /// What targets are told that are made later.
+    /// Options for targets that are created later.
     pub target_options: TargetOptions,
 }
 
@@ -148,25 +147,25 @@ impl Engine {
         }
     }
 
-    /// Locks on cores, against other programs: as long as they are here, they hold.
+    /// Locks on cores, against other programs: they hold as long as their files are in this list.
     pub(crate) fn core_locks(&self) -> MutexGuard<'_, Vec<File>> {
         lock(&self.core_locks)
     }
 
-    /// What it was given.
+    /// The engine's parameters.
     #[must_use]
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// What exists now. The guard keeps others from changing it: not to be held while waiting.
+    /// The current objects. The guard blocks changes: the caller must not wait while it holds it.
     pub fn model(&self) -> RwLockReadGuard<'_, Model> {
         self.model.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends what is exported: commands in flight finish, connections close, cores end. What is
-    /// configured stays written down. Threads that look for drives and for what is missing end first, so
-    /// that nothing comes any more.
+    /// Ends the exports: commands in flight finish, connections close, cores end. The configuration stays
+    /// written down. The threads that look for drives and for missing parts end first, so that nothing new
+    /// arrives.
     ///
     /// # Errors
     /// When a core does not end in time.
@@ -184,7 +183,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The cores of all targets, to be asked without holding the model.
+    /// The cores of all targets; the caller can ask them without holding the model.
     #[must_use]
     pub fn cores(&self) -> Vec<Arc<Target>> {
         self.model().nvmf.targets.values().filter_map(|target| target.cores()).collect()

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// How many events are kept; older ones are forgotten, as in SPDK.
 const MAX_EVENTS: usize = 1024;
 
-/// What can happen.
+/// Kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A block device has come.

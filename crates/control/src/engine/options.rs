@@ -1,4 +1,4 @@
-//! Options that are set before there is anything: sockets, buffers, discovery. They are read when a
+//! Options that are set before any object exists: sockets, buffers, discovery. They are read when a
 //! transport is made, from the calls that the catalogue keeps.
 
 use std::fmt;
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::Model;
 use super::catalogue::Key;
 
-/// The kinds of sockets by SPDK's names, and what does their I/O here.
+/// The kinds of sockets by SPDK's names, and the backend that does their I/O here.
 pub const SOCKET_KINDS: [(&str, Backend); 2] =
     [("posix", Backend::Auto), ("uring", Backend::Uring)];
 
-/// The fewest I/O buffers of each size that a core works with.
+/// The smallest number of I/O buffers of each size that a core works with.
 const MIN_BUFFERS_PER_CORE: usize = 4;
 
 /// The key of an option.
@@ -23,8 +23,8 @@ pub fn option_key(name: &str) -> Key {
     Key::new(&["option", name])
 }
 
-/// What sockets of one kind are told, by SPDK's names. Sizes of buffers are the kernel's here, which
-/// tunes them itself; of the rest only the placement has an effect that can be seen.
+/// Options of one kind of sockets, by SPDK's names. The kernel owns the sizes of buffers here and tunes
+/// them itself; of the other options only the placement has a visible effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOptions {
     /// The kind.
@@ -33,7 +33,7 @@ pub struct SocketOptions {
     pub recv_buf_size: u32,
     /// SO_SNDBUF.
     pub send_buf_size: u32,
-    /// Receives are gathered in a buffer of the user's.
+    /// Receives are gathered in a buffer in user space.
     pub enable_recv_pipe: bool,
     /// TCP_QUICKACK.
     pub enable_quickack: bool,
@@ -71,18 +71,18 @@ impl SocketOptions {
     }
 }
 
-/// How many I/O buffers there are, by SPDK's names.
+/// Numbers and sizes of I/O buffers, by SPDK's names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferOptions {
-    /// Small ones of all cores.
+    /// Number of small buffers of all cores.
     pub small_pool_count: u64,
-    /// Large ones of all cores.
+    /// Number of large buffers of all cores.
     pub large_pool_count: u64,
-    /// Their size; the target's own sizes hold.
+    /// Size of a small buffer; ignored in favour of the target's own sizes.
     pub small_bufsize: u32,
-    /// Their size; the transport's largest transfer holds.
+    /// Size of a large buffer; ignored in favour of the transport's largest transfer.
     pub large_bufsize: u32,
-    /// Memory near each core.
+    /// Whether the memory is near each core.
     pub enable_numa: bool,
 }
 
@@ -99,7 +99,7 @@ impl Default for BufferOptions {
     }
 }
 
-/// What a target is told of its own, from `nvmf_set_config` and `nvmf_set_crdt`.
+/// Options of a target itself, from `nvmf_set_config` and `nvmf_set_crdt`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetOptions {
     /// What the Discovery log leaves out.
@@ -113,11 +113,11 @@ pub struct TargetOptions {
 /// Which listeners the Discovery log shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterOptions {
-    /// Those of the transport that the host came by; there is one.
+    /// Listeners of the transport that the host used; there is only one transport.
     pub transport: bool,
-    /// Those of the address that the host came by.
+    /// Listeners at the address that the host used.
     pub address: bool,
-    /// Those of the port that the host came by.
+    /// Listeners at the port that the host used.
     pub svcid: bool,
 }
 
@@ -138,7 +138,7 @@ impl From<FilterOptions> for DiscoveryFilter {
 }
 
 impl Model {
-    /// The options of a kind of sockets, as set or SPDK's defaults.
+    /// The options of a kind of sockets: as set, or SPDK's defaults.
     #[must_use]
     pub fn socket_options(&self, kind: &str) -> SocketOptions {
         let set = self.catalogue.get(&option_key(&format!("sock-{kind}")));
@@ -155,14 +155,14 @@ impl Model {
         known.into_iter().find(|known| Some(*known) == name).unwrap_or(SOCKET_KINDS[0].0)
     }
 
-    /// How many I/O buffers there are.
+    /// The options of I/O buffers, if they were set.
     #[must_use]
     pub fn buffer_options(&self) -> Option<BufferOptions> {
         let set = self.catalogue.get(&option_key("iobuf"))?;
         serde_json::from_value(set.params.clone()).ok()
     }
 
-    /// Puts what was set into the configuration of a target.
+    /// Copies the options that were set into the configuration of a target.
     pub(super) fn apply_options(&self, config: &mut TargetConfig) {
         let kind = self.default_socket_kind();
         config.placement = match self.socket_options(kind).enable_placement_id {

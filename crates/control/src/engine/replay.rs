@@ -10,7 +10,7 @@ use super::catalogue::Key;
 use super::{Change, Engine, Phase, lock};
 use crate::error::RpcError;
 
-/// Makes the calls that a configuration consists of. The layer of methods implements it, and hands itself
+/// Makes the calls that a configuration consists of. The layer of methods implements it, and passes itself
 /// to [`Engine::new`]: the engine imports no method.
 pub trait Replay: Send + Sync {
     /// The name that the method has now; `None` if there is no such method under this or an older name.
@@ -19,28 +19,28 @@ pub trait Replay: Send + Sync {
     /// Whether the method may be called in this phase; `None` if there is no such method.
     fn admits(&self, method: &str, phase: Phase) -> Option<bool>;
 
-    /// Whether the method takes these parameters, as far as it can be said without calling it.
+    /// Checks whether the method takes these parameters, as far as possible without calling it.
     ///
     /// # Errors
     /// When there is no such method, or a parameter is missing, unknown or of the wrong type.
     fn check(&self, method: &str, params: Option<&Value>) -> Result<(), RpcError>;
 
-    /// Calls the method in the name of this program.
+    /// Calls the method on behalf of this program.
     ///
     /// # Errors
-    /// What the method says; or that there is none.
+    /// The method's error; or that there is no such method.
     fn call(&self, engine: &Engine, method: &str, params: Option<&Value>) -> Result<(), RpcError>;
 
-    /// A device has come: makes the devices of the configuration that stand on it and are not there yet,
-    /// unless clients have asked that this waits for their call.
+    /// A device has come: makes the configured devices that stand on it and are missing, unless clients
+    /// have asked that this waits for their call.
     fn examine(&self, change: &mut Change<'_>, device: &str);
 }
 
-/// What an engine knows of the calls that it makes again.
+/// The engine's state for making calls again.
 pub(super) struct Replaying {
-    /// Who makes them.
+    /// Makes the calls.
     pub(super) methods: Arc<dyn Replay>,
-    /// Changes are being made that have been written down before.
+    /// Whether changes are being made that have been written down before.
     restoring: AtomicBool,
     /// The missing part that is being made now.
     coming: Mutex<Option<Key>>,
@@ -74,7 +74,7 @@ impl Replaying {
         lock(&self.coming).as_ref() == Some(key)
     }
 
-    /// Makes the missing part under this key.
+    /// Calls `make`, which makes the missing part under this key.
     pub(super) fn come<T>(&self, key: &Key, make: impl FnOnce() -> T) -> T {
         *lock(&self.coming) = Some(key.clone());
         let made = make();
@@ -87,7 +87,7 @@ impl Replaying {
         Duration::from_millis(self.waited_ms.load(Ordering::Relaxed))
     }
 
-    /// The start has waited for this long.
+    /// Adds to the time that the start has waited for things outside.
     pub(super) fn note_waited(&self, time: Duration) {
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.waited_ms.fetch_add(time_ms, Ordering::Relaxed);

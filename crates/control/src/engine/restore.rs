@@ -1,4 +1,4 @@
-//! Makes again what a catalogue says: the restart of a target.
+//! Makes the configuration of a catalogue again: the restart of a target.
 
 use std::collections::BTreeMap;
 
@@ -14,30 +14,30 @@ pub enum RestoreError {
     /// A call failed.
     #[error("{call}, which makes {key:?}, failed: {error}")]
     Call {
-        /// What it should have made.
+        /// The part that it should have made.
         key: Key,
         /// The method and its parameters.
         call: String,
-        /// What it said.
+        /// Its error.
         error: Box<RpcError>,
     },
-    /// All calls were good, but did not make the same as before.
+    /// All calls succeeded, but did not make the same configuration as before.
     #[error("{key:?} did not come back as it was: {problem}")]
     Differs {
-        /// What differs.
+        /// The part that differs.
         key: Key,
-        /// How.
+        /// How it differs.
         problem: String,
     },
 }
 
 impl Engine {
-    /// Makes what a catalogue says, as far as the current phase allows: to be called before and
-    /// after [`Engine::start`]. Nothing of it is written down again. When it fails the target is
-    /// incomplete, and must not be used.
+    /// Makes the configuration of a catalogue, as far as the current phase allows: to be called before and
+    /// after [`Engine::start`]. Nothing of it is written down again. If it fails, the target is incomplete
+    /// and must not be used.
     ///
     /// # Errors
-    /// When a call fails; and, after the start, when something is not as it was.
+    /// When a call fails; and, after the start, when a part is not as it was.
     pub fn restore(&self, catalogue: &Catalogue) -> Result<(), RestoreError> {
         let _restoring = self.replaying.restore();
         let phase = match self.phase() {
@@ -67,8 +67,8 @@ impl Engine {
         })
     }
 
-    /// Whether what is there is what was there. A newer version of this program may record more
-    /// of the same thing, but not other things, and not the same with another identity.
+    /// Checks that the configuration is the same as before. A newer version of this program may record more
+    /// parameters of the same object, but not other objects, and not the same object with another identity.
     fn compare(&self, before: &Catalogue) -> Result<(), RestoreError> {
         let model = self.model();
         let now: BTreeMap<&Key, &Entry> = model.catalogue.entries().collect();
@@ -137,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_device_whose_identity_was_not_recorded_is_found() {
-        // It gets a new UUID, which is then recorded: more than before. Another name is not.
+        // A call without a UUID gets a new one, which is then recorded: that is allowed. Another name is
+        // not.
         let params = json!({ "name": "m", "num_blocks": 64, "block_size": 512 });
         restore(&catalogue(params)).unwrap();
         let params = json!({ "name": "other", "num_blocks": 64, "block_size": 512 });

@@ -1,4 +1,4 @@
-//! Looks at the queue depth of a device at a fixed interval, when somebody wants to know.
+//! Samples the queue depth of a device at a fixed interval, when a client asks for that.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use raceline_bdev::DeviceStats;
 
-/// The shortest interval: a thread sleeps between two looks.
+/// The shortest interval: a thread sleeps between two samples.
 const MIN_INTERVAL: Duration = Duration::from_micros(100);
 
-/// What the looks at one device have found so far. Dropped, they end.
+/// The results of sampling one device. Sampling ends when this is dropped.
 #[derive(Debug)]
 pub struct Sampling {
     stats: Arc<DeviceStats>,
@@ -20,10 +20,10 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Starts to look.
+    /// Starts to sample.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn start(stats: &Arc<DeviceStats>, period_us: u64) -> std::io::Result<Arc<Self>> {
         stats.want_depth(true);
         let sampling = Arc::new(Self {
@@ -47,7 +47,7 @@ impl Sampling {
         self.period_us
     }
 
-    /// Requests in flight at the last look.
+    /// Requests in flight at the last sample.
     #[must_use]
     pub fn depth(&self) -> u64 {
         self.depth.load(Ordering::Relaxed)
@@ -59,7 +59,7 @@ impl Sampling {
         self.busy_us.load(Ordering::Relaxed)
     }
 
-    /// The same, each multiplied by how many there were.
+    /// The same microseconds, each multiplied by the number of requests in flight.
     #[must_use]
     pub fn weighted_us(&self) -> u64 {
         self.weighted_us.load(Ordering::Relaxed)

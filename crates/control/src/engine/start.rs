@@ -1,31 +1,31 @@
-//! The start of an engine: its phases, what is made at the end of the first, and why a start has failed.
+//! The start of an engine: its phases, the work at the end of the first phase, and why a start has failed.
 
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::{Engine, lock};
 
-/// Where the program is between its start and its end.
+/// The phase of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Options may be set; nothing exists.
     Startup,
-    /// What was kept or configured is being made; clients wait.
+    /// The kept or configured state is being made; clients wait.
     Starting,
     /// After framework_start_init.
     Runtime,
 }
 
-/// What is left to do at the end of the startup phase; its error says why the start has failed.
+/// Work at the end of the startup phase; its error says why the start has failed.
 pub type AtStart = Box<dyn FnOnce(&Engine) -> Result<(), String> + Send>;
 
-/// How far the start is.
+/// The progress of the start.
 pub(super) struct Start {
     began: Instant,
     phase: Mutex<Phase>,
-    /// The phase is another, or the start has failed.
+    /// Signalled when the phase changes or the start fails.
     changed: Condvar,
-    /// What is still to be made when the startup phase ends.
+    /// The work for the end of the startup phase.
     left: Mutex<Option<AtStart>>,
     /// Why this engine must not go on.
     failure: OnceLock<String>,
@@ -55,7 +55,7 @@ impl Engine {
         self.start.began
     }
 
-    /// Whether it has been started.
+    /// The current phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         *lock(&self.start.phase)
@@ -66,15 +66,15 @@ impl Engine {
         self.start.set_phase(Phase::Runtime);
     }
 
-    /// Gives the engine something to do when the startup phase ends.
+    /// Sets the work for the end of the startup phase.
     pub fn at_start(&self, make: AtStart) {
         *lock(&self.start.left) = Some(make);
     }
 
-    /// Ends the startup phase, and makes what has been left for this moment.
+    /// Ends the startup phase, and does the work that was set for this moment.
     ///
     /// # Errors
-    /// When that fails: the engine is then half configured, and must not go on.
+    /// When the work fails: the engine is then half configured, and must not go on.
     pub fn start_all(&self) -> Result<(), String> {
         let left = lock(&self.start.left).take();
         self.start.set_phase(Phase::Starting);

@@ -1,4 +1,4 @@
-//! The threads that look at things outside of an engine, and their end.
+//! The threads that watch things outside of an engine, and their end.
 
 use std::convert::Infallible;
 use std::io;
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, lock};
 
-/// How long an engine that ends waits for these threads. A thread may just connect to a controller, which
-/// takes half a second to probe it and two seconds to attach it.
+/// How long a shutdown waits for these threads. A thread may be connecting to a controller, which takes
+/// half a second to probe it and two seconds to attach it.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where threads find the engine, once it is shared.
@@ -19,22 +19,22 @@ pub(crate) type SharedEngine = OnceLock<Weak<Engine>>;
 /// The threads of one engine.
 #[derive(Default)]
 pub(super) struct Threads {
-    /// The engine, for threads that must not keep it.
+    /// The engine, for threads that must not keep it alive.
     pub(super) shared: Arc<SharedEngine>,
-    /// The end, for threads that wait for it.
+    /// Signals the end to threads that wait for it.
     pub(super) end: Arc<End>,
-    /// Those that are waited for at the end.
+    /// Threads that the shutdown waits for.
     running: Mutex<Vec<Running>>,
 }
 
 struct Running {
     thread: JoinHandle<()>,
-    /// Nothing is sent; the thread drops the other half when it ends.
+    /// Nothing is sent through it; the thread drops the sender when it ends.
     ended: Receiver<Infallible>,
 }
 
 impl Threads {
-    /// Starts a thread that the end of the engine waits for. It must end soon after [`End`] has come.
+    /// Starts a thread that the shutdown waits for. The thread must end soon after [`End`] has come.
     pub(super) fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let (alive, ended) = channel::<Infallible>();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -47,12 +47,12 @@ impl Threads {
         Ok(())
     }
 
-    /// Waits until they have ended, but for [`JOIN_TIMEOUT`] at most.
+    /// Waits until these threads have ended, but for [`JOIN_TIMEOUT`] at most.
     pub(super) fn join(&self) {
         let deadline = Instant::now() + JOIN_TIMEOUT;
         let running = std::mem::take(&mut *lock(&self.running));
         let own = std::thread::current().id();
-        // A thread that was the last to hold the engine ends it, and cannot wait for itself.
+        // A thread that held the last reference runs this itself, and cannot wait for itself.
         for Running { thread, ended } in
             running.into_iter().filter(|running| running.thread.thread().id() != own)
         {
@@ -61,7 +61,7 @@ impl Threads {
                 let name = thread.thread().name().unwrap_or_default();
                 tracing::warn!("the thread `{name}` is left behind: it has not ended in time");
             } else if thread.join().is_err() {
-                // It has said why.
+                // The panic has been logged with its reason.
                 tracing::error!("a thread of the engine has panicked");
             }
         }
@@ -81,13 +81,13 @@ impl End {
         *lock(&self.has_come)
     }
 
-    /// It comes: who waits for something outside waits no longer.
+    /// Signals the end: threads that wait for something outside stop waiting.
     pub(super) fn come(&self) {
         *lock(&self.has_come) = true;
         self.changed.notify_all();
     }
 
-    /// Waits for this long, or until it comes; gives whether it has come.
+    /// Waits for this time, or until the end; gives whether the end has come.
     pub(super) fn wait(&self, time: Duration) -> bool {
         let goes_on = |has_come: &mut bool| !*has_come;
         let waited = self.changed.wait_timeout_while(lock(&self.has_come), time, goes_on);
@@ -98,17 +98,17 @@ impl End {
 impl Engine {
     /// Lets the engine's own threads find it: they make devices come and go with what is attached.
     pub fn share(self: &Arc<Self>) {
-        // A second call says the same.
+        // A second call would set the same value.
         let _ = self.threads.shared.set(Arc::downgrade(self));
     }
 
-    /// Whether it shuts down: who waits for something outside waits no longer.
+    /// Whether the engine shuts down: threads that wait for something outside then stop waiting.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.threads.end.has_come()
     }
 
-    /// Ends the threads that look for drives and for what is missing. Nobody may hold what they wait for.
+    /// Ends the threads that look for drives and missing parts. The caller must hold no lock of theirs.
     pub(super) fn end_threads(&self) {
         self.threads.end.come();
         self.model().hotplug.end();
@@ -133,7 +133,7 @@ mod tests {
     use crate::engine::{Change, EngineConfig, Phase, Replay};
     use crate::error::RpcError;
 
-    /// Methods that find nothing of what they need.
+    /// Methods that never find what they need.
     struct Nothing;
 
     impl Replay for Nothing {
@@ -196,7 +196,7 @@ mod tests {
         let (joined, done) = channel();
         let own = Arc::clone(&threads);
         let run = move || {
-            // It is not in the list before it runs.
+            // The thread is not in the list before it runs.
             while lock(&own.running).is_empty() {
                 std::thread::yield_now();
             }

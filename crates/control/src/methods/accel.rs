@@ -1,4 +1,4 @@
-//! `accel_*`: which engine does which operation, and what they did.
+//! `accel_*`: which engine does which operation, and counts of what the engines did.
 
 use raceline_accel::{Framework, Injection, InjectionKind, OpCode};
 use serde::Deserialize;
@@ -44,8 +44,8 @@ struct SetDriver {
     name: Option<String>,
 }
 
-/// A driver takes several operations of SPDK as one: there is none but that of software, which is
-/// what holds without any.
+/// A driver does several of SPDK's operations as one. There is only the software driver, which is also in
+/// effect when none is set.
 fn set_driver(_call: &Call<'_>, params: SetDriver) -> Result<bool, RpcError> {
     match params.name.as_deref() {
         None | Some("software") => Ok(true),
@@ -81,8 +81,8 @@ fn assign(call: &Call<'_>, params: Assign) -> Result<bool, RpcError> {
     })
 }
 
-/// Sizes of pools that this program does not have: operations live in slots of their channel. Kept
-/// for the next client that asks, without effect.
+/// Sizes of pools that this program does not have: operations live in slots of their channel. The options
+/// are kept for clients that ask for them, without effect.
 #[derive(Clone, serde::Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SetOptions {
@@ -106,7 +106,7 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
     })
 }
 
-/// SPDK's counts, and those that only exist here.
+/// SPDK's counts, and counts that exist only here.
 fn statistics(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     let framework = framework(call);
     let statistics = framework.statistics();
@@ -146,7 +146,7 @@ struct Inject {
     r#type: String,
     count: Option<u64>,
     interval: Option<u64>,
-    /// Errors have kinds here, and no numbers.
+    /// Errors have kinds here, but no numbers.
     errcode: Option<i32>,
 }
 

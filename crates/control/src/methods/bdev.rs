@@ -53,7 +53,7 @@ struct Name {
     name: String,
 }
 
-/// For numbers that are left out when they say nothing.
+/// Lets a number be left out of JSON if it is 0.
 trait Zero {
     fn is_zero(&self) -> bool;
 }
@@ -82,7 +82,7 @@ fn get_bdevs(call: &Call<'_>, params: GetBdevs) -> Result<Vec<Value>, RpcError> 
     }
 }
 
-/// What is configured and not there.
+/// Lists what is configured but missing.
 fn get_missing(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
     let describe = |missing: &Missing| {
         json!({
@@ -96,7 +96,7 @@ fn get_missing(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcErro
     Ok(call.engine.model().missing.values().map(describe).collect())
 }
 
-/// The largest physical block: what hosts can be told in blocks of 512 bytes (NPWG).
+/// The largest physical block that hosts can be told of in blocks of 512 bytes (NPWG).
 const MAX_PHYSICAL_BYTES: u32 = 16 << 20;
 
 /// A device as SPDK describes it.
@@ -109,7 +109,7 @@ fn describe(bdev: &Entry) -> Value {
         "product_name": bdev.product_name,
         "block_size": info.block_size,
         "num_blocks": info.block_count,
-        // Hints that no device here gives.
+        // Hints that no device here has.
         "preferred_write_alignment": 0,
         "preferred_write_granularity": 0,
         "optimal_write_size": 0,
@@ -135,7 +135,7 @@ fn describe(bdev: &Entry) -> Value {
     text
 }
 
-/// SPDK lists the UUID among the aliases.
+/// The aliases, to which SPDK counts the UUID.
 fn aliases(bdev: &Entry) -> Vec<String> {
     let mut aliases = bdev.aliases.clone();
     aliases.push(bdev.uuid.to_string());
@@ -179,7 +179,7 @@ fn block_size_of(bytes: u32) -> Result<BlockSize, RpcError> {
     }
 }
 
-/// The physical block of a device in memory; 0 is a page.
+/// The physical block of a device in memory; 0 stands for a page.
 fn physical_block_size(bytes: u32) -> Result<Option<u32>, RpcError> {
     match bytes {
         0 => Ok(None),
@@ -210,7 +210,7 @@ fn open(change: &Change<'_>, spec: &DeviceSpec) -> Result<SharedBdev, RpcError> 
     opened.map_err(|error| EngineError::from(error).into())
 }
 
-/// Adds a device, and what has waited for it.
+/// Adds a device, and then everything that has waited for it.
 fn add(change: &mut Change<'_>, bdev: Entry, entry: catalogue::Entry) -> Result<(), RpcError> {
     let name = bdev.name.clone();
     change.add_bdev(bdev, Some(entry))?;
@@ -218,13 +218,13 @@ fn add(change: &mut Change<'_>, bdev: Entry, entry: catalogue::Entry) -> Result<
     Ok(())
 }
 
-/// The identity of a device that stands on another: given, or always the same.
+/// The UUID of a device that stands on another: the given one, or else one derived from the base device.
 fn uuid_on(base: &Entry, what: &str, given: Option<Uuid>) -> Uuid {
     let given = given.filter(|uuid| !uuid.is_nil());
     given.unwrap_or_else(|| Uuid::new_v5(&base.uuid, what.as_bytes()))
 }
 
-/// Refuses one layer too many before it is there and no core can open it.
+/// Refuses a layer too many in advance: no core could open it.
 fn check_levels(base: &Entry) -> Result<(), RpcError> {
     if base.device.wrapper_levels() < MAX_WRAPPER_LEVELS {
         return Ok(());
@@ -233,7 +233,7 @@ fn check_levels(base: &Entry) -> Result<(), RpcError> {
     Err(RpcError::errno(libc::EINVAL).because(detail))
 }
 
-/// A device that this module has made; SPDK says "No such device" to any other.
+/// A device of this module; to any other SPDK says "No such device".
 fn find(change: &Change<'_>, name: &str, module: &str) -> Result<Entry, RpcError> {
     let found = change.model().bdevs.find(name).filter(|bdev| bdev.module == module).cloned();
     found.ok_or_else(|| {

@@ -31,7 +31,7 @@ struct SetMask {
     cpumask: String,
 }
 
-/// A thread has its core for life: a mask that holds it changes nothing, any other is refused.
+/// A thread has its core for life: a mask that contains the core changes nothing, any other is refused.
 fn set_mask(call: &Call<'_>, params: SetMask) -> Result<bool, RpcError> {
     let cores = parse_cores(&params.cpumask).map_err(RpcError::invalid_params)?;
     let threads = threads(call.engine);
@@ -59,7 +59,7 @@ struct Monitor {
     enabled: Option<bool>,
 }
 
-/// Context switches are not watched: `false` is what is so, `true` is refused.
+/// Context switches are not monitored: `false` is the fact, `true` is refused.
 fn monitor(_call: &Call<'_>, params: Monitor) -> Result<Value, RpcError> {
     refuse(&[("enabled", params.enabled == Some(true))])?;
     Ok(json!({ "enabled": false }))
@@ -69,7 +69,7 @@ fn lock_file(core: usize) -> PathBuf {
     PathBuf::from(format!("{LOCK_DIRECTORY}/spdk_cpu_lock_{core:03}"))
 }
 
-/// Locks the cores against other programs that do the same, SPDK's among them. All or none.
+/// Locks all cores or none against other programs that use the same locks, SPDK's among them.
 fn enable_locks(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     let mut held = call.engine.core_locks();
     if !held.is_empty() {
@@ -99,7 +99,7 @@ fn disable_locks(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// Those that the program drives itself: none, the kernel does.
+/// PCI devices that the program itself drives: none, the kernel drives all.
 fn pci_devices(_call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
     Ok(Vec::new())
 }
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(monitor(&json!({})), Ok(json!({ "enabled": false })));
         assert!(monitor(&json!({ "enabled": true })).is_err());
         assert_eq!(call(&engine, "framework_get_pci_devices", &Value::Null), Ok(json!([])));
-        // Without cores of its own there is nothing to lock.
+        // Without pinned cores there is nothing to lock.
         assert_eq!(call(&engine, "framework_enable_cpumask_locks", &Value::Null), Ok(json!(true)));
     }
 }

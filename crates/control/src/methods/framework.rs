@@ -1,4 +1,4 @@
-//! `framework_*`: starting, and what is configured.
+//! `framework_*`: the start, and the configuration.
 
 use rustix::process::Signal;
 use serde::Deserialize;
@@ -29,8 +29,8 @@ fn start_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
 }
 
 fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
-    // Asking is not waiting: a client that asks before the start waits here, on a thread of its
-    // own connection.
+    // This blocks no other client: a client that asks before the start waits here, on a thread of its own
+    // connection.
     call.engine.wait_started();
     match call.engine.failure() {
         None => Ok(true),
@@ -38,7 +38,8 @@ fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     }
 }
 
-/// Whether a client is shown a section: those of parts that are not here only with what is kept.
+/// Whether clients are shown a section: a section of a part that is not here is shown only if it holds
+/// calls.
 fn is_shown(call: &Call<'_>, section: Section) -> bool {
     !section.is_absent() || call.engine.model().catalogue.section(section).next().is_some()
 }
@@ -70,7 +71,7 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
     let model = call.engine.model();
     let entries = model.catalogue.section(section);
     let describe = |entry: &Entry| match &entry.params {
-        // SPDK's programs do not read a configuration with null in place of parameters.
+        // SPDK's programs cannot read a configuration with null in place of parameters.
         Value::Null => json!({ "method": entry.method }),
         params => json!({ "method": entry.method, "params": params }),
     };
@@ -104,7 +105,7 @@ fn signal(name: &Value) -> Option<Signal> {
         .map(|(_, signal)| signal)
 }
 
-/// The answer may be lost with the process, as in SPDK.
+/// The answer may be lost when the process ends, as in SPDK.
 fn kill_instance(_call: &Call<'_>, params: KillInstance) -> Result<bool, RpcError> {
     let unknown = || {
         RpcError::invalid_params(format!("sig_name {} is not a signal that ends", params.sig_name))

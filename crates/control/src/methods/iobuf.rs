@@ -15,7 +15,7 @@ const MIN_SMALL_COUNT: u64 = 64;
 const MIN_LARGE_COUNT: u64 = 8;
 const MIN_SMALL_BYTES: u32 = 4096;
 const MIN_LARGE_BYTES: u32 = 8192;
-/// Buffers are memory from the start: 64 GiB of the default sizes is a mistake.
+/// Buffers are allocated at the start: 64 GiB of the default sizes is a mistake.
 const MAX_COUNT: u64 = 1 << 19;
 
 pub(super) fn register(registry: &mut Registry) {
@@ -60,8 +60,8 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
     })
 }
 
-/// Each core has its own buffers, without a cache before them. `retry` are commands that came and
-/// found no buffer that would have done.
+/// Each core has its own buffers, without a cache in front. `retry` counts commands that found no buffer of
+/// sufficient size when they came.
 fn get_stats(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
     let cores = call.engine.cores();
     let mut totals = QueueTotals::default();

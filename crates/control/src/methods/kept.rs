@@ -1,8 +1,8 @@
-//! Methods that set options of parts of SPDK that are not here: what they are told is kept, in the section of
+//! Methods that set options of parts of SPDK that are not here: the parameters are kept, in the section of
 //! that part, and given back.
 //!
-//! Every configuration that one of SPDK's programs saves has such calls, and they ask for nothing to
-//! be there. A call that makes something of such a part is not here at all.
+//! Every configuration that one of SPDK's programs saves has such calls, and they need nothing to exist. A
+//! call that makes an object of such a part is not here at all.
 
 use serde_json::{Map, Value};
 
@@ -25,7 +25,7 @@ pub(super) fn register(registry: &mut Registry) {
 fn keep(call: &Call<'_>, params: Value) -> Result<(), RpcError> {
     let section =
         absent::absent(call.method).and_then(|method| Section::from_name(method.part.section));
-    // No parameters and an empty object are the same, and some of SPDK's methods take only the former.
+    // No parameters and an empty object mean the same, and some of SPDK's methods accept only the former.
     let params = if params.as_object().is_some_and(Map::is_empty) { Value::Null } else { params };
     call.engine.change(|change| {
         let section = section.unwrap_or(Section::Bdev);

@@ -1,4 +1,4 @@
-//! `log_*`: how much is said.
+//! `log_*`: how much is logged.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -59,7 +59,7 @@ struct Flag {
     flag: String,
 }
 
-/// The flags that a name means.
+/// The flags for which a name stands.
 fn flags(name: &str) -> Result<Vec<&'static str>, RpcError> {
     let meant: Vec<&str> =
         FLAGS.iter().map(|(flag, _)| *flag).filter(|flag| name == ALL || name == *flag).collect();

@@ -1,4 +1,4 @@
-//! `notify_*`: what has happened.
+//! `notify_*`: the last events.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

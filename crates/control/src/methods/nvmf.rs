@@ -1,4 +1,4 @@
-//! `nvmf_*`: what is exported, by SPDK's names and with SPDK's answers.
+//! `nvmf_*`: the exports, by SPDK's names and with SPDK's answers.
 
 mod host;
 mod listener;
@@ -35,7 +35,7 @@ pub(super) fn register(registry: &mut Registry) {
 /// The discovery service, for short.
 const DISCOVERY_WORD: &str = "discovery";
 
-/// The name of the target that a call means.
+/// The target of a call.
 fn target_name(name: Option<String>) -> String {
     name.unwrap_or_else(|| DEFAULT_TARGET.to_owned())
 }
@@ -46,12 +46,12 @@ fn check_target(engine: &Engine, name: &str) -> Result<(), RpcError> {
     found.map_err(|error| RpcError::internal("Unable to find a target.").because(error))
 }
 
-/// SPDK's answer to nearly everything that is wrong with what a call names.
+/// SPDK's answer to nearly every error in what a call names.
 fn refused(error: impl std::fmt::Display) -> RpcError {
     RpcError::invalid_params(error)
 }
 
-/// A failure inside keeps its errno; whatever the caller can mend is `Invalid parameters`.
+/// An internal failure keeps its errno; an error that the caller can mend is `Invalid parameters`.
 fn invalid(error: EngineError) -> RpcError {
     match error {
         EngineError::Journal(_) => error.into(),

@@ -1,4 +1,4 @@
-//! The methods as the engine has them: calls that it makes again, and devices that come.
+//! The methods in the form that the engine needs: calls that it makes again, and devices that arrive.
 
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
-/// The release of SPDK whose calls and answers are followed.
+/// The release of SPDK whose calls and answers this program follows.
 const SPDK_VERSION: (u32, u32, u32) = (26, 5, 0);
 
 pub(super) fn register(registry: &mut Registry) {
@@ -45,8 +45,7 @@ fn get_methods(call: &Call<'_>, params: GetMethods) -> Result<Vec<&'static str>,
     Ok(names)
 }
 
-/// Clients look at `version` and `fields` to know which dialect they speak to; `server` says
-/// what it really is.
+/// Clients take the dialect from `version` and `fields`; `server` names the real program.
 fn get_version(_call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     let (major, minor, patch) = SPDK_VERSION;
     let own = env!("CARGO_PKG_VERSION");

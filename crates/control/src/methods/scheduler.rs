@@ -1,5 +1,5 @@
-//! `framework_set_scheduler`, `framework_get_scheduler` and `scheduler_set_options`: nothing is moved between
-//! cores here, so what they set is kept and given back.
+//! `framework_set_scheduler`, `framework_get_scheduler` and `scheduler_set_options`: nothing moves between
+//! cores here, so their parameters are kept and given back.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
-/// The scheduler that is obeyed: connections stay on the core that they were given to.
+/// The scheduler that is in effect: a connection stays on the core that it was given to.
 const STATIC: &str = "static";
 /// SPDK's schedulers.
 const KNOWN: [&str; 3] = [STATIC, "dynamic", "gscheduler"];
@@ -83,7 +83,7 @@ fn keep(call: &Call<'_>, params: &impl Serialize) -> Result<bool, RpcError> {
     })
 }
 
-/// What has been set, and beside it what is in effect.
+/// The settings, and beside them what is in effect.
 fn get(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     let model = call.engine.model();
     let set =

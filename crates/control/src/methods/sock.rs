@@ -20,7 +20,7 @@ pub(super) fn register(registry: &mut Registry) {
 /// that SPDK saves has them.
 const TLS_KIND: &str = "ssl";
 
-/// The greatest value of enable_placement_id that SPDK knows and that is known here.
+/// The greatest value of enable_placement_id that SPDK knows and this program supports.
 const MAX_PLACEMENT: u32 = 2;
 
 #[derive(Deserialize)]
@@ -62,7 +62,7 @@ struct SetOptions {
     enable_quickack: Option<bool>,
     #[serde(default, deserialize_with = "flag_or_number")]
     enable_placement_id: Option<u32>,
-    /// The name of the next two, when they were one.
+    /// An older parameter, which stood for both of the next two.
     enable_zerocopy_send: Option<bool>,
     enable_zerocopy_send_server: Option<bool>,
     enable_zerocopy_send_client: Option<bool>,

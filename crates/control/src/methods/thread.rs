@@ -1,4 +1,4 @@
-//! `thread_get_*` and `framework_get_reactors`: the cores, their threads and what they do.
+//! `thread_get_*` and `framework_get_reactors`: the cores, their threads and their work.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn ticks(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Time since the engine began in which the thread had nothing to do.
+/// Time since the start of the engine in which the thread was idle.
 fn idle(engine: &Engine, counts: &LoopSnapshot) -> u64 {
     ticks(engine.began().elapsed().saturating_sub(counts.busy))
 }
@@ -107,7 +107,7 @@ fn stats(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
 }
 
-/// A core has one loop, which is its one poller.
+/// A core has one loop, which counts as its one poller.
 fn pollers(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     let describe = |thread: Thread| {
         json!({
@@ -140,7 +140,7 @@ fn io_channels(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
 }
 
-/// The frequency of cores is the kernel's business.
+/// The kernel controls the frequency of cores.
 fn get_governor(_call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     Ok(json!({}))
 }

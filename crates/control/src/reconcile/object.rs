@@ -1,4 +1,5 @@
-//! What one call of a configuration makes: its identity, what it stands on, and how it is removed.
+//! The object that one call of a configuration makes: its identity, what it stands on, and how it is
+//! removed.
 
 use std::fmt;
 
@@ -6,25 +7,25 @@ use serde_json::{Map, Value, json};
 
 use crate::state::Call;
 
-/// What a call makes.
+/// The object that a call makes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// Its identity; of a part, that of the whole and more.
+    /// Its identity; the identity of a part begins with that of the whole.
     pub key: Vec<String>,
     /// The call.
     pub call: Call,
-    /// How it goes away.
+    /// How it is removed.
     pub removal: Removal,
 }
 
-/// How something goes away.
+/// How an object is removed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Removal {
     /// By this call.
     Call(Call),
-    /// With what it is a part of, and not without it.
+    /// Together with the object of which it is a part, and not without it.
     WithParent,
-    /// Not at all: a setting has always some value.
+    /// Never: a setting always has some value.
     Setting,
 }
 
@@ -38,7 +39,7 @@ const DEVICES: &[(&str, &str)] = &[
     ("bdev_uring_create", "bdev_uring_delete"),
 ];
 
-/// Parameters that say which of several settings a method sets.
+/// Parameters that tell apart the settings that one method sets.
 const SETTING_NAMES: &[&str] =
     &["impl_name", "opname", "name", "bdev_name", "module", "flag", "component", "tgt_name"];
 
@@ -46,7 +47,7 @@ const SETTING_NAMES: &[&str] =
 const BASES: &[&str] = &["base_bdev", "base_bdev_name", "base_name", "bdev_name"];
 
 impl Object {
-    /// What a call makes.
+    /// The object that a call makes.
     #[must_use]
     pub fn new(call: Call) -> Self {
         let params = Params::of(&call);
@@ -57,18 +58,18 @@ impl Object {
         Self { key, call, removal }
     }
 
-    /// One of its parameters; those of a namespace or address are looked for inside these, too.
+    /// One of its parameters; also found inside `namespace` and `listen_address`.
     #[must_use]
     pub fn param(&self, name: &str) -> Option<&Value> {
         flat(self.call.params.as_ref()).into_iter().find(|(found, _)| *found == name).map(|p| p.1)
     }
 
-    /// The parameters of `wanted` that differ here.
+    /// The parameters of `wanted` that have other values here.
     #[must_use]
     pub fn differing(&self, wanted: &Self) -> Vec<String> {
         let all = flat(self.call.params.as_ref());
         let differs = |(name, value): &(&str, &Value)| {
-            // Two objects inside may have members of the same name.
+            // Two inner objects may have members of the same name.
             let mut there = all.iter().filter(|(found, _)| found == name).peekable();
             match there.peek() {
                 None => !same(name, &Value::Null, value),
@@ -79,8 +80,8 @@ impl Object {
         wanted.into_iter().filter(differs).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// The identities under which others stand on it: its own; a namespace's number too, because
-    /// who sees it is known by that.
+    /// The identities on which other objects stand: its own; for a namespace also its number, by which its
+    /// list of hosts names it.
     #[must_use]
     pub fn provides(&self) -> Vec<Vec<String>> {
         let mut keys = vec![self.key.clone()];
@@ -94,7 +95,7 @@ impl Object {
         keys
     }
 
-    /// The identities of what it stands on: when one of these goes, it has to go before.
+    /// The identities on which it stands: when one of these is removed, it has to be removed before.
     #[must_use]
     pub fn needs(&self) -> Vec<Vec<String>> {
         let mut keys: Vec<_> = (1..self.key.len()).map(|end| self.key[..end].to_vec()).collect();
@@ -111,8 +112,8 @@ impl Object {
         keys
     }
 
-    /// The call that changes what is there into what is wanted, if these parameters can be changed
-    /// while it is in use.
+    /// The call that changes this object into `wanted`, if these parameters can be changed while the object
+    /// is in use.
     #[must_use]
     pub fn change_in_place(&self, wanted: &Self, params: &[String]) -> Option<Call> {
         let is_access = self.call.method == "nvmf_create_subsystem" && params == ["allow_any_host"];
@@ -138,7 +139,7 @@ impl fmt::Display for Object {
     }
 }
 
-/// Parameters and those inside them, which SPDK puts into `namespace` and `listen_address`.
+/// Parameters, and the members of `namespace` and `listen_address`, into which SPDK puts some of them.
 fn flat(params: Option<&Value>) -> Vec<(&str, &Value)> {
     let Some(Value::Object(params)) = params else { return Vec::new() };
     let mut found = Vec::new();
@@ -153,7 +154,7 @@ fn flat(params: Option<&Value>) -> Vec<(&str, &Value)> {
     found
 }
 
-/// A list, which may also be unset.
+/// The elements of a list; none if it is unset.
 fn as_names(value: &Value) -> Option<&[Value]> {
     match value {
         Value::Null => Some(&[]),
@@ -161,8 +162,8 @@ fn as_names(value: &Value) -> Option<&[Value]> {
     }
 }
 
-/// Whether two values mean the same: SPDK spells identities in either case, numbers also as text,
-/// and leaves out what is false, 0 or empty.
+/// Whether two values mean the same: SPDK spells identities in either case, writes numbers also as text,
+/// and leaves out values that are false, 0 or empty.
 fn same(name: &str, left: &Value, right: &Value) -> bool {
     let is_unset = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
@@ -175,8 +176,8 @@ fn same(name: &str, left: &Value, right: &Value) -> bool {
     if left == right || (is_unset(left) && is_unset(right)) {
         return true;
     }
-    // What a discovery service has found since, or was plugged in, is no difference: numbers are given
-    // once.
+    // Names that a discovery service or the watching for drives has added since are no difference: numbers
+    // are given once.
     if let ("subsystems" | "drives", Value::Array(is), Some(wanted)) = (name, left, as_names(right))
     {
         return is.starts_with(wanted);
@@ -195,7 +196,7 @@ fn same(name: &str, left: &Value, right: &Value) -> bool {
     plain(left) == plain(right)
 }
 
-/// The parameters of a call, and what it makes by them.
+/// The parameters of a call, for building the object that it makes.
 struct Params<'a> {
     call: &'a Call,
 }
@@ -226,7 +227,7 @@ impl<'a> Params<'a> {
             return Some((key(&["bdev", &name]), removal));
         }
         Some(match self.call.method.as_str() {
-            // SPDK names the device after the one below, with a prefix.
+            // SPDK's name of the device is that of its base, with a prefix.
             "bdev_error_create" => {
                 let name = format!("EE_{}", self.text("base_name"));
                 let removal = Removal::Call(call("bdev_error_delete", &[("name", json!(name))]));
@@ -290,7 +291,7 @@ impl<'a> Params<'a> {
                 let device = self.text("bdev_name");
                 let removal = match self.get("nsid") {
                     Some(_) => remove("nvmf_subsystem_remove_ns", &["nsid"]),
-                    // A configuration written by hand; nothing is ever removed from it.
+                    // A configuration written by hand; no object is ever removed from it.
                     None => Removal::WithParent,
                 };
                 (part(&["namespace", &device]), removal)
@@ -328,7 +329,7 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Of a target that is not the default, a part of that.
+    /// A key that begins with the target, unless it is the default one.
     fn key_on_target(&self, parts: &[&str]) -> Vec<String> {
         let target = self.text("tgt_name");
         let mut all = if target.is_empty() { vec![] } else { vec!["target", target.as_str()] };

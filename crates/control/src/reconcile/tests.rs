@@ -1,4 +1,4 @@
-//! Differences do not depend on order or spelling, and plans do what they must and no more.
+//! Differences do not depend on order or spelling, and plans contain only the calls that are needed.
 
 use serde_json::json;
 
@@ -60,7 +60,7 @@ fn sample() -> Vec<Call> {
     ]
 }
 
-/// The plan as text: methods, and what they are about.
+/// The plan as text: each method and the object that it is about.
 fn plan(is: &[Call], wanted: &[Call]) -> Vec<String> {
     let steps = contents(is).plan(&contents(wanted));
     let about = |step: Step| {

@@ -1,4 +1,4 @@
-//! What platforms that drive SPDK call, and which of it is not here, for the reference page.
+//! The methods that platforms on top of SPDK call, and which of them are not here, for the reference page.
 
 use std::fmt::Write as _;
 
@@ -11,11 +11,11 @@ const TABLE: &str = include_str!("platforms.txt");
 /// One platform.
 struct Platform {
     name: &'static str,
-    /// The source that was looked at, with its revision.
+    /// The source that was read, with its revision.
     source: &'static str,
     /// Methods of SPDK.
     calls: Vec<&'static str>,
-    /// Methods that only its own fork of SPDK has.
+    /// Methods that only the platform's own fork of SPDK has.
     fork: Vec<&'static str>,
 }
 

@@ -1,12 +1,12 @@
-//! Parameters that a method takes and that change nothing, for the reference page.
+//! Parameters that a method accepts without effect, for the reference page.
 
 /// The facts; its first lines describe the form.
 const TABLE: &str = include_str!("without_effect.txt");
 
-/// The parameters of one method that change nothing, and why.
+/// The parameters of one method without effect, and why they have none.
 pub(super) struct WithoutEffect {
     pub(super) method: &'static str,
-    /// By name, also `object.name`.
+    /// By name, or `object.name`.
     pub(super) parameters: Vec<&'static str>,
     pub(super) why: &'static str,
 }
@@ -22,7 +22,7 @@ pub(super) fn all() -> impl Iterator<Item = WithoutEffect> {
     })
 }
 
-/// Those of this method.
+/// The line for this method.
 pub(super) fn of(method: &str) -> Option<WithoutEffect> {
     all().find(|line| line.method == method)
 }
@@ -38,7 +38,7 @@ mod tests {
     use crate::method::Registry;
     use crate::schema::{Kind, Parameter, schema};
 
-    /// A value that a decoder takes.
+    /// A value that a decoder accepts for this parameter.
     fn value(parameter: &Parameter) -> Value {
         match parameter.kind {
             Kind::Boolean => json!(false),
@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    /// What only older releases of SPDK had.
+    /// Parameters that only older releases of SPDK had.
     const OLD: [&str; 5] = [
         "small_buf_pool_size",
         "large_buf_pool_size",
@@ -98,7 +98,7 @@ mod tests {
         "conn_sched",
     ];
 
-    /// A member that a decoder has and nothing reads begins with `_`: all of these stand in the table.
+    /// A member that a decoder has and no code reads begins with `_`: the table must have all of these.
     #[test]
     fn every_member_that_nothing_reads_stands_in_the_table() {
         let mut listed = BTreeSet::new();

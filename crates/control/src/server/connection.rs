@@ -14,14 +14,14 @@ use crate::error::{RpcError, code};
 use crate::request::{self, Dispatcher};
 use crate::role::Peer;
 
-/// How long until the next attempt to accept.
+/// Pause before the next attempt to accept after an error.
 pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
 
-/// How long a value may take from its first byte to its last: a client that sends half of one
-/// keeps a place that others need.
+/// How long a value may take from its first byte to its last: a client that sends only half of one occupies
+/// a place that others need.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a client may take to read an answer.
@@ -46,7 +46,7 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
     }
 }
 
-/// Tells a client that there is no place for it.
+/// Tells a client that all places are taken.
 pub(super) async fn refuse(mut stream: UnixStream) {
     let error = RpcError::new(code::INTERNAL_ERROR, "Too many connections")
         .because(format!("{MAX_CONNECTIONS} clients are connected already: close some"));
@@ -61,7 +61,7 @@ async fn converse(stream: &mut UnixStream, shared: &Arc<Shared>, peer: Peer) -> 
         let value = match splitter.next_value() {
             Ok(value) => value,
             Err(error) => {
-                // There is no place in the stream to start again: answer, and close.
+                // Reading cannot resume within the stream: answer, and close.
                 return write(stream, request::broken_stream(error)).await;
             }
         };

@@ -1,7 +1,7 @@
 //! The Unix-socket server: one thread for sockets, others for calls; never a reactor.
 //!
-//! A connection is served in order, one value at a time; its calls run on a thread that may block,
-//! so that one client that reads slowly, or one call that waits, holds up nobody else.
+//! A connection is served in order, one value at a time. Its calls run on a thread that may block, so that
+//! a client that reads slowly, or a call that waits, delays no other connection.
 
 mod connection;
 mod socket;
@@ -22,20 +22,20 @@ use crate::role::Roles;
 
 pub use socket::ListenError;
 
-/// Connections at a time; the next one is told so and closed. SPDK has as many.
+/// Connections at a time, as many as in SPDK; further clients are told so and closed.
 pub const MAX_CONNECTIONS: usize = 64;
 
 /// How long a server that ends waits for calls in progress.
 const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often it looks whether there are any.
+/// How often it checks whether there are any.
 const LAST_ANSWERS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What a server needs.
 pub struct ServerConfig {
     /// Where to listen.
     pub path: PathBuf,
-    /// Who may do what.
+    /// The role of each user.
     pub roles: Roles,
 }
 
@@ -104,7 +104,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Gone first, so that nobody connects to what does not answer; the lock is held still.
+        // Removed first, so that no client connects to a socket that does not answer; the lock is still
+        // held.
         let _ = std::fs::remove_file(&self.path);
         if let Some(end) = self.end.take() {
             let _ = end.send(());
@@ -115,14 +116,14 @@ impl Drop for Server {
     }
 }
 
-/// Lets calls that end soon be answered: the one, for instance, that asked for the end.
+/// Waits for the answers of calls that end soon: for instance, of the call that asked for the end.
 async fn last_answers(shared: &Shared) {
     let answered = async {
         while shared.answering.load(Ordering::Relaxed) > 0 {
             tokio::time::sleep(LAST_ANSWERS_INTERVAL).await;
         }
     };
-    // Others wait for something that may not happen any more.
+    // Other calls may wait for events that never come.
     let _ = tokio::time::timeout(LAST_ANSWERS_TIMEOUT, answered).await;
 }
 
@@ -132,7 +133,7 @@ async fn accept(listener: UnixListener, shared: Arc<Shared>) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors: they come back as connections end.
+                // Out of file descriptors: they become free as connections end.
                 log_accept(&error);
                 tokio::time::sleep(connection::ACCEPT_RETRY).await;
                 continue;

@@ -1,4 +1,4 @@
-//! The socket in the file system: one instance, safe directory, right mode from the first moment.
+//! The socket in the file system: one instance, a safe directory, the right mode from the first moment.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,7 +16,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 const BACKLOG: i32 = 128;
 /// Owner and group may connect.
 const SOCKET_MODE: u32 = 0o660;
-/// Owner and group may look into the directory; only the owner may change it.
+/// Owner and group may enter the directory; only the owner may change it.
 const DIRECTORY_MODE: u32 = 0o750;
 const WORLD_WRITABLE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
@@ -28,10 +28,10 @@ pub enum ListenError {
     /// Another instance has the path.
     #[error("another instance serves {0}: end it, or choose another socket with -r")]
     InUse(PathBuf),
-    /// Anybody could put another socket in its place.
+    /// Any user could put another socket in its place.
     #[error("anybody may write to {0}: keep the socket in a directory of mode 0750")]
     OpenToAll(PathBuf),
-    /// Something that is no socket is there.
+    /// The path holds something other than a socket.
     #[error("{0} exists and is not a socket: move it away")]
     NotASocket(PathBuf),
     /// Anything else.
@@ -44,8 +44,8 @@ pub enum ListenError {
     },
 }
 
-/// The lock that makes this the only instance of its path. The file stays: one that is unlinked
-/// could be locked by two.
+/// The lock that makes this the only instance of its path. The file stays: two instances could both lock a
+/// path whose file was unlinked.
 pub(super) struct Lock {
     _file: File,
 }
@@ -59,7 +59,7 @@ impl Lock {
         check_directory(path)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        // Not through a link that somebody else has put there.
+        // Not through a link that another user has put there.
         options.custom_flags(libc::O_NOFOLLOW);
         let file = options.open(&name).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -73,7 +73,7 @@ impl Lock {
 /// Listens at a path whose lock is held.
 pub(super) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     match fs::symlink_metadata(path) {
-        // Left by an instance that was killed: its lock is ours now.
+        // Left by an instance that was killed: this instance has its lock now.
         Ok(found) if found.file_type().is_socket() => {
             fs::remove_file(path)
                 .map_err(|error| ListenError::Io { path: path.to_owned(), error })?;
@@ -110,8 +110,8 @@ fn make_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
 }
 
-/// Whoever may write to the directory may put another socket in the place of ours. A sticky one
-/// such as /var/tmp, SPDK's default, lets others only take the name first, which is refused.
+/// A user that may write to the directory may put another socket in the place of ours. In a sticky
+/// directory such as /var/tmp, SPDK's default, another user can only take the name first, which is refused.
 fn check_directory(path: &Path) -> Result<(), ListenError> {
     let directory = directory(path);
     let failed = |error| ListenError::Io { path: path.to_owned(), error };

@@ -1,4 +1,4 @@
-//! The files of a state directory, one operation after another: recovery, groups, checkpoints.
+//! The files of a state directory, as single operations: recovery, groups, checkpoints.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,11 +15,11 @@ use super::format::{
 };
 use super::{Configuration, Recovered};
 
-/// Room reserved in the log beyond what is needed, so that most changes find theirs.
+/// Room reserved in the log beyond what is needed, so that most changes find room already reserved.
 pub(super) const RESERVE_STEP_BYTES: u64 = 1 << 20;
-/// As much is zeroed at a time as the segment has been filled with, but no less than this...
+/// As many bytes are zeroed at a time as the segment is filled with, but at least this number...
 pub(super) const MIN_ZEROED_BYTES: u64 = 64 << 10;
-/// ...and no more: changes wait meanwhile. It is what some 250 small changes take.
+/// ...and at most this number, because changes wait meanwhile. Some 250 small changes fill it.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
 /// Digits of the numbers in file names, so that names sort as numbers do.
 const NUMBER_DIGITS: usize = 12;
@@ -32,11 +32,11 @@ pub(super) struct ChangeLog {
     state: Uuid,
     segment: Box<dyn DiskFile>,
     segment_first: u64,
-    /// Where the next group goes.
+    /// Offset of the next group.
     end_bytes: u64,
-    /// Up to where room is reserved; never less than `end_bytes`.
+    /// Offset up to which room is reserved; never less than `end_bytes`.
     reserved_to: u64,
-    /// Up to where room holds zeroes, or refused them.
+    /// Offset up to which zeroes were written, or tried in vain.
     zeroed_to: u64,
     /// The number of the next change.
     next_sequence: u64,
@@ -45,13 +45,13 @@ pub(super) struct ChangeLog {
 /// Why a group has not been recorded.
 #[derive(Debug)]
 pub(super) enum AppendError {
-    /// No room; nothing of it is in the log, and it may be tried again.
+    /// No room; nothing of the group is in the log, and the caller may retry.
     Full(io::Error),
     /// The log cannot be used any more.
     Failed(io::Error),
 }
 
-/// What is needed to write a checkpoint beside the log.
+/// Writes checkpoints while the log goes on.
 #[derive(Clone)]
 pub(super) struct Checkpointer {
     disk: Arc<dyn Disk>,
@@ -66,9 +66,9 @@ struct Files {
 }
 
 impl ChangeLog {
-    /// Reads what a directory holds, sets right what a crash has left, and opens the log.
+    /// Reads a directory, repairs what a crash has left, and opens the log.
     pub(super) fn open(disk: Arc<dyn Disk>) -> Result<(Self, Recovered), StateError> {
-        // A name that a killed daemon has given may not be durable yet, but is relied on below.
+        // A name given by a killed daemon may not be durable yet, but the code below relies on it.
         disk.sync_names().map_err(|error| failed(&*disk, "sync", "", &error))?;
         let files = Files::list(&*disk)?;
         let mut notes = Vec::new();
@@ -80,8 +80,7 @@ impl ChangeLog {
             Recovered { configuration: document.configuration, sequence, ..Recovered::default() };
         let log = Self::continue_log(&disk, document.state, &files, &mut recovered, &mut notes);
         let log = log?;
-        // Leftovers of a checkpoint that was interrupted; if they cannot be removed they only
-        // take room.
+        // Leftovers of an interrupted checkpoint; if they cannot be removed they only take room.
         let _ = disk.remove(UNFINISHED);
         for note in &notes {
             tracing::warn!("{note}");
@@ -90,7 +89,7 @@ impl ChangeLog {
         Ok((log, recovered))
     }
 
-    /// The first start: an empty configuration, then a log that begins with change 1.
+    /// The first start: writes an empty configuration, then a log that begins with change 1.
     fn begin(disk: Arc<dyn Disk>, files: &Files) -> Result<(Self, Recovered), StateError> {
         if let Some(name) = files.segments.values().next() {
             return Err(incomplete(
@@ -117,7 +116,7 @@ impl ChangeLog {
         let first_needed = recovered.sequence + 1;
         let Some((&start, _)) = files.segments.range(..=first_needed).next_back() else {
             if recovered.sequence == 0 && files.segments.is_empty() {
-                // The very first start ended between its two files.
+                // The very first start was interrupted between its two files.
                 let log = Self::create_segment(Arc::clone(disk), state, 1);
                 return log.map_err(|(_, error)| error);
             }
@@ -137,8 +136,8 @@ impl ChangeLog {
             let next = segments.peek().map(|(first, _)| **first);
             let bytes = disk.read(name).map_err(|error| failed(&**disk, "read", name, &error))?;
             let header = match SegmentHeader::decode(&bytes) {
-                // Never used: the header is durable before a group or a configuration is
-                // written that relies on it.
+                // Never used: the header is durable before any group or configuration that relies on it is
+                // written.
                 Err(HeaderError::Invalid)
                     if next.is_none()
                         && (first > first_needed || first == 1)
@@ -199,7 +198,7 @@ impl ChangeLog {
         log.ok_or_else(|| incomplete(&**disk, "the log is missing".into(), "Put it back.".into()))
     }
 
-    /// Opens a segment behind its last group.
+    /// Opens a segment for writing after its last group.
     fn open_segment(
         disk: &Arc<dyn Disk>,
         state: Uuid,
@@ -214,7 +213,7 @@ impl ChangeLog {
         };
         let segment = disk.open(name).map_err(io("open"))?;
         segment.truncate(end_bytes).map_err(io("truncate"))?;
-        // What a killed daemon wrote but did not sync is about to be relied on.
+        // The code below relies on bytes that a killed daemon wrote but did not sync.
         segment.sync().map_err(io("sync"))?;
         let disk = Arc::clone(disk);
         Ok(Self {
@@ -229,8 +228,8 @@ impl ChangeLog {
         })
     }
 
-    /// Creates the segment that begins with a change. On failure says whether the name is gone
-    /// for certain, so that the log may go on without it.
+    /// Creates the segment that begins with a change. An error also says whether the name is certainly
+    /// gone, so that the log may go on without the segment.
     fn create_segment(
         disk: Arc<dyn Disk>,
         state: Uuid,
@@ -271,12 +270,12 @@ impl ChangeLog {
         self.end_bytes - BLOCK_BYTES as u64
     }
 
-    /// Room that is reserved beyond the last group.
+    /// Room that is reserved after the last group.
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.reserved_to - self.end_bytes
     }
 
-    /// Reserves room so that at least `bytes` can be appended, and more while there is plenty.
+    /// Reserves room for at least `bytes`, and for more while there is plenty.
     pub(super) fn reserve(&mut self, bytes: u64) -> io::Result<()> {
         if self.reserved_bytes() >= bytes {
             return Ok(());
@@ -284,12 +283,12 @@ impl ChangeLog {
         let mut length = bytes + RESERVE_STEP_BYTES;
         let mut result = self.segment.reserve(self.end_bytes, length);
         if result.as_ref().is_err_and(is_full) {
-            // Nearly full: what is needed and no more.
+            // The disk is nearly full: only the room that is needed.
             length = bytes;
             result = self.segment.reserve(self.end_bytes, length);
         }
         match result {
-            // Then a full disk shows when the group is written.
+            // Without reserving, a full disk is noticed only when the group is written.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
             other => other?,
         }
@@ -297,11 +296,11 @@ impl ChangeLog {
         Ok(())
     }
 
-    /// Keeps zeroes ahead of the next group, in room that is reserved.
+    /// Keeps zeroes ahead of the next group, in reserved room.
     ///
-    /// A group that only overwrites blocks is durable when these are: the file has its size and
-    /// its blocks already. Otherwise each sync has to wait for the file system's own journal.
-    /// Without zeroes, as on a disk that has no room for them, the log grows with each group.
+    /// A group that only overwrites blocks needs only a sync of these blocks: the file has its size and its
+    /// blocks already. Otherwise each sync waits for the file system's own journal. Without zeroes, for
+    /// example on a disk without room for them, the log grows with each group.
     ///
     /// # Errors
     /// When a sync fails: the log cannot be used any more.
@@ -312,11 +311,11 @@ impl ChangeLog {
         }
         let length = self.segment_bytes().clamp(MIN_ZEROED_BYTES, MAX_ZEROED_BYTES);
         let to = self.reserved_to.min(from + length);
-        // On a disk that is nearly full, a sync of zeroes for each group would be the dearer way.
+        // On a nearly full disk, a sync of zeroes for each group would cost more than it saves.
         if to < from + MIN_ZEROED_BYTES / 2 {
             return Ok(());
         }
-        // Also if it fails: it is tried again behind this.
+        // Also if writing fails: the next attempt is made behind these bytes.
         self.zeroed_to = to;
         let synced = match self.segment.write_zeroes(from, to - from) {
             Ok(()) => self.segment.sync(),
@@ -325,7 +324,7 @@ impl ChangeLog {
                 Ok(())
             }
         };
-        // Nothing but zeroes is lost if there was no room after all.
+        // If there was no room, only zeroes are lost.
         synced.or_else(|error| if is_full(&error) { Ok(()) } else { Err(error) })
     }
 
@@ -348,8 +347,8 @@ impl ChangeLog {
         Ok(())
     }
 
-    /// Begins a new segment with the next change, in which at least `bytes` are reserved.
-    /// On failure the log goes on in the old one, unless `false` comes with the error.
+    /// Begins a new segment with the next change, and reserves at least `bytes` in it. On failure the log
+    /// goes on in the old segment, unless `false` comes with the error.
     pub(super) fn rotate(&mut self, bytes: u64) -> Result<(), (bool, StateError)> {
         if self.segment_first == self.next_sequence {
             return Ok(());
@@ -361,13 +360,13 @@ impl ChangeLog {
             let removed = self.disk.remove(&name).and_then(|()| self.disk.sync_names());
             return Err((removed.is_ok(), failed(&*self.disk, "reserve room in", &name, &error)));
         }
-        // Gives back the room that was reserved and not used; failing that, it stays reserved.
+        // Gives back room that was reserved but not used; if that fails, it stays reserved.
         let _ = self.segment.truncate(self.end_bytes);
         *self = next;
         Ok(())
     }
 
-    /// What writes checkpoints of this state.
+    /// The writer of checkpoints for this state.
     pub(super) fn checkpointer(&self) -> Checkpointer {
         Checkpointer { disk: Arc::clone(&self.disk), state: self.state }
     }
@@ -391,7 +390,7 @@ impl Checkpointer {
             file.sync()
         });
         if let Err(error) = written {
-            // Room for the log, which matters more.
+            // Frees room for the log, which matters more.
             let _ = self.disk.remove(UNFINISHED);
             return Err(failed(&*self.disk, "write", UNFINISHED, &error));
         }
@@ -431,7 +430,7 @@ impl Files {
     }
 }
 
-/// The number in a name that we would have given, and in no other.
+/// The number in a file name of the form that this module gives; `None` for other names.
 fn number_in(name: &str, prefix: &str, suffix: &str) -> Option<u64> {
     let digits = name.strip_prefix(prefix)?.strip_suffix(suffix)?;
     let number = digits.parse().ok()?;
@@ -446,7 +445,7 @@ fn segment_name(first_sequence: u64) -> String {
     format!("changes-{first_sequence:0NUMBER_DIGITS$}.log")
 }
 
-/// Reads the newest configuration; when it is damaged, says how to go back.
+/// Reads the newest configuration; if it is damaged, the error says how to go back.
 fn read_document(
     disk: &dyn Disk,
     name: &str,

@@ -1,4 +1,4 @@
-//! The thread that writes the log: all that has been appended meanwhile becomes one group.
+//! The thread that writes the log: all changes appended during one write become the next group.
 
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -10,22 +10,22 @@ use super::error::StateError;
 use super::format::{GROUP_TARGET_BYTES, GroupBuilder};
 use super::store::{Done, ENDED, Entry, Health, Queue, Shared};
 
-/// With less room than this beyond what is promised, more is reserved before anyone waits for it.
+/// If less unpromised room than this is left, more is reserved before a caller waits for it.
 const RESERVE_AHEAD_BYTES: u64 = RESERVE_STEP_BYTES / 2;
-/// How often room is looked for while changes are waiting for it.
+/// How often to look for room while changes wait for it.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 /// The only owner of the log.
 pub(super) struct Committer {
     shared: Arc<Shared>,
     log: ChangeLog,
-    /// Writes a checkpoint, while the log goes on.
+    /// The thread that writes a checkpoint while the log goes on.
     checkpoint: Option<JoinHandle<()>>,
 }
 
-/// What the committer has found to do.
+/// Work for the committer.
 struct Work {
-    /// Entries that make the next group, or one checkpoint.
+    /// Entries for the next group, or one checkpoint.
     entries: Vec<Entry>,
     /// Room to reserve.
     wanted_bytes: u64,
@@ -45,7 +45,7 @@ impl Committer {
             if !work.entries.is_empty() {
                 written = self.do_entries(work.entries);
             }
-            // With changes waiting for room, there is none for others.
+            // While changes wait for room, other callers get none.
             let refusal = if written { self.reserve(work.wanted_bytes) } else { None };
             let mut queue = self.shared.lock();
             queue.refusal = refusal;
@@ -55,7 +55,7 @@ impl Committer {
         }
     }
 
-    /// Waits for something to do; `None` at the end.
+    /// Waits for work; `None` at the end.
     fn next_work(&mut self) -> Option<Work> {
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.lock();
@@ -85,7 +85,7 @@ impl Committer {
         Some(Work { entries, wanted_bytes, request: queue.requests })
     }
 
-    /// Whether the entries are done with, well or ill.
+    /// Handles the entries; `false` if they still wait for room.
     fn do_entries(&mut self, entries: Vec<Entry>) -> bool {
         if let Some(Entry::Checkpoint { .. }) = entries.first() {
             for entry in entries {
@@ -114,7 +114,7 @@ impl Committer {
                 queue.promised_bytes -= entries.iter().map(Entry::room_bytes).sum::<u64>();
                 queue.durable_sequence = self.log.next_sequence() - 1;
                 drop(queue);
-                // Before more room is reserved, which may take its time.
+                // Answered before more room is reserved, which may take long.
                 self.shared.answered.notify_all();
                 true
             }
@@ -132,8 +132,8 @@ impl Committer {
         }
     }
 
-    /// The disk is full although room was reserved: the changes wait at the head of the queue,
-    /// and whoever appended them is told.
+    /// The disk is full although room was reserved: the changes stay at the head of the queue, and their
+    /// callers get an error.
     fn fall_behind(&mut self, entries: Vec<Entry>, reason: &str) {
         let mut queue = self.shared.lock();
         if queue.health == Health::Good {
@@ -149,13 +149,13 @@ impl Committer {
         self.shared.answered.notify_all();
     }
 
-    /// Nothing is written any more.
+    /// Ends all writing.
     fn fail(&self, reason: &str) {
         tracing::error!("{}", self.shared.read_only(reason));
         self.shared.end(reason);
     }
 
-    /// Reserves what is wanted, and some room ahead, and prepares it; gives the reason if what is wanted is
+    /// Reserves the wanted room, and some room ahead, and zeroes it; gives the reason if the wanted room is
     /// refused.
     fn reserve(&mut self, wanted_bytes: u64) -> Option<String> {
         let promised_bytes = self.shared.lock().promised_bytes;
@@ -176,11 +176,11 @@ impl Committer {
     /// Lets the log go on in a new segment, and writes the configuration beside it.
     fn begin_checkpoint(&mut self, configuration: Configuration, done: Done) {
         if let Some(earlier) = self.checkpoint.take() {
-            // It reports its own failures.
+            // The thread reports its own failures.
             let _ = earlier.join();
         }
         let mut queue = self.shared.lock();
-        // Who wants room from now on waits until it is known how much the new segment has.
+        // Callers that ask for room from now on wait until the room of the new segment is known.
         queue.reserved_bytes = queue.promised_bytes;
         let promised_bytes = queue.promised_bytes;
         drop(queue);
@@ -204,7 +204,7 @@ impl Committer {
             shared.end_checkpoint(log_bytes, written, done);
         };
         let thread = std::thread::Builder::new().name("raceline-checkpoint".into()).spawn(write);
-        // Without a thread `done` has been dropped with the closure: those who wait see that.
+        // If no thread could start, `done` has been dropped with the closure, which its waiters notice.
         match thread {
             Ok(thread) => self.checkpoint = Some(thread),
             Err(error) => {
@@ -221,16 +221,16 @@ impl Committer {
 impl Drop for Committer {
     fn drop(&mut self) {
         if let Some(checkpoint) = self.checkpoint.take() {
-            // It reports its own failures.
+            // The thread reports its own failures.
             let _ = checkpoint.join();
         }
-        // Also when this thread panics: nobody may wait for it in vain.
+        // Also when this thread panics: otherwise callers would wait in vain.
         self.shared.end(ENDED);
     }
 }
 
 impl Shared {
-    /// Takes no more changes, and tells everyone who waits.
+    /// Refuses further changes, and wakes every waiting caller.
     fn end(&self, reason: &str) {
         let mut queue = self.lock();
         if !matches!(queue.health, Health::ReadOnly(_)) {
@@ -282,7 +282,7 @@ impl Entry {
     }
 }
 
-/// The changes at the head of the queue that make one group, or the checkpoint there.
+/// Takes the changes for one group from the head of the queue, or the checkpoint there.
 fn take_entries(queue: &mut Queue) -> Vec<Entry> {
     let mut entries = Vec::new();
     let mut group_bytes = 0;

@@ -1,4 +1,4 @@
-//! Power is cut after every operation of long random histories; nothing acknowledged is lost.
+//! Power is cut after every operation of long random histories; no acknowledged change is lost.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,23 +12,23 @@ use super::format::{BLOCK_BYTES, GroupBuilder};
 use super::sim::{Image, Random, SimDisk};
 use super::{Call, Configuration, Recovered, SubsystemConfig};
 
-/// Histories of a run; `RACELINE_STATE_SEEDS` sets another number, `RACELINE_STATE_SEED` one seed.
+/// Histories of a run; `RACELINE_STATE_SEEDS` sets another number, `RACELINE_STATE_SEED` a single seed.
 const SEEDS: u64 = 12;
 /// Steps of a history.
 const STEPS: usize = 60;
 /// Different ways to lose power after one operation.
 const CRASHES_PER_POINT: usize = 3;
 
-/// What has been done, and how much of it was acknowledged.
+/// The changes made so far, and how many of them were acknowledged.
 #[derive(Clone, Default)]
 struct History {
     /// Every change since the beginning, in order.
     changes: Vec<Value>,
-    /// So many were acknowledged.
+    /// The number of changes that were acknowledged.
     acknowledged: usize,
-    /// Room is being prepared just now.
+    /// Whether room is being prepared now.
     preparing: bool,
-    /// Crashes that were looked at, and what they showed.
+    /// Statistics of the crashes that were checked.
     seen: Seen,
 }
 
@@ -38,14 +38,14 @@ struct Seen {
     cut_off: usize,
     unacknowledged_kept: usize,
     during_recovery: usize,
-    /// While zeroes were being written, and with zeroes behind the last group.
+    /// Crashes while zeroes were being written, and crashes with zeroes behind the last group.
     preparing: usize,
     zeroes_behind: usize,
 }
 
 type Model = BTreeMap<String, String>;
 
-/// What changes add up to.
+/// The sum of changes.
 fn fold<'a>(model: &mut Model, changes: impl IntoIterator<Item = &'a Value>) {
     for change in changes {
         let key = change["key"].as_str().unwrap().to_owned();
@@ -70,7 +70,7 @@ fn configuration(model: &Model) -> Configuration {
     Configuration { subsystems: vec![subsystem], identity: json!({ "entries": model.len() }) }
 }
 
-/// The model that a directory was found to hold.
+/// The model that a recovered directory holds.
 fn model_of(recovered: &Recovered) -> Model {
     let mut model = Model::new();
     let calls = recovered.configuration.subsystems.iter().flat_map(|subsystem| &subsystem.config);
@@ -86,10 +86,10 @@ fn open(image: Image) -> Result<(SimDisk, ChangeLog, Recovered), StateError> {
     Ok((disk, log, recovered))
 }
 
-/// Whether what was found is what a crash may leave.
+/// Checks that the recovered state is one that a crash may leave.
 fn judge(history: &History, recovered: &Recovered) -> Result<usize, String> {
     let found = usize::try_from(recovered.sequence).unwrap();
-    // One group is in flight at a time, so it is there whole or not at all.
+    // One group is in flight at a time, and a crash keeps it whole or not at all.
     if found != history.acknowledged && found != history.changes.len() {
         return Err(format!(
             "{found} changes are there, of {} acknowledged and {} made",
@@ -105,13 +105,13 @@ fn judge(history: &History, recovered: &Recovered) -> Result<usize, String> {
     Ok(found)
 }
 
-/// Cuts power in several ways, also while the directory is opened after it.
+/// Cuts power in several ways, also during the recovery that follows.
 fn check(history: &mut History, image: &Image, random: &mut Random) -> Result<(), String> {
     for _ in 0..CRASHES_PER_POINT {
         let crashed = image.crash(random);
         history.seen.preparing += usize::from(history.preparing);
         history.seen.zeroes_behind += usize::from(ends_in_zeroes(&crashed));
-        // While it is opened, too.
+        // Power is also cut during recovery.
         let recovering = SimDisk::new(crashed.clone());
         let images = Arc::new(Mutex::new(Vec::new()));
         let keep = Arc::clone(&images);
@@ -128,7 +128,7 @@ fn check(history: &mut History, image: &Image, random: &mut Random) -> Result<()
             judge(history, &recovered).map_err(|error| format!("opened twice: {error}"))?;
             history.seen.during_recovery += 1;
         }
-        // What has been shown once stays.
+        // A change that one recovery has shown stays.
         let again = recovering.image().crash(random);
         let (_, _, again) = open(again).map_err(|error| format!("opened again: {error}"))?;
         if again.sequence != recovered.sequence {
@@ -152,7 +152,7 @@ fn prepare_room(log: &mut ChangeLog, bytes: u64) -> Result<(), String> {
     log.write_ahead().map_err(|error| error.to_string())
 }
 
-/// One history. Gives what was seen, or the first violation.
+/// Runs one history. Gives its statistics, or the first violation.
 fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, String> {
     let mut random = Random(seed);
     let history = Arc::new(Mutex::new(History::default()));
@@ -176,7 +176,7 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
         disk.image().faults.no_room_to_zero = random.one_in(4);
         match random.below(12) {
             0 => {
-                // Far ahead, as for a large change.
+                // Far ahead, as a large change needs it.
                 log.reserve(300 << 10).map_err(|error| error.to_string())?;
             }
             1 => {
@@ -201,7 +201,7 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
                 watch(&disk, random.clone());
             }
             step => {
-                // Some groups find nothing prepared.
+                // Some groups find no prepared room.
                 if step > 4 {
                     history.lock().unwrap().preparing = true;
                     prepare_room(&mut log, 4096 * 3)?;
@@ -265,7 +265,7 @@ fn nothing_acknowledged_is_lost_wherever_power_is_cut() {
     }
     println!("{total:?}");
     if seeds == (0..SEEDS) {
-        // Otherwise the test would have looked at too little to mean anything.
+        // With fewer crashes the test would mean nothing.
         assert!(total.crashes >= 1000 && total.during_recovery >= 1000, "{total:?}");
         assert!(total.cut_off >= 100 && total.unacknowledged_kept >= 100, "{total:?}");
         assert!(total.preparing >= 1000 && total.zeroes_behind >= 1000, "{total:?}");
@@ -327,7 +327,7 @@ fn a_damaged_configuration_is_named_and_the_previous_one_takes_its_place() {
     let error = open(image.clone()).err().unwrap().to_string();
     assert!(error.contains("/simulated/config-000000000012.json is damaged at byte"), "{error}");
     assert!(error.contains("config-000000000008.json and the log after it hold"), "{error}");
-    // Just what the message says.
+    // Exactly the remedy in the message.
     image.take_away(newest);
     let (_, _, recovered) = open(image).unwrap();
     assert_eq!(recovered.sequence, 16);
@@ -338,7 +338,7 @@ fn a_damaged_configuration_is_named_and_the_previous_one_takes_its_place() {
 fn damage_in_the_log_is_named_and_nothing_is_started() {
     let (image, _) = sample();
     let name = "changes-000000000013.log";
-    // Everywhere but in the last group.
+    // In any block except those of the last group.
     let (_, log, _) = open(image.clone()).unwrap();
     let end = usize::try_from(log.segment_bytes()).unwrap();
     for offset in (0..end - 3 * 4096).step_by(131) {
@@ -394,7 +394,7 @@ fn the_log_goes_on_when_a_checkpoint_finds_no_room() {
     assert_eq!(model_of(&recovered), model);
 }
 
-/// The number of changes that a disk of this size takes.
+/// The number of changes for which a disk of this size has room.
 fn changes_that_fit(room_bytes: usize, no_reserving: bool, no_zeroes: bool) -> usize {
     let mut image = Image::default();
     image.faults.room_bytes = Some(room_bytes);
@@ -406,7 +406,7 @@ fn changes_that_fit(room_bytes: usize, no_reserving: bool, no_zeroes: bool) -> u
     for count in 0.. {
         let refused = log.reserve(BLOCK_BYTES as u64).err();
         log.write_ahead().unwrap();
-        // A full disk that cannot reserve shows when the group is written.
+        // If the disk cannot reserve, it is found to be full only when the group is written.
         if refused.is_some() || log.append(&group).is_err() {
             let (_, _, recovered) = open(disk.image().crash(&mut Random(1))).unwrap();
             assert_eq!(recovered.changes.len(), count);
@@ -445,7 +445,7 @@ fn a_log_without_zeroes_goes_on_with_them() {
     fold(&mut model, [&change]);
     assert_eq!(disk.image().size(name), size, "a group that overwrites");
     let (disk, _, recovered) = open(disk.image().crash(&mut Random(5))).unwrap();
-    // The zeroes are no leftover to speak of, and are gone.
+    // Zeroes are not reported as a leftover, and they are gone.
     assert!(recovered.notes.is_empty(), "{:?}", recovered.notes);
     assert_eq!(model_of(&recovered), model);
     assert!(disk.image().size(name) < size);

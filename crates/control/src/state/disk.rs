@@ -1,4 +1,4 @@
-//! The file operations that state needs, on the real file system; tests simulate them.
+//! The file operations of the state, on the real file system; tests simulate them.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -12,9 +12,9 @@ use rustix::io::Errno;
 
 use super::error::StateError;
 
-/// Who may read the state: its owner.
+/// Only the owner may read the state.
 const FILE_MODE: u32 = 0o600;
-/// Who may enter the directory: its owner.
+/// Only the owner may enter the directory.
 const DIRECTORY_MODE: u32 = 0o700;
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
@@ -25,15 +25,15 @@ const LOCK_FILE: &str = "lock";
 
 /// One flat directory of files.
 ///
-/// Nothing survives a crash for certain before it is synced: the bytes of a file by
-/// [`DiskFile::sync`], names (created, renamed, removed) by [`Disk::sync_names`].
+/// Nothing is certain to survive a crash before it is synced: [`DiskFile::sync`] makes the bytes of a file
+/// durable, [`Disk::sync_names`] its names (created, renamed, removed).
 pub trait Disk: Send + Sync {
     /// The directory, for messages.
     fn path(&self) -> &Path;
     /// The names of its files.
     ///
     /// # Errors
-    /// As the system gives them; so for the other operations.
+    /// The system's error; the same holds for the other operations.
     fn list(&self) -> io::Result<Vec<String>>;
     /// The whole content of a file.
     ///
@@ -50,7 +50,7 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// As the system gives them.
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// Gives a file another name, in place of any file that has it.
+    /// Renames a file, in place of any file that has the new name.
     ///
     /// # Errors
     /// As the system gives them.
@@ -71,10 +71,9 @@ pub trait Disk: Send + Sync {
 pub trait DiskFile: Send {
     /// Reserves room for these bytes without changing the file's size.
     ///
-    /// # Errors
-    /// When there is no room, or the file system cannot reserve any ([`io::ErrorKind::Unsupported`]).
+    /// If there is no room, or the file system cannot reserve any ([`io::ErrorKind::Unsupported`]).
     fn reserve(&self, offset: u64, length: u64) -> io::Result<()>;
-    /// Writes zeroes, so that what is written there later changes blocks and no metadata.
+    /// Writes zeroes, so that a later write there changes only blocks and no metadata.
     ///
     /// # Errors
     /// As the system gives them, with part of the zeroes written; [`io::ErrorKind::Unsupported`]
@@ -93,8 +92,8 @@ pub trait DiskFile: Send {
     /// Makes bytes and size durable.
     ///
     /// # Errors
-    /// As the system gives them. After an error nobody knows what is on disk: the kernel marks
-    /// pages clean that it failed to write, so syncing again proves nothing.
+    /// The system's error. After an error the content of the disk is unknown: the kernel marks pages clean
+    /// that it failed to write, so syncing again proves nothing.
     fn sync(&self) -> io::Result<()>;
 }
 
@@ -136,7 +135,7 @@ impl RealDisk {
     }
 }
 
-/// What the system said, with what to do where that is known.
+/// The system's text, followed by a remedy where one is known.
 fn reason_of(error: &io::Error) -> String {
     let user = rustix::process::geteuid().as_raw();
     match error.kind() {
@@ -157,7 +156,7 @@ enum LockError {
     Io(io::Error),
 }
 
-/// Takes the lock, and leaves our process id in the file for those who come later.
+/// Takes the lock, and leaves our process id in the file for daemons that find it locked.
 fn lock(_dir: &Path, path: &Path) -> Result<File, LockError> {
     let options = options().read(true).create(true).truncate(false).open(path);
     let mut file = options.map_err(LockError::Io)?;
@@ -165,7 +164,7 @@ fn lock(_dir: &Path, path: &Path) -> Result<File, LockError> {
         Ok(()) => {}
         Err(std::fs::TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            // The text is a courtesy; the lock itself is the kernel's.
+            // The process id is only a hint; the lock itself is the kernel's.
             let _ = file.read_to_string(&mut holder);
             let holder = holder.trim();
             let known = !holder.is_empty() && holder.bytes().all(|byte| byte.is_ascii_digit());
@@ -174,7 +173,7 @@ fn lock(_dir: &Path, path: &Path) -> Result<File, LockError> {
         Err(std::fs::TryLockError::Error(error)) => return Err(LockError::Io(error)),
     }
     file.set_len(0).and_then(|()| file.rewind()).map_err(LockError::Io)?;
-    // On a full disk the lock still holds; only the courtesy is missing.
+    // On a full disk the lock still holds; only the process id is missing.
     let _ = writeln!(file, "{}", std::process::id());
     Ok(file)
 }
@@ -193,7 +192,7 @@ impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
-            // A name that is not UTF-8 is none of ours.
+            // A name that is not UTF-8 is not one of ours.
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }
@@ -207,7 +206,7 @@ impl Disk for RealDisk {
 
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         let file = options().create(true).truncate(true).open(self.path.join(name))?;
-        // Also for a file that was there before, whatever its mode was.
+        // Also set for an existing file, whatever its mode was.
         file.set_permissions(Permissions::from_mode(FILE_MODE))?;
         Ok(Box::new(file))
     }
@@ -262,9 +261,9 @@ impl DiskFile for File {
     }
 }
 
-/// Whether overwriting a block of this file is sure to use the same room again. Where file systems
-/// copy on write (btrfs, bcachefs, F2FS), the first write uses up what fallocate(2) reserved and
-/// the second wants more, which may not be there.
+/// Whether overwriting a block of this file is certain to use the same room again. File systems that copy
+/// on write (btrfs, bcachefs, F2FS) use up the room that fallocate(2) reserved in the first write, and need
+/// more for the second, which may not be available.
 fn overwrites_in_place(file: &File) -> io::Result<bool> {
     let kind = rustix::fs::fstatfs(file)?.f_type;
     // ext2 and ext3 have the same number.

@@ -1,4 +1,4 @@
-//! The configuration file: SPDK's JSON form, with what we need to continue it, and a checksum.
+//! The configuration file: SPDK's JSON form, the data needed to continue the log, and a checksum.
 //!
 //! ```json
 //! {"raceline":{"format":1,"state":"...","sequence":42,"identity":{}},
@@ -26,14 +26,14 @@ const SUM_PREFIX: &str = "\"checksum\":\"crc32c:";
 /// The last line after the checksum.
 const SUM_SUFFIX: &str = "\"}\n";
 
-/// A configuration, and how far in the history of changes it reaches.
+/// A configuration, and the number of the last change in it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Document {
     /// Names the state, so that files of two states are not mixed.
     pub(super) state: Uuid,
-    /// The last change that is contained.
+    /// The last change that it contains.
     pub(super) sequence: u64,
-    /// What it contains.
+    /// The configuration.
     pub(super) configuration: Configuration,
 }
 
@@ -55,14 +55,14 @@ struct Whole {
 /// Why a document cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum DocumentError {
-    /// Something is wrong at this byte.
+    /// The file is damaged at this byte.
     Damaged {
-        /// Where.
+        /// Offset of the damage.
         offset: usize,
-        /// What.
+        /// What is wrong there.
         problem: String,
     },
-    /// It is of this format, which is newer.
+    /// It has this format, which is newer than this program.
     Version(u32),
 }
 
@@ -96,7 +96,7 @@ impl Document {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, DocumentError> {
         let damaged = |offset, problem: String| DocumentError::Damaged { offset, problem };
         let whole: Result<Whole, _> = serde_json::from_slice(bytes);
-        // The text first: it knows the place of what is wrong, the checksum does not.
+        // The text first: its parser knows the place of an error, the checksum does not.
         let whole = whole.map_err(|error| {
             if let Some(format) = newer_format(bytes) {
                 return DocumentError::Version(format);
@@ -121,7 +121,7 @@ impl Document {
     }
 }
 
-/// The format of a text that is JSON but not as we know it.
+/// The newer format that a JSON text names, if its form is unknown.
 fn newer_format(bytes: &[u8]) -> Option<u32> {
     let value: Value = serde_json::from_slice(bytes).ok()?;
     let format = value.get("raceline")?.get("format")?.as_u64()?;

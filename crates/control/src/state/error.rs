@@ -9,14 +9,14 @@ pub enum StateError {
     /// A file operation failed.
     #[error("cannot {action} {}: {reason}", file.display())]
     Io {
-        /// What was tried, as in "read".
+        /// The operation that was tried, such as "read".
         action: &'static str,
         /// The file or directory.
         file: PathBuf,
         /// What the system said.
         reason: String,
     },
-    /// The state directory may be written by others.
+    /// Other users may write to the state directory.
     #[error(
         "{} may be written by others (mode {mode:o}): whoever can write it rules the target; \
          chmod go-w {}",
@@ -40,7 +40,7 @@ pub enum StateError {
         /// The other's process id, as far as it is known.
         holder: String,
     },
-    /// A file does not hold what was written to it. Nothing of the state has been used.
+    /// A file does not hold the bytes that were written to it. Nothing of the state has been used.
     #[error("{} is damaged at byte {offset}: {problem}; nothing was started. {remedy}", file.display())]
     Damaged {
         /// The file.
@@ -52,7 +52,7 @@ pub enum StateError {
         /// What to do.
         remedy: String,
     },
-    /// The files do not fit together.
+    /// The files do not belong together.
     #[error("the state in {} is incomplete: {problem}; nothing was started. {remedy}", dir.display())]
     Incomplete {
         /// The directory.
@@ -62,7 +62,7 @@ pub enum StateError {
         /// What to do.
         remedy: String,
     },
-    /// Written by a version that is newer than this program.
+    /// The file was written by a newer version of this program.
     #[error(
         "{} has format {found}, this program knows format {known}: use the version of raceline \
          that wrote it, or a newer one",
@@ -76,7 +76,7 @@ pub enum StateError {
         /// The newest format known.
         known: u32,
     },
-    /// There is no room for the change; it has not been made.
+    /// There is no room for the change; the change has not been made.
     #[error(
         "no room in {} to record the change ({reason}): the change was refused, nothing has \
          changed; make room and try again",
@@ -100,7 +100,7 @@ pub enum StateError {
         /// What the system said.
         reason: String,
     },
-    /// The log could not be written or synced: what is on disk is not known until it is read again.
+    /// The log could not be written or synced: the content of the disk is unknown until it is read again.
     #[error(
         "the state in {} is read-only since a write failed ({reason}): changes are refused until \
          the daemon is restarted; check the disk first",
@@ -122,7 +122,7 @@ pub enum StateError {
     },
 }
 
-/// Whether the system said that there is no room, which may pass.
+/// Whether the system reported a full disk, which may pass.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,13 +1,13 @@
 //! The log on disk: segments of groups of changes, every group in blocks of its own.
 //!
-//! A segment is a header block, then groups. A group is what one sync made durable: a header,
-//! a JSON array of changes, zeros up to the next block. Because no block of a group is ever written
-//! again after its sync, a torn write can only spoil the group that was being written; and because
-//! each group is synced before the next one is written, an invalid group with a valid one behind
-//! it was durable once: that is damage, not a torn write.
+//! A segment is a header block, then groups. One sync made each group durable: a header, a JSON array of
+//! changes, zeros up to the next block. No block of a group is ever written again after its sync, so a torn
+//! write can only spoil the group that was being written. Each group is synced before the next one is
+//! written, so an invalid group with a valid one behind it was durable once: that is damage, not a torn
+//! write.
 //!
-//! Behind the last group there may be zeroes, written ahead so that a group only overwrites blocks.
-//! They are no group and no torn write, just the end.
+//! There may be zeroes behind the last group, written ahead so that a group only overwrites blocks. They
+//! are neither a group nor a torn write, but the end.
 
 use raceline_crc32c::crc32c;
 use serde_json::Value;
@@ -18,9 +18,9 @@ use uuid::Uuid;
 pub(super) const BLOCK_BYTES: usize = 4096;
 /// The newest format of the log that this program reads, and the one that it writes.
 pub(super) const LOG_FORMAT: u32 = 1;
-/// The largest encoded change, or list of changes that must stand or fall together.
+/// The largest encoded change, or list of changes that are recorded all or none.
 pub const MAX_CHANGE_BYTES: usize = 4 << 20;
-/// Changes are put into one group up to this size.
+/// Changes are collected in one group up to this size.
 pub(super) const GROUP_TARGET_BYTES: usize = 1 << 20;
 /// The largest payload of a group: the target, exceeded by at most one change, and brackets.
 const MAX_PAYLOAD_BYTES: usize = GROUP_TARGET_BYTES + MAX_CHANGE_BYTES + 2;
@@ -46,7 +46,7 @@ pub(super) struct SegmentHeader {
 pub(super) enum HeaderError {
     /// It is not a header, or is damaged.
     Invalid,
-    /// It is of this format, which is newer.
+    /// It has this format, which is newer than this program.
     Version(u32),
 }
 
@@ -83,7 +83,7 @@ impl SegmentHeader {
     }
 }
 
-/// The bytes of a log that one change takes at most: if it gets a group of its own.
+/// The bytes of the log that one change takes at most: those of a group of its own.
 pub(super) fn room_for(change_bytes: usize) -> u64 {
     let whole = (GROUP_HEADER_BYTES + 2 + change_bytes).next_multiple_of(BLOCK_BYTES);
     whole as u64
@@ -123,7 +123,7 @@ impl GroupBuilder {
         body.resize(total_bytes - GROUP_HEADER_BYTES, 0);
 
         let mut fields = Vec::with_capacity(GROUP_HEADER_BYTES);
-        // The padding is covered too, so that every byte of the file is.
+        // The checksum also covers the padding, so that it protects every byte of the file.
         fields.extend(crc32c(&body).to_le_bytes());
         // MAX_PAYLOAD_BYTES fits; a larger payload would not be read back, so it saturates.
         fields.extend(u32::try_from(payload_bytes).unwrap_or(u32::MAX).to_le_bytes());
@@ -248,9 +248,9 @@ fn read_group(bytes: &[u8], sequence: u64) -> Result<(Vec<Value>, usize), String
     Ok((changes, header.total_bytes()))
 }
 
-/// Where a later block begins a group.
+/// The offset of a later block that begins a group.
 fn next_group(bytes: &[u8]) -> Option<usize> {
-    // Also the one at the start counts if it is whole: only its number or its text is wrong.
+    // A whole group at the start counts as well: then only its number or its text is wrong.
     let whole = |offset: usize| {
         let rest = bytes.get(offset..)?;
         let header = GroupHeader::decode(rest)?;
@@ -356,7 +356,7 @@ mod tests {
         let scanned = scan(&ahead, 1, None).unwrap();
         assert_eq!(scanned.changes.len(), 6);
         assert_eq!((scanned.end_bytes, scanned.torn_bytes), (bytes.len(), 0));
-        // A torn write into the zeroes: its first block is not there, or only that is.
+        // A torn write into the zeroes: either its first block is missing, or all others are.
         for kept in [1, 2] {
             let mut torn = ahead.clone();
             torn[offsets[2]..bytes.len()].fill(0);
@@ -366,7 +366,7 @@ mod tests {
             assert_eq!((scanned.changes.len(), scanned.end_bytes), (3, offsets[2]));
             assert_eq!(scanned.torn_bytes.div_ceil(BLOCK_BYTES), kept);
         }
-        // A group in the middle has become zeroes: that is damage.
+        // A group in the middle was overwritten with zeroes: that is damage.
         let mut lost = ahead;
         lost[offsets[1]..offsets[2]].fill(0);
         let damage = scan(&lost, 1, None).unwrap_err();

@@ -11,25 +11,25 @@ use crate::engine::catalogue::{Catalogue, Entry, Key, Record, Section};
 use crate::engine::generation;
 use crate::engine::journal::{Journal, JournalError};
 
-/// Room asked for before a change, whose records are not known yet: twice the largest request.
+/// Room reserved before a change, whose records are not known yet: twice the largest request.
 const CHANGE_BYTES: usize = 2 << 20;
-/// Where the identity of a configuration keeps the keys of its calls.
+/// The member of the configuration's identity that holds the keys of its calls.
 const KEYS: &str = "keys";
 
 /// Keeps an engine's changes in a state directory.
 pub struct StateJournal {
     store: Store,
-    /// Room for the change that is being made; there is one at a time.
+    /// Room for the change in progress; there is one at a time.
     permit: Mutex<Option<Permit>>,
 }
 
-/// What a state directory held.
+/// The state that a directory held.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
     /// The configuration, for [`Engine::restore`](crate::engine::Engine::restore).
     pub catalogue: Catalogue,
-    /// How many changes there have ever been. It grows over restarts too, so that it can serve as
-    /// a generation.
+    /// The number of all changes ever made. It also grows over restarts, so that it can serve as a
+    /// generation.
     pub sequence: u64,
 }
 
@@ -57,8 +57,8 @@ impl StateJournal {
         Ok((Self { store, permit: Mutex::default() }, Kept { catalogue, sequence }))
     }
 
-    /// Writes down that a daemon begins, and gives the number of this change: no daemon before has had
-    /// it, whatever that has shown to hosts without a change.
+    /// Writes down that a daemon starts, and gives the number of this change: no earlier daemon has had
+    /// this number, whatever it has shown to hosts without a change.
     pub fn begin(&self, kept: &Kept) -> u64 {
         let position = self.keep(&generation::mark());
         let position = position.and_then(|position| self.wait(position).map(|()| position));
@@ -81,7 +81,7 @@ impl StateJournal {
 impl Journal for StateJournal {
     fn reserve(&self) -> Result<(), JournalError> {
         let permit = self.store.reserve(CHANGE_BYTES)?;
-        // In place of that of a change that failed, if there is one.
+        // Replaces the permit of a change that failed, if there is one.
         *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = Some(permit);
         Ok(())
     }
@@ -93,7 +93,7 @@ impl Journal for StateJournal {
     }
 
     fn keep(&self, record: &Record) -> Result<u64, JournalError> {
-        // Not the permit of the change that is being made.
+        // Takes a permit of its own, not that of the change in progress.
         let permit = self.store.reserve(CHANGE_BYTES)?;
         Ok(self.store.append(permit, std::slice::from_ref(record))?)
     }
@@ -104,7 +104,7 @@ impl Journal for StateJournal {
 
     fn changed(&self, catalogue: &Catalogue) {
         if self.store.checkpoint_due() {
-            // A failure has been logged, and loses nothing.
+            // The store logs a failure, which loses nothing.
             self.store.checkpoint(configuration_of(catalogue), |_| {});
         }
     }
@@ -126,7 +126,7 @@ impl From<StateError> for JournalError {
     }
 }
 
-/// The calls section by section, as SPDK has them; and their keys in the same order.
+/// The calls section by section, as in SPDK; and their keys in the same order.
 fn configuration_of(catalogue: &Catalogue) -> Configuration {
     let mut subsystems = Vec::new();
     let mut all_keys = Map::new();
@@ -145,7 +145,8 @@ fn configuration_of(catalogue: &Catalogue) -> Configuration {
     Configuration { subsystems, identity }
 }
 
-/// The opposite, and the changes after it; or what this program does not understand.
+/// The catalogue of a configuration and of the changes after it; the error says what this program does not
+/// understand.
 fn catalogue_of(recovered: Recovered) -> Result<Catalogue, String> {
     let Recovered { configuration, changes, sequence, .. } = recovered;
     let mut catalogue = Catalogue::default();
@@ -198,7 +199,7 @@ mod tests {
             Self { engine, registry }
         }
 
-        /// Calls a method and waits until its effect is kept.
+        /// Calls a method and waits until its effect is durable.
         fn call(&self, method: &str, params: &Value) -> Result<Value, RpcError> {
             let raw = serde_json::value::to_raw_value(params).unwrap();
             let peer = Peer::this_process();
@@ -236,7 +237,7 @@ mod tests {
         let disk = crash(&disk);
         let daemon = Daemon::start(&disk);
         assert_eq!(daemon.bdevs(), before);
-        // After an orderly end too, and after a crash that follows it.
+        // After an orderly end as well, and after a crash that follows it.
         daemon.engine.close_journal().unwrap();
         let disk = crash(&disk);
         let daemon = Daemon::start(&disk);

@@ -1,4 +1,4 @@
-//! A simulated disk that can lose power after every operation, run full, and fail to sync.
+//! A simulated disk that can lose power after every operation, become full, and fail to sync.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::disk::{Disk, DiskFile};
 
-/// What a power cut leaves whole.
+/// The unit that a power cut does not tear.
 const SECTOR_BYTES: usize = 512;
 /// Zeroes are written in pieces of this size, and power may be cut after each.
 const ZEROES_BYTES: usize = 16 << 10;
 
-/// Small and good enough random numbers (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+/// Simple random numbers of sufficient quality (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub(super) struct Random(pub(super) u64);
 
@@ -50,16 +50,16 @@ enum NameChange {
 
 #[derive(Clone, Debug, Default)]
 struct Inode {
-    /// As programs see it.
+    /// The content that programs see.
     now: Vec<u8>,
-    /// As it is on the medium.
+    /// The content on the medium.
     durable: Vec<u8>,
     pending: Vec<FileChange>,
-    /// Up to where it has room, if that is beyond its end.
+    /// End of its reserved room, if that is beyond its own end.
     reserved_to: usize,
 }
 
-/// The content of a disk, and what is not durable of it.
+/// The content of a disk, including changes that are not durable yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Image {
     inodes: BTreeMap<u64, Inode>,
@@ -72,20 +72,20 @@ pub(super) struct Image {
     pub(super) syncs: u64,
 }
 
-/// What the disk does wrong.
+/// The faults of the disk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Faults {
-    /// Nothing more can be reserved.
+    /// No more room can be reserved.
     pub(super) no_room: bool,
-    /// Nothing can be written, though room was reserved.
+    /// Writes fail, although room was reserved.
     pub(super) no_room_to_write: bool,
-    /// Only the first piece of what is wanted can be zeroed.
+    /// Only the first piece of a request can be zeroed.
     pub(super) no_room_to_zero: bool,
-    /// Zeroes are not written at all, as where files are copied on write.
+    /// Zeroes are not written at all, as on file systems that copy on write.
     pub(super) no_zeroes: bool,
     /// The file system cannot reserve room.
     pub(super) no_reserving: bool,
-    /// All files together have room for so many bytes.
+    /// The total room of all files in bytes.
     pub(super) room_bytes: Option<usize>,
     /// Syncs of files fail.
     pub(super) failing_sync: bool,
@@ -99,7 +99,7 @@ type Observer = Box<dyn FnMut(&Image) + Send>;
 #[derive(Clone, Default)]
 pub(super) struct SimDisk {
     image: Arc<Mutex<Image>>,
-    /// Called after every operation that changes something.
+    /// Called after every operation that changes the disk.
     observer: Arc<Mutex<Option<Observer>>>,
 }
 
@@ -108,7 +108,7 @@ struct SimFile {
     inode: u64,
 }
 
-/// How much of a list of changes survives.
+/// The part of a list of changes that survives.
 #[derive(Clone, Copy, Debug)]
 enum Survival {
     All,
@@ -124,7 +124,7 @@ impl Survival {
 }
 
 impl Image {
-    /// The image after a power cut: what was synced, and any of the rest.
+    /// The image after a power cut: everything that was synced, and a random part of the rest.
     pub(super) fn crash(&self, random: &mut Random) -> Self {
         let mut names = self.durable_names.clone();
         let survival = Survival::pick(random);
@@ -150,7 +150,7 @@ impl Image {
         Self { inodes, names, durable_names, last_inode: self.last_inode, ..Self::default() }
     }
 
-    /// Writes one byte differently, as a failing medium does.
+    /// Changes one byte, as a failing medium does.
     pub(super) fn flip(&mut self, name: &str, offset: usize) {
         let inode = self.inodes.get_mut(&self.names[name]).unwrap();
         inode.now[offset] ^= 0x10;
@@ -167,7 +167,7 @@ impl Image {
         self.inodes[&self.names[name]].now.len()
     }
 
-    /// Takes a file away for certain.
+    /// Removes a file durably.
     pub(super) fn take_away(&mut self, name: &str) {
         self.names.remove(name);
         self.durable_names.remove(name);
@@ -185,7 +185,7 @@ impl Inode {
                 Survival::Nothing => {}
                 Survival::Prefix if index < kept => apply_file(&mut bytes, change),
                 Survival::Prefix => {
-                    // The first that is not kept whole.
+                    // The first change that is not kept whole.
                     if index == kept {
                         apply_sectors(&mut bytes, change, random, true);
                     }
@@ -225,7 +225,7 @@ fn apply_file(file: &mut Vec<u8>, change: &FileChange) {
     }
 }
 
-/// Part of a change: some of its sectors, or those before some point; one may hold nonsense.
+/// Applies part of a change: some of its sectors, or those before some point; one may hold nonsense.
 fn apply_sectors(file: &mut Vec<u8>, change: &FileChange, random: &mut Random, prefix: bool) {
     let FileChange::Write { offset, bytes } = change else {
         if random.one_in(2) {
@@ -255,7 +255,7 @@ impl SimDisk {
         Self { image: Arc::new(Mutex::new(image)), observer: Arc::default() }
     }
 
-    /// Calls this after every operation that changes something.
+    /// Calls `observer` after every operation that changes the disk.
     pub(super) fn observe(&self, observer: impl FnMut(&Image) + Send + 'static) {
         *lock(&self.observer) = Some(Box::new(observer));
     }
@@ -364,13 +364,13 @@ impl Inode {
 }
 
 impl SimFile {
-    /// Changes the file; `make` is told up to where the file may reach.
+    /// Changes the file; `make` receives the offset up to which the file may grow.
     fn change<T>(
         &self,
         make: impl FnOnce(&mut Inode, &mut Faults, usize) -> io::Result<T>,
     ) -> io::Result<T> {
         self.disk.change(|image| {
-            // A file may be written after its name is gone, and nobody will ever read it.
+            // A file may be written after its name is removed, and is then never read again.
             image.inodes.entry(self.inode).or_default();
             let others = image.inodes.iter().filter(|(inode, _)| **inode != self.inode);
             let used_bytes: usize = others.map(|(_, inode)| inode.room_bytes()).sum();
@@ -380,7 +380,7 @@ impl SimFile {
         })
     }
 
-    /// Writes what there is room for.
+    /// Writes the bytes for which there is room.
     fn write(inode: &mut Inode, offset: u64, bytes: &[u8], limit: usize) -> io::Result<()> {
         let offset = usize::try_from(offset).unwrap();
         let written = &bytes[..bytes.len().min(limit.saturating_sub(offset))];

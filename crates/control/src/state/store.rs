@@ -1,4 +1,4 @@
-//! The state that the control plane uses: changes are appended by many, and written by one thread.
+//! The state for the control plane: many callers append changes, and one thread writes them.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -15,36 +15,36 @@ use super::error::StateError;
 use super::format::{MAX_CHANGE_BYTES, room_for};
 use super::{Configuration, Recovered};
 
-/// The log may grow to this size before a checkpoint is due...
+/// Size of the log from which a checkpoint is due...
 const CHECKPOINT_LOG_BYTES: u64 = 16 << 20;
-/// ...or to this multiple of the configuration file, if that is larger: writing checkpoints then
-/// costs at most a quarter of writing the log.
+/// ...or this multiple of the configuration file, if that is larger: writing checkpoints then costs at most
+/// a quarter of writing the log.
 const CHECKPOINT_DOCUMENT_FACTOR: u64 = 4;
-/// After a checkpoint that failed, the next is due no sooner than this.
+/// Pause after a failed checkpoint before the next is due.
 const CHECKPOINT_RETRY: Duration = Duration::from_secs(30);
 
-/// What is told when a checkpoint is durable, or why it is not.
+/// Called when a checkpoint is durable, or with the reason why it is not.
 pub(super) type Done = Box<dyn FnOnce(Result<(), StateError>) + Send>;
 
-/// Whether changes are taken.
+/// Whether changes are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Health {
     /// Yes.
     #[default]
     Good,
-    /// Not before there is room on the disk again; the reason is what the system said.
+    /// Not before the disk has room again; with the system's reason.
     Full(String),
-    /// Not before the daemon is restarted; the reason is what failed.
+    /// Not before the daemon is restarted; with the reason of the failure.
     ReadOnly(String),
 }
 
-/// The state directory of a daemon. Dropping it writes what has been appended.
+/// The state directory of a daemon. Dropping it first writes all appended changes.
 pub struct Store {
     shared: Arc<Shared>,
     committer: Option<JoinHandle<()>>,
 }
 
-/// Room in the log for one change. Dropped without [`Store::append`], it is given back.
+/// Room in the log for one change. Dropping it without [`Store::append`] gives the room back.
 #[must_use = "the room is given back when this is dropped"]
 pub struct Permit {
     shared: Arc<Shared>,
@@ -54,16 +54,16 @@ pub struct Permit {
 pub(super) struct Shared {
     pub(super) dir: PathBuf,
     queue: Mutex<Queue>,
-    /// There is something to do for the committer.
+    /// Signals work for the committer.
     pub(super) work: Condvar,
-    /// A request for room has been answered, or changes have become durable or cannot.
+    /// Signals that a request for room has been answered, or that changes are durable or never will be.
     pub(super) answered: Condvar,
 }
 
-/// What callers and the committer share.
+/// The data that callers and the committer share.
 #[derive(Default)]
 pub(super) struct Queue {
-    /// Appended and not yet written, in order.
+    /// Entries that were appended and are not yet written, in order.
     pub(super) entries: VecDeque<Entry>,
     /// The number of the last change appended.
     last_sequence: u64,
@@ -76,10 +76,10 @@ pub(super) struct Queue {
     pub(super) reserved_bytes: u64,
     /// Room that permits wait for.
     pub(super) wanted_bytes: u64,
-    /// Counts requests for room, and those answered.
+    /// Number of requests for room, and of those answered.
     pub(super) requests: u64,
     pub(super) answers: u64,
-    /// Why the last request was refused, if it was.
+    /// The reason why the last request was refused, if it was.
     pub(super) refusal: Option<String>,
     pub(super) health: Health,
     pub(super) checkpoints: Checkpoints,
@@ -93,18 +93,18 @@ pub(super) struct Checkpoints {
     pub(super) log_bytes: u64,
     /// The size of the newest configuration.
     pub(super) document_bytes: u64,
-    /// One is being written.
+    /// Whether one is being written.
     pub(super) running: bool,
-    /// The daemon has started from a log; a fresh copy makes the next start faster, and does not
-    /// rely on what a failing disk may have kept only in memory.
+    /// The daemon has started from a log: a new checkpoint makes the next start faster, and does not rely
+    /// on bytes that a failing disk may have kept only in memory.
     pub(super) after_start: bool,
-    /// The last one failed then.
+    /// When the last one failed, if it did.
     pub(super) failed_at: Option<Instant>,
 }
 
-/// Something for the committer.
+/// An item for the committer.
 pub(super) enum Entry {
-    /// Changes that stand or fall together.
+    /// Changes that are recorded all or none.
     Changes {
         /// JSON, joined by commas.
         encoded: Vec<u8>,
@@ -119,8 +119,8 @@ impl Store {
     /// Opens, or creates, a state directory.
     ///
     /// # Errors
-    /// When another daemon uses it, it is damaged, or the system refuses. Nothing that could be
-    /// of use later has been changed then.
+    /// When another daemon uses it, it is damaged, or the system refuses. Nothing that could be needed
+    /// later has been changed then.
     pub fn open(dir: &Path) -> Result<(Self, Recovered), StateError> {
         Self::with_disk(Arc::new(RealDisk::open(dir)?))
     }
@@ -154,8 +154,8 @@ impl Store {
         Ok((Self { shared, committer: Some(thread) }, recovered))
     }
 
-    /// Takes room for a change of at most `change_bytes` of JSON (or for several that stand or
-    /// fall together). To be called before the change is applied; may wait for the disk.
+    /// Reserves room for a change of at most `change_bytes` of JSON (or for several that are recorded all
+    /// or none). To be called before the change is applied; may wait for the disk.
     ///
     /// # Errors
     /// When there is no room, the state is read-only, or the change is too large.
@@ -194,16 +194,15 @@ impl Store {
         }
     }
 
-    /// Appends changes that have been applied, in the order in which they were, to stand or fall
-    /// together. Does not wait. Gives the number of the last, for [`Store::wait`].
+    /// Appends changes that have been applied, in the order in which they were applied; they are recorded
+    /// all or none. Does not wait. Gives the number of the last, for [`Store::wait`].
     ///
     /// # Errors
     /// When the state has become read-only.
     pub fn append(&self, permit: Permit, changes: &[impl Serialize]) -> Result<u64, StateError> {
         let encoded = encode(changes);
         let count = u32::try_from(changes.len()).unwrap_or(u32::MAX);
-        // A change larger than its permit has been applied and must be recorded: it may then
-        // find the disk full.
+        // A change larger than its permit has been applied and must be recorded: it may find the disk full.
         let room_bytes = room_for(encoded.len()).max(permit.room_bytes);
         let mut queue = self.shared.lock();
         if let Health::ReadOnly(reason) = &queue.health {
@@ -216,7 +215,7 @@ impl Store {
             self.shared.work.notify_one();
         }
         let last = queue.last_sequence;
-        // The permit gives back its room only after this, so that the room was never free.
+        // The permit gives back its room after the entry has taken it, so that the room was never free.
         drop(queue);
         drop(permit);
         Ok(last)
@@ -243,7 +242,7 @@ impl Store {
         }
     }
 
-    /// Whether the log has grown so that a checkpoint should be written now.
+    /// Whether the log has grown enough that a checkpoint should be written now.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
         let queue = self.shared.lock();
@@ -278,7 +277,7 @@ impl Store {
         self.shared.work.notify_one();
     }
 
-    /// Writes a checkpoint and waits for it, as at the end of a daemon.
+    /// Writes a checkpoint and waits for it, for the end of a daemon.
     ///
     /// # Errors
     /// When it cannot be written. The log still holds everything.
@@ -291,7 +290,7 @@ impl Store {
         receiver.recv().unwrap_or_else(|_| Err(self.shared.read_only(ENDED)))
     }
 
-    /// Whether changes are taken.
+    /// Whether changes are accepted.
     #[must_use]
     pub fn health(&self) -> Health {
         self.shared.lock().health.clone()
@@ -304,7 +303,7 @@ impl Store {
     }
 }
 
-/// Why nothing is written once the committer is gone.
+/// The reason for refusals once the committer is gone.
 pub(super) const ENDED: &str = "the thread that writes has ended";
 
 impl Drop for Store {
@@ -312,7 +311,7 @@ impl Drop for Store {
         self.shared.lock().stop = true;
         self.shared.work.notify_one();
         if let Some(thread) = self.committer.take() {
-            // A panic of the thread has been told to all who waited.
+            // If the thread has panicked, all waiting callers have been told.
             let _ = thread.join();
         }
     }

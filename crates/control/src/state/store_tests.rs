@@ -1,4 +1,4 @@
-//! Many callers, a full disk, and a disk that fails.
+//! The store with many callers, with a full disk, and with a disk that fails.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -76,7 +76,8 @@ fn changes_that_wait_together_are_synced_together() {
         let permit = store.reserve(10).unwrap();
         last = store.append(permit, &[json!(number)]).unwrap();
         if number == 100 {
-            // Beyond some hundred the room reserved ahead is used up, and its end is waited for.
+            // Beyond some hundred changes the reserved room is used up, and callers wait for the end of the
+            // write.
             sender.send(()).unwrap();
         }
     }
@@ -136,7 +137,7 @@ fn a_sync_that_fails_makes_the_state_read_only_until_a_restart() {
     disk.image().faults.failing_sync = true;
     let error = record(&store, 2).unwrap_err();
     assert!(matches!(error, StateError::ReadOnly { .. }), "{error}");
-    // The disk works again, but what it holds is not known any more.
+    // The disk works again, but its content is no longer known.
     disk.image().faults.failing_sync = false;
     for number in 3..5 {
         let error = record(&store, number).unwrap_err();
@@ -155,7 +156,7 @@ fn a_sync_of_zeroes_that_fails_makes_the_state_read_only_too() {
     let disk = SimDisk::default();
     let (store, _) = open(&disk);
     disk.image().faults.failing_sync = true;
-    // Before anything has happened: the first change finds no room prepared.
+    // Before any change: the first change finds no prepared room.
     let error = record(&store, 1).unwrap_err();
     assert!(matches!(error, StateError::ReadOnly { .. }), "{error}");
     disk.image().faults.failing_sync = false;
@@ -171,7 +172,7 @@ fn changes_overwrite_zeroes_and_each_is_synced_once() {
     for number in 1..=1000 {
         record(&store, number).unwrap();
     }
-    // Beside one for each change, there are those of zeroes: 64 KiB first, then up to 1 MiB.
+    // Beside one sync for each change, there are syncs of zeroes: 64 KiB first, then up to 1 MiB.
     let syncs = disk.image().syncs - before;
     assert!((1000..1020).contains(&syncs), "{syncs}");
     assert_eq!(after_crash(&disk).len(), 1001);
@@ -198,7 +199,7 @@ fn checkpoints_take_what_came_before_and_nothing_else() {
     assert_eq!(recovered.configuration.identity, identity);
     assert_eq!(recovered.changes, [json!({ "number": 6 })]);
     assert_eq!(recovered.sequence, 7);
-    // So that the next start is fast, and relies on nothing that was only in memory.
+    // For a fast next start that does not rely on bytes that were only in memory.
     assert!(store.checkpoint_due());
 }
 
@@ -207,7 +208,7 @@ fn a_change_that_is_too_large_is_refused() {
     let (store, _) = open(&SimDisk::default());
     let error = store.reserve(super::MAX_CHANGE_BYTES + 1).err().unwrap();
     assert!(matches!(error, StateError::TooLarge { .. }), "{error}");
-    // The largest there may be is read back.
+    // The largest possible change is read back.
     let permit = store.reserve(super::MAX_CHANGE_BYTES).unwrap();
     let text = "x".repeat(super::MAX_CHANGE_BYTES - 2);
     let sequence = store.append(permit, &[text]).unwrap();

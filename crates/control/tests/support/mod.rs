@@ -20,7 +20,7 @@ use tempfile::TempDir;
 /// How long a test waits for an answer before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server and what it stands on.
+/// A server and the objects that it needs.
 pub(crate) struct Daemon {
     pub(crate) engine: Arc<Engine>,
     pub(crate) server: Option<Server>,
@@ -106,8 +106,8 @@ impl Client {
     }
 }
 
-/// A daemon with a state directory and without a socket. Dropped without an orderly end it leaves
-/// what a kill leaves.
+/// A daemon with a state directory and without a socket. Dropping it without an orderly end leaves the same
+/// state as a kill.
 pub(crate) struct Kept {
     pub(crate) engine: Arc<Engine>,
     registry: Arc<Registry>,
@@ -133,7 +133,7 @@ impl Kept {
         Self { engine, registry }
     }
 
-    /// Calls a method and waits until its effect is kept; the error is its text.
+    /// Calls a method and waits until its effect is durable; the error is its text.
     pub(crate) fn call(&self, method: &str, params: Value) -> Result<Value, String> {
         let raw = serde_json::value::to_raw_value(&params).unwrap();
         let params = (!params.is_null()).then_some(&*raw);
@@ -143,7 +143,7 @@ impl Kept {
         Ok(result)
     }
 
-    /// All that a client can see of what is configured.
+    /// Everything that a client can see of the configuration.
     pub(crate) fn picture(&self) -> Value {
         let sections = ok(self.call("framework_get_subsystems", Value::Null));
         let config = |section: &Value| {

@@ -1,4 +1,4 @@
-//! The spelling of `rpc.py`, old and new, and what it comes to on the wire.
+//! The spellings of `rpc.py`, old and new, and the requests that they become.
 
 use serde_json::json;
 
@@ -183,7 +183,7 @@ fn help_names_what_a_method_takes() {
 }
 
 proptest::proptest! {
-    /// Whatever is typed is a request or a complaint.
+    /// Any command line gives a request or an error.
     #[test]
     fn no_words_panic(
         method in 0..schema().methods().len(),

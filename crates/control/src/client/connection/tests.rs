@@ -5,10 +5,10 @@ use std::thread::JoinHandle;
 
 use super::*;
 
-/// What a test's peer does with each request.
+/// How a test's peer answers each request.
 type Answer = Box<dyn FnMut(&Value) -> Option<String> + Send>;
 
-/// A peer that answers each value it reads; it ends when the connection does or `answer` says None.
+/// A peer that answers each value it reads; it ends when the connection ends or `answer` gives `None`.
 pub(crate) struct Peer {
     dir: tempfile::TempDir,
     thread: JoinHandle<Vec<Value>>,
@@ -51,7 +51,7 @@ impl Peer {
     }
 }
 
-/// A reply that says `result` of a request.
+/// A reply to `request` that carries `result`.
 pub(crate) fn reply(request: &Value, result: Value) -> String {
     format!("{:#}\n", json!({"jsonrpc": "2.0", "id": request["id"], "result": result}))
 }

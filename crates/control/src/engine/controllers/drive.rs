@@ -1,4 +1,4 @@
-//! A local drive that is attached: what was seen of it last, and what has changed since.
+//! An attached local drive: what was last seen of it, and how often that has changed.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -8,33 +8,33 @@ use raceline_bdev::{
 };
 use raceline_proto::host::ControllerInfo;
 
-/// A drive at a PCI address. The kernel tells nobody that looks at sysfs: who follows it looks.
+/// A drive at a PCI address. The kernel sends no event to a reader of sysfs, so the follower polls.
 pub struct LocalDrive {
     drives: Drives,
     address: PciAddress,
-    /// Of the drive that was attached: another one in its place is not taken for it.
+    /// Serial number of the attached drive: another drive in its place is not mistaken for it.
     serial: String,
     io_path: IoPath,
     seen: Mutex<Seen>,
     woken: Condvar,
 }
 
-/// What was seen last.
+/// The last observation.
 struct Seen {
-    /// The drive; the reason if it is not there.
+    /// The drive, or the reason why it is absent.
     drive: Result<Drive, String>,
-    /// What it says of itself, if it may be asked.
+    /// Its Identify data, if this process may ask for it.
     info: Option<Arc<ControllerInfo>>,
-    /// How often what is seen has changed, from 1.
+    /// How often the observation has changed, from 1.
     generation: u64,
     is_ended: bool,
 }
 
 impl LocalDrive {
-    /// The drive at an address; with a serial number only if it is that one.
+    /// The drive at an address; if a serial number is given, only a drive that has it.
     ///
     /// # Errors
-    /// When it is not there, or not the kernel's.
+    /// When there is no such drive, or the kernel does not drive it.
     pub fn find(
         drives: &Drives,
         address: PciAddress,
@@ -65,21 +65,21 @@ impl LocalDrive {
         &self.serial
     }
 
-    /// The drive as it was seen last.
+    /// The drive as last observed.
     ///
     /// # Errors
-    /// Why it is not there.
+    /// Why the drive is absent.
     pub fn drive(&self) -> Result<Drive, String> {
         self.seen().drive.clone()
     }
 
-    /// What it says of itself; `None` if this process may not ask it.
+    /// Its Identify data; `None` if this process may not ask for it.
     #[must_use]
     pub fn info(&self) -> Option<Arc<ControllerInfo>> {
         self.seen().info.clone()
     }
 
-    /// SPDK's word for how it is.
+    /// SPDK's word for its state.
     #[must_use]
     pub fn state(&self) -> &'static str {
         match self.seen().drive.as_ref().map(|drive| drive.state.as_str()) {
@@ -89,13 +89,13 @@ impl LocalDrive {
         }
     }
 
-    /// The way of data.
+    /// The path that its data take.
     #[must_use]
     pub fn io_path(&self) -> IoPath {
         self.io_path
     }
 
-    /// The node through which the data of a namespace go.
+    /// The device node through which the data of a namespace pass.
     #[must_use]
     pub fn path(&self, namespace: &DriveNamespace) -> Option<String> {
         Some(self.drives.path(namespace, self.io_path)?.display().to_string())
@@ -104,7 +104,7 @@ impl LocalDrive {
     /// Opens a namespace.
     ///
     /// # Errors
-    /// When it is in use, or of no use.
+    /// When it is in use, or cannot be used.
     pub fn open(&self, nsid: u32, identity: &Identity) -> Result<SharedBdev, DriveError> {
         self.drives.open(&self.now()?, nsid, identity, self.io_path)
     }
@@ -112,7 +112,7 @@ impl LocalDrive {
     /// The SMART log.
     ///
     /// # Errors
-    /// When the drive is not there, or may not be asked.
+    /// When the drive is absent, or this process may not ask it.
     pub fn health(&self) -> Result<Vec<u8>, DriveError> {
         self.drives.health(&self.now()?)
     }
@@ -120,15 +120,15 @@ impl LocalDrive {
     /// Resets the controller, and waits until it is back.
     ///
     /// # Errors
-    /// When the drive is not there, or this process may not.
+    /// When the drive is absent, or this process may not reset it.
     pub fn reset(&self) -> Result<(), DriveError> {
         let reset = self.drives.reset(&self.now()?);
-        // Whoever asks next is told of what it is like now.
+        // The next caller sees the state after the reset.
         self.look();
         reset
     }
 
-    /// Looks again after `interval`, or at the end; gives how often what is seen has changed.
+    /// Observes the drive after `interval`, or at the end; gives how often the observation has changed.
     #[must_use]
     pub fn wait_change(&self, interval: Duration) -> u64 {
         let waited = self.woken.wait_timeout_while(self.seen(), interval, |seen| !seen.is_ended);
@@ -138,9 +138,9 @@ impl LocalDrive {
         self.look()
     }
 
-    /// Sees what there is now; gives how often that has changed.
+    /// Observes the drive now; gives how often the observation has changed.
     fn look(&self) -> u64 {
-        // Asking the drive takes time, in which others may look.
+        // Asking the drive takes time; others may read the last observation meanwhile.
         let drive = self.now();
         let mut seen = self.seen();
         let drive = drive.map_err(|error| error.to_string());
@@ -163,7 +163,7 @@ impl LocalDrive {
         generation
     }
 
-    /// Ends the waiting.
+    /// Ends waits in `wait_change`.
     pub fn end(&self) {
         self.seen().is_ended = true;
         self.woken.notify_all();
@@ -188,7 +188,7 @@ fn find(drives: &Drives, address: PciAddress, serial: Option<&str>) -> Result<Dr
     }
 }
 
-/// A drive that resets does not answer, and whoever asks it would wait.
+/// A drive that is being reset does not answer, and a caller that asks it would wait.
 fn identify(drives: &Drives, drive: &Drive) -> Option<Arc<ControllerInfo>> {
     if drive.state != "live" {
         return None;

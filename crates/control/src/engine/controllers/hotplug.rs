@@ -1,8 +1,8 @@
 //! Watching for local drives that are plugged in: each becomes a controller, and goes with its drive.
 //!
-//! Nothing is taken that could be in use. A drive that is there when the watching begins is never
-//! taken, whatever becomes of it: the system's own is one of them. A drive that appears is taken whole or
-//! not at all, exclusively, and not if it holds something that this machine knows.
+//! No drive is taken that could be in use. A drive that is there when the watching begins is never taken,
+//! whatever happens to it later: the system's own drive is one of them. A drive that appears is taken whole
+//! or not at all, exclusively, and not if it holds data in a format that this machine knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
@@ -19,39 +19,39 @@ use crate::engine::options::option_key;
 use crate::engine::threads::SharedEngine;
 use crate::engine::{Change, Engine, EngineError, Model, Phase};
 
-/// The method that turns it on and off.
+/// The method that turns the watching on and off.
 pub const METHOD: &str = "bdev_nvme_set_hotplug";
-/// How SPDK names the controllers: with a number behind it, from 0.
+/// SPDK's prefix for the controllers; a number from 0 follows it.
 const NAME: &str = "HotInNvme";
 /// Namespaces of a drive that become devices, at most.
 const MAX_BDEVS: usize = 128;
-/// Most drives that get a number.
+/// The largest number of drives that get a number.
 pub const MAX_DRIVES: usize = 1024;
 
-/// SPDK's period, which 0 stands for, and its longest.
+/// SPDK's period, for which 0 stands, and SPDK's longest period.
 const DEFAULT_PERIOD: Duration = Duration::from_millis(100);
 const MAX_PERIOD: Duration = Duration::from_secs(10);
-/// The shortest: a look costs about ten small files for each drive.
+/// The shortest period: each look reads about ten small files for each drive.
 const MIN_PERIOD: Duration = Duration::from_millis(10);
-/// How often it is looked when no new drive is wanted, for those that had been taken.
+/// Interval between looks for taken drives while no new drives are wanted.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a drive must have been there, as it is, before it is taken: whoever mounts what is plugged
-/// in, or assembles it, comes first.
+/// How long a drive must have been present unchanged before it is taken: programs that mount a newly
+/// plugged drive, or assemble an array from it, come first.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
-/// When a drive that has a number, and cannot be had, is tried again.
+/// Interval between attempts to take a numbered drive that cannot be opened.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What is configured; as the call carries it that makes it again.
+/// The options, in the form in which the call that makes them again carries them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HotplugOptions {
     /// New drives are taken.
     pub enable: bool,
-    /// How often it is looked.
+    /// How often the watching looks for drives.
     #[serde(default)]
     pub period_us: u64,
-    /// Serial numbers of the drives that have been taken: number `k` is `HotInNvmeK`. A drive is so the
-    /// same controller when it is plugged in again, and after a restart.
+    /// Serial numbers of the drives that have been taken: number `k` is `HotInNvmeK`. So a drive becomes
+    /// the same controller when it is plugged in again, and after a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drives: Vec<String>,
     /// Serial numbers of drives that a client has detached: they are not taken again.
@@ -60,7 +60,7 @@ pub struct HotplugOptions {
 }
 
 impl HotplugOptions {
-    /// The same with a period that can be had, as SPDK gives it back.
+    /// The same options with a possible period, as SPDK reports it.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let wanted = match self.period_us {
@@ -76,7 +76,7 @@ impl HotplugOptions {
     }
 }
 
-/// The watching, of one engine.
+/// The watching, one for each engine.
 #[derive(Default)]
 pub struct Hotplug {
     state: Mutex<State>,
@@ -86,18 +86,18 @@ pub struct Hotplug {
 #[derive(Default)]
 struct State {
     options: HotplugOptions,
-    /// The controllers of drives that are there, by number.
+    /// The controllers of present drives, by number.
     attached: BTreeMap<usize, Arc<Controller>>,
-    /// Why drives with a number are not attached, and when they are tried again.
+    /// Why numbered drives are not attached, and when they are tried again.
     problems: BTreeMap<usize, (String, Instant)>,
-    /// Where drives were plugged in when the watching began, until they are pulled out. Their serial
-    /// numbers may not be known yet.
+    /// Addresses that had a drive when the watching began, until the drive is pulled out. The drives'
+    /// serial numbers may not be known yet.
     occupied: BTreeSet<PciAddress>,
-    /// Serial numbers of drives that were there when the watching began.
+    /// Serial numbers of drives that were present when the watching began.
     found: BTreeSet<String>,
-    /// Drives that have appeared and are not taken yet, as they were seen first.
+    /// Drives that have appeared and are not taken yet, as they were first seen.
     settling: BTreeMap<PciAddress, (Drive, Instant)>,
-    /// Drives that have appeared and could not be taken; until they go.
+    /// Addresses of drives that have appeared and could not be taken, until the drives are pulled out.
     refused: BTreeSet<PciAddress>,
     is_running: bool,
     is_ended: bool,
@@ -114,7 +114,7 @@ impl Hotplug {
         self.changed.notify_all();
     }
 
-    /// Waits for the next look; gives whether there is to be one.
+    /// Waits for the next look; gives whether there is one.
     fn wait(&self) -> bool {
         let mut state = self.lock();
         let options = &state.options;
@@ -135,14 +135,14 @@ impl Hotplug {
 }
 
 impl State {
-    /// The watching begins: what is there is left alone, except drives that have a number.
+    /// Begins the watching: present drives are left alone, except drives that have a number.
     fn begin(&mut self, seen: &Seen) {
         self.settling.clear();
         self.occupied = seen.addresses.clone();
         self.note_found(&seen.drives);
     }
 
-    /// The serial numbers of drives that were there from the beginning.
+    /// Notes the serial numbers of drives that were present from the beginning.
     fn note_found(&mut self, drives: &[Drive]) {
         for drive in drives.iter().filter(|drive| self.occupied.contains(&drive.address)) {
             if self.options.number_of(&drive.serial).is_none() {
@@ -151,8 +151,8 @@ impl State {
         }
     }
 
-    /// What was plugged in and what has gone; `others` are drives that a client has attached, or that
-    /// are configured.
+    /// Compares with the last look: which drives were plugged in and which have gone. `others` are drives
+    /// that a client has attached, or that are configured.
     fn look(&mut self, seen: &Seen, others: &BTreeSet<String>, now: Instant) -> Looked {
         let Seen { addresses, drives } = seen;
         let mut looked = Looked::default();
@@ -190,7 +190,7 @@ impl State {
         looked
     }
 
-    /// Whether a drive without a number has appeared, and has been there for long enough.
+    /// Whether a drive without a number has appeared, and has been present for `SETTLE_TIME`.
     fn is_new(&mut self, drive: &Drive, now: Instant) -> bool {
         let left = !self.options.enable
             || self.found.contains(&drive.serial)
@@ -207,11 +207,11 @@ impl State {
     }
 }
 
-/// What is there at one moment.
+/// The drives at one moment.
 struct Seen {
-    /// Where drives are plugged in.
+    /// Addresses that have a drive.
     addresses: BTreeSet<PciAddress>,
-    /// Those that the kernel's driver has started.
+    /// Drives that the kernel's driver has started.
     drives: Vec<Drive>,
 }
 
@@ -223,14 +223,14 @@ impl Seen {
     }
 }
 
-/// What there is to do after a look.
+/// What is to be done after a look.
 #[derive(Default)]
 struct Looked {
     /// Numbers of controllers whose drives have gone.
     gone: Vec<usize>,
-    /// Drives that have a number.
+    /// Drives that have appeared and have a number.
     come: Vec<(usize, Drive)>,
-    /// Drives that have none yet.
+    /// Drives that have appeared and have no number yet.
     new: Vec<Drive>,
 }
 
@@ -244,7 +244,7 @@ fn number_in(controller: &str) -> Option<usize> {
 }
 
 impl Model {
-    /// Why a device is not there that a drive would bring which has been taken before.
+    /// Why a device is missing whose drive has been taken before.
     pub(in crate::engine) fn why_not_plugged(&self, controller: &str) -> Option<String> {
         let number = number_in(controller)?;
         let state = self.hotplug.lock();
@@ -293,16 +293,16 @@ impl Engine {
 }
 
 impl Change<'_> {
-    /// Turns the watching on or off. Drives that are there when it is turned on are left alone, except
-    /// those that have a number.
+    /// Turns the watching on or off. Drives that are present when it is turned on are left alone, except
+    /// drives that have a number.
     ///
     /// # Errors
-    /// When drives are to have other numbers than they have, or there can be no thread.
+    /// When drives would change their numbers, or no thread can be started.
     pub fn set_hotplug(&mut self, options: HotplugOptions) -> Result<(), EngineError> {
         let hotplug = Arc::clone(&self.model().hotplug);
         let seen = options.enable.then(|| Seen::now(&self.engine().config().drives));
         let mut state = hotplug.lock();
-        // What was given a number keeps it, and what was detached stays so, whoever calls.
+        // A drive keeps its number, and a detached drive stays detached, whatever the call says.
         let mut options = options.bounded();
         if state.options.drives.starts_with(&options.drives) {
             options.drives.clone_from(&state.options.drives);
@@ -333,10 +333,10 @@ impl Change<'_> {
         self.keep_hotplug()
     }
 
-    /// A client has detached a controller: if it is a drive, it is not taken again.
+    /// Notes that a client has detached a controller: if it is a drive, it is not taken again.
     ///
     /// # Errors
-    /// Never, but for errors of this program.
+    /// Never, except for bugs of this program.
     pub fn dismiss_drive(&mut self, controller: &Controller) -> Result<(), EngineError> {
         let Link::Drive(drive) = &controller.link else { return Ok(()) };
         let hotplug = Arc::clone(&self.model().hotplug);
@@ -350,7 +350,7 @@ impl Change<'_> {
         self.keep_hotplug()
     }
 
-    /// Writes down how it is configured.
+    /// Writes down the options.
     fn keep_hotplug(&mut self) -> Result<(), EngineError> {
         let options = self.model().hotplug.lock().options.clone();
         self.put(option_key(METHOD), Entry::new(Section::Bdev, METHOD, &options)?);
@@ -358,11 +358,11 @@ impl Change<'_> {
     }
 }
 
-/// Looks for drives until nobody wants it any more, or the engine is gone.
+/// Looks for drives until the watching is turned off, or the engine is gone.
 fn watch(engine: &Weak<SharedEngine>, hotplug: &Arc<Hotplug>) {
     while hotplug.wait() {
         let Some(shared) = engine.upgrade() else { return };
-        // Nobody shares it yet: nothing is followed until then.
+        // The engine is not shared yet, so nothing can be followed.
         let Some(weak) = shared.get() else { continue };
         let Some(engine) = weak.upgrade() else { return };
         if engine.phase() == Phase::Runtime && !engine.is_ending() {
@@ -410,7 +410,7 @@ impl Engine {
         }
     }
 
-    /// The drive of a controller has gone: so does the controller, and what stands on it waits.
+    /// The drive of a controller has gone: removes the controller; what stands on its devices waits.
     fn let_go(&self, hotplug: &Hotplug, number: usize) {
         let Some(controller) = hotplug.lock().attached.get(&number).cloned() else { return };
         controller.link.end();
@@ -428,7 +428,7 @@ impl Engine {
         }
     }
 
-    /// A drive that has just appeared gets a number, if nothing speaks against it.
+    /// Gives a drive that has just appeared a number, if there is no reason against it.
     fn take_new_drive(&self, hotplug: &Hotplug, drive: &Drive) -> Result<(), String> {
         if drive.serial.is_empty() {
             return Err("it has no serial number".to_owned());
@@ -446,7 +446,7 @@ impl Engine {
         self.take_drive(hotplug, number, drive)
     }
 
-    /// Attaches a drive under its number, which is written down with it if it is new.
+    /// Attaches a drive under its number; a new number is written down as well.
     fn take_drive(&self, hotplug: &Hotplug, number: usize, drive: &Drive) -> Result<(), String> {
         let drives = &self.config().drives;
         let local = LocalDrive::find(drives, drive.address, Some(&drive.serial), IoPath::Block);
@@ -454,7 +454,7 @@ impl Engine {
         let name = name_of(number);
         let controller = Controller::new(name.clone(), link, key_of(&name), MAX_BDEVS);
         let taken = self.change(|change| {
-            // Turned off or detached meanwhile?
+            // The watching may have been turned off, or the drive detached, meanwhile.
             let wanted = {
                 let state = hotplug.lock();
                 let known = state.options.number_of(&drive.serial) == Some(number);

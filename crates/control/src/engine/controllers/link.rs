@@ -1,4 +1,4 @@
-//! What is behind a controller's name: a connection to a remote one, or a local drive.
+//! What a controller's name stands for: a connection to a remote controller, or a local drive.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,24 +29,24 @@ const HEALTH_BYTES: u32 = 512;
 pub enum Link {
     /// NVMe/TCP.
     Remote(RemoteController),
-    /// The kernel has it.
+    /// A local drive, which the kernel drives.
     Drive(Box<LocalDrive>),
 }
 
-/// A namespace that is there now.
+/// A namespace that exists now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Present {
     /// NSID.
     pub nsid: u32,
-    /// Another one if it is not the same any more, though its number is.
+    /// Changes when the namespace is another one under the same number.
     pub instance: u64,
-    /// A drive that is formatted has the same namespace with other blocks; 0 for a remote one, whose
-    /// host looks at that itself.
+    /// A drive that is formatted has the same namespace with another block size. 0 for a remote namespace,
+    /// because its host checks that itself.
     pub block_size: u32,
 }
 
 impl Link {
-    /// SPDK's word for how it is.
+    /// SPDK's word for its state.
     #[must_use]
     pub fn state(&self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ impl Link {
         }
     }
 
-    /// The address of this machine from which it is connected to, if one was named.
+    /// The local address of its connections, if one was named.
     #[must_use]
     pub fn source(&self) -> Option<IpAddr> {
         match self {
@@ -97,7 +97,7 @@ impl Link {
         }
     }
 
-    /// What it says of itself; `None` if a drive may not be asked.
+    /// Its Identify data; `None` if this process may not ask the drive.
     #[must_use]
     pub fn info(&self) -> Option<Arc<ControllerInfo>> {
         match self {
@@ -106,7 +106,7 @@ impl Link {
         }
     }
 
-    /// Its namespaces; `None` while that cannot be said, and all stays as it is.
+    /// Its namespaces; `None` while they cannot be known, and all devices stay as they are.
     #[must_use]
     pub fn namespaces(&self) -> Option<Vec<Present>> {
         match self {
@@ -119,11 +119,11 @@ impl Link {
                 RemoteState::Reconnecting => None,
                 RemoteState::Failed(_) => Some(Vec::new()),
             },
-            // Its disks outlive a reset.
+            // Its disks outlive a reset, so they stay.
             Self::Drive(drive) if drive.state() == "resetting" => None,
             Self::Drive(drive) => {
                 let namespaces = drive.drive().map_or_else(|_| Vec::new(), |it| it.namespaces);
-                // The kernel has nothing to offer of one without a block device.
+                // The kernel offers no data path to a namespace without a block device.
                 let usable = namespaces.into_iter().filter(|namespace| namespace.block.is_some());
                 let present = |it: raceline_bdev::DriveNamespace| Present {
                     nsid: it.nsid,
@@ -138,7 +138,7 @@ impl Link {
     /// Opens a namespace as a device, with its identity.
     ///
     /// # Errors
-    /// When it is not there, in use, or of no use.
+    /// When it is absent, in use, or cannot be used.
     pub fn open(&self, nsid: u32, identity: &Identity) -> Result<(SharedBdev, Uuid), OpenFailure> {
         match self {
             Self::Remote(remote) => {
@@ -162,8 +162,8 @@ impl Link {
         }
     }
 
-    /// Waits until something has changed since `seen`, 0 at first, or `timeout`; gives what to wait
-    /// with next.
+    /// Waits until something has changed since `seen`, 0 at first, or for `timeout`; gives the value of
+    /// `seen` for the next call.
     #[must_use]
     pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
         match self {
@@ -175,7 +175,7 @@ impl Link {
     /// The SMART log.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// Why the log cannot be read.
     pub fn health(&self) -> Result<Vec<u8>, String> {
         match self {
             Self::Remote(remote) => {
@@ -186,7 +186,7 @@ impl Link {
         }
     }
 
-    /// Lets go of it.
+    /// Ends the link.
     pub fn end(&self) {
         match self {
             Self::Remote(remote) => remote.disconnect(),
@@ -242,7 +242,7 @@ impl Link {
                 })
             }
             (Self::Drive(drive), None) => match drive.drive() {
-                // What the kernel tells everybody.
+                // The data that the kernel shows to every user.
                 Ok(drive) => json!({
                     "cntlid": drive.cntlid,
                     "vendor_id": format!("0x{:04x}", drive.vendor),
@@ -260,9 +260,9 @@ impl Link {
 
 /// Why a namespace cannot be opened.
 pub enum OpenFailure {
-    /// One of a remote controller: it may be usable later, or never.
+    /// A namespace of a remote controller: it may become usable later, or never.
     Remote(String),
-    /// One of a drive.
+    /// A namespace of a drive.
     Drive(raceline_bdev::DriveError),
 }
 
@@ -275,7 +275,7 @@ impl std::fmt::Display for OpenFailure {
     }
 }
 
-/// VER as people write it: the third number only if it is not 0.
+/// VER as usually written: the third number only if it is not 0.
 fn version(ver: u32) -> String {
     let (major, minor, tertiary) = (ver >> 16, ver >> 8 & 0xff, ver & 0xff);
     match tertiary {

@@ -1,4 +1,4 @@
-//! Logs that are taken in: numbers, addresses, what is left alone.
+//! Logs that are taken over: numbers, addresses, and which subsystems are left alone.
 
 use raceline_proto::nvme::HostId;
 
@@ -41,7 +41,7 @@ fn a_subsystem_keeps_its_number() {
     let discovery = discovery();
     let (b, a) = (record("b", "127.0.0.1:1"), record("a", "127.0.0.1:1"));
     assert_eq!(take(&discovery, vec![]), (false, vec![]));
-    // In the order of the log; 0 is kept for the one that was here before.
+    // In the order of the log; number 0 is reserved for the subsystem that was here before.
     let both = vec!["D1 b".to_owned(), "D2 a".to_owned()];
     assert_eq!(take(&discovery, vec![b.clone(), a.clone()]), (true, both.clone()));
     assert_eq!(take(&discovery, vec![a.clone()]), (false, vec!["D2 a".to_owned()]));
@@ -74,7 +74,7 @@ fn a_log_may_hold_anything() {
     assert_eq!(take(&discovery, records), (true, vec!["D1 good".to_owned()]));
     assert_eq!(discovery.lock().found[1].addresses.len(), 2);
     assert_eq!(discovery.referrals(), ["127.0.0.1:8010".parse().unwrap()]);
-    // More than there are numbers for: the first of them, and never more.
+    // More subsystems than there are numbers: the first get one, and no more ever do.
     let many = |from: usize| {
         (from..from + MAX_SUBSYSTEMS).map(|n| record(&format!("n{n}"), "127.0.0.1:1"))
     };

@@ -1,4 +1,4 @@
-//! Changes of what is exported: the effect on the cores first, then the model and the record.
+//! Changes of the exports: the effect on the cores first, then the model and the record.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) fn key(target: &str, parts: &[&str]) -> Key {
     Key::new(&all)
 }
 
-/// A call on a target: only one that is not the default is named.
+/// A call on a target: the target is named only if it is not the default one.
 pub(super) fn entry(target: &str, method: &str, mut params: Value) -> Entry {
     if target != DEFAULT_TARGET
         && let Some(members) = params.as_object_mut()
@@ -58,7 +58,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Says how many subsystems a target may have.
+    /// Sets how many subsystems a target may have.
     ///
     /// # Errors
     /// When there is no such target.
@@ -76,7 +76,7 @@ impl Change<'_> {
         let target = removed.ok_or_else(|| EngineError::missing("target", name))?;
         self.remove(key(name, &[]));
         if name == DEFAULT_TARGET {
-            // It is there at each start.
+            // The default target exists at each start, so its removal is recorded as a call.
             let (section, method) = (Section::Nvmf, "nvmf_delete_target".to_owned());
             let entry = Entry { section, method, params: json!({ "name": name }) };
             self.put(option_key("nvmf-without-default"), entry);
@@ -93,7 +93,7 @@ impl Change<'_> {
         }
     }
 
-    /// Starts the cores of a target, and gives them all that it exports.
+    /// Starts the cores of a target, and gives them all its exports.
     ///
     /// # Errors
     /// When it has a transport, an option is out of range, or a core cannot start.
@@ -197,7 +197,7 @@ impl Change<'_> {
         allow: bool,
     ) -> Result<(), EngineError> {
         if nqn.is_discovery() {
-            // Anybody may ask; what is found depends on who asks.
+            // Any host may use discovery; the log depends on which host asks.
             return Ok(());
         }
         if let Some(cores) = self.cores_of(target, nqn)? {
@@ -282,8 +282,7 @@ impl Change<'_> {
     /// Lets hosts reach a subsystem at an address.
     ///
     /// # Errors
-    /// When there is no transport or subsystem, it listens there already, or the address cannot
-    /// be had.
+    /// When there is no transport or subsystem, it listens there already, or the address cannot be bound.
     pub fn add_listener(
         &mut self,
         target: &str,
@@ -305,7 +304,7 @@ impl Change<'_> {
         };
         let socket = address.socket()?;
         let listen = || cores.add_subsystem_listener(nqn, socket);
-        // What is made again after a restart is worth a wait; a client can ask again itself.
+        // A listener that is restored waits for its address to become free; a client can ask again itself.
         let real = match self.engine().phase() {
             Phase::Runtime => listen(),
             Phase::Startup | Phase::Starting => Target::listen_after_restart(listen),
@@ -349,7 +348,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Points hosts that ask for discovery to another place.
+    /// Refers hosts that ask for discovery to another place.
     ///
     /// # Errors
     /// When there is such a referral.
@@ -373,7 +372,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Takes a referral back.
+    /// Removes a referral.
     ///
     /// # Errors
     /// When there is none.
@@ -401,7 +400,7 @@ impl Change<'_> {
     }
 
     fn release_namespaces(&mut self, subsystem: &Subsystem) {
-        // A device that is missing may be somebody else's by now.
+        // A missing device may have another user by now.
         let namespaces = subsystem.namespaces.values().filter(|ns| ns.missing.is_none());
         let pool = subsystem.pool.iter().filter(|pool| pool.missing.is_none());
         let names = namespaces.map(|ns| &ns.bdev_name).chain(pool.map(|pool| &pool.bdev_name));

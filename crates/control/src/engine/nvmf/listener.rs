@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::EngineError;
 
-/// Where to listen, canonical: what was an alternative spelling is the same value.
+/// Where to listen, in canonical form: alternative spellings give the same value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ListenAddress {
     /// `TCP`.
@@ -24,7 +24,7 @@ impl ListenAddress {
     /// An address from its parts, as clients spell them.
     ///
     /// # Errors
-    /// When a part is not what TCP needs; names it.
+    /// When a part is not valid for TCP; the error names it.
     pub fn parse(
         trtype: &str,
         adrfam: Option<&str>,

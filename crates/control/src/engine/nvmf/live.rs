@@ -1,4 +1,4 @@
-//! Gives the cores what the model has: all of it when they start, and each change.
+//! Gives the cores the model: all of it when they start, and each change.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use super::pool::pool_config;
 use super::{Namespace, Subsystem, SubsystemOptions, TransportOptions};
 use crate::engine::{Engine, EngineError, Model};
 
-/// How long those who look at a target may hold it while it is to be stopped.
+/// How long readers of a target may hold it while it is being stopped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the cores need to know of a transport.
+/// The part of a transport's options that the cores need.
 pub(super) fn target_config(options: &TransportOptions, engine: &Engine) -> TargetConfig {
     let first_generation = engine.first_generation();
     let engine = engine.config();
@@ -27,7 +27,8 @@ pub(super) fn target_config(options: &TransportOptions, engine: &Engine) -> Targ
         socket_priority: options.sock_priority,
         max_io_bytes: options.max_io_size,
         in_capsule_bytes: options.in_capsule_data_size,
-        // One entry of a queue is always empty: so it holds as many commands as were asked for.
+        // One entry of a queue is always empty: the extra entry makes room for the depth that was asked
+        // for.
         max_queue_entries: options.max_queue_depth.saturating_add(1),
         max_io_queues: options.max_io_qpairs_per_ctrlr,
         max_admin_entries: options.max_aq_depth,
@@ -91,7 +92,7 @@ pub(super) fn populate(
     cores.set_discovery_filter(target.filter.unwrap_or(options.filter).into())?;
     for (nqn, subsystem) in &target.subsystems {
         let Subsystem { options, hosts, namespaces, .. } = subsystem;
-        // A list beside any host is kept for the day when not any host may connect.
+        // The list of hosts is kept beside `allow_any_host` and counts when that is turned off.
         cores.add_subsystem(subsystem_config(nqn, options, &[]))?;
         for host in hosts {
             cores.add_host(nqn, host)?;
@@ -112,7 +113,7 @@ pub(super) fn populate(
     Ok(())
 }
 
-/// Stops cores that nothing new is given to any more. Blocks while commands in flight finish.
+/// Stops cores that receive nothing new any more. Blocks until commands in flight have finished.
 ///
 /// # Errors
 /// When a core does not end in time.
@@ -121,7 +122,7 @@ pub(crate) fn stop(mut cores: Arc<Target>) -> Result<(), TargetError> {
     loop {
         match Arc::try_unwrap(cores) {
             Ok(target) => return target.shutdown(),
-            // Somebody is looking at its counters: for moments.
+            // Another thread is reading its counters, which is short.
             Err(shared) if Instant::now() < give_up => cores = shared,
             Err(_) => return Err(TargetError::Unresponsive(0)),
         }

@@ -1,7 +1,7 @@
-//! What is exported: targets, subsystems, namespaces, hosts, listeners.
+//! The exports: targets, subsystems, namespaces, hosts, listeners.
 //!
-//! The model is complete without a transport, as in SPDK: subsystems may be made first. The cores
-//! start with the transport, whose options they need, and are then given all that there is.
+//! The model is complete without a transport, as in SPDK: subsystems may be made first. The cores start
+//! with the transport, whose options they need, and then receive the whole model.
 
 mod change;
 mod listener;
@@ -27,51 +27,51 @@ pub(crate) use live::stop;
 pub use pool::{Pool, PoolNamespaceParams, PoolParams};
 pub use referral::Referral;
 
-/// The target that every method means that names none.
+/// The target of every method call that names none.
 pub const DEFAULT_TARGET: &str = "nvmf_tgt";
 
-/// Subsystems of a target unless it is told otherwise.
+/// Subsystems of a target by default.
 pub const DEFAULT_MAX_SUBSYSTEMS: u32 = 1024;
 
-/// Namespaces of a subsystem unless it is told otherwise.
+/// Namespaces of a subsystem by default.
 pub const DEFAULT_MAX_NAMESPACES: u32 = 32;
 
-/// Listeners of a subsystem, as in SPDK.
+/// Most listeners of a subsystem, as in SPDK.
 pub const MAX_LISTENERS: usize = 16;
 
-/// Hosts on the list of a subsystem.
+/// Most hosts on the list of a subsystem.
 pub const MAX_HOSTS: usize = 8192;
 
 /// All targets.
 #[derive(Default)]
 pub struct Nvmf {
-    /// By name.
+    /// The targets by name.
     pub targets: BTreeMap<String, NvmfTarget>,
-    /// Something may wait for its device.
+    /// Parts of an export may wait for their device.
     pub(super) waits: bool,
 }
 
-/// A target: what it exports, and the cores that do it once there is a transport.
+/// A target: its exports, and its cores once there is a transport.
 #[derive(Default)]
 pub struct NvmfTarget {
-    /// Most subsystems.
+    /// The largest number of subsystems.
     pub max_subsystems: u32,
-    /// What its Discovery log leaves out; `None`: what nvmf_set_config says.
+    /// What its Discovery log leaves out; `None`: the filter of nvmf_set_config applies.
     pub filter: Option<FilterOptions>,
     /// The transport.
     pub transport: Option<Transport>,
-    /// By name.
+    /// The subsystems by name.
     pub subsystems: BTreeMap<Nqn, Subsystem>,
-    /// Listeners that the discovery service names as its own.
+    /// Listeners that the discovery service reports as its own.
     pub discovery_listeners: Vec<ListenAddress>,
-    /// Where else hosts may look.
+    /// Other places that hosts are referred to.
     pub referrals: Vec<Referral>,
 }
 
 /// A transport and the cores that serve it.
 #[derive(Clone)]
 pub struct Transport {
-    /// What it was made with.
+    /// The options with which it was made.
     pub options: TransportOptions,
     /// The CPUs of the cores; empty: one core that is not pinned.
     pub cpus: Vec<usize>,
@@ -79,7 +79,7 @@ pub struct Transport {
     pub target: Arc<Target>,
 }
 
-/// The options of a transport that mean something here, by SPDK's names.
+/// The options of a transport that have a meaning here, by SPDK's names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportOptions {
     /// Entries of an I/O queue.
@@ -96,7 +96,7 @@ pub struct TransportOptions {
     pub sock_priority: u32,
     /// TCP_USER_TIMEOUT of connections in milliseconds; 0 is none.
     pub ack_timeout: u32,
-    /// The data of a read say that it has succeeded, where the host permits it.
+    /// The last data of a read also say that it has succeeded, where the host permits it.
     pub c2h_success: bool,
     /// Granularity of keep alive timeouts in 100 ms.
     pub kas: u16,
@@ -106,19 +106,19 @@ pub struct TransportOptions {
 
 /// A subsystem.
 pub struct Subsystem {
-    /// What it was made with, and whether any host may connect now.
+    /// The options with which it was made, and whether any host may connect now.
     pub options: SubsystemOptions,
-    /// The hosts that may connect when not any may.
+    /// The hosts that may connect unless any host may.
     pub hosts: Vec<Nqn>,
-    /// Where it listens.
+    /// The addresses at which it listens.
     pub listeners: Vec<ListenAddress>,
-    /// By number.
+    /// The namespaces by number.
     pub namespaces: BTreeMap<u32, Namespace>,
-    /// What its hosts make namespaces of.
+    /// The device that its hosts divide into namespaces.
     pub pool: Option<Pool>,
 }
 
-/// What a subsystem is made with, by SPDK's names.
+/// The options of a subsystem, by SPDK's names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SubsystemOptions {
     /// Its name.
@@ -127,9 +127,9 @@ pub struct SubsystemOptions {
     pub serial_number: String,
     /// Model number.
     pub model_number: String,
-    /// Most namespaces, and the greatest number of one.
+    /// The largest number of namespaces, and the greatest number of one.
     pub max_namespaces: u32,
-    /// Any host may connect.
+    /// Whether any host may connect.
     pub allow_any_host: bool,
     /// The lowest controller number.
     pub min_cntlid: u16,
@@ -148,13 +148,13 @@ pub struct Namespace {
     pub nguid: [u8; 16],
     /// EUI64; zeroes are none.
     pub eui64: [u8; 8],
-    /// The hosts that see it; `None`: all that may connect.
+    /// The hosts that see it; `None`: all hosts that may connect.
     pub hosts: Option<Vec<Nqn>>,
-    /// Why hosts do not have it, if that is so: its device is not there.
+    /// Why hosts do not have it: its device is missing. `None` if hosts have it.
     pub missing: Option<String>,
 }
 
-/// A namespace to make; what is `None` is chosen.
+/// A namespace to make; members that are `None` are chosen.
 #[derive(Clone, Debug, Default)]
 pub struct NewNamespace {
     /// The device behind it.
@@ -167,7 +167,7 @@ pub struct NewNamespace {
     pub nguid: Option<[u8; 16]>,
     /// EUI64.
     pub eui64: Option<[u8; 8]>,
-    /// Hosts see it only when they are told to.
+    /// Hosts see it only when they are attached to it explicitly.
     pub no_auto_visible: bool,
 }
 
@@ -180,7 +180,7 @@ impl super::Engine {
 }
 
 impl Nvmf {
-    /// With the default target.
+    /// Holds the default target only.
     #[must_use]
     pub fn new(max_subsystems: u32) -> Self {
         let target = NvmfTarget { max_subsystems, ..NvmfTarget::default() };
@@ -232,7 +232,7 @@ impl Subsystem {
         self.namespaces.get(&nsid).ok_or_else(missing)
     }
 
-    /// The lowest number that no namespace has.
+    /// The lowest free namespace number.
     fn free_nsid(&self) -> Result<u32, EngineError> {
         let max = self.options.max_namespaces;
         (1..=max).find(|nsid| !self.has_nsid(*nsid)).ok_or_else(|| {
@@ -250,7 +250,7 @@ impl Subsystem {
         of_pool.any(|namespace| namespace.nsid.0 == nsid)
     }
 
-    /// Whether a new namespace can have this number.
+    /// Checks whether a new namespace can have this number.
     fn check_nsid(&self, nsid: u32) -> Result<(), EngineError> {
         if self.has_nsid(nsid) {
             return Err(EngineError::exists("namespace", &nsid.to_string()));

@@ -1,4 +1,4 @@
-//! Namespaces: added, removed, shown to hosts; and those whose device is not there.
+//! Namespaces: added, removed, shown to hosts; and namespaces whose device is missing.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::engine::catalogue::Key;
 use crate::engine::{Change, EngineError};
 
 impl Change<'_> {
-    /// Shows a device as a namespace; gives its number. At the start, a device that is configured
-    /// and missing is waited for.
+    /// Exports a device as a namespace; gives its number. During the start, a namespace whose device is
+    /// configured but missing waits for it.
     ///
     /// # Errors
     /// When the subsystem or device is missing, the device is in use, or the number is taken.
@@ -44,7 +44,7 @@ impl Change<'_> {
         };
         let (bdev_name, uuid) = match &found {
             Ok((name, uuid, _)) => (name.clone(), *uuid),
-            // Its identity is that of the device, unless it is given.
+            // Its identity comes from the device, unless it is given.
             Err(_) => (new.bdev_name.clone(), Uuid::nil()),
         };
         let uuid = new.uuid.unwrap_or(uuid);
@@ -77,7 +77,7 @@ impl Change<'_> {
         self.put(key, entry(target, "nvmf_subsystem_add_ns", params));
     }
 
-    /// Claims the device of a namespace and gives it to the cores.
+    /// Claims the device of a namespace and gives the namespace to the cores.
     fn show(
         &mut self,
         target: &str,
@@ -131,7 +131,7 @@ impl Change<'_> {
         shown
     }
 
-    /// Takes a namespace from hosts whose device has gone by itself; it comes back with it.
+    /// Takes a namespace from hosts whose device has disappeared by itself; it comes back with the device.
     pub(in crate::engine) fn hide_waiting(
         &mut self,
         target: &str,
@@ -156,7 +156,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// The cores that have a namespace of a pool; `None` if it is of no pool.
+    /// The cores that have a namespace of a pool; `None` if the namespace belongs to no pool.
     fn cores_of_pool(
         &self,
         target: &str,
@@ -177,8 +177,8 @@ impl Change<'_> {
         found.cores().map(Some).ok_or_else(missing)
     }
 
-    /// Takes a namespace away; hosts are told, and commands in flight finish. One of a pool is
-    /// deleted: its part of the device is free again.
+    /// Removes a namespace; hosts are told, and commands in flight finish. A namespace of a pool is
+    /// deleted: its part of the device becomes free again.
     ///
     /// # Errors
     /// When there is none, or its device does not become quiet.
@@ -208,7 +208,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Lets a host see a namespace that hosts do not see of themselves, or hides it from one.
+    /// Shows a namespace that is not visible by default to a host, or hides it from the host.
     ///
     /// # Errors
     /// When there is no such namespace, or every host sees it.
@@ -221,7 +221,8 @@ impl Change<'_> {
         visible: bool,
     ) -> Result<(), EngineError> {
         if let Some(cores) = self.cores_of_pool(target, nqn, nsid)? {
-            // The same as attaching it and detaching it; the target has it kept, by its own way.
+            // The same as attaching and detaching it; the target writes it down through the pool's own
+            // store.
             let changed = match visible {
                 true => cores.show_namespace(nqn, NamespaceId(nsid), host),
                 false => cores.hide_namespace(nqn, NamespaceId(nsid), host),
@@ -275,7 +276,7 @@ fn namespace_key(target: &str, nqn: &Nqn, nsid: u32) -> Key {
 fn namespace_params(nsid: u32, namespace: &Namespace) -> Value {
     let mut params = json!({ "nsid": nsid, "bdev_name": namespace.bdev_name });
     if let Some(members) = params.as_object_mut() {
-        // Of a device that has never been there, nobody knows any.
+        // If the device has never been present, its identity is not known.
         if !namespace.uuid.is_nil() {
             members.insert("uuid".to_owned(), namespace.uuid.to_string().into());
         }

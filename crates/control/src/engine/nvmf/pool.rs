@@ -1,9 +1,9 @@
-//! Pools: devices of which hosts make namespaces themselves, and their maps in the catalogue.
+//! Pools: devices that hosts themselves divide into namespaces, and the pools' maps in the catalogue.
 //!
-//! What a host changes is no call of a client: a thread of the target asks for it while the
-//! target's own state is locked. So it does not wait for its turn among the changes
-//! ([`Engine::change`]), which wait for the target; it only puts the new map into the one call that
-//! makes the pool again, and waits until that is on stable media.
+//! A change by a host is no call of a client: a thread of the target asks for it while the target's own
+//! state is locked. Changes of clients ([`Engine::change`]) wait for the target, so a host's change does
+//! not wait for its turn among them. It only puts the new map into the one call that makes the pool again,
+//! and waits until that is on stable media.
 
 use std::sync::{Arc, Weak};
 
@@ -23,7 +23,7 @@ use crate::engine::{Change, Engine, EngineError, Model};
 /// The call that makes a pool.
 const METHOD: &str = "nvmf_subsystem_add_pool";
 
-/// What messages call it, before the name of its subsystem.
+/// How messages name a pool, before the name of its subsystem.
 const POOL: &str = "pool of subsystem";
 
 /// A pool of a subsystem.
@@ -31,15 +31,15 @@ const POOL: &str = "pool of subsystem";
 pub struct Pool {
     /// The device that is divided.
     pub bdev_name: String,
-    /// Which of the hosts that may connect may also divide it; none: all of them.
+    /// The hosts that may divide it, among those that may connect; empty: all of them.
     pub managers: Vec<Nqn>,
-    /// What it is divided into.
+    /// Its namespaces and their parts of the device.
     pub map: PoolMap,
-    /// Why hosts do not have it, if that is so: its device is not there, or not what it was.
+    /// Why hosts do not have it: its device is missing, or not what it was. `None` if hosts have it.
     pub missing: Option<String>,
 }
 
-/// A pool as calls and saved configurations have it.
+/// A pool in calls and saved configurations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolParams {
@@ -56,7 +56,7 @@ pub struct PoolParams {
     /// The hosts that may divide it; empty: all that may connect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub managers: Vec<String>,
-    /// What it is divided into.
+    /// Its namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<PoolNamespaceParams>,
 }
@@ -67,9 +67,9 @@ pub struct PoolParams {
 pub struct PoolNamespaceParams {
     /// Its number.
     pub nsid: u32,
-    /// The first unit of the device that is its.
+    /// The first unit of the device that belongs to it.
     pub first_unit: u64,
-    /// How many are.
+    /// The number of its units.
     pub unit_count: u64,
     /// Bytes of a block.
     pub block_size: u32,
@@ -90,10 +90,10 @@ impl PoolParams {
         PoolMap::DEFAULT_UNIT_BYTES
     }
 
-    /// The pool that they describe.
+    /// The pool that these parameters describe.
     ///
     /// # Errors
-    /// When a name is none, or a number is out of range; names it.
+    /// When a name is invalid, or a number is out of range; the error names it.
     pub fn pool(&self) -> Result<Pool, EngineError> {
         let namespaces = self.namespaces.iter().map(PoolNamespaceParams::namespace);
         Ok(Pool {
@@ -107,7 +107,7 @@ impl PoolParams {
         })
     }
 
-    /// The opposite.
+    /// The parameters that describe a pool.
     #[must_use]
     pub fn of(nqn: &Nqn, pool: &Pool) -> Self {
         Self {
@@ -174,7 +174,7 @@ fn pool_entry(target: &str, nqn: &Nqn, pool: &Pool) -> Result<Entry, EngineError
     Ok(entry(target, METHOD, params))
 }
 
-/// Keeps the maps of one target's pools.
+/// Writes down the maps of one target's pools.
 pub(super) struct CatalogueStore {
     engine: Weak<SharedEngine>,
     target: String,
@@ -194,7 +194,7 @@ impl PoolStore for CatalogueStore {
     }
 }
 
-/// As the cores take it.
+/// The pool's configuration in the form that the cores take.
 pub(super) fn pool_config(
     engine: &Engine,
     target: &str,
@@ -213,9 +213,9 @@ pub(super) fn pool_config(
 }
 
 impl Engine {
-    /// Writes down what a host has made of a pool. Called by a thread of the target that holds the
-    /// target's state: it must not wait for a change, and nobody may hold what it waits for
-    /// while waiting for the target.
+    /// Writes down a host's change of a pool. A thread of the target calls it and holds the target's state:
+    /// so it must not wait for a change, and a thread that waits for the target must hold none of the locks
+    /// taken here.
     fn keep_map(&self, target: &str, nqn: &Nqn, map: &PoolMap) -> Result<(), EngineError> {
         let key = pool_key(target, nqn);
         let (before, after) = {
@@ -232,7 +232,7 @@ impl Engine {
         };
         let kept = self.keep(record(&after)?, |model| set_pool(model, target, nqn, after));
         if kept.is_err() {
-            // The journal takes nothing any more; what is shown is what hosts have.
+            // The journal accepts nothing more; the model goes back to the map that hosts have.
             self.unkeep(record(&before)?, |model| set_pool(model, target, nqn, before));
         }
         kept
@@ -248,12 +248,12 @@ fn set_pool(model: &mut Model, target: &str, nqn: &Nqn, pool: Pool) {
 }
 
 impl Change<'_> {
-    /// Lets hosts of a subsystem make namespaces of a device. At the start, a device that is
-    /// configured and missing is waited for.
+    /// Lets hosts of a subsystem divide a device into namespaces. During the start, a pool whose device is
+    /// configured but missing waits for it.
     ///
     /// # Errors
-    /// When the subsystem or device is missing, it has a pool, the device is in use, or the map is
-    /// not that of the device.
+    /// When the subsystem or device is missing, the subsystem has a pool, the device is in use, or the map
+    /// does not fit the device.
     pub fn add_pool(&mut self, target: &str, nqn: &Nqn, pool: Pool) -> Result<(), EngineError> {
         let (cores, found) = {
             let model = self.model();
@@ -289,7 +289,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Claims the device of a pool and gives it to the cores.
+    /// Claims the device of a pool and gives the pool to the cores.
     fn give_pool(
         &mut self,
         target: &str,
@@ -334,7 +334,7 @@ impl Change<'_> {
         given
     }
 
-    /// Takes a pool from hosts whose device has gone by itself; it comes back with it.
+    /// Takes a pool from hosts whose device has disappeared by itself; it comes back with the device.
     pub(in crate::engine) fn hide_pool(
         &mut self,
         target: &str,
@@ -353,7 +353,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Takes the pool of a subsystem and its namespaces away; what is on the device stays there.
+    /// Removes the pool of a subsystem and its namespaces; the data on the device stay there.
     ///
     /// # Errors
     /// When it has none, or a namespace of it is being made or formatted.

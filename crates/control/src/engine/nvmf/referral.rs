@@ -1,4 +1,4 @@
-//! Referrals: where else hosts may look.
+//! Referrals: other places where hosts may look.
 
 use raceline_proto::nvme::Nqn;
 use raceline_target::HostAccess;
@@ -15,23 +15,23 @@ const TRTYPE_TCP: u8 = 3;
 pub struct Referral {
     /// Where it is.
     pub address: ListenAddress,
-    /// A secure channel is required there.
+    /// Whether it requires a secure channel.
     pub secure_channel: bool,
-    /// A discovery service, or the one subsystem that is there.
+    /// The name of a discovery service, or of the one subsystem there.
     pub subnqn: String,
 }
 
 impl Referral {
-    /// Whether another one points to the same; how secure it is does not matter.
+    /// Whether another referral points to the same place; the secure channel does not matter.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.address, &self.subnqn) == (&other.address, &other.subnqn)
     }
 
-    /// As the target takes it.
+    /// The referral in the form that the target takes.
     ///
     /// # Errors
-    /// When the name is none.
+    /// When the name is invalid.
     pub(super) fn to_target(&self) -> Result<raceline_target::Referral, EngineError> {
         let subnqn =
             Nqn::new(&self.subnqn).map_err(|error| EngineError::Invalid(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! `bdev_delay_*`: a device that takes its time, and how much of it.
+//! `bdev_delay_*`: a device that delays requests, and by how much.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ enum LatencyType {
 }
 
 impl LatencyType {
-    /// The parameter of [`Create`] that it changes.
+    /// The parameter of [`Create`] that this latency has.
     const fn member(self) -> &'static str {
         match self {
             Self::AvgRead => "avg_read_latency",
@@ -143,7 +143,7 @@ struct UpdateLatency {
 fn update_latency(call: &Call<'_>, params: UpdateLatency) -> Result<bool, RpcError> {
     let UpdateLatency { delay_bdev_name: name, latency_type, latency_us } = params;
     call.engine.change(|change| {
-        // SPDK says the same of a device of another kind.
+        // SPDK answers the same for a device of another kind.
         let missing = || RpcError::new(code::INVALID_PARAMS, "The requested bdev does not exist.");
         let bdev = change.model().bdevs.find(&name).cloned().ok_or_else(missing)?;
         let Some(Delayed { control, .. }) = bdev.details.as_any().downcast_ref() else {

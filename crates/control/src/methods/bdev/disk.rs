@@ -33,19 +33,19 @@ pub(super) fn register(registry: &mut Registry) {
 struct CreateAio {
     name: String,
     filename: String,
-    /// 0: the smallest that the file or device can do.
+    /// 0: the smallest block size that the file or device supports.
     #[serde(default, skip_serializing_if = "Zero::is_zero")]
     block_size: u32,
     #[serde(default)]
     readonly: bool,
-    /// Holes are punched wherever the file system can, asked for or not.
+    /// Ignored: holes are always punched where the file system can.
     #[serde(default)]
     fallocate: bool,
     uuid: Option<Uuid>,
-    /// No submission ever waits: the ring has threads for what would.
+    /// Ignored: no submission ever waits, because the ring has threads for operations that would.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     nowait: bool,
-    /// Through the page cache, where direct I/O does not work. SPDK falls back to it unasked.
+    /// Uses the page cache where direct I/O does not work. SPDK falls back to it without being asked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     buffered: bool,
 }
@@ -89,7 +89,7 @@ fn create_uring(call: &Call<'_>, params: CreateUring) -> Result<String, RpcError
     let details = Plain(json!({ "uring": { "filename": params.filename } }));
     call.engine.change(|change| {
         let made = make(change, &params.name, (URING, "URING bdev"), &spec);
-        // SPDK has one answer to all that can go wrong.
+        // SPDK has one answer to every failure.
         let (name, bdev) = made
             .map_err(|error| RpcError::internal("Unable to create URING bdev.").because(error))?;
         let canonical = CreateUring { uuid: Some(bdev.uuid), ..params };
@@ -106,7 +106,7 @@ fn spec(filename: &str, block_size: u32, uuid: Option<Uuid>) -> Result<DeviceSpe
     Ok(DeviceSpec { block_size, uuid, ..DeviceSpec::new(backing(filename, false)) })
 }
 
-/// A file is never created: SPDK's is not either.
+/// A file is never created, as in SPDK.
 fn backing(filename: &str, buffered: bool) -> Backing {
     let path = filename.into();
     if buffered { Backing::File { path, size: None, buffered } } else { Backing::Path { path } }
@@ -139,8 +139,8 @@ fn rescan_uring(call: &Call<'_>, Name { name }: Name) -> Result<bool, RpcError> 
     rescan(call, &name, URING)
 }
 
-/// Hosts are told of a device that has grown. One that has become smaller stays as it is: what is
-/// beyond its end is lost, and reading it must fail.
+/// Hosts are told of a device that has grown. A device that has shrunk keeps its size: the data beyond its
+/// end are lost, and reading them must fail.
 fn rescan(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
     call.engine.change(|change| {
         let bdev = super::find(change, name, module)?;

@@ -1,4 +1,4 @@
-//! `bdev_error_*`: a device that fails, holds or corrupts requests by order.
+//! `bdev_error_*`: a device that fails, holds or corrupts requests on demand.
 
 use std::any::Any;
 use std::num::NonZeroU8;
@@ -47,7 +47,7 @@ impl Details for Injecting {
         json!({ "error_disk": { "base_bdev": self.base } })
     }
 
-    /// What is held would keep the device from becoming quiet.
+    /// Held requests would keep the device from becoming quiet.
     fn before_removal(&self) {
         self.control.clear();
         self.control.resume();
@@ -197,7 +197,7 @@ fn resume(call: &Call<'_>, Name { name }: Name) -> Result<bool, RpcError> {
     with_control(call, &name, InjectControl::resume)
 }
 
-/// Orders are not part of the configuration: a restart forgets them.
+/// Injected errors are not part of the configuration: a restart forgets them.
 fn with_control(
     call: &Call<'_>,
     name: &str,

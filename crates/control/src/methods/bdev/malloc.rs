@@ -42,10 +42,10 @@ struct Create {
     dif_is_head_of_md: bool,
     #[serde(default, skip_serializing)]
     dif_pi_format: u32,
-    /// The NUMA node from which memory comes, while that has some; -1 is any.
+    /// The NUMA node from which memory is taken as long as it has some; -1 is any.
     #[serde(skip_serializing_if = "Option::is_none")]
     numa_id: Option<i32>,
-    /// In huge pages that are reserved, which SPDK's always are; else in those that the kernel has.
+    /// Uses reserved huge pages, as SPDK always does; otherwise the kernel's transparent huge pages.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     hugepages: bool,
 }
@@ -87,7 +87,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
     })
 }
 
-/// What it was given beyond its size.
+/// The parameters that it was given beyond its size.
 fn details(params: &Create) -> Plain {
     let mut members = serde_json::Map::new();
     let mut put = |name: &str, value: Value| drop(members.insert(name.to_owned(), value));

@@ -1,4 +1,4 @@
-//! `bdev_null_*`: devices that are nowhere, for measurements.
+//! `bdev_null_*`: devices without storage, for measurements.
 
 use raceline_bdev::{Backing, ByteSize, DeviceSpec};
 use serde::{Deserialize, Serialize};

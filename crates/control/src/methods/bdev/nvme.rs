@@ -59,10 +59,10 @@ struct Attach {
     subnqn: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hostnqn: Option<String>,
-    /// Of a local drive: another one in the same place is not taken for it.
+    /// For a local drive: another drive in the same place is not mistaken for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     serial: Option<String>,
-    /// Of a local drive: the way of data, `block` or `passthrough`.
+    /// For a local drive: the path of its data, `block` or `passthrough`.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_path: Option<drive::Way>,
     #[serde(default)]
@@ -85,13 +85,13 @@ struct Attach {
     /// The address of this machine from which all connections are made.
     #[serde(skip_serializing_if = "Option::is_none")]
     hostaddr: Option<String>,
-    /// What to do when the name is taken: no second path can be added.
+    /// What to do if the name is taken: a second path cannot be added.
     #[serde(skip_serializing_if = "Option::is_none")]
     multipath: Option<String>,
-    /// Always so where the controller allows it.
+    /// Ignored: always disabled where the controller allows it.
     #[serde(default, rename = "disable_sq_flow_control", skip_serializing)]
     _disable_sq_flow_control: bool,
-    // What is not here.
+    // Parameters without support here.
     #[serde(default, skip_serializing)]
     hostsvcid: Option<String>,
     #[serde(default, skip_serializing)]
@@ -113,7 +113,7 @@ struct Attach {
 }
 
 impl Attach {
-    /// Refuses what SPDK has and this program has not.
+    /// Refuses parameters that SPDK supports and this program does not.
     fn refuse(&self) -> Result<(), RpcError> {
         let no_metadata = "namespaces with metadata are not used";
         let no_keys = "there is no authentication";
@@ -135,7 +135,7 @@ impl Attach {
         ])
     }
 
-    /// Whether a source port is named; empty or 0, none is.
+    /// Whether a source port is named; neither an empty one nor 0 counts.
     fn fixes_port(&self) -> bool {
         self.hostsvcid.as_deref().is_some_and(|port| !matches!(port, "" | "0"))
     }
@@ -156,7 +156,7 @@ impl Attach {
         Ok(Some(source))
     }
 
-    /// The priority of what is sent; SPDK's clients send a number as a string.
+    /// The priority of sent packets; SPDK's clients send a number as a string.
     fn priority(&self) -> Result<Option<u32>, RpcError> {
         let Some(text) = self.priority.as_deref() else { return Ok(None) };
         let priority = text.parse().ok().filter(|number| *number <= i32::MAX.unsigned_abs());
@@ -180,10 +180,10 @@ const ONE_PORT: &str = "a source port serves one connection to one address, and 
 /// Why an I/O command that waits for a lost controller cannot be ended early.
 const NO_FAST_FAIL: &str = "commands wait until the controller is back or has been given up \
     (ctrlr_loss_timeout_sec)";
-/// Why other policies than SPDK's default cannot be chosen.
+/// Why only SPDK's default policy can be chosen.
 const ONE_PATH: &str = "a controller has one path: only the policy active_passive can be had";
 
-/// As [`refuse`], with the reason of each.
+/// As [`refuse`], with a reason for each parameter.
 fn refuse_because(parameters: &[(&str, bool, &'static str)]) -> Result<(), RpcError> {
     match parameters.iter().find(|(_, asked, _)| *asked) {
         Some((name, _, reason)) => Err(RpcError::unsupported(name).because(reason)),
@@ -191,7 +191,7 @@ fn refuse_because(parameters: &[(&str, bool, &'static str)]) -> Result<(), RpcEr
     }
 }
 
-/// SPDK's default, and what is so anyway: one path at a time.
+/// Whether these options are SPDK's default, and so always in effect: one path at a time.
 fn is_one_path(options: &Value) -> bool {
     let members = options.as_object();
     members.is_some_and(|members| {
@@ -203,7 +203,7 @@ fn invalid(text: String) -> RpcError {
     RpcError::new(-libc::EINVAL, text)
 }
 
-/// Connecting takes time, in which others may change things; only the result is a change.
+/// Connecting takes time, and others may change things meanwhile; only the result is a change.
 fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     params.refuse()?;
     let max_bdevs = params.max_bdevs.unwrap_or(DEFAULT_MAX_BDEVS);
@@ -219,7 +219,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine));
     let config = host_config(call.engine, &params, &hostnqn)?;
     let config = if call.peer.is_internal {
-        // A start, or what is tried again: others wait.
+        // During a start or a retry, others wait for this.
         config.within(CONNECT_TIMEOUT)
     } else {
         config
@@ -230,7 +230,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     take(call, Link::Remote(remote), &canonical, max_bdevs)
 }
 
-/// What has been found becomes a controller; `canonical` is the call that makes it again.
+/// Makes the found controller a controller here; `canonical` is the call that makes it again.
 fn take(
     call: &Call<'_>,
     link: Link,
@@ -285,7 +285,7 @@ fn default_hostnqn(engine: &Engine) -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")
 }
 
-/// The host identifier is the UUID in its name, if there is one.
+/// The host identifier is the UUID in the host's name, if there is one.
 fn host_id(engine: &Engine, hostnqn: &str) -> HostId {
     let named = hostnqn.rsplit_once("uuid:").and_then(|(_, uuid)| Uuid::try_parse(uuid).ok());
     let identity = &engine.config().identity;
@@ -337,7 +337,7 @@ fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostCo
     Ok(config)
 }
 
-/// How patient to be with a lost controller. Without any wish: ten minutes, with growing delays.
+/// How long to retry a lost controller. By default ten minutes, with growing delays.
 fn backoff(loss_sec: i32, delay_sec: u32) -> Result<BackoffConfig, RpcError> {
     let bad = |detail: &str| Err(RpcError::errno(libc::EINVAL).because(detail));
     let delay = Duration::from_secs(delay_sec.into());
@@ -361,7 +361,7 @@ fn backoff(loss_sec: i32, delay_sec: u32) -> Result<BackoffConfig, RpcError> {
 #[serde(deny_unknown_fields)]
 struct Detach {
     name: String,
-    // A path of several: there is one, and it must be the one that is named.
+    // One path of several: there is only one, and it must match the named one.
     trtype: Option<String>,
     traddr: Option<String>,
     adrfam: Option<String>,
@@ -386,7 +386,7 @@ impl Detach {
         if let (Link::Drive(drive), Ok(address)) = (&controller.link, given.parse())
             && drive.address() == address
         {
-            // Another spelling of the same place.
+            // Another spelling of the same address.
             trid["traddr"] = given.into();
         }
         let is = |part: &Option<String>, member: &str| {
@@ -417,7 +417,7 @@ fn detach(call: &Call<'_>, params: Detach) -> Result<bool, RpcError> {
         change.dismiss_drive(&controller)?;
         Ok::<_, RpcError>(controller)
     })?;
-    // It takes as long as the controller needs to shut down: others need not wait.
+    // Ending takes as long as the controller needs to shut down: others need not wait for it.
     controller.link.end();
     Ok(true)
 }
@@ -447,7 +447,7 @@ fn get_controllers(call: &Call<'_>, params: GetControllers) -> Result<Vec<Value>
 fn describe(controller: &Controller) -> Value {
     let hostnqn = match &controller.link {
         Link::Remote(remote) => remote.config().hostnqn.as_str(),
-        // Only a host that connects has a name.
+        // Only a host that connects to a remote controller has a name.
         Link::Drive(_) => "",
     };
     let source = controller.link.source().map(|source| source.to_string()).unwrap_or_default();
@@ -470,7 +470,7 @@ struct Reset {
 }
 
 fn reset(call: &Call<'_>, Reset { name, cntlid }: Reset) -> Result<bool, RpcError> {
-    // A drive takes its time, in which others need the model.
+    // A drive answers slowly, and others need the model meanwhile.
     let found = call.engine.model().controllers.get(&name).cloned();
     let found =
         found.filter(|controller| cntlid.is_none_or(|cntlid| controller.link.cntlid() == cntlid));

@@ -1,4 +1,4 @@
-//! `bdev_set_options` and examining: devices on top of others that wait for them.
+//! `bdev_set_options` and examining: devices that wait for the device on which they stand.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,8 @@ pub(super) fn register(registry: &mut Registry) {
     registry.read("bdev_wait_for_examine", States::Runtime, wait_for_examine);
 }
 
-/// Sizes of pools that this program does not have, because requests are allocated with their
-/// queues: kept for the next client that asks, without effect.
+/// Sizes of pools that this program does not have, because requests are allocated with their queues. The
+/// options are kept for clients that ask for them, without effect.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SetOptions {
@@ -67,7 +67,7 @@ fn examines_unasked(model: &Model) -> bool {
     options.is_none_or(|entry| entry.params["bdev_auto_examine"] != false)
 }
 
-/// Makes what stands on a device that has come, unless clients want to choose the order.
+/// Makes the devices that stand on a new device, unless clients want to choose the order.
 pub(crate) fn examine_unasked(change: &mut Change<'_>, name: &str) {
     let wanted = examines_unasked(&change.model());
     if wanted {
@@ -86,7 +86,7 @@ fn examine(call: &Call<'_>, super::Name { name }: super::Name) -> Result<bool, R
     })
 }
 
-/// A device has been examined when the call that made it answers.
+/// Nothing to wait for: a device is examined before the call that made it answers.
 fn wait_for_examine(_call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     Ok(true)
 }

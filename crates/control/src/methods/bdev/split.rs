@@ -14,7 +14,7 @@ use crate::engine::missing::numbered;
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
 
-/// More parts than that are refused: a name, statistics and channels each.
+/// The largest number of parts: each has a name, statistics and channels.
 const MAX_PARTS: u32 = 65_536;
 const MIB: u64 = 1 << 20;
 
@@ -30,7 +30,7 @@ pub(super) fn register(registry: &mut Registry) {
 pub(super) struct Create {
     base_bdev: String,
     split_count: u32,
-    /// 0: as large as they can be.
+    /// 0: as large as possible.
     #[serde(default)]
     split_size_mb: u64,
 }
@@ -62,7 +62,7 @@ impl Stacked for Create {
             let detail = format!("`{}` has {} blocks", base.name, info.block_count);
             return Err(invalid(format!("{detail}: fewer than one part")));
         }
-        // As in SPDK: as many as there is room for.
+        // As in SPDK: as many parts as there is room for.
         let count = u64::from(self.split_count).min(info.block_count / part_blocks);
         let part = |number: u64| {
             let name = format!("{}p{number}", self.base_bdev);

@@ -1,7 +1,7 @@
-//! Devices that stand on others: made at once if the other is there, else when it comes.
+//! Devices that stand on others: made at once if the base device is there, else when it comes.
 //!
-//! Their entries stay in the configuration when the device below goes by itself (a remote
-//! namespace that is unplugged), and go with it when somebody deletes it.
+//! Their entries stay in the configuration when the base device disappears by itself (a remote namespace
+//! that is unplugged), and are removed when a client deletes it.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,20 +13,20 @@ use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
 use crate::method::Call;
 
-/// The parameters of a call that makes such devices.
+/// The parameters of a call that makes stacked devices.
 pub(super) trait Stacked: Clone + Serialize + DeserializeOwned {
     /// The method.
     const METHOD: &'static str;
     /// Its module.
     const MODULE: &'static str;
 
-    /// The device to stand on.
+    /// The base device.
     fn base(&self) -> &str;
 
-    /// Where the configuration has it.
+    /// The key of the call in the catalogue.
     fn key(&self) -> Key;
 
-    /// Whether one of the devices has, or will have, this name.
+    /// Whether one of the devices has, or would have, this name.
     fn is_named(&self, name: &str) -> bool {
         self.key() == Key::new(&["bdev", name])
     }
@@ -35,7 +35,7 @@ pub(super) trait Stacked: Clone + Serialize + DeserializeOwned {
     fn make(&self, base: &Entry) -> Result<Vec<Entry>, RpcError>;
 }
 
-/// Makes the devices and keeps the call; gives their names, none if they have to wait.
+/// Makes the devices and keeps the call; gives their names, or none if they have to wait.
 pub(super) fn create<T: Stacked>(call: &Call<'_>, params: &T) -> Result<Vec<String>, RpcError> {
     call.engine.change(|change| {
         let key = params.key();
@@ -86,7 +86,7 @@ fn build<T: Stacked>(change: &mut Change<'_>, params: &T) -> Result<Vec<String>,
     Ok(names)
 }
 
-/// Makes what has waited for a device of this name.
+/// Makes the devices that have waited for a device of this name.
 pub(super) fn examine(change: &mut Change<'_>, name: &str) {
     let waiting: Vec<catalogue::Entry> = {
         let model = change.model();
@@ -115,7 +115,7 @@ fn again<T: Stacked>(change: &mut Change<'_>, entry: &catalogue::Entry) -> Resul
     build(change, &params).map(drop)
 }
 
-/// Deletes a device of this module, or takes back a call that still waits.
+/// Deletes a device of this module, or removes a call that still waits.
 pub(super) fn delete<T: Stacked>(call: &Call<'_>, name: &str, key: Key) -> Result<bool, RpcError> {
     call.engine.change(|change| {
         let present = change.model().bdevs.find(name).is_some();

@@ -1,4 +1,4 @@
-//! What devices have done: counters, latency histograms, queue depth.
+//! Statistics of devices: counters, latency histograms, queue depth.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ use crate::method::{Call, Registry, States};
 /// Times are in nanoseconds: SPDK's clients divide by this.
 const TICK_RATE: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1_000;
-/// Ends of a histogram unless asked otherwise, as in SPDK: 1 us and 2 min.
+/// Ends of a histogram by default, as in SPDK: 1 us and 2 min.
 const MIN_NS: u64 = 1_000;
 const MAX_NS: u64 = 120_000_000_000;
 
@@ -60,7 +60,7 @@ impl Reset {
 #[serde(deny_unknown_fields)]
 struct GetIostat {
     names: Option<Vec<String>>,
-    /// As older clients ask.
+    /// The name that older clients use.
     name: Option<String>,
     #[serde(default)]
     per_channel: bool,
@@ -222,7 +222,7 @@ fn get_histogram(call: &Call<'_>, super::Name { name }: super::Name) -> Result<V
     Ok(json!({
         "histogram": BASE64.encode(bytes),
         "granularity": shape.granularity(),
-        // As it was called before.
+        // The old name of the same.
         "bucket_shift": shape.granularity(),
         "min_range": min_range,
         "max_range": max_range,
@@ -261,7 +261,7 @@ fn set_sampling(
 ) -> Result<bool, RpcError> {
     call.engine.change(|change| {
         let bdev = change.model().bdev(&name)?.clone();
-        // The old one first: it says at its end that nobody wants to know.
+        // The old sampling first: dropped later, it would turn off the new one.
         change.model_mut().bdevs.set_sampling(&name, None);
         drop(bdev.sampling);
         if period > 0 {

@@ -1,4 +1,4 @@
-//! Who may connect: `nvmf_subsystem_{add,remove}_host`, `nvmf_subsystem_allow_any_host`.
+//! Which hosts may connect: `nvmf_subsystem_{add,remove}_host`, `nvmf_subsystem_allow_any_host`.
 
 use serde::Deserialize;
 
@@ -44,8 +44,7 @@ struct Remove {
     nqn: String,
     host: String,
     tgt_name: Option<String>,
-    /// How long the host's connections may take to go; they never take longer here than the target
-    /// gives them.
+    /// How long the host's connections may take to close. Ignored: the target's own limit applies.
     #[serde(rename = "timeout_ms")]
     _timeout_ms: Option<u64>,
 }

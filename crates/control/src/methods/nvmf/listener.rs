@@ -23,7 +23,7 @@ struct Add {
     #[serde(default)]
     secure_channel: bool,
     ana_state: Option<String>,
-    /// Sockets are of one kind here, whatever the name.
+    /// Ignored: there is one kind of sockets here.
     #[serde(rename = "sock_impl")]
     _sock_impl: Option<String>,
     #[serde(rename = "numa_id")]

@@ -1,4 +1,4 @@
-//! What hosts see: `nvmf_subsystem_{add,remove}_ns`.
+//! The namespaces of a subsystem: `nvmf_subsystem_{add,remove}_ns`.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -39,7 +39,7 @@ struct NamespaceParams {
     anagrpid: Option<u32>,
     #[serde(default)]
     no_auto_visible: bool,
-    /// There is no metadata to hide.
+    /// Ignored: there is no metadata to hide.
     #[serde(default, rename = "hide_metadata")]
     _hide_metadata: bool,
 }

@@ -31,16 +31,16 @@ struct SetConfig {
     discovery_filter: Option<String>,
     /// The same as a list.
     discovery_filters: Option<Vec<String>>,
-    /// What keys may be used with; there are no keys that could be.
+    /// Digests for keys. Ignored: there are no keys.
     #[serde(rename = "dhchap_digests")]
     _dhchap_digests: Option<Vec<String>>,
     #[serde(rename = "dhchap_dhgroups")]
     _dhchap_dhgroups: Option<Vec<String>>,
     dup_host_policy: Option<String>,
-    /// How often listening sockets are looked at: the kernel tells.
+    /// How often listening sockets are polled. Ignored: the kernel reports connections.
     #[serde(rename = "acceptor_poll_rate")]
     _acceptor_poll_rate: Option<u32>,
-    /// How connections were spread by the first clients.
+    /// How the first clients of SPDK chose the distribution of connections.
     #[serde(rename = "conn_sched")]
     _conn_sched: Option<String>,
 }

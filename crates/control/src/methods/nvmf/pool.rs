@@ -1,4 +1,4 @@
-//! Devices of which hosts make namespaces: `nvmf_subsystem_{add,remove,get}_pool`. SPDK has none.
+//! Devices that hosts divide into namespaces: `nvmf_subsystem_{add,remove,get}_pool`. SPDK has none.
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn remove(call: &Call<'_>, params: super::subsystem::Query) -> Result<bool, RpcE
     Ok(true)
 }
 
-/// The pool of a subsystem in a list, which is empty without one.
+/// A list with the pool of a subsystem; empty if it has none.
 fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
     let model = call.engine.model();
     let (target, nqn) = params.find(&model)?;

@@ -1,4 +1,4 @@
-//! Where else hosts may look: `nvmf_discovery_*_referral(s)`.
+//! Other places where hosts may look: `nvmf_discovery_*_referral(s)`.
 
 use serde::Deserialize;
 

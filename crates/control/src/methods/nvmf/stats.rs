@@ -1,4 +1,4 @@
-//! Who is connected and what was done: `nvmf_subsystem_get_controllers`, `nvmf_subsystem_get_qpairs`,
+//! Connected hosts and their I/O: `nvmf_subsystem_get_controllers`, `nvmf_subsystem_get_qpairs`,
 //! `nvmf_get_stats`.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) fn register(registry: &mut Registry) {
     registry.read("nvmf_get_stats", States::Runtime, get);
 }
 
-/// The cores of the subsystem that is asked for, and its name.
+/// The cores of the subsystem that a call names, and its name.
 fn find(
     call: &Call<'_>,
     params: &super::subsystem::Query,
@@ -60,7 +60,7 @@ fn queues(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>
     Ok(cores.iter().flat_map(|cores| cores.queues(&nqn)).map(|queue| describe(&queue)).collect())
 }
 
-/// SPDK's description, and the counts that its users ask for.
+/// SPDK's description, with further counts that its users ask for.
 fn describe(queue: &QueueInfo) -> Value {
     json!({
         "cntlid": queue.cntlid.0,

@@ -16,12 +16,12 @@ use crate::params::refuse;
 
 /// The name of the discovery service, which is listed first.
 const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// What SPDK gives subsystems that are not told otherwise.
+/// SPDK's defaults for a subsystem.
 const DEFAULT_SERIAL: &str = "00000000000000000000";
 const DEFAULT_MODEL: &str = "SPDK bdev Controller";
-/// All numbers that a controller can have.
+/// The range of controller numbers.
 const CNTLID_RANGE: (u16, u16) = (1, 0xffef);
-/// SPDK's bounds of Deallocate (blocks) and Write Zeroes (log2 of pages), which are none here.
+/// SPDK's bounds of Deallocate (blocks) and Write Zeroes (log2 of pages), which are not limited here.
 const SPDK_DMRSL: u32 = 2_097_152;
 const SPDK_WZSL: u8 = 12;
 
@@ -41,7 +41,7 @@ struct Create {
     tgt_name: Option<String>,
     serial_number: Option<String>,
     model_number: Option<String>,
-    /// A note that SPDK keeps and shows nowhere.
+    /// A note that SPDK keeps but never shows.
     #[serde(rename = "admin_label")]
     _admin_label: Option<String>,
     #[serde(default)]
@@ -80,7 +80,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         let text = format!("Unable to create subsystem {}", params.nqn.escape_debug());
         RpcError::internal(text).because(detail)
     };
-    // SPDK, too, makes no others: hosts exist that would refuse them.
+    // Like SPDK, this makes no other names: some hosts would refuse them.
     let nqn = Nqn::qualified(&params.nqn).map_err(|error| unable(error.to_string()))?;
     if nqn.is_discovery() {
         return Err(unable("the discovery service is always there".to_owned()));
@@ -109,7 +109,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// What most calls about one subsystem are given.
+/// The parameters of most calls about one subsystem.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
@@ -118,14 +118,14 @@ pub(super) struct Query {
 }
 
 impl Query {
-    /// The names of the target, which is there, and of the subsystem.
+    /// The names of the target, which must exist, and of the subsystem.
     pub(super) fn names(self, call: &Call<'_>) -> Result<(String, Nqn), RpcError> {
         let target = super::target_name(self.tgt_name);
         super::check_target(call.engine, &target)?;
         Ok((target, super::nqn(&self.nqn)?))
     }
 
-    /// The target, and the subsystem's name: it is there, or it is the discovery service.
+    /// The target, and the subsystem's name: the subsystem must exist or be the discovery service.
     pub(super) fn find<'a>(&self, model: &'a Model) -> Result<(&'a NvmfTarget, Nqn), RpcError> {
         let name = super::target_name(self.tgt_name.clone());
         let target = model
@@ -221,7 +221,7 @@ fn describe_namespace(nsid: u32, namespace: &Namespace) -> Value {
         if namespace.eui64 != [0; 8] {
             members.insert("eui64".to_owned(), hex(&namespace.eui64).into());
         }
-        // SPDK hides who sees what; whoever set it wants to see it.
+        // SPDK does not list the hosts that see a namespace; the client that set them wants to see them.
         if let Some(hosts) = &namespace.hosts {
             let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
             members.insert("no_auto_visible".to_owned(), true.into());
@@ -234,7 +234,7 @@ fn describe_namespace(nsid: u32, namespace: &Namespace) -> Value {
     text
 }
 
-/// A namespace that a host has made of a pool.
+/// A namespace that a host has made in a pool.
 fn describe_carved(pool: &Pool, namespace: &PoolNamespace) -> Value {
     let uuid = Uuid::from_bytes(namespace.uuid);
     let hosts: Vec<&str> = namespace.hosts.iter().map(Nqn::as_str).collect();

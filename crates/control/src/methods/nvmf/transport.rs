@@ -16,8 +16,8 @@ pub(super) fn register(registry: &mut Registry) {
     registry.alias("get_nvmf_transports", "nvmf_get_transports");
 }
 
-/// SPDK's decoder is relaxed: what other transports know is ignored, and named in the log. Of the rest, some
-/// options tune SPDK's own buffers; they are kept and shown, and change nothing that a host can see.
+/// SPDK's decoder is relaxed: parameters of other transports are ignored, and named in the log. Some of the
+/// other options tune SPDK's own buffers; they are kept and shown, and change nothing that a host can see.
 #[derive(Clone, Serialize, Deserialize)]
 struct Create {
     trtype: String,
@@ -26,7 +26,7 @@ struct Create {
     #[serde(default = "Create::max_queue_depth")]
     max_queue_depth: u16,
     max_io_qpairs_per_ctrlr: Option<u16>,
-    /// What clients before SPDK 20.04 send: the admin queue counts.
+    /// Sent by clients before SPDK 20.04; it counts the admin queue.
     #[serde(skip_serializing)]
     max_qpairs_per_ctrlr: Option<u16>,
     #[serde(default = "Create::in_capsule_data_size")]
@@ -67,8 +67,8 @@ struct Create {
     min_kato: u32,
 }
 
-/// SPDK's defaults for TCP, but for the largest transfer: hosts that read 256 KiB at once are common, and
-/// larger commands need no more memory here.
+/// SPDK's defaults for TCP, except for the largest transfer: hosts that read 256 KiB at once are common,
+/// and larger commands need no more memory here.
 impl Create {
     fn max_queue_depth() -> u16 {
         128
@@ -140,7 +140,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// What is wrong is named, with what may be.
+/// Refuses values out of range; the error names the value and the range.
 fn check_ranges(params: &Create) -> Result<(), RpcError> {
     let depths = TargetConfig::ADMIN_ENTRIES;
     let wrong = [
@@ -158,7 +158,7 @@ fn check_ranges(params: &Create) -> Result<(), RpcError> {
     }
 }
 
-/// I/O queues of a controller, from the name for it and the old one, which counts the admin queue.
+/// I/O queues of a controller, from the present parameter or the old one, which counts the admin queue.
 fn io_queues(now: Option<u16>, old: Option<u16>) -> Result<u16, RpcError> {
     let of_old = match old {
         None => None,

@@ -1,4 +1,4 @@
-//! What is taken of what is plugged in, step by step, without devices.
+//! Which of the plugged-in drives are taken, step by step, without devices.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn seen(drives: &[Drive]) -> Seen {
     Seen { addresses, drives: drives.to_vec() }
 }
 
-/// A watching that begins with these drives there.
+/// A watching that begins while these drives are present.
 struct Watched {
     state: State,
     now: Instant,
@@ -57,19 +57,19 @@ fn what_was_there_is_left_alone_wherever_it_goes() {
     let system = [drive(4, "SYS")];
     let mut watched = Watched::begin(&system);
     assert!(watched.taken(&system).is_empty());
-    // Its driver is bound anew, it is rescanned, it is put into another slot.
+    // The drive's driver is bound anew, the bus is rescanned, the drive is put into another slot.
     assert!(watched.taken(&[]).is_empty());
     assert!(watched.taken(&system).is_empty());
     assert!(watched.taken(&[]).is_empty());
     assert!(watched.taken(&[drive(9, "SYS")]).is_empty());
     // Another drive in its place is new.
     assert_eq!(watched.taken(&[drive(4, "NEW")]), ["NEW"]);
-    // Turned off and on again, all that is there is left alone.
+    // After turning off and on again, all present drives are left alone.
     watched.state.begin(&seen(&[drive(4, "NEW")]));
     assert!(watched.taken(&[drive(4, "NEW")]).is_empty());
 }
 
-/// At a start of the machine, the kernel may know of a drive before it can say which it is.
+/// When the machine starts, the kernel may list a drive before it knows its serial number.
 #[test]
 fn a_drive_that_was_starting_was_there() {
     let starting = Seen { addresses: [drive(4, "").address].into(), drives: Vec::new() };
@@ -85,15 +85,15 @@ fn a_drive_is_taken_when_it_has_been_there_as_it_is() {
     let mut watched = Watched::begin(&[]);
     let resetting = Drive { state: "resetting".to_owned(), ..drive(4, "A") };
     assert!(watched.taken(&[resetting]).is_empty());
-    // It has changed, so its time begins again.
+    // The drive has changed, so its settle time begins again.
     assert_eq!(watched.taken(&[drive(4, "A")]), ["A"]);
-    // It is one that a client has attached, or has configured, or has detached.
+    // A drive that a client has attached, has configured, or has detached.
     watched.others.insert("A".to_owned());
     assert!(watched.taken(&[drive(4, "A")]).is_empty());
     watched.others.clear();
     watched.state.options.detached.insert("A".to_owned());
     assert!(watched.taken(&[drive(4, "A")]).is_empty());
-    // Refused, it is not tried again before it is plugged in again.
+    // A refused drive is not tried again until it is plugged in again.
     watched.state.refused.insert(drive(5, "B").address);
     assert!(watched.taken(&[drive(5, "B")]).is_empty());
     assert!(watched.taken(&[]).is_empty());
@@ -103,7 +103,7 @@ fn a_drive_is_taken_when_it_has_been_there_as_it_is() {
     assert!(watched.taken(&[drive(6, "C")]).is_empty());
 }
 
-/// What has been taken comes back as the same controller, also if nothing new is wanted.
+/// A drive that has been taken comes back as the same controller, also if no new drives are wanted.
 #[test]
 fn a_drive_with_a_number_comes_back_at_once() {
     let mut watched = Watched::begin(&[drive(4, "A")]);

@@ -1,4 +1,4 @@
-//! `bdev_nvme_*_discovery`: controllers that come and go with what a discovery service lists.
+//! `bdev_nvme_*_discovery`: controllers that come and go with the list of a discovery service.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, refuse};
 
 const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// The port that is registered for discovery services, and that nvme-cli tries first.
+/// The port that is registered for discovery services; nvme-cli tries it first.
 const DISCOVERY_PORT: &str = "8009";
-/// The longest name of a service: that of a controller has a number behind it.
+/// The longest name of a service: the name of a controller adds a number to it.
 const MAX_NAME_BYTES: usize = 59;
-/// How long a client that has named no time may wait: a thread waits with it.
+/// How long a client without a time limit of its own may wait: each wait occupies a thread.
 const MAX_ATTACH_WAIT: Duration = Duration::from_secs(600);
-/// How often a client that waits looks whether the daemon ends.
+/// How often a waiting client checks whether the daemon ends.
 const END_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn register(registry: &mut Registry) {
@@ -54,8 +54,8 @@ struct Start {
     reconnect_delay_sec: Option<u32>,
     #[serde(default, skip_serializing)]
     fast_io_fail_timeout_sec: u32,
-    /// What has a number already, in their order: a restart must not give a device's name to another
-    /// subsystem.
+    /// The subsystems that have numbers, in the order of the numbers: a restart must not give a device's
+    /// name to another subsystem.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     subsystems: Vec<String>,
 }
@@ -68,7 +68,7 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
         Start { trsvcid: Some(trsvcid.unwrap_or_else(|| DISCOVERY_PORT.to_owned())), ..params };
     let discovery = new_discovery(call.engine, &params)?;
     let hostnqn = Some(params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine)));
-    // SPDK's clients may name a time alone.
+    // SPDK's clients may send a time limit alone.
     let wait_for_attach = params.wait_for_attach || params.attach_timeout_ms > 0;
     let timeout = match params.attach_timeout_ms {
         0 => MAX_ATTACH_WAIT,
@@ -150,7 +150,7 @@ fn stop(call: &Call<'_>, params: Name) -> Result<bool, RpcError> {
 
 fn forget(engine: &Engine, name: &str) -> Result<(), RpcError> {
     let attached = engine.change(|change| change.forget_discovery(name))?;
-    // It takes as long as the controllers need to shut down: others need not wait.
+    // Ending takes as long as the controllers need to shut down: others need not wait for it.
     attached.iter().for_each(|controller| controller.link.end());
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::params::refuse;
 /// How SPDK spells the transport.
 const PCIE: &str = "PCIe";
 
-/// How clients spell the way of data.
+/// How clients spell the path of data.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Way {
@@ -26,7 +26,7 @@ pub(super) fn is_local(params: &Attach) -> bool {
     params.trtype.eq_ignore_ascii_case(PCIE)
 }
 
-/// The address of a drive; `None` if it is none.
+/// The PCI address of a drive; `None` if the parameters name no local drive.
 pub(super) fn address(params: &Attach) -> Option<PciAddress> {
     params.traddr.parse().ok().filter(|_| is_local(params))
 }
@@ -57,14 +57,14 @@ pub(super) fn attach(
     };
     let drive = LocalDrive::find(drives, address, params.serial.as_deref(), io_path);
     let drive = drive.map_err(EngineError::from)?;
-    // Another drive that is put in its place must not be taken for this one after a restart.
+    // After a restart, another drive in the same place must not be mistaken for this one.
     let serial = Some(drive.serial().to_owned()).filter(|serial| !serial.is_empty());
     let canonical =
         Attach { trtype: PCIE.to_owned(), traddr: address.to_string(), serial, ..params };
     super::take(call, Link::Drive(Box::new(drive)), &canonical, max_bdevs)
 }
 
-/// A drive is in one place, so that it cannot be attached twice.
+/// Refuses a drive that is attached already: a drive has one address.
 fn refuse_attached(engine: &Engine, address: PciAddress) -> Result<(), RpcError> {
     let model = engine.model();
     let other = model.controllers.values().find(|controller| match &controller.link {

@@ -9,7 +9,7 @@ use crate::engine::controllers::link::Link;
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 
-/// 0 degrees Celsius, to the degree.
+/// 0 degrees Celsius in kelvins, rounded to the degree.
 const FREEZING_KELVIN: u16 = 273;
 
 pub(super) fn register(registry: &mut Registry) {
@@ -65,7 +65,7 @@ fn describe(link: &Link, log: &SmartLog) -> Value {
     let sensors = log.temperature_sensors.iter().filter(|kelvin| kelvin.get() != 0);
     let sensors: Vec<u16> = sensors.map(|kelvin| celsius(kelvin.get())).collect();
     if !sensors.is_empty() {
-        // SPDK repeats one member for each sensor, which JSON readers take for one.
+        // SPDK repeats one member for each sensor; JSON readers would see only one of them.
         put("temperature_sensor_celsius", json!(sensors));
     }
     text.into()

@@ -1,4 +1,4 @@
-//! `bdev_nvme_set_hotplug`: local drives that are plugged in are attached.
+//! `bdev_nvme_set_hotplug`: attaches local drives that are plugged in.
 
 use crate::engine::controllers::hotplug::{HotplugOptions, MAX_DRIVES, METHOD};
 use crate::error::RpcError;

@@ -1,4 +1,4 @@
-//! `bdev_nvme_set_options`: what controllers that are attached later begin with.
+//! `bdev_nvme_set_options`: defaults for controllers that are attached later.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -18,11 +18,11 @@ fn key() -> Key {
     Key::new(&["bdev-nvme-options"])
 }
 
-/// The longest time of an acknowledgement as a power of two of milliseconds: SPDK's bound.
+/// The longest acknowledgement timeout, as log2 of milliseconds: SPDK's bound.
 const MAX_ACK_EXPONENT: u8 = 31;
 
-/// The options with a meaning here, and those of SPDK's driver that have none: its polling, its
-/// queues, its memory. The latter are kept, so that what was saved is what was set.
+/// The options with a meaning here, and options of SPDK's driver without one: its polling, its queues, its
+/// memory. The latter are kept, so that the saved configuration is the one that was set.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Options {
@@ -95,7 +95,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// As they are now.
+    /// The current options.
     pub(super) fn current(engine: &Engine) -> Self {
         let model = engine.model();
         let kept = model.catalogue.get(&key());
@@ -133,7 +133,7 @@ fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
             let text = "RPC not permitted with nvme controllers already attached";
             return Err(RpcError::new(-libc::EPERM, text));
         }
-        // What is not named stays as it was.
+        // Options that are not named keep their values.
         let before = change.model().catalogue.get(&key()).map(|entry| entry.params.clone());
         let mut entry = catalogue::Entry::new(Section::Bdev, "bdev_nvme_set_options", &params)?;
         if let (Some(Value::Object(before)), Some(after)) = (before, entry.params.as_object_mut()) {

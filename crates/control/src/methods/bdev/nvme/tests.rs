@@ -1,4 +1,4 @@
-//! What parameters and options make of a connection.
+//! How parameters and options configure a connection.
 
 use std::sync::Arc;
 
