@@ -1,7 +1,7 @@
-//! What an operation costs: called directly, through the framework in software, and on an engine.
+//! The cost of an operation: called directly, through the framework in software, and on an engine.
 //!
-//! All ways to do one operation on operands of one size take turns, run by short run, so that what
-//! slows the machine down for longer than a run slows all of them down.
+//! All ways to do one operation on operands of one size take turns in short runs, so that a disturbance
+//! that outlasts a run slows all of them down.
 
 mod contender;
 mod operands;
@@ -18,11 +18,11 @@ use raceline_accel::{
 use self::contender::BenchChannel;
 use self::operands::{WorkingSet, direct_name};
 
-/// The working set of one set of operands for each operation in flight, which caches hold.
+/// The working set of one set of operands for each operation in flight, which fits in the caches.
 pub const HOT: usize = 0;
-/// Operations whose results are looked at before anything is timed.
+/// Operations whose results are checked before the timed runs.
 const CHECKED: usize = 64;
-/// Rounds of [`contender::core_time`]; the median counts.
+/// Rounds of [`contender::core_time`]; the median is the result.
 const CORE_ROUNDS: usize = 15;
 /// Most operations in flight.
 pub const DEPTH_MAX: usize = 1024;
@@ -34,31 +34,31 @@ pub const SIZE_MAX: usize = 64 << 20;
 pub struct AccelConfig {
     /// The operations.
     pub operations: Vec<OpCode>,
-    /// Measure the software engine on these paths of CRC32C, and the same without the framework;
-    /// operations without a CRC know one way only. None: not at all.
+    /// Measure the software engine on these paths of CRC32C, and the same without the framework; operations
+    /// without a CRC have one way only. Empty: neither is measured.
     pub paths: Vec<CrcPath>,
-    /// The engines besides.
+    /// The other engines to measure.
     pub devices: Vec<Device>,
     /// Bytes of an operand.
     pub sizes: Vec<usize>,
-    /// Operations in flight, for engines that complete later.
+    /// Operations in flight, for engines that complete asynchronously.
     pub depths: Vec<usize>,
     /// Bytes of all operands together, or [`HOT`].
     pub working_sets: Vec<usize>,
-    /// Runs of each way.
+    /// Number of runs of each way.
     pub runs: usize,
-    /// How long one run takes, about.
+    /// Approximate duration of a run.
     pub time: Duration,
     /// The same seed gives the same data.
     pub seed: u64,
 }
 
-/// An engine that completes later.
+/// An engine that completes asynchronously.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// It.
+    /// The engine.
     pub engine: Arc<dyn Engine>,
-    /// It only looks like a device: its speed says nothing of one.
+    /// Whether it only emulates a device: its speed is then not that of a device.
     pub is_emulated: bool,
 }
 
@@ -76,7 +76,7 @@ pub struct Case {
 /// A way to do an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Without the framework.
+    /// A direct call, without the framework.
     Direct(&'static str),
     /// Through the framework, in software; with a digest, on this path.
     Software(Option<CrcPath>),
@@ -84,29 +84,29 @@ pub enum Way {
     Device {
         /// Its name.
         name: &'static str,
-        /// It only looks like a device.
+        /// Whether it only emulates a device.
         is_emulated: bool,
         /// Operations in flight.
         depth: usize,
     },
 }
 
-/// What was found for one way.
+/// The results of one way.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Of which operands.
+    /// The operands.
     pub case: Case,
-    /// Which way.
+    /// The way.
     pub way: Way,
-    /// Bytes of the operands that it went through.
+    /// Bytes of the operands that were used.
     pub touched_bytes: usize,
     /// Time per operation in nanoseconds, of each run in order.
     pub runs_ns: Vec<f64>,
-    /// What it is compared with: a way, and its runs beside these.
+    /// The way that it is compared with, and that way's runs beside these.
     pub against: Option<(Way, Vec<f64>)>,
-    /// Time of the core that uses an engine, per operation, in nanoseconds.
+    /// Time of the core that uses the engine, per operation, in nanoseconds.
     pub core_ns: Option<f64>,
-    /// The part of the operations that an engine did not do and software did.
+    /// The share of operations that an engine was to do and software did.
     pub fallback_share: f64,
 }
 
@@ -122,25 +122,25 @@ pub enum AccelBenchError {
     /// An operation failed.
     #[error("{operation}: {error}")]
     Failed {
-        /// Which.
+        /// The operation.
         operation: OpCode,
-        /// Why.
+        /// The reason.
         error: AccelError,
     },
-    /// An operation gave something else than it should.
+    /// An operation gave a wrong result.
     #[error("{0} gives a wrong result")]
     Wrong(OpCode),
     /// The software engine did not complete an operation at once.
     #[error("{0} was not complete when it was submitted, as software must be")]
     NotAtOnce(OpCode),
-    /// An engine does not complete what it was given.
+    /// An engine does not complete operations that it was given.
     #[error("{operation}: only {completed} of {count} operations were complete after 10 s")]
     Stuck {
         /// The operation.
         operation: OpCode,
-        /// How many were.
+        /// Operations that it completed.
         completed: u64,
-        /// Of how many.
+        /// Operations that it was given.
         count: u64,
     },
 }
@@ -160,7 +160,7 @@ impl fmt::Display for Way {
 /// Channels to all engines.
 pub struct AccelBench {
     config: AccelConfig,
-    /// One for each path.
+    /// One channel for each path.
     software: Vec<BenchChannel>,
     devices: Vec<OpenDevice>,
 }
@@ -176,7 +176,7 @@ struct OpenDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
     Direct,
-    /// On the path of this index.
+    /// The software channel of this index, one for each path.
     Software(usize),
     Device {
         index: usize,
@@ -185,10 +185,10 @@ enum Contender {
 }
 
 impl AccelBench {
-    /// Opens channels to the engines, on the calling thread.
+    /// Opens channels to the engines, for use on the calling thread.
     ///
     /// # Errors
-    /// When one gives no queue.
+    /// When an engine gives no queue.
     pub fn open(config: AccelConfig) -> Result<Self, AccelBenchError> {
         let channel = ChannelConfig::default();
         let mut software = Vec::new();
@@ -210,7 +210,7 @@ impl AccelBench {
         Ok(Self { config, software, devices })
     }
 
-    /// The cases, operations first.
+    /// The cases, one operation after the other.
     #[must_use]
     pub fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
@@ -304,7 +304,7 @@ impl AccelBench {
         }
     }
 
-    /// What is decompressed must have been compressed.
+    /// Compresses the data that are to be decompressed.
     fn prepare(code: OpCode, size: usize, set: &mut WorkingSet) -> Result<(), AccelBenchError> {
         if code != OpCode::Decompress {
             return Ok(());
@@ -347,7 +347,7 @@ impl AccelBench {
         }
     }
 
-    /// How many operations fill the time of a run; on the way, everything gets warm.
+    /// The number of operations that fill the time of a run; the attempts also warm everything up.
     fn calibrate(
         &mut self,
         case: Case,
@@ -366,7 +366,7 @@ impl AccelBench {
         }
     }
 
-    /// What an engine costs the core that uses it, per operation.
+    /// The cost of an engine for the core that uses it, per operation.
     fn core_ns(
         &mut self,
         case: Case,
@@ -389,7 +389,7 @@ impl AccelBench {
 }
 
 impl Case {
-    /// How many of the operands a way goes through.
+    /// The number of operands that a way uses.
     fn limit(&self, contender: Contender, set: &WorkingSet) -> usize {
         if self.working_set == HOT { contender.in_flight() } else { set.operands.len() }
     }
@@ -405,7 +405,7 @@ impl Contender {
 }
 
 impl OpenDevice {
-    /// Operations so far, and those of them that were done in software.
+    /// Operations so far, and how many of them software did.
     fn counts(&self, code: OpCode) -> (u64, u64) {
         let statistics = self.framework.statistics();
         let counts = statistics.of(code);
@@ -422,8 +422,7 @@ fn has_digest(code: OpCode) -> bool {
     matches!(code, OpCode::Crc32c | OpCode::CopyCrc32c)
 }
 
-/// What a way is compared with: software with the same done directly, an engine with software on
-/// the first path.
+/// The way for comparison: for software the direct call, for an engine software on the first path.
 fn rival(contender: Contender, contenders: &[Contender]) -> Option<usize> {
     let with = match contender {
         Contender::Direct => return None,

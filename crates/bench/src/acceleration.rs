@@ -1,4 +1,4 @@
-//! What the acceleration framework did: for people as a table, for programs as JSON.
+//! The work of the acceleration framework: as a table for users, as JSON for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,28 +8,28 @@ use serde::Serialize;
 
 use crate::report::{binary_bytes, grouped};
 
-/// What was done since some moment, by operation; those that nobody asked for are not in it.
+/// The work since some moment, by operation; operations without requests are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Acceleration(BTreeMap<&'static str, OperationUse>);
 
-/// What was done of one operation.
+/// The work for one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OperationUse {
-    /// Who does it.
+    /// The engine that does it.
     pub engine: &'static str,
-    /// How many succeeded.
+    /// Number of operations that succeeded.
     pub executed: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How many failed.
+    /// Number of operations that failed.
     pub failed: u64,
-    /// Operations, or rests of them, that were done in software though an engine is assigned.
+    /// Operations, or remainders of them, that software did although an engine is assigned.
     pub fallbacks: u64,
 }
 
 impl Acceleration {
-    /// What `framework` has done since it had done `earlier`.
+    /// The work of `framework` since its statistics were `earlier`.
     #[must_use]
     pub fn since(framework: &Framework, earlier: &Statistics) -> Self {
         let now = framework.statistics();
@@ -46,13 +46,13 @@ impl Acceleration {
         self.0.is_empty()
     }
 
-    /// What was done of an operation, if anything was.
+    /// The work for an operation; `None` if there was none.
     #[must_use]
     pub fn of(&self, code: OpCode) -> Option<&OperationUse> {
         self.0.get(code.name())
     }
 
-    /// For people, several lines; nothing if nothing was done.
+    /// For users, several lines; empty if nothing was done.
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut out = String::new();

@@ -2,19 +2,19 @@
 
 use std::fmt;
 
-/// What sockets of this network namespace begin with (ip-sysctl of the kernel's documentation).
+/// The default for sockets of this network namespace (ip-sysctl of the kernel's documentation).
 const FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
-/// The one that paces what it sends by the rate that it has seen, also on the loopback.
+/// The algorithm that paces its sends by the rate that it has observed, also on the loopback.
 const PACES: &str = "bbr";
 
-/// Which congestion control connections get that ask for none.
+/// The congestion control of connections that ask for none.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(transparent)]
 pub struct CongestionControl(String);
 
 impl CongestionControl {
-    /// The system's, now; `unknown` where the kernel does not tell.
+    /// The system's present one; `unknown` where the kernel does not tell.
     #[must_use]
     pub fn of_system() -> Self {
         let name = std::fs::read_to_string(FILE).unwrap_or_default();

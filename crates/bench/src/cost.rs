@@ -1,4 +1,4 @@
-//! What one command costs: processor time, system calls, copies, and how well PDUs share calls.
+//! The cost of one command: processor time, system calls, copies, and how well PDUs share calls.
 
 mod usage;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 pub use usage::{Meter, Usage};
 
-/// What one side, host or target, did on its sockets.
+/// Socket activity of one side, host or target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// System calls of the cores' loops, see [`raceline_reactor::stats::IoCounts`].
@@ -26,12 +26,12 @@ pub struct Counts {
     pub pdus_sent: u64,
     /// Bytes of data copied in user space.
     pub copied_bytes: u64,
-    /// Commands sent again because a data digest was wrong; a target counts none.
+    /// Commands sent again because a data digest was wrong; always 0 for a target.
     pub digest_retries: u64,
 }
 
 impl Counts {
-    /// What the queues of one core of a host did.
+    /// The counts of the queues of one core of a host.
     #[must_use]
     pub fn of_host(queues: QueueTotals, core: &LoopSnapshot) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Counts {
         }
     }
 
-    /// Adds another core's.
+    /// Adds the counts of another core.
     pub fn add(&mut self, other: Self) {
         self.system_calls += other.system_calls;
         self.receives += other.receives;
@@ -56,7 +56,7 @@ impl Counts {
         self.digest_retries += other.digest_retries;
     }
 
-    /// What happened since `earlier`.
+    /// The counts since `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Counts {
         }
     }
 
-    /// For people, per command: `0.06 system calls, 15.9 PDUs per receive, ...`.
+    /// Text for users, per command: `0.06 system calls, 15.9 PDUs per receive, ...`.
     #[must_use]
     pub fn describe(&self, ios: u64) -> String {
         format!(
@@ -83,14 +83,14 @@ impl Counts {
     }
 }
 
-/// What a number of commands cost together.
+/// The total cost of a number of commands.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// How many commands that transfer data.
+    /// Number of commands that transfer data.
     pub ios: u64,
-    /// What the process used.
+    /// The resources that the process used.
     pub usage: Usage,
-    /// What it did.
+    /// The activity on its sockets.
     pub counts: Counts,
 }
 
@@ -121,7 +121,7 @@ impl Cost {
         }
     }
 
-    /// The CPU time of one command for people: `2100 ns: 700 user, 1400 system; ...`.
+    /// Text for users with the CPU time of one command: `2100 ns: 700 user, 1400 system; ...`.
     #[must_use]
     pub fn describe_cpu(&self) -> String {
         let CostPerIo { cpu_ns, user_ns, system_ns, softirq_percent, .. } = self.per_io();
@@ -131,8 +131,8 @@ impl Cost {
         format!("{cpu_ns:.0} ns: {user_ns:.0} user, {system_ns:.0} system{softirq}")
     }
 
-    /// The cost of one command for people, several lines; empty if there was none. `side` says
-    /// whose it is.
+    /// Text for users with the cost of one command, several lines; empty if there was none. `side` names
+    /// the side that it belongs to.
     #[must_use]
     pub fn to_table(&self, side: &str) -> String {
         if self.ios == 0 {
@@ -173,38 +173,38 @@ impl Cost {
 /// The cost of one command, as in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CostPerIo {
-    /// How many commands the averages are over.
+    /// Number of commands over which the averages are taken.
     pub ios: u64,
     /// CPU time.
     pub cpu_ns: f64,
-    /// Of it, in user mode.
+    /// CPU time in user mode.
     pub user_ns: f64,
-    /// Of it, in the kernel.
+    /// CPU time in the kernel.
     pub system_ns: f64,
-    /// Soft interrupts' share of the busy time of the cores used.
+    /// Share of soft interrupts in the busy time of the cores used.
     pub softirq_percent: Option<f64>,
     /// Instructions in user mode.
     pub instructions: Option<f64>,
-    /// Why instructions are not known.
+    /// Why instructions are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions_missing: Option<String>,
     /// System calls.
     pub system_calls: f64,
     /// Context switches because a thread slept.
     pub voluntary_switches: f64,
-    /// Context switches for the sake of another thread.
+    /// Context switches in favour of another thread.
     pub involuntary_switches: f64,
     /// Bytes copied in user space.
     pub copied_bytes: f64,
-    /// Commands sent again because a data digest was wrong: how many, not per command.
+    /// Commands sent again because a data digest was wrong: their number, not per command.
     pub digest_retries: u64,
     /// PDUs received.
     pub pdus_received: f64,
     /// PDUs sent.
     pub pdus_sent: f64,
-    /// PDUs that one receive brought; not per command.
+    /// PDUs in one receive; not per command.
     pub pdus_per_receive: f64,
-    /// PDUs that left in one send; not per command.
+    /// PDUs in one send; not per command.
     pub pdus_per_send: f64,
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Fields of /proc/self/stat after the command name: utime is the 12th, stime the 13th.
 const UTIME_AFTER_NAME: usize = 11;
 
-/// The kernel shows times to user space in these units (USER_HZ), on every Linux architecture
-/// that Raceline runs on.
+/// The unit in which the kernel shows times to user space (USER_HZ), on every Linux architecture that
+/// Raceline runs on.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// CPU time used so far by all threads, to 10 ms.
@@ -26,7 +26,7 @@ impl CpuTime {
         Self::parse(&stat).unwrap_or_default()
     }
 
-    /// What was used since `earlier`.
+    /// The time used since `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl CpuTime {
     }
 
     pub(crate) fn parse(stat: &str) -> Option<Self> {
-        // The name is in parentheses and may hold anything, parentheses and spaces included.
+        // The name is in parentheses and may contain any characters, including parentheses and spaces.
         let (_, after_name) = stat.rsplit_once(") ")?;
         let mut fields = after_name.split_ascii_whitespace().skip(UTIME_AFTER_NAME);
         let mut time = || {

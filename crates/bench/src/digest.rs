@@ -1,11 +1,10 @@
-//! What data digests cost a target's core: without, in software, and offloaded.
+//! The cost of data digests for a target's core: without, in software, and offloaded.
 //!
-//! One target for each way stands on the same core and exports the same memory; they take turns,
-//! run by short run, and sleep in between. What counts is the time of the core that a command
-//! takes: IOPS over the part of its time that the core was busy. The host, on its own core,
-//! checks every digest by the fastest path.
+//! One target for each way runs on the same core and exports the same memory; they take turns in short
+//! runs, and sleep in between. The result is the core's time for a command: the busy part of its time over
+//! IOPS. The host, on its own core, checks every digest by the fastest path.
 //!
-//! Beside what was measured stands what the [model](crate::model) says, and what was published.
+//! Beside the measured figures stand those of the [model](crate::model), and published ones.
 
 pub mod report;
 mod side;
@@ -27,28 +26,28 @@ use crate::quiet::{self, Disturbance, Machine};
 
 use self::side::Side;
 
-/// Commands in flight on one queue, at most; more are spread over several.
+/// Most commands in flight on one queue; a greater depth is spread over several queues.
 const QUEUE_DEPTH: u32 = 64;
-/// Commands in flight on all queues, at most.
+/// Most commands in flight on all queues.
 pub const DEPTH_MAX: u32 = 4096;
-/// Rounds that were disturbed are repeated until there are so many times the rounds asked for.
+/// Disturbed rounds are repeated until this many times the requested number of rounds has been run.
 const ATTEMPTS_FACTOR: usize = 2;
-/// How long each queue delays the start of a run.
+/// Additional ramp of a run for each queue.
 const RAMP_PER_QUEUE: Duration = Duration::from_millis(1);
 
-/// How to measure, for all cases.
+/// The settings of a measurement, for all cases.
 #[derive(Clone, Debug)]
 pub struct DigestConfig {
     /// Bytes of the namespace.
     pub memory_bytes: usize,
-    /// What it is made of.
+    /// The pages of its memory.
     pub pages: HugePages,
-    /// The paths of CRC32C in software; the last is what is usual on this machine.
+    /// The paths of CRC32C in software; the last is the usual one on this machine.
     pub paths: Vec<CrcPath>,
-    /// The engine, if one is to be measured.
+    /// The engine to measure, if any.
     pub device: Option<Device>,
-    /// What the cores do when they are idle. IOPS per core of a core that sleeps are lower than
-    /// they are: waking is not counted.
+    /// What the cores do when they are idle. For a core that sleeps, the IOPS per core are too low: its
+    /// wake-ups are not counted as work.
     pub mode: Mode,
     /// How target and host do I/O.
     pub backend: Backend,
@@ -58,7 +57,7 @@ pub struct DigestConfig {
     pub host_core: Option<usize>,
     /// Runs of each way.
     pub rounds: usize,
-    /// How long each run goes before it is measured, at least.
+    /// The least ramp of each run before it is measured.
     pub ramp: Duration,
     /// How long each run is measured.
     pub time: Duration,
@@ -66,29 +65,29 @@ pub struct DigestConfig {
     pub seed: u64,
 }
 
-/// Commands of one size and direction, so many in flight.
+/// Commands of one size and direction at one depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Bytes per command.
     pub io_bytes: u32,
     /// Commands in flight, all queues together.
     pub depth: u32,
-    /// Writes; else reads. The model and what was published are of reads.
+    /// Whether they are writes; otherwise reads. The model and the published figures are for reads.
     pub write: bool,
 }
 
-/// Who computes the target's data digests.
+/// The unit that computes the target's data digests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Nobody: there are none.
+    /// None: there are no digests.
     Nobody,
     /// The target's core, on this path.
     Software(CrcPath),
-    /// An engine.
+    /// An engine computes them.
     Offload {
         /// Its name.
         name: &'static str,
-        /// It only looks like a device.
+        /// Whether it only emulates a device.
         is_emulated: bool,
     },
 }
@@ -100,25 +99,25 @@ pub struct Run {
     pub iops: f64,
     /// Busy time of the target's core per command, in nanoseconds.
     pub core_ns: f64,
-    /// The part of the digests that an engine should have computed and software did.
+    /// The share of digests that an engine was to compute and software did.
     pub fallback_share: f64,
 }
 
-/// All ways in turn.
+/// One run of each way in turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Round {
     /// A run of each way.
     pub runs: Vec<Run>,
-    /// What happened meanwhile.
+    /// Disturbances during the round.
     pub disturbance: Disturbance,
 }
 
-/// What was found for one case.
+/// The results for one case.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Which.
+    /// The case.
     pub case: Case,
-    /// As many as asked for: the quiet ones, else the least disturbed.
+    /// The requested number of rounds: the quiet ones, then the least disturbed.
     pub rounds: Vec<Round>,
     /// Rounds that were repeated because something disturbed them.
     pub repeated: usize,
@@ -133,31 +132,31 @@ pub enum DigestError {
     /// A host failed.
     #[error("the host: {0}")]
     Host(#[from] EngineError),
-    /// The engines cannot be had.
+    /// The engines are not available.
     #[error("{0}")]
     Table(#[from] TableError),
-    /// A path cannot be taken.
+    /// A path cannot be used.
     #[error("{0}")]
     Path(#[from] CrcPathError),
     /// A command failed.
     #[error("{case}, {who}: {why}")]
     Command {
-        /// At which case.
+        /// The case.
         case: Case,
-        /// With whose digests.
+        /// The unit that computed the digests.
         who: Who,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The namespace's memory cannot be had.
+    /// The namespace's memory cannot be allocated.
     #[error("cannot map {bytes} bytes for the namespace: {error}")]
     Memory {
-        /// How much.
+        /// Size of the memory.
         bytes: usize,
-        /// Why.
+        /// The reason.
         error: std::io::Error,
     },
-    /// Asked to stop.
+    /// The caller asked to stop.
     #[error("stopped")]
     Stopped,
 }
@@ -169,7 +168,7 @@ impl Case {
         Self { io_bytes, depth, write: false }
     }
 
-    /// Queues, and commands in flight on each.
+    /// Number of queues, and commands in flight on each.
     #[must_use]
     pub fn queues(self) -> (u16, u16) {
         let queues = self.depth.div_ceil(QUEUE_DEPTH).max(1);
@@ -228,9 +227,9 @@ pub fn paths() -> Vec<CrcPath> {
 pub struct DigestBench {
     config: DigestConfig,
     sides: Vec<Side>,
-    /// The runs so far: each has a seed of its own.
+    /// Number of runs so far: each has a seed of its own.
     runs: u64,
-    /// Of the cores of targets and hosts.
+    /// Distance between the cores of target and host.
     distance: Distance,
 }
 
@@ -238,7 +237,7 @@ impl DigestBench {
     /// Starts the targets on a filled namespace that can serve these cases.
     ///
     /// # Errors
-    /// When memory, threads, an engine or the listening sockets cannot be had.
+    /// When memory, threads, an engine or the listening sockets are not available.
     pub fn start(config: DigestConfig, cases: &[Case]) -> Result<Self, DigestError> {
         let bytes = config.memory_bytes;
         let bdev = filled_ram(bytes, config.pages, config.seed)
@@ -252,7 +251,7 @@ impl DigestBench {
         Ok(Self { config, sides, runs: 0, distance })
     }
 
-    /// Whom the runs of a round are of, in order: first nobody.
+    /// The ways of a round, in order: first the one without digests.
     #[must_use]
     pub fn ways(&self) -> Vec<Who> {
         self.sides.iter().map(|side| side.who).collect()
@@ -296,7 +295,7 @@ impl DigestBench {
     /// Ends the targets.
     ///
     /// # Errors
-    /// When one does not end.
+    /// When a target does not end.
     pub fn stop(self) -> Result<(), DigestError> {
         self.sides.into_iter().try_for_each(Side::stop)
     }
@@ -327,7 +326,7 @@ fn round(
 }
 
 impl Point {
-    /// The median over the rounds of a figure of one way's run.
+    /// The median over the rounds of a figure of one way's runs.
     fn median(&self, way: usize, figure: impl Fn(&Run) -> f64) -> f64 {
         let mut values: Vec<f64> =
             self.rounds.iter().map(|round| figure(&round.runs[way])).collect();

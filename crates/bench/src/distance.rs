@@ -1,10 +1,10 @@
-//! How far two cores are apart: the time that a cache line takes from one to the other and back.
+//! The distance of two cores: the time that a cache line takes from one to the other and back.
 //!
-//! On a virtual machine this may change from one second to the next, because the hypervisor moves
-//! what the guest takes for a core, and with it changes whatever two cores do together. A core by
-//! itself is as fast as before, and nothing that is counted in the guest shows it. So runs that are
-//! compared must have been made at the same distance: [`Distance`] waits for the shortest one
-//! that was seen, and tells afterwards whether it lasted (lab 0001).
+//! On a virtual machine the distance may change from one second to the next, because the hypervisor moves
+//! the guest's cores. That changes the speed of everything that two cores do together. A core by itself is
+//! as fast as before, and no counter in the guest shows the change. So compared runs must have been made at
+//! the same distance: [`Distance`] waits for the shortest one seen so far, and tells afterwards whether it
+//! lasted (lab 0001).
 
 use std::io;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use std::time::{Duration, Instant};
 
 use raceline_reactor::affinity::pin_to_core;
 
-/// A look is so many batches of so many round trips, after one that does not count. The least mean
-/// of a batch is the result: whatever interrupts a core spoils only some of them.
+/// A look is this many batches of [`ROUND_TRIPS`] round trips, after one batch that does not count. The result is
+/// the least mean of a batch: an interruption of a core spoils only some batches.
 const BATCHES: u32 = 8;
 const ROUND_TRIPS: u32 = 1000;
-/// The threads give up after so long. Usually they need a hundredth of it, or less.
+/// The threads give up after this time. Usually they need at most a hundredth of it.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// How much longer they are waited for: a thread that gets no turn cannot end, either.
+/// How much longer the threads are waited for: a thread that is not scheduled cannot end.
 const END_LIMIT: Duration = Duration::from_millis(250);
-/// How often a thread looks at the line between two looks at the clock.
+/// How often a thread reads the line between two reads of the clock.
 const SPINS: u32 = 4096;
 
-/// Cores are far apart when a round trip takes more than so many times the least that was seen.
+/// Cores are far apart when a round trip takes more than this many times the least that was seen.
 const FAR_FACTOR: u32 = 2;
-/// At the first look nobody knows what is usual. Cores of one cluster are never this far apart, so
-/// what is above may get shorter, and is waited for once. Nothing else depends on this number: as
-/// soon as two looks differ by [`FAR_FACTOR`], or a least is known from before, the rule is
-/// relative to what was seen.
+/// At the first look the usual distance is unknown. Cores of one cluster are never this far apart, so a
+/// longer distance may become shorter, and is waited for once. Nothing else depends on this number: as soon
+/// as two looks differ by [`FAR_FACTOR`], or a least is known from before, the rule is relative to the
+/// distances seen.
 pub const SURELY_NEAR: Duration = Duration::from_nanos(150);
-/// How long to wait for near cores, and how long between two looks.
+/// How long to wait for near cores; below, the pause between two looks.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAP: Duration = Duration::from_millis(100);
 
-/// Measures how long a cache line takes from one core to another and back, in 1 to 5 ms.
+/// Measures the time that a cache line takes from one core to another and back; takes 1 to 5 ms.
 ///
 /// # Errors
-/// `InvalidInput` when both cores are the same, or one of them cannot be used; `TimedOut` when
-/// something else has one of them for too long.
+/// `InvalidInput` when both cores are the same, or one of them cannot be used; `TimedOut` when another
+/// program has one of them for too long.
 pub fn round_trip(a: usize, b: usize) -> io::Result<Duration> {
     if a == b {
         let message = format!("core {a} is not apart from itself: name two cores");
@@ -53,7 +53,7 @@ pub fn round_trip(a: usize, b: usize) -> io::Result<Duration> {
     let mut found = None;
     for _ in 0..2 {
         let left = (ball.deadline + END_LIMIT).saturating_duration_since(Instant::now());
-        // Without an answer, that thread has had no turn; it ends at its next one.
+        // A thread that does not answer has not been scheduled; it ends once it is.
         let Ok(end) = ends.recv_timeout(left) else { break };
         found = found.or(end?);
     }
@@ -65,10 +65,10 @@ pub fn round_trip(a: usize, b: usize) -> io::Result<Duration> {
     })
 }
 
-/// What a thread ends with; the first has the round trip, unless time was up before.
+/// The result of a thread; the first one has the round trip, unless its time was up.
 type End = io::Result<Option<Duration>>;
 
-/// Lets a thread on this core play. Nobody waits for its end: it might get no turn.
+/// Starts a player thread on this core. The thread is not joined: it might not be scheduled.
 fn start(
     name: &str,
     core: usize,
@@ -81,21 +81,21 @@ fn start(
     thread.spawn(move || {
         let end = pin_to_core(core).map(|()| play(&ball));
         ball.end();
-        // Whoever has stopped waiting needs no answer.
+        // A caller that has stopped waiting needs no answer.
         let _ = ends.send(end);
     })?;
     Ok(())
 }
 
-/// Alone on its cache line, and on the one that is fetched with it.
+/// A value alone on its cache line, and on the line that is prefetched with it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// What the two threads throw to each other.
+/// The state that the two threads pass to each other.
 #[derive(Debug)]
 struct Ball {
-    /// Odd when it is on its way to the second thread, even on its way back.
+    /// Odd while the first thread has passed it to the second, even after the second has passed it back.
     turn: Line<AtomicU32>,
     ended: Line<AtomicBool>,
     deadline: Instant,
@@ -111,7 +111,8 @@ impl Ball {
         self.ended.0.store(true, Ordering::Relaxed);
     }
 
-    /// Throws until there are enough batches; the least mean of one, if any was completed.
+    /// Passes the ball until there are enough batches; gives the least mean of a batch, if one was
+    /// completed.
     fn lead(&self) -> Option<Duration> {
         let mut least: Option<Duration> = None;
         let mut turn = 0;
@@ -132,7 +133,7 @@ impl Ball {
         least
     }
 
-    /// Throws back whatever comes.
+    /// Passes the ball back each time it comes.
     fn follow(&self) -> Option<Duration> {
         let mut turn = 1;
         while self.comes(turn) {
@@ -142,8 +143,8 @@ impl Ball {
         None
     }
 
-    /// Waits for a turn, spinning without a pause: a pause would be most of what is measured. False
-    /// when the other thread has ended, or time is up.
+    /// Waits for a turn, spinning without a pause instruction, which would be most of the measured time.
+    /// False when the other thread has ended, or time is up.
     fn comes(&self, turn: u32) -> bool {
         loop {
             for _ in 0..SPINS {
@@ -158,56 +159,53 @@ impl Ball {
     }
 }
 
-/// Says how far the cores are apart: `cores 0 and 1 are 57 ns apart (a cache line there and back)`.
+/// The distance as text: `cores 0 and 1 are 57 ns apart (a cache line there and back)`.
 #[must_use]
 pub fn sentence((a, b): (usize, usize), round_trip: Duration) -> String {
     let ns = round_trip.as_nanos();
     format!("cores {a} and {b} are {ns} ns apart (a cache line there and back)")
 }
 
-/// The middle of some round trips, the longer of two; `None` of none.
+/// The median of some round trips, of an even number the longer of the middle two; `None` of none.
 pub(crate) fn median(round_trips: impl Iterator<Item = Option<Duration>>) -> Option<Duration> {
     let mut known: Vec<Duration> = round_trips.flatten().collect();
     known.sort_unstable();
     known.get(known.len() / 2).copied()
 }
 
-/// For JSON.
+/// Whole nanoseconds, for JSON.
 pub(crate) fn whole_ns(round_trip: Option<Duration>) -> Option<u64> {
     round_trip.and_then(|round_trip| u64::try_from(round_trip.as_nanos()).ok())
 }
 
-/// The cores of two sides, and what is known of their distance.
-///
-/// Where a side floats, or both share a core, there is no distance: it is never looked for, and
-/// never far.
+/// The cores of two sides, and what is known of their distance. If a side floats, or both share a core,
+/// there is no distance: it is never measured, and never far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Distance {
     cores: Option<(usize, usize)>,
     /// The least and the greatest round trip seen so far.
     least: Option<Duration>,
     most: Option<Duration>,
-    /// Whether the first looks are over, so that the least is worth something.
+    /// Whether the first looks are over, so that the least is reliable.
     settled: bool,
-    /// The last wait ended without near cores, and they have not been near since.
+    /// The last wait ended without near cores, and no look since has found them near.
     in_vain: bool,
 }
 
 impl Distance {
-    /// Nothing is known yet.
+    /// A distance of which nothing is known yet.
     #[must_use]
     pub fn between(a: Option<usize>, b: Option<usize>) -> Self {
         Self { cores: a.zip(b).filter(|(a, b)| a != b), ..Self::default() }
     }
 
-    /// The same where a least round trip is known from before: then nothing has to be found out
-    /// about what is usual.
+    /// The same if a least round trip is known from before: the usual distance is then known.
     #[must_use]
     pub fn knowing(self, least: Duration) -> Self {
         Self { least: Some(least), settled: true, ..self }
     }
 
-    /// The cores, if they are two.
+    /// The cores, if both are fixed and different.
     #[must_use]
     pub fn cores(&self) -> Option<(usize, usize)> {
         self.cores
@@ -219,20 +217,20 @@ impl Distance {
         self.least
     }
 
-    /// The longest round trip that is near: twice the least that was ever seen.
+    /// The longest round trip that counts as near: twice the least ever seen.
     #[must_use]
     pub fn near_max(&self) -> Option<Duration> {
         self.least.map(|least| least * FAR_FACTOR)
     }
 
-    /// Whether a round trip took longer than that.
+    /// Whether a round trip took longer than [`Self::near_max`].
     #[must_use]
     pub fn is_far(&self, round_trip: Option<Duration>) -> bool {
         self.near_max().zip(round_trip).is_some_and(|(near_max, round_trip)| round_trip > near_max)
     }
 
-    /// Looks once, in 1 to 5 ms. `None` without two cores, and when these do not answer: nothing
-    /// is known then, and other disturbances will show.
+    /// Looks once, in 1 to 5 ms. `None` without two cores, and when the cores do not answer: the distance
+    /// is then unknown, and other disturbances will show.
     pub fn look(&mut self) -> Option<Duration> {
         let (a, b) = self.cores?;
         let found = round_trip(a, b);
@@ -241,8 +239,8 @@ impl Distance {
         Some(found)
     }
 
-    /// Looks until the cores are near, for at most 20 s; after a wait in vain only once, until
-    /// they have been near again. `stop` is asked several times a second. Gives the last look.
+    /// Looks until the cores are near, for at most 20 s; after a wait in vain only once, until a look has
+    /// found them near again. `stop` is asked several times a second. Gives the last look.
     pub fn wait(&mut self, stop: &dyn Fn() -> bool) -> Option<Duration> {
         self.wait_by(&mut Self::look, (PATIENCE, NAP), stop)
     }
@@ -271,7 +269,7 @@ impl Distance {
         }
     }
 
-    /// Takes what was found by a look.
+    /// Notes the result of a look.
     pub fn note(&mut self, found: Duration) {
         self.least = Some(self.least.map_or(found, |least| least.min(found)));
         self.most = self.most.max(Some(found));
@@ -290,7 +288,8 @@ mod tests {
         Duration::from_nanos(ns)
     }
 
-    /// Waits while the looks give these, then the last one again and again; how many looks it took.
+    /// Waits while the looks give these values, then the last one repeatedly; also gives the number of
+    /// looks.
     fn waited(distance: &mut Distance, patience: Duration, looks: &[u64]) -> (Duration, usize) {
         let mut count = 0;
         let mut look = |distance: &mut Distance| {
@@ -326,7 +325,7 @@ mod tests {
         assert_eq!(waited(&mut distance, LONG, &[300, 300, 60]), (ns(60), 3));
         let mut distance = Distance::between(Some(0), Some(1));
         assert_eq!(waited(&mut distance, Duration::ZERO, &[300]), (ns(300), 1));
-        // Two sockets, for instance: from now on this is near.
+        // For instance two sockets: from now on this distance is near.
         assert_eq!(waited(&mut distance, LONG, &[320]), (ns(320), 1));
         assert!(distance.is_far(Some(ns(601))));
     }
@@ -337,7 +336,7 @@ mod tests {
         let mut distance = Distance::between(Some(0), Some(1));
         assert_eq!(waited(&mut distance, LONG, &[900, 890, 400]), (ns(400), 3));
         assert_eq!(distance.near_max(), Some(ns(800)));
-        // Whoever knows the least from before does not wait for less.
+        // A least known from before is enough: no shorter distance is waited for.
         let mut distance = Distance::between(Some(0), Some(1)).knowing(ns(360));
         assert_eq!(waited(&mut distance, LONG, &[425]), (ns(425), 1));
         let mut distance = Distance::between(Some(0), Some(1)).knowing(ns(50));
@@ -393,7 +392,7 @@ mod tests {
         if let [a, b, ..] = cores[..] {
             match round_trip(a, b) {
                 Ok(found) => assert!(found > Duration::ZERO && found < Duration::from_millis(1)),
-                // A machine that is so busy proves nothing.
+                // On a machine that is so busy the test proves nothing.
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}"),
             }
         }

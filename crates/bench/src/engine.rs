@@ -1,5 +1,4 @@
-//! Runs jobs over NVMe/TCP: reactors on the cores that the jobs name, their queues dealt out to
-//! them.
+//! Runs jobs over NVMe/TCP: reactors on the cores that the jobs name, which share out the queues.
 //!
 //! The calling thread coordinates: it waits until every queue is connected, gives all cores one
 //! common start, samples the CPU time, and collects the results.
@@ -28,19 +27,19 @@ use self::stage::{
     Cpus, FileSpec, JobSpec, Layout, Misfit, Plan, Route, Size, StageConfig, Volume, find_namespace,
 };
 
-/// How long before the common start the cores are told of it.
+/// How long before the common start the cores receive its time.
 const START_DELAY: Duration = Duration::from_millis(5);
-/// How often the coordinator looks whether it was asked to stop.
+/// How often the coordinator checks whether the run is to stop.
 const TICK: Duration = Duration::from_millis(50);
-/// Commands in flight at the end, and the disconnection, may take this long.
+/// Time limit for commands in flight at the end, and for disconnecting.
 const DRAIN_LIMIT: Duration = Duration::from_secs(35);
 
-/// What to run, for the usual case: one job on one namespace.
+/// The settings of a run, for the usual case: one job on one namespace.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// The controller; `io_queues` and `io_entries` are the queues that will be used.
+    /// The controller; `io_queues` and `io_entries` are the queues that the run uses.
     pub host: HostConfig,
-    /// Which engine computes digests; `None`: the CPU.
+    /// The engine that computes digests; `None`: the CPU.
     pub accel: Option<Framework>,
     /// The namespace.
     pub nsid: NamespaceId,
@@ -52,21 +51,21 @@ pub struct EngineConfig {
     pub io_bytes: u32,
     /// Commands in flight per queue.
     pub depth: u16,
-    /// First byte that is used.
+    /// First byte of the range.
     pub offset_bytes: u64,
-    /// Bytes that are used; `None` is up to the end.
+    /// Bytes of the range; `None`: up to the end.
     pub size_bytes: Option<u64>,
     /// The same seed gives the same addresses and the same data.
     pub seed: u64,
-    /// Write blocks that can be recognised, and check what is read.
+    /// Writes blocks that can be recognised, and checks the data of reads.
     pub verify: bool,
     /// Commands per second of all queues together (open loop).
     pub rate_iops: Option<u64>,
-    /// How long it runs before anything is recorded.
+    /// How long it runs before recording.
     pub ramp: Duration,
-    /// How long it is recorded.
+    /// How long it records.
     pub runtime: Duration,
-    /// Commands take poll queues, where the controller has any.
+    /// Whether commands use poll queues, if the controller has any.
     pub polled: bool,
     /// Cores to run on; empty is one reactor that is not pinned.
     pub cores: Vec<usize>,
@@ -77,7 +76,7 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The same as a stage of one job.
+    /// The same settings as a stage of one job.
     pub(crate) fn stage(&self) -> StageConfig {
         let cores = self.cores.clone();
         let job = JobSpec {
@@ -117,7 +116,7 @@ impl EngineConfig {
     }
 }
 
-/// Why a run could not be made.
+/// Why a run was impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The controller cannot be reached or used.
@@ -126,7 +125,7 @@ pub enum EngineError {
     /// The options do not fit the namespace.
     #[error("{0}")]
     Invalid(String),
-    /// A job does not fit what it uses.
+    /// A job does not fit its namespaces or controllers.
     #[error("{}", .0.message)]
     Misfit(Misfit),
     /// The controller has fewer queues than the jobs need.
@@ -134,96 +133,96 @@ pub enum EngineError {
         "the controller grants {granted} I/O queues and {asked} were asked for: use -i {granted}"
     )]
     Grant {
-        /// So many it has.
+        /// Number of queues that it grants.
         granted: u16,
-        /// So many are needed.
+        /// Number of queues that are needed.
         asked: u16,
     },
     /// A reactor could not start.
     #[error("cannot start a reactor: {0}")]
     Reactor(std::io::Error),
-    /// A reactor ended or does not answer.
+    /// A reactor has ended or does not answer.
     #[error("a reactor {0}")]
     Lost(&'static str),
-    /// Asked to stop before anything was measured.
+    /// The caller asked to stop before anything was measured.
     #[error("stopped before the run began")]
     Stopped,
 }
 
-/// What a run recorded, all queues together.
+/// The records of a run, all queues together.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Latencies of reads.
     pub read: Latencies,
     /// Latencies of writes.
     pub write: Latencies,
-    /// How long was recorded.
+    /// Duration of the recording.
     pub measured: Duration,
-    /// CPU time of this process while it was recorded.
+    /// CPU time of this process during the recording.
     pub cpu: CpuTime,
-    /// What the loops of the cores did while it was recorded.
+    /// Counts of the cores' loops during the recording.
     pub loops: LoopCounters,
-    /// What the commands that were recorded cost this process.
+    /// Cost of the recorded commands for this process.
     pub cost: Cost,
     /// Commands that were due and not issued before the end.
     pub missed: u64,
-    /// Commands' worth of blocks read and found right.
+    /// Number of commands whose blocks were read and found right.
     pub verified: u64,
-    /// The first thing that went wrong.
+    /// The first error.
     pub error: Option<JobError>,
-    /// The namespace that was used.
+    /// The namespace of the run.
     pub namespace: NamespaceInfo,
 }
 
-/// What one clone of a job recorded, all its queues together.
+/// The records of one clone of a job, all its queues together.
 #[derive(Clone, Debug)]
 pub struct CloneOutcome {
     /// Position of the job in the stage.
     pub job: usize,
-    /// Which of its clones, from 0.
+    /// Number of the clone, from 0.
     pub clone: u16,
     /// Latencies of reads.
     pub read: Latencies,
     /// Latencies of writes.
     pub write: Latencies,
-    /// How long was recorded.
+    /// Duration of the recording.
     pub measured: Duration,
     /// Commands that were due and not issued before the end.
     pub missed: u64,
-    /// Commands' worth of blocks read and found right.
+    /// Number of commands whose blocks were read and found right.
     pub verified: u64,
-    /// The first thing that went wrong.
+    /// The first error.
     pub error: Option<JobError>,
 }
 
-/// What a stage recorded.
+/// The records of a stage.
 #[derive(Clone, Debug)]
 pub struct StageOutcome {
     /// Every clone of every job, in order.
     pub clones: Vec<CloneOutcome>,
-    /// CPU time of this process while it was recorded.
+    /// CPU time of this process during the recording.
     pub cpu: CpuTime,
-    /// What the loops of the cores did while it was recorded.
+    /// Counts of the cores' loops during the recording.
     pub loops: LoopCounters,
-    /// What the commands that were recorded cost this process.
+    /// Cost of the recorded commands for this process.
     pub cost: Cost,
-    /// How long the CPU time and the loops were looked at.
+    /// Time over which CPU time and loops were measured.
     pub window: Duration,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Connecting.
     Connecting,
-    /// Running since this long, of this long (ramp included) if that is known.
+    /// Running for the first duration, out of the second (ramp included) if that is known.
     Running(Duration, Option<Duration>),
-    /// Commands in flight finish; what was written is read back.
+    /// Commands in flight finish; written data are read back.
     Finishing,
 }
 
-/// Runs the workload. `watch` is called several times a second with the progress, and ends the
-/// run early by giving false.
+/// Runs the workload. `watch` receives the progress several times a second, and ends the run early by
+/// giving false.
 ///
 /// # Errors
 /// When the run cannot begin; a failure during the run is in [`Outcome::error`].
@@ -245,7 +244,7 @@ pub fn run_stage(
     Session::connect_stage(config, watch)?.run_stage()
 }
 
-/// Connected queues, for one run after the other. Dropped, it disconnects.
+/// Connected queues, for successive runs. Dropping it disconnects.
 pub struct Session<'a> {
     coordinator: Coordinator<'a>,
     config: StageConfig,
@@ -258,7 +257,7 @@ impl<'a> Session<'a> {
     /// Connects all queues; `watch` as in [`run`].
     ///
     /// # Errors
-    /// When that fails, or the options do not fit the namespace.
+    /// When connecting fails, or the options do not fit the namespace.
     pub fn connect(
         config: &EngineConfig,
         watch: &'a mut dyn FnMut(Progress) -> bool,
@@ -269,7 +268,7 @@ impl<'a> Session<'a> {
     /// Connects all queues of a stage; `watch` as in [`run`].
     ///
     /// # Errors
-    /// When that fails, or the jobs do not fit their namespaces.
+    /// When connecting fails, or the jobs do not fit their namespaces.
     pub fn connect_stage(
         config: &StageConfig,
         watch: &'a mut dyn FnMut(Progress) -> bool,
@@ -291,8 +290,7 @@ impl<'a> Session<'a> {
         Ok(Self { coordinator, config, layout, associations, plans })
     }
 
-    /// Runs the workload with the addresses and data that follow from this seed, and takes all
-    /// jobs together.
+    /// Runs the workload with the addresses and data of this seed, and adds up all jobs.
     ///
     /// # Errors
     /// When the run cannot begin; a failure during the run is in [`Outcome::error`].
@@ -344,10 +342,10 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The calling thread's side of a run.
+/// The calling thread's part of a run.
 struct Coordinator<'a> {
     cores: Vec<ReactorHandle<Message>>,
-    /// Of the queues of each core.
+    /// The counters of the queues, by core.
     counters: Vec<Vec<Arc<QueueCounters>>>,
     events: Receiver<Event>,
     watch: &'a mut dyn FnMut(Progress) -> bool,
@@ -454,7 +452,7 @@ impl Coordinator<'_> {
             jobs[load.thread].push(made.map_err(misfit)?);
         }
         for (core, jobs) in self.cores.iter().zip(jobs) {
-            // A core that has ended is noticed by the missing results.
+            // A missing result tells that a core has ended.
             let _ = core.sender().send(Message::Begin(jobs));
         }
         Ok(start)
@@ -493,7 +491,7 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// Samples what has been used and done at both ends of the window and gathers the results.
+    /// Samples usage and counts at both ends of the window and gathers the results.
     fn collect(
         &mut self,
         config: &StageConfig,
@@ -550,13 +548,13 @@ impl Coordinator<'_> {
         Ok(used.outcome(clones))
     }
 
-    /// What has been used and done so far.
+    /// The usage and counts so far.
     fn sample(&self) -> Sample {
         let mut sample = Sample { cpu: CpuTime::now(), ..Sample::default() };
         for (core, counters) in self.cores.iter().zip(&self.counters) {
             let stats = core.stats().snapshot();
             sample.loops.add(LoopCounters { busy_turns: stats.busy_turns, waits: stats.waits });
-            // What the loop did is counted once, however many controllers it talks to.
+            // The counts of a loop are taken once, however many controllers it talks to.
             let mut stats = Some(stats);
             for counters in counters {
                 let stats = stats.take().unwrap_or_default();
@@ -566,7 +564,7 @@ impl Coordinator<'_> {
         sample
     }
 
-    /// What one core learns about an association, the others have to know.
+    /// Tells the other cores what one core learns about an association.
     fn pass_on(&self, layout: &Layout, event: Event) {
         match event {
             Event::Up(host, association) => {
@@ -599,7 +597,7 @@ impl Coordinator<'_> {
 
     fn broadcast(&self, message: impl Fn() -> Message) {
         for core in &self.cores {
-            // A core that has ended is noticed by `next_event`.
+            // `next_event` notices that a core has ended.
             let _ = core.sender().send(message());
         }
     }
@@ -632,7 +630,7 @@ impl Drop for Coordinator<'_> {
     }
 }
 
-/// What has been used and done at one time.
+/// Usage and counts at one time.
 #[derive(Clone, Copy, Default)]
 struct Sample {
     cpu: CpuTime,
@@ -647,7 +645,7 @@ struct Window {
     meter: Meter,
 }
 
-/// What was used and done in a window.
+/// Usage and counts of a window.
 struct Used {
     window: Duration,
     cpu: CpuTime,
@@ -681,11 +679,11 @@ impl Used {
 }
 
 impl StageConfig {
-    /// When the first job begins to record, and when the last stops, if it is time that stops it.
+    /// When the first job begins to record, and when the last one stops, if their times say so.
     fn window(&self, start: Instant) -> (Instant, Option<Instant>) {
         let ramp = self.jobs.iter().map(|job| job.ramp).min().unwrap_or_default();
         let ends = self.jobs.iter().map(|job| Some(start + job.ramp + job.runtime?));
-        // One that only its volume ends makes the end unknown.
+        // A job that only its volume ends makes the end unknown.
         let end = ends.collect::<Option<Vec<Instant>>>().and_then(|ends| ends.into_iter().max());
         (start + ramp, end)
     }
@@ -708,7 +706,7 @@ impl StageConfig {
 }
 
 impl CloneOutcome {
-    /// Adds what one of its queues recorded.
+    /// Adds the records of one of its queues.
     fn add(&mut self, result: &JobResult) {
         self.read.merge(&result.read);
         self.write.merge(&result.write);

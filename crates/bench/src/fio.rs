@@ -1,9 +1,8 @@
-//! fio's job files: read, checked, and turned into jobs of ours.
+//! fio's job files: read, checked, and turned into our jobs.
 //!
-//! The format is fio's (fio(1), "Job file format"): sections, `[global]` for what all later jobs
-//! share, comments, `${NAME}` from the environment, sizes with suffixes. A key that is not in
-//! [`KEYS`] is an error that names file and line: a job that is not run as written must not look
-//! as if it were.
+//! The format is fio's (fio(1), "Job file format"): sections, `[global]` for settings that all later jobs
+//! share, comments, `${NAME}` from the environment, sizes with suffixes. A key that is not in [`KEYS`] is
+//! an error that names file and line: a job that is not run as written must not appear to be.
 
 mod keys;
 mod syntax;
@@ -26,45 +25,45 @@ pub const FILE_BYTES_MAX: usize = 1 << 20;
 /// A job of a file: one section.
 #[derive(Clone, Debug)]
 pub struct FioJob {
-    /// The section's name, or what `name` says.
+    /// The section's name, or the value of `name`.
     pub name: String,
-    /// Where it and its keys are.
+    /// The lines of the section and of its keys.
     pub lines: Lines,
-    /// It begins when all jobs before it have ended.
+    /// Whether it begins only when all jobs before it have ended.
     pub stonewall: bool,
-    /// It begins a group of its own for reporting.
+    /// Whether it begins a group of its own for reporting.
     pub new_group: bool,
-    /// The jobs of its group are reported together.
+    /// Whether the jobs of its group are reported together.
     pub group_reporting: bool,
-    /// When it ends, so do the jobs that run beside it.
+    /// Whether the jobs that run beside it end with it.
     pub exit_all: bool,
-    /// The percentiles to report, if it says which.
+    /// The percentiles to report, if the job names any.
     pub percentiles: Option<Vec<f64>>,
-    /// The seed is another one each time.
+    /// Whether each run has another seed.
     pub any_seed: bool,
-    /// What `filename` names, in order.
+    /// The names in `filename`, in order.
     pub filenames: Vec<FileName>,
     /// The target that the keys of our fio engine name.
     pub remote: RemoteKeys,
-    /// What it does, on no namespaces yet.
+    /// The job itself, without its namespaces.
     pub spec: JobSpec,
     /// Bytes of all its namespaces together, to be divided among them.
     pub size_bytes: Option<u64>,
-    /// What was set, as it was written.
+    /// The settings as they were written.
     pub options: BTreeMap<String, String>,
 }
 
 /// The lines of a job, for messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// That of its header.
+    /// The line of its header.
     section: usize,
-    /// Those of its keys, and of keys in `[global]`: of each the last.
+    /// The lines of its keys, and of keys in `[global]`: of each key the last.
     keys: BTreeMap<&'static str, usize>,
 }
 
 impl Lines {
-    /// The last line that sets one of these keys; that of the header if none does.
+    /// The last line that sets one of these keys; the line of the header if none does.
     #[must_use]
     pub fn of(&self, keys: &[&str]) -> usize {
         let lines = keys.iter().filter_map(|key| self.keys.get(key));
@@ -75,7 +74,7 @@ impl Lines {
 /// One of the names in `filename`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileName {
-    /// Where it stands.
+    /// Its line.
     pub line: usize,
     /// The name.
     pub name: String,
@@ -106,7 +105,7 @@ impl RemoteKeys {
         &["traddr", "trsvcid", "nqn", "nsid", "hostnqn", "hdr_digest", "data_digest"];
 }
 
-/// What is wrong with a job file, and where.
+/// An error in a job file, and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FioError {
     /// The file.
@@ -160,7 +159,8 @@ fn job(section: syntax::Section) -> Result<FioJob, Problem> {
     let mut draft = Draft::new(section.line);
     let mut options = BTreeMap::new();
     for block in &section.blocks {
-        // As in fio, it counts for all sizes below its header, wherever it stands, and for later ones.
+        // As in fio, `kb_base` counts for all sizes below its header, wherever it stands, and for later
+        // ones.
         let (first, rest): (Vec<_>, Vec<_>) =
             block.iter().partition(|setting| setting.key == "kb_base");
         for setting in first.into_iter().chain(rest) {
@@ -175,7 +175,7 @@ fn job(section: syntax::Section) -> Result<FioJob, Problem> {
     draft.finish(section.name, options)
 }
 
-/// Adds a setting to those that are reported: the last counts, but for `filename`, which adds up.
+/// Adds a setting to the reported ones: the last one counts, but values of `filename` add up.
 fn keep(options: &mut BTreeMap<String, String>, key: &str, setting: &syntax::Setting) {
     let value = setting.value.clone().unwrap_or_else(|| "1".to_owned());
     match options.get_mut(key).filter(|_| key == "filename") {
@@ -184,7 +184,7 @@ fn keep(options: &mut BTreeMap<String, String>, key: &str, setting: &syntax::Set
     }
 }
 
-/// A key that is not in the table: what to do instead of it, if fio has it, or which one was meant.
+/// An unknown key: the error gives a substitute, if fio has the key, or a similar key.
 fn unknown(setting: &syntax::Setting) -> Problem {
     let key = &setting.key;
     let refused = REFUSED.iter().find(|(names, _)| names.contains(&key.as_str()));
@@ -195,7 +195,7 @@ fn unknown(setting: &syntax::Setting) -> Problem {
     (setting.line, format!("`{key}` is not a key that raceline perf knows{instead}"))
 }
 
-/// The key that was meant, if one resembles it: a mistake for three letters, two at most.
+/// A similar key, if there is one: with one mistake for three letters, two at most.
 fn suggestion(key: &str) -> String {
     let mistakes = ((key.len() + 1) / 3).min(2);
     let names =

@@ -1,14 +1,14 @@
-//! The gap: how close Raceline's target and host come to the limit, pair of runs by pair.
+//! The gap: how close Raceline's target and host come to the limit, by pairs of runs.
 //!
-//! Both are measured over the loopback in this process, on the same two cores, with as much
-//! memory of the same pages behind them: a short run of the bare pair of [`crate::limit`], a
-//! short run of target and host, and so on in turn. What disturbs the machine for longer than a
-//! run then disturbs both, and their ratio says more than either figure. Each side sleeps while
-//! the other is measured, and the connections of a point are made once. A pair counts when the two
-//! cores were as near as they can be ([`crate::distance`]), before it and after it.
+//! Both are measured over the loopback in this process, on the same two cores, with the same amount of
+//! memory in the same pages: a short run of the bare pair of [`crate::limit`], a short run of target and
+//! host, and so on in turn. A disturbance that outlasts a run then affects both, and their ratio says more
+//! than either figure. Each side sleeps while the other is measured, and the connections of a point are
+//! made once. A pair counts when the two cores were as near as they can be ([`crate::distance`]), before it
+//! and after it.
 //!
-//! Raceline's target is the daemon of `raceline serve` or that of `raceline export`. The two are also
-//! measured against each other ([`Subject::Both`]): each has a run in turn, and the other sleeps.
+//! Raceline's target is the daemon of `raceline serve` or the target of `raceline export`. The two are also
+//! measured against each other ([`Subject::Both`]): they run in turn, and the other one sleeps.
 
 mod daemon;
 mod grid;
@@ -33,22 +33,22 @@ pub use grid::{Case, Selection, UnknownSelection, full, quick};
 use self::product::Product;
 use crate::quiet::{self, Disturbance, Machine};
 
-/// Pairs that were disturbed are repeated until there are so many times the pairs asked for.
+/// Disturbed pairs are repeated until this many times the requested number of pairs has been run.
 const ATTEMPTS_FACTOR: usize = 3;
 
-/// When Raceline is faster than the limit, the limit's tuning is not the best: it is looked for
-/// again, up to so many times in all.
+/// When Raceline is faster than the limit, the limit's tuning is not the best: the search is repeated, up
+/// to this many calibrations in total.
 const CALIBRATIONS_MAX: usize = 2;
-/// A calibration during which the cores went apart is repeated, up to so many times in all.
+/// A calibration during which the cores moved apart is repeated, up to this many attempts in total.
 const CALIBRATION_ATTEMPTS: usize = 2;
-/// How often all commands in flight turn round before a run is measured, and meanwhile.
+/// Round trips of all commands in flight before a run is measured, and during it.
 const RAMP_ROUNDS: u32 = 2;
-/// How long each connection delays the start of a run: with a thousand of them and a shorter ramp,
-/// most of a run was seen to pass before all took part.
+/// Additional ramp of a run for each connection: with a thousand connections and a shorter ramp, most of a
+/// run passed before all took part.
 const RAMP_PER_CONNECTION: Duration = Duration::from_millis(1);
 const TIME_ROUNDS: u32 = 4;
 
-/// Which of Raceline's targets is measured, and beside what.
+/// The target of Raceline that is measured, and its reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Subject {
     /// The daemon of `raceline serve` beside the limit.
@@ -67,16 +67,16 @@ enum Kind {
     Serve,
 }
 
-/// How to measure, for all points.
+/// The settings of a measurement, for all points.
 #[derive(Clone, Debug)]
 pub struct GapConfig {
-    /// What.
+    /// The target that is measured, and its reference.
     pub subject: Subject,
     /// Bytes of the namespace, and of the limit's region.
     pub memory_bytes: usize,
-    /// What both are made of.
+    /// The pages of both memories.
     pub pages: HugePages,
-    /// A namespace without storage against the limit out of a hot region.
+    /// Measure a namespace without storage against the limit with a hot region.
     pub null: bool,
     /// The limit's host, too, has a buffer for each command in flight ([`Fixed::buffer_each`]).
     pub buffer_each: bool,
@@ -84,8 +84,8 @@ pub struct GapConfig {
     pub staged: bool,
     /// How long the limit works on each command ([`Fixed::work`]).
     pub work: Duration,
-    /// What the cores of target and host do when they are idle. In interrupt mode, the limit
-    /// blocks as well; otherwise it polls.
+    /// What the cores of target and host do when they are idle. In interrupt mode the limit blocks as well;
+    /// otherwise it polls.
     pub mode: Mode,
     /// How target and host do I/O.
     pub backend: Backend,
@@ -95,40 +95,40 @@ pub struct GapConfig {
     pub host_core: Option<usize>,
     /// Pairs of runs per point.
     pub pairs: usize,
-    /// How long each run goes before it is measured, at least.
+    /// The least ramp of each run before it is measured.
     pub ramp: Duration,
-    /// How long each run is measured, at least.
+    /// The least measured time of each run.
     pub time: Duration,
     /// The same seed gives the same addresses and data.
     pub seed: u64,
 }
 
-/// One run of what Raceline is compared with and one of Raceline, next to each other in time.
+/// One run of the reference and one of Raceline, next to each other in time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
     /// Commands per second of the limit, or of `raceline export` ([`Subject::Both`]).
     pub reference_iops: f64,
     /// Commands per second of Raceline.
     pub iops: f64,
-    /// What happened meanwhile.
+    /// Disturbances during the pair.
     pub disturbance: Disturbance,
-    /// How long a cache line took between the two cores and back: the longer of the times before
-    /// and after. `None` where a side floats, or both share a core.
+    /// Round trip of a cache line between the two cores: the longer of the times before and after. `None`
+    /// if a side floats, or both share a core.
     pub round_trip: Option<Duration>,
 }
 
-/// What was found for one point.
+/// The results for one point.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Which.
+    /// The point.
     pub case: Case,
-    /// The choices that were best for the limit, if it was measured.
+    /// The best choices for the limit, if it was measured.
     pub tuning: Option<Tuning>,
-    /// As many as asked for: the quiet ones, else the least disturbed.
+    /// The requested number of pairs: the quiet ones, then the least disturbed.
     pub pairs: Vec<Pair>,
     /// Pairs that were repeated because something disturbed them.
     pub repeated: usize,
-    /// Those of them during which the cores were apart.
+    /// Number of repeated pairs during which the cores were apart.
     pub repeated_apart: usize,
     /// Latencies of Raceline's commands, all runs together.
     pub latencies: Latencies,
@@ -146,7 +146,7 @@ pub enum GapError {
     /// The daemon of `raceline serve` failed.
     #[error("the daemon: {0}")]
     Daemon(String),
-    /// The choices do not go together.
+    /// The settings exclude each other.
     #[error("{0}")]
     Invalid(String),
     /// Raceline's host failed.
@@ -155,26 +155,26 @@ pub enum GapError {
     /// A command failed.
     #[error("{case}: {why}")]
     Command {
-        /// At which point.
+        /// The point.
         case: Case,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The namespace's memory cannot be had.
+    /// The namespace's memory cannot be allocated.
     #[error("cannot map {bytes} bytes for the namespace: {error}")]
     Memory {
-        /// How much.
+        /// Size of the memory.
         bytes: usize,
-        /// Why.
+        /// The reason.
         error: std::io::Error,
     },
-    /// Asked to stop.
+    /// The caller asked to stop.
     #[error("stopped")]
     Stopped,
 }
 
 impl Subject {
-    /// What is measured: `serve` or `export`.
+    /// The measured target: `serve` or `export`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -183,7 +183,7 @@ impl Subject {
         }
     }
 
-    /// What it is compared with: `limit` or `export`.
+    /// The reference: `limit` or `export`.
     #[must_use]
     pub fn reference(self) -> &'static str {
         match self {
@@ -204,22 +204,22 @@ impl GapError {
 }
 
 impl Pair {
-    /// Raceline's part of the limit, or the daemon's of `raceline export`.
+    /// Raceline's IOPS relative to the limit, or the daemon's relative to `raceline export`.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.reference_iops > 0.0 { self.iops / self.reference_iops } else { 0.0 }
     }
 }
 
-/// A target and what it is compared with, for one point after the other.
+/// A target and its reference, for one point after the other.
 pub struct Gap {
     config: GapConfig,
     product: Product,
-    /// The target of `raceline export`, where the daemon is compared with it.
+    /// The target of `raceline export`, if it is the reference of the daemon.
     export: Option<Product>,
-    /// The limit's memory, while no limit has it.
+    /// The limit's memory, while no limit uses it.
     region: Option<PageBuf>,
-    /// Between the cores of the two sides.
+    /// The distance between the cores of the two sides.
     distance: Distance,
 }
 
@@ -227,8 +227,8 @@ impl Gap {
     /// Starts the target, or both, with a filled namespace that can serve these cases.
     ///
     /// # Errors
-    /// When memory, threads or the listening socket cannot be had, or a daemon cannot do what is
-    /// asked for.
+    /// When memory, threads or the listening socket are not available, or a daemon cannot do what the
+    /// settings ask for.
     pub fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
         let start = |kind| Product::start(kind, config, cases);
         let (product, export) = match config.subject {
@@ -263,10 +263,10 @@ impl Gap {
         point
     }
 
-    /// Ends what runs.
+    /// Ends the targets.
     ///
     /// # Errors
-    /// When it does not end.
+    /// When a target does not end.
     pub fn stop(self) -> Result<(), GapError> {
         let export = self.export.map_or(Ok(()), Product::stop);
         self.product.stop().and(export)
@@ -316,7 +316,7 @@ impl Gap {
         Ok(runs.point(None, pairs, &rejected))
     }
 
-    /// How long all commands in flight take to turn round, from a run that does not count.
+    /// Round-trip time of all commands in flight, from a run that does not count.
     fn round(
         &self,
         product: &Product,
@@ -330,7 +330,7 @@ impl Gap {
         Ok(Duration::try_from_secs_f64(in_flight / run.iops).unwrap_or_default())
     }
 
-    /// With much in flight, a short run would end before it has settled.
+    /// Times for a point: with many commands in flight, a short run would end before it has settled.
     fn times_for(&self, case: Case, round: Duration) -> GapConfig {
         let ramp = self.config.ramp.max(round * RAMP_ROUNDS);
         GapConfig {
@@ -367,7 +367,7 @@ impl Gap {
     }
 }
 
-/// Looks for the limit's best choices while the cores are near: what is best differs when they are not.
+/// Searches the limit's best choices while the cores are near: other choices are best while they are apart.
 fn calibrate(
     limit: &mut Limit,
     distance: &mut Distance,
@@ -387,13 +387,13 @@ fn calibrate(
     Ok(())
 }
 
-/// A target and a host that is connected to it.
+/// A target and a connected host.
 struct Side<'a> {
     product: &'a Product,
     session: Session<'a>,
 }
 
-/// What one run of Raceline gave.
+/// The results of one run of Raceline.
 struct Run {
     iops: f64,
     latencies: Latencies,
@@ -412,10 +412,10 @@ impl Side<'_> {
     }
 }
 
-/// What Raceline is compared with at one point.
+/// The reference of Raceline at one point.
 enum Reference<'a> {
     Limit(&'a mut Limit),
-    /// `raceline export`, when the daemon is measured.
+    /// `raceline export`, if the daemon is measured.
     Export(Box<Side<'a>>),
 }
 
@@ -430,7 +430,7 @@ struct Runs<'a> {
 }
 
 impl Runs<'_> {
-    /// As many pairs as asked for, quiet ones if possible; and the others.
+    /// The requested number of pairs, quiet ones if possible; and the other pairs.
     fn pairs(&mut self, reference: &mut Reference<'_>) -> Result<(Vec<Pair>, Vec<Pair>), GapError> {
         let wanted = self.config.pairs;
         let mut pairs: Vec<Pair> = Vec::with_capacity(wanted);
@@ -440,7 +440,7 @@ impl Runs<'_> {
                 break;
             }
             pairs.push(self.pair(reference, pairs.len())?);
-            // Also the earlier ones: what looked near may have been far, as is known only now.
+            // Also for earlier pairs: what is known now may show that the cores were far.
             for pair in &mut pairs {
                 pair.disturbance.apart = self.distance.is_far(pair.round_trip);
             }
@@ -462,7 +462,7 @@ impl Runs<'_> {
         Ok(Pair { reference_iops, iops: run.iops, disturbance, round_trip })
     }
 
-    /// Two targets take turns in going first, so that neither always follows the other.
+    /// The two targets take turns in going first, so that neither always follows the other.
     fn both(
         &mut self,
         reference: &mut Reference<'_>,

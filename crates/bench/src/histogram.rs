@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// The longest latency that is told apart from longer ones.
+/// Longer latencies are not told apart.
 const HIGHEST_NS: u64 = 100_000_000_000;
 /// Percentiles are right to this many decimal digits.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// The percentiles that reports show; the list is the one that fio prints by default.
+/// The percentiles in reports: those that fio prints by default.
 pub const PERCENTILES: [f64; 17] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
     99.99,
 ];
 
-/// Recorded latencies. All memory is allocated when it is made; recording never allocates.
+/// Recorded latencies. All memory is allocated at creation; recording never allocates.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     histogram: Histogram<u64>,
@@ -38,7 +38,7 @@ impl Latencies {
         self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX), 1);
     }
 
-    /// Records so many times the same latency in nanoseconds; none if `count` is 0.
+    /// Records the same latency in nanoseconds `count` times.
     pub fn record_ns(&mut self, ns: u64, count: u64) {
         if count == 0 {
             return;
@@ -57,25 +57,25 @@ impl Latencies {
         self.sum_ns += other.sum_ns;
     }
 
-    /// How many were recorded.
+    /// Number of recorded latencies.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The shortest, exact; 0 when there is none.
+    /// The shortest, exact; 0 if there is none.
     #[must_use]
     pub fn min_ns(&self) -> u64 {
         if self.count() == 0 { 0 } else { self.min_ns }
     }
 
-    /// The longest, exact; 0 when there is none.
+    /// The longest, exact; 0 if there is none.
     #[must_use]
     pub fn max_ns(&self) -> u64 {
         self.max_ns
     }
 
-    /// The mean, exact; 0 when there is none.
+    /// The mean, exact; 0 if there is none.
     #[must_use]
     pub fn mean_ns(&self) -> f64 {
         if self.count() == 0 { 0.0 } else { self.sum_ns as f64 / self.count() as f64 }
@@ -87,13 +87,13 @@ impl Latencies {
         if self.count() == 0 { 0.0 } else { self.histogram.stdev() }
     }
 
-    /// The latency that `percentile` percent of the records do not exceed; 0 when there is none.
+    /// The latency that `percentile` percent of the records do not exceed; 0 if there is none.
     #[must_use]
     pub fn percentile_ns(&self, percentile: f64) -> u64 {
         if self.count() == 0 {
             return 0;
         }
-        // A histogram answers with the upper end of a bucket, which may be past the true maximum.
+        // A histogram gives the upper end of a bucket, which may be beyond the true maximum.
         self.histogram.value_at_percentile(percentile).clamp(self.min_ns, self.max_ns)
     }
 }

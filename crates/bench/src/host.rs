@@ -1,14 +1,14 @@
-//! What the host's ways of using queues bring: case by case, in rounds of interleaved runs.
+//! The effects of the host's ways of using queues: case by case, in rounds of interleaved runs.
 //!
-//! A case compares a few ways of doing the same work. Each way is a stage of jobs with its own
-//! connections to one target; in every round each way runs once, in turn, for a short time, so that
-//! what disturbs the machine for longer disturbs all. Rounds in which others used the machine are
-//! repeated. Ratios are of runs of the same round.
+//! A case compares a few ways of doing the same work. Each way is a stage of jobs with its own connections
+//! to one target. In every round each way has one short run, in turn, so that a disturbance that outlasts a
+//! run affects all ways. Rounds during which other programs used the machine are repeated. Ratios are
+//! between runs of the same round.
 //!
 //! To add a case: write `host/NAME.rs` with a function that takes a [`Bed`] and gives a
-//! [`report::Section`], as [`maps`] does; put its name into [`Case`], and call it in [`run`]. A case
-//! whose ways are not stages (threads of the program's own, say) uses [`Bed::rounds_of`] with a
-//! closure for each way.
+//! [`report::Section`], as [`maps`] does; put its name into [`Case`], and call it in [`run`]. A case whose
+//! ways are not stages (for example threads of the program's own) uses [`Bed::rounds_of`] with a closure
+//! for each way.
 
 mod bed;
 mod gather;
@@ -29,16 +29,16 @@ use crate::job::JobError;
 
 pub(crate) use bed::{Bed, Round};
 
-/// What to compare.
+/// The cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
-    /// Queues for reads of their own, against queues shared with a large writer.
+    /// Separate queues for reads, against queues shared with a large writer.
     Maps,
-    /// Commands gathered as i10 does, against one PDU per send and against the usual.
+    /// Commands gathered as i10 does, against one PDU per send and against the usual way.
     I10,
-    /// Who sends and who receives on queues that threads share.
+    /// Which thread sends and which receives on queues that threads share.
     Share,
-    /// What a submission costs threads that do not drive the queue.
+    /// The cost of a submission for threads that do not drive the queue.
     Submit,
 }
 
@@ -58,10 +58,10 @@ impl Case {
     }
 }
 
-/// How to measure, for all cases.
+/// The settings of a measurement, for all cases.
 #[derive(Clone, Debug)]
 pub struct HostBenchConfig {
-    /// A target that runs already; `None`: one in this process.
+    /// A running target; `None`: a target in this process.
     pub target: Option<(SocketAddr, Nqn)>,
     /// Bytes of the namespace of our own target.
     pub memory_bytes: usize,
@@ -81,9 +81,9 @@ pub struct HostBenchConfig {
     pub time: Duration,
     /// The same seed gives the same addresses and data.
     pub seed: u64,
-    /// Bytes per second that a capped writer writes.
+    /// Bytes per second of a capped writer.
     pub writer_bytes: u64,
-    /// How commands are gathered where they are.
+    /// How commands are gathered in the ways that gather.
     pub i10: I10Config,
 }
 
@@ -99,20 +99,20 @@ pub enum HostBenchError {
     /// A command failed.
     #[error("{way}: {why}")]
     Command {
-        /// On which way.
+        /// The way.
         way: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The namespace's memory cannot be had.
+    /// The namespace's memory cannot be allocated.
     #[error("cannot map {bytes} bytes for the namespace: {error}")]
     Memory {
-        /// How much.
+        /// Size of the memory.
         bytes: usize,
-        /// Why.
+        /// The reason.
         error: std::io::Error,
     },
-    /// Asked to stop.
+    /// The caller asked to stop.
     #[error("stopped")]
     Stopped,
 }

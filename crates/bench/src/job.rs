@@ -1,7 +1,7 @@
-//! What one queue does next, when, and whether what came back is right.
+//! The next command of one queue and its time, and the check of what came back.
 //!
-//! A job does no I/O and reads no clock. Its driver asks [`QueueJob::poll_issue`] for commands
-//! until there is none, reports each completion once, and calls again at [`QueueJob::wake_at`].
+//! A job does no I/O and reads no clock. Its driver asks [`QueueJob::poll_issue`] for commands until there
+//! is none, reports each completion once, and calls again at [`QueueJob::wake_at`].
 
 use std::time::{Duration, Instant};
 
@@ -12,20 +12,20 @@ use crate::permutation::Permutation;
 use crate::random::{Random, mix};
 use crate::workload::{Access, Extent, Span, Workload};
 
-/// Verification remembers the last write of every command-sized unit, 4 bytes each: all queues
-/// together remember at most this many (256 MiB).
+/// Verification remembers the last write of every command-sized unit, in 4 bytes: all queues together
+/// remember at most this many units (256 MiB).
 pub const VERIFY_UNITS_MAX: u64 = 1 << 26;
 
 /// One queue's share of a run.
 #[derive(Clone, Debug)]
 pub struct JobConfig {
-    /// What all queues do together.
+    /// The common work of all queues.
     pub workload: Workload,
-    /// Which queue this is.
+    /// The number of this queue.
     pub queue: u64,
-    /// How many there are.
+    /// The number of queues.
     pub queues: u64,
-    /// Which of the random sequences of the workload's seed it follows.
+    /// The number of its random sequence within the workload's seed.
     pub stream: u64,
     /// Most commands in flight.
     pub depth: u16,
@@ -33,35 +33,35 @@ pub struct JobConfig {
     pub batch: Batch,
     /// When the run begins.
     pub start: Instant,
-    /// How long it runs before anything is recorded.
+    /// How long it runs before recording.
     pub ramp: Duration,
-    /// How long it is recorded; `None`: until all commands are done.
+    /// How long it records; `None`: until all commands are done.
     pub runtime: Option<Duration>,
-    /// How many commands it issues; `None`: until the time is over.
+    /// Number of commands to issue; `None`: until the time is over.
     pub commands: Option<u64>,
 }
 
-/// How commands are gathered on their way out, and completions before the next go out: fio's
-/// `iodepth_batch` and its relatives.
+/// How outgoing commands are gathered, and completions before the next commands: fio's `iodepth_batch` and
+/// related options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Most commands that leave together; `None`: all that are due.
+    /// Most commands that are sent together; `None`: all that are due.
     pub submit: Option<u16>,
-    /// With the depth reached, so many completions are awaited before the next command; 0 and 1
-    /// are the same.
+    /// Once the depth is reached, number of completions to await before the next command; 0 and 1 mean the
+    /// same.
     pub complete_min: u16,
-    /// Most completions that are taken together before commands are issued; `None`: all there are.
+    /// Most completions that are handled together before commands are issued; `None`: all of them.
     pub complete_max: Option<u16>,
-    /// With the depth reached, completions are awaited until no more than so many commands are in
-    /// flight; `None`: one less than the depth.
+    /// Once the depth is reached, completions are awaited until at most this many commands are in flight;
+    /// `None`: one less than the depth.
     pub low: Option<u16>,
 }
 
 impl Batch {
-    /// Everything goes as soon as it can.
+    /// No gathering: every command is sent as soon as possible.
     pub const NONE: Self = Self { submit: None, complete_min: 1, complete_max: None, low: None };
 
-    /// How many completions are awaited once the depth is reached.
+    /// Number of completions to await once the depth is reached.
     fn awaited(&self, depth: u16) -> u16 {
         let to_low = self.low.map_or(1, |low| depth.saturating_sub(low));
         self.complete_min.max(to_low).clamp(1, depth)
@@ -77,7 +77,7 @@ impl Default for Batch {
 /// Why a workload cannot run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobConfigError {
-    /// A queue has no address to use.
+    /// A queue has no addresses.
     #[error(
         "the range has room for {units} commands, which is less than one for each of {queues} queues"
     )]
@@ -121,11 +121,11 @@ pub enum JobConfigError {
 pub struct Issue {
     /// The job's name for it, below the depth.
     pub slot: u16,
-    /// Which of the workload's spans it is in.
+    /// Index of its span in the workload.
     pub span: u16,
-    /// A write; else a read.
+    /// Whether it is a write; otherwise a read.
     pub write: bool,
-    /// The last of its batch: what was issued up to here is to be sent.
+    /// Whether it is the last of its batch: the commands issued up to here are to be sent.
     pub flush: bool,
     /// First block.
     pub slba: u64,
@@ -142,7 +142,7 @@ pub enum JobError {
     Mismatch(Mismatch),
 }
 
-/// What a job recorded.
+/// The records of a job.
 #[derive(Clone, Debug)]
 pub struct JobResult {
     /// Latencies of reads.
@@ -151,11 +151,11 @@ pub struct JobResult {
     pub write: Latencies,
     /// Commands that were due (open loop) and could not be issued before the end.
     pub missed: u64,
-    /// Commands' worth of blocks read and found right.
+    /// Number of commands whose blocks were read and found right.
     pub verified: u64,
-    /// How long was recorded.
+    /// Duration of the recording.
     pub measured: Duration,
-    /// The first thing that went wrong.
+    /// The first error.
     pub error: Option<JobError>,
 }
 
@@ -165,12 +165,12 @@ pub struct QueueJob {
     workload: Workload,
     read_percent: u8,
     start: Instant,
-    /// The start has come.
+    /// Whether the start has come.
     started: bool,
     clock: Clock,
     measure_from: Instant,
     measure_from_ns: u64,
-    /// When nothing is recorded any more.
+    /// End of the recording.
     end: Option<Instant>,
     /// The same in nanoseconds from the start; the largest number if never.
     end_ns: u64,
@@ -180,12 +180,12 @@ pub struct QueueJob {
     pacer: Option<Pacer>,
     random: Random,
     areas: Vec<Area>,
-    /// The area of the next command.
+    /// Index of the next command's area.
     turn: usize,
     batch: Batch,
-    /// Commands issued since the last that ended a batch.
+    /// Commands issued since the end of the last batch.
     gathered: u16,
-    /// Completions that are awaited before the next command.
+    /// Number of completions to await before the next command.
     awaited: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -193,8 +193,8 @@ pub struct QueueJob {
     alike: Alike,
 }
 
-/// The last latencies, which are alike and not recorded yet: what was sent in one turn and has come
-/// back in one turn took as long by the clock, which is looked at once per turn.
+/// The last latencies, which are equal and not recorded yet: the clock is read once per turn, so commands
+/// that were sent in the same turn and completed in the same turn have equal latencies.
 #[derive(Clone, Copy, Debug, Default)]
 struct Alike {
     write: bool,
@@ -202,23 +202,23 @@ struct Alike {
     count: u64,
 }
 
-/// One span of the workload: this queue's part of it, and where in it the queue is.
+/// One span of the workload: this queue's part of it, and the position of the queue in it.
 #[derive(Debug)]
 struct Area {
     span: Span,
     extent: Extent,
     order: Order,
     cursor: u64,
-    /// Per unit, in verification only.
+    /// State of each unit, in verification only.
     units: Vec<Unit>,
 }
 
-/// In which order an area's units are visited.
+/// The order in which an area's units are visited.
 #[derive(Debug)]
 enum Order {
     Sequential,
     Anywhere,
-    /// All of them in a random order, then all of them in another.
+    /// All units in a random order, then all of them in another.
     Map {
         order: Permutation,
         next: u64,
@@ -227,11 +227,11 @@ enum Order {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Issuing as the workload says.
+    /// Issues commands of the workload.
     Running,
-    /// No new commands; those in flight finish.
+    /// Issues no new commands; commands in flight finish.
     Draining,
-    /// Everything that was written is read and checked.
+    /// Reads and checks all written blocks.
     ReadBack,
     /// Done.
     Finished,
@@ -246,8 +246,8 @@ struct Slot {
     since_ns: u64,
 }
 
-/// The time since the start. A driver gives the same time for all that it does in a turn, so it is
-/// taken apart once for all.
+/// The time since the start. A driver gives the same time throughout a turn, so the conversion is done once
+/// for all.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     start: Instant,
@@ -266,7 +266,7 @@ impl Clock {
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The same for the time that it is now.
+    /// The same for the present time.
     #[inline]
     fn tick(&mut self, now: Instant) -> u64 {
         if now != self.now {
@@ -276,8 +276,7 @@ impl Clock {
     }
 }
 
-/// What verification knows of a unit: whether a command is in flight there, and how many times
-/// it was written.
+/// The state of a unit in verification: whether a command is in flight there, and how often it was written.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unit(u32);
 
@@ -292,7 +291,7 @@ impl Unit {
         self.0 = if busy { self.0 | Self::BUSY } else { self.0 & !Self::BUSY };
     }
 
-    /// 0: not written in this run.
+    /// The number of the last write; 0: not written in this run.
     fn generation(self) -> u32 {
         self.0 & !Self::BUSY
     }
@@ -323,9 +322,9 @@ impl Area {
         Ok(Self { span, extent, order, cursor: 0, units: vec![Unit::default(); units] })
     }
 
-    /// The unit for the next command. In verification one without a command in flight: there are
-    /// at least as many units as slots, and a slot is free. So in the moment when a random map
-    /// begins again, a unit still in flight gives way to its neighbour.
+    /// The unit for the next command. In verification this is a unit without a command in flight: there are
+    /// at least as many units as slots, and a slot is free. So when a random map begins again, a unit that
+    /// is still in flight gives way to its neighbour.
     fn choose_unit(&mut self, random: &mut Random) -> u64 {
         let mut unit = match &mut self.order {
             Order::Sequential => self.cursor,
@@ -346,12 +345,12 @@ impl Area {
         unit
     }
 
-    /// The next unit, which after the last is the first; without a division.
+    /// The unit after `unit`, cyclically; without a division.
     fn after(&self, unit: u64) -> u64 {
         if unit + 1 == self.extent.units { 0 } else { unit + 1 }
     }
 
-    /// The first unit from the cursor on that this run wrote.
+    /// The first unit, from the cursor on, that this run has written.
     fn peek_written(&self) -> Option<u64> {
         let from = usize::try_from(self.cursor).ok()?;
         let rest = self.units.get(from..)?;
@@ -377,7 +376,7 @@ impl Area {
 }
 
 impl QueueJob {
-    /// A job that has issued nothing yet. Allocates all that it will need.
+    /// A job that has issued nothing yet. Allocates all memory that it will need.
     ///
     /// # Errors
     /// When the workload does not fit its range.
@@ -475,7 +474,7 @@ impl QueueJob {
         Some(Issue { slot, span, write, flush, slba, block_count })
     }
 
-    /// Counts an issued command; whether its batch ends with it.
+    /// Counts an issued command; gives whether its batch ends with it.
     fn count_issue(&mut self) -> bool {
         if self.phase == Phase::Running
             && let Some(left) = &mut self.left
@@ -494,8 +493,7 @@ impl QueueJob {
         ends
     }
 
-    /// Puts the data of a write into its buffer: only in verification, the data do not matter
-    /// otherwise.
+    /// Puts the data of a write into its buffer, in verification only: otherwise the data do not matter.
     pub fn fill(&self, slot: u16, data: &mut [u8]) {
         let Slot { area, unit, .. } = self.slots[usize::from(slot)];
         let area = &self.areas[usize::from(area)];
@@ -505,14 +503,14 @@ impl QueueJob {
         }
     }
 
-    /// A read finished with these data.
+    /// Handles a finished read with these data.
     #[inline]
     pub fn handle_read(&mut self, now: Instant, slot: u16, data: &[u8]) {
         let Slot { area, unit, .. } = self.slots[usize::from(slot)];
         let area = &self.areas[usize::from(area)];
         if let Some(state) = area.unit(unit) {
-            // A workload that writes nothing checks what an earlier run wrote; one that writes
-            // knows nothing about blocks that it has not written yet.
+            // A workload without writes checks the blocks of an earlier run; a workload with writes knows
+            // nothing about blocks that it has not written yet.
             let known = (state.generation() != 0).then_some(state.generation());
             if known.is_some() || self.read_percent == 100 {
                 let (block_size, slba) = (area.block_size(), area.slba(unit));
@@ -525,13 +523,13 @@ impl QueueJob {
         self.finish_slot(now, slot);
     }
 
-    /// A write finished.
+    /// Handles a finished write.
     #[inline]
     pub fn handle_written(&mut self, now: Instant, slot: u16) {
         self.finish_slot(now, slot);
     }
 
-    /// A command failed. The job ends: what a failed write left behind cannot be verified, and
+    /// Handles a failed command. The job ends: blocks after a failed write cannot be verified, and the
     /// figures of a run with failures mean nothing.
     pub fn handle_failed(&mut self, now: Instant, slot: u16, why: String) {
         self.fail(now, JobError::Io(why));
@@ -545,13 +543,13 @@ impl QueueJob {
         self.advance(now);
     }
 
-    /// Ends the job at once because the queue is gone; nothing in flight will complete.
+    /// Ends the job at once because the queue is gone: commands in flight will not complete.
     pub fn abandon(&mut self, now: Instant, why: String) {
         self.fail(now, JobError::Io(why));
         self.phase = Phase::Finished;
     }
 
-    /// When [`QueueJob::poll_issue`] has to be called even if nothing completes before.
+    /// When to call [`QueueJob::poll_issue`] next even if nothing completes before.
     #[must_use]
     pub fn wake_at(&self) -> Option<Instant> {
         match (self.phase, &self.pacer) {
@@ -582,21 +580,21 @@ impl QueueJob {
         self.slots.len() - self.free.len()
     }
 
-    /// What was recorded.
+    /// The records of the job.
     #[must_use]
     pub fn into_result(mut self) -> JobResult {
         self.record_alike();
         self.result
     }
 
-    /// Moves on when the time is over, the last command in flight is done, or nothing is left
-    /// to read back.
+    /// Changes the state when the time is over, the last command in flight is done, or all blocks are read
+    /// back.
     fn advance(&mut self, now: Instant) {
         let now_ns = self.clock.tick(now);
         self.advance_at(now, now_ns);
     }
 
-    /// Inline, as nothing changes in most calls.
+    /// Inline, because most calls change nothing.
     #[inline(always)]
     fn advance_at(&mut self, now: Instant, now_ns: u64) {
         let goes_on = self.phase == Phase::Running && now_ns < self.end_ns && self.left != Some(0);
@@ -613,7 +611,7 @@ impl QueueJob {
                     self.pacer.as_ref().map_or(0, |pacer| pacer.missed_before(end));
                 self.phase = Phase::Draining;
             } else if self.left == Some(0) && self.in_flight() == 0 {
-                // Its work is done: what it measured ends with the last completion.
+                // All its commands are done: its measured time ends with the last completion.
                 self.result.measured = now.saturating_duration_since(self.measure_from);
                 self.phase = Phase::Draining;
             }
@@ -648,8 +646,8 @@ impl QueueJob {
     fn finish_slot(&mut self, now: Instant, slot: u16) {
         let Slot { write, since_ns, .. } = self.slots[usize::from(slot)];
         let now_ns = self.clock.tick(now);
-        // Closed loop: what completes in the window counts, as fio does. Open loop: what was due
-        // in the window counts, however late it is, else the worst latencies were left out.
+        // Closed loop: commands that complete in the window count, as in fio. Open loop: commands that were
+        // due in the window count, however late they are; otherwise the worst latencies would be left out.
         let counts = match self.pacer {
             None => now_ns >= self.measure_from_ns && now_ns <= self.end_ns,
             Some(_) => since_ns >= self.measure_from_ns && since_ns < self.end_ns,
@@ -690,14 +688,14 @@ impl QueueJob {
         Some((area, unit))
     }
 
-    /// The first unit, from where reading back has come to, that this run wrote.
+    /// The first unit, from the position of reading back on, that this run has written.
     fn peek_written(&self) -> Option<(usize, u64)> {
         let areas = self.areas.iter().enumerate().skip(self.turn);
         areas.into_iter().find_map(|(index, area)| Some((index, area.peek_written()?)))
     }
 }
 
-/// How many units verification has to remember.
+/// The number of units that verification has to remember.
 fn check_verify(span: Span, extent: Extent, depth: u16) -> Result<usize, JobConfigError> {
     let block_size = span.block_size;
     if usize::try_from(block_size).is_ok_and(|size| size < pattern::HEADER_LEN) {

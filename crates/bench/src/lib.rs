@@ -1,8 +1,8 @@
 //! Workloads, statistics and reports.
 //!
-//! A [`job::QueueJob`] decides what one queue does next and checks what came back; it does no
-//! I/O and reads no clock. [`engine::run`] drives one job per queue over NVMe/TCP, and
-//! [`report::Report`] says how it went.
+//! A [`job::QueueJob`] chooses the next command of one queue and checks the data that come back; it does no
+//! I/O and reads no clock. [`engine::run`] drives one job per queue over NVMe/TCP, and [`report::Report`]
+//! presents the results.
 
 pub mod accel;
 pub mod acceleration;

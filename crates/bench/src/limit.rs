@@ -1,14 +1,14 @@
-//! The limit: what the machine's TCP gives to a pair that does nothing but move NVMe's bytes.
+//! The limit: the machine's TCP speed for a pair of threads that only move NVMe's bytes.
 //!
-//! Two threads exchange the bytes of NVMe/TCP commands over loopback
-//! connections: the target's side sends payload straight out of a filled region and receives
-//! into it; the host's side keeps a number of commands in flight. There is no protocol to speak
-//! of, no reactor and no command table. What is left is the kernel and the memory, and the
-//! choices that decide how well they work ([`Tuning`]); [`Limit::calibrate`] finds good ones (lab 0004).
+//! Two threads exchange the bytes of NVMe/TCP commands over loopback connections. The target's side sends
+//! payload straight out of a filled region and receives into it; the host's side keeps a number of commands
+//! in flight. There is almost no protocol, no reactor and no command table. What remains is the kernel, the
+//! memory, and the choices that decide how well they work ([`Tuning`]); [`Limit::calibrate`] finds good
+//! ones (lab 0004).
 //!
-//! For reads the pair can take turns with and without data digests: with them the target's side
-//! copies each payload and digests it in one pass, and the host's side checks it. The ratio of the
-//! two is what digests must cost on this machine, whoever handles the protocol.
+//! For reads the pair can take turns with and without data digests: with digests the target's side copies
+//! each payload and digests it in one pass, and the host's side checks it. The ratio of the two is the
+//! unavoidable cost of digests on this machine, for any implementation of the protocol.
 
 mod digest;
 mod link;
@@ -31,7 +31,7 @@ pub use tuning::{ALL, Fixed, Landing, Look, Prefetch, Tuning};
 
 use self::wire::Shape;
 
-/// A region that the caches hold.
+/// Size of a region that fits in the caches.
 pub const HOT_BYTES: usize = 1 << 20;
 /// Most commands in flight on a connection.
 pub const DEPTH_MAX: usize = 4096;
@@ -40,12 +40,12 @@ pub const CONNECTIONS_MAX: usize = 1024;
 /// Most bytes of a command.
 pub const IO_BYTES_MAX: usize = 16 << 20;
 
-/// What to exchange.
+/// The settings of an exchange.
 #[derive(Clone, Debug)]
 pub struct LimitConfig {
     /// Bytes of payload per command.
     pub io_bytes: usize,
-    /// Writes; else reads.
+    /// Whether they are writes; otherwise reads.
     pub write: bool,
     /// Commands in flight on each connection.
     pub depth: usize,
@@ -53,7 +53,7 @@ pub struct LimitConfig {
     pub connections: usize,
     /// Bytes of the region.
     pub memory_bytes: usize,
-    /// What the region is made of.
+    /// The pages of the region.
     pub pages: HugePages,
     /// How the sides wait.
     pub mode: Mode,
@@ -61,7 +61,7 @@ pub struct LimitConfig {
     pub target_core: Option<usize>,
     /// The core of the host's side; `None` lets it float.
     pub host_core: Option<usize>,
-    /// What is not left to [`Limit::calibrate`].
+    /// The choices that [`Limit::calibrate`] must not change.
     pub fixed: Fixed,
     /// The same seed gives the same addresses and data.
     pub seed: u64,
@@ -70,81 +70,81 @@ pub struct LimitConfig {
 /// How the sides wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// They look without a pause.
+    /// They poll without a pause.
     Polled,
     /// They sleep in the kernel: in a receive, or with several connections in epoll.
     Blocking,
 }
 
-/// What a window gave.
+/// The results of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// Commands finished while it was measured.
+    /// Commands finished during the measured time.
     pub commands: u64,
-    /// How long it was measured.
+    /// The measured time.
     pub time: Duration,
-    /// Commands finished at all, ramp and end included.
+    /// All finished commands, including those of the ramp and the end.
     pub total: u64,
-    /// How long the target's side had something to do for these; where it sleeps that is not known,
-    /// and zero.
+    /// How long the target's side was busy with these commands; zero if it sleeps, because the time is then
+    /// unknown.
     pub busy: Duration,
 }
 
 /// One of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It answers.
+    /// The side that answers.
     Target,
-    /// It asks.
+    /// The side that asks.
     Host,
 }
 
 /// Why a limit could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
-    /// The options do not fit each other.
+    /// The options exclude each other.
     #[error("{0}")]
     Invalid(String),
-    /// The memory cannot be had.
+    /// The memory cannot be allocated.
     #[error("cannot map {bytes} bytes of memory: {error}{}", if *.huge {
         "; reserve huge pages with sysctl vm.nr_hugepages, or use --pages transparent"
     } else { "" })]
     Memory {
-        /// How much.
+        /// Size of the memory.
         bytes: usize,
-        /// Whether huge pages were asked for that must be reserved.
+        /// Whether huge pages were requested that must be reserved.
         huge: bool,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// The connections cannot be made.
     #[error("cannot make {count} connections over the loopback: {error}")]
     Connect {
-        /// How many.
+        /// Number of connections.
         count: usize,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// A thread cannot be started or bound to its core.
     #[error("cannot start the thread of the {side}'s side: {error}")]
     Thread {
-        /// Which.
+        /// The side of the thread.
         side: Side,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// A socket failed.
     #[error("a socket of the {side}'s side failed: {error}")]
     Socket {
-        /// Which.
+        /// The side of the socket.
         side: Side,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
-    /// The two sides do not agree: a fault of this program.
+    /// The two sides disagree: a bug of this program.
     #[error("{0}: this is a fault of this program, please report it")]
     Protocol(&'static str),
-    /// Nothing moves any more.
+    /// No bytes move any more.
     #[error(
         "the {0}'s side got no answer for 5 s: the machine is overloaded, or the cores are shared"
     )]
@@ -152,7 +152,7 @@ pub enum LimitError {
 }
 
 impl LimitError {
-    /// Says on which side a socket failed.
+    /// Makes an error of this side's socket.
     fn on(side: Side) -> impl Fn(io::Error) -> Self {
         move |error| Self::Socket { side, error }
     }
@@ -186,7 +186,7 @@ impl Measured {
 }
 
 impl LimitConfig {
-    /// Checks what the options promise to each other.
+    /// Checks that the options fit each other.
     ///
     /// # Errors
     /// When they do not fit.
@@ -235,7 +235,7 @@ impl LimitConfig {
     }
 }
 
-/// Whether the two sides are to go on; shared by them for one window.
+/// The state of one window, shared by the two sides: whether they are to continue.
 #[derive(Debug, Default)]
 struct Window {
     closed: AtomicBool,
@@ -251,12 +251,12 @@ impl Window {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Ends the window; the host's side has received everything.
+    /// Ends the window; the host's side has received all responses.
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Ends the window because a side is broken.
+    /// Ends the window because a side has failed.
     fn fail(&self) {
         self.failed.store(true, Ordering::Release);
         self.close();

@@ -1,24 +1,24 @@
-//! What measured and where, for reports that are read later: version, time, processor, kernel.
+//! Program and machine of a measurement, for reports that are read later: version, time, processor, kernel.
 
 use std::time::SystemTime;
 
 use serde::Serialize;
 
-/// Read once, when a measurement begins.
+/// Program and machine, read once when a measurement begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Origin {
     /// Version of this program.
     pub version: &'static str,
     /// Seconds since 1970, in UTC.
     pub unix_s: u64,
-    /// How many cores of which processor, e.g. `2 cores of AMD EPYC`.
+    /// Number of cores and type of the processor, e.g. `2 cores of AMD EPYC`.
     pub processor: String,
     /// Release of the kernel.
     pub kernel: String,
 }
 
 impl Origin {
-    /// Here and now; what /proc does not tell is `unknown`.
+    /// This program and machine, now; values that /proc does not give are `unknown`.
     #[must_use]
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();

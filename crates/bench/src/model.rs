@@ -1,7 +1,7 @@
-//! A model, not a measurement: what offloading data digests brings, from what software costs.
+//! A model, not a measurement: the gain from offloading data digests, computed from the cost in software.
 //!
-//! A target's core is one station of a closed queueing network, as many commands circulating in
-//! it as the hosts keep in flight:
+//! A target's core is one station of a closed queueing network, in which the commands circulate that the
+//! hosts keep in flight:
 //!
 //! ```text
 //!    +--> core: the rest of an I/O, and the digest in software --------------+
@@ -11,35 +11,35 @@
 //!    +------- elsewhere: device, network, host; nobody queues there <--------+
 //! ```
 //!
-//! Mean value analysis (Reiser and Lavenberg, JACM 27(2), 1980) gives the throughput: a command
-//! that arrives finds what one command less would leave there on average.
+//! Mean value analysis (Reiser and Lavenberg, JACM 27(2), 1980) gives the throughput: a command that
+//! arrives at a station finds there the average number that one command less in the network would leave.
 //!
-//! Why an engine needs size and depth, in this picture:
+//! In this model, an engine needs size and depth for these reasons:
 //!
-//! * While the core is not the bottleneck, throughput is depth over the time a command takes to
-//!   come round (Little's law). The digest is a small part of that time wherever it is done, so
-//!   nothing is gained: the core waits either way. The depth at which that ends is the time
-//!   elsewhere over the time on the core, and grows when the core is relieved.
-//! * When the core is the bottleneck, throughput is one over its time for a command. Software
-//!   takes time for every byte; submitting and reaping does not grow with the bytes.
-//! * To ring for a batch and to look for completions is paid once for all that a turn of the
-//!   poller finds. Few commands in flight leave one to a turn, which then costs as much as the
-//!   digest of a few KiB.
+//! * While the core is not the bottleneck, throughput is depth over the round-trip time of a command
+//! (Little's law). The digest is a small part of that time wherever it is computed, so nothing is gained:
+//! the core waits either way. This ends at a depth of the time elsewhere over the time on the core, which
+//! grows when the core is relieved.
+//! * When the core is the bottleneck, throughput is one over its time for a command. Software takes time
+//! for every byte; the time for submitting and reaping does not grow with the bytes.
+//! * Ringing for a batch and looking for completions is paid once for all commands that a turn of the
+//! poller finds. With few commands in flight, a turn has one, and then costs as much as the digest of a few
+//! KiB.
 
 pub mod published;
 
-/// An engine, and what the core pays to use it.
+/// An engine, and its cost for the core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Engine {
-    /// Bytes per second that go through it.
+    /// Throughput in bytes per second.
     pub bytes_per_second: f64,
-    /// From submission to completion of an operation of no bytes.
+    /// Time from submission to completion of an operation of no bytes.
     pub latency_ns: f64,
-    /// Operations that it holds; more wait for it.
+    /// Number of operations that it holds; further operations wait.
     pub depth: u32,
-    /// On the core: to describe and submit one operation, and to take its completion.
+    /// Core time to describe and submit one operation, and to handle its completion.
     pub operation_ns: f64,
-    /// On the core: to ring for what a turn submits and to look for what has completed.
+    /// Core time to ring for a turn's submissions and to look for completions.
     pub turn_ns: f64,
     /// Operations that share one turn, at most.
     pub batch: u32,
@@ -48,8 +48,8 @@ pub struct Engine {
 impl Engine {
     /// One Intel DSA of a 4th-generation Xeon, driven from user space.
     pub const DSA: Self = Self {
-        // The class of one device, Kuper et al., "A Quantitative Analysis and Guidelines of Data
-        // Streaming Accelerator", ASPLOS 2024.
+        // The class of one device, Kuper et al., "A Quantitative Analysis and Guidelines of Data Streaming
+        // Accelerator", ASPLOS 2024.
         bytes_per_second: 30e9,
         // Assumed: a few memory accesses, a descriptor fetched and a record written.
         latency_ns: 1000.0,
@@ -60,43 +60,43 @@ impl Engine {
         operation_ns: 100.0,
         // Assumed: two misses more, for a poll that finds nothing, and a store fence.
         turn_ns: 200.0,
-        // Assumed: what SPDK and Raceline take from a socket in one turn is of this order.
+        // Assumed: SPDK and Raceline take about this many commands from a socket in one turn.
         batch: 32,
     };
 
-    /// Time that the engine is occupied by one operation, when it always has another.
+    /// Time for which one operation occupies the engine, when it always has another.
     fn service_ns(&self, io_bytes: u32) -> f64 {
         let transfer_ns = f64::from(io_bytes) / self.bytes_per_second * 1e9;
-        // With all its places taken, it finishes so many per latency.
+        // With all its places taken, it finishes `depth` operations per latency.
         transfer_ns.max((self.latency_ns + transfer_ns) / f64::from(self.depth.max(1)))
     }
 }
 
-/// What a command costs.
+/// The costs of a command.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// Bytes of data.
     pub io_bytes: u32,
-    /// On the core, without a digest.
+    /// Core time without a digest.
     pub rest_ns: f64,
-    /// On the core, for a digest in software.
+    /// Core time for a digest in software.
     pub digest_ns: f64,
-    /// Not on the core: device, network, host.
+    /// Time outside of the core: device, network, host.
     pub elsewhere_ns: f64,
 }
 
-/// Who computes digests.
+/// The unit that computes digests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Digest {
-    /// Nobody.
+    /// None: there are no digests.
     None,
-    /// The core.
+    /// The core computes them.
     Software,
-    /// An engine, for the core.
+    /// An engine computes them.
     Offload(Engine),
 }
 
-/// What the model says of one core.
+/// The prediction for one core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// Commands per second.
@@ -106,13 +106,13 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The part of its time that the core is busy.
+    /// The share of time in which the core is busy.
     #[must_use]
     pub fn busy_share(&self) -> f64 {
         self.iops * self.core_ns / 1e9
     }
 
-    /// Commands per second of busy time: what a core could do that always had work.
+    /// Commands per second of busy time: the throughput of a core that always has work.
     #[must_use]
     pub fn iops_per_busy_core(&self) -> f64 {
         if self.core_ns > 0.0 { 1e9 / self.core_ns } else { 0.0 }
@@ -140,7 +140,7 @@ pub fn predict(costs: &Costs, digest: Digest, depth: u32) -> Prediction {
     prediction
 }
 
-/// The core's time for a command that finds so many others at the core: these share its turn.
+/// The core's time for a command that finds this number of others at the core: these share its turn.
 fn core_ns(costs: &Costs, digest: Digest, others: f64) -> f64 {
     match digest {
         Digest::None => costs.rest_ns,
@@ -152,15 +152,15 @@ fn core_ns(costs: &Costs, digest: Digest, others: f64) -> f64 {
     }
 }
 
-/// The time elsewhere at which `depth` commands reach `iops` without digests; 0 if the core alone
-/// keeps them from more.
+/// The time elsewhere at which `depth` commands reach `iops` without digests; 0 if the core alone limits
+/// them.
 #[must_use]
 pub fn elsewhere_ns(io_bytes: u32, rest_ns: f64, depth: u32, iops: f64) -> f64 {
     let reached = |elsewhere_ns| {
         let costs = Costs { io_bytes, rest_ns, digest_ns: 0.0, elsewhere_ns };
         predict(&costs, Digest::None, depth).iops
     };
-    // All of the time that a command takes to come round, at most.
+    // At most the whole round-trip time of a command.
     let (mut low, mut high) = (0.0, f64::from(depth) / iops.max(f64::MIN_POSITIVE) * 1e9);
     if reached(low) <= iops || !high.is_finite() {
         return 0.0;
@@ -182,7 +182,7 @@ mod tests {
 
     const SIZE_MAX: u32 = 1 << 20;
 
-    /// Costs that software may have, from a fast core to a table on a slow one.
+    /// Possible costs in software, from a fast core to a table on a slow one.
     fn all_costs() -> Vec<Costs> {
         let mut all = Vec::new();
         for io_bytes in [512, 4 << 10, 16 << 10, 128 << 10, SIZE_MAX] {
@@ -219,7 +219,7 @@ mod tests {
                     let with = predict(&costs, digest, depth);
                     assert!(with.iops <= none.iops * (1.0 + 1e-9), "{costs:?} {digest:?} {depth}");
                     assert!(with.core_ns >= none.core_ns);
-                    // The utilisation law: nobody is busy for more than all of the time.
+                    // The utilisation law: no station is busy for more than all of the time.
                     assert!(with.busy_share() <= 1.0 + 1e-9, "{costs:?} {digest:?} {depth}");
                     // Little's law: a command takes at least the time of its visits.
                     let visits_ns = costs.elsewhere_ns + with.core_ns;

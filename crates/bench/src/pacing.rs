@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// The arrivals of an open loop: command `n` is due at `start + n / rate`, whether or not earlier
-/// ones have finished. A command that has to wait for a free slot is late, and its latency counts
-/// from when it was due; else a slow target would be asked less often just when it is slow.
+/// The arrivals of an open loop: command `n` is due at `start + n / rate`, whether or not earlier ones have
+/// finished. A command that has to wait for a free slot is late, and its latency counts from its due time;
+/// otherwise a slow target would get fewer requests just when it is slow.
 ///
 /// Several queues share a rate by taking turns: of `stride` queues, this one takes the arrivals
 /// `first`, `first + stride`, and so on.
@@ -47,7 +47,7 @@ impl Pacer {
         Some(due)
     }
 
-    /// How many arrivals of this queue are due before `end` and have not been taken.
+    /// Number of this queue's arrivals that are due before `end` and have not been taken.
     #[must_use]
     pub fn missed_before(&self, end: Instant) -> u64 {
         let elapsed = end.saturating_duration_since(self.start);

@@ -1,4 +1,4 @@
-//! Blocks that say where and when they were written, so that reading finds any that went astray.
+//! Blocks that contain the address and the number of their write, so that a read finds misplaced ones.
 //!
 //! Each logical block begins with a header of 32 bytes, little-endian: magic (8), LBA (8),
 //! seed (8), generation (4), CRC32C (4) of the whole block with that field zero. The rest is
@@ -10,7 +10,7 @@ use raceline_accel::Crc32c;
 
 use crate::random::{Random, mix};
 
-/// Size of the header that a block begins with.
+/// Size of the header at the start of a block.
 pub const HEADER_LEN: usize = 32;
 
 const MAGIC: [u8; 8] = *b"RACELINE";
@@ -26,11 +26,11 @@ pub fn fill(data: &mut [u8], block_size: usize, slba: u64, seed: u64, generation
     }
 }
 
-/// Checks that `data`, whole blocks that begin at `slba`, is what [`fill`] wrote.
-/// `generation` is left out when the reader cannot know it.
+/// Checks that `data`, whole blocks that begin at `slba`, is what [`fill`] wrote. `generation` is `None` if
+/// the reader cannot know it.
 ///
 /// # Errors
-/// The first block that is something else.
+/// For the first block that differs.
 pub fn check(
     data: &[u8],
     block_size: usize,
@@ -44,7 +44,7 @@ pub fn check(
     Ok(())
 }
 
-/// A block that is not what was written.
+/// A block that differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// The block.
@@ -53,7 +53,7 @@ pub struct Mismatch {
     pub found: Found,
 }
 
-/// What a wrong block holds.
+/// The content of a wrong block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Zeroes where the header should be: never written, or lost.
@@ -64,9 +64,9 @@ pub enum Found {
     Lba(u64),
     /// A block of a run with another seed.
     Seed(u64),
-    /// A right header over damaged data.
+    /// A correct header over damaged data.
     Damaged,
-    /// A block of this address, but an earlier (or later) write.
+    /// A block of this address, but from an earlier (or later) write.
     Generation {
         /// The write that was found.
         found: u32,

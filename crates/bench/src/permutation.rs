@@ -1,26 +1,26 @@
-//! A random order of many numbers, without remembering which have been visited.
+//! A random order of many numbers, without a memory of visited ones.
 
 use crate::random::mix;
 
 /// Odd factors whose products depend on all bits below (those of SplitMix64's finalizer).
 const FACTORS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 
-/// A permutation of the numbers below a bound, chosen by a key. Adding, multiplying by an odd number,
-/// and folding the upper bits into the lower ones are bijections of the numbers of some bits; the
-/// least number of bits that holds the bound is taken, and walked along until the result is below it
-/// (Black, Rogaway: "Ciphers with Arbitrary Finite Domains", 2002). The domain is less than twice the
-/// bound, so a number takes less than two steps in the mean.
+/// A permutation of the numbers below a bound, chosen by a key. Adding, multiplying by an odd number, and
+/// folding the upper bits into the lower ones are bijections of the numbers of some bits. They use the
+/// least number of bits that holds the bound, and are repeated until the result is below the bound (Black,
+/// Rogaway: "Ciphers with Arbitrary Finite Domains", 2002). The domain is less than twice the bound, so a
+/// number takes less than two steps in the mean.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     count: u64,
     mask: u64,
-    /// How far the upper bits are moved to meet the lower ones.
+    /// Number of bits by which the upper bits are shifted down to the lower ones.
     fold: u32,
     keys: [u64; 2],
 }
 
 impl Permutation {
-    /// The permutation of `0..count` that this key names.
+    /// The permutation of `0..count` for this key.
     #[must_use]
     pub fn new(count: u64, key: u64) -> Self {
         let bits = (u64::BITS - count.saturating_sub(1).leading_zeros()).max(1);
@@ -28,7 +28,7 @@ impl Permutation {
         Self { count, mask: u64::MAX >> (u64::BITS - bits), fold: bits.div_ceil(2), keys }
     }
 
-    /// Where `number` goes.
+    /// The image of `number`.
     ///
     /// # Panics
     /// If it is not below the bound.
@@ -37,7 +37,7 @@ impl Permutation {
     pub fn get(&self, number: u64) -> u64 {
         assert!(number < self.count, "{number} is not below {}", self.count);
         let mut value = self.step(number);
-        // The cycle that `number` is on comes back to it, so it leaves the outside again.
+        // `number` is below the bound, and its cycle returns to it, so the loop ends.
         while value >= self.count {
             value = self.step(value);
         }
@@ -90,10 +90,10 @@ mod tests {
         };
         assert_ne!(order(1), order(2));
         assert_eq!(order(1), order(1));
-        // In a random order, 2 of 999 pairs follow each other by one, in either direction.
+        // In a random order, 2 of 999 neighbouring pairs differ by one, in either direction.
         let steps = order(1).windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == 1).count();
         assert!(steps < 10, "{steps}");
-        // And the first tenth is spread over everything.
+        // The first tenth is spread over the whole range.
         let low = order(1)[..100].iter().filter(|&&number| number < 500).count();
         assert!((30..=70).contains(&low), "{low}");
     }

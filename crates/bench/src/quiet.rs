@@ -1,13 +1,13 @@
-//! Whether a machine was quiet: what others used of its processors (proc(5), /proc/stat).
+//! Whether a machine was quiet: other users' share of its processors (proc(5), /proc/stat).
 
 use std::cmp::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuTime;
 
-/// Other processes may use so much, in percent of all cores.
+/// Largest usage of other processes in a quiet run, in percent of all cores.
 const FOREIGN_PERCENT_MAX: f64 = 5.0;
-/// The hypervisor may give so much to others.
+/// Largest time that the hypervisor gives to others in a quiet run, in percent of all cores.
 const STOLEN_PERCENT_MAX: f64 = 1.0;
 
 /// Units of /proc/stat.
@@ -16,19 +16,19 @@ const TICK: Duration = Duration::from_millis(10);
 const BUSY: std::ops::Range<usize> = 0..3;
 const STEAL: usize = 7;
 
-/// What disturbed a run.
+/// The disturbances of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Disturbance {
-    /// What other processes used meanwhile, in percent of all cores.
+    /// Usage of other processes during the run, in percent of all cores.
     pub foreign_percent: f64,
-    /// What the hypervisor gave to others meanwhile, in percent of all cores.
+    /// Time that the hypervisor gave to others during the run, in percent of all cores.
     pub stolen_percent: f64,
     /// The cores of the two sides were further apart than at other times ([`crate::distance`]).
     pub apart: bool,
 }
 
 impl Disturbance {
-    /// Whether the figures may be somebody else's fault.
+    /// Whether the disturbance is large enough to distort the figures.
     #[must_use]
     pub fn is_too_much(&self) -> bool {
         self.apart
@@ -36,15 +36,15 @@ impl Disturbance {
             || self.stolen_percent > STOLEN_PERCENT_MAX
     }
 
-    /// What is worse comes later: nothing changes figures as much as the distance of cores.
+    /// Orders by severity, the worst last: the distance of cores changes figures most.
     fn compare(&self, other: &Self) -> Ordering {
         let percent = |found: &Self| found.foreign_percent + found.stolen_percent;
         self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
     }
 }
 
-/// Divides runs into those that count and the others: the quiet ones count, and of the rest the
-/// least disturbed, until there are as many as wanted.
+/// Divides runs into those that count and the others: the quiet ones count, then the least disturbed of the
+/// rest, until there are `wanted` of them.
 pub(crate) fn choose<T>(
     runs: Vec<T>,
     wanted: usize,
@@ -58,7 +58,7 @@ pub(crate) fn choose<T>(
     (counted, rejected)
 }
 
-/// What has been used of a machine's processors so far.
+/// The processor usage of a machine so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     at: Instant,
@@ -69,19 +69,19 @@ pub(crate) struct Machine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Totals {
     cores: u32,
-    /// Of processes; soft interrupts are not, also not in the time of a process.
+    /// Time of processes, without soft interrupts; the time of a process excludes them as well.
     busy: Duration,
     stolen: Duration,
 }
 
 impl Machine {
-    /// Looks now; everything is zero where /proc is not mounted.
+    /// Reads the usage now; all values are zero where /proc is not mounted.
     pub(crate) fn now() -> Self {
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         Self { at: Instant::now(), total: Totals::parse(&stat), own: CpuTime::now() }
     }
 
-    /// What other processes used since `earlier`, and what was stolen.
+    /// Usage of other processes since `earlier`, and stolen time.
     pub(crate) fn since(&self, earlier: &Self) -> Disturbance {
         let all = self.total.cores * self.at.duration_since(earlier.at);
         let own = self.own.since(earlier.own);
@@ -140,7 +140,7 @@ mod tests {
         later.total.busy += Duration::from_millis(1300);
         later.total.stolen += Duration::from_millis(20);
         later.own = own(1200);
-        // 1300 ms of all, 1100 of them ours, in 2 s of two cores.
+        // 1300 ms in total, 1100 of them ours, in 2 s of two cores.
         let found = later.since(&earlier);
         let Disturbance { foreign_percent, stolen_percent, .. } = found;
         assert!((foreign_percent - 10.0).abs() < 0.01, "{found:?}");

@@ -1,4 +1,4 @@
-//! How a run went: for people as a table, for programs as JSON laid out as fio's.
+//! The results of a run: as a table for users, as JSON in the layout of fio for programs.
 
 mod json;
 mod table;
@@ -13,11 +13,10 @@ use crate::cost::Cost;
 use crate::cpu::CpuTime;
 use crate::histogram::Latencies;
 
-/// Everything about a finished run: what ran at the same time is a stage, and stages follow each
-/// other.
+/// A finished run: jobs that ran at the same time form a stage, and stages follow each other.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was written before the first stage, if that was asked for.
+    /// Writes before the first stage, if they were requested.
     pub precondition: Vec<Precondition>,
     /// The stages, in order.
     pub stages: Vec<StageReport>,
@@ -39,34 +38,34 @@ pub struct Precondition {
 /// Jobs that ran at the same time.
 #[derive(Clone, Debug)]
 pub struct StageReport {
-    /// The jobs, at least one; those that are reported together are one.
+    /// The jobs, at least one; jobs that are reported together count as one.
     pub jobs: Vec<JobReport>,
-    /// How long CPU time and loops were looked at.
+    /// Time over which CPU time and loops were measured.
     pub window: Duration,
-    /// CPU time that this process used meanwhile.
+    /// CPU time of this process during that time.
     pub cpu: CpuTime,
-    /// What the loops of the cores did meanwhile.
+    /// Counts of the cores' loops during that time.
     pub loops: LoopCounters,
-    /// What the commands that were recorded cost this process.
+    /// Cost of the recorded commands for this process.
     pub cost: Cost,
-    /// What was done by the acceleration framework in the whole stage.
+    /// Work of the acceleration framework in the whole stage.
     pub acceleration: Acceleration,
 }
 
-/// What a job recorded, or a group of them.
+/// The records of a job, or of a group of jobs.
 #[derive(Clone, Debug)]
 pub struct JobReport {
     /// Its name.
     pub name: String,
-    /// What it did, in a few words.
+    /// A short description of its work.
     pub title: String,
     /// The group that it belongs to.
     pub group: u32,
-    /// The options it was run with.
+    /// The options of its run.
     pub options: BTreeMap<String, String>,
-    /// The percentiles to report in JSON; the table has its own unless they were asked for.
+    /// The percentiles to report in JSON; the table has its own unless these were requested.
     pub percentiles: Option<Vec<f64>>,
-    /// How long was recorded.
+    /// Duration of the recording.
     pub measured: Duration,
     /// Reads.
     pub read: Side,
@@ -74,18 +73,18 @@ pub struct JobReport {
     pub write: Side,
     /// Commands that were due (open loop) and were not issued before the end.
     pub missed: u64,
-    /// Bytes read and found right, and in how many reads; `None` when nothing was verified.
+    /// Bytes that were read and found right, and the number of reads; `None` if nothing was verified.
     pub verified: Option<Verified>,
-    /// Why it failed.
+    /// The reason of its failure.
     pub error: Option<String>,
 }
 
-/// What was read back.
+/// The amount of verified data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Reads.
+    /// Number of reads.
     pub ios: u64,
-    /// Their bytes.
+    /// Bytes of these reads.
     pub bytes: u64,
 }
 
@@ -99,7 +98,7 @@ pub struct Side {
 }
 
 impl Side {
-    /// So many commands of this size.
+    /// The side of a job with these latencies and commands of this size.
     #[must_use]
     pub fn new(latencies: Latencies, io_bytes: u32) -> Self {
         let bytes = latencies.count().saturating_mul(u64::from(io_bytes));
@@ -113,7 +112,7 @@ impl Side {
 }
 
 impl JobReport {
-    /// Adds a job that ran beside it.
+    /// Adds a job that ran at the same time.
     pub fn merge(&mut self, other: &Self) {
         self.read.merge(&other.read);
         self.write.merge(&other.write);
@@ -139,23 +138,23 @@ impl JobReport {
     }
 }
 
-/// What the loops of the cores did: how well commands share turns, and how often cores sleep.
+/// Counts of the cores' loops: how well commands share turns, and how often cores sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LoopCounters {
-    /// Turns that found work; one receives and sends at most once per connection.
+    /// Turns with work; a turn receives and sends at most once per connection.
     pub busy_turns: u64,
     /// Turns that were allowed to sleep in the kernel.
     pub waits: u64,
 }
 
 impl LoopCounters {
-    /// Adds another core's.
+    /// Adds the counts of another core.
     pub fn add(&mut self, other: Self) {
         self.busy_turns += other.busy_turns;
         self.waits += other.waits;
     }
 
-    /// What happened since `earlier`.
+    /// The counts since `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -175,7 +174,7 @@ fn per_second(count: u64, time: Duration) -> u64 {
     u64::try_from(rounded).unwrap_or(u64::MAX)
 }
 
-/// A number with its thousands apart: `1,234,567`.
+/// A number with separated thousands: `1,234,567`.
 #[must_use]
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -189,7 +188,7 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
-/// A number of bytes, exact if that is short, else with three digits: `64 MiB`, `1.50 GiB`.
+/// A number of bytes, exact if that is short, otherwise with three digits: `64 MiB`, `1.50 GiB`.
 #[must_use]
 pub fn binary_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];

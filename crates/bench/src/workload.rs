@@ -1,18 +1,18 @@
-//! What a run does: access pattern, mix of reads and writes, size of a command, where.
+//! The work of a run: access pattern, mix of reads and writes, size of a command, addresses.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// In which order addresses are visited.
+/// The order in which addresses are visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// One after another; at the end of the range from its beginning again.
+    /// One after another; after the end of the range from its beginning again.
     Sequential,
-    /// Any, with equal probability.
+    /// Any address, with equal probability.
     Random,
 }
 
-/// The workloads that have a name, as fio calls them.
+/// The named workloads, by fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RwMode {
     /// Sequential reads.
@@ -53,7 +53,7 @@ impl RwMode {
         }
     }
 
-    /// In which order it visits addresses.
+    /// The order in which it visits addresses.
     #[must_use]
     pub fn access(self) -> Access {
         match self {
@@ -62,7 +62,7 @@ impl RwMode {
         }
     }
 
-    /// Percentage of reads; `mixed` is the percentage that a mixed workload is to have.
+    /// Percentage of reads; `mixed` is the percentage for a mixed workload.
     #[must_use]
     pub fn read_percent(self, mixed: u8) -> u8 {
         match self {
@@ -94,29 +94,29 @@ impl FromStr for RwMode {
     type Err = UnknownRwMode;
 
     fn from_str(name: &str) -> Result<Self, UnknownRwMode> {
-        // fio knows one of them by two names.
+        // fio has two names for one of them.
         let name = if name == "readwrite" { "rw" } else { name };
         Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or(UnknownRwMode)
     }
 }
 
-/// What all queues of a run do together.
+/// The common work of all queues of a run.
 #[derive(Clone, Debug)]
 pub struct Workload {
     /// Order and kind of the commands.
     pub mode: RwMode,
     /// Percentage of reads where `mode` is mixed.
     pub mixed_read_percent: u8,
-    /// Where: commands go to these in turn.
+    /// The addresses: commands use these spans in turn.
     pub spans: Vec<Span>,
-    /// Random access visits each address once before any a second time; else each command goes
-    /// anywhere.
+    /// Random access visits each address once before any a second time; otherwise each command goes to any
+    /// address.
     pub random_map: bool,
     /// The same seed gives the same addresses and the same data.
     pub seed: u64,
-    /// Write blocks that can be recognised, and check what is read.
+    /// Writes blocks that can be recognised, and checks the data of reads.
     pub verify: bool,
-    /// Commands per second of all queues together (open loop); `None` is as fast as it goes.
+    /// Commands per second of all queues together (open loop); `None`: as many as possible.
     pub rate_iops: Option<u64>,
 }
 
@@ -129,7 +129,7 @@ pub struct Span {
     pub blocks_per_io: u32,
     /// First block that is used.
     pub first_block: u64,
-    /// How many blocks are used; what does not fill a command at the end is left alone.
+    /// Number of blocks; a remainder that does not fill a command stays unused.
     pub block_count: u64,
 }
 
@@ -157,9 +157,9 @@ impl Workload {
         self.spans.iter().fold(0, |sum: u64, span| sum.saturating_add(span.units()))
     }
 
-    /// The addresses of queue `queue` of `queues` in a span. Random access without verification
-    /// shares all of them; otherwise each queue has its own part: sequential streams are then
-    /// sequential, and no two queues write the same block at once, which no one could verify.
+    /// The addresses of queue `queue` of `queues` in a span. For random access without verification all
+    /// queues share all addresses. Otherwise each queue has its own part: sequential streams are then
+    /// sequential, and no two queues write the same block at once, which could not be verified.
     #[must_use]
     pub fn extent(&self, span: &Span, queue: u64, queues: u64) -> Extent {
         let units = span.units();

@@ -1,4 +1,4 @@
-//! Operations are measured in every way there is, and each row says against what.
+//! Operations are measured in every way, and each row names its reference.
 
 use std::time::Duration;
 

@@ -24,14 +24,14 @@ fn config() -> DigestConfig {
         pages: HugePages::None,
         paths: vec![CrcPath::Table, CrcPath::Auto],
         device: Some(Device { engine: Arc::new(engine), is_emulated: true }),
-        // Tests may have one core for both sides.
+        // The machine of a test may have one core for both sides.
         mode: Mode::Interrupt,
         backend: Backend::Auto,
         target_core: None,
         host_core: None,
         rounds: 2,
         ramp: Duration::from_millis(5),
-        // Long enough for a command to end on a machine that builds something meanwhile.
+        // Long enough for a command to end on a machine that is building something.
         time: Duration::from_millis(120),
         seed: 1,
     }

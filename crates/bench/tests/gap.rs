@@ -11,7 +11,7 @@ use raceline_reactor::{Backend, HugePages, Mode};
 
 const CASES: [Case; 3] = [
     Case { io_bytes: 4096, write: false, depth: 8, connections: 2 },
-    // More than the usual queue holds.
+    // Deeper than a usual queue.
     Case { io_bytes: 4096, write: true, depth: 128, connections: 1 },
     Case { io_bytes: 128 << 10, write: true, depth: 2, connections: 1 },
 ];
@@ -25,7 +25,7 @@ fn config() -> GapConfig {
         buffer_each: false,
         staged: false,
         work: Duration::ZERO,
-        // Tests may have one core for both sides; then the limit blocks, too.
+        // The machine of a test may have one core for both sides; the limit then blocks as well.
         mode: Mode::Interrupt,
         backend: Backend::Auto,
         target_core: None,
@@ -76,7 +76,7 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
         assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"));
         assert_eq!(point["pairs"].as_array().unwrap().len(), 2);
         assert!(point["pairs"][0]["ratio"].as_f64().unwrap() > 0.0);
-        // Sides that float have no distance.
+        // Floating sides have no distance.
         assert!(point.get("core_round_trip_ns").is_none());
         assert_eq!(
             (&point["pairs"][0]["apart"], &point["repeated_apart"]),
@@ -92,7 +92,7 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
     }
 }
 
-/// A daemon has memory in pages of the kernel's choice.
+/// A daemon's memory has pages of the kernel's choice.
 fn serve(subject: Subject) -> GapConfig {
     GapConfig { subject, pages: HugePages::Transparent, ..config() }
 }
@@ -165,7 +165,7 @@ fn the_distance_of_two_cores_is_reported() {
     let Some(measured) = report.points[0].pairs[0].round_trip else {
         return; // This machine is too busy for a look.
     };
-    // One pair while the cores were apart, and one of the others was repeated because of that.
+    // One pair was taken while the cores were apart, and one of the others was repeated for that reason.
     let ns = Duration::from_nanos;
     for (pair, found) in report.points[0].pairs.iter_mut().zip([57, 320, 60]) {
         (pair.round_trip, pair.disturbance.apart) = (Some(ns(found)), found == 320);

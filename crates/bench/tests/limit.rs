@@ -17,7 +17,7 @@ fn config() -> LimitConfig {
         connections: 1,
         memory_bytes: MEMORY_BYTES,
         pages: HugePages::None,
-        // Tests may have one core for both sides.
+        // The machine of a test may have one core for both sides.
         mode: Mode::Blocking,
         target_core: None,
         host_core: None,
@@ -26,8 +26,8 @@ fn config() -> LimitConfig {
     }
 }
 
-/// Runs two windows and gives the region as it is then. The limit itself checks that both sides
-/// counted the same commands and bytes.
+/// Runs two windows and gives the region after them. The limit itself checks that both sides counted the
+/// same commands and bytes.
 fn run(config: &LimitConfig) -> Vec<u8> {
     let region = fill_region(MEMORY_BYTES, config.pages, 3).expect("memory");
     let mut limit = Limit::start(config, region).expect("a pair");
@@ -96,7 +96,7 @@ fn written_data_lands_where_the_commands_say() {
         let before = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap().to_vec();
         let config = LimitConfig { io_bytes, write: true, depth: 1, ..config() };
         let after = run(&config);
-        // Every command writes the same payload; a place holds that or what it held before.
+        // Every command writes the same payload; each place holds it or its earlier content.
         let mut written: Vec<&[u8]> = Vec::new();
         for (new, old) in after.chunks(io_bytes).zip(before.chunks(io_bytes)) {
             if new != old {

@@ -1,4 +1,4 @@
-//! Host and target verify data whose digests engines compute, in time, late, and wrongly.
+//! Host and target verify data whose digests engines compute: in time, late, and wrongly.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU64;
@@ -29,7 +29,7 @@ fn emulated(config: EmulatedConfig) -> Framework {
     framework
 }
 
-/// Mixed reads and writes with digests for a moment, all verified.
+/// Mixed reads and writes with digests for a short time, all verified.
 fn verified(target: &Framework, host: &Framework, io_bytes: u32) -> Outcome {
     let nqn = Nqn::new(NQN).expect("a name");
     let config = TargetConfig {
@@ -100,8 +100,8 @@ fn engines_compute_the_digests_of_both_ends() {
     }
 }
 
-/// Every eleventh digest is corrupt, at either end: the command is sent again, and in the end all
-/// data are right.
+/// Every eleventh digest is corrupt, at either end: the command is sent again, and in the end all data are
+/// right.
 #[test]
 fn the_host_sends_again_what_a_bad_digest_spoils() {
     for io_bytes in [4096, 128 << 10] {

@@ -9,24 +9,24 @@ use raceline_accel::{Channel, Done, OpCode, Output, Submitted};
 use super::AccelBenchError;
 use super::operands::WorkingSet;
 
-/// Operations in buffers of their own.
+/// A channel for operations in buffers of their own.
 pub(super) type BenchChannel = Channel<Vec<u8>, Vec<u8>>;
 type BenchDone = Done<Vec<u8>, Vec<u8>>;
 
-/// How long one operation may take: emulated engines that hang are not what is measured here.
+/// How long one operation may take: emulated engines that hang are not measured here.
 const GIVE_UP: Duration = Duration::from_secs(10);
-/// What is waited for an engine before its completions are collected for [`core_time`], beyond
-/// twice what they take on average.
+/// Wait for an engine before its completions are collected for [`core_time`], beyond twice their average
+/// time.
 const SETTLE: Duration = Duration::from_micros(20);
 
-/// A loop over operands without the framework; how many of them, and how often.
+/// A loop over operands without the framework; its parameters are the number of operands and of operations.
 type Directly = fn(&mut WorkingSet, usize, u64) -> Duration;
 /// The same through the framework.
 type AtOnce =
     fn(&mut BenchChannel, &mut WorkingSet, usize, u64) -> Result<Duration, AccelBenchError>;
 
-/// A loop for each operation, in the order of [`OpCode::ALL`]: a program knows what it asks for when
-/// it is compiled.
+/// A loop for each operation, in the order of [`OpCode::ALL`]: a program knows its operation when it is
+/// compiled.
 const DIRECTLY: [Directly; OpCode::COUNT] = [
     directly::<0>,
     directly::<1>,
@@ -49,7 +49,7 @@ const AT_ONCE: [AtOnce; OpCode::COUNT] = [
     at_once::<7>,
 ];
 
-/// Does an operation so many times without the framework.
+/// Does an operation `count` times without the framework.
 pub(super) fn run_directly(
     set: &mut WorkingSet,
     code: OpCode,
@@ -68,7 +68,7 @@ fn directly<const INDEX: usize>(set: &mut WorkingSet, limit: usize, count: u64) 
     begun.elapsed()
 }
 
-/// Submits an operation so many times; each is complete at once.
+/// Submits an operation `count` times; each is complete at once.
 pub(super) fn run_at_once(
     channel: &mut BenchChannel,
     set: &mut WorkingSet,
@@ -104,7 +104,7 @@ fn at_once<const INDEX: usize>(
     Ok(begun.elapsed())
 }
 
-/// Keeps `depth` operations in flight until so many are complete.
+/// Keeps `depth` operations in flight until `count` of them are complete.
 pub(super) fn run_in_flight(
     channel: &mut BenchChannel,
     set: &mut WorkingSet,
@@ -152,9 +152,9 @@ pub(super) fn run_in_flight(
     Ok(now - begun)
 }
 
-/// The time that the core spends for `depth` operations that are submitted together and collected
-/// together: submitting, ringing, and one poll that finds all of them. `typical` is how long they
-/// take. `None` if the poll came too early.
+/// The core's time for `depth` operations that are submitted together and collected together: submitting,
+/// ringing, and one poll that finds all of them. `typical` is their usual duration. `None` if the poll came
+/// too early.
 pub(super) fn core_time(
     channel: &mut BenchChannel,
     set: &mut WorkingSet,
@@ -205,7 +205,7 @@ pub(super) fn core_time(
     Ok(complete.then_some(time))
 }
 
-/// Does it on some operands and looks whether the result is right.
+/// Does the operation on some operands and checks the results.
 pub(super) fn check(
     channel: &mut BenchChannel,
     set: &mut WorkingSet,
@@ -232,7 +232,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Does it on one set of operands, and gives the bytes that it wrote.
+/// Does the operation on one set of operands, and gives the bytes that it wrote.
 pub(super) fn written(
     channel: &mut BenchChannel,
     set: &mut WorkingSet,

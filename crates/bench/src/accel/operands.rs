@@ -6,16 +6,16 @@ use raceline_accel::{OpCode, Work};
 
 use crate::random::Random;
 
-/// Every how many-th byte of data to be compressed is random; the others repeat.
+/// One byte in this number of bytes to be compressed is random; the others repeat.
 const COMPRESSIBLE_STEP: usize = 4;
-/// What DEFLATE may add to data that do not compress, generously.
+/// A generous bound on the bytes that DEFLATE adds to data that do not compress.
 const COMPRESSED_EXTRA_BYTES: usize = 64;
 /// DEFLATE's effort, from 1 to 9.
 const LEVEL: u8 = 1;
-/// What fill fills with.
+/// The byte for the fill operation.
 const FILL: u8 = 0xA5;
 
-/// The operands of one operation. Those that it does not have are empty.
+/// The operands of one operation. Operands that the operation does not have are empty.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Operands {
     pub(super) sources: [Vec<u8>; 2],
@@ -23,7 +23,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Operands of so many bytes; what is read is random.
+    /// Operands of `size` bytes; those that the operation reads are random.
     pub(super) fn new(code: OpCode, size: usize, random: &mut Random) -> Self {
         let mut source = vec![0; size];
         random.fill(&mut source);
@@ -57,7 +57,7 @@ impl Operands {
         self.sources.iter().chain(&self.targets).map(Vec::len).sum()
     }
 
-    /// The operation on them; they are gone until [`Self::put_back`].
+    /// The operation on these operands; they are absent until [`Self::put_back`].
     #[inline(always)]
     pub(super) fn take_work(&mut self, code: OpCode) -> Work<Vec<u8>, Vec<u8>> {
         let [source, other] = &mut self.sources;
@@ -74,7 +74,7 @@ impl Operands {
         }
     }
 
-    /// The memory of an operation that is complete.
+    /// Takes back the memory of a completed operation.
     #[inline(always)]
     pub(super) fn put_back(&mut self, work: Work<Vec<u8>, Vec<u8>>) {
         let (sources, targets) = work.into_memory();
@@ -86,8 +86,8 @@ impl Operands {
         }
     }
 
-    /// The same operation without the framework. Its digest, or 0; `None` if there is no
-    /// function that everybody would call.
+    /// The same operation without the framework. Gives its digest, or 0; `None` if there is no obvious
+    /// function to call.
     #[inline(always)]
     pub(super) fn run_directly(&mut self, code: OpCode) -> Option<u32> {
         let [source, other] = &self.sources;
@@ -110,7 +110,7 @@ impl Operands {
         Some(0)
     }
 
-    /// Whether an operation that gave this digest, if it gives one, did what it should.
+    /// Whether an operation with this digest, if it has one, gave the right result.
     pub(super) fn is_right(&self, code: OpCode, digest: Option<u32>) -> bool {
         let ([source, _], [target, second]) = (&self.sources, &self.targets);
         match code {
@@ -119,13 +119,13 @@ impl Operands {
             OpCode::Fill => target.iter().all(|&byte| byte == FILL),
             OpCode::DualCast => target == source && second == source,
             OpCode::CopyCrc32c => target == source && digest == Some(crc_fast::crc32_iscsi(source)),
-            // The framework's own tests look at what these give.
+            // The framework's own tests check the results of these.
             OpCode::Compare | OpCode::Compress | OpCode::Decompress => true,
         }
     }
 }
 
-/// What [`Operands::run_directly`] is, in words.
+/// The function in [`Operands::run_directly`], in words.
 pub(super) const fn direct_name(code: OpCode) -> &'static str {
     match code {
         OpCode::Crc32c => "crc-fast called directly",
@@ -138,7 +138,7 @@ pub(super) const fn direct_name(code: OpCode) -> &'static str {
     }
 }
 
-/// Sets of operands, gone through in an order that prefetchers do not guess.
+/// Sets of operands, visited in an order that prefetchers cannot predict.
 pub(super) struct WorkingSet {
     pub(super) operands: Vec<Operands>,
     order: Vec<usize>,
@@ -146,7 +146,7 @@ pub(super) struct WorkingSet {
 }
 
 impl WorkingSet {
-    /// Operands until there are so many bytes, and at least `least` of them.
+    /// Operands of `bytes` in total, and at least `least` sets of them.
     pub(super) fn new(code: OpCode, size: usize, bytes: usize, least: usize, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let first = Operands::new(code, size, &mut random);
@@ -177,7 +177,7 @@ impl WorkingSet {
         index
     }
 
-    /// The order in which they are gone through.
+    /// The order of the visits.
     pub(super) fn order(&self) -> &[usize] {
         &self.order
     }

@@ -1,4 +1,4 @@
-//! What operations cost: for people as a table, for programs as a JSON list.
+//! The costs of operations: as a table for users, as a JSON list for programs.
 
 use std::fmt::Write as _;
 
@@ -12,19 +12,19 @@ use crate::report::{binary_bytes, three_digits};
 /// All rows of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// In the order in which they were measured.
+    /// The rows in the order of their measurement.
     pub rows: Vec<Row>,
 }
 
 /// The figures of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Figures {
-    /// Per operation: median, least, most.
+    /// Time per operation: median, least, most.
     ns: [f64; 3],
     gb_per_s: f64,
-    /// Speed over that of what it is compared with, run by run: median, least, most.
+    /// Speed relative to the compared way, run by run: median, least, most.
     ratio: Option<[f64; 3]>,
-    /// How much longer it takes than what it is compared with, run by run: the median.
+    /// Additional time over the compared way, run by run: the median.
     overhead_ns: Option<f64>,
 }
 
@@ -130,7 +130,7 @@ fn notes(row: &Row) -> String {
     notes.join("; ")
 }
 
-/// Nanoseconds with as many digits as they deserve.
+/// Nanoseconds with a suitable number of digits.
 fn nanoseconds(ns: f64) -> String {
     if ns < 999.5 { three_digits(ns) } else { format!("{ns:.0}") }
 }
@@ -143,7 +143,7 @@ fn spread(mut values: Vec<f64>) -> [f64; 3] {
     [median(&values), least, most]
 }
 
-/// The middle of values in any order.
+/// The median of values in any order.
 pub(crate) fn median_of(values: &[f64]) -> f64 {
     spread(values.to_vec())[0]
 }
@@ -154,13 +154,13 @@ struct RowJson {
     /// `direct`, `software`, or an engine's name.
     engine: String,
     emulated: bool,
-    /// Of CRC32C in software.
+    /// The path, for CRC32C in software.
     path: Option<&'static str>,
-    /// In words.
+    /// The way, in words.
     way: String,
     size_bytes: usize,
     depth: Option<usize>,
-    /// Bytes of the operands that were gone through.
+    /// Bytes of the operands that were used.
     operands_bytes: usize,
     hot: bool,
     gb_per_s: f64,

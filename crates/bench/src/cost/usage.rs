@@ -1,4 +1,4 @@
-//! What this process uses of the machine: CPU time, context switches, instructions (proc(5),
+//! The machine resources that this process uses: CPU time, context switches, instructions (proc(5),
 //! perf_event_open(2)).
 
 use std::collections::BTreeMap;
@@ -13,20 +13,20 @@ use crate::cpu::CpuTime;
 /// The threads of this process.
 const TASKS: &str = "/proc/self/task";
 
-/// What all threads of this process but the one that asks have used.
+/// The usage of all threads of this process except the measuring one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Usage {
     /// CPU time in user mode.
     pub user: Duration,
-    /// CPU time in the kernel. The sum with `user` is exact to the nanosecond; how it divides, to
-    /// 10 ms.
+    /// CPU time in the kernel. The sum with `user` is exact to the nanosecond; the division between the two
+    /// only to 10 ms.
     pub system: Duration,
-    /// How much of the time in which the measured cores were busy, with whatever process, went to
-    /// soft interrupts; `None` if they were not busy.
+    /// Share of soft interrupts in the busy time of the measured cores, including other processes; `None`
+    /// if the cores were not busy.
     pub softirq_percent: Option<f64>,
-    /// Times that a thread went to sleep.
+    /// Number of times that a thread went to sleep.
     pub voluntary_switches: u64,
-    /// Times that a thread had to make way for another.
+    /// Number of times that a thread had to make way for another.
     pub involuntary_switches: u64,
     /// Instructions in user mode, or why they could not be counted.
     pub instructions: Result<u64, String>,
@@ -45,7 +45,7 @@ impl Default for Usage {
     }
 }
 
-/// Measures from its start on.
+/// A measurement from its start on.
 pub struct Meter {
     cores: Vec<usize>,
     threads: BTreeMap<u32, ThreadUsage>,
@@ -54,8 +54,8 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Starts to measure all threads but the calling one, and how much soft interrupts take of
-    /// `cores` (of all cores if it is empty). Instructions are those of the threads there are now.
+    /// Starts to measure all threads except the calling one, and the share of soft interrupts on `cores`
+    /// (on all cores if it is empty). Instructions are counted for threads that exist now.
     #[must_use]
     pub fn start(cores: &[usize]) -> Self {
         let threads = threads();
@@ -67,7 +67,7 @@ impl Meter {
         }
     }
 
-    /// What has been used since the start. A thread that has ended is not counted.
+    /// The usage since the start. A thread that has ended is not counted.
     pub fn usage(&mut self) -> Usage {
         let instructions = match &mut self.instructions {
             // A thread that has ended keeps its count.
@@ -91,12 +91,12 @@ impl Meter {
     }
 }
 
-/// What one thread has used since it began.
+/// The usage of one thread since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ThreadUsage {
-    /// Time on a core, exact; zero where the kernel does not say.
+    /// Exact time on a core; zero where the kernel does not report it.
     run: Duration,
-    /// The same by the kernel's tick, as it divides it.
+    /// The same by the kernel's tick, divided into user and system time.
     ticks: CpuTime,
     voluntary_switches: u64,
     involuntary_switches: u64,
@@ -134,7 +134,7 @@ impl ThreadUsage {
         }
     }
 
-    /// User and system time: the exact sum, divided as the ticks are.
+    /// User and system time: the exact sum, divided in the ratio of the ticks.
     fn split(self) -> (Duration, Duration) {
         let CpuTime { user, system } = self.ticks;
         let ticks = user + system;
@@ -146,7 +146,7 @@ impl ThreadUsage {
     }
 }
 
-/// All threads but the calling one; none where /proc is not mounted.
+/// All threads except the calling one; none where /proc is not mounted.
 fn threads() -> BTreeMap<u32, ThreadUsage> {
     // The link reads "PROCESS/task/THREAD".
     let own = std::fs::read_link("/proc/thread-self").ok();
@@ -171,12 +171,12 @@ fn run_time(schedstat: &str) -> Option<Duration> {
     Some(Duration::from_nanos(ns))
 }
 
-/// The number behind a name at the start of a line.
+/// The number after a name at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
-/// Busy time of some cores in ticks of the kernel, all processes together.
+/// Busy time of some cores in the kernel's ticks, of all processes together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct CoreTime {
     busy: u64,
@@ -233,13 +233,13 @@ fn open_counter(thread: u32) -> std::io::Result<Counter> {
     Ok(counter)
 }
 
-/// Why there is no count, and what could be done.
+/// Why there is no count, and a possible remedy.
 fn missing(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => {
             "not permitted: set kernel.perf_event_paranoid to 2 or less".to_owned()
         }
-        // ENOENT or EOPNOTSUPP: as in most virtual machines.
+        // ENOENT or EOPNOTSUPP: most virtual machines give these.
         std::io::ErrorKind::NotFound | std::io::ErrorKind::Unsupported => {
             "this machine shows no hardware counters".to_owned()
         }

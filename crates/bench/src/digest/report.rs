@@ -1,5 +1,5 @@
-//! What digests cost: for people as tables, measured, modelled and published apart; for programs
-//! as a JSON list.
+//! The costs of digests: as tables for users, with measured, modelled and published figures apart; as a
+//! JSON list for programs.
 
 use std::fmt::Write as _;
 
@@ -15,23 +15,23 @@ use crate::report::grouped;
 /// All points of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// How they were measured.
+    /// The settings of the measurement.
     pub config: DigestConfig,
-    /// The pages, by name.
+    /// The name of the pages.
     pub pages: String,
-    /// Whom the runs of a round are of.
+    /// The ways of a round.
     pub ways: Vec<Who>,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
 }
 
-/// Where a figure comes from.
+/// The source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Measured,
-    /// Computed by [`crate::model`] from what was measured here.
+    /// Computed by [`crate::model`] from our measurements.
     Model,
-    /// Computed by [`crate::model`] from what was published of the published experiment.
+    /// Computed by [`crate::model`] from published figures of the published experiment.
     ModelOfPublished,
     Published,
 }
@@ -56,14 +56,14 @@ struct Line {
     who: Who,
     iops: Option<f64>,
     core_ns: Option<f64>,
-    /// Commands per second of busy time over those without digests.
+    /// Commands per second of busy time, relative to those without digests.
     of_no_digest: Option<Spread>,
-    /// The same over those with digests on the usual path of software.
+    /// The same, relative to those with digests on the usual path of software.
     of_software: Option<Spread>,
     fallback_share: f64,
 }
 
-/// What the model offloads to.
+/// The engine of the model.
 const MODEL_ENGINE: Engine = Engine::DSA;
 const MODEL_WHO: Who = Who::Offload { name: "one DSA", is_emulated: false };
 
@@ -111,7 +111,7 @@ impl Report {
         text
     }
 
-    /// The last lines: what offload gains over software, by source.
+    /// The last lines: the gain of offload over software, by source.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = String::from(
@@ -213,7 +213,7 @@ impl Report {
         }
     }
 
-    /// What the model says of this point, from what was measured without digests and with those of
+    /// The model's figures for this point, from the measurements without digests and with digests in
     /// software.
     fn modelled(&self, point: &Point) -> Vec<Line> {
         let Some(costs) = self.point_costs(point) else { return Vec::new() };
@@ -235,7 +235,7 @@ impl Report {
         lines
     }
 
-    /// The costs of a point without those of a digest.
+    /// The costs at a point except that of a digest.
     fn point_costs(&self, point: &Point) -> Option<Costs> {
         let nobody = self.way(Who::Nobody)?;
         let rest_ns = point.median(nobody, |run| run.core_ns);
@@ -245,8 +245,8 @@ impl Report {
         Some(Costs { io_bytes, rest_ns, digest_ns: 0.0, elsewhere_ns })
     }
 
-    /// What a digest adds to the core's time for a command. By itself it would cost more: whoever
-    /// first touches data that no cache holds waits for them, and without a digest that is the send.
+    /// The time that a digest adds to the core's time for a command. A digest by itself would cost more:
+    /// the first step that touches uncached data waits for them, and without a digest that is the send.
     fn digest_ns(&self, point: &Point, path: CrcPath) -> Option<f64> {
         let (nobody, software) = (self.way(Who::Nobody)?, self.way(Who::Software(path))?);
         let core_ns = |way| point.median(way, |run| run.core_ns);
@@ -298,7 +298,7 @@ impl Line {
         }
     }
 
-    /// Commands take the core's time in the ramp, too: the product of the two may be above one.
+    /// The core also works on commands in the ramp, so the product of the two may be above one.
     fn busy_share(&self) -> Option<f64> {
         Some((self.iops? * self.core_ns? / 1e9).min(1.0))
     }
@@ -308,8 +308,7 @@ impl Line {
     }
 }
 
-/// Offload and software at the published costs, and how the first compares with the second, in
-/// IOPS.
+/// Offload and software at the published costs, and the ratio of the first to the second in IOPS.
 fn model_of_published(io_bytes: u32, depth: u32) -> Option<(Prediction, Prediction, f64)> {
     published::gain(io_bytes, depth)?;
     let costs = published::costs(io_bytes, &MODEL_ENGINE)?;
@@ -318,7 +317,7 @@ fn model_of_published(io_bytes: u32, depth: u32) -> Option<(Prediction, Predicti
     Some((offload, software, offload.iops / software.iops))
 }
 
-/// IOPS per busy core of one way over those of another, round by round.
+/// IOPS per busy core of one way relative to another, round by round.
 fn speed_over(point: &Point, way: usize, other: usize) -> Spread {
     let ratio = |one: &Run, other: &Run| {
         if one.core_ns > 0.0 { other.core_ns / one.core_ns } else { 0.0 }
@@ -403,7 +402,7 @@ struct LineJson<'a> {
     of_software_max: Option<f64>,
     fallback_share: f64,
     pages: &'a str,
-    /// Of rounds, where the figures were measured.
+    /// Number of rounds, if the figures were measured.
     rounds: Option<usize>,
     disturbed: Option<usize>,
     repeated: Option<usize>,
@@ -463,7 +462,7 @@ mod tests {
         Run { iops, core_ns, fallback_share: 0.0 }
     }
 
-    /// Two rounds at 16 KiB and 1,024 in flight; nobody, table, auto, an engine.
+    /// Two rounds at 16 KiB and 1,024 in flight; the ways are none, table, auto, an engine.
     fn report() -> Report {
         let paths = vec![CrcPath::Table, CrcPath::Auto];
         let ways =
@@ -506,7 +505,7 @@ mod tests {
         assert!(lines[0].starts_with("16k read depth 1024 (64 x 16)"), "{rows}");
         assert!(lines[0].ends_with("1 of 2 rounds disturbed"), "{rows}");
         assert!(lines[0].contains("80 %") && lines[0].contains("500,000"), "{rows}");
-        // 3000 ns and 3600 against 2000.
+        // 3000 ns and 3600 ns against 2000 ns.
         assert!(lines[2].contains("0.61") && lines[2].contains("0.56-0.67"), "{rows}");
         assert!(lines[3].contains("dsa_emulated (emulation)"), "{rows}");
         assert!(lines[4].contains("model: software, auto"), "{rows}");
@@ -526,7 +525,7 @@ mod tests {
         assert!(line("16k   published: DSA over ISA-L").ends_with("107     106     117     134"));
         let computed = line("16k   model at the published costs");
         assert!(computed.ends_with("100     100     105     139"), "{computed}");
-        // 12000 and 3000 over 2500, in both rounds.
+        // 12000 and 3000 against 2500, in both rounds.
         assert!(
             line("16k   measured: offload, dsa_emulated (emulation) over table").ends_with("480")
         );
@@ -537,7 +536,7 @@ mod tests {
             line("16k   model at this machine's costs: DSA over table")
                 .ends_with(|c: char| c.is_ascii_digit())
         );
-        // Nothing was measured at the other sizes; what was published stays.
+        // The other sizes were not measured; the published figures stay.
         assert!(line("4k    published").ends_with("106"));
         assert!(!summary.contains("4k    measured"), "{summary}");
     }

@@ -1,4 +1,4 @@
-//! One way to handle data digests: a target that does it so, and a host that asks for it.
+//! One way to handle data digests: a target that computes them in this way, and a host that asks for them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::workload::RwMode;
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:digest";
 const HOST: &str = "nqn.2026-01.io.raceline:digest-host";
-/// The namespace and the host, in a process of their own, need no better ones.
+/// The namespace and the host need no better ones within one process.
 const UUID: [u8; 16] = *b"raceline-digest1";
 
 /// A running target.
@@ -30,18 +30,18 @@ pub(super) struct Side {
     framework: Framework,
 }
 
-/// What a target has done so far.
+/// The counts of a target so far.
 #[derive(Clone, Copy)]
 struct Sample {
     busy: Duration,
     commands: u64,
-    /// Digests, and those that an engine should have computed and software did.
+    /// All digests, and those that an engine was to compute and software did.
     digests: u64,
     fallbacks: u64,
 }
 
 impl Side {
-    /// Starts it on a device that others may share, and lets it sleep.
+    /// Starts the target on a device that others may share, and lets it sleep.
     pub(super) fn start(
         who: Who,
         config: &DigestConfig,
@@ -63,7 +63,7 @@ impl Side {
         Ok(Self { who, target, address, framework })
     }
 
-    /// Connects a host for one case, and lets both sleep.
+    /// Connects a host for one case, and lets host and target sleep.
     pub(super) fn connect<'a>(
         &self,
         config: &DigestConfig,
@@ -75,7 +75,7 @@ impl Side {
         host.io_queues = queues;
         host.io_entries = depth.saturating_add(1);
         host.data_digest = self.who != Who::Nobody;
-        // A host that sleeps has nothing to say.
+        // A sleeping host sends no keep alive.
         host.kato_ms = 0;
         let engine = EngineConfig {
             host,
@@ -157,7 +157,7 @@ impl Side {
     }
 }
 
-/// The table of a target that computes digests so.
+/// The operation table of a target that computes digests in this way.
 fn framework(who: &Who, device: Option<&Device>) -> Result<Framework, DigestError> {
     match (who, device) {
         (Who::Offload { .. }, Some(device)) => {

@@ -1,5 +1,5 @@
-//! One core of a run: its queues, their jobs and their buffers; one core of each controller also has
-//! the admin queue.
+//! One core of a run: its queues, their jobs and their buffers; one core of each controller also has the
+//! admin queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -15,38 +15,38 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, Service, Token};
 use crate::job::{Issue, JobResult, QueueJob};
 use crate::random::Random;
 
-/// Owner of this core's timer; each port has two more, for its admin queue and its I/O queues.
+/// Owner of this core's timer; each port has two further owners, for its admin queue and its I/O queues.
 const OWN: u16 = 0;
-/// A command's name: the load's number above, the job's slot below.
+/// A command's name: the number of the load in the upper bits, the job's slot in the lower ones.
 const SLOT_BITS: u32 = 16;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
-/// What a core is made of.
+/// The configuration of a core.
 pub(super) struct CoreConfig {
     pub(super) ports: Vec<PortConfig>,
     pub(super) loads: Vec<LoadConfig>,
-    /// Its number.
+    /// The number of its thread.
     pub(super) thread: usize,
     pub(super) seed: u64,
-    /// Say so whenever a job has ended.
+    /// Reports the end of each job.
     pub(super) report_each: bool,
     pub(super) events: mpsc::Sender<Event>,
 }
 
 /// A controller that this core talks to.
 pub(super) struct PortConfig {
-    /// Which of the stage's hosts it is.
+    /// Position of its host in the stage.
     pub(super) index: usize,
     pub(super) host: HostConfig,
-    /// The I/O queues of this core, and the load that each serves; not used with a `place`.
+    /// The I/O queues of this core, and the load that each serves; unused with a `place`.
     pub(super) queues: Vec<(u16, usize)>,
-    /// Queues are those of this core's part of the maps.
+    /// This core's part of the maps, if its queues come from maps.
     pub(super) place: Option<CorePlace>,
-    /// The admin queue is here.
+    /// Whether the admin queue is on this core.
     pub(super) admin: bool,
 }
 
-/// A queue job to be.
+/// The configuration of a queue job.
 pub(super) struct LoadConfig {
     /// By span of the workload: the stage's host, the queue there, and the namespace.
     pub(super) files: Vec<(usize, u16, NamespaceId)>,
@@ -56,19 +56,19 @@ pub(super) struct LoadConfig {
     pub(super) complete_max: Option<usize>,
 }
 
-/// From the coordinator to a core. The first number is the host's.
+/// Messages from the coordinator to a core. The first number is the host's.
 pub(super) enum Message {
     /// The association is up (again).
     Up(usize, Association),
-    /// The association is lost, for now.
+    /// The association is lost; the host connects again.
     Down(usize, HostError),
-    /// The association is lost for good.
+    /// The association is lost; the host does not connect again.
     Failed(usize, HostError),
-    /// An I/O queue of another core was lost; the core with the admin queue has to know.
+    /// Another core lost an I/O queue; the core with the admin queue has to know.
     QueueLost(usize, ControllerId, HostError),
-    /// Gather commands like this from now on.
+    /// Gather commands in this way from now on.
     Gather(Option<I10Config>),
-    /// Run these, one per load.
+    /// Run these jobs, one per load.
     Begin(Vec<QueueJob>),
     /// End the run as if its time were over.
     Finish,
@@ -76,23 +76,23 @@ pub(super) enum Message {
     Close,
 }
 
-/// From a core to the coordinator. The first number is the host's.
+/// Messages from a core to the coordinator. The first number is the host's.
 pub(super) enum Event {
     /// The association is up (again).
     Up(usize, Association),
-    /// The association is lost; connecting again is being tried.
+    /// The association is lost; the host tries to connect again.
     Down(usize, HostError),
-    /// The association is lost for good.
+    /// The association is lost; the host does not connect again.
     Failed(usize, HostError),
     /// All queues of this core are connected.
     Ready,
     /// A queue of this association was lost.
     QueueLost(usize, ControllerId, HostError),
-    /// A job has ended before its core's others.
+    /// A job has ended before others of its core.
     JobEnded,
-    /// All jobs of this core, the number, have ended.
+    /// All jobs of this core have ended; with the core's number.
     Finished(usize, Vec<JobResult>),
-    /// Everything of this core is closed.
+    /// The core has closed everything.
     Closed,
 }
 
@@ -101,38 +101,38 @@ pub(super) struct Core {
     config: CoreConfig,
     ports: Vec<Port>,
     loads: Vec<Load>,
-    /// The earliest timer that is set.
+    /// The earliest timer.
     timer: Option<Instant>,
-    /// Loads to look at: those with completions, or all.
+    /// Loads to handle: those with completions, or all.
     due: Vec<usize>,
     all_due: bool,
     state: State,
 }
 
-/// A controller, as far as it is on this core.
+/// This core's part of a controller.
 struct Port {
-    /// Which of the stage's hosts it is.
+    /// Position of its host in the stage.
     host: usize,
     controller: Option<Controller>,
     queues: IoQueueSet,
-    /// All queues are connected, and that was reported.
+    /// Whether all queues are connected, and that was reported.
     ready: bool,
 }
 
 /// A queue job and its memory.
 struct Load {
-    /// By span: port, position of the queue in its set unless a map says which, namespace.
+    /// By span: port, position of the queue in its set unless a map chooses it, namespace.
     files: Vec<(usize, Option<usize>, NamespaceId)>,
-    /// Its number here: part of its commands' names, and its lane where it shares queues.
+    /// Its number on this core: part of its commands' names, and its lane if it shares queues.
     index: usize,
     polled: bool,
     io_bytes: usize,
     depth: usize,
     complete_max: Option<usize>,
     job: Option<QueueJob>,
-    /// Per slot: the buffer, while no command has it.
+    /// Per slot: the buffer, unless a command has it.
     buffers: Vec<Option<IoBuf>>,
-    /// Completions to be taken in batches; those of loads without a limit are taken as they come.
+    /// Completions that wait for a batch; loads without a limit take completions at once.
     done: VecDeque<CommandDone>,
     ended: bool,
 }
@@ -141,7 +141,7 @@ struct Load {
 enum State {
     Connecting,
     Running,
-    /// Results are sent.
+    /// The results have been sent.
     Idle,
     ClosingQueues,
     ClosingController,
@@ -213,13 +213,13 @@ impl Load {
         self.job = Some(job);
         self.ended = false;
         self.done.clear();
-        // A run before this one has left its buffers, unless a failure kept some.
+        // An earlier run has left its buffers, unless a failure kept some.
         if !self.buffers.iter().all(Option::is_some) {
             self.fill_buffers(cx, random);
         }
     }
 
-    /// Takes its buffers and touches all their pages.
+    /// Allocates its buffers and touches all their pages.
     fn fill_buffers(&mut self, cx: &Context<'_>, random: &mut Random) {
         self.buffers.clear();
         self.buffers.resize_with(self.depth, || {
@@ -229,7 +229,7 @@ impl Load {
         });
     }
 
-    /// Takes a completion: at once, unless its batch may have no room for it.
+    /// Handles a completion: at once, unless its batch may have no room for it.
     #[inline]
     fn take_done(&mut self, now: Instant, done: CommandDone) {
         if self.complete_max.is_none() {
@@ -258,14 +258,14 @@ impl Load {
     fn put_back(&mut self, slot: usize, data: Data) {
         let buf = match data {
             Data::Read(buf) => buf,
-            // The queue gives its last reference back; a new buffer only if it did not.
+            // Normally the queue gives its last reference back; otherwise a new buffer is needed.
             Data::Write(buf) => buf.try_unique().unwrap_or_else(|_| IoBuf::heap(self.io_bytes)),
             Data::None => IoBuf::heap(self.io_bytes),
         };
         self.buffers[slot] = Some(buf);
     }
 
-    /// Takes a batch of what has finished and issues what is due then, until nothing is left.
+    /// Handles batches of completions and issues the commands due after each, until nothing is left.
     fn work(&mut self, cx: &mut Context<'_>, ports: &mut [Port]) {
         loop {
             let most = self.complete_max.unwrap_or(usize::MAX).max(1);
@@ -337,7 +337,7 @@ impl Core {
         let ports = ports.map(|(position, port)| Port::new(cx, position, port)).collect();
         let load = |(index, load)| Load::new(index, load, &config.ports);
         let mut loads: Vec<Load> = config.loads.iter().enumerate().map(load).collect();
-        // Here, as a run that began without them would spend its first part on page faults.
+        // Allocated here: otherwise a run would spend its first part on page faults.
         let mut random = Random::new(config.seed);
         loads.iter_mut().for_each(|load| load.fill_buffers(cx, &mut random));
         Self {
@@ -351,13 +351,13 @@ impl Core {
         }
     }
 
-    /// What the I/O queues have done, by port.
+    /// The counters of the I/O queues, by port.
     pub(super) fn counters(&self) -> Vec<Arc<QueueCounters>> {
         self.ports.iter().map(|port| Arc::clone(port.queues.counters())).collect()
     }
 
     fn report(&self, event: Event) {
-        // The coordinator outlives the cores, or nobody is interested.
+        // Fails only if the coordinator is gone, and with it the interest in events.
         let _ = self.config.events.send(event);
     }
 
@@ -369,7 +369,7 @@ impl Core {
         }
     }
 
-    /// Takes what the queues have finished, then issues what is due.
+    /// Handles completions of the queues, then issues due commands.
     fn work(&mut self, cx: &mut Context<'_>) {
         let mut due = std::mem::take(&mut self.due);
         let loads = &mut self.loads;
@@ -410,7 +410,7 @@ impl Core {
         self.set_timer(cx, wake_at);
     }
 
-    /// One timer at a time, for the earliest of what the jobs that were looked at wait for.
+    /// Sets the single timer to the earliest time that the handled jobs wait for.
     fn set_timer(&mut self, cx: &mut Context<'_>, wake_at: Option<Instant>) {
         if let Some(at) = wake_at.filter(|&at| self.timer.is_none_or(|set| at < set)) {
             self.timer = Some(at);
@@ -440,7 +440,7 @@ impl Core {
         }
     }
 
-    /// Queues first, then the controllers that they belong to.
+    /// Closes queues first, then their controllers.
     fn poll_close(&mut self, cx: &mut Context<'_>) {
         if self.state == State::ClosingQueues
             && self.ports.iter().all(|port| port.queues.is_closed())
@@ -533,7 +533,7 @@ impl Service for Core {
         let events = &self.config.events;
         for port in &mut self.ports {
             port.poll_controller(&mut |event| {
-                // As in `report`.
+                // Fails only as in `report`.
                 let _ = events.send(event);
             });
         }
@@ -541,7 +541,7 @@ impl Service for Core {
         if self.state == State::Running {
             self.work(cx);
         }
-        // Before controllers send: a core that sleeps has no next turn in which a farewell could go.
+        // Before controllers send: a core that sleeps has no further turn to send the last messages.
         self.poll_close(cx);
         for port in &mut self.ports {
             if let Some(controller) = &mut port.controller {

@@ -1,5 +1,4 @@
-//! What runs at the same time: jobs, the threads and queues that they get, and whether they fit
-//! the namespaces.
+//! Jobs that run at the same time: their threads and queues, and whether they fit the namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,14 +15,14 @@ use crate::workload::{RwMode, Span, Workload};
 /// Jobs that run at the same time.
 #[derive(Clone, Debug)]
 pub struct StageConfig {
-    /// The controllers. Each gets as many I/O queues as the jobs use; `io_queues` and its relatives
-    /// are only looked at where jobs take the queues of maps.
+    /// The controllers. Each gets as many I/O queues as the jobs use; `io_queues` and related fields are
+    /// used only if jobs take the queues of maps.
     pub hosts: Vec<HostConfig>,
-    /// Which engine computes digests; `None`: the CPU.
+    /// The engine that computes digests; `None`: the CPU.
     pub accel: Option<Framework>,
     /// The jobs, at least one.
     pub jobs: Vec<JobSpec>,
-    /// The first job that ends, ends all.
+    /// Whether the first job that ends, ends all.
     pub exit_all: bool,
     /// What a core does when it is idle.
     pub reactor_mode: Mode,
@@ -31,7 +30,7 @@ pub struct StageConfig {
     pub backend: Backend,
 }
 
-/// A job, as many times as it has clones.
+/// A job and its number of clones.
 #[derive(Clone, Debug)]
 pub struct JobSpec {
     /// The namespaces: commands go to them in turn.
@@ -46,38 +45,38 @@ pub struct JobSpec {
     pub depth: u16,
     /// How commands are gathered.
     pub batch: Batch,
-    /// How often the job runs at the same time.
+    /// Number of clones, which run at the same time.
     pub clones: u16,
     /// Queues of each clone on each of its controllers; each has the whole depth.
     pub queues: u16,
     /// Random access visits each address once before any a second time.
     pub random_map: bool,
-    /// First byte of each namespace that is used.
+    /// First byte of the range in each namespace.
     pub offset_bytes: u64,
-    /// How much further each clone begins than the one before.
+    /// Distance in bytes between the beginnings of successive clones.
     pub offset_increment_bytes: u64,
-    /// How much of each namespace is used.
+    /// Size of the range in each namespace.
     pub size: Size,
-    /// What ends the job before its time.
+    /// The amount of work after which the job ends.
     pub volume: Volume,
     /// The same seed gives the same addresses and the same data.
     pub seed: u64,
-    /// Write blocks that can be recognised, and check what is read.
+    /// Writes blocks that can be recognised, and checks the data of reads.
     pub verify: bool,
     /// Commands per second of all queues of a clone together (open loop).
     pub rate_iops: Option<u64>,
-    /// How long it runs before anything is recorded.
+    /// How long it runs before recording.
     pub ramp: Duration,
-    /// How long it is recorded; `None`: until the volume is done.
+    /// How long it records; `None`: until the volume is done.
     pub runtime: Option<Duration>,
-    /// Where its threads run.
+    /// The CPUs of its threads.
     pub cpus: Cpus,
-    /// Which queues its commands take.
+    /// The queues of its commands.
     pub route: Route,
 }
 
 impl JobSpec {
-    /// Random reads of this size and depth by one queue, for a second, on no namespace yet.
+    /// Random reads of this size and depth by one queue, for a second; the namespaces are still to be set.
     #[must_use]
     pub fn new(io_bytes: u32, depth: u16) -> Self {
         Self {
@@ -105,16 +104,16 @@ impl JobSpec {
     }
 }
 
-/// Which queues the commands of a job take.
+/// The queues of a job's commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Route {
-    /// Queues that only this job uses: as many on each controller as the job has.
+    /// Queues that only this job uses: on each controller as many as the job asks for.
     #[default]
     Own,
-    /// Those of the controller's queue maps ([`raceline_host::maps`]), which are as large as its
-    /// [`HostConfig`] says, together with all other jobs on it.
+    /// The queues of the controller's maps ([`raceline_host::maps`]), whose size its [`HostConfig`] gives,
+    /// shared with all other jobs on it.
     Maps {
-        /// As commands whose completion is polled for.
+        /// Whether the commands use the map for polled completions.
         polled: bool,
     },
 }
@@ -128,29 +127,29 @@ pub struct FileSpec {
     pub nsid: NamespaceId,
 }
 
-/// How much of a namespace is used, from the offset on.
+/// The part of a namespace that is used, from the offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// All that follows.
+    /// All bytes after the offset.
     Rest,
-    /// So many bytes.
+    /// This number of bytes.
     Bytes(u64),
-    /// So much of what follows, rounded down to whole commands.
+    /// This percentage of the bytes after the offset, rounded down to whole commands.
     Percent(u8),
 }
 
-/// How much a clone does.
+/// The amount of work of a clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Volume {
     /// Only time ends it.
     Endless,
-    /// As many commands as fit into what it uses, so many times.
+    /// This number of passes; a pass is as many commands as fit into the range.
     Passes(u64),
-    /// So many bytes.
+    /// This number of bytes.
     Bytes(u64),
 }
 
-/// On which CPUs the threads of a job run.
+/// The CPUs on which the threads of a job run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Cpus {
     /// Anywhere: a thread for each clone, but no more than there are CPUs.
@@ -163,36 +162,36 @@ pub enum Cpus {
     Split(Vec<usize>),
 }
 
-/// In place of the identifier of a queue: a map says which, for each command.
+/// Stands for the identifier of a queue that a map chooses, for each command.
 pub(super) const BY_MAP: u16 = 0;
 
-/// One queue job: which job, clone and queue it is, and the thread that runs it.
+/// One queue job: its job, clone and queue, and the thread that runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) job: usize,
     pub(super) clone: u16,
     pub(super) queue: u16,
     pub(super) thread: usize,
-    /// Queue identifier by host, for the hosts that the job uses.
+    /// Queue identifiers by host, for the hosts that the job uses.
     pub(super) qids: BTreeMap<usize, u16>,
 }
 
-/// Who runs where with which queues.
+/// The threads, with their CPUs, loads and queues.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     /// The CPUs of each thread; empty: any.
     pub(super) threads: Vec<Vec<usize>>,
     pub(super) loads: Vec<Load>,
-    /// I/O queues of each host that jobs have for themselves.
+    /// Number of I/O queues of each host that belong to single jobs.
     pub(super) queues: Vec<u16>,
     /// Whether jobs take the queues of each host's maps.
     pub(super) mapped: Vec<bool>,
-    /// The thread that has each host's admin queue: the first that uses it.
+    /// The thread with each host's admin queue: the first thread that uses the host.
     pub(super) admins: Vec<usize>,
 }
 
 impl StageConfig {
-    /// Deals queues and threads out.
+    /// Assigns queues and threads.
     pub(super) fn layout(&self) -> Result<Layout, EngineError> {
         let machine = std::thread::available_parallelism().map_or(1, usize::from);
         let mut layout = Layout {
@@ -230,7 +229,7 @@ impl StageConfig {
 }
 
 impl Layout {
-    /// The thread that is bound to this CPU; there is one for all jobs.
+    /// The thread that is bound to this CPU; all jobs share it.
     fn bound_thread(&mut self, cpu: usize) -> usize {
         let found = self.threads.iter().position(|cpus| cpus == &[cpu]);
         found.unwrap_or_else(|| {
@@ -239,7 +238,7 @@ impl Layout {
         })
     }
 
-    /// A queue on each controller that the job uses.
+    /// Takes a queue on each controller that the job uses.
     fn take_queues(
         &mut self,
         job: &JobSpec,
@@ -271,7 +270,7 @@ impl Layout {
         Ok(qids)
     }
 
-    /// Which of the threads that use the maps of a host one is.
+    /// The position of a thread among the threads that use the maps of a host.
     pub(super) fn place(&self, host: usize, thread: usize) -> CorePlace {
         let uses = |load: &&Load| load.qids.contains_key(&host);
         let threads: BTreeSet<usize> =
@@ -280,7 +279,7 @@ impl Layout {
         CorePlace { index, count: threads.len() }
     }
 
-    /// Whether every thread that uses a host's maps has a queue of each.
+    /// Checks that every thread that uses a host's maps has a queue of each map.
     pub(super) fn check_maps(&self, host: usize, maps: &QueueMaps) -> Result<(), EngineError> {
         let threads = self.place(host, usize::MAX).count;
         for kind in QueueKind::ALL {
@@ -295,7 +294,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The CPUs that threads are bound to; empty when one of them may run anywhere.
+    /// The CPUs that threads are bound to; empty if a thread may run anywhere.
     pub(super) fn bound_cores(&self) -> Vec<usize> {
         if self.threads.iter().any(Vec::is_empty) {
             return Vec::new();
@@ -304,8 +303,8 @@ impl Layout {
         all.into_iter().collect()
     }
 
-    /// The hosts that a thread talks to, with the queue identifiers and the position among the
-    /// thread's loads of whoever uses them.
+    /// The hosts that a thread talks to, each with its queue identifiers and, for each queue, the position
+    /// of its load among the thread's loads.
     pub(super) fn ports(&self, thread: usize) -> BTreeMap<usize, Vec<(u16, usize)>> {
         let mut ports: BTreeMap<usize, Vec<(u16, usize)>> = BTreeMap::new();
         let loads = self.loads.iter().filter(|load| load.thread == thread);
@@ -318,16 +317,16 @@ impl Layout {
     }
 }
 
-/// What of a job does not fit the namespaces and controllers that it uses.
+/// A part of a job that does not fit its namespaces and controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misfit {
     /// Position of the job in its stage.
     pub job: usize,
-    /// The key that says what does not fit, under the name of [`crate::fio::KEYS`].
+    /// The key that does not fit, under its name in [`crate::fio::KEYS`].
     pub key: &'static str,
-    /// The namespace that is meant, by its position in [`JobSpec::files`], if it is about one.
+    /// The namespace at fault, by its position in [`JobSpec::files`], if there is one.
     pub file: Option<usize>,
-    /// What does not fit, and what would; options have two dashes before their names.
+    /// What does not fit, and what would; options begin with two dashes.
     pub message: String,
 }
 
@@ -345,7 +344,7 @@ impl Misfit {
     }
 }
 
-/// What the clones of a job do: one job for each of its queues, in the order of the loads.
+/// The work of a job's clones: one job for each of their queues, in the order of the loads.
 pub(super) fn plan(
     (position, job): (usize, &JobSpec),
     hosts: &[HostConfig],
@@ -374,15 +373,15 @@ pub(super) fn plan(
     Ok(plans)
 }
 
-/// What one clone of a job does.
+/// The work of one clone of a job.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) workload: Workload,
-    /// The first of the parts that this clone's queues have, and how many there are: each queue
-    /// has one of a clone's range, or of the job's while that is verified.
+    /// The first of the parts of this clone's queues, and the number of parts: each queue has a part of its
+    /// clone's range, or of the job's range if that is verified.
     pub(super) first_part: u64,
     pub(super) parts: u64,
-    /// Commands of all its queues.
+    /// Commands of all its queues together.
     pub(super) commands: Option<u64>,
 }
 
@@ -401,7 +400,7 @@ impl Plan {
             random_map: job.random_map,
             seed: job.seed,
             verify: job.verify,
-            // Those who take turns with the arrivals are those who share the range.
+            // The queues that share the range also share the arrivals by taking turns.
             rate_iops: job.rate_iops.map(|rate| rate.saturating_mul(parts / queues)),
         };
         let commands = match job.volume {
@@ -422,7 +421,7 @@ impl Plan {
     }
 }
 
-/// Nobody else may write what a job verifies.
+/// Checks that no other job or clone writes the blocks that a job verifies.
 pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<(), EngineError> {
     let misfit = |job: usize, key: &'static str, message: String| {
         EngineError::Misfit(Misfit { job, key, file: None, message })
@@ -469,7 +468,7 @@ pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<()
     Ok(())
 }
 
-/// A namespace that a job names twice is gone over twice, which nobody can verify.
+/// Refuses to verify a namespace that a job names twice: two passes over it cannot be verified.
 fn check_twice(jobs: &[JobSpec]) -> Result<(), EngineError> {
     for (job, spec) in jobs.iter().enumerate().filter(|(_, spec)| spec.verify) {
         let known = |index: &usize| spec.files[..*index].contains(&spec.files[*index]);
@@ -493,7 +492,7 @@ fn invalid(message: String) -> EngineError {
     EngineError::Invalid(message)
 }
 
-/// The namespace, if the subsystem has it.
+/// The namespace, if it exists in the subsystem.
 pub(super) fn find_namespace(
     association: &Association,
     nsid: NamespaceId,
@@ -510,7 +509,7 @@ pub(super) fn find_namespace(
 /// A key, and what is wrong with its value.
 type Problem = (&'static str, String);
 
-/// Whether controller and namespace can do what the job asks.
+/// Checks that controller and namespace can do what the job asks.
 fn check_limits(
     job: &JobSpec,
     host: &HostConfig,
@@ -535,8 +534,8 @@ fn check_limits(
     Ok(())
 }
 
-/// Whether a queue can hold the commands: it asks for `asked` entries, and the controller takes no
-/// more than `allowed` (CAP.MQES + 1). One entry of a queue is always empty.
+/// Checks that a queue can hold the commands: the job asks for `asked` entries, and the controller allows
+/// `allowed` (CAP.MQES + 1). One entry of a queue is always empty.
 fn check_depth(depth: u16, asked: u16, allowed: u16) -> Result<(), Problem> {
     let entries = asked.min(allowed);
     if depth < entries {

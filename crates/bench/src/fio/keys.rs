@@ -12,9 +12,9 @@ use crate::workload::RwMode;
 const CLONES_MAX: u64 = 4096;
 /// Deepest queue.
 const DEPTH_MAX: u64 = 4095;
-/// Smallest and largest command, as on the command line.
+/// Smallest and largest command, with the limits of the command line.
 const IO_BYTES: std::ops::RangeInclusive<u64> = 512..=16 << 20;
-/// Bytes of a command unless the job says how many.
+/// Default size of a command in bytes.
 const DEFAULT_IO_BYTES: u32 = 4096;
 /// Highest rate.
 const RATE_MAX: u64 = 1_000_000_000;
@@ -25,8 +25,8 @@ pub struct Key {
     pub name: &'static str,
     /// Its other names.
     pub aliases: &'static [&'static str],
-    /// Why it changes nothing, if it does not: it is accepted because it is true of every job here,
-    /// or because it has no meaning over NVMe/TCP.
+    /// Why it has no effect, if it has none: it is accepted because it is true of every job here, or
+    /// because it has no meaning over NVMe/TCP.
     pub without_effect: Option<&'static str>,
     pub(super) apply: Apply,
 }
@@ -156,7 +156,7 @@ pub const KEYS: &[Key] = &[
         Ok(())
     }),
     key("filename", &[], |job, value| {
-        // As in fio, each line adds to those before it, also to those of [global].
+        // As in fio, each line adds to earlier ones, also to those of [global].
         let (line, names) = (job.line, units::filenames(needed(value)?)?);
         job.filenames.extend(names.into_iter().map(|name| FileName { line, name }));
         Ok(())
@@ -270,7 +270,7 @@ pub const KEYS: &[Key] = &[
     idle("fallocate", "as `overwrite`"),
 ];
 
-/// Keys of fio that are refused, and what to do instead.
+/// Keys of fio that are refused, and their substitutes.
 pub const REFUSED: &[(&[&str], &str)] = &[
     (
         &["bsrange", "blocksize_range", "bssplit", "bs_unaligned", "blocksize_unaligned"],
@@ -345,7 +345,7 @@ struct Sides {
 }
 
 impl Sides {
-    /// What is left out stays as it was.
+    /// Sets the given values; the others stay as they were.
     fn set(
         &mut self,
         text: &str,
@@ -356,7 +356,7 @@ impl Sides {
         Ok(())
     }
 
-    /// The value of a job that only reads or only writes; `None`: it does both.
+    /// The value for a job that only reads or only writes; `None`: the job does both.
     fn of(&self, read_percent: u8) -> Option<Option<u64>> {
         match read_percent {
             100 => Some(self.read),
@@ -369,7 +369,7 @@ impl Sides {
 /// A job, while its keys are read.
 pub(super) struct Draft {
     pub(super) lines: Lines,
-    /// That of the key that is read.
+    /// The line of the key that is being read.
     pub(super) line: usize,
     name: Option<String>,
     spec: JobSpec,
@@ -435,7 +435,7 @@ impl Draft {
         }
     }
 
-    /// Checks what only all keys together show.
+    /// Checks that need all keys together.
     pub(super) fn finish(
         mut self,
         name: String,
@@ -476,7 +476,7 @@ impl Draft {
         })
     }
 
-    /// Keys that do not go together, at the line of the last of them.
+    /// Checks for keys that exclude each other; the error is at the line of the last of them.
     fn check_pairs(&self) -> Result<(), Problem> {
         let at = |keys: &[&str], message: String| Err((self.lines.of(keys), message));
         if self.time_based && self.spec.runtime.is_none() {
@@ -518,8 +518,8 @@ impl Draft {
         })
     }
 
-    /// How many commands are due in a second. fio limits the reads and the writes of a job each by itself:
-    /// one that does both has the sum, and they are mixed as the limits are, whatever rwmixread says.
+    /// Sets the rate in commands per second. fio limits the reads and the writes of a job separately: a job
+    /// that does both gets the sum, mixed in the ratio of the limits, whatever rwmixread says.
     fn set_rate(&mut self) -> Result<(), Problem> {
         let rates = [("rate_iops", self.rate_iops), ("rate", self.rate_bytes)];
         let set: Vec<(&str, Sides)> =
@@ -533,7 +533,7 @@ impl Draft {
             }
         };
         let io_bytes = u64::from(self.spec.io_bytes.max(1));
-        // As in fio, 0 is no limit.
+        // As in fio, 0 means no limit.
         let commands = |limit: Option<u64>| match limit.filter(|&limit| limit > 0)? {
             bytes if key == "rate" => Some((bytes / io_bytes).clamp(1, RATE_MAX)),
             commands => Some(commands),
@@ -568,7 +568,7 @@ fn needed(value: Option<&str>) -> Result<&str, String> {
     value.filter(|value| !value.is_empty()).ok_or_else(|| "a value is needed".to_owned())
 }
 
-/// A switch; it is on when it has no value.
+/// A switch; without a value it is on.
 fn flag(value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("1") => Ok(true),

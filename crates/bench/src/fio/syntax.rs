@@ -2,10 +2,10 @@
 
 use super::Problem;
 
-/// A section whose name begins so has the settings that all later jobs share.
+/// A section whose name begins with this has settings that all later jobs share.
 const GLOBAL: &str = "global";
 
-/// What fio replaces by a number of the machine that it runs on.
+/// Words that fio replaces by a number of its machine.
 const KEYWORDS: [&str; 3] = ["$ncpus", "$pagesize", "$mb_memory"];
 
 /// A job with all its settings.
@@ -13,7 +13,7 @@ const KEYWORDS: [&str; 3] = ["$ncpus", "$pagesize", "$mb_memory"];
 pub(super) struct Section {
     pub(super) name: String,
     pub(super) line: usize,
-    /// Those of each `[global]` before the job, then its own.
+    /// The settings of each `[global]` before the job, then its own.
     pub(super) blocks: Vec<Block>,
 }
 
@@ -35,9 +35,9 @@ pub(super) fn sections(
 ) -> Result<Vec<Section>, Problem> {
     let mut globals: Vec<Block> = Vec::new();
     let mut jobs: Vec<Section> = Vec::new();
-    // Where settings go: to a job, or to all later jobs.
+    // Where settings belong: to a job, or to all later jobs.
     let mut current: Option<bool> = None;
-    // Editors of other systems put a byte order mark before the first line.
+    // Some editors write a byte order mark before the first line.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (number, line) in (1..).zip(text.lines()) {
         let at = |message: String| (number, message);
@@ -79,7 +79,7 @@ fn header(line: &str) -> Result<&str, String> {
     name.ok_or_else(|| format!("`{line}` is not a section: write [name]"))
 }
 
-/// A line that is no header.
+/// Reads a line that is not a header.
 fn setting(
     number: usize,
     line: &str,

@@ -1,4 +1,4 @@
-//! Job files: those of the papers, those with mistakes, and any text at all.
+//! Job files: those of papers, those with mistakes, and arbitrary text.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn one(text: &str) -> FioJob {
     jobs.remove(0)
 }
 
-/// What `filename` names, and where.
+/// The names in `filename`, and their lines.
 fn names(job: &FioJob) -> Vec<(usize, String)> {
     job.filenames.iter().map(|file| (file.line, file.name.clone())).collect()
 }
@@ -65,7 +65,7 @@ fn the_jobs_of_the_jbof_paper() {
         (fill.spec.mode, fill.spec.io_bytes, fill.spec.depth),
         (RwMode::Write, 512 << 10, 64)
     );
-    // No time: once over all of it.
+    // Without a time: once over the whole namespace.
     assert_eq!((fill.spec.runtime, fill.spec.volume), (None, Volume::Passes(1)));
     assert_eq!(fill.size_bytes, Some(512 << 30));
 }
@@ -193,8 +193,8 @@ fn mistakes_are_named_with_file_and_line() {
     }
 }
 
-/// What is wrong with keys together is told at the last of them, also where it is in [global]; and at
-/// the header only where no key is wrong.
+/// An error of several keys together is reported at the last of them, also if it is in [global]; and at the
+/// header only if no key is wrong.
 #[test]
 fn keys_that_do_not_go_together_are_named_with_their_line() {
     for (text, message) in [
@@ -253,8 +253,8 @@ fn lines_of_filename_add_up() {
     assert_eq!(reported.options["filename"], "f1:f2");
 }
 
-/// fio 3.33: all other keys that are here override what was said before, and `kb_base` counts for what
-/// stands below its own header and for what is read later.
+/// fio 3.33: all other supported keys override earlier values, and `kb_base` counts for settings below its
+/// own header and for later sections.
 #[test]
 fn sections_are_read_as_fio_reads_them() {
     let job = one("[global]\nsize=8k\noffset=8k\n[x]\nio_size=8k\noffset=1k\nkb_base=1000\n");
@@ -263,7 +263,7 @@ fn sections_are_read_as_fio_reads_them() {
     let job = one("[global]\nkb_base=1000\n[x]\nio_size=8k\ncpus_allowed=1\ncpus_allowed=2\n");
     assert_eq!(job.spec.volume, Volume::Bytes(8000));
     assert_eq!(job.spec.cpus, Cpus::Shared(vec![2]));
-    // A name that begins with global is [global]; no other spelling is.
+    // A name that begins with `global` is [global]; other spellings are not.
     let jobs = read("[globals]\nbs=8k\n[Global]\n[x]\nname=y\n").unwrap();
     let of = |job: &FioJob| (job.name.clone(), job.spec.io_bytes);
     let jobs: Vec<_> = jobs.iter().map(of).collect();
@@ -272,8 +272,8 @@ fn sections_are_read_as_fio_reads_them() {
     assert_eq!((marked.spec.depth, marked.lines.of(&["iodepth"]), marked.lines.of(&[])), (4, 3, 2));
 }
 
-/// fio 3.33: a comma separates reads, writes and trims, as a colon and a minus do; one value is for all,
-/// and what is left out stays.
+/// fio 3.33: a comma separates reads, writes and trims, as do a colon and a minus; one value is for all,
+/// and omitted values stay as they were.
 #[test]
 fn reads_and_writes_may_have_values_of_their_own() {
     let size = |lines: &str, rw: &str| one(&format!("[x]\n{lines}\nrw={rw}\n")).spec.io_bytes;
@@ -296,7 +296,7 @@ fn reads_and_writes_may_have_values_of_their_own() {
     );
     assert_eq!((rate("rate=,1m", "read"), rate("rate=,1m", "write")), (None, Some(256)));
     assert_eq!(rate("rate_iops=0", "read"), None);
-    // fio --name=x --ioengine=null --rw=randrw --rwmixread=70 --rate_iops=...: each has its own.
+    // fio --name=x --ioengine=null --rw=randrw --rwmixread=70 --rate_iops=...: each has its own limit.
     let mixed = |line: &str| one(&format!("[x]\nrw=randrw\nrwmixread=70\n{line}\n")).spec;
     let of = |spec: JobSpec| (spec.rate_iops, spec.mixed_read_percent);
     assert_eq!(of(mixed("rate_iops=100")), (Some(200), 50));
@@ -330,7 +330,7 @@ fn every_key_has_one_name_and_the_manual_says_it() {
     }
 }
 
-/// A value that the key takes.
+/// A value that the key accepts.
 fn value_of(key: &str, number: u64) -> String {
     let pick = |words: &[&str]| {
         let index = usize::try_from(number).unwrap_or(0) % words.len();

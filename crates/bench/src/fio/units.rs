@@ -4,12 +4,12 @@ use std::time::Duration;
 
 /// Most percentiles in a list, as in fio.
 const PERCENTILES_MAX: usize = 20;
-/// CPUs that a list can name.
+/// Number of CPUs that a list can name.
 const CPUS_MAX: usize = 1024;
 /// Longest time: a year.
 const TIME_MAX: Duration = Duration::from_secs(365 * 86_400);
 
-/// What `k` means.
+/// The meaning of `k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KbBase {
     /// 1024, and `kib` is 1000: fio's default.
@@ -18,8 +18,8 @@ pub(super) enum KbBase {
     Decimal,
 }
 
-/// A number with an optional suffix, as fio reads it: `k`, `ki` and `kb` are the same, and only
-/// `kib` is the other base. What fio reads as something else than it looks like is refused.
+/// A number with an optional suffix, as fio reads it: `k`, `ki` and `kb` mean the same, and only `kib` has
+/// the other base. A text that fio reads as another value than it suggests is refused.
 pub(super) fn size(text: &str, base: KbBase) -> Result<u64, String> {
     let lower = text.to_ascii_lowercase();
     if let Some(hex) = lower.strip_prefix("0x") {
@@ -51,7 +51,7 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at(text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len())
 }
 
-/// Why a text is no number of bytes, and what to write instead.
+/// Why a text is not a number of bytes, and what to write instead.
 fn not_a_size(text: &str) -> String {
     let (number, rest) = digits(text);
     if text.starts_with('(') {
@@ -71,7 +71,7 @@ fn not_a_size(text: &str) -> String {
     }
 }
 
-/// A time; without a unit in seconds.
+/// A time; without a unit it is in seconds.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     let wrong = || {
         format!(
@@ -94,7 +94,7 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     time.filter(|&time| time <= TIME_MAX).ok_or_else(|| "at most a year".to_owned())
 }
 
-/// A number between two others; fio's numbers may all have the suffixes of sizes.
+/// A number within bounds; all of fio's numbers may have the suffixes of sizes.
 pub(super) fn number<T: TryFrom<u64>>(
     text: &str,
     least: u64,
@@ -107,9 +107,9 @@ pub(super) fn number<T: TryFrom<u64>>(
         .ok_or_else(|| format!("`{text}` is not a number from {least} to {most}"))
 }
 
-/// The values of a key that fio has for reads, writes and trims each: `4k` is for all of them,
-/// `4k,8k` for reads and for the others, and what is left out (`,8k`) stays as it was. Gives those
-/// of reads and writes.
+/// The values of a key that fio has for reads, writes and trims separately: `4k` is for all of them,
+/// `4k,8k` for reads and for the others, and an omitted value (`,8k`) stays as it was. Gives the values of
+/// reads and of writes.
 pub(super) fn sides(
     text: &str,
     parse: &dyn Fn(&str) -> Result<u64, String>,
@@ -117,7 +117,7 @@ pub(super) fn sides(
     let mut values = [None; 3];
     let (mut rest, mut filled) = (Some(text), 0);
     while let Some(part) = rest {
-        // fio also separates them by a colon or a minus, which in front is a sign: `4k-8k` is no range.
+        // fio also accepts a colon or a minus, which in front is a sign: `4k-8k` is not a range.
         let separators = if part.starts_with('-') { &[',', ':'][..] } else { &[',', ':', '-'] };
         let found = separators.iter().find_map(|&separator| part.split_once(separator));
         let (first, after) = found.map_or((part, None), |(first, after)| (first, Some(after)));
@@ -153,10 +153,10 @@ pub(super) fn cpus(text: &str) -> Result<Vec<usize>, String> {
     Ok(cpus)
 }
 
-/// Percentiles with colons between, as fio has them: `99:99.9:99.99`.
+/// Percentiles separated by colons, as in fio: `99:99.9:99.99`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// When it is not such a list; the error says why.
 pub fn percentile_list(text: &str) -> Result<Vec<f64>, String> {
     let wrong = || format!("`{text}` is not a list of percentiles: write 99:99.9:99.99");
     let mut list = Vec::new();
@@ -177,8 +177,8 @@ pub fn percentile_list(text: &str) -> Result<Vec<f64>, String> {
     Ok(list)
 }
 
-/// `filename` names several files with colons between; `\:` is a colon in a name. As in fio, two
-/// colons are like one.
+/// `filename` names several files, separated by colons; `\:` is a colon in a name. As in fio, two colons
+/// count as one.
 pub(super) fn filenames(text: &str) -> Result<Vec<String>, String> {
     let mut names = vec![String::new()];
     let mut letters = text.chars().peekable();

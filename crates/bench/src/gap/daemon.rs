@@ -1,4 +1,4 @@
-//! `raceline serve` in this process: a daemon that begins with a configuration file, as users start it.
+//! `raceline serve` in this process: a daemon that starts from a configuration file, as users start it.
 
 use std::fs::DirBuilder;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -21,14 +21,14 @@ const BLOCK_BYTES: usize = 512;
 /// A running daemon.
 pub(super) struct Served {
     daemon: Daemon,
-    /// Where hosts find it.
+    /// The address for hosts.
     pub(super) address: SocketAddr,
     /// Its socket and its configuration; removed after the daemon has ended.
     _folder: Folder,
 }
 
 impl Served {
-    /// Starts it with an empty namespace that can serve these cases.
+    /// Starts the daemon with an empty namespace that can serve these cases.
     pub(super) fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
         let target = target_config(config, cases);
         check(config, &target)?;
@@ -36,7 +36,7 @@ impl Served {
         let folder = Folder::new().map_err(failed)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        // The daemon takes a port by its number only.
+        // The daemon needs the number of a free port.
         drop(listener);
         let file = folder.0.join("serve.json");
         let text = configuration(config, &target, address).to_string();
@@ -62,7 +62,7 @@ impl Served {
     }
 }
 
-/// What a daemon does not do is refused, with what to do.
+/// Refuses settings that a daemon cannot have; the error says what to do.
 fn check(config: &GapConfig, target: &TargetConfig) -> Result<(), GapError> {
     let invalid = |what: &str| {
         Err(GapError::Invalid(format!("raceline serve {what}: measure with --target export")))
@@ -80,8 +80,8 @@ fn check(config: &GapConfig, target: &TargetConfig) -> Result<(), GapError> {
     Ok(())
 }
 
-/// In SPDK's form. The limits of the transport are those of `raceline export`, so that the two
-/// differ in nothing but what a daemon does.
+/// The configuration in SPDK's form. The transport has the limits of `raceline export`, so that the two
+/// differ only in what a daemon does.
 fn configuration(config: &GapConfig, target: &TargetConfig, address: SocketAddr) -> Value {
     let call = |method: &str, params: Value| json!({"method": method, "params": params});
     let mut sockets = Vec::new();
@@ -119,7 +119,7 @@ fn configuration(config: &GapConfig, target: &TargetConfig, address: SocketAddr)
     ]})
 }
 
-/// A folder of this process alone, with a short path, as a socket's must be.
+/// A folder for this process alone, with a short path, as a socket needs it.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -135,7 +135,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays behind is small, and nobody can be told.
+        // A leftover is small, and a destructor cannot report an error.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -10,7 +10,7 @@ use crate::limit::report::{case_name, parse_size};
 pub struct Case {
     /// Bytes per command.
     pub io_bytes: u32,
-    /// Writes; else reads.
+    /// Whether they are writes; otherwise reads.
     pub write: bool,
     /// Commands in flight per connection.
     pub depth: u16,
@@ -29,10 +29,10 @@ const IO_BYTES: [u32; 3] = [4 << 10, 16 << 10, 128 << 10];
 const DEPTHS: [u16; 4] = [1, 8, 32, 128];
 const CONNECTIONS: [u16; 4] = [1, 4, 16, 64];
 
-/// Most values that one word of a selection may have.
+/// Most values that one key of a selection may have.
 const VALUES_MAX: usize = 64;
 
-/// The points that say most in a few minutes: size, write, depth, connections.
+/// The most informative points for a few minutes: size, write, depth, connections.
 const QUICK: [(u32, bool, u16, u16); 24] = [
     (4 << 10, false, 1, 1),
     (4 << 10, false, 8, 1),
@@ -60,7 +60,7 @@ const QUICK: [(u32, bool, u16, u16); 24] = [
     (128 << 10, true, 32, 1),
 ];
 
-/// A choice of points: `io=4k,rw=read,depth=1|32`. What is not named is as in the grid.
+/// A choice of points: `io=4k,rw=read,depth=1|32`. Keys that are not named have all values of the grid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     io_bytes: Vec<u32>,
@@ -102,7 +102,7 @@ impl FromStr for Selection {
     }
 }
 
-/// All points of the grid. A selection may also name values that the grid does not have.
+/// All points of the grid that a selection leaves. A selection may also name values outside the grid.
 #[must_use]
 pub fn full(selection: &Selection) -> Vec<Case> {
     let mut cases = Vec::new();

@@ -22,10 +22,10 @@ use crate::workload::RwMode;
 
 pub(super) const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:gap";
 const HOST: &str = "nqn.2026-01.io.raceline:gap-host";
-/// The namespace and the host, in a process of their own, need no better ones.
+/// The namespace and the host need no better ones within one process.
 const UUID: [u8; 16] = *b"raceline-gap-one";
 
-/// How much is filled at a time.
+/// Bytes that are filled at a time.
 const FILL_BYTES: usize = 1 << 20;
 /// The commands that fill a daemon's memory.
 const FILL_IO_BYTES: u32 = 128 << 10;
@@ -43,7 +43,7 @@ enum Running {
 }
 
 impl Product {
-    /// Starts it with a filled namespace, and lets it sleep.
+    /// Starts the target with a filled namespace, and lets it sleep.
     pub(super) fn start(kind: Kind, config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
         let product = match kind {
             Kind::Export => Self::export(config, cases)?,
@@ -75,7 +75,7 @@ impl Product {
         Ok(Self { running: Running::Export(target), address })
     }
 
-    /// Writes the namespace once from end to end, as a host must.
+    /// Writes the namespace once from end to end, through a host.
     fn fill(&self, config: &GapConfig) -> Result<(), GapError> {
         let io_bytes = FILL_IO_BYTES;
         let case = Case { io_bytes, write: true, depth: FILL_DEPTH, connections: 1 };
@@ -88,7 +88,7 @@ impl Product {
         error.map_or(Ok(()), |error| Err(GapError::command(case, error)))
     }
 
-    /// Connects a host for one case, and lets both sleep.
+    /// Connects a host for one case, and lets host and target sleep.
     pub(super) fn connect<'a>(
         &self,
         config: &GapConfig,
@@ -102,7 +102,7 @@ impl Product {
         let mut host = HostConfig::new(self.address, name(SUBSYSTEM), name(HOST), HostId(UUID));
         host.io_queues = case.connections;
         host.io_entries = case.depth.saturating_add(1);
-        // A host that sleeps has nothing to say.
+        // A sleeping host sends no keep alive.
         host.kato_ms = 0;
         EngineConfig {
             host,
@@ -157,7 +157,7 @@ impl Product {
     }
 }
 
-/// The usual target, as large as the cases need.
+/// The usual target, large enough for the cases.
 pub(super) fn target_config(config: &GapConfig, cases: &[Case]) -> TargetConfig {
     let usual = TargetConfig::default();
     let connections = cases.iter().map(|case| case.connections).max().unwrap_or(1);

@@ -1,4 +1,4 @@
-//! The gap for people, as a table with the bar on each line, and for programs, as a JSON list.
+//! The gap as a table for users, with the bar on each line, and as a JSON list for programs.
 
 use serde::Serialize;
 
@@ -9,23 +9,23 @@ use crate::limit::report::{median, whole};
 use crate::machine::Origin;
 use crate::report::{grouped, latency_text};
 
-/// What a RAM namespace must reach of the limit with the same memory.
+/// The ratio that a RAM namespace must reach against the limit with the same memory.
 pub const BAR: f64 = 0.85;
-/// What a namespace without storage must reach of the limit out of a hot region.
+/// The ratio that a namespace without storage must reach against the limit with a hot region.
 pub const BAR_NULL: f64 = 0.8;
-/// What a daemon must reach of `raceline export`.
+/// The ratio that a daemon must reach against `raceline export`.
 pub const BAR_BOTH: f64 = 0.97;
 
 /// All points of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// How they were measured.
+    /// The settings of the measurement.
     pub config: GapConfig,
-    /// The pages, by name.
+    /// The name of the pages.
     pub pages: String,
-    /// What TCP did with both.
+    /// TCP's congestion control for both.
     pub congestion_control: CongestionControl,
-    /// What measured and where.
+    /// Program and machine of the measurement.
     pub origin: Origin,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
@@ -62,7 +62,7 @@ impl Figures {
 }
 
 impl Report {
-    /// What each point must reach.
+    /// The ratio that each point must reach.
     #[must_use]
     pub fn bar(&self) -> f64 {
         match self.config.subject {
@@ -72,7 +72,7 @@ impl Report {
         }
     }
 
-    /// The first lines of the table. The columns of IOPS are named after what was measured.
+    /// The first lines of the table. The columns of IOPS have the names of target and reference.
     #[must_use]
     pub fn heading(&self) -> String {
         format!(
@@ -130,11 +130,11 @@ impl Report {
         )
     }
 
-    /// A line about the cores and how many pairs were taken while they were apart, if they are two.
+    /// A line about the distance of the cores, if there are two, and the pairs taken while they were apart.
     fn distance(&self) -> String {
         let pairs = || self.points.iter().flat_map(|point| &point.pairs);
         let mut distance = Distance::between(self.config.target_core, self.config.host_core);
-        // By what is known in the end, pairs of the first points may have been apart, too.
+        // By the final least, pairs of the first points may have been apart as well.
         pairs().filter_map(|pair| pair.round_trip).for_each(|found| distance.note(found));
         let Some((cores, least)) = distance.cores().zip(distance.least()) else {
             return String::new();
@@ -168,7 +168,7 @@ impl Report {
 #[derive(Serialize)]
 struct PointJson<'a> {
     case: String,
-    /// What was measured, `serve` or `export`, and what it was compared with, `limit` or `export`.
+    /// The measured target, `serve` or `export`, and its reference, `limit` or `export`.
     target: &'static str,
     reference: &'static str,
     rw: &'static str,
@@ -178,9 +178,9 @@ struct PointJson<'a> {
     memory: &'static str,
     memory_bytes: usize,
     buffer_each: bool,
-    /// Writes of the limit come through staging memory.
+    /// Whether writes of the limit come through staging memory.
     staged: bool,
-    /// Nanoseconds of the limit per command on each side.
+    /// Additional work of the limit per command in nanoseconds, on each side.
     work_ns: u128,
     pages: &'a str,
     congestion_control: &'a CongestionControl,
@@ -198,13 +198,13 @@ struct PointJson<'a> {
     bar: f64,
     reached: bool,
     pairs: Vec<PairJson>,
-    /// Pairs that count although others disturbed them.
+    /// Pairs that count although they were disturbed.
     disturbed: usize,
-    /// Pairs that do not count because others disturbed them.
+    /// Pairs that do not count because they were disturbed.
     repeated: usize,
-    /// Those of them during which the cores were apart.
+    /// Number of repeated pairs during which the cores were apart.
     repeated_apart: usize,
-    /// Median of the pairs'; absent where the sides have no two cores.
+    /// Median of the pairs; absent if the sides do not have two cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     core_round_trip_ns: Option<u64>,
     p50_us: f64,
@@ -214,7 +214,7 @@ struct PointJson<'a> {
     limit_tuning: Option<String>,
 }
 
-/// Commands per second of what Raceline is compared with, by its name.
+/// Commands per second of the reference, under its name.
 #[derive(Serialize)]
 enum ReferenceIops {
     #[serde(rename = "limit_iops")]

@@ -1,4 +1,4 @@
-//! The target, the sessions of the ways that are compared, and the rounds in which they take turns.
+//! The target, the sessions of the compared ways, and the rounds in which the ways take turns.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,43 +17,43 @@ use crate::quiet::{self, Disturbance, Machine};
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:bench-host";
 const HOST: &str = "nqn.2026-01.io.raceline:bench-host-host";
-/// The namespace and the host, in a process of their own, need no better ones.
+/// The namespace and the host need no better ones within one process.
 const UUID: [u8; 16] = *b"raceline-bh-ours";
 /// Largest command of any case.
 const IO_BYTES_MAX: u32 = 1 << 20;
-/// Buffers of that size that the target has.
+/// Number of the target's buffers of that size.
 const LARGE_BUFFERS: usize = 64;
 /// Entries of every queue.
 const ENTRIES: u16 = 128;
-/// Rounds that were disturbed are repeated until there are so many times the rounds asked for.
+/// Disturbed rounds are repeated until this many times the requested number of rounds has been run.
 const ATTEMPTS_FACTOR: usize = 3;
 
-/// A target, and what all ways have in common.
+/// A target, and the settings that all ways share.
 pub(crate) struct Bed<'a> {
     pub(crate) config: &'a HostBenchConfig,
     stop: &'a dyn Fn() -> bool,
     target: Option<Target>,
     address: SocketAddr,
     nqn: Nqn,
-    /// Of the cores of target and host, if both are ours.
+    /// Distance between the cores of target and host, if both are in this process.
     distance: Cell<Distance>,
 }
 
 /// A run of each way, next to each other in time.
 pub(crate) struct Round<T> {
-    /// By way.
+    /// The runs by way.
     pub(crate) runs: Vec<T>,
     disturbance: Disturbance,
 }
 
-/// One of the ways that are compared.
+/// One of the compared ways.
 pub(crate) struct Way {
     pub(crate) name: &'static str,
     pub(crate) stage: StageConfig,
 }
 
 impl<'a> Bed<'a> {
-    /// Starts the target with a filled namespace, unless there is one.
+    /// Starts the target with a filled namespace, unless the settings name a target.
     pub(super) fn start(
         config: &'a HostBenchConfig,
         stop: &'a dyn Fn() -> bool,
@@ -77,7 +77,7 @@ impl<'a> Bed<'a> {
         Ok(Self { config, stop, target: Some(target), address, nqn, distance })
     }
 
-    /// Ends the target, if it is ours.
+    /// Ends the target, if it is in this process.
     pub(super) fn end(self) -> Result<(), HostBenchError> {
         match self.target {
             Some(target) => Ok(target.shutdown()?),
@@ -85,13 +85,13 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// How to connect, with so many queues.
+    /// The connection to the target, with `io_queues` queues.
     pub(crate) fn host_config(&self, io_queues: u16) -> HostConfig {
         let (nqn, hostnqn) = (self.nqn.clone(), self::name(HOST));
         HostConfig {
             io_queues,
             io_entries: ENTRIES,
-            // A host that sleeps while others are measured has nothing to say.
+            // A host that sleeps during other runs sends no keep alive.
             kato_ms: 0,
             ..HostConfig::new(self.address, nqn, hostnqn, HostId(UUID))
         }
@@ -126,7 +126,7 @@ impl<'a> Bed<'a> {
         Way { name, stage }
     }
 
-    /// Runs all ways, round after round: as many as asked for, quiet ones if possible.
+    /// Runs all ways, round after round: the requested number of rounds, quiet ones if possible.
     pub(crate) fn rounds(&self, ways: &[Way]) -> Result<Vec<Round<StageOutcome>>, HostBenchError> {
         let mut watches: Vec<_> = ways.iter().map(|_| |_| !(self.stop)()).collect();
         let mut sessions = Vec::with_capacity(ways.len());
@@ -146,7 +146,7 @@ impl<'a> Bed<'a> {
         })
     }
 
-    /// As [`Self::rounds`], of ways that `run` runs by their number.
+    /// As [`Self::rounds`], for ways that `run` runs by their number.
     pub(crate) fn rounds_of<T>(
         &self,
         ways: usize,
@@ -167,7 +167,7 @@ impl<'a> Bed<'a> {
             }
             let mut disturbance = Machine::now().since(&before);
             if self.target.is_none() {
-                // The target is another process: what it uses is part of the measurement.
+                // The target is another process: its usage is part of the measurement.
                 disturbance.foreign_percent = 0.0;
             }
             let still = distance.look();

@@ -1,11 +1,11 @@
-//! One connection on one core, sending one PDU at a time, all that is ready, or gathered as i10 does.
+//! One connection on one core that sends one PDU at a time, all that are ready, or gathers them as i10
+//! does.
 //!
 //! The wall of a way is the highest rate of 4 KiB reads, in an open loop, at which a latency stays below
-//! twice what it is at a low rate in the same round: P99 in the quietest of the rounds, and P90 in the
-//! median of them.
-//! What disturbs a machine only ever adds to a latency, and where each stall of a core takes some
-//! milliseconds, it is P99 of most rounds at any rate. The closed loops say whether gathering costs
-//! throughput at any size.
+//! twice its value at a low rate in the same round: P99 in the quietest of the rounds, and P90 in the
+//! median of them. A disturbance of the machine only ever adds to a latency. If each stall of a core takes
+//! some milliseconds, P99 of most rounds is such a stall at any rate. The closed loops show whether
+//! gathering costs throughput at any size.
 
 use super::bed::{Bed, Way};
 use super::report::{Cell, Row, Section, Unit};
@@ -16,27 +16,28 @@ use crate::histogram::Latencies;
 use crate::limit::report::median;
 
 const IO_BYTES: u32 = 4096;
-/// Commands that may be in flight in the open loop: enough that the rate is what limits.
+/// Most commands in flight in the open loop: enough that the rate is the limit.
 const OPEN_DEPTH: u16 = 127;
 /// Commands in flight in the closed loop.
 const CLOSED_DEPTH: u16 = 32;
 /// Sizes of the closed loop.
 const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 128 << 10];
-/// The low rate: commands are alone, and there are enough of them for a percentile.
+/// The low rate: commands are alone, and numerous enough for a percentile.
 const LOW_RATE: u64 = 10_000;
-/// The first rate that may be a wall, and how much higher each next one is, in percent; then those between
-/// a wall and the next one, that far apart in percent of the wall.
+/// The first rate that may be a wall, and the increase to each next rate, in percent; below, the distance
+/// of the rates between a wall and the next rate, in percent of the wall.
 const FIRST_RATE: u64 = 60_000;
 const RATE_STEP_PERCENT: u64 = 40;
 const FINE_STEP_PERCENT: usize = 10;
-/// Rates beyond are not tried.
+/// Higher rates are not tried.
 const RATE_MAX: u64 = 2_000_000;
-/// So many rates in a row that no way keeps in any round are the end: one may be the machine's fault.
+/// Consecutive rates that no way keeps in any round before the search ends: one alone may be the machine's
+/// fault.
 const UNKEPT_RATES: usize = 2;
-/// A latency may be so many times what it is at the low rate.
+/// Bound on a latency, as a multiple of its value at the low rate.
 const LATENCY_FACTOR: f64 = 2.0;
-/// Commands that were due in a run and not issued before its end, in percent: the last moments of a
-/// run always leave some, and a rate that is not kept leaves more with every moment.
+/// Commands that were due in a run and not issued before its end, in percent: the last moments of a run
+/// always leave some, and a rate that is not kept leaves more all the time.
 const MISSED_PERCENT_MAX: u64 = 1;
 const NAMES: [&str; 3] = ["one PDU per send", "what is ready", "i10"];
 
@@ -68,12 +69,12 @@ fn ways(bed: &Bed<'_>, job: &JobSpec) -> [Way; 3] {
     ]
 }
 
-/// By which latency a wall is found.
+/// The latency that defines a wall.
 #[derive(Clone, Copy)]
 struct Criterion {
     name: &'static str,
     percentile: f64,
-    /// Of a value of each round.
+    /// Combines the values of the rounds.
     over: fn(Vec<f64>) -> f64,
 }
 
@@ -82,8 +83,8 @@ const CRITERIA: [Criterion; 2] = [
     Criterion { name: "P90, median", percentile: 90.0, over: middle },
 ];
 
-/// How far a way has come: the highest rate that it passed. Those above and below are tried all the
-/// same, as a disturbance fails a rate and never passes one.
+/// The highest rate that a way has passed. Rates above and below are tried all the same, because a
+/// disturbance can fail a rate but never pass one.
 #[derive(Clone, Copy, Default)]
 struct Wall {
     rate: u64,
@@ -91,12 +92,12 @@ struct Wall {
 }
 
 impl Wall {
-    /// None when not even the first rate passed.
+    /// `None` if not even the first rate passed.
     fn found(self) -> Option<Self> {
         (self.rate > 0).then_some(self)
     }
 
-    /// `factor` is the latency at this rate over that at the low one.
+    /// `factor` is the latency at this rate relative to that at the low rate.
     fn try_rate(&mut self, rate: u64, factor: f64) {
         if factor < LATENCY_FACTOR && rate > self.rate {
             *self = Self { rate, factor };
@@ -107,8 +108,8 @@ impl Wall {
 /// The walls of all ways by each criterion.
 type Walls = [[Wall; NAMES.len()]; CRITERIA.len()];
 
-/// The walls of all ways, tried side by side at rising rates, each beside the low one: a machine that
-/// changes its speed changes it for both. Then the rates above each wall by P99, up to what was tried.
+/// Finds the walls of all ways, side by side at rising rates, each beside the low rate: a change of the
+/// machine's speed affects both. Then tries the rates above each wall by P99, up to the highest one tried.
 fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
     let mut walls = Walls::default();
     let mut rate = FIRST_RATE;
@@ -140,7 +141,7 @@ fn walls(bed: &Bed<'_>) -> Result<Vec<Row>, HostBenchError> {
     Ok(rows.collect())
 }
 
-/// Tries a rate with all ways; whether any of them kept it.
+/// Tries a rate with all ways; gives whether any of them kept it.
 fn try_rate(bed: &Bed<'_>, rate: u64, walls: &mut Walls) -> Result<bool, HostBenchError> {
     let at = |rate| JobSpec { rate_iops: Some(rate), ..JobSpec::new(IO_BYTES, OPEN_DEPTH) };
     let [low, high] = [LOW_RATE, rate].map(|rate| ways(bed, &at(rate)));
@@ -154,8 +155,8 @@ fn try_rate(bed: &Bed<'_>, rate: u64, walls: &mut Walls) -> Result<bool, HostBen
     Ok(rounds.iter().flat_map(|round| &round.runs[NAMES.len()..]).any(keeps))
 }
 
-/// The rates between a wall and the next one that was tried; those below the first rate when there is no
-/// wall yet.
+/// The rates between a wall and the next rate that was tried; rates below the first one if there is no wall
+/// yet.
 fn rates_above(wall: u64) -> impl Iterator<Item = u64> {
     let low = if wall == 0 { FIRST_RATE * 100 / (100 + RATE_STEP_PERCENT) } else { wall };
     let percents = (0..RATE_STEP_PERCENT).step_by(FINE_STEP_PERCENT).skip(1);
@@ -204,8 +205,7 @@ fn iops(outcome: &StageOutcome) -> f64 {
     outcome.clones.iter().map(of).sum()
 }
 
-/// A latency over that of the same way at the low rate, over the rounds; one that could not keep its rate
-/// has none that counts.
+/// A latency of a way relative to that at the low rate, over the rounds; infinite if the rate was not kept.
 fn factor(rounds: &[Round<StageOutcome>], way: usize, criterion: Criterion) -> f64 {
     let of = |round: &Round<StageOutcome>| {
         let (low, high) = (&round.runs[way], &round.runs[NAMES.len() + way]);

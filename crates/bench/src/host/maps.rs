@@ -1,8 +1,9 @@
-//! Synchronous readers beside a writer of large blocks: on shared queues, and on queues of their own.
+//! Synchronous readers beside a writer of large blocks: on shared queues, and on separate queues.
 //!
-//! A read that is submitted on a connection behind a large write leaves when all of the write's data
-//! have left. With the same number of connections, half of them for reads, it never does. The writer
-//! also takes processor time from the readers, on both ways alike; capped in rate it leaves enough.
+//! A read that is submitted on a connection behind a large write leaves only after all of the write's data.
+//! With the same number of connections, half of them for reads, a read never waits behind a write. The
+//! writer also takes processor time from the readers, in both ways alike; with a capped rate it leaves
+//! enough.
 
 use super::bed::Bed;
 use super::report::{Cell, Row, Section, Unit};
@@ -14,18 +15,18 @@ use crate::workload::RwMode;
 
 /// Connections of each way, in total.
 const CONNECTIONS: u16 = 4;
-/// Readers, one command at a time each.
+/// Numbers of readers, with one command in flight each.
 const READERS: [u16; 2] = [16, 32];
 const READ_BYTES: u32 = 4096;
 const WRITE_BYTES: u32 = 1 << 20;
-/// Commands of the writer in flight: a part on each of its lanes, which it spreads over all queues
-/// that take writes, as a thread does that the scheduler moves about.
+/// Commands of the writer in flight: a part on each of its lanes. It spreads them over all queues for
+/// writes, like a thread that the scheduler moves from core to core.
 const WRITE_DEPTH: u16 = 16;
 /// The jobs of a stage.
 const READS: usize = 0;
 const WRITES: usize = 1;
 
-/// All combinations of readers, with the writer capped and not.
+/// All combinations of readers, with a capped writer and an uncapped one.
 pub(super) fn measure(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
     let mut rows = Vec::new();
     for readers in READERS {
@@ -78,7 +79,7 @@ fn cells(rounds: &[Round<StageOutcome>]) -> Vec<Cell> {
     let ratio = |what: fn(&StageOutcome) -> f64| -> Vec<f64> {
         rounds.iter().map(|round| what(&round.runs[1]) / what(&round.runs[0])).collect()
     };
-    // A tail of one short run would be that of a handful of commands.
+    // The tail of one short run would consist of a handful of commands.
     let tail = |way: usize| {
         let mut all = Latencies::new();
         for clone in rounds.iter().flat_map(|round| &round.runs[way].clones) {

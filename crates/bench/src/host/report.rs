@@ -1,4 +1,4 @@
-//! Tables of the cases: for people as Markdown, for programs as JSON.
+//! Tables of the cases: as Markdown for users, as JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -7,21 +7,21 @@ use serde::Serialize;
 use crate::limit::report::median;
 use crate::report::grouped;
 
-/// What was found for a case.
+/// The results of a case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Section {
     /// Its name.
     pub case: &'static str,
-    /// What was compared.
+    /// The comparison.
     pub title: String,
-    /// One for each comparison; rows with the same columns follow each other.
+    /// One row for each comparison; rows with the same columns follow each other.
     pub rows: Vec<Row>,
 }
 
 /// A comparison.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What it was about.
+    /// What is compared.
     pub label: String,
     /// Its figures.
     pub cells: Vec<Cell>,
@@ -30,43 +30,43 @@ pub struct Row {
 /// A figure of several rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
-    /// What it is.
+    /// Its name.
     pub column: &'static str,
     /// Its unit.
     pub unit: Unit,
-    /// Of all rounds; none when a round has no value, such as a ratio to a rate of nothing.
+    /// The spread over all rounds; none if a round has no value, such as a ratio to a rate of 0.
     #[serde(flatten)]
     pub spread: Option<Spread>,
 }
 
-/// What a figure was in several rounds.
+/// The spread of a figure over several rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// Over all rounds.
+    /// The median of all rounds.
     pub median: f64,
-    /// Of one round.
+    /// The value of the lowest round.
     pub lowest: f64,
-    /// Of one round.
+    /// The value of the highest round.
     pub highest: f64,
 }
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
-    /// Something per second.
+    /// A number per second.
     Rate,
     /// One figure over another.
     Ratio,
-    /// Time: nanoseconds for programs, microseconds for people.
+    /// Time: nanoseconds for programs, microseconds for users.
     #[serde(rename = "ns")]
     Micros,
-    /// Something per command.
+    /// A number per command.
     PerIo,
 }
 
 impl Cell {
-    /// Of the values of all rounds. Infinity and what is no number are no values.
+    /// The spread of the values of all rounds. Infinity and NaN are not values.
     #[must_use]
     pub fn new(column: &'static str, unit: Unit, values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
@@ -99,7 +99,7 @@ impl Cell {
 }
 
 impl Section {
-    /// For people.
+    /// The section for users.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut out = format!("{}: {}\n", self.case, self.title);
@@ -118,7 +118,7 @@ impl Section {
     }
 }
 
-/// All cases, for programs.
+/// All cases, as JSON for programs.
 #[must_use]
 pub fn to_json(sections: &[Section]) -> String {
     let mut text =

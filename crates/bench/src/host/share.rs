@@ -1,11 +1,11 @@
-//! Queues that the program's threads share: who sends, who receives, and what a submission costs.
+//! Queues that the program's threads share: which thread sends and receives, and the cost of a submission.
 //!
-//! `share` has one 4 KiB read in flight, from one thread on the host's core. It is sent by that thread
-//! or handed to the worker; its end is received by that thread, looked for while the worker receives,
-//! or waited for; or a call of the blocking face does all that. Hand-offs and voluntary context switches are those of the whole process, of which
-//! the target polls and so makes none. `submit` has four threads that submit bursts to one queue that a
-//! fifth drives, and counts the time in the calls alone: by the wall clock, which also goes on while a
-//! thread does not run, and by the clock of the thread, which does not.
+//! `share` has one 4 KiB read in flight, from one thread on the host's core. That thread sends it or hands
+//! it to the worker. The thread receives its end, polls for it while the worker receives, or waits for it;
+//! or one call of the blocking face does all that. Hand-offs and voluntary context switches are counted for
+//! the whole process; the target polls and so makes none. In `submit`, four threads submit bursts to one
+//! queue that a fifth thread drives. Only the time in the calls counts: by the wall clock, which goes on
+//! while a thread does not run, and by the clock of the thread, which does not.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -31,27 +31,27 @@ const NSID: NamespaceId = NamespaceId(1);
 const IO_BYTES: usize = 4096;
 /// Threads of the program that submit to one queue.
 const SUBMITTERS: usize = 4;
-/// Operations that each of them submits before it waits for all.
+/// Operations that each of them submits before it waits for all of them.
 const BURST: usize = 16;
-/// The least of so many looks at a clock is what a look costs.
+/// Reads of a clock, of which the fastest gives the cost of a read.
 const CLOCK_LOOKS: usize = 100;
 
-/// Who sends and who receives.
+/// Which thread sends and which receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
-    /// The thread does both.
+    /// The thread sends and receives.
     DirectAndPoll,
-    /// It sends; the worker receives and wakes it.
+    /// The thread sends; the worker receives and wakes it.
     DirectAndWait,
-    /// The worker does both; the thread looks for the end.
+    /// The worker sends and receives; the thread polls for the end.
     HandedOffAndLook,
-    /// It calls the blocking face.
+    /// The thread calls the blocking face.
     Blocking,
-    /// The worker does both, and wakes it.
+    /// The worker sends and receives, and wakes the thread.
     HandedOffAndWait,
 }
 
-/// What a path needs.
+/// The objects that a path needs.
 enum Means {
     Shared(SharedQueues),
     Blocking(Host),
@@ -77,10 +77,10 @@ impl Path {
     }
 }
 
-/// What one path has done in one run.
+/// The results of one path in one run.
 struct Run {
     latencies: Latencies,
-    /// Not a number where that is not counted.
+    /// NaN if hand-offs are not counted.
     handed_off_per_io: f64,
     switches_per_io: f64,
 }
@@ -183,7 +183,7 @@ fn run_blocking(bed: &Bed<'_>, host: &Host, blocks: &Blocks) -> Result<Run, Stri
     })
 }
 
-/// Reads, one after the other; `handed_off` counts the hand-offs so far.
+/// Reads one after the other; `handed_off` counts the hand-offs so far.
 fn run(
     bed: &Bed<'_>,
     blocks: &Blocks,
@@ -233,7 +233,7 @@ fn execute(
     if path == Path::HandedOffAndLook { look(pending) } else { pending.wait() }
 }
 
-/// Looks until the end is there. The worker has the same core, so it must get it.
+/// Polls until the end is there. The worker shares the core, so the loop must yield to it.
 fn look(mut pending: Pending) -> Result<Finished, SharedError> {
     loop {
         match pending.try_take() {
@@ -307,11 +307,11 @@ pub(super) fn measure_submit(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
     })
 }
 
-/// What a submission of a burst took in the mean, in nanoseconds.
+/// Mean times for the submission of a burst, in nanoseconds.
 #[derive(Clone, Copy)]
 struct Burst {
     wall_ns: f64,
-    /// Of the thread, less what looking at its clock takes.
+    /// Time by the thread's clock, less the cost of reading that clock.
     cpu_ns: f64,
 }
 
@@ -320,13 +320,13 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// What the calling thread has used of a processor, in nanoseconds.
+/// The processor time that the calling thread has used, in nanoseconds.
 fn thread_time_ns() -> i64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-/// What [`thread_time_ns`] itself adds between two looks.
+/// The time that [`thread_time_ns`] itself adds between two reads.
 fn look_ns() -> i64 {
     let look = |_| {
         let before = thread_time_ns();
@@ -374,7 +374,7 @@ fn submit_bursts(
     Ok(took)
 }
 
-/// Where to read.
+/// The addresses to read.
 struct Blocks {
     block_bytes: usize,
     per_io: u64,
@@ -413,7 +413,7 @@ fn context_switches() -> u64 {
     tasks.filter_map(of).sum()
 }
 
-/// Keeps the calling thread, and those that it starts, on a core, if that can be had.
+/// Binds the calling thread, and threads that it starts, to a core if possible.
 fn pin(core: usize) -> Option<CpuSet> {
     let before = sched_getaffinity(None).ok()?;
     let mut one = CpuSet::new();

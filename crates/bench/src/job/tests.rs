@@ -7,7 +7,7 @@ use crate::pattern::Found;
 use crate::workload::RwMode;
 use crate::workload::tests::{SPAN, workload};
 
-/// A device that completes commands in order, each `service` after the one before.
+/// A device that completes commands in order, each `service` after the previous one.
 struct Device {
     now: Instant,
     service: Duration,
@@ -16,7 +16,7 @@ struct Device {
     data: Vec<u8>,
     block_size: usize,
     issued: Vec<(Instant, Issue)>,
-    /// Writes to this block are acknowledged and lost from the second on.
+    /// Writes to this block are acknowledged, but from the second on they are lost.
     loses_rewrites_of: Option<u64>,
 }
 
@@ -144,12 +144,13 @@ fn open_loop_below_capacity_issues_on_time() {
 
 #[test]
 fn open_loop_above_capacity_counts_the_wait() {
-    // 20,000 are due per second and 10,000 are served: half of the time since the start is wait.
+    // 20,000 commands are due per second and 10,000 are served: half of the time since the start is
+    // waiting.
     let paced = Workload { rate_iops: Some(20_000), ..workload(RwMode::RandRead) };
     let (result, _) = run(paced, 1, 100);
     assert!(result.read.max_ns() > 50_000_000, "{}", result.read.max_ns());
     assert!(result.missed > 1000, "{}", result.missed);
-    // A closed loop on the same device sees nothing of it.
+    // A closed loop on the same device does not see the delay.
     let (closed, _) = run(workload(RwMode::RandRead), 1, 100);
     assert_eq!(closed.read.max_ns(), 100_000);
 }
@@ -163,7 +164,7 @@ fn a_stall_is_in_the_latencies_of_an_open_loop() {
     device.busy_until = start + Duration::from_millis(60); // the stall
     device.run(&mut job);
     let result = job.into_result();
-    // Those due in the first 50 ms of the window waited for the stall to end, 1 ms less each.
+    // Commands due in the first 50 ms of the window waited for the stall to end, 1 ms less each.
     assert_eq!(result.read.count(), 100);
     assert!(result.read.percentile_ns(60.0) > 8_000_000, "{}", result.read.percentile_ns(60.0));
     assert!(result.read.max_ns() > 49_000_000);
@@ -290,7 +291,7 @@ fn workloads_that_do_not_fit_are_refused() {
     assert_eq!(QueueJob::new(endless).map(|_| ()), Err(JobConfigError::Endless));
 }
 
-/// Blocks in the order in which a job with so many commands visits them.
+/// The blocks in the order in which a job with `commands` commands visits them.
 fn visited(workload: Workload, depth: u16, commands: u64) -> (Vec<(u16, u64)>, JobResult) {
     let start = Instant::now();
     let limited = JobConfig {
@@ -332,7 +333,7 @@ fn a_random_map_is_verified_as_everything_else() {
 fn a_number_of_commands_ends_a_job_and_its_time() {
     let (order, result) = visited(workload(RwMode::Read), 4, 10);
     assert_eq!(order.len(), 10);
-    // One command per 100 us: the time until the last completion counts.
+    // One command per 100 us: the measured time ends with the last completion.
     assert_eq!((result.read.count(), result.measured), (10, Duration::from_millis(1)));
 }
 
@@ -367,7 +368,7 @@ fn spans_are_verified_each() {
     assert!(written.len() > 100 && result.verified >= u64::try_from(written.len()).unwrap());
 }
 
-/// Issues all that a job wants, and gives the sizes of the batches and whether the last one ended.
+/// Issues all commands of a job, and gives the sizes of the batches and whether the last one ended.
 fn batches(job: &mut QueueJob, now: Instant, slots: &mut VecDeque<u16>) -> (Vec<usize>, bool) {
     let (mut sizes, mut open) = (Vec::new(), 0);
     while let Some(issue) = job.poll_issue(now) {
@@ -392,7 +393,7 @@ fn commands_leave_in_batches() {
     for slot in slots.drain(..3) {
         job.handle_read(start, slot, &[]);
     }
-    // What there is does not wait for more: the depth is reached again.
+    // Available completions do not wait for more: the depth is reached again.
     assert_eq!(batches(&mut job, start, &mut slots), (vec![3], true));
     let all = JobConfig { batch: Batch::NONE, ..with(20) };
     let mut job = QueueJob::new(all).unwrap();

@@ -1,4 +1,4 @@
-//! Data digests of the pair: computed while a payload is copied, and checked as it comes.
+//! Data digests of the pair: computed while a payload is copied, and checked on arrival.
 
 use std::io;
 
@@ -11,19 +11,19 @@ use super::wire::{DIGEST_BYTES, HEADER_BYTES};
 /// Copies start at multiples of this, so that no store touches two lines.
 const LINE_BYTES: usize = 64;
 
-/// Payloads on their way out, each with its digest behind it. They are copies, as a target's must
-/// be whose memory others may write.
+/// Payloads on their way out, each followed by its digest. They are copies: a target whose memory others
+/// may write must copy as well.
 pub(super) struct Copies {
     channel: Channel<Vec<u8>, Vec<u8>>,
     memory: PageBuf,
     io_bytes: usize,
     stride: usize,
-    /// The places of copies that were sent; the last is taken first, because a cache has it.
+    /// The free places of copies; the last one freed is taken first, because it is in a cache.
     free: Vec<usize>,
 }
 
 impl Copies {
-    /// Room for so many.
+    /// Room for `count` copies.
     pub(super) fn new(io_bytes: usize, count: usize) -> io::Result<Self> {
         let stride = (io_bytes + DIGEST_BYTES).next_multiple_of(LINE_BYTES);
         let channel = Framework::software().open_channel(&ChannelConfig::default());
@@ -36,7 +36,8 @@ impl Copies {
         })
     }
 
-    /// Copies a payload and digests it; gives where the copy is. `upcoming` starts the next one.
+    /// Copies a payload and digests it; gives the place of the copy. `upcoming` prefetches the next
+    /// payload.
     pub(super) fn copy(&mut self, payload: &[u8], upcoming: Option<&[u8]>) -> Option<usize> {
         let place = self.free.pop()?;
         let start = place * self.stride;
@@ -53,23 +54,23 @@ impl Copies {
         &self.memory[place * self.stride..][..self.io_bytes + DIGEST_BYTES]
     }
 
-    /// The copy was sent.
+    /// Frees the place of a copy that was sent.
     pub(super) fn release(&mut self, place: usize) {
         self.free.push(place);
     }
 }
 
-/// Checks one C2HData after another, whose bytes come in pieces, while a cache has them.
+/// Checks successive C2HData PDUs, whose bytes come in pieces, while they are in a cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Check {
     found: Crc32c,
-    /// The digest that came, as far as it has.
+    /// The received bytes of the digest.
     came: u32,
 }
 
 impl Check {
-    /// Takes the next bytes of a PDU with so much payload, of which `left` bytes are still to come,
-    /// these included. False if they end it and its digest is wrong.
+    /// Takes the next bytes of a PDU with `io_bytes` of payload; `left` bytes of it are still to come,
+    /// including these. False if the PDU ends with them and its digest is wrong.
     pub(super) fn take(&mut self, bytes: &[u8], left: usize, io_bytes: usize) -> bool {
         let at = HEADER_BYTES + io_bytes + DIGEST_BYTES - left;
         let header = HEADER_BYTES.saturating_sub(at).min(bytes.len());

@@ -11,9 +11,9 @@ use rustix::fd::OwnedFd;
 use super::tuning::Look;
 use super::{LimitError, Mode};
 
-/// No wait in the kernel is longer: then it is looked whether the window is over.
+/// Longest wait in the kernel: after it the sides check whether the window is over.
 pub(super) const WAIT: Duration = Duration::from_millis(10);
-/// Sockets reported by one wait; the others are reported by the next.
+/// Most sockets that one wait reports; the next wait reports the others.
 const EVENTS: usize = 256;
 /// How long a connection of the loopback may take to be accepted.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ pub(super) fn connect(
     Ok((target, host))
 }
 
-/// The connection from this address; anybody else's is closed.
+/// Accepts the connection from this address; connections from other addresses are closed.
 fn accept(listener: &TcpListener, from: SocketAddr) -> io::Result<TcpStream> {
     let deadline = Instant::now() + ACCEPT_LIMIT;
     loop {
@@ -70,7 +70,7 @@ fn prepare(stream: &TcpStream, blocking: bool) -> io::Result<()> {
     }
 }
 
-/// Leaves the sockets alone for so long.
+/// Spins for this time without touching the sockets.
 pub(super) fn pause(time: Duration) {
     if time.is_zero() {
         return;
@@ -81,7 +81,7 @@ pub(super) fn pause(time: Duration) {
     }
 }
 
-/// What a receive or send gave: bytes, nothing for now, or the end.
+/// The result of a receive or send: bytes, none for now, or the end.
 pub(super) fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -95,11 +95,11 @@ pub(super) fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// Slices to send in one call, at most `N` and at most so many bytes.
+/// Slices to send in one call, at most `N` and at most a given number of bytes.
 pub(super) struct Gather<'a, const N: usize> {
     slices: [IoSlice<'a>; N],
     used: usize,
-    /// Bytes at the beginning that were sent before.
+    /// Bytes at the beginning that have been sent already.
     skip: usize,
     room: usize,
 }
@@ -109,7 +109,7 @@ impl<'a, const N: usize> Gather<'a, N> {
         Self { slices: [IoSlice::new(&[]); N], used: 0, skip, room: bytes }
     }
 
-    /// Appends bytes; false when nothing more fits.
+    /// Appends bytes; false if no more fit.
     pub(super) fn push(&mut self, bytes: &'a [u8]) -> bool {
         let skipped = self.skip.min(bytes.len());
         self.skip -= skipped;
@@ -127,7 +127,7 @@ impl<'a, const N: usize> Gather<'a, N> {
         taken == bytes.len()
     }
 
-    /// Bytes to send.
+    /// Number of bytes to send.
     pub(super) fn len(&self) -> usize {
         self.slices[..self.used].iter().map(|slice| slice.len()).sum()
     }
@@ -138,14 +138,14 @@ impl<'a, const N: usize> Gather<'a, N> {
     }
 }
 
-/// Which connections to look at: all in turn, or those that epoll reports.
+/// Finds the connections to handle: all in turn, or those that epoll reports.
 pub(super) struct Finder {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
-    /// Scanning counts: all connections, in order.
+    /// For scanning: number of connections, which are visited in order.
     count: usize,
     look: Look,
-    /// How long a wait for events may take.
+    /// Time limit for a wait for events.
     timeout: Timespec,
 }
 
@@ -170,7 +170,7 @@ impl Finder {
         self.look = look;
     }
 
-    /// Finds; gives the number of connections to look at.
+    /// Finds connections; gives their number.
     pub(super) fn find(&mut self) -> io::Result<usize> {
         if self.look == Look::Scan {
             return Ok(self.count);
@@ -183,7 +183,7 @@ impl Finder {
         }
     }
 
-    /// The connection at this position of what was found.
+    /// The connection at this position of the last result.
     pub(super) fn connection(&self, position: usize) -> usize {
         match self.look {
             Look::Scan => position,
@@ -194,7 +194,7 @@ impl Finder {
         }
     }
 
-    /// Whether a connection is to be reported when it can be written, too.
+    /// Sets whether a connection is also reported when it can be written.
     pub(super) fn watch_writing(
         &self,
         index: usize,

@@ -15,29 +15,29 @@ use super::tuning::Tuning;
 use super::{LimitConfig, LimitError, Measured, Side, Window, link};
 use crate::random::Random;
 
-/// How long each alternative is tried, and how long it runs before that; at least as long as
-/// all commands in flight take once.
+/// How long each alternative is tried, and its ramp before that; at least one round trip of all commands in
+/// flight.
 const TRY_TIME: Duration = Duration::from_millis(25);
 const TRY_RAMP: Duration = Duration::from_millis(5);
-/// The search ends after so long with what it has found.
+/// Time limit of the search, which then ends with its best result so far.
 const SEARCH_LIMIT: Duration = Duration::from_secs(8);
-/// A machine that is slower is not waited for.
+/// Bound on a round trip of all commands in flight, for slow machines.
 const ROUND_LIMIT: Duration = Duration::from_secs(2);
-/// How often the choices are gone through: a later one may change what is best for an earlier.
+/// How often all choices are tried: a later choice may change the best value of an earlier one.
 const TRY_ROUNDS: usize = 2;
 /// An alternative must be better by this factor, so that noise alone changes little.
 const BETTER: f64 = 1.01;
-/// A window may take so much longer than asked for: both sides notice a standstill before.
+/// How much longer than requested a window may take: both sides notice a standstill earlier.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// A connected pair; it rests between windows.
+/// A connected pair, which is idle between windows.
 #[derive(Debug)]
 pub struct Limit {
     config: LimitConfig,
     tuning: Tuning,
-    /// The choices for windows with digests, once there was a search for them.
+    /// The choices for windows with digests, once a search has found them.
     digest_tuning: Option<Tuning>,
-    /// How long all commands in flight take once, about; known when one window is over.
+    /// Approximate round trip of all commands in flight; known after the first window.
     round: Duration,
     target: Worker<Option<PageBuf>>,
     host: Worker<()>,
@@ -57,10 +57,10 @@ struct Order {
     time: Duration,
 }
 
-/// Maps and fills a region; another limit may have left one.
+/// Maps and fills a region, which another limit may use again.
 ///
 /// # Errors
-/// When the memory cannot be had.
+/// When the memory cannot be allocated.
 pub fn fill_region(bytes: usize, pages: HugePages, seed: u64) -> Result<PageBuf, LimitError> {
     let huge = pages == HugePages::Explicit;
     let mut region =
@@ -92,7 +92,7 @@ impl Limit {
             host,
             results,
         };
-        // Both say that they are ready, or why not.
+        // Both sides report that they are ready, or why not.
         for _ in 0..2 {
             limit.answer(ANSWER_LIMIT)?;
         }
@@ -111,7 +111,7 @@ impl Limit {
         self.digest_tuning.unwrap_or(Tuning { digest: true, ..self.tuning })
     }
 
-    /// Tries alternatives for what the user has not fixed, and keeps the fastest.
+    /// Tries alternatives for all choices that the user has not fixed, and keeps the fastest.
     ///
     /// # Errors
     /// When a side fails.
@@ -130,7 +130,7 @@ impl Limit {
         Ok(())
     }
 
-    /// The fastest that was found, from here on.
+    /// The fastest choices found, beginning with `start`.
     fn search(&mut self, start: Tuning) -> Result<Tuning, LimitError> {
         let deadline = Instant::now() + SEARCH_LIMIT;
         let mut kept = start;
@@ -140,7 +140,7 @@ impl Limit {
             let before = kept;
             let lists = kept.alternatives(&self.config).len();
             for list in 0..lists {
-                // Made anew each time: they differ from what is best by now.
+                // Made anew each time, because the best choices have changed since.
                 let alternatives = kept.alternatives(&self.config).swap_remove(list);
                 for alternative in alternatives {
                     if alternative == kept {
@@ -152,7 +152,7 @@ impl Limit {
                     if self.tried(alternative)? <= best * BETTER {
                         continue;
                     }
-                    // A spike is no proof: both once more.
+                    // One fast try may be a spike: both are tried again.
                     let (again, reference) = (self.tried(alternative)?, self.tried(kept)?);
                     best = reference.max(again);
                     if again > reference * BETTER {
@@ -177,7 +177,7 @@ impl Limit {
         Ok(iops)
     }
 
-    /// How long all commands in flight take once, about; zero before [`Limit::calibrate`].
+    /// Approximate round trip of all commands in flight; zero before [`Limit::calibrate`].
     #[must_use]
     pub fn round(&self) -> Duration {
         self.round
@@ -191,8 +191,8 @@ impl Limit {
         self.window(self.tuning, ramp, time)
     }
 
-    /// One window whose payloads carry digests: copied and digested on the target's side, checked on
-    /// the host's.
+    /// One window whose payloads carry digests: the target's side copies and digests them, the host's side
+    /// checks them.
     ///
     /// # Errors
     /// When a side fails, or payload goes to the target.
@@ -216,7 +216,7 @@ impl Limit {
     /// Closes the connections, waits for the threads, and gives the region back.
     pub fn stop(self) -> Option<PageBuf> {
         drop((self.target.orders, self.host.orders));
-        // A thread that panicked has said so on standard error.
+        // A thread that panicked has reported it on standard error.
         let _ = self.host.thread.join();
         self.target.thread.join().ok().flatten()
     }
@@ -230,7 +230,7 @@ impl Limit {
         let window = Arc::new(Window::default());
         for orders in [&self.target.orders, &self.host.orders] {
             let order = Order { tuning, window: Arc::clone(&window), ramp, time };
-            // A side that is gone is missed below.
+            // The answer of a side that is gone will be missing below.
             let _ = orders.send(order);
         }
         let (mut asked, mut answered, mut failed) = (None, None, None);
@@ -240,7 +240,7 @@ impl Limit {
                 Ok((Side::Target, measured)) => answered = Some(measured),
                 Err(error) => {
                     window.fail();
-                    // The other one fails because of the first.
+                    // The other side fails because of the first.
                     failed = failed.or(Some(error));
                 }
             }
@@ -328,7 +328,7 @@ fn prepare(side: Side, core: Option<usize>) -> Result<(), LimitError> {
     }
 }
 
-/// Says whether a side is ready.
+/// Reports whether a side is ready.
 fn ready<T>(side: Side, made: Result<T, LimitError>, results: &Results) -> Option<T> {
     let none = Duration::ZERO;
     let nothing = Measured { commands: 0, time: none, total: 0, busy: none };

@@ -1,4 +1,4 @@
-//! What was measured: for people as a table, for programs as a JSON list.
+//! The results: as a table for users, as a JSON list for programs.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::report::{binary_bytes, grouped};
 /// All points of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The pages of the region, by name.
+    /// The name of the region's pages.
     pub pages: String,
-    /// What TCP did with it.
+    /// TCP's congestion control for the pair.
     pub congestion_control: CongestionControl,
-    /// Between the cores of the two sides, as far as it is known by now.
+    /// The distance between the cores of the two sides, as far as it is known.
     pub distance: Distance,
     /// The points, in the order in which they were measured.
     pub points: Vec<Point>,
@@ -28,23 +28,23 @@ pub struct Report {
 pub struct Point {
     /// What was exchanged.
     pub config: LimitConfig,
-    /// How.
+    /// The choices for the exchange.
     pub tuning: Tuning,
     /// The repetitions.
     pub windows: Vec<Measured>,
     /// The same with data digests, if they were asked for.
     pub digests: Option<Digests>,
-    /// For each repetition, how long a cache line took between the two cores and back: the longer of
-    /// the times before and after. `None` where a side floats, or both share a core.
+    /// For each repetition, the round trip of a cache line between the two cores: the longer of the times
+    /// before and after. `None` if a side floats, or both share a core.
     pub round_trips: Vec<Option<Duration>>,
     /// Repetitions that do not count because the cores were further apart.
     pub repeated: usize,
 }
 
-/// What was found with data digests.
+/// The results with data digests.
 #[derive(Clone, Debug)]
 pub struct Digests {
-    /// How the bytes were exchanged.
+    /// The choices for the exchange.
     pub tuning: Tuning,
     /// The repetitions, each right after the one without digests.
     pub windows: Vec<Measured>,
@@ -57,8 +57,8 @@ impl Point {
         median(&sorted(&self.windows, Measured::iops))
     }
 
-    /// What a command takes of the target's core without digests over what it takes with them, of
-    /// each repetition, smallest first; empty if it is not known.
+    /// The target's core time of a command without digests relative to that with them, for each repetition,
+    /// smallest first; empty if it is unknown.
     #[must_use]
     pub fn digest_ratios(&self) -> Vec<f64> {
         let digests = self.digests.iter().flat_map(|digests| &digests.windows);
@@ -77,7 +77,7 @@ fn sorted(windows: &[Measured], figure: impl Fn(&Measured) -> f64) -> Vec<f64> {
     values
 }
 
-/// The middle of sorted values, 0 of none.
+/// The median of sorted values; 0 if there are none.
 pub(crate) fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -87,7 +87,7 @@ pub(crate) fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Names a point: `4k read depth 32 x 1`.
+/// The name of a point: `4k read depth 32 x 1`.
 #[must_use]
 pub fn case_name(io_bytes: usize, write: bool, depth: usize, connections: usize) -> String {
     let rw = if write { "write" } else { "read" };
@@ -98,7 +98,7 @@ fn case(config: &LimitConfig) -> String {
     case_name(config.io_bytes, config.write, config.depth, config.connections)
 }
 
-/// A size as options take it: `4k`.
+/// A size in the form of options: `4k`.
 pub(crate) fn size_name(bytes: usize) -> String {
     if bytes.is_multiple_of(1 << 20) {
         format!("{}m", bytes >> 20)
@@ -109,7 +109,7 @@ pub(crate) fn size_name(bytes: usize) -> String {
     }
 }
 
-/// A size as [`case_name`] writes it.
+/// Reads a size as [`case_name`] writes it.
 pub(crate) fn parse_size(text: &str) -> Option<usize> {
     let (digits, unit) = match text.split_at_checked(text.len().saturating_sub(1))? {
         (digits, "k") => (digits, 1 << 10),
@@ -164,7 +164,7 @@ impl Report {
         rows
     }
 
-    /// Repetitions while the cores were further apart than at other times.
+    /// Number of repetitions while the cores were further apart than at other times.
     fn apart(&self, point: &Point) -> usize {
         point.round_trips.iter().filter(|found| self.distance.is_far(**found)).count()
     }
@@ -180,7 +180,7 @@ impl Report {
     }
 }
 
-/// One line: what some windows of a point gave.
+/// One line with the results of some windows of a point.
 fn row(name: &str, point: &Point, windows: &[Measured], tuning: Tuning) -> String {
     let sorted = sorted(windows, Measured::iops);
     let iops = median(&sorted);
@@ -194,7 +194,7 @@ fn row(name: &str, point: &Point, windows: &[Measured], tuning: Tuning) -> Strin
     )
 }
 
-/// By Little's law: the requester records no latency of single commands.
+/// The mean latency by Little's law: the requester records no latency of single commands.
 fn mean_ns(point: &Point, iops: f64) -> f64 {
     let in_flight = point.config.depth * point.config.connections;
     if iops > 0.0 { in_flight as f64 * 1e9 / iops } else { 0.0 }
@@ -222,21 +222,21 @@ struct PointJson<'a> {
     congestion_control: &'a CongestionControl,
     mode: &'static str,
     buffer_each: bool,
-    /// Writes come through staging memory.
+    /// Whether writes come through staging memory.
     staged: bool,
-    /// Nanoseconds per command on each side.
+    /// Additional work per command in nanoseconds, on each side.
     work_ns: u128,
     limit_iops: f64,
     mean_us: f64,
     runs: Vec<f64>,
     tuning: String,
-    /// Time of the target's core per command, of each run; absent where it sleeps.
+    /// Time of the target's core per command, for each run; absent if it sleeps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     core_ns: Vec<f64>,
-    /// Median of the runs'; absent where the sides have no two cores.
+    /// Median of the runs; absent if the sides do not have two cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     core_round_trip_ns: Option<u64>,
-    /// Runs that count though the cores were further apart than at other times.
+    /// Runs that count although the cores were further apart than at other times.
     apart: usize,
     /// Runs that do not count because the cores were further apart.
     repeated: usize,
@@ -250,7 +250,7 @@ struct DigestsJson {
     runs: Vec<f64>,
     tuning: String,
     core_ns: Vec<f64>,
-    /// Commands per time of the target's core, with over without digests, smallest first.
+    /// Commands per time of the target's core, with digests relative to without, smallest first.
     core_ratios: Vec<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! The host's side: keeps commands in flight and counts what comes back.
+//! The host's side: keeps commands in flight and counts the answers.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Read as _};
@@ -20,9 +20,9 @@ use super::wire::{self, COMMAND_BYTES, DIGEST_BYTES, H2C_DATA_BYTES, HEADER_BYTE
 use super::work::Work;
 use super::{LimitConfig, LimitError, Measured, Side, Window};
 
-/// The clock is read once in so many passes over the connections.
+/// Number of passes over the connections between two reads of the clock.
 const PASSES_PER_CLOCK: u32 = 8;
-/// When nothing has come back for so long, something is broken.
+/// After this time without an answer the pair counts as broken.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// All connections of the host's side.
@@ -35,30 +35,30 @@ pub(super) struct Requester {
 
 /// What the connections share.
 struct Shared {
-    /// What is written: one buffer, or one for each command in flight.
+    /// The data of writes: one buffer, or one for each command in flight.
     payload: Vec<u8>,
-    /// Where the buffer of the next write begins.
+    /// Offset of the next write's buffer.
     source: usize,
-    /// Where receives land.
+    /// Memory for receives.
     landing: Vec<u8>,
-    /// Where in it the next one does.
+    /// Offset of the next receive in it.
     landed: usize,
-    /// Buffers for what is read, if each command has one.
+    /// Buffers for the data of reads, if each command has one.
     buffers: Buffers,
     receive_bytes: usize,
     /// Capsules and headers of one send.
     headers: Vec<u8>,
-    /// For payloads that leave without a copy.
+    /// Sends payloads without a copy.
     pages: PagePipe,
     random: Random,
-    /// Places for a command in the region.
+    /// Number of places for a command in the region.
     places: u64,
     io_bytes: usize,
     shape: Shape,
     tuning: Tuning,
-    /// For each command.
+    /// The work for each command.
     work: Work,
-    /// New commands follow finished ones.
+    /// Whether new commands follow finished ones.
     running: bool,
     finished: u64,
     received_bytes: u64,
@@ -66,25 +66,25 @@ struct Shared {
 
 struct Connection {
     stream: TcpStream,
-    /// Type of the PDU that is coming, and how much of it is left.
+    /// Type of the PDU that is being received, and the number of its bytes still to come.
     kind: u8,
     left: usize,
-    /// Where its payload belongs in the buffers, if there are some.
+    /// Offset of its payload in the buffers, if there are any.
     place: usize,
     check: Check,
     in_flight: usize,
     requests: VecDeque<Request>,
-    /// Bytes of the first request that were sent.
+    /// Number of bytes of the first request that have been sent.
     sent: usize,
-    /// Whether epoll watches for room to send.
+    /// Whether epoll reports room to send.
     watched: bool,
 }
 
 #[derive(Clone, Copy)]
 enum Request {
-    /// A capsule for this address; its data, if it has some, begin there in what is written.
+    /// A capsule for this address; in-capsule data, if any, begin at `source` in the data of writes.
     Command { address: usize, source: usize },
-    /// An H2CData, of the data that begin there.
+    /// An H2CData, with the data that begin at `source`.
     Data { piece: Piece, source: usize },
 }
 
@@ -133,7 +133,7 @@ impl Requester {
         Ok(Self { connections, finder, shared, config: config.clone() })
     }
 
-    /// Runs for `ramp`, then measures for `time`, then waits for what is in flight.
+    /// Runs for `ramp`, then measures for `time`, then waits for the commands in flight.
     pub(super) fn run(
         &mut self,
         tuning: Tuning,
@@ -203,7 +203,7 @@ impl Requester {
 }
 
 impl Connection {
-    /// A new command at a random place.
+    /// Issues a command at a random place.
     fn issue(&mut self, shared: &mut Shared) {
         let place = usize::try_from(shared.random.below(shared.places)).unwrap_or(0);
         let in_capsule = shared.shape == Shape::InCapsule;
@@ -212,7 +212,7 @@ impl Connection {
         self.in_flight += 1;
     }
 
-    /// One receive, and the requests that follow from it; gives whether it brought anything.
+    /// Receives once, and sends the requests that follow; gives whether bytes were received.
     fn receive(&mut self, shared: &mut Shared) -> Result<bool, LimitError> {
         if shared.tuning.landing == Landing::Placed {
             return self.receive_placed(shared);
@@ -235,7 +235,7 @@ impl Connection {
         Ok(got.is_some())
     }
 
-    /// The same, with the rest of a payload where it belongs.
+    /// The same, receiving the rest of a payload directly into its buffer.
     fn receive_placed(&mut self, shared: &mut Shared) -> Result<bool, LimitError> {
         let rest = shared.payload_left(self.left, self.place);
         let staging = &mut shared.landing[..shared.receive_bytes];
@@ -257,7 +257,7 @@ impl Connection {
         Ok(got.is_some())
     }
 
-    /// Payload has come where it belongs.
+    /// Handles payload that was received directly into its buffer.
     fn take_direct(&mut self, shared: &mut Shared, range: Range<usize>) -> Result<(), LimitError> {
         let len = range.len();
         if shared.tuning.digest
@@ -272,7 +272,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Walks over the PDUs of one receive, from header to header.
+    /// Handles the PDUs of one receive, header by header.
     fn parse(&mut self, shared: &mut Shared, from: usize, len: usize) -> Result<(), LimitError> {
         let mut at = 0;
         loop {
@@ -351,7 +351,7 @@ impl Connection {
         }
     }
 
-    /// One send; false if the socket did not take all of it.
+    /// Sends once; false if the socket did not take all of it.
     fn send<const N: usize>(&mut self, shared: &mut Shared, count: usize) -> io::Result<bool> {
         shared.headers.clear();
         for request in self.requests.iter().take(count) {
@@ -384,7 +384,7 @@ impl Connection {
         Ok(all)
     }
 
-    /// The same for the capsules up to the next data, or for those, whose payload leaves without a copy.
+    /// The same for the capsules up to the next data, or for data, whose payload is sent without a copy.
     fn send_by_reference(&mut self, shared: &mut Shared, count: usize) -> io::Result<bool> {
         let is_command = |request: &&Request| matches!(request, Request::Command { .. });
         let commands = self.requests.iter().take(count).take_while(is_command).count();
@@ -401,7 +401,7 @@ impl Connection {
             let start = source + piece.offset as usize;
             let rest = &payload[start..start + piece.len as usize][self.sent - HEADER_BYTES..];
             let rest = &rest[..rest.len().min(tuning.send_bytes)];
-            // The memory was written before the first command, and is not again.
+            // The memory was written before the first command, and is never written again.
             pages.send(&self.stream, rest, follows)
         };
         let sent = moved(sent)?.unwrap_or(0);
@@ -422,7 +422,7 @@ impl Connection {
         }
     }
 
-    /// Lets epoll wait for room if there is something left to send.
+    /// Lets epoll report room if there is something left to send.
     fn watch(&mut self, index: usize, shared: &Shared, finder: &Finder) -> Result<(), LimitError> {
         let wanted = !self.requests.is_empty() && shared.tuning.look == Look::Epoll;
         if wanted != self.watched {
@@ -435,8 +435,8 @@ impl Connection {
 }
 
 impl Shared {
-    /// The buffer whose turn it is: as commands end about in the order in which they began, that of
-    /// the command in whose place this one comes.
+    /// The next buffer in turn: commands finish roughly in the order in which they began, so this is the
+    /// buffer of the finished command that the new one replaces.
     fn next_source(&mut self) -> usize {
         let source = self.source;
         self.source =
@@ -449,8 +449,8 @@ impl Shared {
         HEADER_BYTES + self.io_bytes + self.digest_bytes()
     }
 
-    /// Where the payload belongs that is still to come, when `left` bytes of a C2HData are, and its
-    /// header has come; empty otherwise.
+    /// Range in the buffers for the payload that is still to come, when `left` bytes of a C2HData are
+    /// outstanding and its header has been received; otherwise empty.
     fn payload_left(&self, left: usize, place: usize) -> Range<usize> {
         let came = self.data_bytes() - left;
         if left == 0 || came < HEADER_BYTES {
@@ -459,8 +459,8 @@ impl Shared {
         place + (came - HEADER_BYTES).min(self.io_bytes)..place + self.io_bytes
     }
 
-    /// Copies what there is of a payload to its place, out of a part of what was received; `left` bytes
-    /// of its PDU were still to come before that part.
+    /// Copies the payload in a received part to its place; `left` bytes of its PDU were still to come
+    /// before that part.
     fn put(&mut self, left: usize, place: usize, part: Range<usize>) {
         let header = HEADER_BYTES.saturating_sub(self.data_bytes() - left);
         if header >= part.len() {
@@ -473,12 +473,12 @@ impl Shared {
         self.buffers.0[to.start..to.start + len].copy_from_slice(bytes);
     }
 
-    /// Bytes of the digest behind each payload.
+    /// Number of digest bytes after each payload.
     fn digest_bytes(&self) -> usize {
         if self.tuning.digest { DIGEST_BYTES } else { 0 }
     }
 
-    /// Length of a request's header, and the payload behind it.
+    /// Length of a request's header, and the payload after it.
     fn parts(&self, request: Request) -> (usize, &[u8]) {
         match request {
             Request::Command { source, .. } if self.shape == Shape::InCapsule => {
@@ -492,22 +492,22 @@ impl Shared {
     }
 }
 
-/// A buffer for each read in flight, as programs have that keep what they read: in huge pages, as
-/// `raceline perf` has them. None for other commands.
+/// A buffer for each read in flight, as in programs that keep the data they read: in huge pages, as in
+/// `raceline perf`. Empty for other commands.
 struct Buffers(PageBuf, usize);
 
 impl Buffers {
     fn new(config: &LimitConfig) -> io::Result<Self> {
         let each = config.fixed.buffer_each && !config.write;
         let count = if each { config.depth * config.connections } else { 0 };
-        // As a buffer of no bytes cannot be mapped.
+        // A buffer of no bytes cannot be mapped.
         let mut memory = PageBuf::new((count * config.io_bytes).max(1), HugePages::Transparent)?;
-        // Now, as the first window would wait for each page.
+        // Touched now: otherwise the first window would wait for each page.
         memory.fill(1);
         Ok(Self(memory, 0))
     }
 
-    /// The buffer whose turn it is.
+    /// The next buffer in turn.
     fn next(&mut self, io_bytes: usize) -> usize {
         let place = self.1;
         self.1 = if place + 2 * io_bytes <= self.0.len() { place + io_bytes } else { 0 };
@@ -515,14 +515,14 @@ impl Buffers {
     }
 }
 
-/// When a window begins and ends, and whether anything moves.
+/// Begin and end of a window, and the last progress.
 struct Clock {
     measure_at: Instant,
     time: Duration,
-    /// When measuring began and ended, and what was finished then.
+    /// When measuring began, and the number of commands finished then; below, the same for its end.
     begun: Option<(Instant, u64)>,
     ended: Option<(Instant, u64)>,
-    /// The last progress.
+    /// When the last command finished, and the number finished.
     moved: (Instant, u64),
 }
 
@@ -532,7 +532,7 @@ impl Clock {
         Self { measure_at: now + ramp, time, begun: None, ended: None, moved: (now, 0) }
     }
 
-    /// Notes the time; gives whether the window goes on.
+    /// Checks the time; gives whether the window continues.
     fn check(&mut self, finished: u64) -> Result<bool, LimitError> {
         let now = Instant::now();
         if self.moved.1 != finished {
@@ -543,7 +543,7 @@ impl Clock {
         if self.begun.is_none() && now >= self.measure_at {
             self.begun = Some((now, finished));
         }
-        // After a late beginning it ends later.
+        // A measurement that began late also ends late.
         let over = self.begun.is_some_and(|(begun, _)| now - begun >= self.time);
         if over && self.ended.is_none() {
             self.ended = Some((now, finished));
@@ -567,7 +567,7 @@ mod tests {
 
     const IO_BYTES: usize = 512;
 
-    /// What the target's side sends: data with one of these payloads each.
+    /// The bytes that the target's side sends: C2HData PDUs, one for each of these payloads.
     fn stream(payloads: &[Vec<u8>]) -> Vec<u8> {
         let pdu = |payload: &Vec<u8>| [&wire::header(wire::C2H_DATA)[..], payload].concat();
         payloads.iter().flat_map(pdu).collect()
@@ -602,7 +602,7 @@ mod tests {
             while connection.in_flight > 0 {
                 connection.receive(shared).unwrap();
             }
-            // The fourth and the fifth take the buffers of the first two.
+            // The fourth and the fifth payload reuse the buffers of the first two.
             let expected = [&payloads[3][..], &payloads[4], &payloads[2]].concat();
             assert!(shared.buffers.0[..] == expected, "{receive_bytes} bytes per receive");
         }

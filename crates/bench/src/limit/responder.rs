@@ -18,7 +18,7 @@ use super::{LimitConfig, LimitError, Mode, Side, Window};
 /// A page and a cache line, for prefetching.
 const PAGE_BYTES: usize = 4096;
 const LINE_BYTES: usize = 64;
-/// Responses that lie ready one after another, to be sent as one slice.
+/// Number of prepared responses in a row, which one slice can send.
 const RUN: usize = 64;
 
 const DATA: [u8; HEADER_BYTES] = wire::header(wire::C2H_DATA);
@@ -30,26 +30,26 @@ pub(super) struct Responder {
     connections: Vec<Connection>,
     finder: Finder,
     memory: Memory,
-    /// It never sleeps, so what it does between two looks at the clock is work.
+    /// Whether it never sleeps, so that all time between two reads of the clock is work.
     polls: bool,
 }
 
 /// What the connections share.
 struct Memory {
     region: PageBuf,
-    /// Payloads with digests; made for the first window that has some.
+    /// Payloads with digests; allocated for the first window with digests.
     copies: Option<Copies>,
-    /// Most of them.
+    /// The largest number of copies.
     in_flight: usize,
-    /// Where a receive lands, after what was left of the last one.
+    /// Memory for a receive, after the remainder of the last one.
     staging: Vec<u8>,
-    /// What of it is still to be copied past the cache, and where to.
+    /// Parts of it that are still to be copied past the cache, with their destinations.
     to_stream: Vec<(usize, Range<usize>)>,
     io_bytes: usize,
     shape: Shape,
     receive_bytes: usize,
     tuning: Tuning,
-    /// For each command.
+    /// The work for each command.
     work: Work,
     /// Commands answered in this window.
     answered: u64,
@@ -57,26 +57,26 @@ struct Memory {
 
 struct Connection {
     stream: TcpStream,
-    /// The beginning of a header whose end has not come yet.
+    /// The beginning of a header whose end has not been received yet.
     carry: [u8; COMMAND_BYTES],
     carried: usize,
-    /// Payload that is coming.
+    /// The payload that is being received.
     incoming: Option<Incoming>,
-    /// Addresses of the writes whose data were asked for, in order.
+    /// Addresses of the writes whose data were requested, in order.
     granted: VecDeque<usize>,
     replies: VecDeque<Reply>,
-    /// Bytes of the first reply that were sent.
+    /// Number of bytes of the first reply that have been sent.
     sent: usize,
-    /// Whether epoll watches for room to send.
+    /// Whether epoll reports room to send.
     watched: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Incoming {
-    /// Where in the region the next byte belongs.
+    /// Offset of the next byte in the region.
     at: usize,
     left: usize,
-    /// The command is complete after this.
+    /// Whether the command is complete after this payload.
     last: bool,
 }
 
@@ -84,7 +84,7 @@ struct Incoming {
 enum Reply {
     /// C2HData with the payload at this address.
     Data(usize),
-    /// The same, of which there is a copy with its digest here.
+    /// C2HData with the copy of the payload and its digest at this place.
     Copied(usize),
     Response,
     Grant,
@@ -129,7 +129,7 @@ impl Responder {
         self.memory.region
     }
 
-    /// Answers until the window closes; gives the number of commands, and how long it was busy.
+    /// Answers until the window closes; gives the number of commands, and its busy time.
     pub(super) fn run(
         &mut self,
         tuning: Tuning,
@@ -173,7 +173,7 @@ impl Responder {
 }
 
 impl Memory {
-    /// Puts what has come where it belongs, past the cache.
+    /// Copies received payload to its place, past the cache.
     fn stream(&mut self) {
         if !self.to_stream.is_empty() {
             let pieces = self.to_stream.drain(..);
@@ -191,7 +191,7 @@ impl Memory {
         address.checked_add(self.io_bytes).is_some_and(|end| end <= self.region.len())
     }
 
-    /// Reads a little of a payload, so that what the send needs is on its way.
+    /// Reads a part of a payload to prefetch what the send needs.
     fn prefetch(&self, payload: &[u8]) {
         let step = match self.tuning.prefetch {
             Prefetch::Off | Prefetch::Ahead => return,
@@ -211,7 +211,7 @@ impl Connection {
             && self.replies.is_empty()
     }
 
-    /// One receive, and the replies to what it brought; gives whether that was anything.
+    /// Receives once, and replies; gives whether bytes were received.
     fn receive(&mut self, memory: &mut Memory) -> Result<bool, LimitError> {
         let broken = LimitError::on(Side::Target);
         let filled = match self.incoming {
@@ -238,7 +238,7 @@ impl Connection {
         Ok(brought)
     }
 
-    /// Receives the rest of a payload where it belongs, and what follows into the staging bytes.
+    /// Receives the rest of a payload into its place, and the bytes after it into the staging memory.
     fn receive_direct(&mut self, memory: &mut Memory, incoming: Incoming) -> io::Result<usize> {
         let Incoming { at, left, last } = incoming;
         let rest = &mut memory.region[at..at + left];
@@ -250,7 +250,7 @@ impl Connection {
         Ok(got - direct)
     }
 
-    /// Remembers how much payload is still to come, or completes its command.
+    /// Notes how much payload is still to come, or completes its command.
     fn took(&mut self, memory: &mut Memory, incoming: Incoming) {
         self.incoming = (incoming.left > 0).then_some(incoming);
         if incoming.left == 0 && incoming.last {
@@ -320,7 +320,7 @@ impl Connection {
         }
     }
 
-    /// Data belong to the oldest grant: the host answers in order.
+    /// Matches data with the oldest grant: the host answers in order.
     fn take_piece(&mut self, memory: &Memory, piece: Piece) -> Option<()> {
         let (offset, len) = (usize::try_from(piece.offset).ok()?, usize::try_from(piece.len).ok()?);
         let end = offset.checked_add(len).filter(|&end| len > 0 && end <= memory.io_bytes)?;
@@ -352,7 +352,7 @@ impl Connection {
         }
     }
 
-    /// Copies and digests the payloads of the next replies, as far as that was not done.
+    /// Copies and digests the payloads of the next replies, unless that is done already.
     fn copy(&mut self, memory: &mut Memory, count: usize) -> Result<(), LimitError> {
         let (region, io_bytes) = (&memory.region, memory.io_bytes);
         let payload = |address: usize| &region[address..address + io_bytes];
@@ -370,7 +370,7 @@ impl Connection {
         Ok(())
     }
 
-    /// One send; false if the socket did not take all of it.
+    /// Sends once; false if the socket did not take all of it.
     fn send<const N: usize>(&mut self, memory: &mut Memory, count: usize) -> io::Result<bool> {
         let mut gather = Gather::<N>::new(self.sent, memory.tuning.send_bytes);
         let mut run = 0;
@@ -429,7 +429,7 @@ impl Connection {
         }
     }
 
-    /// Lets epoll wait for room if there is something left to send.
+    /// Lets epoll report room if there is something left to send.
     fn watch(&mut self, index: usize, memory: &Memory, finder: &Finder) -> Result<(), LimitError> {
         let wanted = !self.replies.is_empty() && memory.tuning.look == super::tuning::Look::Epoll;
         if wanted != self.watched {

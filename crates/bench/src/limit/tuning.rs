@@ -1,4 +1,4 @@
-//! How the pair is run: the choices that decide its speed, and what `auto` tries for each.
+//! The choices that decide the speed of the pair, and the values that `auto` tries for each.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::wire::{COMMAND_BYTES, Shape};
 use super::{LimitConfig, Mode};
 
-/// Everything that can be chosen for a window without connecting again.
+/// All choices for a window that need no new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// How sockets with something to read are found.
@@ -19,102 +19,102 @@ pub struct Tuning {
     pub host_chunk: usize,
     /// The most bytes in one send.
     pub send_bytes: usize,
-    /// The host sends large payloads without a copy.
+    /// Whether the host sends large payloads without a copy.
     pub by_reference: bool,
-    /// How long the target leaves its sockets alone after a pass that brought something, so that
-    /// the next brings more.
+    /// How long the target leaves its sockets alone after a pass that received something, so that the next
+    /// pass receives more.
     pub target_pause: Duration,
     /// The same for the host.
     pub host_pause: Duration,
-    /// What is read of a payload before it is sent.
+    /// The parts of a payload that are read before it is sent.
     pub prefetch: Prefetch,
-    /// Received payload lands where payload landed before, or in a buffer per command.
+    /// Where received payload lands.
     pub landing: Landing,
-    /// Payload is copied and digested before it is sent, and checked where it lands. Not tried: it is
-    /// what is asked for.
+    /// Whether payload is copied and digested before it is sent, and checked where it lands. Not an
+    /// alternative for `auto`: the caller decides it.
     pub digest: bool,
 }
 
 /// How sockets with something to read are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// A receive on each.
+    /// By a receive on each socket.
     Scan,
-    /// epoll(7).
+    /// By epoll(7).
     Epoll,
 }
 
-/// What is read of a payload before it is sent.
+/// The parts of a payload that are read before it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefetch {
     /// Nothing.
     Off,
-    /// A byte of each page: its translation.
+    /// A byte of each page, which loads its address translation.
     Pages,
     /// A byte of each cache line.
     Lines,
-    /// The first lines of each page, when the command comes and without waiting for them.
+    /// The first lines of each page, when the command comes, without waiting for them.
     Ahead,
 }
 
 /// Where received payload lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landing {
-    /// On top of what came before: caches stay warm.
+    /// Over the previous payload: caches stay warm.
     Reused,
-    /// In memory for all commands in flight, one after the other as it comes, headers and all.
+    /// In memory for all commands in flight, in the order of arrival, including headers.
     PerCommand,
-    /// In a buffer of each command's own: received there, or copied from staging memory when it came
-    /// together with other PDUs; on the host only.
+    /// In a buffer of its command: received there, or copied from staging memory if it came together with
+    /// other PDUs; on the host only.
     Placed,
-    /// Likewise, and copied into the region past the cache; on the target only.
+    /// The same, but copied into the region past the cache; on the target only.
     Streamed,
-    /// In the region, received there; on the target only.
+    /// Received directly in the region; on the target only.
     Direct,
 }
 
 /// No limit on the PDUs or bytes of a send.
 pub const ALL: usize = usize::MAX;
 
-/// Receives that `auto` tries; the first is for headers between payload received elsewhere.
+/// Sizes of receives that `auto` tries; the first is for headers between payload received elsewhere.
 const RECEIVE_BYTES: [usize; 7] =
     [1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// PDUs per send that `auto` tries.
 const CHUNKS: [usize; 5] = [ALL, 32, 16, 8, 4];
 /// Bytes per send that `auto` tries.
 const SEND_BYTES: [usize; 4] = [ALL, 256 << 10, 64 << 10, 32 << 10];
-/// Payloads from this size on may leave without a copy.
+/// Smallest payload that may be sent without a copy.
 const BY_REFERENCE_BYTES_MIN: usize = 64 << 10;
-/// Pauses that `auto` tries, in microseconds, where so many commands are in flight.
+/// Pauses that `auto` tries, in microseconds, from this number of commands in flight on.
 const PAUSES_US: [u64; 5] = [0, 1, 2, 4, 8];
 const PAUSE_IN_FLIGHT_MIN: usize = 8;
 /// Buffers for all commands in flight are tried up to this size.
 pub(super) const PER_COMMAND_BYTES_MAX: usize = 256 << 20;
 
-/// What is fixed by the user; the rest is tried.
+/// The choices that the user has fixed; `auto` tries the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fixed {
     /// The most bytes of one receive.
     pub receive_bytes: Option<usize>,
     /// The most PDUs in one send, on both sides.
     pub chunk: Option<usize>,
-    /// What is read of a payload before it is sent.
+    /// The parts of a payload that are read before it is sent.
     pub prefetch: Option<Prefetch>,
-    /// Each command in flight has a buffer of its own on the host, as the commands of programs have.
-    /// In it ends what is read. Else writes send one buffer over and over, and what is read lands as it
-    /// comes, headers and all, perhaps on what came before: caches hold both.
+    /// Each command in flight has a buffer of its own on the host, as in real programs, and the data of
+    /// reads end in it. Otherwise all writes send one buffer, and the data of reads land as they come,
+    /// including headers, possibly over earlier data: caches hold both.
     pub buffer_each: bool,
-    /// What is written comes through staging memory, and is copied into the region from there, as with
-    /// a target that must not leave half a block behind when a connection ends amid a write; to see
-    /// what that costs. Else large writes may be received in the region itself.
+    /// The data of writes come through staging memory and are copied into the region, as in a target that
+    /// must not leave half a block behind when a connection ends during a write; this shows the cost.
+    /// Otherwise large writes may be received directly in the region.
     pub staged: bool,
-    /// Each side works so long on each command, as one does that looks it up and checks it; to see
-    /// what that costs.
+    /// Each side works for this time on each command, like a side that looks it up and checks it; this
+    /// shows the cost.
     pub work: Duration,
 }
 
 impl Tuning {
-    /// Where the search begins: what is usually good.
+    /// The start of the search: usually good choices.
     pub(super) fn start(config: &LimitConfig) -> Self {
         let many = config.connections > 8;
         let epoll = many || (config.mode == Mode::Blocking && config.connections > 1);
@@ -139,7 +139,7 @@ impl Tuning {
         }
     }
 
-    /// The alternatives to this for a run, one list for each choice, most important first.
+    /// Alternatives to these choices for a run, one list for each choice, most important first.
     pub(super) fn alternatives(self, config: &LimitConfig) -> Vec<Vec<Self>> {
         let shape = Shape::of(config.write, config.io_bytes);
         let in_flight = config.depth * config.payload_direction_bytes();
@@ -148,7 +148,7 @@ impl Tuning {
             lists.push([Look::Scan, Look::Epoll].map(|look| Self { look, ..self }).to_vec());
         }
         if config.fixed.receive_bytes.is_none() {
-            // Beyond what can be in flight, all are the same.
+            // Sizes beyond the bytes that can be in flight are all equivalent.
             let useful = RECEIVE_BYTES.iter().position(|&bytes| bytes >= in_flight);
             let elsewhere = shape == Shape::ReadyToTransfer || self.landing == Landing::Placed;
             let first = usize::from(!elsewhere);
@@ -175,7 +175,7 @@ impl Tuning {
         }
         if config.fixed.prefetch.is_none() && shape == Shape::Read {
             let all = [Prefetch::Off, Prefetch::Ahead, Prefetch::Pages, Prefetch::Lines];
-            // What is copied is read anyway.
+            // A copy reads the payload anyway.
             let useful = if self.digest { &all[..2] } else { &all };
             lists.push(each(useful, |prefetch| Self { prefetch, ..self }));
         }

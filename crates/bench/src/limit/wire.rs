@@ -1,15 +1,15 @@
 //! The bytes on the wire: NVMe/TCP's PDUs without header digests, as templates.
 //!
-//! Lengths, types and the place of the address are those of NVMe/TCP Transport 1.0, 3.6; nothing
-//! else is filled in, since nobody looks at it.
+//! Lengths, types and the place of the address are those of NVMe/TCP Transport 1.0, 3.6; all other fields
+//! stay zero, because neither side reads them.
 
 /// CapsuleCmd without data: PDU header and submission queue entry.
 pub(super) const COMMAND_BYTES: usize = 72;
 /// Headers of C2HData, H2CData and R2T, and a whole CapsuleResp: all have the same length.
 pub(super) const HEADER_BYTES: usize = 24;
-/// A data digest, behind the payload.
+/// A data digest, after the payload.
 pub(super) const DIGEST_BYTES: usize = 4;
-/// Writes up to this many bytes travel in their capsule, as with Raceline's target.
+/// Writes up to this size travel in their capsule, as with Raceline's target.
 pub(super) const IN_CAPSULE_BYTES: usize = 8 << 10;
 /// The most data in one H2CData (MAXH2CDATA).
 pub(super) const H2C_DATA_BYTES: usize = 128 << 10;
@@ -21,9 +21,9 @@ pub(super) const H2C_DATA: u8 = 0x06;
 pub(super) const C2H_DATA: u8 = 0x07;
 pub(super) const R2T: u8 = 0x09;
 
-/// Where the command's address (SLBA, here in bytes) is in a capsule.
+/// Place of the command's address (SLBA, here in bytes) in a capsule.
 const ADDRESS: std::ops::Range<usize> = 48..56;
-/// Where DATAO and DATAL are in an H2CData header.
+/// Places of DATAO and DATAL in an H2CData header.
 const DATA_OFFSET: std::ops::Range<usize> = 12..16;
 const DATA_LENGTH: std::ops::Range<usize> = 16..20;
 
@@ -71,7 +71,7 @@ pub(super) struct Piece {
     pub(super) len: u32,
 }
 
-/// What is exchanged for one command.
+/// The PDUs that are exchanged for one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     /// Capsule; data with the SUCCESS flag, which is the response as well.
@@ -83,7 +83,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// How a command of this size travels.
+    /// The exchange for a command of this size.
     pub(super) fn of(write: bool, io_bytes: usize) -> Self {
         match write {
             false => Self::Read,

@@ -1,22 +1,22 @@
-//! Work for each command: what looking it up and checking it would take (lab 0005).
+//! Work for each command: stands for looking it up and checking it (lab 0005).
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Rounds that are timed to know how long one takes, and how often: the fastest time counts.
+/// Rounds that are timed to find the duration of one, and number of timings: the fastest counts.
 const TIMED_ROUNDS: u32 = 20_000;
 const TIMINGS: u32 = 9;
 /// An odd factor (of SplitMix64's finalizer).
 const FACTOR: u64 = 0xbf58_476d_1ce4_e5b9;
 
-/// So much work per command, done by one side. It touches no memory, so it leaves the caches to others.
+/// Work per command, done by one side. It touches no memory, so it leaves the caches unchanged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     rounds: u32,
 }
 
 impl Work {
-    /// Work that takes so long on this core, as it runs now.
+    /// Work of this duration on this core at its present speed.
     pub(super) fn new(time: Duration) -> Self {
         if time.is_zero() {
             return Self { rounds: 0 };
@@ -31,12 +31,12 @@ impl Work {
         Self { rounds: u32::try_from(rounds).unwrap_or(u32::MAX) }
     }
 
-    /// Does it once.
+    /// Does the work once.
     #[inline]
     pub(super) fn run(self) {
         let mut value = u64::from(self.rounds);
         for _ in 0..self.rounds {
-            // Each needs the result of the one before, so none overlaps.
+            // Each factor needs the result before it, so the multiplications do not overlap.
             value = black_box(value.wrapping_mul(FACTOR));
         }
     }

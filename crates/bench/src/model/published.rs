@@ -1,22 +1,22 @@
-//! What Kariuki (Intel) measured: "Protecting NVMe/TCP data at 400 Gbps with DSA", SDC 2022.
+//! Measurements of Kariuki (Intel): "Protecting NVMe/TCP data at 400 Gbps with DSA", SDC 2022.
 //!
-//! Of the costs that the [model](super) needs, the talk states none. They follow from four of its
-//! figures for each size, none of which is in the table that the model is compared with:
-//! how many cores fill the line with DSA, how many fewer these are than with ISA-L, at how many
-//! commands in flight, and the line's rate. Core time is cores over IOPS; the time to come round
-//! is commands in flight over IOPS (Little's law).
+//! The talk states none of the costs that the [model](super) needs. They follow from four of its figures
+//! for each size, none of which is in the table that the model is compared with: the number of cores that
+//! fill the line with DSA, how many fewer these are than with ISA-L, the number of commands in flight, and
+//! the line's rate. Core time is cores over IOPS; the round-trip time is commands in flight over IOPS
+//! (Little's law).
 //!
-//! Read with care: the slides call their figures estimated or simulated on pre-production parts.
-//! That the largest number of cores plotted is what DSA needs is our reading: where the talk counts
-//! the cores saved, it counts differently from where it plots them. The depth at which the line
-//! was full bounds the time elsewhere from above.
+//! Read with care: the slides call their figures estimated or simulated on pre-production parts. We read
+//! the largest number of cores plotted as the number that DSA needs: the talk counts the saved cores in
+//! another way than it plots them. The depth at which the line was full is an upper bound for the time
+//! elsewhere.
 
 use super::{Costs, Engine};
 
 /// Sizes of the table, in bytes.
 pub const SIZES: [u32; 3] = [4 << 10, 16 << 10, 128 << 10];
 
-/// Commands in flight at the target, of the table.
+/// Commands in flight at the target in the table.
 pub const DEPTHS: [u32; 4] = [128, 256, 512, 1024];
 
 /// IOPS of one core with DSA over those with ISA-L's AVX-512 CRC, by [`SIZES`] and [`DEPTHS`].
@@ -24,10 +24,10 @@ pub const DEPTHS: [u32; 4] = [128, 256, 512, 1024];
 pub const GAINS: [[f64; 4]; 3] =
     [[0.97, 1.05, 1.02, 1.06], [1.07, 1.06, 1.17, 1.34], [0.99, 1.28, 1.45, 1.71]];
 
-/// The line, four ports of 100 Gbit/s, in bytes per second.
+/// Rate of the line, four ports of 100 Gbit/s, in bytes per second.
 const LINE_BYTES_PER_SECOND: f64 = 400e9 / 8.0;
 
-/// What it took to fill the line.
+/// The resources that filled the line.
 struct AtLineRate {
     io_bytes: u32,
     /// Cores with DSA.
@@ -52,7 +52,7 @@ pub fn gain(io_bytes: u32, depth: u32) -> Option<f64> {
     Some(GAINS[row][column])
 }
 
-/// What a command cost there, if the core paid for the engine what `engine` says.
+/// The costs of a command there, if the core paid the costs of `engine` for its engine.
 #[must_use]
 pub fn costs(io_bytes: u32, engine: &Engine) -> Option<Costs> {
     let point = AT_LINE_RATE.iter().find(|point| point.io_bytes == io_bytes)?;

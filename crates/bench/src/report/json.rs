@@ -11,9 +11,9 @@ use crate::cost::CostPerIo;
 use crate::histogram::PERCENTILES;
 
 impl Report {
-    /// The report as JSON, ended by a line feed. Latencies count from the submission of a command,
-    /// with a rate from when it was due; `lat_ns` and `clat_ns` are therefore the same. CPU time
-    /// and costs are the process's, and so a stage's; a job that runs alone has them, too.
+    /// The report as JSON, ended by a line feed. Latencies count from the submission of a command, or from
+    /// its due time if there is a rate; `lat_ns` and `clat_ns` are therefore the same. CPU time and costs
+    /// belong to the process, and so to a stage; a job that runs alone has them as well.
     #[must_use]
     pub fn to_json(&self) -> String {
         let job = |stage| move |job| JobJson::new(stage, job);
@@ -59,7 +59,7 @@ struct JobJson<'a> {
     used: Option<StageJson<'a>>,
 }
 
-/// What the process used for all jobs of a stage.
+/// The resources that the process used for all jobs of a stage.
 #[derive(Serialize)]
 struct StageJson<'a> {
     usr_cpu: f64,

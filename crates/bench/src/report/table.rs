@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report for users.
 
 use std::fmt::Write as _;
 
@@ -6,13 +6,13 @@ use super::{
     JobReport, Report, Side, StageReport, Verified, binary_bytes, grouped, latency_text, per_second,
 };
 
-/// The percentiles that are shown unless others are asked for.
+/// The percentiles that are shown by default.
 const SHOWN: [f64; 4] = [50.0, 99.0, 99.9, 99.99];
-/// The first column is at least so wide.
+/// The least width of the first column.
 const NAME_WIDTH_MIN: usize = 7;
 
 impl Report {
-    /// The report for people, several lines.
+    /// The report for users, several lines.
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut out = String::new();
@@ -76,7 +76,7 @@ impl StageReport {
         }
     }
 
-    /// A row for each side of each job that was used; below several jobs, their sum.
+    /// A row for each side of each job that has commands; below several jobs, their sum.
     fn rows(&self) -> Vec<Row> {
         let alone = self.jobs.len() == 1;
         let mut rows = Vec::new();
@@ -143,7 +143,7 @@ struct Row {
 }
 
 impl Row {
-    /// Nothing for a side that was not used.
+    /// `None` for a side without commands.
     fn new(name: String, side: &Side, job: &JobReport) -> Option<Self> {
         let count = side.latencies.count();
         (count > 0).then(|| Self {

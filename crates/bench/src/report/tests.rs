@@ -43,7 +43,7 @@ fn ramp() -> Latencies {
     read
 }
 
-/// One job, changed.
+/// A report with one job, changed by `change`.
 fn report(change: impl FnOnce(&mut StageReport)) -> Report {
     let mut stage = stage(vec![job("randread", ramp())]);
     change(&mut stage);
@@ -168,7 +168,7 @@ fn several_jobs_have_a_line_each_and_a_sum() {
     assert_eq!(document["jobs"].as_array().unwrap().len(), 2);
     assert_eq!(document["jobs"][1]["jobname"], "longer-name");
     assert_eq!(document["jobs"][1]["read"]["total_ios"], 1000);
-    // The process's CPU time is that of both.
+    // The process's CPU time belongs to both jobs.
     assert!(document["jobs"][0].get("usr_cpu").is_none());
     assert_eq!(document["stages"][0]["usr_cpu"], 50.0);
 }

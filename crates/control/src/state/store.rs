@@ -256,10 +256,9 @@ impl Store {
             && queue.health == Health::Good
     }
 
-    /// Writes the configuration as it is after all changes appended so far, so that the log can
-    /// be cut. The caller holds whatever keeps changes from being applied meanwhile. Does not
-    /// wait; `done` is called when the file is durable or could not be written. A failure loses
-    /// nothing: the log goes on.
+    /// Writes the configuration as it is after all changes appended so far, so that the log can be cut.
+    /// Meanwhile the caller must prevent further changes from being applied. Does not wait; `done` is called
+    /// when the file is durable or could not be written. A failure loses nothing: the log goes on.
     pub fn checkpoint(
         &self,
         configuration: Configuration,

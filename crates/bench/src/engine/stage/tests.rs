@@ -1,4 +1,4 @@
-//! Threads and queues that jobs get.
+//! The threads and queues that jobs get.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -39,7 +39,7 @@ fn layout(jobs: Vec<JobSpec>, hosts: usize) -> Layout {
     config.layout().unwrap()
 }
 
-/// Threads of the loads, and their queues on the first host.
+/// The threads of the loads, and their queues on the first host.
 fn dealt(layout: &Layout) -> Vec<(usize, u16)> {
     layout.loads.iter().map(|load| (load.thread, load.qids.get(&0).copied().unwrap_or(0))).collect()
 }
@@ -139,7 +139,7 @@ fn jobs_may_not_write_what_another_verifies() {
     assert!(check([verifies, JobSpec { files: vec![elsewhere], ..writes }], 0));
 }
 
-/// The controller's number is only told where the controller is the reason.
+/// The message gives the controller's number only if the controller is the reason.
 #[test]
 fn a_depth_that_does_not_fit_names_its_reason() {
     assert_eq!(check_depth(128, 129, 129), Ok(()));

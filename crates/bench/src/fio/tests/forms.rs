@@ -1,8 +1,8 @@
-//! Numbers and forms, held against what fio 3.33 makes of them.
+//! Numbers and forms, compared with fio 3.33.
 //!
 //! The values come from `fio --parse-only --debug=parse FILE`, lines "ret=0, out=", of a file with
-//! `bs=TEXT` (sizes) or `runtime=TEXT` (times), as Debian 12 has it. Where a fio is installed, the
-//! sizes are asked of it again.
+//! `bs=TEXT` (sizes) or `runtime=TEXT` (times), with the fio of Debian 12. If a fio is installed, the test
+//! asks it for the sizes again.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -11,17 +11,17 @@ use std::time::Duration;
 use super::super::units::{self, KbBase};
 use super::{parse, percentile_list};
 
-/// What becomes of a text here.
+/// How we treat a text.
 #[derive(Clone, Copy)]
 enum Here {
-    /// What fio reads.
+    /// We read the same value as fio.
     Same,
-    /// It is refused, because fio reads something else than it looks like.
+    /// We refuse it, because fio reads another value than the text suggests.
     Refused,
 }
 use Here::{Refused, Same};
 
-/// A size, what fio 3.33 reads with kb_base 1024 and with 1000, and what becomes of it here.
+/// A size, the values that fio 3.33 reads with kb_base 1024 and with 1000, and our treatment.
 const SIZES: &[(&str, u64, u64, Here)] = &[
     ("4096", 4096, 4096, Same),
     ("4b", 4, 4, Same),
@@ -53,7 +53,7 @@ const SIZES: &[(&str, u64, u64, Here)] = &[
     ("0x1000", 4096, 4096, Same),
     ("0X1000", 4096, 4096, Same),
     ("08", 8, 8, Same),
-    // fio takes the digits and no unit.
+    // fio reads the digits and ignores the unit.
     ("4q", 4, 4, Refused),
     ("4e", 4, 4, Refused),
     ("1e3", 1, 1, Refused),
@@ -62,7 +62,7 @@ const SIZES: &[(&str, u64, u64, Here)] = &[
     ("1.5k", 1, 1, Refused),
     ("4 k", 4, 4, Refused),
     ("0x10k", 16, 16, Refused),
-    // fio takes the first letter and drops the rest.
+    // fio reads the first letter and ignores the rest.
     ("4kbit", 4 << 10, 4000, Refused),
     ("1m512k", 1 << 20, 1_000_000, Refused),
     ("8k/50", 8 << 10, 8000, Refused),
@@ -70,7 +70,7 @@ const SIZES: &[(&str, u64, u64, Here)] = &[
     ("18014398509481985k", 1024, 18_014_398_509_481_985_000, Refused),
 ];
 
-/// What fio refuses, too, or reads as a percentage or a zone.
+/// Texts that fio refuses as well, or reads as a percentage or a zone.
 const NO_SIZES: [&str; 13] = [
     "",
     "k",
@@ -94,7 +94,7 @@ fn sizes_are_fios() {
             let read = units::size(text, base);
             match here {
                 Same => assert_eq!(read, Ok(value), "{text} {base:?}"),
-                // The product may fit where the base is the smaller.
+                // The product may fit with the smaller base.
                 Refused => assert!(read.is_err() || read == Ok(value), "{text} {base:?}: {read:?}"),
             }
         }
@@ -116,7 +116,7 @@ fn sizes_are_fios() {
         "`50%`: only size may be a percentage here: write a number of bytes"
     );
     assert_eq!(message("4z"), "`4z`: zones are not supported: write a number of bytes");
-    // All of fio's numbers may have them.
+    // All of fio's numbers may have suffixes.
     assert_eq!(units::number("1k", 1, 4095, KbBase::Binary), Ok(1024_u16));
     assert_eq!(units::number("1kib", 1, 4095, KbBase::Binary), Ok(1000_u16));
     assert_eq!(units::number("0x20", 1, 4095, KbBase::Binary), Ok(32_u16));
@@ -126,7 +126,7 @@ fn sizes_are_fios() {
     );
 }
 
-/// A time, the microseconds that fio 3.33 reads, and what becomes of it here.
+/// A time, the microseconds that fio 3.33 reads, and our treatment.
 const TIMES: &[(&str, u64, Here)] = &[
     ("5", 5_000_000, Same),
     ("5s", 5_000_000, Same),
@@ -141,7 +141,7 @@ const TIMES: &[(&str, u64, Here)] = &[
     ("1h", 3_600_000_000, Same),
     ("1d", 86_400_000_000, Same),
     ("0", 0, Same),
-    // A unit that fio does not know is microseconds.
+    // fio reads an unknown unit as microseconds.
     ("5sec", 5, Refused),
     ("2min", 2, Refused),
     ("1w", 1, Refused),
@@ -149,12 +149,12 @@ const TIMES: &[(&str, u64, Here)] = &[
     ("5m30s", 5, Refused),
     ("500u", 500, Refused),
     ("0x10", 16, Refused),
-    // What is behind a dot or a space is dropped.
+    // fio drops everything after a dot or a space.
     ("1.5s", 1_000_000, Refused),
     ("1.5", 1_000_000, Refused),
     ("5 m", 5_000_000, Refused),
     ("5 s", 5_000_000, Refused),
-    // The first of several values.
+    // fio reads the first of several values.
     ("5,6", 5_000_000, Refused),
     ("1:30", 1_000_000, Refused),
     ("00:01:00", 0, Refused),
@@ -174,7 +174,7 @@ fn times_are_fios() {
     }
 }
 
-/// Where a fio is installed, the table is what it says, for both bases. `timeout` bounds it.
+/// If a fio is installed, it must agree with the table for both bases. `timeout` bounds its run.
 #[test]
 fn sizes_are_those_of_the_fio_that_is_installed() {
     let version = Command::new("fio").arg("--version").output();
@@ -195,7 +195,7 @@ fn sizes_are_those_of_the_fio_that_is_installed() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // Less than a pipe holds, and closed when it is written.
+        // The text is smaller than a pipe's buffer, and the pipe is closed after it.
         fio.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
         let output = fio.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -208,7 +208,7 @@ fn sizes_are_those_of_the_fio_that_is_installed() {
     }
 }
 
-/// The values that fio says it has read for `bs`: the line after each "__handle_option=bs".
+/// The values that fio reports for `bs`: the line after each "__handle_option=bs".
 fn after_bs(said: &str) -> Vec<u64> {
     let mut lines = said.lines();
     let mut values = Vec::new();
@@ -221,8 +221,8 @@ fn after_bs(said: &str) -> Vec<u64> {
     values
 }
 
-/// A kind of the manual's table, forms that are taken, and forms that are refused: what stands below
-/// `[x]`, unless it has a section itself.
+/// A kind of the manual's table, accepted forms, and refused forms: the lines below `[x]`, unless the form
+/// has a section itself.
 type Kind = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const KINDS: &[Kind] = &[
@@ -298,7 +298,7 @@ const KINDS: &[Kind] = &[
     ("keys", &["iodepth=4", "direct=1"], &["bssplit=4k/50:8k/50", "nosuchkey=1"]),
 ];
 
-/// The manual has a row for each kind, and what it says is so.
+/// The manual has a row for each kind, and the row is true.
 #[test]
 fn the_manual_says_what_is_taken() {
     let manual = include_str!("../../../../../docs/manual.md");
