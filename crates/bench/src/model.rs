@@ -17,14 +17,14 @@
 //! In this model, an engine needs size and depth for these reasons:
 //!
 //! * While the core is not the bottleneck, throughput is depth over the round-trip time of a command
-//! (Little's law). The digest is a small part of that time wherever it is computed, so nothing is gained:
-//! the core waits either way. This ends at a depth of the time elsewhere over the time on the core, which
-//! grows when the core is relieved.
+//!   (Little's law). The digest is a small part of that time wherever it is computed, so nothing is gained:
+//!   the core waits either way. This ends at a depth of the time elsewhere over the time on the core, which
+//!   grows when the core is relieved.
 //! * When the core is the bottleneck, throughput is one over its time for a command. Software takes time
-//! for every byte; the time for submitting and reaping does not grow with the bytes.
+//!   for every byte; the time for submitting and reaping does not grow with the bytes.
 //! * Ringing for a batch and looking for completions is paid once for all commands that a turn of the
-//! poller finds. With few commands in flight, a turn has one, and then costs as much as the digest of a few
-//! KiB.
+//!   poller finds. With few commands in flight, a turn has one, and then costs as much as the digest of a
+//!   few KiB.
 
 pub mod published;
 

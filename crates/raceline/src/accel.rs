@@ -1,4 +1,4 @@
-//! `--accel`: which engine does which operation on data.
+//! `--accel`: the engine for each operation on data.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::failure::Failure;
 
 /// The engine on hardware.
 const DSA: &str = "dsa";
-/// The same driver on a device that is a thread.
+/// The same driver on a device that a thread emulates.
 const DSA_EMULATED: &str = "dsa_emulated";
 
-/// `--accel`: engines of operations, as asked for; a later one replaces an earlier one.
+/// `--accel`: the requested engine of each operation; a later entry replaces an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccelChoice {
     routes: Vec<(OpCode, &'static str)>,
 }
 
-/// All engines that can be named, with what they can do and whether anything drives them.
+/// All engines that can be named, with their operations and whether a driver exists for them.
 fn known() -> Vec<(&'static str, OpSet, bool)> {
     let mut engines = vec![(DSA, DSA_OPERATIONS, true), (DSA_EMULATED, DSA_OPERATIONS, true)];
     let others = Framework::software().modules().into_iter();
@@ -30,7 +30,7 @@ fn known() -> Vec<(&'static str, OpSet, bool)> {
     engines
 }
 
-/// `ENGINE`, for all that it can do, or `OP=ENGINE`; several with commas between.
+/// `ENGINE`, for all its operations, or `OP=ENGINE`; several entries are separated by commas.
 pub(crate) fn accel_choice(text: &str) -> Result<AccelChoice, String> {
     let mut choice = AccelChoice::default();
     for word in text.split(',') {
@@ -47,7 +47,7 @@ pub(crate) fn accel_choice(text: &str) -> Result<AccelChoice, String> {
     Ok(choice)
 }
 
-/// An engine that can be used, for this operation if one is named.
+/// A usable engine, checked for this operation if one is named.
 fn find(name: &str, operation: Option<OpCode>) -> Result<(&'static str, OpSet), TableError> {
     let engines = known();
     let Some(&(engine, operations, driven)) = engines.iter().find(|engine| engine.0 == name) else {
@@ -73,7 +73,7 @@ impl fmt::Display for AccelChoice {
 }
 
 impl AccelChoice {
-    /// The table for so many cores. Engines that do nothing in the end are not opened.
+    /// The table for `cores` cores. Engines that are left without an operation are not opened.
     pub(crate) fn framework(&self, cores: usize) -> Result<Framework, Failure> {
         let mut engines: Vec<Arc<dyn Engine>> = Vec::new();
         if self.uses(DSA) {

@@ -1,4 +1,4 @@
-//! Who may reach an export: safe unless the command line says otherwise.
+//! Which hosts may reach an export: safe unless the command line says otherwise.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -8,18 +8,18 @@ use crate::cli::export::ExportArgs;
 use crate::cli::values::DEFAULT_PORT;
 use crate::failure::Failure;
 
-/// Where to listen without `-l`.
+/// The address without `-l`.
 pub(crate) const DEFAULT_LISTEN: SocketAddr =
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 
-/// Where an export listens and whom it admits, within the rules.
+/// The addresses of an export and the hosts that it admits, within the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Admission {
-    /// Where to listen, at least one address.
+    /// The addresses, at least one.
     pub(crate) listen: Vec<SocketAddr>,
-    /// The hosts that may connect; `None` is any.
+    /// The hosts that may connect; `None`: any host.
     pub(crate) hosts: Option<Vec<Nqn>>,
-    /// All addresses are of this machine only.
+    /// Whether all addresses can be reached from this machine only.
     pub(crate) local_only: bool,
 }
 
@@ -27,7 +27,7 @@ impl Admission {
     /// Checks the command line.
     ///
     /// # Errors
-    /// The options that are missing for the addresses given, and why.
+    /// When the addresses need options that are missing; the error names the options and the reason.
     pub(crate) fn check(args: &ExportArgs) -> Result<Self, Failure> {
         let listen =
             if args.listen.is_empty() { vec![DEFAULT_LISTEN] } else { args.listen.clone() };
@@ -42,7 +42,7 @@ impl Admission {
         Ok(Self { listen, hosts, local_only })
     }
 
-    /// Whom it admits, for people.
+    /// The admitted hosts, as text for users.
     pub(crate) fn describe(&self) -> String {
         match (&self.hosts, self.local_only) {
             (Some(hosts), _) => {
@@ -77,7 +77,7 @@ fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> 
     Err(Failure::usage(format!("-l {address} is open to other machines: add {missing}")))
 }
 
-/// Only processes of this machine can connect to it.
+/// Whether only processes of this machine can connect to this address.
 fn is_local(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }

@@ -1,4 +1,4 @@
-//! `raceline bench`: experiments that say how good this machine and this program are.
+//! `raceline bench`: experiments that measure how fast this machine and this program are.
 
 mod accel;
 mod digest;

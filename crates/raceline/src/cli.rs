@@ -38,7 +38,7 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// How much is said on standard error.
+/// The amount of messages on standard error.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct LogArgs {
     /// Say more: -v what happens, -vv what is needed to find a fault, -vvv everything

@@ -1,4 +1,4 @@
-//! `raceline demo`: a target and a host in one process, to see it all work in seconds.
+//! `raceline demo`: a target and a host in one process, to show everything at work in seconds.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
@@ -31,7 +31,7 @@ use crate::signals::Interrupt;
 use crate::tally::work_of;
 use crate::{limits, naming, perf, shell};
 
-/// How long the demo takes unless told otherwise.
+/// The duration of the demo by default.
 pub(crate) const DEFAULT_SECONDS: u32 = 10;
 
 const NQN: &str = "nqn.2026-01.io.raceline:demo";
@@ -39,7 +39,7 @@ const DEVICE: &str = "ram:64M";
 const IO_BYTES: u32 = 4096;
 const SEED: u64 = 1;
 
-/// What is measured, in the order of the output.
+/// The measurements, in the order of the output.
 const MEASUREMENTS: [(RwMode, u16); 4] = [
     (RwMode::RandRead, 1),
     (RwMode::RandRead, 32),
@@ -47,7 +47,7 @@ const MEASUREMENTS: [(RwMode, u16); 4] = [
     (RwMode::RandWrite, 32),
 ];
 
-/// The measurement whose cost is taken apart.
+/// The measurement whose cost is explained.
 const EXPLAINED: (RwMode, u16) = (RwMode::RandRead, 32);
 
 /// Runs the demo.
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     }
 }
 
-/// What the demo found out.
+/// The results of the demo.
 struct Measured {
     /// Bytes that were written, read back and compared.
     verified_bytes: u64,
@@ -88,7 +88,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// For programs: laid out as the report of `perf`, and what is the demo's own beside it.
+    /// The results for programs: in the layout of `perf`'s report, with the demo's own figures beside it.
     fn document(&self, address: SocketAddr) -> Value {
         let mut document: Value =
             serde_json::from_str(&self.report.to_json()).unwrap_or_else(|_| json!({}));
@@ -188,7 +188,7 @@ fn measure(
     Ok(Measured { verified_bytes, report, apart })
 }
 
-/// What all parts of the demo have in common.
+/// The configuration that all parts of the demo share.
 fn usual(
     address: SocketAddr,
     identity: &Identity,
@@ -218,8 +218,8 @@ fn usual(
     }
 }
 
-/// A measurement as `perf` would report it. CPU time and costs are those of the process, and so of
-/// both sides.
+/// A measurement in the form of `perf`'s report. CPU time and costs belong to the process, and so to both
+/// sides.
 fn stage_report(mode: RwMode, depth: u16, outcome: Outcome) -> StageReport {
     let options = [
         ("rw", mode.to_string()),
@@ -251,19 +251,19 @@ fn stage_report(mode: RwMode, depth: u16, outcome: Outcome) -> StageReport {
     }
 }
 
-/// How far the two cores were apart that target and host share, from look to look: the same machine
-/// may show something else tomorrow, for virtual machines are moved.
+/// The distance of the two cores that target and host share, look by look: it may differ tomorrow on the
+/// same machine, because virtual machines are moved.
 #[derive(Default)]
 struct Apart(Vec<Duration>);
 
 impl Apart {
-    /// With more cores or fewer, nobody knows which two to look at.
+    /// Looks only if there are exactly two cores: otherwise the cores of the two sides are unknown.
     fn look(&mut self) {
         let cores = allowed_cores().ok().and_then(|cores| <[usize; 2]>::try_from(cores).ok());
         self.0.extend(cores.and_then(|[a, b]| round_trip(a, b).ok()));
     }
 
-    /// The least and the most.
+    /// The least and the greatest distance.
     fn span(&self) -> Option<(Duration, Duration)> {
         Some((*self.0.iter().min()?, *self.0.iter().max()?))
     }
@@ -283,7 +283,7 @@ impl Apart {
     }
 }
 
-/// The share of each part, verification included, of the time that is to be used.
+/// The time of each part, verification included, out of the total time.
 fn part_time(seconds: u32) -> Duration {
     let parts = u32::try_from(MEASUREMENTS.len() + 1).unwrap_or(1);
     // A tenth of the time is for connecting, reading back, and ending.
@@ -332,8 +332,8 @@ fn row(mode: RwMode, depth: u16, outcome: &Outcome) -> String {
     )
 }
 
-/// What one command of a measurement costs. CPU time is that of the process and so of both sides;
-/// `ios` and `counts` are those of the target.
+/// The cost of one command of a measurement. CPU time belongs to the process and so to both sides; `ios`
+/// and `counts` belong to the target.
 fn explain(outcome: &Outcome, ios: u64, counts: Counts) -> String {
     let (mode, depth) = EXPLAINED;
     let cost = &outcome.cost;
@@ -368,7 +368,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where what people read goes: to standard output, unless that is for a program.
+/// The stream for text for users: standard output, unless that is for a program.
 struct Voice {
     output: OutputFormat,
     style: Style,
@@ -387,7 +387,7 @@ impl Voice {
         match self.output {
             OutputFormat::Table => shell::print(text.as_bytes()),
             OutputFormat::Json => {
-                // Nobody may be reading it: the document counts.
+                // Standard error may have no reader: only the document matters.
                 let _ = std::io::stderr().write_all(text.as_bytes());
                 Ok(())
             }
@@ -395,13 +395,13 @@ impl Voice {
     }
 }
 
-/// Colours where they are welcome.
+/// Colours, if they are wanted.
 struct Style {
     colour: bool,
 }
 
 impl Style {
-    /// On a terminal, unless NO_COLOR says otherwise.
+    /// Colours on a terminal, unless NO_COLOR is set.
     fn on(terminal: bool) -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self { colour: terminal && !unwanted }

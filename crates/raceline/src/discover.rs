@@ -1,4 +1,4 @@
-//! `raceline discover`: what a target offers.
+//! `raceline discover`: the subsystems that a target offers.
 
 use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use serde_json::{Value, json};

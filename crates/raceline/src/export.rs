@@ -1,4 +1,4 @@
-//! `raceline export`: a target in this process, until a signal.
+//! `raceline export`: a target in this process, which runs until a signal.
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
@@ -27,10 +27,10 @@ use crate::{limits, naming, shell};
 /// Model number that subsystems report.
 pub(crate) const MODEL: &str = "Raceline";
 
-/// How often an export looks whether its cores are well.
+/// How often an export checks that its cores are healthy.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The line on standard output that says it is ready.
+/// The line on standard output that reports readiness.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Ready {
     ready: bool,
@@ -49,7 +49,7 @@ struct ReadyNamespace {
     uuid: Uuid,
 }
 
-/// The line on standard output that says what commands cost.
+/// The line on standard output that reports the cost of commands.
 #[derive(Debug, Serialize)]
 struct CostLine {
     cost: CostPerIo,
@@ -112,8 +112,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits for the signal to end, and says what commands cost: since it began when it ends, and on
-/// SIGUSR1 since the last time.
+/// Waits for the signal to end. Reports the cost of commands: at the end for the whole run, and on SIGUSR1
+/// since the last report.
 fn serve(
     target: &Target,
     cores: &[usize],
@@ -146,7 +146,7 @@ fn serve(
     }
 }
 
-/// For people on standard error, for programs as one line on standard output.
+/// Reports to users on standard error, to programs as one line on standard output.
 fn report(cost: &Cost, acceleration: Acceleration) -> Result<(), Failure> {
     if cost.ios == 0 {
         eprintln!("nothing was read or written since the last report");
@@ -157,8 +157,8 @@ fn report(cost: &Cost, acceleration: Acceleration) -> Result<(), Failure> {
     shell::print(format!("{line}\n").as_bytes())
 }
 
-/// The UUID of memory, unless it was given: memory has no identity of its own, and the same in two
-/// subsystems must not look like one disk.
+/// The UUID of a memory device, unless it was given: memory has no identity of its own, and the same memory
+/// in two subsystems must not look like one disk.
 fn memory_uuid(
     identity: &Identity,
     nqn: &Nqn,
@@ -171,7 +171,8 @@ fn memory_uuid(
         .then(|| identity.derive("memory namespace", name.as_bytes()).into_bytes())
 }
 
-/// Creates the subsystem, its namespaces, and then the listeners: who connects finds all of it.
+/// Creates the subsystem, its namespaces, and then the listeners, so that a host that connects finds all
+/// namespaces.
 fn set_up(
     target: &Target,
     nqn: &Nqn,
@@ -205,7 +206,7 @@ fn set_up(
     Ok(Ready { ready: true, nqn: nqn.as_str().to_owned(), listeners, namespaces, pid })
 }
 
-/// What to do about an address that cannot be had.
+/// The failure for an address that cannot be bound, with a remedy.
 fn listen_failure(error: &TargetError) -> Failure {
     let TargetError::Listen { address, error: cause } = error else {
         return Failure::runtime(error);
@@ -221,7 +222,7 @@ fn listen_failure(error: &TargetError) -> Failure {
     Failure::runtime(format!("cannot listen on {address}: {advice}"))
 }
 
-/// What is exported to whom, and how to use it, for people.
+/// The export as text for users: what is exported to which hosts, and how to use it.
 fn describe(ready: &Ready, admission: &Admission) -> String {
     let mut table = Table::new(&["nsid", "device", "size", "block", "uuid"]);
     for namespace in &ready.namespaces {

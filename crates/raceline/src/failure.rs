@@ -1,4 +1,4 @@
-//! How a verb fails: one line for people, one exit code for scripts.
+//! The failure of a verb: one line for users, one exit code for scripts.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -17,14 +17,14 @@ pub(crate) mod code {
     pub(crate) const CONNECT: u8 = 3;
     /// Data read are not the data written.
     pub(crate) const MISMATCH: u8 = 4;
-    /// Ended by a signal: this plus the signal's number, as shells do it.
+    /// Ended by a signal: this plus the signal's number, as in shells.
     pub(crate) const SIGNAL: u8 = 128;
 }
 
 /// Why a verb failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What the process exits with.
+    /// The exit code of the process.
     pub(crate) code: u8,
     /// What was wrong, where, and what to do.
     pub(crate) message: String,
@@ -72,13 +72,13 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The text in one line: a script that reads errors reads lines.
+/// The text in one line: scripts read errors line by line.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// An error of the command line parser in one line: what is wrong, and where to read on.
-/// `words` is the command line.
+/// An error of the command line parser in one line: what is wrong, and where the help is. `words` is the
+/// command line.
 pub(crate) fn usage_line(error: &clap::Error, words: &[String]) -> String {
     let text = error.render().to_string();
     let end = ["\n\nUsage:", "\n\nFor more information"]

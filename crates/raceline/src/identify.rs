@@ -14,7 +14,7 @@ use crate::remote::Remote;
 use crate::shell;
 use crate::table::{Table, printable};
 
-/// Connects, prints what the controller says about itself, disconnects.
+/// Connects, prints the controller's Identify data, disconnects.
 pub(crate) fn run(args: &IdentifyArgs) -> Result<(), Failure> {
     let remote = Remote::connect_admin(&args.connect)?;
     let namespaces: Vec<NamespaceInfo> = match args.namespace {

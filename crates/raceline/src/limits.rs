@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the number of file descriptors to what is permitted, and gives it.
+/// Raises the number of file descriptors to the permitted maximum, and gives it.
 pub(crate) fn raise_file_descriptors() -> Option<u64> {
     let now = getrlimit(Resource::Nofile);
     if now.current == now.maximum {

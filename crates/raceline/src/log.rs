@@ -1,4 +1,4 @@
-//! Messages on standard error: how many, and how they look; can be changed while the program runs.
+//! Messages on standard error: their level and form, which can change while the program runs.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -19,7 +19,7 @@ const VARIABLE: &str = "RACELINE_LOG";
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 static TIMESTAMPS: AtomicBool = AtomicBool::new(true);
 
-/// Begins to log; gives the settings that the command line means.
+/// Begins to log; gives the settings that the command line asks for.
 pub(crate) fn start(args: &LogArgs) -> LogSettings {
     let level = match (args.quiet, args.verbose) {
         (true, _) => "error",
@@ -36,7 +36,7 @@ pub(crate) fn start(args: &LogArgs) -> LogSettings {
         .with_target(args.verbose > 1)
         .with_timer(Timer);
     tracing_subscriber::registry().with(filter).with(lines).init();
-    // The first is the only one: this is called once.
+    // Cannot fail: this function is called once.
     let _ = FILTER.set(handle);
     let level = match (args.quiet, args.verbose) {
         (true, _) => LogLevel::Error,
@@ -47,7 +47,7 @@ pub(crate) fn start(args: &LogArgs) -> LogSettings {
     LogSettings { print_level: level, level, ..LogSettings::default() }
 }
 
-/// Changes what is logged. The environment variable stays above everything.
+/// Applies new settings. The environment variable overrides all of them.
 pub(crate) fn apply(settings: &LogSettings) {
     TIMESTAMPS.store(settings.timestamps, Ordering::Relaxed);
     if std::env::var_os(VARIABLE).is_some() {
@@ -60,7 +60,7 @@ pub(crate) fn apply(settings: &LogSettings) {
     }
 }
 
-/// The time, if it is wanted.
+/// Prints the time, if it is wanted.
 struct Timer;
 
 impl FormatTime for Timer {

@@ -32,7 +32,7 @@ use crate::cli::{Cli, Verb};
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    // Only when a shell asks for completions; does not return then.
+    // Only when a shell asks for completions; in that case the call does not return.
     clap_complete::CompleteEnv::with_factory(Cli::command).complete();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -72,11 +72,11 @@ fn run(cli: Cli) -> Result<(), Failure> {
     }
 }
 
-/// Help and version go to standard output; anything else is one line and exit code 2.
+/// Help and version are printed to standard output; any other result is one line and exit code 2.
 fn command_line_error(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader that has seen enough is no failure.
+            // A reader that closes the pipe early is no failure.
             let _ = error.print();
             ExitCode::SUCCESS
         }

@@ -1,4 +1,4 @@
-//! The verbs that manage a daemon over its RPC socket, for people and their scripts.
+//! The verbs that manage a daemon over its RPC socket, for users and their scripts.
 
 mod bdev;
 pub(crate) mod complete;
@@ -28,7 +28,7 @@ pub(crate) use pool::run as pool;
 pub(crate) use port::run as port;
 pub(crate) use subsystem::run as subsystem;
 
-/// A daemon to talk to.
+/// The connection to a daemon.
 struct Daemon {
     connection: Connection,
     output: OutputFormat,
@@ -41,7 +41,7 @@ impl Daemon {
         Ok(Self { connection, output: args.output })
     }
 
-    /// Calls a method with an object of parameters; those that are null are left out.
+    /// Calls a method with an object of parameters; parameters that are null are left out.
     fn call(&mut self, method: &str, params: Value) -> Result<Value, Failure> {
         self.try_call(method, params).map_err(failure)
     }
@@ -60,7 +60,7 @@ impl Daemon {
         self.try_call(&call.method, call.params.clone().unwrap_or(Value::Null))
     }
 
-    /// A list that a method gives.
+    /// Calls a method that gives a list.
     fn list(&mut self, method: &str, params: Value) -> Result<Vec<Value>, Failure> {
         match self.call(method, params)? {
             Value::Array(list) => Ok(list),
@@ -68,7 +68,7 @@ impl Daemon {
         }
     }
 
-    /// The subsystem of that name, or all but discovery.
+    /// The subsystem of that name, or all except discovery.
     fn subsystems(&mut self, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
         let listed = self.list("nvmf_get_subsystems", Value::Null)?;
         let exported = listed.into_iter().filter(|subsystem| subsystem["subtype"] != "Discovery");
@@ -81,13 +81,13 @@ impl Daemon {
         Ok(found)
     }
 
-    /// What is configured and not there; nothing of a daemon that does not know such things.
+    /// The parts that are configured but missing; empty for a daemon without that method.
     fn missing(&mut self) -> Vec<Value> {
         let missing = self.try_call("bdev_get_missing", Value::Null).ok();
         missing.and_then(|list| list.as_array().cloned()).unwrap_or_default()
     }
 
-    /// Prints a list: for programs as the daemon gave it.
+    /// Prints a list: for programs the daemon's answer as it is.
     fn print(&self, list: &[Value], table: impl FnOnce() -> Table) -> Result<(), Failure> {
         let text = match self.output {
             OutputFormat::Json => format!("{:#}\n", Value::from(list)),
@@ -96,7 +96,7 @@ impl Daemon {
         shell::print(text.as_bytes())
     }
 
-    /// Prints what has been done: for programs the daemon's answer.
+    /// Prints a result: for programs the daemon's answer.
     fn done(&self, answer: &Value, sentence: &str) -> Result<(), Failure> {
         let text = match self.output {
             OutputFormat::Json => format!("{answer:#}\n"),
@@ -106,7 +106,7 @@ impl Daemon {
     }
 }
 
-/// What a daemon said, for a person: the detail if there is one.
+/// A daemon's error as text for users: its detail, if there is one.
 fn failure(error: ClientError) -> Failure {
     match error {
         ClientError::Connect { .. } => Failure::connect(error),
@@ -114,7 +114,7 @@ fn failure(error: ClientError) -> Failure {
     }
 }
 
-/// Nothing has that name; a similar one is shown.
+/// The failure for an unknown name; suggests a similar one.
 fn none_of_that_name(kind: &str, name: &str, others: &[String]) -> Failure {
     let name = printable(name);
     let hint = match others {
@@ -128,7 +128,7 @@ fn none_of_that_name(kind: &str, name: &str, others: &[String]) -> Failure {
     Failure::runtime(format!("there is no {kind} {name}: {hint}"))
 }
 
-/// A member of each element of a list.
+/// One member of each element of a list.
 fn names(list: &[Value], member: &str) -> Vec<String> {
     list.iter().map(|element| text(&element[member])).collect()
 }
@@ -142,12 +142,12 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// The elements of a list inside a value; none if there is no list.
+/// The elements of a list inside a value; empty if there is no list.
 fn elements<'a>(value: &'a Value, member: &str) -> &'a [Value] {
     value[member].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A size in the unit that fits: 64 MiB.
+/// A size in a suitable unit: 64 MiB.
 fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut whole = bytes;

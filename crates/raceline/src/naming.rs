@@ -1,5 +1,5 @@
-//! Names that stay the same from start to start: of exports; those of this machine as a host are
-//! the host library's.
+//! Names of exports that stay the same from start to start; the host library has those of this machine as a
+//! host.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use raceline_bdev::{Backing, DeviceSpec, Identity};
 pub(crate) use raceline_host::naming::host;
 use raceline_proto::nvme::Nqn;
 
-/// What NQNs made here begin with.
+/// The prefix of NQNs made here.
 const NQN_PREFIX: &str = "nqn.2026-01.io.raceline";
 
 /// Longest part of a host's name in an NQN.
@@ -15,8 +15,8 @@ const HOST_NAME_MAX: usize = 63;
 
 /// The NQN of an export: the same devices at the same addresses have the same name.
 ///
-/// The addresses count because two exports of one machine may both hold `ram:1G`: with equal
-/// names a host would take them for two paths to one disk.
+/// The addresses are part of the name because two exports of one machine may both have `ram:1G`: if their
+/// names were equal, a host would take them for two paths to one disk.
 pub(crate) fn subsystem_nqn(
     identity: &Identity,
     host_name: &str,
@@ -42,7 +42,7 @@ pub(crate) fn machine_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
 }
 
-/// The device with its path resolved: `./disk`, `/srv/disk` and a link to it are one device.
+/// The device with its path resolved: `./disk`, `/srv/disk` and a link to it are the same device.
 fn device_name(device: &DeviceSpec) -> String {
     let mut device = device.clone();
     if let Backing::File { path, .. } | Backing::Block { path } | Backing::Path { path } =
@@ -55,7 +55,7 @@ fn device_name(device: &DeviceSpec) -> String {
     device.to_string()
 }
 
-/// The host's name with nothing in it that could disturb an NQN.
+/// The host's name without characters that an NQN must not contain.
 fn name_part(host_name: &str) -> String {
     let name = host_name.trim().split('.').next().unwrap_or_default();
     let safe = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };

@@ -1,4 +1,4 @@
-//! `raceline perf`: measures, and with `--verify` proves, what namespaces do.
+//! `raceline perf`: measures the work of namespaces, and with `--verify` checks it.
 
 mod maps;
 mod plan;
@@ -92,7 +92,7 @@ pub(crate) fn failure(error: EngineError) -> Failure {
     }
 }
 
-/// Runs stages, and shows how far they are.
+/// Runs stages, and shows their progress.
 struct Runner {
     interrupt: Interrupt,
     bar: Bar,
@@ -115,7 +115,7 @@ impl Runner {
     }
 }
 
-/// The same for a stage, whose jobs may come from a file: then with the line that is wrong.
+/// The same for a stage, whose jobs may come from a file: the failure then names the wrong line.
 fn located(stage: &Stage, error: EngineError) -> Failure {
     let origin = |job: usize| stage.jobs.get(job).and_then(|job| job.origin.as_ref());
     match error {
@@ -141,11 +141,11 @@ fn limits_of(config: &StageConfig, file: FileSpec) -> Result<(u32, u32), Failure
     let largest = host.controller().max_transfer_bytes.unwrap_or(plan::FILL_BYTES);
     let block = host.namespace(file.nsid).map(|namespace| namespace.block_size);
     host.disconnect();
-    // One that does not exist is found by the run.
+    // The run itself reports a namespace that does not exist.
     Ok((largest, block.unwrap_or(0)))
 }
 
-/// What went wrong first.
+/// The first failure.
 fn failed(stage: &Stage, outcome: &StageOutcome) -> Option<Failure> {
     let found = |clone: &CloneOutcome| Some((clone.job, clone.error.clone()?));
     let (job, error) = outcome.clones.iter().find_map(found)?;
@@ -177,7 +177,7 @@ fn precondition(pass: &Stage, outcome: &StageOutcome) -> Precondition {
 
 fn stage_report(stage: &Stage, outcome: StageOutcome, acceleration: Acceleration) -> StageReport {
     let mut jobs: Vec<JobReport> = Vec::new();
-    // The group that the last of them adds up.
+    // The group that the last report adds up.
     let mut open: Option<u32> = None;
     for clone in outcome.clones {
         let described = &stage.jobs[clone.job];
@@ -224,7 +224,7 @@ fn job_report(stage: &Stage, clone: CloneOutcome) -> JobReport {
     }
 }
 
-/// A line on standard error that shows how far the run is, if that is a terminal.
+/// A line on standard error that shows the progress of the run, if that is a terminal.
 struct Bar(ProgressBar);
 
 impl Bar {

@@ -14,7 +14,7 @@ use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::failure::Failure;
 use crate::naming;
 
-/// How long one of several addresses of a name may take to answer.
+/// Time limit for each of several addresses of a name.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connected controller.
@@ -36,17 +36,17 @@ impl Remote {
         Ok(Self { host })
     }
 
-    /// What the controller is.
+    /// The controller's Identify data.
     pub(crate) fn controller(&self) -> Arc<ControllerInfo> {
         self.host.controller()
     }
 
-    /// Its active namespaces.
+    /// The controller's active namespaces.
     pub(crate) fn namespaces(&self) -> Arc<[NamespaceInfo]> {
         self.host.namespaces()
     }
 
-    /// One of them.
+    /// One of the active namespaces.
     pub(crate) fn namespace(&self, nsid: NamespaceId) -> Result<NamespaceInfo, Failure> {
         self.host.namespace(nsid).ok_or_else(|| {
             let namespaces = self.namespaces();
@@ -71,7 +71,7 @@ impl Remote {
         self.host.write(nsid, slba, data, false).map_err(|error| failure(&error))
     }
 
-    /// What was written is on stable media when this returns.
+    /// Flushes the namespace: earlier writes are on stable media when this returns.
     pub(crate) fn flush(&self, nsid: NamespaceId) -> Result<(), Failure> {
         self.host.flush(nsid).map_err(|error| failure(&error))
     }
@@ -91,7 +91,7 @@ pub(crate) fn discover(args: &AddressArgs) -> Result<DiscoveryLog, Failure> {
     log
 }
 
-/// The command line as the host library wants it.
+/// The configuration of the host library for a command line.
 pub(crate) fn config(args: &ConnectArgs) -> Result<HostConfig, Failure> {
     let mut config = address_config(&args.address, args.nqn.clone())?;
     config.header_digest = args.header_digest;
@@ -99,8 +99,8 @@ pub(crate) fn config(args: &ConnectArgs) -> Result<HostConfig, Failure> {
     Ok(config)
 }
 
-/// An error of the host library as a failure of the verb: what ends a connection, or keeps one
-/// from being made, has an exit code of its own.
+/// An error of the host library as a failure of the verb: a connection that ends or cannot be made has an
+/// exit code of its own.
 pub(crate) fn failure(error: &HostError) -> Failure {
     match error {
         HostError::Command(_)
@@ -118,14 +118,14 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
     let mut config = HostConfig::new(address, subnqn, hostnqn, hostid);
     config.source = args.source;
-    // Without a limit for -1, which is the only one that is negative.
+    // -1, the only negative value, means no limit.
     config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())
         .map_err(|_| Failure::usage("-k is too long: the most is 49 days"))?;
     Ok(config)
 }
 
-/// The address of a target. A name with several is asked for the first that answers.
+/// The address of a target. If a name has several, the first that answers is taken.
 fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
     let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
     let found = (bare, port).to_socket_addrs();

@@ -1,4 +1,4 @@
-//! `raceline rpc`: SPDK's JSON-RPC from the command line, spelled and printed as `rpc.py` does.
+//! `raceline rpc`: SPDK's JSON-RPC from the command line, with the spelling and the output of `rpc.py`.
 
 use std::io::{BufRead as _, IsTerminal as _, Read as _, Write as _};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::cli::rpc::RpcArgs;
 use crate::failure::{Failure, one_line};
 use crate::shell;
 
-/// The identifier of a request that is only shown.
+/// The identifier of a request that is printed but not sent.
 const SHOWN_ID: u64 = 1;
 
 /// Runs the verb.
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &RpcArgs) -> Result<(), Failure> {
 /// One line of a script: its number, and its words.
 type Line = (usize, Vec<String>);
 
-/// The lines on standard input that are not empty and not comments.
+/// The lines of standard input, without empty lines and comments.
 fn script() -> Result<Vec<Line>, Failure> {
     let mut lines = Vec::new();
     for (index, line) in std::io::stdin().lock().lines().enumerate() {
@@ -51,7 +51,7 @@ fn script() -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
-/// One command after another, each on a connection of its own, as test suites drive `rpc.py`.
+/// Runs one command after another, each on a connection of its own, as test suites drive `rpc.py`.
 fn serve_lines(args: &RpcArgs) -> Result<(), Failure> {
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| Failure::runtime(format!("standard input: {error}")))?;
@@ -68,7 +68,7 @@ fn serve_lines(args: &RpcArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A daemon to talk to, connected to when there is something to say.
+/// A daemon, connected to at the first request.
 struct Session<'a> {
     args: &'a RpcArgs,
     connection: Option<Connection>,
@@ -121,9 +121,9 @@ impl<'a> Session<'a> {
         print_line(&names.join("\n"))
     }
 
-    /// Whether the daemon has all the methods of a script: those that it does not have are named at once,
-    /// before the first line is run. Help is asked of nobody, and a daemon that lists no methods is
-    /// asked line by line.
+    /// Checks that the daemon has all the methods of a script: the error names all missing ones, before the
+    /// first line is run. Requests for help are not checked. If a daemon does not list its methods, each
+    /// line is simply tried.
     fn look_at_script(&mut self, lines: &[Line]) -> Result<(), Failure> {
         if self.args.dry_run {
             return Ok(());
@@ -238,7 +238,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The methods that are several requests.
+/// The methods that consist of several requests.
 #[derive(Clone, Copy)]
 enum ConfigVerb {
     Save,
@@ -259,7 +259,7 @@ impl ConfigVerb {
     }
 }
 
-/// What these methods take.
+/// The options of these methods.
 struct ConfigOptions {
     indent: i32,
     parts: Option<Vec<String>>,
@@ -287,7 +287,7 @@ impl ConfigOptions {
                 ("-n" | "--name", false) => options.name = Some(value()?),
                 ("--with-batches", false) => options.with_batches = true,
                 ("--no-with-batches", false) => options.with_batches = false,
-                // Old names of methods are always taken.
+                // Old names of methods are always included.
                 ("-i" | "--include-aliases", true) => {}
                 ("-j" | "--json-conf", true) => options.json = Some(value()?),
                 _ => return Err(wrong(method, word)),
@@ -305,7 +305,8 @@ fn wrong(method: &str, word: &str) -> Failure {
     Failure::usage(format!("{method}: '{word}' is not understood"))
 }
 
-/// A configuration from a file, from the argument itself, or from standard input; and which of these.
+/// A configuration from a file, from the argument itself, or from standard input; and which of these it
+/// was.
 fn read_config(given: Option<&str>) -> Result<(Vec<u8>, &str), Failure> {
     let (text, from) = match given {
         None => {
@@ -319,10 +320,10 @@ fn read_config(given: Option<&str>) -> Result<(Vec<u8>, &str), Failure> {
     Ok((text, from))
 }
 
-/// JSON with so many spaces of indentation; below 0 in one line.
+/// JSON with this many spaces of indentation; in one line if `spaces` is negative.
 fn indented(value: &Value, spaces: i32) -> String {
     let Ok(spaces) = usize::try_from(spaces) else { return value.to_string() };
-    // Two is what `pretty` does; only the beginning of a line is indentation.
+    // `pretty` uses two spaces; only the beginning of a line is indentation.
     let lines = pretty(value).lines().map(str::to_owned).collect::<Vec<_>>();
     let widen = |line: &String| {
         let text = line.trim_start_matches(' ');
@@ -331,7 +332,7 @@ fn indented(value: &Value, spaces: i32) -> String {
     lines.iter().map(widen).collect::<Vec<_>>().join("\n")
 }
 
-/// What a batch prints of a result: of each call the result, as `rpc.py` does.
+/// The form in which a batch prints a result: that of each call, as in `rpc.py`.
 fn batch_form(request: &Request) -> Prints {
     match request.prints {
         Prints::Nothing | Prints::Json => Prints::Json,
@@ -343,7 +344,7 @@ fn at_line(number: usize, failure: &Failure) -> Failure {
     Failure { code: failure.code, message: format!("line {number}: {}", failure.message) }
 }
 
-/// Tells people, not programs, what the daemon keeps and does not use.
+/// Tells users, but not programs, which calls the daemon keeps without using them.
 fn note_kept(kept: Option<&str>) {
     if let Some(kept) = kept {
         shell::note(&format!("kept without effect, as the daemon has no such parts: {kept}"));
@@ -364,7 +365,7 @@ fn config_failed(error: ConfigError) -> Failure {
     }
 }
 
-/// A line on standard output. A reader that has seen enough is no failure.
+/// Prints a line on standard output. A reader that closes the pipe early is no failure.
 fn print_line(text: &str) -> Result<(), Failure> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

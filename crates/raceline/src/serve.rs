@@ -1,4 +1,4 @@
-//! `raceline serve`: a target that SPDK's clients configure, until a signal.
+//! `raceline serve`: a target that SPDK's clients configure, which runs until a signal.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,15 @@ use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::{limits, log, shell};
 
-/// How often it looks whether all is well, and tells systemd so.
+/// How often it checks that the daemon is healthy, and tells systemd.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The line on standard output that says it is ready.
+/// The line on standard output that reports readiness.
 #[derive(Debug, Serialize)]
 struct Ready {
     ready: bool,
     socket: String,
-    /// Options can still be set: framework_start_init is awaited.
+    /// Whether options can still be set, because the daemon waits for framework_start_init.
     waits_for_rpc: bool,
     pid: u32,
 }
@@ -57,10 +57,10 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
     ended.and(stopped)
 }
 
-/// Waits for the signal to end. While all is well systemd's watchdog is fed.
+/// Waits for the signal to end, and feeds systemd's watchdog while the daemon is healthy.
 fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
     let watchdog = sd_notify::watchdog_enabled();
-    // Twice as often as it must be.
+    // Twice as often as systemd requires.
     let interval = watchdog.map_or(HEALTH_INTERVAL, |limit| (limit / 2).min(HEALTH_INTERVAL));
     let mut last_sign = Instant::now();
     loop {
@@ -83,14 +83,14 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
     }
 }
 
-/// Without systemd there is nobody to tell.
+/// Notifies systemd; without systemd this does nothing.
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("cannot notify systemd: {error}");
     }
 }
 
-/// A core that this process may not use is refused at once, not when a transport is made.
+/// Refuses a core that this process may not use, at the start instead of when a transport is made.
 fn check_cores(cores: &[usize]) -> Result<(), Failure> {
     let allowed = raceline_reactor::affinity::allowed_cores().map_err(Failure::runtime)?;
     match cores.iter().find(|core| !allowed.contains(core)) {

@@ -10,9 +10,9 @@ use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Zsh};
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 
-/// The program, as shells find it.
+/// The program's name for shells.
 const NAME: &str = "raceline";
-/// The environment variable by which a completion script says which shell asks.
+/// The environment variable in which a completion script names its shell.
 const VARIABLE: &str = "COMPLETE";
 
 /// `raceline completions SHELL`.
@@ -26,7 +26,7 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
         Shell::Zsh => &Zsh,
         other => return Err(Failure::usage(format!("no completions for {other}"))),
     };
-    // The script asks this program, which asks the daemon for the names that exist.
+    // The script asks this program, which asks the daemon for existing names.
     let registered = shell.write_registration(VARIABLE, NAME, NAME, NAME, &mut script);
     registered.map_err(Failure::runtime)?;
     print(&script)
@@ -52,7 +52,7 @@ fn write_pages(dir: &Path) -> io::Result<()> {
     clap_mangen::generate_to(Cli::command(), dir)
 }
 
-/// Prints to standard output; a reader that has seen enough (`| head`) is no failure.
+/// Prints to standard output; a reader that closes the pipe early (`| head`) is no failure.
 pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -61,7 +61,7 @@ pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Tells people something that is neither output nor a failure.
+/// Tells users something that is neither output nor a failure.
 pub(crate) fn note(text: &str) {
     eprintln!("raceline: {}", crate::failure::one_line(text));
 }

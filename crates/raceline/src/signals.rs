@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM: the first asks to end, the second ends. SIGUSR1 asks for a report.
+//! SIGINT and SIGTERM: the first one requests the end, the second one ends the process. SIGUSR1 requests a
+//! report.
 
 use std::io;
 use std::sync::Arc;
@@ -14,15 +15,15 @@ use crate::failure::code;
 /// The signals that ask this process to end.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
-    /// The first signal, 0 before it came.
+    /// The first signal; 0 before it arrives.
     first: Arc<AtomicI32>,
-    /// SIGUSR1 has come, and nobody has asked.
+    /// SIGUSR1 has arrived, and [`Self::report_requested`] has not reported it yet.
     report: Arc<AtomicBool>,
     arrived: Receiver<()>,
 }
 
 impl Interrupt {
-    /// From now on the first signal is a request, and the second ends the process at once.
+    /// Catches the signals: the first is a request, and the second ends the process at once.
     ///
     /// # Errors
     /// When the signals cannot be caught.
@@ -30,7 +31,7 @@ impl Interrupt {
         Self::catch_all(&[SIGINT, SIGTERM])
     }
 
-    /// The same; and SIGUSR1, which would end the process, ends only [`Self::wait`].
+    /// The same, and SIGUSR1 ends only [`Self::wait`] instead of the process.
     ///
     /// # Errors
     /// When the signals cannot be caught.
@@ -50,19 +51,19 @@ impl Interrupt {
                 } else if shared.swap(number, Ordering::AcqRel) != 0 {
                     std::process::exit(i32::from(code::SIGNAL) + number);
                 }
-                // Without a reader the number is enough.
+                // If the receiver is gone, the stored number is enough.
                 let _ = sender.send(());
             }
         })?;
         Ok(Self { first, report, arrived })
     }
 
-    /// Whether a report was asked for since the last call.
+    /// Whether a report was requested since the last call.
     pub(crate) fn report_requested(&self) -> bool {
         self.report.swap(false, Ordering::AcqRel)
     }
 
-    /// Waits for a signal, at most this long; gives the first that asks to end.
+    /// Waits for a signal for `time` at most; gives the first one that requests the end.
     pub(crate) fn wait(&self, time: Duration) -> Option<i32> {
         let _ = self.arrived.recv_timeout(time);
         self.requested()

@@ -38,7 +38,7 @@ impl Table {
     }
 }
 
-/// The text without control characters: names that a target sends must not steer a terminal.
+/// The text without control characters: names from a target must not control a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -1,9 +1,9 @@
-//! What a target of this process does and costs, from a moment on.
+//! The work and the costs of a target in this process, from a moment on.
 
 use raceline_bench::cost::{Cost, Counts, Meter};
 use raceline_target::{QueueTotals, Target};
 
-/// Counts from its start on.
+/// Counters from its start on.
 pub(crate) struct Tally {
     ios: u64,
     counts: Counts,
@@ -11,13 +11,13 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Starts to count what `target` does and this process uses; `cores` are those it is bound to.
+    /// Starts to count the work of `target` and the usage of this process; `cores` are the target's cores.
     pub(crate) fn start(target: &Target, cores: &[usize]) -> Self {
         let (ios, counts) = work_of(target);
         Self { ios, counts, meter: Meter::start(cores) }
     }
 
-    /// What the commands since the start have cost.
+    /// The cost of the commands since the start.
     pub(crate) fn cost(&mut self, target: &Target) -> Cost {
         let usage = self.meter.usage();
         let (ios, counts) = work_of(target);
@@ -25,7 +25,7 @@ impl Tally {
     }
 }
 
-/// Commands that have transferred data, and all that was done for this and for the rest.
+/// The number of commands that have transferred data, and the counts of all work.
 pub(crate) fn work_of(target: &Target) -> (u64, Counts) {
     let stats = target.stats();
     let mut queues = QueueTotals::default();

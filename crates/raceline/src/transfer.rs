@@ -14,11 +14,11 @@ use crate::failure::Failure;
 use crate::remote::Remote;
 use crate::signals::Interrupt;
 
-/// Bytes between two looks at the file, the signals and the progress; the host library makes as
-/// many commands of them as the controller needs.
+/// Bytes between two checks of the file, the signals and the progress; the host library divides them into
+/// the commands that the controller needs.
 const CHUNK_BYTES: u32 = 4 << 20;
 
-/// Transfers smaller than this are over before anyone could read a progress bar.
+/// Smaller transfers end before a user could read a progress bar.
 const PROGRESS_FROM_BYTES: u64 = 64 << 20;
 
 /// Copies blocks to a file or to standard output.
@@ -33,7 +33,7 @@ pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let remote = Remote::connect(&args.connect)?;
     let namespace = remote.namespace(args.namespace)?;
     let range = Range::new(&namespace, args.slba, args.blocks)?;
-    // Opened last: a failed connection leaves an existing file alone.
+    // Opened last, so that a failed connection leaves an existing file alone.
     let mut output: Box<dyn Write> = if to_stdout {
         Box::new(io::stdout().lock())
     } else {
@@ -67,7 +67,7 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
     if from_stdin && io::stdin().is_terminal() {
         return Err(Failure::usage("nothing to write: name a file, or redirect standard input"));
     }
-    // Opened first: nothing is connected for a file that is not there.
+    // Opened first, so that a missing file causes no connection.
     let (mut input, known_bytes): (Box<dyn Read>, Option<u64>) = if from_stdin {
         (Box::new(io::stdin().lock()), None)
     } else {
@@ -116,7 +116,7 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
         done += blocks;
         bar.inc(blocks * u64::from(namespace.block_size));
     }
-    // Data are where they should be when this verb says so, not in a cache.
+    // When this verb succeeds, the data are on stable media, not in a cache.
     remote.flush(namespace.nsid)?;
     bar.finish_and_clear();
     remote.disconnect();
@@ -152,8 +152,8 @@ impl Range {
     }
 }
 
-/// How many blocks the input is to have, if that can be known; a regular file is checked before
-/// anything is written.
+/// The number of blocks for the input, if it can be known; a regular file is checked before anything is
+/// written.
 fn input_blocks(
     blocks: Option<u64>,
     known_bytes: Option<u64>,
@@ -184,7 +184,7 @@ fn partial_block(bytes: u64, block_size: u64) -> Failure {
     ))
 }
 
-/// What a pipe has given is a whole number of blocks, and enough of them.
+/// Checks that a pipe has given a whole number of blocks, and enough of them.
 fn check_part(
     len: usize,
     expected: usize,
@@ -283,7 +283,7 @@ fn summary(
         })
         .to_string(),
     };
-    // Standard output may be the data.
+    // Standard output may be the destination of the data.
     if to_stderr {
         tracing::info!("{text}");
     } else {

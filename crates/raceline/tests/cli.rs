@@ -19,7 +19,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// Runs a verb that must fail, and gives the only line that it says.
+/// Runs a verb that must fail, and gives its only line of output.
 fn fails(arguments: &[&str], code: i32) -> String {
     let output = run(arguments);
     assert_eq!(output.code, Some(code), "{arguments:?}: {}", output.stderr);
@@ -137,7 +137,7 @@ fn perf_reports_as_fio_does() {
     let job = &document["jobs"][0];
     assert_eq!(job["error"], 0);
     for side in ["read", "write"] {
-        // How many depends on what else this machine does.
+        // The number depends on the load of this machine.
         assert!(job[side]["iops"].as_f64().unwrap() > 0.0, "{job}");
         let total = job[side]["total_ios"].as_u64().unwrap();
         assert_eq!(job[side]["io_bytes"].as_u64().unwrap(), total * 4096);
@@ -157,7 +157,7 @@ fn perf_reports_as_fio_does() {
     let table = ok(&export.host(&arguments));
     assert!(table.contains("read 128 KiB, 1 queue of depth 2"), "{table}");
     assert!(table.contains("cost per I/O, this side"), "{table}");
-    // One report because it is asked for, one because it ends.
+    // One report on request, and one at the end.
     export.ask_report();
     let people = export.terminate();
     assert_eq!(people.matches("cost per I/O, this target").count(), 2, "{people}");
@@ -402,7 +402,7 @@ fn some_core() -> String {
 #[test]
 fn bench_measures_the_limit_and_the_gap() {
     let core = some_core();
-    // Both sides on one core: they have to sleep for each other.
+    // Both sides are on one core, so they have to sleep for each other.
     let cores =
         ["--target-core", &core, "--host-core", &core, "--memory", "4m", "--runtime", "20ms"];
     let limit = ["bench", "limit", "--mode", "blocking", "--depth", "1,4", "-o", "json"];
@@ -452,13 +452,13 @@ fn bench_measures_distances() {
         assert!(number("round_trip_ns") > 0);
         assert_eq!(number("round_trip_ns"), number("most_ns"));
         assert_eq!(number("near_max_ns"), 2 * number("round_trip_ns"));
-        // Who measures with this looks here whether the build may be believed.
+        // The field tells users whether to trust figures of this build.
         assert_eq!(pair["optimised"], !cfg!(debug_assertions));
     }
     let two: Vec<String> =
         pairs[0]["cores"].as_array().unwrap().iter().map(ToString::to_string).collect();
     let words = ["bench", "distance", "--wait", "-o", "json", "--cores", &two.join(",")];
-    // However far they are: an hour is more than twice as far, and near.
+    // Whatever their distance is: an hour is more than twice as far, so they count as near.
     let found = json(&ok(&[&words[..], &["--least", "3600000000000"]].concat()));
     let number = |name: &str| found[0][name].as_u64().unwrap();
     assert!(number("round_trip_ns") <= number("near_max_ns"), "{found}");
@@ -513,7 +513,7 @@ fn generated_texts() {
     assert!(String::from_utf8(sink).unwrap().contains("Exit codes: 0 done"));
 }
 
-/// Both ends offload to emulated devices, and say what those did.
+/// Both ends offload to emulated devices, and report the devices' work.
 #[test]
 fn engines_compute_digests_where_they_are_asked_to() {
     let export = Export::start(&["ram:64M", "--accel", "dsa_emulated"]);
@@ -578,7 +578,7 @@ fn perf_runs_job_files() {
     assert_eq!(names, ["both", "both", "group", "fill"]);
     let total = |job: usize, side: &str| jobs[job][side]["total_ios"].as_u64().unwrap();
     assert_eq!([total(0, "read"), total(1, "read"), total(2, "read")], [512, 512, 3 * 256]);
-    // No time, no io_size: once over the namespace, and read back.
+    // Without time and io_size: once over the namespace, and read back.
     assert_eq!((total(3, "write"), jobs[3]["verified_ios"].as_u64().unwrap()), (1024, 1024));
     assert_eq!(jobs[0]["job options"]["iodepth_batch"], "4");
     let percentile = jobs[0]["read"]["clat_ns"]["percentile"].as_object().unwrap();

@@ -8,12 +8,12 @@ use serde_json::Value;
 use support::counting::Counting;
 use support::{Export, Scratch, run};
 
-/// What a laboratory has and a test has not: large drives and processors.
+/// Values that suit a test better than the large drives and processors of a laboratory.
 const HERE: [(&str, &str); 2] = [("size", "2m"), ("cpus_allowed", "0")];
-/// And time: without these, a job ends when it has been over its blocks once, however long that takes.
+/// Keys that set times: without them, a job ends when it has been over its blocks once.
 const TIMES: [&str; 3] = ["time_based", "runtime", "ramp_time"];
 
-/// The file with other values for these keys, and nothing else changed.
+/// The file with other values for these keys, and otherwise unchanged.
 fn shortened(text: &str) -> String {
     let line = |line: &str| {
         let key = line.split('=').next().unwrap_or(line);
@@ -21,11 +21,11 @@ fn shortened(text: &str) -> String {
         let here = here.map_or_else(|| line.to_owned(), |(key, value)| format!("{key}={value}"));
         (!TIMES.contains(&key)).then_some(here)
     };
-    // As the environment would have it.
+    // The value that the environment would give.
     text.replace("${JOBS}", "3").lines().filter_map(line).collect::<Vec<String>>().join("\n")
 }
 
-/// Runs a file; gives, for each job of the report, its name and how much it has read and written.
+/// Runs a file; gives, for each job of the report, its name and its numbers of reads and writes.
 #[track_caller]
 fn jobs(export: &Export, text: &str) -> Vec<(String, u64, u64)> {
     let scratch = Scratch::new();
@@ -40,7 +40,7 @@ fn jobs(export: &Export, text: &str) -> Vec<(String, u64, u64)> {
     report["jobs"].as_array().unwrap().iter().map(of).collect()
 }
 
-/// Whether these jobs, and no others, have read (`r`) or written (`w`), and not the other.
+/// Checks that these jobs, and no others, have only read (`r`) or only written (`w`).
 #[track_caller]
 fn expect(jobs: &[(String, u64, u64)], expected: &[(&str, char)]) {
     let did = |&(ref name, read, write): &(String, u64, u64)| match (read > 0, write > 0) {
@@ -54,7 +54,7 @@ fn expect(jobs: &[(String, u64, u64)], expected: &[(&str, char)]) {
     assert_eq!(did, expected);
 }
 
-/// On all six namespaces, which its six lines name.
+/// On all six namespaces, which the file's six lines name.
 #[test]
 fn the_job_of_the_adq_paper_runs() {
     let target = Counting::start(6);

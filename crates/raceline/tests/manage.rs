@@ -1,4 +1,4 @@
-//! The verbs for people against a daemon's socket: what they make, show, refuse and restore.
+//! The management verbs against a daemon's socket: what they make, show, refuse and restore.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 const NQN: &str = "nqn.2026-01.io.raceline:one";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:host";
 
-/// A daemon in this process, for the program as a process of its own.
+/// A daemon in this process, for the program in a process of its own.
 struct Daemon {
     engine: Arc<Engine>,
     server: Option<Server>,
@@ -189,7 +189,7 @@ fn a_configuration_that_cannot_be_restored_changes_nothing() {
     daemon.export();
     let (saved, wrong) = (daemon.file("saved.json"), daemon.file("wrong.json"));
     daemon.ok(&["config", "save", &saved]);
-    // m1 goes, m0 stays, and one more device is wrong.
+    // m1 is removed, m0 stays, and one more device is wrong.
     let mut config: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
     for section in config["subsystems"].as_array_mut().unwrap() {
         if section["subsystem"] == "bdev" {
@@ -237,7 +237,7 @@ fn a_pool_is_given_shown_and_taken_away() {
     assert!(error.contains("there is a pool of subsystem"), "{error}");
     let error = daemon.refused(&["bdev", "rm", "m1"]);
     assert!(error.contains(&format!("is used by {user}")), "{error}");
-    // It is a part of the configuration.
+    // The pool is a part of the configuration.
     let file = daemon.file("pool.json");
     daemon.ok(&["config", "save", &file]);
     daemon.ok(&["pool", "rm", NQN]);

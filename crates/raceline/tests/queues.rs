@@ -77,7 +77,7 @@ core     default       read          poll
     let document = json(&ok(&export.host(&[&shown[..], &["-o", "json"]].concat())));
     assert_eq!(document["granted"], 5);
     assert_eq!(document["cores"][1]["read"], serde_json::json!([3]));
-    // One default queue cannot live on two cores: who runs, is told what to ask for.
+    // One default queue cannot be used by two cores: the error tells the user what to ask for.
     let run = ["perf", "-i", "2", "-W", "1", "--cores", "0,1", "--runtime", "300ms"];
     let refused = support::run(&export.host(&run));
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);

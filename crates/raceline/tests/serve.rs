@@ -115,7 +115,7 @@ fn a_device_that_is_not_there_is_shown_as_missing() {
         bdevs.contains("missing bdev") && bdevs.contains("does not exist: bring it back"),
         "{bdevs}"
     );
-    // That is advice for `export`.
+    // Such advice is for `export`.
     assert!(!bdevs.contains("size=1G"), "{bdevs}");
     assert!(table("ns").contains("missing"), "{}", table("ns"));
     assert!(table("subsys").contains("1 (1 missing)"), "{}", table("subsys"));

@@ -1,4 +1,4 @@
-//! `raceline serve` on a state directory that is damaged, taken, or on a full disk.
+//! `raceline serve` on a state directory that is damaged or in use, or on a full disk.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -23,7 +23,7 @@ const BLOCK_BYTES: usize = 4096;
 /// A user with no rights.
 const NOBODY: u32 = 65534;
 
-/// A state directory, and where its daemon is to be reached.
+/// A state directory, and the socket of its daemon.
 struct Kept {
     directory: tempfile::TempDir,
 }
@@ -33,8 +33,8 @@ impl Kept {
         Self { directory: tempfile::tempdir().unwrap() }
     }
 
-    /// One with a configuration file and a log after it, both with changes, as SIGKILL leaves it.
-    /// Gives what was configured, too.
+    /// A directory with a configuration file and a log after it, both with changes, as SIGKILL leaves it.
+    /// Also gives the configured devices.
     fn filled() -> (Self, Value) {
         let kept = Self::new();
         let served = kept.start();
@@ -72,7 +72,7 @@ impl Kept {
         call(&self.socket(), "bdev_get_bdevs", Value::Null).unwrap()
     }
 
-    /// The files of this kind, the newest last.
+    /// The files with this suffix, the newest last.
     fn files(&self, suffix: &str) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.state()).unwrap();
         let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -85,25 +85,25 @@ impl Kept {
         self.files(suffix).pop().unwrap()
     }
 
-    /// What all files but the lock hold.
+    /// The content of all files except the lock.
     fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut files = self.files(".json");
         files.extend(self.files(".log"));
         files.into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect()
     }
 
-    /// A start is refused with these words, has opened nothing, and has changed no file.
+    /// Checks that a start is refused with these words, has opened nothing, and has changed no file.
     fn refuses(&self, words: &[&str]) -> Output {
         let before = self.contents();
         let output = Served::fail(&self.socket(), &["--state-dir", self.state().to_str().unwrap()]);
         check_refusal(&output, words);
-        // What is there of a socket is what SIGKILL has left.
+        // A socket file that exists is what SIGKILL has left.
         assert!(UnixStream::connect(self.socket()).is_err());
         assert!(self.contents() == before, "files were changed");
         output
     }
 
-    /// A start brings back this.
+    /// Checks that a start brings these devices back.
     fn holds(&self, bdevs: &Value) -> Output {
         let served = self.start();
         assert_eq!(self.bdevs(), *bdevs);
@@ -126,7 +126,7 @@ fn change(file: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(file, bytes).unwrap();
 }
 
-/// Up to where a log holds anything but zeroes, in whole blocks.
+/// The end of the last block of a log that holds anything but zeroes.
 fn filled_bytes(log: &Path) -> usize {
     let bytes = fs::read(log).unwrap();
     let last = bytes.iter().rposition(|byte| *byte != 0).unwrap();
@@ -147,7 +147,7 @@ fn a_flipped_bit_in_the_configuration_is_named_and_the_previous_one_serves() {
         let remedy = format!("Move {name} away and start again: {previous} and the log");
         kept.refuses(&[newest.to_str().unwrap(), "at byte", "nothing was started", &remedy]);
     }
-    // Just what the message says.
+    // Exactly the remedy in the message.
     fs::rename(&newest, kept.directory.path().join("away")).unwrap();
     kept.holds(&bdevs);
 }
@@ -164,7 +164,7 @@ fn a_flipped_byte_in_the_middle_of_the_log_is_named() {
         let place = format!("{} is damaged at byte {named}", log.display());
         kept.refuses(&[&place, "nothing was started", "Restore the directory from a copy"]);
     }
-    // A block that was lost altogether, with others behind it.
+    // A block that was lost altogether, with valid blocks behind it.
     let mut bad = good.clone();
     bad[2 * BLOCK_BYTES..3 * BLOCK_BYTES].fill(0);
     fs::write(&log, bad).unwrap();
@@ -178,12 +178,12 @@ fn a_log_that_was_cut_off_is_named() {
     let (kept, bdevs) = Kept::filled();
     let log = kept.newest(".log");
     let (good, end) = (fs::read(&log).unwrap(), filled_bytes(&log));
-    // Within its header, which was durable before anything relied on it.
+    // Cut within its header, which was durable before anything relied on it.
     for length in [0, 100, BLOCK_BYTES - 1] {
         fs::write(&log, &good[..length]).unwrap();
         kept.refuses(&[log.to_str().unwrap(), "at byte 0", "nothing was started"]);
     }
-    // Before what a configuration needs: with the newest gone, this is a log in the middle.
+    // Cut before changes that a configuration needs: without the newest one, this log is in the middle.
     let newest = kept.newest(".json");
     let previous_log = kept.files(".log")[0].clone();
     let previous = fs::read(&previous_log).unwrap();
@@ -194,8 +194,8 @@ fn a_log_that_was_cut_off_is_named() {
     fs::write(&previous_log, previous).unwrap();
     fs::rename(kept.directory.path().join("away"), &newest).unwrap();
     kept.holds(&bdevs);
-    // Within its last group, as if the power had gone before anybody was told of it: it is said,
-    // and all that came before is there.
+    // Cut within its last group, as by a power cut before its changes were acknowledged: the daemon reports
+    // it, and everything before it is there.
     fs::write(&log, &good[..end - 100]).unwrap();
     let served = kept.start();
     let mut fewer = bdevs.as_array().unwrap().clone();
@@ -243,7 +243,7 @@ fn a_directory_that_cannot_be_used_is_named() {
     let output = Served::fail(&kept.socket(), &["--state-dir", file.to_str().unwrap()]);
     check_refusal(&output, &[file.to_str().unwrap(), "wants a directory"]);
 
-    // What stops others does not stop root, so another has to try.
+    // Permissions do not stop root, so the daemon runs as another user.
     let user = rustix::process::geteuid().is_root().then_some(NOBODY);
     let run = tempfile::tempdir().unwrap();
     let locked = run.path().join("locked");
@@ -276,7 +276,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
     assert_eq!(served.end(Signal::TERM).code, Some(0));
 }
 
-/// What hosts are told about the age of the discovery log.
+/// The generation of the discovery log that hosts see.
 fn generation(socket: &Path) -> u64 {
     let listeners = call(socket, "nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
     let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
@@ -309,7 +309,7 @@ fn the_generation_of_discovery_grows_over_kills() {
     served.end(Signal::KILL);
 }
 
-/// A small file system that only a mount namespace of its own sees, which this process keeps.
+/// A small file system in a mount namespace of its own, which this process keeps alive.
 struct SmallDisk {
     keeper: Child,
     path: PathBuf,
@@ -317,7 +317,7 @@ struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// `None` where it cannot be had, which is said.
+    /// `None`, with a message, if it cannot be mounted.
     fn mount(kind: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: mounting a small {kind} wants root");
@@ -349,7 +349,7 @@ impl SmallDisk {
         None
     }
 
-    /// Where this process sees the file.
+    /// The path of the file for this process.
     fn outside(&self, name: &str) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.keeper.id()));
         root.join(self.path.strip_prefix("/").unwrap()).join(name)
@@ -377,13 +377,13 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // The end of its input; its mounts go with it.
+        // Closing its input ends the keeper, and its mounts with it.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }
 }
 
-/// Makes devices until one is refused; gives how many were made and the refusal.
+/// Makes devices until one is refused; gives the number made and the refusal.
 fn make_until_refused(socket: &Path, prefix: &str) -> (usize, Value) {
     for number in 0..10_000 {
         let name = format!("{prefix}{number}");
@@ -427,7 +427,7 @@ fn survive_a_full_disk(kind: &str) {
         }
     });
     disk.fill();
-    // Room that was reserved before is used up first; then nothing changes any more.
+    // Room reserved earlier is used up first; after that nothing changes any more.
     let (made, error) = make_until_refused(&socket, "n");
     check_full(&error);
     let before = picture(&socket);
@@ -442,7 +442,7 @@ fn survive_a_full_disk(kind: &str) {
         assert_eq!(picture(&socket), before, "{method}");
     }
     io.join().unwrap();
-    // A kill and a start while it is full bring back just that.
+    // A kill and a start while the disk is full bring back exactly that.
     served.end(Signal::KILL);
     let served = disk.start(&socket);
     assert_eq!(picture(&socket), before);
@@ -456,7 +456,7 @@ fn survive_a_full_disk(kind: &str) {
     served.end(Signal::KILL);
     let served = disk.start(&socket);
     assert_eq!(picture(&socket), before);
-    // It ends in good order, and a checkpoint that finds no room loses nothing.
+    // The daemon ends in good order, and a checkpoint without room loses nothing.
     disk.fill();
     let output = served.end(Signal::TERM);
     assert!(matches!(output.code, Some(0 | 1)), "{}", output.stderr);

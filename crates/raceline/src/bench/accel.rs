@@ -1,4 +1,4 @@
-//! `raceline bench accel`: operations in every way that there is to do them.
+//! `raceline bench accel`: measures operations in every available way.
 
 use raceline_accel::OpCode;
 use raceline_bench::accel::report::Report;

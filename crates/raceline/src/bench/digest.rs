@@ -1,4 +1,4 @@
-//! `raceline bench digest`: what data digests cost a target's core, way by way.
+//! `raceline bench digest`: the cost of data digests for a target's core, way by way.
 
 use raceline_bench::digest::report::Report;
 use raceline_bench::digest::{self, Case, DigestBench, DigestConfig, DigestError};
@@ -57,7 +57,7 @@ fn measure(
     Ok(report)
 }
 
-/// The published cases, or all combinations of what was chosen.
+/// The published cases, or all combinations of the chosen values.
 fn cases(args: &DigestArgs) -> Vec<Case> {
     let published = digest::cases(args.quick);
     let mut sizes = args.io_size.clone();

@@ -1,4 +1,4 @@
-//! `raceline bench distance`: how far the cores are apart, each from each.
+//! `raceline bench distance`: the distance of each core from each other core.
 
 use std::time::{Duration, Instant};
 
@@ -13,18 +13,18 @@ use crate::shell;
 use crate::signals::Interrupt;
 use crate::table::Table;
 
-/// All pairs are looked at in turn for about so long, and at least so often.
+/// Approximate time for looking at all pairs in turn; below, the least number of looks.
 const TIME: Duration = Duration::from_secs(1);
 const LOOKS_MIN: u32 = 2;
 
-/// Two cores and what was found for them.
+/// Two cores and the results for them.
 #[derive(Debug)]
 struct Pair {
     cores: [usize; 2],
-    /// The least and the greatest of the looks.
+    /// The least and the greatest round trip of the looks.
     round_trip: Duration,
     most: Duration,
-    /// What is known of them, also from before.
+    /// What is known of their distance, including earlier knowledge.
     distance: Distance,
 }
 
@@ -34,10 +34,11 @@ struct PairJson {
     cores: [usize; 2],
     round_trip_ns: u128,
     most_ns: u128,
-    /// The least that was ever seen, also before, and the longest that is near to it.
+    /// The least round trip ever seen, including earlier ones, and the longest one that counts as near to
+    /// it.
     least_ns: u128,
     near_max_ns: u128,
-    /// Whether the compiler optimised what was measured.
+    /// Whether the compiler optimised the measured code.
     optimised: bool,
 }
 
@@ -73,7 +74,7 @@ pub(crate) fn run(args: &DistanceArgs) -> Result<(), Failure> {
     }
 }
 
-/// Looks at all pairs in turn, and says how often.
+/// Looks at all pairs in turn, and gives the number of looks.
 fn look(args: &DistanceArgs, found: &mut [Pair], interrupt: &Interrupt) -> Result<u32, Failure> {
     let (begun, mut looks) = (Instant::now(), 0);
     while looks == 0 || (!args.once && (looks < LOOKS_MIN || begun.elapsed() < TIME)) {
@@ -89,7 +90,7 @@ fn look(args: &DistanceArgs, found: &mut [Pair], interrupt: &Interrupt) -> Resul
     Ok(looks)
 }
 
-/// Each core with each that comes after it.
+/// All pairs of different cores.
 fn pairs(cores: &[usize], least: Option<Duration>) -> Vec<Pair> {
     let after = |at: usize| cores[at + 1..].iter().map(move |&b| [cores[at], b]);
     let pair = |cores: [usize; 2]| {
@@ -107,13 +108,13 @@ impl Pair {
         self.distance.note(look);
     }
 
-    /// Waits for near cores; the last look counts.
+    /// Waits for near cores; the last look is the result.
     fn wait(&mut self, interrupt: &Interrupt) -> Result<(), Failure> {
         let found = self.distance.wait(&|| interrupt.requested().is_some());
         if let Some(signal) = interrupt.requested() {
             return Err(Failure::signal(signal));
         }
-        // Cores that do not answer say why when they are looked at once more.
+        // If cores did not answer, another look gives the reason.
         let [a, b] = self.cores;
         self.add(found.map_or_else(|| round_trip(a, b), Ok).map_err(Failure::runtime)?);
         Ok(())
@@ -140,7 +141,7 @@ impl Pair {
     }
 }
 
-/// A line and a column for each core.
+/// A table with a line and a column for each core.
 fn table(cores: &[usize], found: &[Pair], looks: u32) -> String {
     let names: Vec<String> = cores.iter().map(ToString::to_string).collect();
     let heading: Vec<&str> =

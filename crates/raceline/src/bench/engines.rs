@@ -1,4 +1,4 @@
-//! Offload engines to be measured.
+//! Offload engines for measurements.
 
 use std::io;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ pub(super) fn dsa() -> Result<Device, Failure> {
     Ok(Device { engine: Arc::new(engine), is_emulated: false })
 }
 
-/// A thread that plays a DSA device, on this core or on any.
+/// A thread that emulates a DSA device, on this core or on any.
 pub(super) fn emulated_dsa(core: Option<usize>) -> Result<Device, Failure> {
     let start = move || {
-        // A thread starts on the core of the one that starts it.
+        // A new thread inherits the core of the thread that starts it.
         core.map_or(Ok(()), pin_to_core)?;
         EmulatedEngine::start(EmulatedConfig::default(), 1)
     };

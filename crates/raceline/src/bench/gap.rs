@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::{limits, shell};
 
-/// Pairs of a point unless told: two targets differ by less than a target and the limit.
+/// Default number of pairs of a point: two targets differ by less than a target and the limit.
 const PAIRS: u16 = 5;
 const PAIRS_BOTH: u16 = 30;
 

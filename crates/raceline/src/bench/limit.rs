@@ -13,10 +13,10 @@ use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::{limits, shell};
 
-/// How long each repetition runs before it is measured, at most.
+/// The longest ramp of a repetition before it is measured.
 const RAMP_MAX: Duration = Duration::from_millis(100);
-/// Repetitions during which the cores went apart are repeated until there are so many times the
-/// repetitions asked for.
+/// Repetitions during which the cores moved apart are repeated until this many times the requested number
+/// of repetitions has been run.
 const ATTEMPTS_FACTOR: u32 = 3;
 
 /// Measures all points and prints the report.
@@ -101,7 +101,7 @@ fn measure(
     Ok(Point { config, tuning: limit.tuning(), windows, digests, round_trips, repeated })
 }
 
-/// All points, sizes first.
+/// All points, in the order of their sizes.
 fn grid(args: &LimitArgs) -> Vec<LimitConfig> {
     let mut configs = Vec::new();
     for &io_size in &args.io_size {

@@ -1,8 +1,8 @@
-//! How far an experiment is.
+//! The progress of an experiment.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A line on standard error that shows how far it is, if that is a terminal.
+/// A line on standard error that shows the progress, if that is a terminal.
 pub(super) fn bar(points: usize) -> ProgressBar {
     let target = ProgressDrawTarget::stderr();
     let bar = ProgressBar::with_draw_target(Some(points as u64), target);

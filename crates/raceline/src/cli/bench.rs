@@ -344,7 +344,7 @@ pub(crate) struct DigestArgs {
     pub(crate) run: ProductArgs,
 }
 
-/// What experiments with our own target and host have in common.
+/// The options that experiments with our own target and host share.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct ProductArgs {
     /// How long each run is measured
@@ -418,7 +418,7 @@ pub(crate) enum OffloadChoice {
     DsaEmulated,
 }
 
-/// Where the two sides run.
+/// The cores of the two sides.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct CoreArgs {
     /// The core of the target's side
@@ -491,7 +491,7 @@ impl From<WaitChoice> for limit::Mode {
     }
 }
 
-/// A choice, or what is found to be best.
+/// A choice, or the best value found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Auto<T>(pub(crate) Option<T>);
 
@@ -518,7 +518,7 @@ fn receive_size(text: &str) -> Result<Auto<usize>, String> {
     })
 }
 
-/// What one receive may bring: at least a capsule.
+/// Smallest limit on the bytes of one receive: a capsule must fit.
 const RECEIVE_MIN: usize = 128;
 const RECEIVE_MAX: usize = 16 << 20;
 

@@ -79,7 +79,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) placement: PlacementChoice,
 
-    /// Look for packets in the network device's queue so long before waiting for an interrupt
+    /// How long to look for packets in the network device's queue before waiting for an interrupt
     #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
     pub(crate) busy_poll: Option<Duration>,
 

@@ -8,7 +8,7 @@ use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 
 use super::values::{self, OutputFormat, Tcp};
 
-/// Where the target is, and who we are.
+/// The address of the target, and the identity of this host.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AddressArgs {
     /// Transport, as nvme-cli wants it: tcp is the only one
@@ -64,7 +64,7 @@ pub(crate) struct AddressArgs {
     pub(crate) output: OutputFormat,
 }
 
-/// One subsystem of a target, and how to talk to it.
+/// One subsystem of a target, and the options of the connection.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnectArgs {
     #[command(flatten)]

@@ -13,10 +13,10 @@ use uuid::Uuid;
 use crate::cli::values::OutputFormat;
 use crate::manage::complete;
 
-/// The environment variable that says where the daemon listens.
+/// The environment variable with the path of the daemon's socket.
 pub(crate) const SOCKET_VARIABLE: &str = "RACELINE_RPC_SOCKET";
 
-/// Which daemon, and how to print.
+/// The daemon to manage, and the form of the output.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DaemonArgs {
     /// The daemon's socket
@@ -102,7 +102,7 @@ pub(crate) enum SubsysVerb {
         #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
         nqn: Option<String>,
     },
-    /// Create a subsystem, to which nobody may connect yet
+    /// Create a subsystem, to which no host may connect yet
     Add {
         /// Its name
         #[arg(value_name = "NQN")]

@@ -71,7 +71,7 @@ pub(crate) struct PerfArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
     pub(crate) iodepth: u16,
 
-    /// Run so many of the job at the same time, each with its own queues
+    /// Number of clones of the job that run at the same time, each with its own queues
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) numjobs: u16,
@@ -162,7 +162,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) io: IoChoice,
 
-    /// Look for packets in the network device's queue so long before waiting for an interrupt
+    /// How long to look for packets in the network device's queue before waiting for an interrupt
     #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
     pub(crate) busy_poll: Option<Duration>,
 
@@ -171,7 +171,7 @@ pub(crate) struct PerfArgs {
     pub(crate) accel: Option<AccelChoice>,
 }
 
-/// Options that say what a job does: a job file says that for itself.
+/// Options that describe a job: in a job file, keys do that.
 const JOB_OPTIONS: [&str; 21] = [
     "rw",
     "bs",
@@ -220,9 +220,9 @@ pub(crate) struct Percentiles(pub(crate) Vec<f64>);
 /// `--target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TargetSpec {
-    /// What job files call it.
+    /// Its name in job files.
     pub(crate) name: String,
-    /// Its address, or name in the network.
+    /// Its address, or its name in DNS.
     pub(crate) address: String,
     /// Its port.
     pub(crate) port: u16,

@@ -7,11 +7,11 @@ use raceline_host::{HostPlacement, I10Config};
 
 use super::values;
 
-/// Which queues commands take, and when they leave.
+/// Options for the queues of commands, and for the times at which commands are sent.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct QueueArgs {
-    /// More I/O queues, for what is no read; those of -i are for reads then
+    /// More I/O queues, for commands other than reads; those of -i are for reads then
     #[arg(short = 'W', long = "nr-write-queues", value_name = "QUEUES", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub(crate) write: u16,
@@ -21,7 +21,7 @@ pub(crate) struct QueueArgs {
     #[arg(value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub(crate) poll: u16,
 
-    /// Commands take the poll queues, and cores poll: nobody is woken for a completion
+    /// Commands take the poll queues, and cores poll: no thread is woken for a completion
     #[arg(long)]
     pub(crate) hipri: bool,
 
@@ -29,11 +29,11 @@ pub(crate) struct QueueArgs {
     #[arg(long)]
     pub(crate) show_maps: bool,
 
-    /// Let commands wait for others, so that one send carries several; as many, as many bytes, as long
+    /// Let commands wait for others, so that one send carries several; a limit on commands, bytes and time
     ///
     /// A command leaves when REQUESTS commands wait, or BYTES of data, or when the first has waited for
-    /// MICROSECONDS; at once when nothing is in flight on its queue. What is left out is as it is
-    /// without a value: 16,64k,50.
+    /// MICROSECONDS; at once when nothing is in flight on its queue. Omitted parts have their defaults:
+    /// 16,64k,50.
     #[arg(long, value_name = "REQUESTS[,BYTES[,MICROSECONDS]]", value_parser = i10)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) i10: Option<I10Config>,
@@ -71,13 +71,13 @@ impl From<HostPlacementChoice> for HostPlacement {
 }
 
 impl QueueArgs {
-    /// Whether I/O queues are divided by what they are for.
+    /// Whether I/O queues are divided by purpose.
     pub(crate) fn are_mapped(&self) -> bool {
         self.write > 0 || self.poll > 0
     }
 }
 
-/// `16,64k,50`, each part may be missing from the end on.
+/// `16,64k,50`; parts may be omitted from the end on.
 pub(crate) fn i10(text: &str) -> Result<I10Config, String> {
     let wrong = |what: &str, part: &str| {
         format!("`{part}` is no {what}: REQUESTS,BYTES,MICROSECONDS, e.g. 16,64k,50")

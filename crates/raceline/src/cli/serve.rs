@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::values::CoreList;
 
-/// Where SPDK's clients look when they are not told.
+/// The socket that SPDK's clients use by default.
 pub(crate) const DEFAULT_SOCKET: &str = "/var/tmp/spdk.sock";
 
 /// Arguments of `serve`.

@@ -1,4 +1,4 @@
-//! The command line as users type it: what is accepted, and the exact line when it is not.
+//! The command line as users type it: what is accepted, and the exact message when it is not.
 
 use clap::CommandFactory as _;
 use raceline_accel::{CrcPath, OpCode};
@@ -85,7 +85,7 @@ fn perf_speaks_fio() {
     assert_eq!((args.runtime.as_secs(), args.ramp_time.as_secs()), (8, 2));
 }
 
-/// Lines that are wrong, and what is said about each.
+/// Wrong command lines, each with its message.
 const WRONG_LINES: &[(&str, &str)] = &[
     ("fly", "unrecognized subcommand 'fly' (see raceline --help)"),
     (
@@ -276,7 +276,7 @@ fn bench_says_what_would_be_right() {
     }
 }
 
-/// What people paste from `nvme connect` and `nvme discover` is understood.
+/// Lines that users copy from `nvme connect` and `nvme discover` are understood.
 #[test]
 fn host_verbs_take_nvme_clis_spelling() {
     let connect = "-t tcp -a 192.0.2.1 -s 4420 -n nqn.2014-08.org.example:1 -k 10 -l 60 -g -G -d -D \

@@ -1,4 +1,4 @@
-//! Values of options: each parses into a type that cannot be wrong, or says what would be right.
+//! Values of options: each parses into a type that has only valid values, or names a valid value.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -13,7 +13,7 @@ use uuid::Uuid;
 /// The port that is registered for NVMe over TCP.
 pub(crate) const DEFAULT_PORT: u16 = 4420;
 
-/// What `--accel` takes.
+/// Help for the values of `--accel`.
 pub(crate) const ACCEL_HELP: &str = "\
 Which engine does which operation on data: ENGINE for all that it can do, or OP=ENGINE; several with
 commas between, of which the last counts [default: software]
@@ -24,13 +24,13 @@ commas between, of which the last counts [default: software]
 
 Digests are the operations crc32c and copy_crc32c; without data digests nothing is done by engines.";
 
-/// Longest time that an option takes: a year.
+/// Longest time in an option: a year.
 const LONGEST: f64 = 365.0 * 86_400.0;
 
-/// Most cores in a list; machines have fewer, typing errors more.
+/// Most cores in a list; larger numbers are typing errors.
 const CORES_MAX: usize = 1024;
 
-/// `--mode`: what a core does when it has nothing to do.
+/// `--mode`: the behaviour of an idle core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ModeChoice {
     /// Look for work without a pause: lowest latency, the core is always busy
@@ -52,7 +52,7 @@ impl From<ModeChoice> for Mode {
     }
 }
 
-/// `--io`: which interface of the kernel does I/O.
+/// `--io`: the interface of the kernel for I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum IoChoice {
     /// io_uring, or epoll where io_uring is not permitted
@@ -74,7 +74,7 @@ impl From<IoChoice> for Backend {
     }
 }
 
-/// `--placement`: which core gets a new connection.
+/// `--placement`: the core for a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum PlacementChoice {
     /// The one with the fewest connections
@@ -96,7 +96,7 @@ impl From<PlacementChoice> for PlacementPolicy {
     }
 }
 
-/// `-o`: for people or for programs.
+/// `-o`: the form of output, for users or for programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OutputFormat {
     /// For people; nvme-cli calls it normal
@@ -107,7 +107,7 @@ pub(crate) enum OutputFormat {
     Json,
 }
 
-/// The transport that there is.
+/// The only transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tcp;
 
@@ -118,12 +118,12 @@ const BUSY_POLL_MAX_US: u64 = 10_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CoreList(pub(crate) Vec<usize>);
 
-/// The name of a subsystem or a host: an NQN, or what people and other targets choose instead.
+/// The name of a subsystem or a host: an NQN, or another name that users and other targets choose.
 pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|error| error.to_string())
 }
 
-/// `-t`, as nvme-cli has it: hosts reach targets over TCP, and over nothing else.
+/// `-t`, as in nvme-cli: hosts reach targets only over TCP.
 pub(crate) fn transport(text: &str) -> Result<Tcp, String> {
     if text.eq_ignore_ascii_case("tcp") {
         return Ok(Tcp);
@@ -215,7 +215,7 @@ pub(crate) fn in_capsule(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "in-capsule data is a multiple of 16 bytes, at most 1M".to_owned())
 }
 
-/// What a connection moves in a pass.
+/// The bytes that a connection moves in a pass.
 pub(crate) fn pass_bytes(text: &str) -> Result<u32, String> {
     let ByteSize(bytes) = size(text)?;
     u32::try_from(bytes)

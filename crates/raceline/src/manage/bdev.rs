@@ -11,9 +11,9 @@ use crate::cli::manage::{BdevArgs, BdevVerb};
 use crate::failure::Failure;
 use crate::table::Table;
 
-/// Block size of devices in memory unless another is asked for.
+/// Default block size of devices in memory.
 const DEFAULT_BLOCK_BYTES: u32 = 512;
-/// Who has claimed the device of a namespace or a pool.
+/// The module that claims the device of a namespace or a pool.
 const NVMF_MODULE: &str = "NVMe-oF Target";
 /// The unit of bdev_null_resize.
 const MIB: u64 = 1 << 20;
@@ -71,10 +71,10 @@ fn find<'a>(bdevs: &'a [Value], name: &str) -> Result<&'a Value, Failure> {
     found.ok_or_else(|| none_of_that_name("device", name, &names(bdevs, "name")))
 }
 
-/// Who may use devices.
+/// The namespaces and pools that use devices.
 struct Users {
     subsystems: Vec<Value>,
-    /// Pools, if they had to be asked for.
+    /// The pools, if the daemon was asked for them.
     pools: Vec<Value>,
 }
 
@@ -82,7 +82,7 @@ impl Users {
     fn find(daemon: &mut Daemon, bdevs: &[Value]) -> Result<Self, Failure> {
         let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
         let mut users = Self { subsystems, pools: Vec::new() };
-        // A pool that no host has made a namespace of does not show among the namespaces.
+        // A pool in which no host has made a namespace is not shown among the namespaces.
         let is_pool =
             |bdev: &Value| bdev["claimed_by"] == NVMF_MODULE && users.namespace(bdev).is_none();
         if bdevs.iter().any(is_pool) {
@@ -91,7 +91,7 @@ impl Users {
         Ok(users)
     }
 
-    /// Who uses a device: a namespace or a pool if there is one, else the module that has claimed
+    /// The user of a device: a namespace or a pool if there is one, otherwise the module that has claimed
     /// it.
     fn of(&self, bdev: &Value) -> Option<String> {
         let pool = || {
@@ -175,7 +175,7 @@ fn creation(
         if device.read_only {
             params["readonly"] = true.into();
         }
-        // Only this one can be read-only.
+        // Only bdev_aio_create makes read-only devices.
         Ok((if device.read_only { "bdev_aio_create" } else { "bdev_uring_create" }, params))
     };
     match &device.backing {
@@ -197,7 +197,7 @@ fn creation(
     }
 }
 
-/// The first of PREFIX0, PREFIX1... that is not taken.
+/// The first free name of PREFIX0, PREFIX1 and so on.
 fn free_name(prefix: &str, taken: &[String]) -> String {
     let mut names = (0..=taken.len()).map(|number| format!("{prefix}{number}"));
     names.find(|name| !taken.contains(name)).unwrap_or_default()

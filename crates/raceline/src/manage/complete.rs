@@ -1,4 +1,4 @@
-//! Names that exist now, for the completion of shells: nothing when the daemon does not answer.
+//! Existing names, for the completion of shells: none when the daemon does not answer.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::manage::SOCKET_VARIABLE;
 
-/// Somebody is waiting with a finger on the key.
+/// Time limit for the daemon's answer: a user waits for the completion.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The names of devices.
@@ -24,7 +24,7 @@ pub(crate) fn subsystems() -> Vec<CompletionCandidate> {
     candidates(exported.filter_map(|it| Some((name(it, "nqn")?, name(it, "serial_number")))))
 }
 
-/// The NQNs of hosts that are known.
+/// The known NQNs of hosts.
 pub(crate) fn hosts() -> Vec<CompletionCandidate> {
     let subsystems = list("nvmf_get_subsystems");
     let hosts = subsystems.iter().filter_map(|subsystem| subsystem["hosts"].as_array()).flatten();
@@ -38,7 +38,7 @@ fn candidates(names: impl Iterator<Item = (String, Option<String>)>) -> Vec<Comp
     names.map(|(name, help)| CompletionCandidate::new(name).help(help.map(Into::into))).collect()
 }
 
-/// A name without anything that a shell's line could not hold.
+/// A name, unless it has characters that a command line cannot hold.
 fn name(value: &Value, member: &str) -> Option<String> {
     let text = value[member].as_str()?;
     (!text.chars().any(char::is_control)).then(|| text.to_owned())
@@ -54,7 +54,7 @@ fn list(method: &str) -> Vec<Value> {
     }
 }
 
-/// The socket that the unfinished command line names, or the usual one.
+/// The socket in the unfinished command line, or the default one.
 fn socket() -> String {
     let words: Vec<String> = std::env::args().collect();
     let named = words.windows(2).find(|pair| pair[0] == "-s" || pair[0] == "--socket");

@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::shell;
 use crate::table::printable;
 
-/// Only its owner reads a saved configuration: names of devices and hosts are nobody else's business.
+/// Only the owner may read a saved configuration, because it contains names of devices and hosts.
 const FILE_MODE: u32 = 0o600;
 /// The largest file that is read.
 const FILE_LIMIT_BYTES: u64 = 256 << 20;
@@ -60,7 +60,7 @@ fn read(file: &Path) -> Result<Contents, Failure> {
     Contents::parse(&bytes).map_err(|error| Failure::runtime(format!("{name}: {error}")))
 }
 
-/// What a file is called in messages, and what it holds.
+/// The name of a file in messages, and its content.
 fn read_bytes(file: &Path) -> Result<(String, Vec<u8>), Failure> {
     let is_input = file == Path::new("-");
     let name = if is_input { "standard input".into() } else { file.display().to_string() };
@@ -77,7 +77,7 @@ fn read_bytes(file: &Path) -> Result<(String, Vec<u8>), Failure> {
     Ok((name, bytes))
 }
 
-/// A file to be compared: that it cannot be has another code than that it differs.
+/// Reads a file for a comparison: an unreadable file has another exit code than a difference.
 fn compared(file: &Path) -> Result<Contents, Failure> {
     read(file).map_err(|failure| Failure::usage(failure.message))
 }
@@ -91,7 +91,7 @@ fn save(daemon: &mut Daemon, file: Option<&Path>) -> Result<(), Failure> {
         .map_err(|error| Failure::runtime(format!("cannot write {}: {error}", file.display())))
 }
 
-/// Replaces a file whole or not at all, also when power is lost.
+/// Replaces a file whole or not at all, even if power is lost.
 fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = match file.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -110,7 +110,7 @@ fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
         File::open(directory)?.sync_all()
     })();
     if written.is_err() {
-        // It may not be there; what matters has been said.
+        // The file may not exist; the error that matters is reported.
         let _ = std::fs::remove_file(&unfinished);
     }
     written
@@ -167,7 +167,7 @@ fn restore(daemon: &mut Daemon, file: &Path, dry_run: bool) -> Result<(), Failur
     let (name, bytes) = read_bytes(file)?;
     let failed = |error: &dyn std::fmt::Display| Failure::runtime(format!("{name}: {error}"));
     let wanted = Contents::parse(&bytes).map_err(|error| failed(&error))?;
-    // With the places of calls, which a message names.
+    // This parser also gives the places of calls, which a message names.
     let sections = configuration::parse(&bytes).map_err(|error| failed(&error))?;
     let kept = look_at(daemon, &sections).map_err(|error| match error {
         ConfigError::Client(error) => failure(error),
@@ -186,7 +186,7 @@ fn restore(daemon: &mut Daemon, file: &Path, dry_run: bool) -> Result<(), Failur
     apply(daemon, &is, wanted)
 }
 
-/// Looks at all calls before the first is made.
+/// Checks all calls before the first is made.
 fn look_at(
     daemon: &mut Daemon,
     sections: &[SubsystemConfig],
@@ -195,7 +195,7 @@ fn look_at(
     config::look_at(&mut daemon.connection, &known, sections)
 }
 
-/// Makes the daemon what is wanted; if that fails, what it was.
+/// Makes the daemon's configuration the wanted one; if that fails, restores the previous one.
 fn apply(daemon: &mut Daemon, is: &Contents, wanted: &Contents) -> Result<(), Failure> {
     let steps = is.plan(wanted);
     let total = steps.len();
@@ -231,7 +231,7 @@ fn is_setting(object: &raceline_control::reconcile::Object) -> bool {
     object.removal == raceline_control::reconcile::Removal::Setting
 }
 
-/// Makes calls in their order; gives how many settings could not be made now, or the call that
+/// Makes calls in their order; gives the number of settings that could not be made now, or the call that
 /// failed.
 fn make(daemon: &mut Daemon, steps: &[Step]) -> Result<usize, (usize, ClientError)> {
     let mut later = 0;
@@ -249,7 +249,7 @@ fn make(daemon: &mut Daemon, steps: &[Step]) -> Result<usize, (usize, ClientErro
     Ok(later)
 }
 
-/// Goes back to what was there, and says what failed and how that went.
+/// Restores the previous configuration; reports the failed call and the result of the restoration.
 fn undo(
     daemon: &mut Daemon,
     was: &Contents,

@@ -1,4 +1,4 @@
-//! `raceline host`: who may connect.
+//! `raceline host`: the hosts that may connect.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::cli::manage::{HostArgs, HostChange, HostVerb};
 use crate::failure::Failure;
 use crate::table::Table;
 
-/// What stands for every host.
+/// The word for every host.
 const ANY: &str = "any";
 
 /// Runs the verb.

@@ -65,7 +65,7 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
                 text(&subsystem["nqn"]),
                 text(&namespace["nsid"]),
                 text(&namespace["bdev_name"]),
-                // One of a pool has a size of its own.
+                // A namespace of a pool has a size of its own.
                 match bdev.filter(|_| namespace["missing"].is_null()) {
                     _ if namespace["of_pool"] == true => size(bdev::bytes(namespace)),
                     Some(bdev) => size(bdev::bytes(bdev)),
@@ -79,7 +79,7 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
     })
 }
 
-/// The hosts to which a namespace is shown, of those that may connect.
+/// The hosts that see a namespace, among those that may connect.
 fn seen_by(namespace: &Value) -> String {
     let hosts: Vec<String> = elements(namespace, "visible_to").iter().map(text).collect();
     match namespace["no_auto_visible"] == true {
@@ -89,7 +89,7 @@ fn seen_by(namespace: &Value) -> String {
     }
 }
 
-/// The namespace; if there is none, which there are.
+/// The namespace; otherwise a failure that lists the existing ones.
 fn find(daemon: &mut Daemon, nqn: &str, nsid: u32) -> Result<Value, Failure> {
     let found = daemon.subsystems(Some(nqn))?;
     let namespaces = found.first().map_or(&[][..], |subsystem| elements(subsystem, "namespaces"));

@@ -1,4 +1,4 @@
-//! `raceline pool`: devices of which hosts make namespaces themselves.
+//! `raceline pool`: devices that hosts themselves divide into namespaces.
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &PoolArgs) -> Result<(), Failure> {
     }
 }
 
-/// The pools of these subsystems, each with their name.
+/// The pools of these subsystems, each with the subsystem's name.
 pub(super) fn pools(daemon: &mut Daemon, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
     let mut pools = Vec::new();
     for subsystem in daemon.subsystems(nqn)? {

@@ -17,7 +17,7 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
         PortVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
         PortVerb::Add(PortChange { nqn, address }) => {
             known(&mut daemon, nqn)?;
-            // The cores start with the transport; people need not know.
+            // The cores start with the transport; users need not know that.
             if daemon.list("nvmf_get_transports", Value::Null)?.is_empty() {
                 daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
             }
@@ -32,8 +32,8 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
     }
 }
 
-/// Fails for a subsystem that is not there, and says which are. The discovery service, `discovery` for
-/// short, is always there.
+/// Fails for an unknown subsystem, and lists the existing ones. The discovery service, `discovery` for
+/// short, always exists.
 fn known(daemon: &mut Daemon, nqn: &str) -> Result<(), Failure> {
     if nqn == "discovery" || nqn == raceline_proto::nvme::Nqn::discovery().as_str() {
         return Ok(());

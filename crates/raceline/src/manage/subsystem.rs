@@ -33,7 +33,7 @@ pub(crate) fn run(args: &SubsysArgs) -> Result<(), Failure> {
     }
 }
 
-/// Lets every host connect, or only those that are listed.
+/// Lets every host connect, or only listed ones.
 pub(super) fn allow(daemon: &mut Daemon, nqn: &str, any: bool) -> Result<(), Failure> {
     let params = json!({ "nqn": nqn, "allow_any_host": any });
     let answer = daemon.call("nvmf_subsystem_allow_any_host", params)?;
@@ -65,7 +65,7 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
     })
 }
 
-/// How many namespaces there are, and how many of them hosts do not have now.
+/// Text with the number of namespaces, and the number that hosts do not have now.
 fn count(namespaces: &[Value]) -> String {
     let missing = namespaces.iter().filter(|namespace| !namespace["missing"].is_null()).count();
     match missing {
@@ -77,7 +77,7 @@ fn count(namespaces: &[Value]) -> String {
 fn remove(daemon: &mut Daemon, nqn: &str, force: bool) -> Result<(), Failure> {
     daemon.subsystems(Some(nqn))?;
     if !force {
-        // A daemon that does not list controllers is asked in vain, and no reason to stop.
+        // A daemon that does not list controllers refuses this, which is no reason to stop.
         let params = json!({ "nqn": nqn });
         let controllers = daemon.try_call("nvmf_subsystem_get_controllers", params);
         let controllers = controllers.ok().and_then(|list| list.as_array().map(Vec::len));

@@ -1,4 +1,4 @@
-//! `raceline perf --show-maps`: which queue each core uses for what.
+//! `raceline perf --show-maps`: the queues that each core uses for each purpose.
 
 use std::fmt::Write as _;
 
@@ -10,8 +10,8 @@ use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
 use crate::{remote, shell};
 
-/// Connects, asks for the queues, and prints how those that were granted are divided; without
-/// `cores`, for one thread that is not bound.
+/// Connects, asks for the queues, and prints how the granted queues are divided; without `cores`, for one
+/// thread that is not bound.
 pub(super) fn show(host: HostConfig, cores: &[usize], output: OutputFormat) -> Result<(), Failure> {
     let request = host.queue_request();
     let host = Host::connect(host).map_err(|error| remote::failure(&error))?;
@@ -37,7 +37,7 @@ struct Table {
 #[derive(Serialize)]
 struct MapRow {
     map: String,
-    /// Identifiers; reads without queues of their own have the default ones.
+    /// Identifiers; if reads have no queues of their own, the default ones.
     queues: Vec<u16>,
     /// Whether it has queues of its own.
     own: bool,
@@ -65,13 +65,13 @@ impl Table {
             let queues = |kind| {
                 let kind = match kind {
                     _ if maps.count(kind) > 0 => kind,
-                    // A polled read goes where reads go, and all else elsewhere.
+                    // Without poll queues, a polled command takes the queue for reads or the default queue.
                     QueueKind::Poll => return Vec::new(),
                     _ => QueueKind::Default,
                 };
                 match here.qids().get(here.positions(kind)) {
                     Some(own) if !own.is_empty() => own.to_vec(),
-                    // Shared with the core that it lives on.
+                    // Another core has the queue, and both share it.
                     _ => maps.queue_of(kind, index).map(|qid| qid.0).into_iter().collect(),
                 }
             };

@@ -1,4 +1,4 @@
-//! What a run consists of: the command line or a job file as stages that follow each other.
+//! The plan of a run: the command line or a job file, as stages that follow each other.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -18,15 +18,15 @@ use super::targets::Targets;
 use crate::cli::perf::{CpusPolicy, PerfArgs};
 use crate::failure::Failure;
 
-/// Entries of a queue unless it has to be deeper.
+/// Entries of a queue, unless its depth needs more.
 const DEFAULT_ENTRIES: u16 = 128;
-/// Filling goes in commands of this size, or as large as the controller takes.
+/// Largest command for filling; the controller's limit may make commands smaller.
 pub(super) const FILL_BYTES: u32 = 512 << 10;
-/// And of this depth.
+/// Depth for filling.
 const FILL_DEPTH: u16 = 64;
-/// What was filled is overwritten in commands of this size.
+/// Size of the commands that overwrite the filled namespaces.
 const OVERWRITE_BYTES: u32 = 4096;
-/// And of this depth.
+/// Depth for overwriting.
 const OVERWRITE_DEPTH: u16 = 32;
 
 /// Jobs that run at the same time, and how to report them.
@@ -41,15 +41,15 @@ pub(super) struct Described {
     pub(super) name: String,
     pub(super) title: String,
     pub(super) group: u32,
-    /// Its clones, and other jobs of its group, are one.
+    /// Whether its clones, and other jobs of its group, are reported as one.
     pub(super) grouped: bool,
     pub(super) percentiles: Option<Vec<f64>>,
     pub(super) options: BTreeMap<String, String>,
-    /// Where it is in a job file, if it comes from one.
+    /// Its place in a job file, if it comes from one.
     pub(super) origin: Option<Origin>,
 }
 
-/// Where a job file says what a job does.
+/// The place of a job in a job file.
 #[derive(Clone)]
 pub(super) struct Origin {
     pub(super) file: String,
@@ -59,8 +59,8 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// What does not fit, with the line of the key that says it; a job file has the names of options
-    /// without dashes.
+    /// What does not fit, with the line of the responsible key; in a job file, the names of options have no
+    /// dashes.
     pub(super) fn describe(&self, misfit: &Misfit) -> String {
         let named = misfit.file.and_then(|file| self.files.get(file)).copied();
         let line = match misfit.key {
@@ -85,7 +85,7 @@ pub(super) fn stages(args: &PerfArgs, targets: &mut Targets) -> Result<Vec<Stage
             let file = path.display().to_string();
             let bytes = std::fs::read(path)
                 .map_err(|error| Failure::runtime(format!("cannot read {file}: {error}")))?;
-            // A comment may be of any character set.
+            // A comment may be in any character set.
             let text = String::from_utf8_lossy(&bytes);
             let environment = |name: &str| std::env::var(name).ok();
             let jobs = fio::parse(&file, &text, &environment).map_err(Failure::usage)?;
@@ -139,7 +139,7 @@ fn stage(args: &PerfArgs, jobs: Vec<Planned>, targets: &Targets) -> Result<Stage
     let host = |&index: &usize| {
         let mut host = targets.host(index).clone();
         host.io_entries = entries;
-        // Counts where queues are mapped; jobs have their own otherwise.
+        // Used if queues are mapped; otherwise jobs have their own queues.
         host.io_queues = args.queues;
         (host.write_queues, host.poll_queues) = (args.maps.write, args.maps.poll);
         host.i10 = args.maps.i10;
@@ -152,14 +152,14 @@ fn stage(args: &PerfArgs, jobs: Vec<Planned>, targets: &Targets) -> Result<Stage
         accel: None,
         jobs: specs,
         exit_all,
-        // A core that slept would have to be woken for a completion.
+        // A core that sleeps would have to be woken for a completion.
         reactor_mode: if args.maps.hipri { Mode::Poll } else { args.mode.into() },
         backend: args.io.into(),
     };
     Ok(Stage { config, jobs: described })
 }
 
-/// How many entries queues have.
+/// The number of entries of queues.
 fn entries(args: &PerfArgs, specs: &[JobSpec]) -> Result<u16, String> {
     let depth = specs.iter().map(|spec| spec.depth).max().unwrap_or(1);
     let in_flight = if args.maps.are_mapped() { shared_depth(args, specs) } else { depth };
@@ -176,8 +176,8 @@ fn entries(args: &PerfArgs, specs: &[JobSpec]) -> Result<u16, String> {
     }
 }
 
-/// Commands in flight on one mapped queue at most: those who submit on one core share its queues of a
-/// map. One job of a command line is dealt out evenly; others might all be on the same core.
+/// Largest number of commands in flight on one mapped queue: jobs on one core share its queues of a map.
+/// The one job of a command line is spread evenly; several jobs might all be on the same core.
 fn shared_depth(args: &PerfArgs, specs: &[JobSpec]) -> u16 {
     let total = |spec: &JobSpec| {
         let submitters = spec.clones.saturating_mul(spec.queues);
@@ -195,7 +195,7 @@ fn shared_depth(args: &PerfArgs, specs: &[JobSpec]) -> u16 {
     spec.depth.saturating_mul(submitters.div_ceil(here))
 }
 
-/// Whether jobs have queues of their own.
+/// The queues of jobs: their own, or those of the maps.
 fn route(args: &PerfArgs) -> Route {
     if args.maps.are_mapped() { Route::Maps { polled: args.maps.hipri } } else { Route::Own }
 }
@@ -328,7 +328,7 @@ fn from_file(
     Ok(planned)
 }
 
-/// As fio does, divides a job's size among its namespaces, in whole commands.
+/// Divides a job's size among its namespaces as fio does, in whole commands.
 fn share(bytes: u64, spec: &JobSpec) -> Result<Size, String> {
     let files = u64::try_from(spec.files.len()).unwrap_or(1).max(1);
     let each = bytes / files;
@@ -342,7 +342,7 @@ fn share(bytes: u64, spec: &JobSpec) -> Result<Size, String> {
     Ok(Size::Bytes(each))
 }
 
-/// The namespaces of a job of a file, and the line that names each.
+/// The namespaces of a job in a file, and the line that names each of them.
 fn files(
     job: &FioJob,
     targets: &mut Targets,
@@ -363,7 +363,7 @@ fn files(
     Ok((vec![file], vec![job.lines.of(&["nsid"])]))
 }
 
-/// A seed that is another one each time.
+/// A seed that differs on each call.
 fn any_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
@@ -371,8 +371,8 @@ fn any_seed() -> u64 {
 /// The largest transfer and the block size of a namespace.
 type LimitsOf = dyn FnMut(&StageConfig, FileSpec) -> Result<(u32, u32), Failure>;
 
-/// What fills all namespaces of a run, and then overwrites them. `limits` gives the largest
-/// transfer and the block size of each file.
+/// Stages that fill all namespaces of a run, and then overwrite them. `limits` gives the largest transfer
+/// and the block size of each file.
 pub(super) fn precondition(
     args: &PerfArgs,
     stages: &[Stage],
@@ -433,14 +433,14 @@ pub(super) fn precondition(
     Ok(passes)
 }
 
-/// All that a framework for digests is asked of.
+/// Uses this framework for the digests of all stages.
 pub(super) fn set_framework(stages: &mut [Stage], framework: &Framework) {
     for stage in stages {
         stage.config.accel = Some(framework.clone());
     }
 }
 
-/// What was asked for, under the names of the options.
+/// The chosen options, by name.
 fn options(args: &PerfArgs) -> BTreeMap<String, String> {
     let mut options = connect_options(args);
     let mut set = |name: &str, value: String| options.insert(name.to_owned(), value);
@@ -485,7 +485,7 @@ fn options(args: &PerfArgs) -> BTreeMap<String, String> {
     options
 }
 
-/// A job file's own, and where the first target is.
+/// The options of a job file, and the address of the first target.
 fn options_of_file(args: &PerfArgs, own: BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut options = connect_options(args);
     options.extend(own);

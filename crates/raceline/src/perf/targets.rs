@@ -1,4 +1,4 @@
-//! The targets of a run: what the command line names, and how job files refer to it.
+//! The targets of a run: those on the command line, and how job files refer to them.
 
 use raceline_bench::engine::stage::FileSpec;
 use raceline_bench::fio::RemoteKeys;
@@ -11,7 +11,7 @@ use crate::cli::values;
 use crate::failure::Failure;
 use crate::remote;
 
-/// What job files call the target of -a and -n: as SPDK's and the kernel's first controller.
+/// The name of the target of -a and -n in job files: that of SPDK's and the kernel's first controller.
 const FIRST: &str = "Nvme0";
 
 /// All targets that a run may use.
@@ -21,19 +21,19 @@ pub(super) struct Targets {
     targets: Vec<Named>,
     /// The namespaces of the command line.
     namespaces: Vec<NamespaceId>,
-    /// How many of the targets the command line names.
+    /// Number of targets on the command line.
     known: usize,
 }
 
 struct Named {
     name: String,
-    /// What it was resolved from.
+    /// The parameters from which it was resolved.
     key: (String, u16, Nqn, Option<Nqn>, bool, bool),
     host: HostConfig,
 }
 
 impl Targets {
-    /// Those of the command line.
+    /// The targets of the command line.
     pub(super) fn new(args: &PerfArgs) -> Result<Self, Failure> {
         let mut targets = Self {
             connect: args.connect.clone(),
@@ -60,18 +60,18 @@ impl Targets {
         Ok(targets)
     }
 
-    /// How to connect to one.
+    /// How to connect to this target.
     pub(super) fn host(&self, index: usize) -> &HostConfig {
         &self.targets[index].host
     }
 
-    /// What the command line means: its namespaces on each of its targets.
+    /// The namespaces of the command line, on each of its targets.
     pub(super) fn all(&self) -> Vec<FileSpec> {
         let on = |host| self.namespaces.iter().map(move |&nsid| FileSpec { host, nsid });
         (0..self.known).flat_map(on).collect()
     }
 
-    /// What a name in a job file means: `Nvme0n1`, `/dev/nvme0n1`, or the words of SPDK's engine.
+    /// The namespace for a name in a job file: `Nvme0n1`, `/dev/nvme0n1`, or the words of SPDK's engine.
     pub(super) fn named(&mut self, name: &str) -> Result<FileSpec, String> {
         if name.contains("traddr=") {
             return self.spelled(name);
@@ -96,7 +96,7 @@ impl Targets {
         }
     }
 
-    /// `traddr=... trsvcid=... subnqn=... ns=...`, as SPDK's engine for NVMe has it.
+    /// `traddr=... trsvcid=... subnqn=... ns=...`, as for SPDK's NVMe engine.
     fn spelled(&mut self, name: &str) -> Result<FileSpec, String> {
         let mut keys = RemoteKeys::default();
         for word in name.split_ascii_whitespace() {
@@ -119,8 +119,8 @@ impl Targets {
         self.remote(&keys).map_err(|(_, error)| format!("filename `{name}`: {error}"))
     }
 
-    /// The namespace that the keys of a job name; what they leave out is the command line's. An error
-    /// comes with the key that is wrong.
+    /// The namespace that the keys of a job name; the command line supplies omitted parts. An error names
+    /// the wrong key.
     pub(super) fn remote(&mut self, keys: &RemoteKeys) -> Result<FileSpec, (&'static str, String)> {
         let named = |key: &'static str, text: &str| {
             values::nqn(text).map_err(|error| (key, format!("{key} `{text}`: {error}")))
@@ -147,7 +147,7 @@ impl Targets {
         Ok(FileSpec { host, nsid })
     }
 
-    /// Adds a target unless it is there, and gives its position.
+    /// Adds a target unless it is known, and gives its position.
     fn add(&mut self, name: String, connect: ConnectArgs) -> Result<usize, Failure> {
         let ConnectArgs { address, nqn, header_digest, data_digest } = &connect;
         let (host, port) = (address.address.clone(), address.port);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::support::{Output, Served, call, run, run_with_input};
 
-/// The sections that keep what a configuration sets of parts that are not here.
+/// The sections that keep the settings of parts that are not here.
 const KEPT: [(&str, &str); 11] = [
     ("vmd", "vmd_enable"),
     ("keyring", "keyring_linux_set_options"),
@@ -21,7 +21,7 @@ const KEPT: [(&str, &str); 11] = [
     ("iscsi", "iscsi_set_options"),
     ("vfio_user_target", "vfu_tgt_set_base_path"),
 ];
-/// The calls of a configuration that are orders, and nothing to be kept.
+/// Calls that are orders, and are not kept.
 const ORDERS: [&str; 1] = ["bdev_wait_for_examine"];
 
 fn input(name: &str) -> String {
@@ -54,7 +54,8 @@ impl Place {
         call(&self.socket, method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
-    /// A verb of the program for this daemon: `rpc` has its socket before the method, others behind the verb.
+    /// A verb of the program for this daemon: `rpc` takes its socket before the method, others after the
+    /// verb.
     fn verb(&self, words: &[&str], stdin: &[u8]) -> Output {
         let socket = self.socket.to_str().unwrap();
         let mut all = words.to_vec();
@@ -73,7 +74,7 @@ impl Place {
         names
     }
 
-    /// What would be saved, by the daemon's own client.
+    /// The configuration that the daemon's own client would save.
     fn saved(&self) -> Value {
         let output = self.verb(&["rpc", "save_config"], b"");
         assert_eq!(output.code, Some(0), "{}", output.stderr);
@@ -97,7 +98,7 @@ fn read(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(input(name)).unwrap()).unwrap()
 }
 
-/// Every call of the file is there: settings of parts that are not here with just their parameters.
+/// Checks that every call of the file is there; for absent parts, with exactly its parameters.
 fn assert_round_trip(file: &Value, saved: &Value) {
     let saved = calls(saved);
     for (section, method, params) in calls(file) {
@@ -108,7 +109,7 @@ fn assert_round_trip(file: &Value, saved: &Value) {
             saved.iter().find(|(in_section, name, _)| (in_section, name) == (&section, &method));
         let (_, _, found) = found.unwrap_or_else(|| panic!("{section}: {method} is lost"));
         if KEPT.iter().any(|(_, kept)| *kept == method) {
-            // An empty object is given back as nothing, which all of SPDK's methods take.
+            // An empty object is given back as no parameters, which all of SPDK's methods accept.
             let params = if params == json!({}) { Value::Null } else { params };
             assert_eq!(*found, params, "{method}");
         }
@@ -132,7 +133,7 @@ fn what_spdk_tgt_has_saved_is_served_and_comes_back() {
     for (section, method) in KEPT {
         assert!(told[0].contains(section) && told[0].contains(method), "{method}: {}", told[0]);
     }
-    // From the state directory, after a kill too.
+    // From the state directory, also after a kill.
     let served = place.serve(&["--state-dir", &state]);
     assert_eq!(place.saved(), saved);
     let log = served.end(Signal::KILL).stderr;
@@ -140,7 +141,7 @@ fn what_spdk_tgt_has_saved_is_served_and_comes_back() {
     let served = place.serve(&["--state-dir", &state]);
     assert_eq!(place.saved(), saved);
     assert_eq!(served.end(Signal::TERM).code, Some(0));
-    // What was saved is a configuration again.
+    // The saved configuration can be loaded again.
     let again = place.path("again.json");
     std::fs::write(&again, saved.to_string()).unwrap();
     let served = place.serve(&["-c", &again]);
@@ -170,7 +171,7 @@ fn what_spdk_tgt_has_saved_is_loaded_by_a_client() {
     served.end(Signal::TERM);
 }
 
-/// Settings of what is here that are taken before the start only: a daemon that runs refuses them.
+/// Settings of present parts that are accepted only before the start: a running daemon refuses them.
 const EARLY: [&str; 5] = [
     "iobuf_set_options",
     "sock_set_default_impl",
@@ -187,7 +188,7 @@ fn what_spdk_tgt_has_saved_is_restored_in_a_daemon_that_runs() {
     for section in file["subsystems"].as_array_mut().unwrap() {
         if let Some(config) = section["config"].as_array_mut() {
             config.retain(|call| !EARLY.contains(&call["method"].as_str().unwrap()));
-            // Port 0 would be another port afterwards.
+            // Port 0 would become another port in the second daemon.
             config.retain(|call| call["method"] != "nvmf_subsystem_add_listener");
         }
     }
@@ -205,7 +206,7 @@ fn what_spdk_tgt_has_saved_is_restored_in_a_daemon_that_runs() {
     served.end(Signal::TERM);
 }
 
-/// All five, with section, place and what they belong to.
+/// All five refused calls, with section, place and the part that they belong to.
 const REFUSED: [&str; 5] = [
     "bdev config[1] bdev_raid_create belongs to SPDK's RAID devices (bdev_raid)",
     "bdev config[2] construct_lvol_store (now bdev_lvol_create_lvstore) belongs to SPDK's logical volumes (bdev_lvol)",
@@ -224,7 +225,7 @@ fn what_makes_something_that_is_not_here_is_refused_all_at_once() {
         assert!(output.stderr.contains(part), "{part}: {}", output.stderr);
     }
     assert!(!output.stderr.contains("iscsi config[0]"), "a setting: {}", output.stderr);
-    // The clients: nothing is made, nothing is kept.
+    // For clients: no call is made, and none is kept.
     let served = place.serve(&["--state-dir", &state]);
     let before = place.saved();
     for words in [
@@ -247,7 +248,7 @@ fn a_file_that_fails_in_the_middle_leaves_nothing_in_the_state_directory() {
     let place = Place::new();
     let (file, state) = (input("fails-in-the-middle.json"), place.path("state"));
     let arguments = ["-c", &file, "--state-dir", &state];
-    // Twice the same: the first has left nothing that the second would begin with.
+    // Twice with the same result: the first start leaves nothing for the second.
     for _ in 0..2 {
         let output = Served::fail(&place.socket, &arguments);
         assert_eq!(output.code, Some(1), "{}", output.stderr);
@@ -307,7 +308,7 @@ fn comments_are_taken_wherever_a_configuration_is_read() {
         assert_eq!(place.names(), [expected], "{words:?}");
         served.end(Signal::TERM);
     }
-    // A byte order mark before it, and the file on standard input.
+    // With a byte order mark at the beginning, and with the file on standard input.
     let served = place.serve(&[]);
     let mut marked = "\u{feff}".as_bytes().to_vec();
     marked.extend(std::fs::read(&whole).unwrap());
@@ -353,7 +354,7 @@ fn calls_in_batches_and_under_old_names_are_made() {
     let kept = saved.iter().find(|(_, method, _)| method == "iscsi_set_options").unwrap();
     assert_eq!(kept.2["min_connections_per_session"], 1, "what an older release has is given back");
     served.end(Signal::TERM);
-    // By the client, which lists the daemon's methods first.
+    // Through the client, which lists the daemon's methods first.
     let served = place.serve(&["--wait-for-rpc"]);
     let output = place.verb(&["rpc", "load_config", "-j", &input("old-names.json")], b"");
     assert_eq!(output.code, Some(0), "{}", output.stderr);
@@ -387,7 +388,7 @@ fn a_method_that_is_not_here_says_what_it_belongs_to() {
             "{method}: {error}"
         );
     }
-    // What nobody has.
+    // Methods that neither SPDK nor Raceline has.
     let error = call(&place.socket, "bdev_null_creat", json!({})).unwrap_err();
     assert_eq!(error["data"], "did you mean bdev_null_create?");
     let error = call(&place.socket, "format_all", json!({})).unwrap_err();

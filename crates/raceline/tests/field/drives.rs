@@ -1,4 +1,4 @@
-//! Attaching what guides attach: source addresses, hotplug, controllers.
+//! Attaching controllers as guides do: source addresses, hotplug, controllers.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::support::{Scratch, Served, call, configure, run};
 
 const NQN: &str = "nqn.2026-01.io.example:shelf";
 
-/// How long something may take to come.
+/// How long a test waits for an expected state.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A daemon that exports, and one that attaches.
@@ -34,7 +34,7 @@ impl Pair {
         Self { _daemons: daemons, target, host, port, scratch }
     }
 
-    /// Listens on `::1`, too.
+    /// Listens on `::1` as well.
     fn listen_six(&self) -> String {
         let address = json!({ "trtype": "TCP", "traddr": "::1", "trsvcid": "0" });
         let listener = json!({ "nqn": NQN, "listen_address": address });
@@ -61,7 +61,7 @@ impl Pair {
         call(&self.host, "bdev_nvme_detach_controller", params)
     }
 
-    /// Each queue that the target has, with the address and the port that it comes from.
+    /// Each queue of the target, with the address and the port that it comes from.
     fn queues(&self) -> BTreeSet<(u64, String, String)> {
         let queues =
             call(&self.target, "nvmf_subsystem_get_qpairs", json!({ "nqn": NQN })).unwrap();
@@ -95,13 +95,13 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// All connections of a controller come from the address that was named: admin and I/O queues, and
-/// those of a reconnect.
+/// All connections of a controller come from the named address: admin and I/O queues, also after a
+/// reconnect.
 #[test]
 fn a_controller_is_attached_from_a_source_address() {
     let pair = Pair::start();
     assert_eq!(pair.attach(json!({ "hostaddr": "127.0.0.9" })).unwrap(), json!(["Shelfn1"]));
-    // Queues of namespaces are connected when they are opened: by a namespace here.
+    // Queues of namespaces are connected when the namespaces are opened: here, by an export of one.
     call(&pair.host, "nvmf_create_transport", json!({ "trtype": "TCP" })).unwrap();
     let nqn = "nqn.2026-01.io.example:again";
     call(&pair.host, "nvmf_create_subsystem", json!({ "nqn": nqn, "allow_any_host": true }))
@@ -125,7 +125,7 @@ fn a_controller_is_attached_from_a_source_address() {
         all_from("127.0.0.9") && pair.queues().is_disjoint(&before)
     });
 
-    // The same way once more, and other ways.
+    // The same path again, and other paths.
     let error = pair.attach(json!({ "hostaddr": "127.0.0.9" })).unwrap_err();
     assert!(text(&error).contains("with the specified network path"), "{error}");
     let error = pair.attach(json!({})).unwrap_err();
@@ -170,12 +170,12 @@ fn a_source_that_cannot_be_had_is_named() {
         assert!(text(&error).contains(expected), "{error}");
     }
     assert!(pair.queues().is_empty());
-    // Port 0 and nothing are no port.
+    // Port 0 and an empty address count as absent.
     pair.attach(json!({ "hostaddr": "", "hostsvcid": "0" })).unwrap();
     assert!(pair.has_admin_from("127.0.0.1"));
 }
 
-/// What the guides' commands name beside the address.
+/// The parameters that the guides' commands have beside the address.
 #[test]
 fn a_controller_is_attached_with_what_guides_write() {
     let pair = Pair::start();
@@ -201,7 +201,7 @@ fn a_controller_is_attached_with_what_guides_write() {
     }
 }
 
-/// What a device in memory is given is what hosts see, and what is saved.
+/// Hosts see the properties given to a device in memory, and the saved configuration has them.
 #[test]
 fn a_malloc_device_has_the_properties_it_was_given() {
     let pair = Pair::start();
@@ -237,14 +237,14 @@ fn a_malloc_device_has_the_properties_it_was_given() {
         let error = make(more).unwrap_err();
         assert!(text(&error).contains(expected), "{error}");
     }
-    // In reserved huge pages, or with the way to reserve them.
+    // Made in reserved huge pages, or refused with the way to reserve them.
     match make(json!({ "name": "Q", "hugepages": true })) {
         Ok(_) => assert!(pair.saved(&pair.target).contains(r#""hugepages":true"#)),
         Err(error) => assert!(text(&error).contains("sysctl vm.nr_hugepages=4"), "{error}"),
     }
 }
 
-/// As guides turn it on. What this machine has is there before, and is left alone.
+/// Turned on as in guides. Drives of this machine were there before, and are left alone.
 #[test]
 fn hotplug_is_turned_on_and_saved() {
     let pair = Pair::start();

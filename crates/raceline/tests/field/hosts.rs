@@ -1,4 +1,4 @@
-//! Hosts that are not quite what the specification says, and that other targets admit.
+//! Hosts that deviate from the specification, and that other targets admit.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 
 use super::support::{Export, Scratch, Served, call, configure, run};
 
-/// Names as guides and test suites have them.
+/// Names from guides and test suites.
 const NAMES: [&str; 4] = ["host1", "testnqn", "iqn.1993-08.org.debian:01:abc", "h\u{f6}st 1"];
 
-/// A host of its own kind: one socket, a queue's commands one after the other, the bytes by hand. Its
-/// commands without data carry a descriptor of zeroes, as a public Python client's do.
+/// A host with bytes written by hand: one socket, a queue's commands one after the other. Its commands
+/// without data carry a descriptor of zeroes, as those of a public Python client do.
 struct OddHost {
     stream: TcpStream,
     cid: u16,
 }
 
-/// What came for a command: the data, whether these said that it has succeeded, status, and DW0.
+/// The answer to a command: the data, whether these said that it has succeeded, status, and DW0.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answer {
     data: Vec<u8>,
@@ -53,7 +53,7 @@ impl OddHost {
         (sqe[33], sqe[39]) = (4, 0x01);
         sqe[42..44].copy_from_slice(&qid.to_le_bytes());
         sqe[44] = 31;
-        // SQ flow control is off: data may say that their command has succeeded.
+        // SQ flow control is off: the data may say that their command has succeeded.
         sqe[46] = 4;
         let answer = self.command(sqe, &data);
         assert_eq!(answer.status, 0, "Connect {names:?}");
@@ -73,7 +73,7 @@ impl OddHost {
         self.command(sqe, &[]).dw0
     }
 
-    /// A command of which `len` bytes of data come back.
+    /// A command that returns `len` bytes of data.
     fn read(&mut self, opcode: u8, nsid: u8, cdw10: u32, len: u32) -> Answer {
         let mut sqe = [0; 64];
         (sqe[0], sqe[4]) = (opcode, nsid);
@@ -123,7 +123,7 @@ impl OddHost {
         }
     }
 
-    /// The header of the next PDU, and what lies behind it.
+    /// The header of the next PDU, and the bytes after it.
     fn pdu(&mut self) -> (Vec<u8>, Vec<u8>) {
         let mut common = [0; 8];
         self.stream.read_exact(&mut common).unwrap();
@@ -152,7 +152,7 @@ fn a_host_selects_all_command_sets_with_descriptors_of_zeroes_and_many_identifie
         Answer { dw0: 0x0003_0003, ..Answer::default() }
     );
     assert_eq!(admin.plain(0x0a, 0x07, 0), Answer { dw0: 0x0003_0003, ..Answer::default() });
-    // CC.CSS leads to the I/O command sets, and the identity of a namespace to its own.
+    // CC.CSS leads to the I/O command sets, and each set to the identity of a namespace in it.
     let sets = admin.read(0x06, 0, 0xffff_001c, 4096);
     assert_eq!((sets.status, sets.data[..9].to_vec()), (0, vec![1, 0, 0, 0, 0, 0, 0, 0, 0]));
     let identity = admin.read(0x06, 1, 0x03, 4096);
@@ -203,7 +203,7 @@ fn names_are_what_people_choose_at_both_ends() {
         assert_eq!(other.code, Some(3), "{}", other.stderr);
         export.terminate();
     }
-    // Neither an empty name nor one that does not fit into its field is a name.
+    // An empty name and a name that does not fit into its field are refused.
     for (name, why) in [("", "at least 1 byte"), (&*"h".repeat(224), "at most 223 bytes")] {
         let refused = run(&["export", "ram:1M", "-n", name]);
         assert_eq!(refused.code, Some(2));
@@ -230,7 +230,7 @@ fn a_daemon_admits_such_hosts_and_attaches_such_subsystems() {
         let identify = run(&[&["identify", "-q", name][..], &ends].concat());
         assert_eq!(identify.code, Some(0), "{}", identify.stderr);
     }
-    // Like SPDK, the daemon itself makes subsystems with qualified names only.
+    // As in SPDK, the daemon itself creates subsystems with qualified names only.
     let error = call(socket, "nvmf_create_subsystem", json!({ "nqn": "testnqn" })).unwrap_err();
     assert!(error["data"].as_str().unwrap().contains("begins with \"nqn.\""), "{error}");
     let export = Export::start(&["ram:1M", "-n", "testnqn", "--allow-any-host"]);
@@ -278,7 +278,7 @@ fn a_transport_without_c2h_success_answers_each_read() {
         queue.connect(1, cntlid, [nqn, "host"], 1);
         let read = queue.read(0x02, 1, 0, 512);
         assert_eq!((read.data_say_success, read.status, read.data.len()), (says_success, 0, 512));
-        // Our own host takes either.
+        // Our own host accepts either name.
         let ends = ["-a", "127.0.0.1", "-s", &port, "-n", nqn];
         let read = run(&[&["read", "--blocks", "8"][..], &ends].concat());
         assert_eq!((read.code, read.bytes.len()), (Some(0), 4096), "{}", read.stderr);

@@ -1,4 +1,4 @@
-//! Job files of fio as people bring them: what they name, their numbers, their depth, their mistakes.
+//! Job files of fio as users bring them: their names, numbers, depth and mistakes.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn perf(export: &Export, file: &str) -> Output {
     run(&export.host(&["perf", "--job", file, "-o", "json"]))
 }
 
-/// For each job of a report, its name and how many commands it had.
+/// For each job of a report, its name and its number of commands.
 fn counts(report: &str) -> Vec<(String, u64)> {
     let report: Value = serde_json::from_str(report).unwrap();
     let of = |job: &Value| {
@@ -96,7 +96,7 @@ fn depth_128_runs_on_both_targets_as_they_come() {
     target.end();
 }
 
-/// A controller with a limit: then it is named, with the line, and what to change.
+/// If a controller's limit is the reason, the error names it, the line, and a remedy.
 #[test]
 fn the_controllers_limit_is_named_where_it_is_the_reason() {
     let export = Export::start(&["ram:4M", "--max-queue-depth", "127"]);
@@ -107,7 +107,7 @@ fn the_controllers_limit_is_named_where_it_is_the_reason() {
     assert!(output.stderr.contains(expected), "{}", output.stderr);
     let change = "raceline export --max-queue-depth, max_queue_depth of nvmf_create_transport";
     assert!(output.stderr.contains(change), "{}", output.stderr);
-    // What was asked for by -Q is no limit of the controller.
+    // The value of -Q is not a limit of the controller.
     let file = input("deep.fio");
     let output = run(&export.host(&["perf", "--job", &file, "-Q", "64"]));
     let expected = "deep.fio:11: iodepth 128 needs -Q 129 or more";
@@ -133,7 +133,7 @@ fn errors_name_the_line_that_is_wrong() {
     export.terminate();
 }
 
-/// One document on standard output, what people read on standard error.
+/// One document on standard output, the text for users on standard error.
 #[test]
 fn the_demo_has_a_document() {
     let output = run(&["demo", "--seconds", "2", "-o", "json"]);

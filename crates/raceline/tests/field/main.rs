@@ -1,5 +1,5 @@
-//! What people bring: configurations, scripts, job files and hosts as they occur in the field, one
-//! small input per kind, in `inputs/` where it is a file.
+//! Inputs of users: configurations, scripts, job files and hosts as they occur in the field, one small
+//! input per kind, in `inputs/` if it is a file.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::support::{Scratch, Served, call, run};
 
-/// Runs the lines of a script, each the words behind `rpc.py`; gives what the last one printed.
+/// Runs the lines of a script, each with the words after `rpc.py`; gives the output of the last one.
 fn script(socket: &Path, lines: &str) -> String {
     let mut last = String::new();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -69,7 +69,7 @@ fn a_parameter_that_is_passed_over_is_named() {
         "acceptor_backlog": 100, "masked_oncs": ["nvmcmps"],
     });
     assert_eq!(call(socket, "nvmf_create_transport", relaxed).unwrap(), json!(true));
-    // The same in the answer of a call that fails, beside its own reason.
+    // The same in the answer of a call that fails, beside the reason of the failure.
     let nqn = "nqn.2026-01.com.example:store1";
     for (method, params) in [
         (
@@ -110,7 +110,7 @@ fn a_parameter_that_is_passed_over_is_named() {
     ] {
         assert!(line.contains(text), "{text}: {line}");
     }
-    // What SPDK's clients send without being asked is not worth a line.
+    // Defaults that SPDK's clients always send are not logged.
     assert!(!line.contains("no_srq"), "{line}");
 }
 
@@ -189,11 +189,11 @@ fn a_transport_is_what_its_parameters_say() {
     let nqn = "nqn.2026-01.com.example:store1";
     let listeners = call(socket, "nvmf_subsystem_get_listeners", json!({ "nqn": nqn })).unwrap();
     let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
-    // How deep an admin queue may be stands in the Discovery log.
+    // The Discovery log gives the depth of an admin queue.
     let listed = run(&["discover", "-a", "127.0.0.1", "-s", port, "-o", "json"]);
     let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
     assert_eq!(listed["records"][0]["asqsz"], 512, "{listed}");
-    // SPDK saves all of it, and takes it back.
+    // SPDK saves all of these parameters, and accepts them again.
     let saved = call(socket, "framework_get_config", json!({ "name": "nvmf" })).unwrap();
     let saved = &saved.as_array().unwrap()[0]["params"];
     assert_eq!((&saved["kas"], &saved["min_kato"]), (&json!(20), &json!(3000)), "{saved}");

@@ -1,4 +1,4 @@
-//! A daemon whose namespaces count what is done to them, to see where commands go.
+//! A daemon whose namespaces count their requests, to show where commands go.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::{Output, Scratch, Served, call, run};
 
 const NQN: &str = "nqn.2014-08.org.example:counting";
 
-/// A daemon with namespaces of memory, which counts what is done to each.
+/// A daemon with namespaces in memory, which counts the requests of each.
 pub(crate) struct Counting {
     served: Served,
     socket: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct Counting {
 }
 
 impl Counting {
-    /// With so many namespaces of 2 MiB, from 1 on.
+    /// Starts with this many namespaces of 2 MiB, numbered from 1.
     pub(crate) fn start(namespaces: usize) -> Self {
         let scratch = Scratch::new();
         let socket = PathBuf::from(scratch.path("rpc.sock"));
@@ -41,13 +41,13 @@ impl Counting {
         Self { served, socket, port, _scratch: scratch }
     }
 
-    /// Runs a job file on them.
+    /// Runs a job file on these namespaces.
     pub(crate) fn perf(&self, file: &str) -> Output {
         let target = ["-a", "127.0.0.1", "-s", &self.port, "-n", NQN];
         run(&[&["perf", "--job", file, "-o", "json"], &target[..]].concat())
     }
 
-    /// How many reads each namespace has had.
+    /// The number of reads of each namespace.
     pub(crate) fn reads(&self) -> Vec<u64> {
         let iostat = call(&self.socket, "bdev_get_iostat", Value::Null).unwrap();
         let mut reads: Vec<(String, u64)> = iostat["bdevs"]

@@ -1,4 +1,4 @@
-//! Runs the built program: exports that end with their test, verbs under a time limit.
+//! Runs the built program: exports that end with their test, verbs with a time limit.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "each test uses a part of it")]
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// No verb of these tests takes this long.
+/// Longer than any verb of these tests takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a finished run left behind.
+/// The results of a finished run.
 pub(crate) struct Output {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -32,17 +32,17 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     run_with_input(arguments, &[])
 }
 
-/// Runs a verb to its end with this on its standard input.
+/// Runs a verb to its end with this input.
 pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Output {
     let mut running = Running::start(arguments, Stdio::piped());
     let mut stdin = running.child.stdin.take().unwrap();
-    // The program may end without reading all of it.
+    // The program may end without reading all of its input.
     let _ = stdin.write_all(input);
     drop(stdin);
     running.finish()
 }
 
-/// A child that is killed, by its own id, if its test gives it up.
+/// A child process, killed by its id if the test abandons it.
 pub(crate) struct Running {
     child: Child,
     stdout: Option<std::thread::JoinHandle<Vec<u8>>>,
@@ -77,7 +77,7 @@ impl Running {
         self.finish()
     }
 
-    /// Ends it without asking.
+    /// Kills it without a request.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -157,7 +157,7 @@ impl Export {
         signal(&self.child, Signal::USR1);
     }
 
-    /// Ends it as a service manager does, and gives what it told people.
+    /// Ends it as a service manager does, and gives its text for users.
     pub(crate) fn terminate(mut self) -> String {
         signal(&self.child, Signal::TERM);
         let code = wait(&mut self.child);
@@ -179,7 +179,7 @@ impl Drop for Export {
 pub(crate) struct Served(Running);
 
 impl Served {
-    /// Starts it, and waits until clients may connect.
+    /// Starts it, and waits until clients can connect.
     pub(crate) fn start(socket: &std::path::Path, arguments: &[&str]) -> Self {
         Self::start_with(&mut Self::command(&[], socket, arguments), socket, arguments)
     }
@@ -205,12 +205,12 @@ impl Served {
         served
     }
 
-    /// Starts it where that must fail.
+    /// Starts it in a way that must fail.
     pub(crate) fn fail(socket: &std::path::Path, arguments: &[&str]) -> Output {
         Self::fail_as(None, socket, arguments)
     }
 
-    /// Starts it as another user, where that must fail.
+    /// Starts it as another user in a way that must fail.
     pub(crate) fn fail_as(
         user: Option<u32>,
         socket: &std::path::Path,
@@ -231,7 +231,7 @@ impl Served {
         command
     }
 
-    /// What it began with may still be on its way.
+    /// Waits until its initial configuration is made.
     fn wait_init(&mut self, socket: &std::path::Path) {
         let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -257,7 +257,7 @@ impl Served {
     }
 }
 
-/// Makes a subsystem of a daemon: one namespace of memory, in blocks of 512, and a listener.
+/// Configures a daemon's subsystem: one namespace in memory, in blocks of 512, and a listener.
 pub(crate) fn configure(socket: &std::path::Path, nqn: &str, num_blocks: u64) {
     let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
     for (method, params) in [
@@ -290,7 +290,7 @@ pub(crate) fn call(socket: &std::path::Path, method: &str, params: Value) -> Res
     }
 }
 
-/// A directory that goes away with its test.
+/// A directory that is removed with its test.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -323,7 +323,7 @@ fn command(arguments: &[&str]) -> Command {
     command_by(&[], arguments)
 }
 
-/// The program, run by another.
+/// The program, run through another program.
 fn command_by(prefix: &[&str], arguments: &[&str]) -> Command {
     let mut words = prefix.to_vec();
     words.push(env!("CARGO_BIN_EXE_raceline"));

@@ -68,7 +68,7 @@ pub(crate) enum CaseChoice {
     Maps,
     /// Commands gathered as i10 does, against one PDU per send and against the usual
     I10,
-    /// Who sends and who receives on queues that threads share
+    /// Which thread sends and which receives on queues that threads share
     Share,
     /// What a submission costs threads that do not drive the queue
     Submit,

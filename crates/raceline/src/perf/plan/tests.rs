@@ -137,7 +137,7 @@ fn job_files_name_targets_in_three_ways() {
         format!("trtype=tcp traddr=127.0.0.3 trsvcid=9 subnqn={NQN} ns=4").replace(':', "\\:");
     assert_eq!(files(&format!("filename={spelled}")).unwrap(), [at("127.0.0.3:9", 4)]);
     assert_eq!(files("traddr=127.0.0.4\nnsid=2").unwrap(), [at("127.0.0.4:4420", 2)]);
-    // Nothing: all of the command line.
+    // Without names: all namespaces of the command line.
     assert_eq!(files("").unwrap(), [at("127.0.0.1:4420", 1), at("127.0.0.2:4420", 1)]);
     for wrong in ["disk", "Nvme7n1", "Nvme0n0", "Nvme0", "n"] {
         let message = files(&format!("filename={wrong}")).unwrap_err();
@@ -155,7 +155,7 @@ fn size_is_divided_among_the_namespaces_of_a_job() {
     assert_eq!(stages[0].config.jobs[0].size, Size::Bytes(32 << 10));
 }
 
-/// Each line of `filename` has its own errors; what the keys of the engine say has the key's line.
+/// Each line of `filename` has its own errors; errors in the keys of the engine name the key's line.
 #[test]
 fn errors_name_the_line_that_is_wrong() {
     for (text, message) in [
