@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use raceline_reactor::affinity::pin_to_core;
 
-/// A look is this many batches of [`ROUND_TRIPS`] round trips, after one batch that does not count. The result is
-/// the least mean of a batch: an interruption of a core spoils only some batches.
+/// A look is this many batches of [`ROUND_TRIPS`] round trips, after one batch that does not count. The
+/// result is the least mean of a batch: an interruption of a core spoils only some batches.
 const BATCHES: u32 = 8;
 const ROUND_TRIPS: u32 = 1000;
 /// The threads give up after this time. Usually they need at most a hundredth of it.
@@ -111,8 +111,7 @@ impl Ball {
         self.ended.0.store(true, Ordering::Relaxed);
     }
 
-    /// Passes the ball until there are enough batches; gives the least mean of a batch, if one was
-    /// completed.
+    /// Passes the ball until there are enough batches; gives the least mean of a completed batch.
     fn lead(&self) -> Option<Duration> {
         let mut least: Option<Duration> = None;
         let mut turn = 0;
@@ -288,8 +287,7 @@ mod tests {
         Duration::from_nanos(ns)
     }
 
-    /// Waits while the looks give these values, then the last one repeatedly; also gives the number of
-    /// looks.
+    /// Waits while the looks give these values, the last one repeatedly; also gives the number of looks.
     fn waited(distance: &mut Distance, patience: Duration, looks: &[u64]) -> (Duration, usize) {
         let mut count = 0;
         let mut look = |distance: &mut Distance| {

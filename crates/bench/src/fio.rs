@@ -159,8 +159,7 @@ fn job(section: syntax::Section) -> Result<FioJob, Problem> {
     let mut draft = Draft::new(section.line);
     let mut options = BTreeMap::new();
     for block in &section.blocks {
-        // As in fio, `kb_base` counts for all sizes below its header, wherever it stands, and for later
-        // ones.
+        // As in fio, `kb_base` counts for all sizes below its header, and for later ones.
         let (first, rest): (Vec<_>, Vec<_>) =
             block.iter().partition(|setting| setting.key == "kb_base");
         for setting in first.into_iter().chain(rest) {

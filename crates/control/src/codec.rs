@@ -403,8 +403,7 @@ mod tests {
     }
 
     proptest! {
-        /// The splitter accepts what serde_json writes, whole or in any pieces; serde_json reads what it
-        /// accepts.
+        /// The splitter takes what serde_json writes, whole or in pieces; serde_json reads what it takes.
         #[test]
         fn any_value_in_any_pieces(value in json(), pretty: bool, cuts in prop::collection::vec(1usize..40, 1..20)) {
             let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) };

@@ -1,5 +1,4 @@
-//! The differences of two configurations, whatever their order, and the calls that lead from one to the
-//! other.
+//! The differences of two configurations, in any order, and the calls that lead from one to the other.
 
 mod object;
 

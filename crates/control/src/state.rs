@@ -106,8 +106,7 @@ impl Recovered {
     }
 }
 
-/// A list of calls, whose elements may be lists of calls: SPDK sends such a list as one batch. `null` is
-/// empty.
+/// A list of calls, or of lists of calls, which SPDK sends as one batch each. `null` is empty.
 fn calls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Call>, D::Error> {
     let elements: Option<Vec<Element>> = Option::deserialize(deserializer)?;
     Ok(elements.into_iter().flatten().flat_map(|Element(calls)| calls).collect())

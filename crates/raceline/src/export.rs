@@ -171,8 +171,7 @@ fn memory_uuid(
         .then(|| identity.derive("memory namespace", name.as_bytes()).into_bytes())
 }
 
-/// Creates the subsystem, its namespaces, and then the listeners, so that a host that connects finds all
-/// namespaces.
+/// Creates the subsystem, its namespaces, and then the listeners: a host that connects finds all of it.
 fn set_up(
     target: &Target,
     nqn: &Nqn,

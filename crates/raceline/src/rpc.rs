@@ -305,8 +305,7 @@ fn wrong(method: &str, word: &str) -> Failure {
     Failure::usage(format!("{method}: '{word}' is not understood"))
 }
 
-/// A configuration from a file, from the argument itself, or from standard input; and which of these it
-/// was.
+/// A configuration from a file, from the argument itself, or from standard input; and its source.
 fn read_config(given: Option<&str>) -> Result<(Vec<u8>, &str), Failure> {
     let (text, from) = match given {
         None => {

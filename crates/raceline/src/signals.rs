@@ -1,5 +1,4 @@
-//! SIGINT and SIGTERM: the first one requests the end, the second one ends the process. SIGUSR1 requests a
-//! report.
+//! SIGINT and SIGTERM: the first requests the end, the second ends the process. SIGUSR1 requests a report.
 
 use std::io;
 use std::sync::Arc;

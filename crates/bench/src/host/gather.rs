@@ -1,5 +1,4 @@
-//! One connection on one core that sends one PDU at a time, all that are ready, or gathers them as i10
-//! does.
+//! One connection on one core that sends one PDU at a time, all that are ready, or as i10 gathers them.
 //!
 //! The wall of a way is the highest rate of 4 KiB reads, in an open loop, at which a latency stays below
 //! twice its value at a low rate in the same round: P99 in the quietest of the rounds, and P90 in the
@@ -31,8 +30,7 @@ const RATE_STEP_PERCENT: u64 = 40;
 const FINE_STEP_PERCENT: usize = 10;
 /// Higher rates are not tried.
 const RATE_MAX: u64 = 2_000_000;
-/// Consecutive rates that no way keeps in any round before the search ends: one alone may be the machine's
-/// fault.
+/// Rates in a row, kept by no way in any round, that end the search: one may be the machine's fault.
 const UNKEPT_RATES: usize = 2;
 /// Bound on a latency, as a multiple of its value at the low rate.
 const LATENCY_FACTOR: f64 = 2.0;

@@ -1,9 +1,8 @@
 //! Synchronous readers beside a writer of large blocks: on shared queues, and on separate queues.
 //!
 //! A read that is submitted on a connection behind a large write leaves only after all of the write's data.
-//! With the same number of connections, half of them for reads, a read never waits behind a write. The
-//! writer also takes processor time from the readers, in both ways alike; with a capped rate it leaves
-//! enough.
+//! If half of the connections are for reads, it never waits behind a write. The writer also takes processor
+//! time from the readers, in both ways alike; with a capped rate it leaves enough.
 
 use super::bed::Bed;
 use super::report::{Cell, Row, Section, Unit};

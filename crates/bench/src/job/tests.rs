@@ -144,8 +144,7 @@ fn open_loop_below_capacity_issues_on_time() {
 
 #[test]
 fn open_loop_above_capacity_counts_the_wait() {
-    // 20,000 commands are due per second and 10,000 are served: half of the time since the start is
-    // waiting.
+    // 20,000 commands are due per second, 10,000 are served: half of the time since the start is waiting.
     let paced = Workload { rate_iops: Some(20_000), ..workload(RwMode::RandRead) };
     let (result, _) = run(paced, 1, 100);
     assert!(result.read.max_ns() > 50_000_000, "{}", result.read.max_ns());

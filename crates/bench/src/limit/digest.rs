@@ -36,8 +36,7 @@ impl Copies {
         })
     }
 
-    /// Copies a payload and digests it; gives the place of the copy. `upcoming` prefetches the next
-    /// payload.
+    /// Copies and digests a payload; gives the place of the copy. `upcoming` prefetches the next payload.
     pub(super) fn copy(&mut self, payload: &[u8], upcoming: Option<&[u8]>) -> Option<usize> {
         let place = self.free.pop()?;
         let start = place * self.stride;

@@ -175,8 +175,7 @@ fn load_calls(
     }
 }
 
-/// The methods that a daemon has, also by their old names; with `current`, only those that its state
-/// allows.
+/// The methods that a daemon has, also by old names; with `current`, only those that its state allows.
 pub fn methods(
     connection: &mut Connection,
     current: bool,

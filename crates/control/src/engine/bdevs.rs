@@ -78,8 +78,7 @@ pub trait Details: Send + Sync {
     /// `driver_specific` of bdev_get_bdevs.
     fn driver_specific(&self) -> Value;
 
-    /// The device is about to be removed: requests that it holds back must be let go, or it never becomes
-    /// quiet.
+    /// Before the removal of the device: requests that it holds back must go, or it never becomes quiet.
     fn before_removal(&self) {}
 
     /// Lets the module that owns the device find its own type again.

@@ -81,8 +81,7 @@ impl Section {
         Self::ALL.into_iter().find(|section| section.name() == name)
     }
 
-    /// Whether it belongs to a part of SPDK that is not here, so that it only holds settings without
-    /// effect.
+    /// Whether it belongs to a part of SPDK that is not here, so that its settings have no effect.
     #[must_use]
     pub fn is_absent(self) -> bool {
         matches!(self, Self::Vmd | Self::Fsdev | Self::Iscsi | Self::VfioUserTarget)

@@ -22,8 +22,7 @@ use link::{Link, OpenFailure, Present};
 /// SPDK's name of the module.
 pub const MODULE: &str = "nvme";
 
-/// How often the thread that follows a controller checks whether the controller is still attached, and its
-/// drive.
+/// How often the thread that follows a controller checks whether it is still attached, and its drive.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Controllers by name.
@@ -169,8 +168,7 @@ enum Opening {
 }
 
 impl Change<'_> {
-    /// Makes the namespaces of a controller devices, and keeps them up to date; gives the names of the
-    /// devices.
+    /// Makes the namespaces of a controller devices, and follows them; gives the names of the devices.
     ///
     /// # Errors
     /// When the name is taken, or a device cannot be made.

@@ -22,8 +22,7 @@ use super::{Change, Engine, EngineError, Model, Phase};
 
 /// The largest number of subsystems that one service gives names to: each attached one takes two threads.
 pub const MAX_SUBSYSTEMS: usize = 1024;
-/// The member of the catalogue's entry that keeps these names: subsystem `k` of the list is controller
-/// `NAMEk`.
+/// The member of the catalogue's entry with these names: subsystem `k` of the list is controller `NAMEk`.
 pub const NAMES_MEMBER: &str = "subsystems";
 
 /// How often the thread that follows a service checks whether the service is still followed.

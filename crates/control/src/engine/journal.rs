@@ -4,9 +4,8 @@ use super::catalogue::{Catalogue, Record};
 
 /// Keeps records for the next start.
 ///
-/// The steps of a change are `reserve`, effect, `append`, and the acknowledgement after `wait`. Room is
-/// reserved before the effect, so that a full disk refuses the change instead of leaving a change that
-/// cannot be kept.
+/// A change is made in the steps `reserve`, effect, `append`, `wait`, acknowledgement. Room is reserved
+/// before the effect, so that a full disk refuses the change instead of leaving one that cannot be kept.
 pub trait Journal: Send + Sync {
     /// Makes sure that a change can be written down.
     ///

@@ -1,8 +1,7 @@
 //! What is configured but missing: devices that cannot be opened, controllers that do not answer.
 //!
-//! A start goes on without missing parts, and without what stands on them: all of that stays in the
-//! configuration, is shown as missing, and is made when what it needs has come. A thread retries until
-//! then.
+//! A start goes on without missing parts and what stands on them: these stay in the configuration, are
+//! shown as missing, and are made when what they need has come. A thread retries until then.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -137,8 +137,7 @@ mod tests {
 
     #[test]
     fn a_device_whose_identity_was_not_recorded_is_found() {
-        // A call without a UUID gets a new one, which is then recorded: that is allowed. Another name is
-        // not.
+        // It gets a new UUID, which is then recorded: more than before is allowed. Another name is not.
         let params = json!({ "name": "m", "num_blocks": 64, "block_size": 512 });
         restore(&catalogue(params)).unwrap();
         let params = json!({ "name": "other", "num_blocks": 64, "block_size": 512 });

@@ -38,8 +38,7 @@ fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     }
 }
 
-/// Whether clients are shown a section: a section of a part that is not here is shown only if it holds
-/// calls.
+/// Whether clients are shown a section: for a part that is not here, only if the section holds calls.
 fn is_shown(call: &Call<'_>, section: Section) -> bool {
     !section.is_absent() || call.engine.model().catalogue.section(section).next().is_some()
 }

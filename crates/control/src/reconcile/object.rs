@@ -1,5 +1,4 @@
-//! The object that one call of a configuration makes: its identity, what it stands on, and how it is
-//! removed.
+//! The object that a call of a configuration makes: its identity, what it stands on, and its removal.
 
 use std::fmt;
 

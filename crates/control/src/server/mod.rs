@@ -104,8 +104,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Removed first, so that no client connects to a socket that does not answer; the lock is still
-        // held.
+        // Removed first, so that no client connects to a socket without answers; the lock is still held.
         let _ = std::fs::remove_file(&self.path);
         if let Some(end) = self.end.take() {
             let _ = end.send(());

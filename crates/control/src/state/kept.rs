@@ -145,8 +145,7 @@ fn configuration_of(catalogue: &Catalogue) -> Configuration {
     Configuration { subsystems, identity }
 }
 
-/// The catalogue of a configuration and of the changes after it; the error says what this program does not
-/// understand.
+/// The catalogue of a configuration and later changes; or what this program does not understand.
 fn catalogue_of(recovered: Recovered) -> Result<Catalogue, String> {
     let Recovered { configuration, changes, sequence, .. } = recovered;
     let mut catalogue = Catalogue::default();

@@ -76,8 +76,8 @@ fn changes_that_wait_together_are_synced_together() {
         let permit = store.reserve(10).unwrap();
         last = store.append(permit, &[json!(number)]).unwrap();
         if number == 100 {
-            // Beyond some hundred changes the reserved room is used up, and callers wait for the end of the
-            // write.
+            // After some hundred changes the reserved room is used up, and callers wait for the write to
+            // end.
             sender.send(()).unwrap();
         }
     }

@@ -34,8 +34,7 @@ struct PairJson {
     cores: [usize; 2],
     round_trip_ns: u128,
     most_ns: u128,
-    /// The least round trip ever seen, including earlier ones, and the longest one that counts as near to
-    /// it.
+    /// The least round trip ever seen, also earlier, and the longest one that counts as near to it.
     least_ns: u128,
     near_max_ns: u128,
     /// Whether the compiler optimised the measured code.

@@ -54,7 +54,7 @@ impl Place {
         call(&self.socket, method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
-    /// A verb of the program for this daemon: `rpc` takes its socket before the method, others after the
+    /// A verb of the program for this daemon: `rpc` has its socket before the method, others after the
     /// verb.
     fn verb(&self, words: &[&str], stdin: &[u8]) -> Output {
         let socket = self.socket.to_str().unwrap();

@@ -27,8 +27,7 @@ pub(super) fn target_config(options: &TransportOptions, engine: &Engine) -> Targ
         socket_priority: options.sock_priority,
         max_io_bytes: options.max_io_size,
         in_capsule_bytes: options.in_capsule_data_size,
-        // One entry of a queue is always empty: the extra entry makes room for the depth that was asked
-        // for.
+        // One entry of a queue is always empty, so the requested depth needs one more.
         max_queue_entries: options.max_queue_depth.saturating_add(1),
         max_io_queues: options.max_io_qpairs_per_ctrlr,
         max_admin_entries: options.max_aq_depth,

@@ -221,8 +221,7 @@ impl Change<'_> {
         visible: bool,
     ) -> Result<(), EngineError> {
         if let Some(cores) = self.cores_of_pool(target, nqn, nsid)? {
-            // The same as attaching and detaching it; the target writes it down through the pool's own
-            // store.
+            // The same as attaching and detaching it; the target writes it down through the pool's store.
             let changed = match visible {
                 true => cores.show_namespace(nqn, NamespaceId(nsid), host),
                 false => cores.hide_namespace(nqn, NamespaceId(nsid), host),
