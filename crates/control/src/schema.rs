@@ -56,7 +56,7 @@ pub enum Kind {
     Uuid,
     /// One word of the enum of this name.
     Enum(&'static str),
-    /// A list of words of the enum of this name.
+    /// A list of words.
     Bitmask(&'static str),
     /// A list.
     Array(&'static str),
