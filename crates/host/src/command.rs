@@ -70,13 +70,13 @@ pub struct Command {
     pub hints: Hints,
 }
 
-/// How urgent a command is to be sent. What they promise is never relied on: a command that waits
+/// How urgent a command is to be sent. No queue relies on the promise of a hint: a command that waits
 /// leaves after a bounded time ([`crate::gather`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// It waits for no other command, and takes those with it that wait.
+    /// It waits for no other command, and takes waiting commands with it.
     pub high_priority: bool,
-    /// Another follows at once: this is not the last of its batch, and may wait for that.
+    /// Another command follows at once: this is not the last of its batch, and may wait for the next.
     pub more: bool,
 }
 

@@ -2,13 +2,13 @@
 //!
 //! The I/O queues of an association are divided as Linux's NVMe over Fabrics hosts do it
 //! (`--nr-io-queues`, `--nr-write-queues` and `--nr-poll-queues` of nvme-cli): queues for reads,
-//! so that a read never stands behind a large write on its socket; queues for polled commands,
-//! whose completions nobody is woken for; and default queues for everything else. Each map is laid
-//! over the CPUs by itself, starting at the first, so that a CPU finds its queue of every map at
-//! home; laid over them one after the other, the second map would begin where the first ended.
+//! so that a read never stands behind a large write on its socket; queues for polled commands, whose
+//! completions wake no thread; and default queues for everything else. Each map is laid over the CPUs by
+//! itself, starting at the first, so that a CPU has its own queue of every map. If the maps were laid one
+//! after the other, the second would begin where the first ended.
 //!
-//! Other than a kernel, which makes at most one queue per CPU and map, this host makes as many as it
-//! is asked for: queues beyond the number of CPUs go round to the first again.
+//! A kernel makes at most one queue per CPU and map. This host makes as many as it is asked for: queues
+//! beyond the number of CPUs begin at the first CPU again.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use raceline_proto::nvme::opcode::io;
 /// What a queue is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QueueKind {
-    /// Writes, and whatever the other kinds do not take.
+    /// Writes, and all commands that the other kinds do not take.
     Default,
     /// Reads.
     Read,
@@ -66,7 +66,7 @@ impl fmt::Display for QueueKind {
 pub struct QueueRequest {
     /// Queues for everything, or only for reads when there are `write` ones (`--nr-io-queues`).
     pub io: u16,
-    /// More queues, for what is no read (`--nr-write-queues`).
+    /// More queues, for commands that are not reads (`--nr-write-queues`).
     pub write: u16,
     /// More queues, for polled commands (`--nr-poll-queues`).
     pub poll: u16,
@@ -81,8 +81,8 @@ impl QueueRequest {
 
     /// Divides the queues that the controller granted, maybe fewer than asked for.
     ///
-    /// Reads come first: there are default queues of their own only when reads have all that were
-    /// asked for and something is left, else both share; then poll queues get what is left.
+    /// Reads come first. There are default queues of their own only when reads have all that were asked for
+    /// and some are left; else both share. Poll queues get the rest.
     #[must_use]
     pub fn grant(self, granted: u16) -> QueueMaps {
         let mut left = granted.min(self.total());
@@ -123,8 +123,8 @@ impl QueueMaps {
         self.counts.iter().sum()
     }
 
-    /// The kind of the queues that really take commands of this kind: reads and polled commands
-    /// without queues of their own take the default ones, a polled read those for reads.
+    /// The kind of the queues that really take commands of this kind. Without queues of their own, reads
+    /// and polled commands take the default ones, and a polled read takes those for reads.
     #[must_use]
     pub fn resolve(&self, kind: QueueKind, opcode: u8) -> QueueKind {
         match kind {
@@ -179,17 +179,17 @@ impl QueueMaps {
     }
 }
 
-/// Which of the CPUs in use one is.
+/// The place of one CPU among those in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CorePlace {
     /// Its position, from 0.
     pub index: usize,
-    /// How many there are.
+    /// How many CPUs are in use.
     pub count: usize,
 }
 
 impl CorePlace {
-    /// The only one.
+    /// The only CPU.
     pub const ALONE: Self = Self { index: 0, count: 1 };
 }
 
@@ -222,8 +222,8 @@ impl CoreMaps {
         start..self.ends[kind.index()]
     }
 
-    /// The position of the queue for a command. Where this CPU has several of the kind, `lane` (who
-    /// submits) chooses, so that a submitter stays with its queue. `None` when the queue of this
+    /// The position of the queue for a command. Where this CPU has several of the kind, `lane`, the number
+    /// of the submitter, chooses, so that a submitter stays with its queue. `None` when the queue of this
     /// CPU lives on another.
     #[must_use]
     pub fn route(&self, opcode: u8, polled: bool, lane: usize) -> Option<usize> {

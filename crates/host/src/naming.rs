@@ -12,8 +12,8 @@ const NQN_UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 /// Where nvme-cli keeps the names of this machine as a host.
 const NVME_DIR: &str = "/etc/nvme";
 
-/// This machine as a host: its NQN and the identifier that goes with it. What is not given is what
-/// nvme-cli has configured, else follows from the machine's identity.
+/// This machine as a host: its NQN and the identifier that goes with it. A name that is not given is taken
+/// from nvme-cli's configuration, else derived from the machine's identity.
 #[must_use]
 pub fn host(identity: &Identity, nqn: Option<&Nqn>, hostid: Option<HostId>) -> (Nqn, HostId) {
     host_from(Path::new(NVME_DIR), identity, nqn, hostid)

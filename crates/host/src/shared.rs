@@ -1,18 +1,19 @@
-//! I/O queues that many threads share: any of them submits, and whichever comes by sends and receives.
+//! I/O queues that many threads share: any thread submits, and the one that finds them free sends and
+//! receives.
 //!
-//! A group of [`CallerQueues`](crate::CallerQueues) is behind a gate (`Gate`). An operation goes into a
-//! lock-free list; then its thread tries the gate. If nobody drives the group, the thread does, and so
-//! sends the operation at once, in its own context; if somebody does, that one takes the operation
-//! from the list before it goes. No submitter ever waits, for a lock or for another thread.
+//! A group of [`CallerQueues`](crate::CallerQueues) is behind a gate (`Gate`). A thread puts its operation
+//! into a lock-free list, then tries the gate. If no thread drives the group, this one does, and so sends
+//! the operation at once, in its own context. If another thread drives the group, that thread takes the
+//! operation from the list before it leaves. No submitter ever waits for a lock or for another thread.
 //!
-//! Who receives? While there is a [`Poller`], its owner, by [`Poller::poll`]: in its own context, with
-//! nobody woken; it also sends what others have submitted. Else a worker thread, which sleeps in the
-//! kernel or spins for a while, by its [`Mode`]. The end of an operation is taken from a [`Pending`]:
-//! by looking, as a future on any executor, or by a thread that waits.
+//! While there is a [`Poller`], its owner receives, by [`Poller::poll`], in its own context and without a
+//! wake-up; it also sends what other threads have submitted. Without a [`Poller`], a worker thread
+//! receives, which sleeps in the kernel or spins first, as its [`Mode`] says. The end of an operation is
+//! taken from a [`Pending`]: by looking, as a future on any executor, or by a thread that waits.
 //!
-//! An operation owns its memory until the controller has answered or the connection is gone. Dropping
-//! the [`Pending`] drops only the interest in the end: the memory is freed when nobody can write to it
-//! or read it any more.
+//! An operation owns its memory until the controller has answered or the connection is gone. Dropping the
+//! [`Pending`] drops only the interest in the end: the memory is freed when it can neither be written to
+//! nor be read any more.
 
 mod execute;
 mod gate;
@@ -38,7 +39,7 @@ use group::{After, Group, Turn};
 pub use group::{SharedCounters, SharedTotals};
 use submission::{SubmitError, Submitter, submission_list};
 
-/// Operations of all threads together, unless told otherwise.
+/// Operations of all threads together, by default.
 pub const DEFAULT_OPERATIONS: u32 = 1024;
 
 /// How queues are shared.
@@ -46,13 +47,13 @@ pub const DEFAULT_OPERATIONS: u32 = 1024;
 pub struct SharedOptions {
     /// How many queues.
     pub queues: u16,
-    /// Operations at a time, of all threads together; one more is refused. Those that find no room on
+    /// Operations at a time, of all threads together; one more is refused. Operations that find no room on
     /// a queue wait for it in order.
     pub operations: u32,
     /// How eagerly the worker looks for work while there is no [`Poller`].
     pub mode: Mode,
-    /// Whether a thread that submits, and finds that nobody drives the group, sends at once. Without
-    /// it, the operation is handed to the worker, which may have to be woken.
+    /// Whether a thread that submits sends at once if no other thread drives the group. Without it, the
+    /// operation is handed to the worker, which may have to be woken.
     pub direct_send: bool,
 }
 
@@ -66,10 +67,10 @@ impl Default for SharedOptions {
 /// Why an operation has no end of its own.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedError {
-    /// It could not be executed; it comes back with its memory.
+    /// The operation could not be executed; it comes back with its memory.
     #[error("{0}")]
     Refused(#[from] Refused),
-    /// The queues ended before it did.
+    /// The queues ended before the operation did.
     #[error("the queues were closed")]
     Closed,
 }
@@ -97,14 +98,14 @@ struct Owner {
 #[derive(Debug)]
 struct Core {
     gate: Gate<Group>,
-    /// One of its own, so that submitters do not pass its counter around.
+    /// The core's own, so that submitters do not pass its counter around.
     submitter: Submitter<Request, Outcome>,
     waker: Waker,
     mode: Mode,
     direct_send: bool,
-    /// Pollers that there are.
+    /// Pollers that exist.
     pollers: AtomicU32,
-    /// Calls of [`Poller::poll`]: the worker looks whether they go on.
+    /// Polls by threads of the program: the worker looks whether they go on.
     polls: AtomicU64,
     stopping: AtomicBool,
     executing: Executing,
@@ -115,7 +116,7 @@ impl SharedQueues {
     /// Opens queues of a connected controller, and waits until commands flow.
     ///
     /// # Errors
-    /// When there are not so many queues, or they cannot be connected.
+    /// When fewer queues are left, or they cannot be connected.
     pub fn open(host: &CallerHost, options: &SharedOptions) -> Result<Self, HostError> {
         let queues = CallerOptions { queues: options.queues, ..CallerOptions::default() };
         let queues = host.open(&queues)?;
@@ -140,12 +141,12 @@ impl SharedQueues {
         Ok(Self { submitter, owner: Arc::new(owner) })
     }
 
-    /// Submits an operation. Never blocks and takes no lock: if nobody drives the queues, it leaves
-    /// now, else whoever does sends it.
+    /// Submits an operation. Never blocks and takes no lock: if no other thread drives the queues, this one
+    /// sends the operation now, otherwise the thread that drives them does.
     ///
     /// # Errors
-    /// Gives the operation back when there are as many as there may be, or the queues are closed.
-    /// What no command can express is told by its end.
+    /// Gives the operation back when [`SharedOptions::operations`] are outstanding, or the queues are
+    /// closed. An operation that no command can express is taken, and ends with an error.
     pub fn submit(&self, operation: Operation) -> Result<Pending, Refused> {
         let pending = push(&self.submitter, operation)?;
         self.owner.core.go(1);
@@ -155,7 +156,7 @@ impl SharedQueues {
     /// Submits operations that leave together, and appends them to `pending`.
     ///
     /// # Errors
-    /// At the first that is not taken, as [`Self::submit`]; those before it are on their way.
+    /// At the first operation that is not taken, as [`Self::submit`]; those before it are on their way.
     pub fn submit_batch(
         &self,
         operations: impl IntoIterator<Item = Operation>,
@@ -172,8 +173,8 @@ impl SharedQueues {
         pushed
     }
 
-    /// Makes the caller the one who receives: until the poller is dropped, nobody else does, and
-    /// submissions wake nobody.
+    /// Makes the caller the receiver: until the poller is dropped, no other thread receives, and
+    /// submissions wake no thread.
     #[must_use]
     pub fn poller(&self) -> Poller {
         self.owner.core.pollers.fetch_add(1, Ordering::SeqCst);
@@ -186,8 +187,8 @@ impl SharedQueues {
         self.owner.core.counters.totals()
     }
 
-    /// Closes the queues and waits until that is done. Operations that have not ended do so with an
-    /// error; what other handles submit from then on is refused.
+    /// Closes the queues and waits until they are closed. Outstanding operations end with an error;
+    /// operations that other handles submit from then on are refused.
     pub fn close(self) {
         self.owner.core.stop();
         let worker = self.owner.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -211,9 +212,9 @@ impl Core {
         self.pollers.load(Ordering::SeqCst) > 0 && !self.executing.has_sleepers()
     }
 
-    /// After `count` operations were put in the list: sends them, or sees to it that somebody does.
+    /// After `count` operations were put in the list: sends them, or makes sure that another thread does.
     fn go(&self, count: usize) {
-        // Whoever ends polling sees our operation, or we see that nobody polls.
+        // Either the thread that stops polling sees our operation, or we see that no thread polls.
         fence(Ordering::SeqCst);
         if self.pollers.load(Ordering::Relaxed) > 0 {
             return;
@@ -228,7 +229,7 @@ impl Core {
         }
     }
 
-    /// Drives the group, unless another thread does, which then looks at the list before it goes.
+    /// Drives the group, unless another thread does; that one looks at the list before it leaves.
     fn drive(&self, turn: Turn) -> Option<After> {
         let mut after = None;
         self.gate.drive(|| self.submitter.has_waiting(), |group| after = Some(group.turn(turn)));
@@ -250,21 +251,22 @@ fn push(submitter: &Submitter<Request, Outcome>, operation: Operation) -> Result
     Err(Refused { reason, operation })
 }
 
-/// The right to receive, and with it the duty: as long as there is one, operations end only when it
-/// polls. (If it does not for long, the worker does, so that time limits hold.)
+/// The right and the duty to receive: as long as there is a poller, operations end only when its owner
+/// polls. (If the owner has not polled for 100 ms, the worker receives, so that time limits hold.)
 #[derive(Debug)]
 pub struct Poller {
     queues: SharedQueues,
 }
 
 impl Poller {
-    /// Submits and sends at once, in the caller's context, and whatever else was submitted with it.
+    /// Submits an operation and sends it at once, in the caller's context, with all others submitted
+    /// before.
     ///
     /// # Errors
     /// As [`SharedQueues::submit`].
     pub fn submit(&mut self, operation: Operation) -> Result<Pending, Refused> {
         let pending = push(&self.queues.submitter, operation)?;
-        // A worker that drives just now, which is rare, takes the operation with it.
+        // If the worker drives at this moment, which is rare, it sends the operation.
         self.queues.owner.core.drive(Turn::Owner);
         Ok(pending)
     }
@@ -277,7 +279,7 @@ impl Poller {
         push(&self.queues.submitter, operation)
     }
 
-    /// Sends what was submitted by anybody, receives, and completes operations. Gives how many ended.
+    /// Sends what any thread has submitted, receives, and completes operations. Returns how many ended.
     /// Never blocks.
     pub fn poll(&mut self) -> usize {
         let core = &*self.queues.owner.core;
@@ -305,26 +307,26 @@ impl Drop for Poller {
     fn drop(&mut self) {
         let core = &*self.queues.owner.core;
         core.pollers.fetch_sub(1, Ordering::SeqCst);
-        // What was submitted and not polled is the worker's now.
+        // The worker takes over what was submitted and not polled for.
         fence(Ordering::SeqCst);
         core.waker.wake();
     }
 }
 
-/// An operation on its way: a future of its end, for any executor. Dropped, the operation is executed
-/// all the same, and its memory freed after that.
+/// An operation on its way: a future of its end, for any executor. If it is dropped, the operation is
+/// executed all the same, and its memory is freed after that.
 #[derive(Debug)]
 pub struct Pending {
     inner: submission::Operation<Request, Outcome>,
 }
 
 impl Pending {
-    /// Its end, if it has come: once, then never again.
+    /// Takes its end, if that has come. The end can be taken once.
     pub fn try_take(&mut self) -> Option<Result<Finished, SharedError>> {
         self.inner.try_take().map(flatten)
     }
 
-    /// Waits for its end. Not for the thread that has the [`Poller`]: nobody would receive.
+    /// Waits for its end. Not for the thread that has the [`Poller`]: no thread would receive.
     ///
     /// # Errors
     /// When it could not be executed, or the queues were closed.

@@ -1,7 +1,8 @@
-//! A thread that waits for its own operation: it sends it, and receives its end if that comes soon.
+//! A thread that executes an operation: it sends the operation, and receives its end if that comes soon.
 //!
-//! Then nobody is woken and nothing is handed over. One thread at a time looks; the others, and the one
-//! whose operation takes long, sleep, and as long as anybody sleeps the worker receives.
+//! If so, the operation costs no wake-up and no hand-over. One thread at a time goes on looking. The other
+//! threads sleep, as does a thread whose operation takes longer, and as long as a thread sleeps the worker
+//! receives.
 
 #![allow(unsafe_code)]
 
@@ -18,24 +19,24 @@ use crate::error::HostError;
 
 /// How long a thread looks for the end of its operation before it sleeps (lab 0028).
 const SPIN: Duration = DEFAULT_SPIN;
-/// After so many operations in a row that took longer, threads sleep at once...
+/// After this many operations in a row that did not end while their thread looked, threads sleep at once...
 const PATIENCE: u32 = 4;
-/// ...but for one of so many, which finds out whether that is still so.
+/// ...except for one operation in this many, whose thread looks, to find out whether looking pays again.
 const RETRY_OF: u32 = 16;
 
-/// What threads know of each other that execute operations.
+/// What the threads that execute operations know of each other.
 #[derive(Debug, Default)]
 pub(super) struct Executing {
-    /// Threads that look: 1 at most stays with it.
+    /// Threads that look for the end of their operation. At most one of them looks more than once.
     looking: AtomicU32,
     /// Threads that sleep until their operation has ended.
     asleep: AtomicU32,
-    /// Operations since one ended while its thread looked.
+    /// Operations since the last one that ended while its thread looked.
     missed: AtomicU32,
 }
 
 impl Executing {
-    /// Whether somebody relies on the worker.
+    /// Whether a thread sleeps, which relies on the worker to receive.
     pub(super) fn has_sleepers(&self) -> bool {
         self.asleep.load(Ordering::SeqCst) > 0
     }
@@ -47,7 +48,7 @@ impl Executing {
 }
 
 impl SharedQueues {
-    /// Reads blocks into `buf`, and returns when nobody uses it any more.
+    /// Reads blocks into `buf`. When this returns, `buf` is the caller's alone again.
     pub(crate) fn read(
         &self,
         nsid: NamespaceId,
@@ -91,13 +92,13 @@ impl SharedQueues {
 
     /// Executes an operation and waits for its end.
     ///
-    /// Needs a [`super::Poller`] that is kept and never polls: it says that threads look by themselves,
-    /// so that the worker does not.
+    /// Needs a [`super::Poller`] that is kept and never polled: its existence says that threads receive by
+    /// themselves, so that the worker does not.
     fn execute(&self, mut operation: Operation) -> Result<Finished, SharedError> {
         let pending = loop {
             match push(&self.submitter, operation) {
                 Ok(pending) => break pending,
-                // Many threads at once: one of the others ends soon.
+                // Many threads at a time have used up the slots: one of their operations ends soon.
                 Err(Refused { reason: Refusal::Full, operation: back }) => operation = back,
                 Err(refused) => return Err(refused.into()),
             }
@@ -123,7 +124,7 @@ impl SharedQueues {
 }
 
 impl Core {
-    /// Sends an operation and looks for its end: once, or for [`SPIN`].
+    /// Sends an operation and looks for its end: once, or with `spins` for [`SPIN`].
     fn look(
         &self,
         mut pending: Pending,
@@ -145,11 +146,11 @@ impl Core {
         }
     }
 
-    /// Leaves receiving to the worker and waits.
+    /// Leaves receiving to the worker, and sleeps until the operation has ended.
     fn sleep(&self, pending: Pending) -> Result<Finished, SharedError> {
         let asleep = &self.executing.asleep;
-        // The worker sees that somebody sleeps before it looks away from the sockets, or it is woken. It
-        // never sleeps past the next look at the association, so time limits hold.
+        // The worker sees that a thread sleeps before it looks away from the sockets, or this wakes it. The
+        // worker never sleeps past the next look at the association, so time limits hold.
         if asleep.fetch_add(1, Ordering::SeqCst) == 0 {
             fence(Ordering::SeqCst);
             self.waker.wake();
@@ -169,8 +170,8 @@ impl Drop for NeverUnwind {
     }
 }
 
-/// Runs an operation over borrowed memory. Until it has ended, the memory is not given back to its owner:
-/// not even by a panic, which would be a fault of ours.
+/// Runs an operation over borrowed memory. The memory goes back to its owner only after the operation has
+/// ended. A panic before that, which would be a fault of ours, ends the process.
 fn finish(execute: impl FnOnce() -> Result<Finished, SharedError>) -> Result<(), HostError> {
     let guard = NeverUnwind;
     let end = execute();

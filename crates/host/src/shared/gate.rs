@@ -1,37 +1,36 @@
-//! One thread at a time drives something; others leave their work to it, and none is forgotten.
+//! One thread at a time drives a value; other threads leave their work to it, and no work is forgotten.
 //!
-//! A thread that has work puts it where the driver looks for it, then tries the lock. Either it gets
-//! the lock and drives; or somebody else has it, and that one looks for work again after it has given
-//! the lock back. A fence on both sides, between the thread's own write and its look at the other's,
-//! makes sure that at least one of the two sees what the other did.
+//! A thread that has work puts it where the driver looks for it, then tries the lock. If the thread gets
+//! the lock, it drives. If another thread has the lock, that thread looks for work again after it has given
+//! the lock back. Each side has a fence between its own write and its look at the other side's, so that at
+//! least one of the two sees what the other did.
 
 use crate::sync::{Mutex, Ordering, TryLockError, fence};
 
-/// Something that is driven by whichever thread comes by.
+/// A value that is driven by one thread at a time, whichever calls.
 #[derive(Debug)]
 pub(crate) struct Gate<T> {
     inside: Mutex<T>,
 }
 
 impl<T> Gate<T> {
-    /// Nobody drives it yet.
+    /// Starts with no thread that drives `value`.
     pub(crate) fn new(value: T) -> Gate<T> {
         Gate { inside: Mutex::new(value) }
     }
 
-    /// Drives, unless another thread does: `turn` once, and again for as long as `has_work` then
-    /// says that somebody has left work behind. Gives how often; 0 means that another thread drives,
-    /// and will look for work after this call. Never blocks.
+    /// Drives, unless another thread does: calls `turn` once, and again for as long as `has_work` then says
+    /// that another thread has left work behind. Returns how often it called `turn`; 0 means that another
+    /// thread drives, and will look for work after this call. Never blocks.
     pub(crate) fn drive(&self, has_work: impl Fn() -> bool, mut turn: impl FnMut(&mut T)) -> u32 {
         let mut turns = 0;
-        // The work that the caller has put somewhere is seen by whoever has the lock and looks
-        // after us.
+        // The thread that has the lock, and looks after this fence, sees the work that the caller has left.
         fence(Ordering::SeqCst);
         loop {
             let mut inside = match self.inside.try_lock() {
                 Ok(inside) => inside,
                 Err(TryLockError::WouldBlock) => return turns,
-                // A turn that panicked. Its thread knows; the others must not hang.
+                // The thread whose turn panicked knows of it; the others must not hang.
                 Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
             };
             turn(&mut inside);

@@ -11,18 +11,18 @@ use super::submission::{Receiver, RequestId};
 use super::{Outcome, Request};
 use crate::caller::{CallerQueues, Operation, Refusal, Refused};
 
-/// Polls of one turn: what a send or receive has brought about is done in the same turn, but a turn
-/// ends.
+/// Polls of one turn at most. What a send or receive has brought about is done in the same turn, but the
+/// turn has to end.
 const POLLS_PER_TURN: usize = 4;
 
-/// Who takes a turn.
+/// Which thread takes a turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Turn {
-    /// A thread that has just submitted so many operations.
+    /// A thread that has just submitted `count` operations.
     Submitter { count: usize },
-    /// The thread that receives has submitted one, and will receive later.
+    /// The owner of the `Poller`, which has submitted one operation and will receive later.
     Owner,
-    /// The thread that receives.
+    /// The owner of the `Poller`, which receives.
     Poller,
     /// The worker, which may sleep when there is nothing to do.
     Worker { may_sleep: bool, stopping: bool },
@@ -33,19 +33,19 @@ pub(super) enum Turn {
 pub(super) struct After {
     /// Operations that ended.
     pub(super) ended: usize,
-    /// Something was submitted, or ended.
+    /// An operation was submitted, or has ended.
     pub(super) has_worked: bool,
-    /// There is more to do, of which no event will tell.
+    /// There is more to do, which no event will announce.
     pub(super) again: bool,
     /// When there will be something to do, at the latest.
     pub(super) until: Option<Instant>,
-    /// The worker sleeps longer than it should.
+    /// The worker has to be woken: it would sleep past `until`, or there is more to do.
     pub(super) wake_worker: bool,
     /// The queues are closed, and every operation has ended.
     pub(super) closed: bool,
 }
 
-/// Counts of what shared queues have done; written by whoever drives them.
+/// Counts of what shared queues have done; written by the thread that drives them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct SharedCounters {
@@ -66,11 +66,11 @@ pub struct SharedTotals {
     pub handed_off: u64,
     /// Operations that ended.
     pub ended: u64,
-    /// Of these, whose [`super::Pending`] had been dropped.
+    /// Of these, operations whose [`super::Pending`] had been dropped.
     pub dropped: u64,
     /// Turns of the worker.
     pub worker_turns: u64,
-    /// Of these, after which it was about to sleep.
+    /// Of these, turns after which the worker was about to sleep.
     pub worker_sleeps: u64,
 }
 
@@ -92,10 +92,10 @@ impl SharedCounters {
 /// The queues and the operations for them.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// Gone when all is over: dropped, they give their numbers back, and everything that was
-    /// submitted ends.
+    /// `None` once the queues are closed. Dropping it gives the queue numbers back, and ends every
+    /// operation that was submitted.
     open: Option<Open>,
-    /// A turn has begun and not ended: its thread panicked, unless it is this one.
+    /// A turn has begun and not ended. If this thread did not begin it, the thread that did has panicked.
     in_turn: bool,
     /// Until when the worker may be asleep.
     worker_until: Option<Instant>,
@@ -106,7 +106,7 @@ pub(super) struct Group {
 struct Open {
     queues: CallerQueues,
     receiver: Receiver<Request, Outcome>,
-    /// Taken from the list and refused for want of room.
+    /// An operation taken from the list, for which no queue had room.
     held: Option<(RequestId, Operation)>,
 }
 
@@ -186,7 +186,8 @@ impl Group {
         after
     }
 
-    /// Notes what the worker is about to do, or whether it has to be woken.
+    /// Notes whether the worker is about to sleep or, after another thread's turn, whether it has to be
+    /// woken.
     fn account(&mut self, turn: Turn, after: &mut After) {
         if let Turn::Worker { may_sleep, .. } = turn {
             let sleeps = may_sleep && !after.again && !after.has_worked;
@@ -204,8 +205,8 @@ impl Group {
 }
 
 impl Open {
-    /// Gives queues what waits, as far as they have room, and tells how many that were; the first
-    /// `own` of them were submitted by this thread.
+    /// Gives waiting operations to queues, as far as they have room, and returns how many; this thread
+    /// submitted the first `own` of them.
     fn submit(&mut self, own: usize, counters: &SharedCounters) -> usize {
         self.receiver.collect();
         let mut count = 0;

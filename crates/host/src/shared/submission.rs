@@ -1,15 +1,15 @@
-//! Operations from many threads to the one that drives a queue, and their results back: without
+//! Carries operations from many threads to the one that drives a queue, and their results back, without
 //! locks and without allocation.
 //!
-//! A table of slots is made once. [`Submitter::submit`] takes a free slot, puts the request in it
-//! and the slot at the head of a list, by one compare-and-exchange each. [`Receiver::collect`] takes
-//! the whole list in one exchange and turns it round, so that requests come out in the order in which
-//! they went in. [`Receiver::complete`] puts the result in the slot, where the [`Operation`] finds it:
-//! by looking, or woken by the waker that it left there.
+//! A table of slots is made once. [`Submitter::submit`] takes a free slot, puts the request in it and the
+//! slot at the head of a list, by one compare-and-exchange each. [`Receiver::collect`] takes the whole list
+//! in one exchange and reverses it, so that requests come out in the order in which they went in.
+//! [`Receiver::complete`] puts the result in the slot, where the [`Operation`] finds it: by looking, or
+//! woken by the waker that it left there.
 //!
-//! A slot has two users, the operation and the receiver. Whoever is done with it second frees it, so
-//! an operation may be dropped at any time: what it asked for is done all the same, its memory stays
-//! with the receiver until then, and the result is dropped.
+//! A slot has two users, the operation and the receiver. The one that is done with it second frees it, so
+//! an operation may be dropped at any time. The request of a dropped operation is executed all the same;
+//! its memory stays with the receiver until then, and its result is dropped.
 
 #![allow(unsafe_code)]
 
@@ -56,8 +56,8 @@ struct Line<T>(T);
 
 struct Table<Q, R> {
     slots: Box<[Slot<Q, R>]>,
-    /// The first free slot in the lower half; the upper half counts changes, so that a head that
-    /// went and came back is not taken for one that stayed.
+    /// The index of the first free slot in the lower half. The upper half counts changes, so that the
+    /// exchange fails if the head was replaced and put back meanwhile.
     free: Line<AtomicU64>,
     /// The newest submission, or [`NONE`], or [`CLOSED`].
     submitted: Line<AtomicU32>,
@@ -115,7 +115,7 @@ impl<Q, R> Table<Q, R> {
             if index == NONE {
                 return None;
             }
-            // If somebody else takes it meanwhile, this is garbage, and so is `head`.
+            // If another thread takes the slot meanwhile, `next` is garbage, and the exchange fails.
             let next = self.slot(index).next.load(Ordering::Relaxed);
             let taken = self.free.0.compare_exchange_weak(
                 head,
@@ -170,15 +170,16 @@ const fn changed(head: u64, index: u32) -> u64 {
     ((head >> 32).wrapping_add(1) << 32) | index as u64
 }
 
-/// A way in, for one thread or for many. A clone for each thread is faster: what a clone counts is
-/// its own operations.
+/// Submits requests, for one thread or for many. A clone for each thread is faster: each clone counts its
+/// own operations.
 pub(crate) struct Submitter<Q, R> {
-    /// An operation keeps its submitter's table: this counter, not the one that all submitters share.
+    /// An operation keeps the table through its submitter's counter, not through the one that all
+    /// submitters share.
     #[allow(clippy::redundant_allocation, reason = "the second counter is the point")]
     table: Arc<Arc<Table<Q, R>>>,
 }
 
-/// Why a request was not taken; it comes back.
+/// Why a request was not taken; the request comes back.
 #[derive(PartialEq, Eq)]
 pub(crate) enum SubmitError<Q> {
     /// All slots are in use.
@@ -240,10 +241,10 @@ impl<Q, R> Clone for Submitter<Q, R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-/// An operation that was submitted: a future of its result, for any executor. Dropped, it is carried
-/// out all the same.
+/// An operation that was submitted: a future of its result, for any executor. If it is dropped, its request
+/// is carried out all the same.
 pub(crate) struct Operation<Q, R> {
-    /// Gone once the result was taken.
+    /// `None` once the result was taken.
     #[allow(clippy::redundant_allocation, reason = "see `Submitter`")]
     table: Option<Arc<Arc<Table<Q, R>>>>,
     index: u32,
@@ -278,7 +279,7 @@ fn leave<Q, R>(table: &Table<Q, R>, index: u32) {
     }
 }
 
-// Nothing of it is pinned.
+// No field of an operation is pinned.
 impl<Q, R> Unpin for Operation<Q, R> {}
 
 impl<Q, R> Future for Operation<Q, R> {
@@ -314,10 +315,10 @@ impl<Q, R> Drop for Operation<Q, R> {
     }
 }
 
-/// The other end, for whoever drives the queue; there is one.
+/// The receiving end of a table, for the thread that drives the queue; there is one.
 pub(crate) struct Receiver<Q, R> {
     table: Arc<Table<Q, R>>,
-    /// What was collected and not taken, in order.
+    /// The first of the requests that were collected and not yet taken, in their order.
     first: u32,
     last: u32,
     /// The slots of requests that were taken and have no result yet.
@@ -345,7 +346,7 @@ impl From<u32> for RequestId {
 impl<Q, R> Receiver<Q, R> {
     /// Collects all submissions, in one exchange.
     pub(crate) fn collect(&mut self) {
-        // Looking first leaves the cache line where it is while there is nothing.
+        // Loading first leaves the cache line where it is while there is nothing to collect.
         if self.table.submitted.0.load(Ordering::Relaxed) >= CLOSED {
             return;
         }
@@ -375,14 +376,14 @@ impl<Q, R> Receiver<Q, R> {
         self.last = newest;
     }
 
-    /// Refuses what comes later, and collects what has come: it can be taken still.
+    /// Refuses later submissions, and collects those that have come: they can still be taken.
     pub(crate) fn close(&mut self) {
         if self.table.submitted.0.load(Ordering::Relaxed) != CLOSED {
             self.append(CLOSED);
         }
     }
 
-    /// The oldest request of those collected. It wants a result.
+    /// Takes the oldest collected request, which then needs a result.
     pub(crate) fn take(&mut self) -> Option<(RequestId, Q)> {
         let index = self.first;
         if index == NONE {
@@ -396,7 +397,8 @@ impl<Q, R> Receiver<Q, R> {
         Some((RequestId(index), request.expect("a submission has a request")))
     }
 
-    /// Gives a request its result. False when nobody wants it any more: then it has been dropped.
+    /// Gives a request its result. False when its operation was dropped: then the result has been dropped,
+    /// too.
     ///
     /// # Panics
     /// When there is no such request, or it has a result.
@@ -410,7 +412,7 @@ impl<Q, R> Receiver<Q, R> {
         let slot = self.table.slot(index);
         // SAFETY: before `DONE`, the operation does not touch it.
         unsafe { drop(Slot::<Q, R>::replace(&slot.result, result)) };
-        // The usual case of an operation that is polled: nobody is to be woken.
+        // The usual case of an operation that is polled: there is no waker to call.
         let both = DONE | RECEIVER_GONE;
         if slot.state.compare_exchange(0, both, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             return true;
@@ -420,7 +422,8 @@ impl<Q, R> Receiver<Q, R> {
         let waker = (before & WAKER != 0)
             .then(|| unsafe { Slot::<Q, R>::replace(&slot.waker, None) })
             .flatten();
-        // From here on the slot may be somebody else's, so the waker is in our own hands.
+        // From here on the slot may belong to another operation, which is why the waker was taken out
+        // before.
         let before = slot.state.fetch_or(RECEIVER_GONE, Ordering::AcqRel);
         if before & OPERATION_GONE != 0 {
             // SAFETY: the other user went before.
@@ -434,7 +437,7 @@ impl<Q, R> Receiver<Q, R> {
 }
 
 impl<Q, R> Drop for Receiver<Q, R> {
-    /// Ends all that waits for a result, and whatever comes later.
+    /// Ends every operation that waits for a result, and those that are submitted later.
     fn drop(&mut self) {
         self.close();
         while let Some((_, request)) = self.take() {

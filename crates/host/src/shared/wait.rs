@@ -25,7 +25,7 @@ impl Wake for Parked {
 }
 
 thread_local! {
-    /// One for all waits of a thread: a wake-up that comes late costs another look.
+    /// One for all waits of a thread: a wake-up that comes late costs one more look.
     static PARKED: Arc<Parked> =
         Arc::new(Parked { thread: std::thread::current(), woken: AtomicBool::new(false) });
 }

@@ -1,4 +1,4 @@
-//! The thread that drives shared queues while nobody polls them.
+//! The thread that drives shared queues while the program does not poll.
 
 use std::io;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use raceline_reactor::{Mode, Sleeper};
 use super::Core;
 use super::group::Turn;
 
-/// While somebody polls, the worker looks this often whether that goes on. A poller that has stopped
-/// for so long has the worker's help, so that time limits hold.
+/// How often the worker looks, while there is a `Poller`, whether the program still polls. If it has not
+/// polled for this long, the worker drives the queues, so that time limits hold.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts the worker. It ends after [`Core::stop`], when the queues are closed.
@@ -40,7 +40,7 @@ fn run(core: &Core, sleeper: &Sleeper) {
             Mode::Interrupt => true,
         };
         let Some(after) = core.drive(Turn::Worker { may_sleep, stopping }) else {
-            // Another thread is about to be through with it.
+            // Another thread drives, and is about to end its turn.
             std::thread::yield_now();
             continue;
         };

@@ -63,7 +63,7 @@ pub(crate) fn max_transfer_bytes(controller: &ControllerInfo) -> u32 {
 }
 
 impl Limits {
-    /// The blocks that so many bytes are, if one command can name them.
+    /// The blocks that `len` bytes are, if one command can name them.
     #[inline(always)]
     pub(crate) fn single_range(self, slba: u64, len: usize) -> Option<BlockRange> {
         let len = u32::try_from(len).ok().filter(|&len| len <= self.max_transfer_bytes)?;
@@ -73,7 +73,7 @@ impl Limits {
         BlockRange::new(slba, block_count).filter(|_| is_whole)
     }
 
-    /// How many blocks so many bytes are; `None` if they are not one or more whole blocks.
+    /// How many blocks `len` bytes are; `None` if they are not one or more whole blocks.
     pub(crate) fn blocks_of(self, len: usize) -> Option<u64> {
         let block_size = to_usize(self.block_size);
         let is_whole = len > 0 && len.is_multiple_of(block_size);
@@ -82,8 +82,8 @@ impl Limits {
 }
 
 impl Plan {
-    /// What is done to `block_count` blocks from `slba`; both are without meaning for a Deallocate or a
-    /// Flush. No block at all is no command. `None` for blocks that end beyond 2^64.
+    /// The commands for `block_count` blocks from `slba`; neither has a meaning for a Deallocate or a
+    /// Flush. Zero blocks need no command. `None` for blocks that end beyond 2^64.
     pub(crate) fn new(
         kind: Kind,
         nsid: NamespaceId,
@@ -95,7 +95,7 @@ impl Plan {
             _ => (slba, block_count),
         };
         slba.checked_add(blocks_left)?;
-        // What moves no data is not limited by MDTS.
+        // MDTS does not limit a command that moves no data.
         let moves = !matches!(kind, Kind::WriteZeroes { .. });
         let limit = if moves { limits.max_transfer_bytes / limits.block_size } else { u32::MAX };
         Some(Self {
