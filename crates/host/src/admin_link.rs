@@ -89,8 +89,8 @@ impl AdminLink {
         self.link.state.get().failed
     }
 
-    /// Waits until its state, its namespaces or its discovery log are newer than `seen`, 0 at first,
-    /// or the time is over; gives what to wait with next.
+    /// Waits until its state, its namespaces or its discovery log are newer than version `seen` (0 at
+    /// first), or the time is over. Returns the version to wait with next.
     #[must_use]
     pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
         self.link.state.wait(seen, timeout)
@@ -192,7 +192,8 @@ impl AdminLink {
 }
 
 impl Link {
-    /// Sends what needs no answer. A full mailbox has news enough; a thread that has ended needs none.
+    /// Sends a message that needs no answer. If the mailbox is full, the thread has news enough; a thread
+    /// that has ended needs none.
     fn tell(&self, message: Message) {
         drop(self.sender.send(message));
     }

@@ -16,7 +16,7 @@ use crate::config::HostConfig;
 use crate::error::HostError;
 use crate::shared::{Poller, SharedOptions, SharedQueues};
 
-/// A connected controller. It has threads of its own and may be used by many.
+/// A connected controller. It has threads of its own and may be used by many threads.
 ///
 /// It is an [`AdminLink`] with I/O queues, so what an [`AdminLink`] can do, it can. A lost connection
 /// is made again; calls wait meanwhile. Dropped, it disconnects without waiting.
@@ -30,7 +30,7 @@ pub struct Host {
 /// I/O queues that the calling threads drive.
 #[derive(Debug)]
 struct BlockingQueues {
-    /// Never polls: it says that those who call do.
+    /// Never polled: its existence says that the calling threads receive.
     _poller: Poller,
     queues: SharedQueues,
 }
@@ -50,7 +50,7 @@ impl Host {
         if queues == 0 {
             return Err(HostError::Invalid("the controller grants no I/O queue".to_owned()));
         }
-        // The worker sleeps: it is for what takes long.
+        // The worker sleeps: it is for operations that take long.
         let options = SharedOptions { queues, mode: Mode::Interrupt, ..SharedOptions::default() };
         let queues = SharedQueues::open(&caller, &options)?;
         let io = BlockingQueues { _poller: queues.poller(), queues };
@@ -164,7 +164,7 @@ impl Host {
         })
     }
 
-    /// Refuses what is no whole number of blocks; whether there are any.
+    /// Refuses a length that is no whole number of blocks. Returns whether there are any.
     fn check_len(&self, nsid: NamespaceId, len: usize) -> Result<bool, HostError> {
         let info = self
             .namespace(nsid)

@@ -1,13 +1,13 @@
 //! I/O queues that the program's own threads drive: no thread of ours is on the way of a command.
 //!
-//! A [`CallerHost`] is a connected controller; its admin queue, keep alive and reconnecting are in
-//! the background, on a thread that no I/O passes. Its I/O queues belong to whoever opens them:
-//! [`CallerQueues`] are a group of them with their sockets, and the thread that calls
-//! [`CallerQueues::flush`] sends, the one that calls [`CallerQueues::poll`] receives. A group is
-//! used by one thread at a time, and may move from thread to thread between calls.
+//! A [`CallerHost`] is a connected controller; its admin queue, keep alive and reconnecting are in the
+//! background, on a thread that no I/O passes. [`CallerQueues`] are a group of its I/O queues with their
+//! sockets, and belong to the program that opens them. The thread that calls [`CallerQueues::flush`] sends,
+//! the one that calls [`CallerQueues::poll`] receives. A group is used by one thread at a time, and may
+//! move from thread to thread between calls.
 //!
-//! Lost connections are made again while the program polls. It polls at least as often as the
-//! command timeout asks for: what was not looked for in time counts as not having come.
+//! Lost connections are made again while the program polls. The program has to poll at least as often as
+//! the command timeout asks for: an answer that was not polled for in time counts as missing.
 
 mod memory;
 mod operation;
@@ -25,9 +25,9 @@ pub use memory::Memory;
 pub use operation::{Finished, Operation, Refusal, Refused};
 pub use queues::CallerQueues;
 
-/// How long [`CallerQueues::wait`] looks before it sleeps, unless told otherwise.
+/// How long [`CallerQueues::wait`] looks before it sleeps, by default.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
-/// How long a controller may take to see that the connection of a queue's number has ended.
+/// How long a controller may take to see that an earlier connection of the same queue number has ended.
 const REUSE_TIME: Duration = Duration::from_secs(1);
 const REUSE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -41,7 +41,7 @@ pub struct CallerHost {
 struct CallerShared {
     config: HostConfig,
     admin: AdminLink,
-    /// The one that was given back longest ago is used first.
+    /// Free queue numbers. The one that was given back longest ago is used first.
     free_qids: Mutex<VecDeque<u16>>,
 }
 
@@ -50,9 +50,9 @@ struct CallerShared {
 pub struct CallerOptions {
     /// Queues for everything, or only for reads when there are `write_queues`.
     pub queues: u16,
-    /// More of them, for what is no read; see [`crate::maps`].
+    /// More queues, for commands that are not reads; see [`crate::maps`].
     pub write_queues: u16,
-    /// More of them, for polled operations.
+    /// More queues, for polled operations.
     pub poll_queues: u16,
     /// How long [`CallerQueues::wait`] looks for completions itself before it sleeps.
     pub spin: Duration,
@@ -83,13 +83,13 @@ impl CallerHost {
         Ok(Self { shared: Arc::new(CallerShared { config, admin, free_qids }) })
     }
 
-    /// For what is not I/O: namespaces, log pages, admin commands.
+    /// The admin queue: namespaces, log pages, admin commands.
     #[must_use]
     pub fn admin(&self) -> &AdminLink {
         &self.shared.admin
     }
 
-    /// How it was connected to.
+    /// The configuration that it was connected with.
     #[must_use]
     pub fn config(&self) -> &HostConfig {
         &self.shared.config
@@ -110,12 +110,12 @@ impl CallerHost {
     /// Opens I/O queues and waits until commands flow.
     ///
     /// # Errors
-    /// When there are not so many, or they cannot be connected.
+    /// When fewer queues are left, or they cannot be connected.
     pub fn open(&self, options: &CallerOptions) -> Result<CallerQueues, HostError> {
         let deadline = Instant::now() + REUSE_TIME;
         loop {
             match self.try_open(options) {
-                // Its number is that of a queue that was closed a moment ago.
+                // The controller may still have the connection of a closed queue with this number.
                 Err(HostError::ConnectRefused { .. }) if Instant::now() < deadline => {
                     std::thread::sleep(REUSE_PAUSE);
                 }

@@ -12,9 +12,9 @@ use crate::gather::I10Config;
 use crate::maps::QueueRequest;
 use crate::placement::HostPlacement;
 
-/// Keep alive timeout unless asked otherwise, as other hosts have it.
+/// Keep alive timeout by default, as other hosts have it.
 pub const DEFAULT_KATO_MS: u32 = 5000;
-/// Entries of an I/O queue unless asked otherwise: 127 commands outstanding.
+/// Entries of an I/O queue by default: 127 commands outstanding.
 pub const DEFAULT_IO_ENTRIES: u16 = 128;
 /// Entries of the admin queue: 31 commands outstanding.
 pub const DEFAULT_ADMIN_ENTRIES: u16 = 32;
@@ -41,14 +41,14 @@ pub struct HostConfig {
     /// kernel chooses one. The kernel chooses the port: a controller has several connections to one
     /// address, and a port serves one of them.
     pub source: Option<IpAddr>,
-    /// Who carries the bytes of all connections, such as TLS; `None`: the kernel's TCP. A handshake counts
-    /// to the time until ICResp.
+    /// The provider that carries the bytes of all connections, such as TLS; `None`: the kernel's TCP. A
+    /// handshake counts to the time until ICResp.
     pub streams: Option<Arc<dyn StreamProvider>>,
     /// The subsystem.
     pub subnqn: Nqn,
-    /// Who we are.
+    /// This host's NQN.
     pub hostnqn: Nqn,
-    /// Which of our machines.
+    /// This host's identifier.
     pub hostid: HostId,
     /// Keep alive timeout; 0 turns it off.
     pub kato_ms: u32,
@@ -62,9 +62,9 @@ pub struct HostConfig {
     /// I/O queues to ask for, over all cores: for everything, or only for reads when there are
     /// `write_queues`.
     pub io_queues: u16,
-    /// More of them, for what is no read; see [`crate::maps`].
+    /// More queues, for commands that are not reads; see [`crate::maps`].
     pub write_queues: u16,
-    /// More of them, for polled commands.
+    /// More queues, for polled commands.
     pub poll_queues: u16,
     /// Entries of each I/O queue, at most [`MAX_ENTRIES`]; one less commands may be outstanding.
     pub io_entries: u16,
@@ -98,10 +98,10 @@ pub struct HostConfig {
     /// PDUs in one send at most: 1 shows what sending them together saves.
     pub send_pdus: u16,
     /// Large writes are sent out of the program's memory without a copy, over io_uring. Such memory comes
-    /// back when the controller has answered. One that answers before it has the data may be
-    /// sent what the memory holds by then. So may, when a command ends without an answer, a
-    /// controller on the same machine that has not read the data yet; if it executes the
-    /// command so late, it writes that.
+    /// back when the controller has answered. A controller that answers before it has the data may be sent
+    /// what the memory holds by then. The same may happen to a controller on the same machine that has not
+    /// read the data when a command ends without an answer; if it executes the command so late, it writes
+    /// what the memory holds by then.
     pub zero_copy: bool,
 }
 
@@ -223,8 +223,8 @@ pub struct Association {
 }
 
 impl Association {
-    /// Whether the other is the same association, maybe with other namespaces. The number does not
-    /// tell: a controller that was started again begins with the same.
+    /// Whether the other is the same association, maybe with other namespaces. CNTLID does not tell: a
+    /// controller that was started again begins with the same number.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.controller, &other.controller)
     }
@@ -237,7 +237,7 @@ pub struct QueuePairConfig {
     pub address: SocketAddr,
     /// The address of this machine to connect from.
     pub source: Option<IpAddr>,
-    /// Who carries the bytes; `None`: the kernel's TCP.
+    /// The provider that carries the bytes; `None`: the kernel's TCP.
     pub streams: Option<Arc<dyn StreamProvider>>,
     /// SUBNQN.
     pub subnqn: Nqn,

@@ -21,7 +21,7 @@ use crate::config::{ADMIN_IN_CAPSULE_BYTES, Association, HostConfig};
 use crate::error::{CommandError, HostError, RejectedReason};
 use crate::queue::{QueueEvent, QueuePair};
 
-/// Names at and above this are the controller's own commands; programs use those below.
+/// `user` values from this on are the controller's own commands; programs use those below.
 pub const FIRST_INTERNAL_USER: u64 = 1 << 63;
 /// The running state machine: bring-up, scan or shutdown.
 const USER_JOB: u64 = FIRST_INTERNAL_USER;
@@ -31,7 +31,7 @@ const USER_EVENT: u64 = FIRST_INTERNAL_USER + 2;
 const USER_CHANGED_LIST: u64 = FIRST_INTERNAL_USER + 3;
 /// Commands kept free on the admin queue for the controller itself: one of each kind above.
 const INTERNAL_COMMANDS: usize = 4;
-/// An association that lives shorter counts as a failed attempt to connect.
+/// An association that lives for a shorter time counts as a failed attempt to connect.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// An association whose I/O queues cannot be connected may live for the three phases of connecting
 /// them, each of `connect_timeout`, and the time until they begin.
@@ -109,7 +109,7 @@ pub struct Controller {
     /// A namespace event came during a scan.
     scan_again: bool,
     backoff: Option<Backoff>,
-    /// When it came up last, if ever: a loss is then worth reconnecting.
+    /// When it came up last, if ever. Only a controller that was up before is connected again.
     up_at: Option<Instant>,
     /// An I/O queue of this association could not be connected.
     useless: bool,
@@ -204,8 +204,8 @@ impl Controller {
         self.events.pop_front()
     }
 
-    /// An I/O queue of the association `cntlid` was lost: with it, that association is over
-    /// (Fabrics 1.1, 2.3). News of an association before the current one change nothing.
+    /// An I/O queue of the association `cntlid` was lost: with it, that association is over (Fabrics 1.1,
+    /// 2.3). A report about an earlier association changes nothing.
     pub fn queue_lost(&mut self, cx: &mut Context<'_>, cntlid: ControllerId, error: HostError) {
         if matches!(self.state, State::Up) && cntlid == self.cntlid {
             self.useless |= error.is_of_connecting();
@@ -226,7 +226,7 @@ impl Controller {
                 self.arm(cx, give_up);
             }
             _ => {
-                // An answer that has come already must not bring it up.
+                // An answer that has come already must not bring the controller up.
                 self.job = Job::None;
                 self.admin.close(cx);
             }
@@ -252,7 +252,7 @@ impl Controller {
         self.admin.flush(cx);
     }
 
-    /// Everything that follows from what the admin queue has reported.
+    /// Does everything that follows from what the admin queue has reported.
     fn run(&mut self, cx: &mut Context<'_>) {
         while let Some(event) = self.admin.poll_event() {
             match event {
@@ -261,7 +261,7 @@ impl Controller {
                 QueueEvent::Closed => self.handle_closed(),
             }
         }
-        // After the events: what a lost connection has ended starts nothing new.
+        // After the events: commands that a lost connection has ended start nothing new.
         while let Some(done) = self.admin.poll_done() {
             self.handle_done(cx, done);
         }
@@ -307,7 +307,7 @@ impl Controller {
         }
         let config = self.config.backoff;
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(config, cx.now));
-        // The first attempt tells at once: a wrong address is not worth waiting for.
+        // A failed first attempt is reported at once: a wrong address is not worth waiting for.
         let next = if self.up_at.is_some() && !error.is_permanent() {
             backoff.next_attempt(cx.now)
         } else {
@@ -329,9 +329,9 @@ impl Controller {
         }
     }
 
-    /// Whether the association that is lost counts as a new start. One whose I/O queues always fail
-    /// does not, whether that is told at once or takes until nothing was heard for long enough: time
-    /// to give up is then counted from the first loss.
+    /// Whether the association that is lost counts as a new start. An association whose I/O queues always
+    /// fail does not, whether they fail at once or by their time limits: time to give up is then counted
+    /// from the first loss.
     fn was_of_use(&self, now: Instant) -> bool {
         let least = match self.useless {
             true => LONGEST_USELESS_LIFE * self.config.connect_timeout,

@@ -41,9 +41,10 @@ pub struct QueueTotals {
     pub landed_in_place: u64,
     /// Receives that were posted for the core's staging memory while large payloads were awaited.
     pub landed_in_staging: u64,
-    /// Sends whose commands could not ask for all that they wanted, as the caches hold too much.
+    /// Sends whose commands could ask for a limited number of bytes only, because data would leave the
+    /// caches before they are used.
     pub commands_kept_back: u64,
-    /// Sends that had commands before data that the controller waited for.
+    /// Sends that put commands before data that the controller waited for.
     pub commands_before_data: u64,
 }
 

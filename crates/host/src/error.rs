@@ -200,14 +200,14 @@ pub enum HostError {
 }
 
 impl HostError {
-    /// Why a connection could not be made. From a named source address, some errors are about that.
+    /// Why a connection could not be made. From a named source address, some errors are about that address.
     pub(crate) fn tcp(address: SocketAddr, source: Option<IpAddr>, error: io::Error) -> Self {
         let no_way = [
             io::ErrorKind::InvalidInput,
             io::ErrorKind::NetworkUnreachable,
             io::ErrorKind::AddrNotAvailable,
         ];
-        // What is not the kernel's own word says all already.
+        // An error that is not the kernel's says all already.
         let is_no_way = error.raw_os_error().is_some() && no_way.contains(&error.kind());
         let error = match source {
             Some(source) if is_no_way => {

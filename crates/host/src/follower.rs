@@ -19,7 +19,7 @@ const LOOK_SOON_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct AssociationFollower {
     state: Arc<LinkState>,
-    /// Of the timer.
+    /// The timer's token.
     token: Token,
     /// The association that the queues have been told of.
     followed: Option<Association>,
@@ -31,7 +31,7 @@ pub(crate) struct AssociationFollower {
 #[derive(Debug, PartialEq, Eq)]
 enum Change {
     None,
-    /// Another association is up. The one before may have been lost without our seeing it.
+    /// Another association is up. The one before may have been lost without the follower seeing it.
     Up,
     /// The association is lost.
     Down,
@@ -52,20 +52,20 @@ impl Change {
 }
 
 impl AssociationFollower {
-    /// For queues that follow nothing yet. Timers are asked for with `token`; what they bring is for
-    /// [`Self::is_due`] to judge.
+    /// For queues that follow no association yet. Timers are asked for with `token`; [`Self::is_due`]
+    /// judges what they bring.
     pub(crate) fn new(state: Arc<LinkState>, token: Token) -> Self {
         Self { state, token, followed: None, look_at: None }
     }
 
-    /// How the controller is, as of now.
+    /// The controller's state as of now.
     #[inline]
     pub(crate) fn state(&self) -> &LinkState {
         &self.state
     }
 
-    /// Whether it is time for [`Self::follow`]. A timer that an earlier one has overtaken expires to no
-    /// effect: none can be cancelled.
+    /// Whether it is time for [`Self::follow`]. A timer that an earlier one has overtaken expires without
+    /// effect, since none can be cancelled.
     #[inline]
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.look_at.is_some_and(|at| at <= now)
@@ -204,7 +204,7 @@ mod tests {
         assert!(bench.follower.followed.is_none());
         bench.set(Some(&association(1)), None);
         bench.follow();
-        // The number is that of the first, and it is another all the same.
+        // The number is that of the first association, but the association is another.
         assert!(bench.follower.followed.as_ref().is_some_and(|up| !up.is(&first)));
     }
 

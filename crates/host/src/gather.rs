@@ -7,10 +7,10 @@
 //! long enough. That trades a bounded delay for fewer system calls and packets (lab 0026). (The
 //! paper calls it a delayed doorbell. In NVMe a doorbell is a register, which NVMe/TCP does not have.)
 //!
-//! What is not worth the wait goes at once, and takes those that wait with it: a command marked as
-//! of high priority, data that the controller asked for, and whatever is ready on a queue with
-//! nothing in flight. The last includes every command at depth 1: no completion is on its way that
-//! could add to the batch.
+//! Commands that are not worth the wait go at once, and take waiting commands with them: a command marked
+//! as of high priority, data that the controller asked for, and whatever is ready on a queue with nothing
+//! in flight. The last includes every command at depth 1: no completion is on its way that could add to the
+//! batch.
 
 use std::time::{Duration, Instant};
 
@@ -28,11 +28,11 @@ pub const MAX_DELAY: Duration = Duration::from_millis(100);
 /// How a queue gathers commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct I10Config {
-    /// So many commands leave at once.
+    /// As soon as this many commands wait, they are sent.
     pub requests: u16,
-    /// So many bytes of data leave at once.
+    /// As soon as the waiting commands have this many bytes of data, they are sent.
     pub bytes: u32,
-    /// No command waits longer, up to [`MAX_DELAY`].
+    /// No command waits longer than this, up to [`MAX_DELAY`].
     pub delay: Duration,
 }
 
@@ -42,22 +42,22 @@ impl Default for I10Config {
     }
 }
 
-/// What a queue knows about commands that wait to be sent: whether to send them now.
+/// Decides when a queue sends the commands that wait.
 ///
-/// Every command that waits is either released or has a time by which it is: none is forgotten.
-/// Order is the queue's; all that wait are released together.
+/// Every command that waits is either released or has a time at which it will be: none is forgotten. The
+/// queue keeps the order; all commands that wait are released together.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     i10: Option<I10Config>,
-    /// When the first of those that wait came; `None`: nothing waits, or all are released.
+    /// When the first waiting command came; `None`: no command waits, or all are released.
     since: Option<Instant>,
-    /// Bytes of data of those that wait.
+    /// Bytes of data of the commands that wait.
     bytes: u64,
-    /// The last one promised another.
+    /// The last command promised another.
     more: bool,
-    /// What waits leaves with the next send; until nothing waits any more, what comes does too.
+    /// Waiting commands leave with the next send. Until none waits any more, new commands do, too.
     released: bool,
-    /// A timer that will expire: there is one at a time, for none can be cancelled.
+    /// When the queue's timer expires: there is one at a time, for none can be cancelled.
     alarm: Option<Instant>,
 }
 
@@ -66,19 +66,19 @@ pub(crate) struct Gathering {
 pub(crate) enum Decision {
     /// Send all.
     Send,
-    /// Send none; somebody has seen to it that the question is asked again in time.
+    /// Send none; a timer that is already set asks again in time.
     Wait,
-    /// Send none, and ask for a timer: the question must be asked again then.
+    /// Send none, and set a timer for this time, to ask again.
     WaitUntil(Instant),
 }
 
 impl Gathering {
-    /// Of a queue on which nothing waits.
+    /// For a queue on which no command waits.
     pub(crate) fn new(i10: Option<I10Config>) -> Self {
         Self { i10, since: None, bytes: 0, more: false, released: false, alarm: None }
     }
 
-    /// From now on; those that wait are judged by it too.
+    /// Changes how it gathers; commands that wait are judged by that too.
     pub(crate) fn set(&mut self, i10: Option<I10Config>) {
         self.i10 = i10;
     }
@@ -88,7 +88,7 @@ impl Gathering {
         self.i10
     }
 
-    /// A command of so many bytes waits from now on.
+    /// A command of `bytes` bytes of data waits from now on.
     #[inline]
     pub(crate) fn handle_submitted(&mut self, now: Instant, bytes: u32, hints: Hints) {
         if self.released {
@@ -100,7 +100,7 @@ impl Gathering {
         self.released = hints.high_priority;
     }
 
-    /// Releases all that wait: those that come back have waited already.
+    /// Releases all commands that wait: those that come back to the queue have waited already.
     pub(crate) fn release(&mut self) {
         self.released = true;
     }
@@ -130,7 +130,7 @@ impl Gathering {
         Decision::WaitUntil(due)
     }
 
-    /// A send was made; `waiting` commands did not fit, and go with the next.
+    /// A send was made; `waiting` commands did not fit, and go with the next send.
     pub(crate) fn handle_sent(&mut self, waiting: usize) {
         self.since = None;
         self.bytes = 0;
@@ -138,7 +138,7 @@ impl Gathering {
         self.released = waiting > 0;
     }
 
-    /// The queue's timers are those of an earlier connection.
+    /// The timer that was set belongs to an earlier connection.
     pub(crate) fn forget_alarm(&mut self) {
         self.alarm = None;
     }

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | [`queue_set`]: [`IoQueueSet`], with a [`Controller`] | the core's loop, over any [`raceline_reactor::Io`] | the program has a reactor and wants all that a core can do: the poll API |
 //! | [`caller`]: [`CallerQueues`] | the thread that has the queues, when it calls | one thread submits and waits by itself, with memory of its own, and there is no reactor: the shortest way of such a thread |
-//! | [`shared`]: [`SharedQueues`] | whichever thread comes by, else a worker | many threads, or futures on any executor, share few queues |
+//! | [`shared`]: [`SharedQueues`] | whichever thread calls, else a worker | many threads, or futures on any executor, share few queues |
 //! | [`blocking`]: [`blocking::Host`] | the threads that call | calls are to return when they are done: tools, few operations at a time |
 //! | [`remote`]: [`RemoteController`] | the core that has opened the channel | a namespace is to be a [`raceline_bdev::Bdev`], which a target can export again |
 //!

@@ -1,9 +1,9 @@
 //! Which connections a core keeps: those whose packets come in where it wants them.
 //!
 //! A network device spreads connections over its receive queues by a hash of their addresses and
-//! ports. A host cannot choose the queue, but it chooses ports: it connects again, from another one,
-//! until the first packets have come in at the right place or its attempts are used up. That is
-//! decided at connect, once per connection, as the target does it at accept.
+//! ports. A host cannot choose the receive queue, but it chooses ports: it connects again, from another
+//! port, until the first packets have come in at the right place or its attempts are used up. The host
+//! decides this once per connection, at connect; the target does so at accept.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use raceline_reactor::Arrival;
 use raceline_reactor::affinity::allowed_cores;
 
 /// Connections that a queue makes to find a good one. With hashing over 8 receive queues, one in 10
-/// searches ends without it; the connection is then used as it is.
+/// searches ends without a good connection; then the last one is used as it is.
 pub const ATTEMPTS_MAX: u8 = 16;
 
 /// Which connections are good for a core.
@@ -22,14 +22,14 @@ pub enum HostPlacement {
     /// All.
     #[default]
     Any,
-    /// Those whose packets are processed by the core's own CPU: no other is interrupted for them.
+    /// Those whose packets the core's own CPU processes: no other CPU is interrupted for them.
     Cpu,
-    /// Those of one receive queue, which the first connection of the core settles: one busy poll
-    /// looks for the packets of all.
+    /// Those of one receive queue, which the first connection of the core settles: one busy poll looks for
+    /// the packets of all connections.
     Napi,
 }
 
-/// The receive queue of a core's connections, once there is one; shared by its queues.
+/// The receive queue of a core's connections, once it is settled; shared by the core's queues.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NapiGroup(Arc<AtomicU32>);
 
@@ -38,7 +38,7 @@ pub(crate) struct NapiGroup(Arc<AtomicU32>);
 pub(crate) struct Search {
     placement: HostPlacement,
     group: NapiGroup,
-    /// The CPU that this thread is bound to, if it is to one.
+    /// The CPU that this thread is bound to, if it is bound to one.
     own_cpu: Option<usize>,
     attempts: u8,
 }
@@ -60,7 +60,7 @@ impl Search {
         self.attempts = 0;
     }
 
-    /// The CPU that this thread is bound to, as of the last connection, if it is to one.
+    /// The CPU that this thread is bound to, as of the last connection, if it is bound to one.
     pub(crate) fn own_cpu(&self) -> Option<usize> {
         self.own_cpu
     }
@@ -70,8 +70,8 @@ impl Search {
         self.attempts
     }
 
-    /// Whether to keep a connection. What the kernel does not know is no reason to look further, nor
-    /// is it on a thread that runs anywhere.
+    /// Whether to keep a connection. It is also kept if the kernel does not tell where its packets come in or,
+    /// with [`HostPlacement::Cpu`], if this thread is not bound to one CPU.
     pub(crate) fn accepts(&mut self, arrival: Arrival) -> bool {
         self.attempts += 1;
         let good = match (self.placement, arrival) {
@@ -86,7 +86,7 @@ impl Search {
 }
 
 impl NapiGroup {
-    /// Whether this is the core's receive queue; the first that comes is.
+    /// Whether this is the core's receive queue; the first one that is asked about becomes it.
     fn is(&self, id: NonZeroU32) -> bool {
         let order = Ordering::Relaxed; // one thread
         let settled = self.0.compare_exchange(0, id.get(), order, order);

@@ -1,9 +1,9 @@
 //! One queue: its connection, and the commands on it.
 //!
-//! A queue outlives its connections. When one is lost, the operations in flight come back first
-//! (they own buffers), then every command is judged: one of which no byte was sent, or that only
-//! reads, waits for the next connection; one that may have changed the media ends with
-//! [`CommandError::UnknownFate`]. Whoever owns the queue says when the next connection is made.
+//! A queue outlives its connections. When one is lost, the operations in flight come back first (they own
+//! buffers), then every command is judged. A command of which no byte was sent, or that only reads, waits
+//! for the next connection; a command that may have changed the media ends with
+//! [`CommandError::UnknownFate`]. The owner of the queue says when the next connection is made.
 
 mod connect;
 mod digest;
@@ -40,7 +40,7 @@ use send::Grant;
 const BATCH_PDUS: usize = MAX_SEND_PDUS as usize;
 /// Header bytes of one PDU at most: header, digests, 128-byte alignment, rounded up.
 const BATCH_PDU_BYTES: usize = 256;
-/// How much of the command timeout may pass before it is looked at again.
+/// How often deadlines are looked at within a command timeout.
 const TIMEOUT_CHECKS: u32 = 4;
 /// How long a TermReq may take to leave before the connection is reset.
 const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ pub enum QueueEvent {
 /// How far the connection has come.
 #[derive(Debug)]
 enum State {
-    /// None; commands wait for [`QueuePair::reconnect`].
+    /// There is no connection; commands wait for [`QueuePair::reconnect`].
     Lost,
     /// TCP connect is under way.
     Tcp,
@@ -72,9 +72,9 @@ enum State {
     Connect(CommandId),
     /// Commands flow.
     Ready,
-    /// Waits for the operations in flight.
+    /// The connection ends: the queue waits for the operations in flight.
     Draining(Ending),
-    /// For good.
+    /// The queue is closed, and stays so.
     Closed,
 }
 
@@ -130,7 +130,7 @@ pub struct QueuePair {
     /// R2Ts to be answered, in order.
     grants: VecDeque<Grant>,
     done: VecDeque<CommandDone>,
-    /// Completed, but the last send still has their buffers.
+    /// Completed commands whose buffers the last send still has.
     held: Vec<CommandDone>,
     events: VecDeque<QueueEvent>,
     batch: Option<Box<SendBatch>>,
@@ -138,12 +138,12 @@ pub struct QueuePair {
     with_engines: u32,
     /// Outstanding reads whose payloads are large.
     large_reads: u32,
-    /// Bytes that come for the last command: the next may be like it.
+    /// Bytes that the last command reads: the next command may be like it.
     last_read: usize,
-    /// Bytes of all outstanding commands, and what of that the core was told.
+    /// Bytes of all outstanding commands, and what the core was last told of them.
     load: Load,
     told: Load,
-    /// Of those reads, what the controller was not asked for.
+    /// Bytes of outstanding reads for which the controller was not asked yet.
     unasked: usize,
     plan: Plan,
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
@@ -265,8 +265,8 @@ impl QueuePair {
         Err(Rejected { reason, command })
     }
 
-    /// Accepts commands that leave together, from the front of `batch`: of all but the last it is
-    /// known that more follow. What is not accepted stays there.
+    /// Accepts commands that leave together, from the front of `batch`: for all but the last, it is known
+    /// that more follow. Commands that are not accepted stay in `batch`.
     ///
     /// # Errors
     /// As [`Self::submit`], about the command that is at the front now.
@@ -281,7 +281,7 @@ impl QueuePair {
             if let Err(Rejected { reason, mut command }) = self.submit(cx, command, user) {
                 command.hints = hints;
                 batch.push_front((command, user));
-                // Those that were accepted need not wait for it.
+                // The commands that were accepted need not wait for it.
                 self.gathering.release();
                 return Err(reason);
             }
@@ -300,7 +300,7 @@ impl QueuePair {
         self.gathering.i10()
     }
 
-    /// Where the packets of the connection come in, or of the last one.
+    /// Where the packets of the connection, or of the last one, come in.
     #[must_use]
     pub fn arrival(&self) -> Arrival {
         self.arrival
@@ -413,7 +413,7 @@ impl QueuePair {
         if suits { Ok(len) } else { Err(RejectedReason::BadData) }
     }
 
-    /// An event request waits for as long as nothing happens; all else has the usual limit.
+    /// An event request waits until an event happens; all other commands have the usual limit.
     fn waits(&self, sqe: &Sqe) -> bool {
         sqe.opc == admin::ASYNC_EVENT_REQUEST && self.config.qid.is_admin()
     }
@@ -495,8 +495,8 @@ impl QueuePair {
         }
     }
 
-    /// A command that has taken too long costs the connection: were only the command given up,
-    /// its data could still arrive in a buffer that has a new owner.
+    /// A command that has taken too long costs the connection. If only the command were given up, its data
+    /// could still arrive in a buffer that has a new owner.
     fn check_deadlines(&mut self, cx: &mut Context<'_>) {
         let mut late: Option<CommandSummary> = None;
         let Some(limit) = self.config.command_timeout else { return };
@@ -518,7 +518,7 @@ impl QueuePair {
         }
     }
 
-    /// Commands that have waited for this connection have all their time again.
+    /// Commands that have waited for this connection get all their time again.
     fn restart_deadlines(&mut self, now: Instant) {
         let ids: Vec<CommandId> = self.commands.ids().collect(); // once per connection
         for cid in ids {
@@ -538,16 +538,16 @@ impl QueuePair {
         }
     }
 
-    /// A command is over, unless its data say otherwise: it is taken out and its end reported.
+    /// Takes a command out and reports its end, unless an engine has its data or it is sent again.
     #[inline]
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         let admin = self.config.qid.is_admin();
         let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
         let Self { commands, done, held, large_reads, load, unasked, state, config, .. } = self;
         let mut again = false;
-        // What has ended is built where it stays, and not moved there.
+        // The end is built where it stays, and not moved there.
         commands.remove_if(cid, |entry| {
-            // Before it is sent again, too: what an engine reports names the command by `cid`.
+            // This comes before a retry, too: what an engine reports names the command by `cid`.
             if entry.digest.defer_end(result) {
                 return None;
             }

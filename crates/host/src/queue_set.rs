@@ -37,9 +37,9 @@ pub enum IoQueueEvent {
 /// Some I/O queues of an association, driven like a [`QueuePair`].
 ///
 /// The queues of one core share that core's poller: one turn of its loop looks at all of them. In
-/// [`raceline_reactor::Mode::Poll`] it never sleeps, so nobody is ever woken for their completions.
+/// [`raceline_reactor::Mode::Poll`] it never sleeps, so no completion needs a wake-up.
 ///
-/// The program tells it what the [`crate::Controller`] reports, by message if that lives on
+/// The program tells it what the [`crate::Controller`] reports, by message if the controller lives on
 /// another core, and reports lost queues back.
 #[derive(Debug)]
 pub struct IoQueueSet {
@@ -50,8 +50,8 @@ pub struct IoQueueSet {
     queues: Vec<Member>,
     /// The association that is up.
     association: Option<Association>,
-    /// Queues with something to flush or to give back, each once: a turn costs what these cost,
-    /// however many others are quiet.
+    /// Queues with something to flush or to give back, each once: a turn costs what these cost, however
+    /// many queues are quiet.
     touched: VecDeque<usize>,
     closed: bool,
     events: VecDeque<IoQueueEvent>,
@@ -64,7 +64,7 @@ pub struct IoQueueSet {
 enum Layout {
     /// Those that the program named.
     Named(Vec<u16>),
-    /// Those of this core: which, is known when the controller has granted some.
+    /// Those of this core. Which these are is known when the controller has granted some.
     Core(CorePlace),
     /// Those of this core.
     Mapped(CoreMaps),
@@ -138,8 +138,8 @@ impl IoQueueSet {
         }
     }
 
-    /// An association is up: queues connect. Of those that the program named, the first association
-    /// may grant fewer; none at all, or in a later association fewer than are in use, is as bad as a
+    /// An association is up: queues connect. The first association may grant fewer queues than the program
+    /// named. If it grants none of them, or a later association fewer than are in use, that counts as a
     /// lost connection ([`HostError::QueueNotGranted`]).
     pub fn handle_up(&mut self, cx: &mut Context<'_>, association: &Association) {
         if self.closed {
@@ -286,9 +286,9 @@ impl IoQueueSet {
         }
     }
 
-    /// Accepts a command for the queue of its map: polled commands go to a queue for these, reads to
-    /// one for reads, where there are such queues. `lane` says who submits: where this core has
-    /// several queues that would do, a lane always gets the same one. Gives its position.
+    /// Accepts a command for the queue of its map: polled commands go to a poll queue, reads to a read
+    /// queue, where there are such queues. `lane` names the submitter: among several suitable queues of
+    /// this core, a lane always gets the same one. Returns the position of the queue.
     ///
     /// # Errors
     /// Gives the command back as [`Self::submit`] does, and when this core's queue of the map is one

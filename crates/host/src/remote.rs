@@ -19,8 +19,8 @@ use crate::error::HostError;
 use crate::split::{Limits, max_transfer_bytes};
 use channel::RemoteChannel;
 
-/// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks
-/// for more and as far as the controller grants it.
+/// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks for more;
+/// the controller may grant fewer.
 const DEFAULT_CHANNELS: u16 = 64;
 
 /// A remote controller. A thread in the background keeps the association alive.
@@ -29,14 +29,14 @@ pub struct RemoteController {
     remote: Arc<Remote>,
 }
 
-/// How a remote controller is.
+/// The state of a remote controller.
 #[derive(Clone, Debug)]
 pub enum RemoteState {
     /// It answers.
     Up,
     /// It was lost, and is being connected again.
     Reconnecting,
-    /// It was given up, or closed: for good.
+    /// It was given up, or closed, and stays so.
     Failed(HostError),
 }
 
@@ -60,7 +60,7 @@ struct Remote {
     free_qids: Mutex<Vec<u16>>,
 }
 
-/// What requests to a namespace are about, and what they may be like.
+/// The namespace that requests are for, and what its controller takes.
 #[derive(Clone, Copy, Debug)]
 struct Scope {
     nsid: NamespaceId,
@@ -87,7 +87,7 @@ impl RemoteController {
     /// One of its namespaces as a device.
     ///
     /// # Errors
-    /// When it is not there, or of no use.
+    /// When it is not there, or its blocks have neither 512 nor 4096 bytes.
     pub fn namespace(&self, nsid: NamespaceId) -> Result<RemoteNamespace, HostError> {
         let Remote { config, admin, .. } = &*self.remote;
         let Some(namespace) = admin.namespace(nsid) else {
@@ -120,13 +120,13 @@ impl RemoteController {
         self.remote.admin.controller()
     }
 
-    /// How it was connected to.
+    /// The configuration that it was connected with.
     #[must_use]
     pub fn config(&self) -> &HostConfig {
         &self.remote.config
     }
 
-    /// How it is.
+    /// Its state.
     #[must_use]
     pub fn state(&self) -> RemoteState {
         let state = self.remote.admin.state().get();
@@ -137,8 +137,8 @@ impl RemoteController {
         }
     }
 
-    /// Waits until its state or its namespaces are newer than `seen`, 0 at first, or the time is
-    /// over; gives what to wait with next.
+    /// Waits until its state or its namespaces are newer than version `seen` (0 at first), or the time is
+    /// over. Returns the version to wait with next.
     #[must_use]
     pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
         self.remote.admin.wait_change(seen, timeout)
@@ -152,8 +152,8 @@ impl RemoteController {
         self.remote.admin.get_log(lid, nsid, 0, len)
     }
 
-    /// Gives the association up and makes a new one, without waiting for it. What was in flight
-    /// ends as when the controller is lost.
+    /// Gives the association up and makes a new one, without waiting for it. Commands in flight end as when
+    /// the controller is lost.
     pub fn reset(&self) {
         self.remote.admin.reset();
     }
@@ -168,7 +168,7 @@ impl RemoteNamespace {
     /// Connects to the controller for one of its namespaces.
     ///
     /// # Errors
-    /// When the controller cannot be reached, or the namespace is not there or of no use.
+    /// When the controller cannot be reached, or the namespace is not there or cannot be used.
     pub fn open(config: HostConfig, nsid: NamespaceId) -> Result<Self, HostError> {
         let controller = RemoteController::connect(config)?;
         controller.namespace(nsid).inspect_err(|_| controller.disconnect())

@@ -12,7 +12,7 @@ impl<T> UnsafeCell<T> {
         UnsafeCell(std::cell::UnsafeCell::new(value))
     }
 
-    /// Gives `access` the address of the value; what it may do with it is its own affair.
+    /// Gives `access` the address of the value; `access` answers for what it does there.
     #[inline]
     pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
         access(self.0.get())

@@ -1,4 +1,4 @@
-//! The reactor thread of a controller's admin queue, whoever has its I/O queues.
+//! The reactor thread of a controller's admin queue, whichever face has its I/O queues.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,12 +51,12 @@ pub(crate) struct Reply {
     pub(crate) data: Vec<u8>,
 }
 
-/// What threads may look at: how the controller is.
+/// The controller's state, which threads may look at.
 #[derive(Debug, Default)]
 pub(crate) struct LinkState {
     state: Mutex<LinkSnapshot>,
     changed: Condvar,
-    /// The state's, for those who ask for each command.
+    /// The version of `state`, for queues that look before each command.
     version: AtomicU64,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct LinkSnapshot {
     pub(crate) association: Option<Association>,
     /// It was given up or closed.
     pub(crate) failed: Option<HostError>,
-    /// One more with each change.
+    /// Grows by one with each change.
     pub(crate) version: u64,
 }
 
@@ -75,7 +75,7 @@ impl LinkState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The version of the state, without waiting for anybody.
+    /// The version of the state, without waiting for a lock.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -120,7 +120,7 @@ pub(crate) fn start(
     match start.recv() {
         Ok(Ok(())) => Ok((handle, state)),
         Ok(Err(error)) => {
-            // It ends by itself; its own error would say less.
+            // The thread ends by itself; its own error would say less.
             drop(handle.join());
             Err(error)
         }
@@ -135,9 +135,9 @@ pub(crate) fn start(
 struct HostService {
     controller: Controller,
     state: Arc<LinkState>,
-    /// Told once: whether it came up.
+    /// Told once, whether the controller came up.
     started: Option<mpsc::Sender<Result<(), HostError>>>,
-    /// Who waits for a command.
+    /// The callers that wait for a command, by ticket.
     tickets: Vec<Option<mpsc::Sender<Reply>>>,
     free: Vec<usize>,
     waiting: VecDeque<Submission>,
@@ -163,7 +163,7 @@ impl HostService {
 
     fn tell_started(&mut self, result: Result<(), HostError>) {
         if let Some(started) = self.started.take() {
-            // The caller may be gone; then nobody wants to know.
+            // The caller may be gone; then the result is dropped.
             drop(started.send(result));
         }
     }
@@ -184,7 +184,7 @@ impl HostService {
                         association.namespaces = namespaces;
                     }
                 }),
-                // Whoever waits for changes reads the log.
+                // Threads that wait for changes read the log.
                 ControllerEvent::DiscoveryChanged => self.state.update(|_| {}),
                 ControllerEvent::Failed(error) => self.end(error),
                 ControllerEvent::Closed => self.end(HostError::Closed),
@@ -216,7 +216,7 @@ impl HostService {
             Err(error) => Err(CommandFailure { summary: done.summary, error }),
         };
         let data = if let Data::Read(buf) = done.data { buf.to_vec() } else { Vec::new() };
-        // A caller that does not wait any more does not want to know.
+        // The caller may not wait any more; then the reply is dropped.
         drop(reply.send(Reply { result, data }));
     }
 

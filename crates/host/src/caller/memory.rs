@@ -35,7 +35,7 @@ struct Foreign {
 unsafe impl Send for Foreign {}
 
 impl Memory {
-    /// Whole pages of zeroes: what a program that moves many data allocates once and uses again.
+    /// Whole pages of zeroes, for a program to allocate once and to use for many operations.
     ///
     /// # Errors
     /// The error of mmap(2).
@@ -43,14 +43,13 @@ impl Memory {
         Ok(Self(Kind::Pages(PageBuf::new(len, HugePages::None)?)))
     }
 
-    /// Memory that belongs to somebody who does not speak Rust.
+    /// Memory that belongs to code in another language.
     ///
     /// # Safety
-    /// Until the operation that it goes with has ended, or the queues are dropped, the memory is
-    /// valid for reads and writes of `len` bytes and nobody else uses it. With an operation that
-    /// sends it, it is enough that it is valid for reads and that nobody writes it; then it must not be
-    /// borrowed mutably through this. As an owner of such memory, this may be moved to another
-    /// thread.
+    /// Until the operation that it goes with has ended, or the queues are dropped, the memory is valid for
+    /// reads and writes of `len` bytes and no other code uses it. For an operation that sends it, it is
+    /// enough that it is valid for reads and that no code writes it; then it must not be borrowed mutably
+    /// through this. As an owner of such memory, this may be moved to another thread.
     #[must_use]
     pub unsafe fn foreign(start: NonNull<u8>, len: usize) -> Self {
         Self(Kind::Foreign(Foreign { start, len }))
@@ -77,11 +76,11 @@ impl Memory {
         }
     }
 
-    /// Where it begins. What is done through the pointer while the owner stays where it is counts
-    /// as done by the owner.
+    /// Where the memory begins. An access through the pointer, while the owner stays where it is, counts as
+    /// an access by the owner.
     pub(super) fn start(&mut self) -> NonNull<u8> {
         match &mut self.0 {
-            // Others may read what is only sent, so no exclusive borrow is made of it.
+            // Other code may read memory that is only sent, so no exclusive borrow is made of it.
             Kind::Foreign(foreign) => foreign.start,
             Kind::Pages(pages) => NonNull::from(&mut pages[..]).cast(),
             Kind::Bytes(bytes) => NonNull::from(&mut bytes[..]).cast(),
@@ -108,7 +107,7 @@ impl LentMemory {
         Self { memory, start, given: 0 }
     }
 
-    /// The memory, which nobody uses any more.
+    /// The memory, which no buffer lies over any more.
     pub(super) fn into_memory(self) -> Option<Memory> {
         self.memory
     }

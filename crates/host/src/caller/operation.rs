@@ -8,13 +8,13 @@ use super::Memory;
 use crate::error::CommandFailure;
 use crate::split::{Kind, Limits, Plan};
 
-/// Something to do with blocks. Data of more than the controller takes at once go in several
-/// commands: then they are not one atomic write.
+/// An operation on blocks. Data of more than the controller takes at once go in several commands: then they
+/// are not one atomic write.
 #[derive(Debug)]
 pub enum Operation {
     /// Reads blocks into all of `memory`.
     Read {
-        /// Where.
+        /// The namespace.
         nsid: NamespaceId,
         /// First block.
         slba: u64,
@@ -23,7 +23,7 @@ pub enum Operation {
     },
     /// Writes blocks from all of `memory`.
     Write {
-        /// Where.
+        /// The namespace.
         nsid: NamespaceId,
         /// First block.
         slba: u64,
@@ -34,7 +34,7 @@ pub enum Operation {
     },
     /// Compares blocks with all of `memory`; fails with Compare Failure where they differ.
     Compare {
-        /// Where.
+        /// The namespace.
         nsid: NamespaceId,
         /// First block.
         slba: u64,
@@ -43,7 +43,7 @@ pub enum Operation {
     },
     /// Makes blocks read zeroes.
     WriteZeroes {
-        /// Where.
+        /// The namespace.
         nsid: NamespaceId,
         /// First block.
         slba: u64,
@@ -56,14 +56,14 @@ pub enum Operation {
     },
     /// Frees blocks.
     Deallocate {
-        /// Where.
+        /// The namespace.
         nsid: NamespaceId,
         /// Ranges of (first block, number of blocks), up to 256.
         ranges: Vec<(u64, u32)>,
     },
     /// What completed before is on stable media when this completes.
     Flush {
-        /// Of which namespace.
+        /// The namespace.
         nsid: NamespaceId,
     },
 }
@@ -148,8 +148,8 @@ impl Operation {
         }
     }
 
-    /// The command that it is, if it is one within these limits. What is none, or cannot be executed at
-    /// all, is for [`Self::plan`] to say.
+    /// The command that carries the operation out, if one command within these limits does. For any other
+    /// operation, [`Self::plan`] gives the commands, or says why it cannot be executed.
     #[inline(always)]
     pub(super) fn single(&self, limits: Limits) -> Option<(Sqe, Direction)> {
         let range = |slba, memory: &Memory| limits.single_range(slba, memory.len());
@@ -174,7 +174,7 @@ impl Operation {
         }
     }
 
-    /// The commands that it is, within these limits, and the memory that they move.
+    /// The commands that carry the operation out, within these limits, and the memory that they move.
     pub(super) fn plan(self, limits: Limits) -> Result<(Plan, Option<Memory>), Refused> {
         match self.try_plan(limits) {
             Ok(plan) => Ok((plan, self.into_memory())),

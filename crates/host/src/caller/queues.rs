@@ -29,7 +29,7 @@ use in_flight::{InFlight, is_of_split};
 /// Token indices of the timers; queues count from 0.
 const FOLLOW_INDEX: u32 = u32::MAX;
 const WAIT_INDEX: u32 = u32::MAX - 1;
-/// One receive buffer per queue: more than what a queue stages.
+/// Bytes of the receive buffer of a queue: more than what a queue stages.
 const STAGING_BYTES: usize = 72 << 10;
 /// Turns within which a closed queue has given everything back: its socket goes at once.
 const CLOSE_TURNS: usize = 8;
@@ -44,7 +44,7 @@ pub struct CallerQueues {
     queues: IoQueueSet,
     driver: Driver,
     in_flight: InFlight,
-    /// What has ended and is not among the queues' finished commands any more.
+    /// Operations that have ended and are not among the queues' finished commands any more.
     finished: VecDeque<Finished>,
     completions: Vec<Completion>,
     shared: Arc<CallerShared>,
@@ -139,7 +139,7 @@ impl CallerQueues {
         self.qids.is_empty()
     }
 
-    /// The position of the queue that an operation goes to, by its map. Where several would do, a
+    /// The position of the queue that an operation goes to, by its map. Among several suitable queues, a
     /// `lane` always gets the same one.
     #[must_use]
     #[inline]
@@ -150,7 +150,7 @@ impl CallerQueues {
         self.maps.route(operation.opcode(), polled, lane).unwrap_or(0)
     }
 
-    /// How many more operations a queue takes; one that needs several commands may use up all.
+    /// How many more operations a queue takes; one operation that needs several commands may use up all.
     #[must_use]
     pub fn room(&self, queue: usize) -> usize {
         self.queues.room(queue).min(self.in_flight.room(queue))
@@ -232,8 +232,8 @@ impl CallerQueues {
         Ok(self.ended())
     }
 
-    /// As [`Self::poll`], waiting for an end up to `timeout`, or until the [`Waker`] is used; first
-    /// looking for it, then asleep.
+    /// As [`Self::poll`], waiting for an end up to `timeout`, or until the [`Waker`] is used. It first
+    /// looks for the end, then sleeps.
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -280,8 +280,8 @@ impl CallerQueues {
         }
     }
 
-    /// Closes the queues. All operations end, those outstanding with an error: when this returns,
-    /// [`Self::next_finished`] has them.
+    /// Closes the queues. All operations end, outstanding ones with an error; after this,
+    /// [`Self::next_finished`] gives them.
     pub fn close(&mut self) {
         self.queues.close(&mut self.driver.cx());
         for _ in 0..CLOSE_TURNS {
@@ -362,8 +362,8 @@ impl CallerQueues {
         Ok(())
     }
 
-    /// Something about the controller has changed. An operation may be for a namespace that has come just
-    /// now; all else waits for [`Self::follow`].
+    /// The controller's state has changed. An operation may be for a namespace that has come just now; all
+    /// other changes wait for [`Self::follow`].
     #[cold]
     fn refresh(&mut self) {
         self.allowed.update(self.follower.state().get());
@@ -429,8 +429,8 @@ impl CallerQueues {
         Ok(any)
     }
 
-    /// Takes what the queues give, and fills the room that this makes. What is an operation of its own
-    /// stays with them until the program takes it.
+    /// Takes what the queues give, and fills the room that this makes. A command that is a whole operation
+    /// stays with its queue until the program takes it.
     fn collect(&mut self) {
         if self.in_flight.has_splits() {
             self.take_done();
@@ -451,7 +451,7 @@ impl CallerQueues {
 
 /// What shared queues need to know of a group that one thread of several drives.
 impl CallerQueues {
-    /// What a thread waits with that does not have the group meanwhile.
+    /// What a thread waits with while it does not have the group.
     pub(crate) fn sleeper(&self) -> io::Result<Sleeper> {
         self.driver.io.sleeper()
     }
@@ -461,7 +461,7 @@ impl CallerQueues {
         self.driver.io.ask_events();
     }
 
-    /// Whether there is something to do of which no event will tell.
+    /// Whether there is something to do that no event will announce.
     pub(crate) fn wants_poll(&self) -> bool {
         self.driver.io.wants_poll() || self.ended() > 0
     }

@@ -64,7 +64,7 @@ impl QueuePair {
         });
         match adopted.transpose() {
             Some(adopted) => self.begin(cx, adopted),
-            // Again, from another port; the limit of time is for all attempts together.
+            // Again, from another port; the time limit is for all attempts together.
             None => self.dial(cx),
         }
     }
@@ -116,7 +116,7 @@ impl QueuePair {
         self.post_receive(cx);
     }
 
-    /// Prepares a connection; whether it comes in where it is wanted.
+    /// Prepares a connection. Returns whether its packets come in where they are wanted.
     fn keeps(&mut self, socket: &Socket) -> std::io::Result<bool> {
         if let Some(time) = self.config.busy_poll {
             socket.set_busy_poll(time)?;
@@ -156,7 +156,7 @@ impl QueuePair {
         let len = u32::try_from(ConnectData::LEN).unwrap_or(u32::MAX);
         let command = Command::new(words.to_sqe(), Data::Write(buf.share()));
         let cid = self.insert(command, 0, len, None);
-        // Before all that wait already.
+        // Before all commands that wait already.
         self.pending.rotate_right(1);
         self.state = State::Connect(cid);
         self.expect(cx, self.config.connect_timeout);

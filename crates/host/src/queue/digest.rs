@@ -27,13 +27,13 @@ pub(super) enum EngineUse {
     Write,
 }
 
-/// How a command stands with engines.
+/// The state of a command's work on engines.
 #[derive(Debug, Default)]
 pub(super) struct EntryDigest {
     engine: EngineUse,
     /// The end of the command, which came while an engine had its data.
     ended: Option<Result<Cqe, CommandError>>,
-    /// What asks for the data that an engine has.
+    /// The R2T that asks for the data that an engine has.
     grant: Option<R2tGrant>,
     /// The digest of all its data: of a write, if an engine has computed it; of a read, if it was
     /// computed while they were copied.
@@ -59,8 +59,8 @@ impl QueuePair {
         Token { generation: cid.0, ..self.token }
     }
 
-    /// Whether an engine computes digests: not those of admin commands, which are few, and on which
-    /// the controller depends.
+    /// Whether an engine computes digests. It never computes those of admin commands: they are few, and the
+    /// controller depends on them.
     fn offloads(&self, cx: &mut Context<'_>) -> bool {
         !self.config.qid.is_admin() && !cx.io.accelerates_now(OpCode::Crc32c)
     }
@@ -139,7 +139,7 @@ impl QueuePair {
         if let Some(entry) = self.commands.get_mut(cid) {
             entry.data = Data::Read(match payload {
                 Some(Payload::Buf(buf, _)) => buf,
-                // An engine that hangs keeps it: the command goes on in other memory.
+                // An engine that hangs keeps the buffer: the command goes on in other memory.
                 _ => IoBuf::heap(to_usize(entry.len)),
             });
         }
@@ -198,7 +198,7 @@ impl QueuePair {
 }
 
 impl Entry {
-    /// The command is sent again: what has come for it counts no more.
+    /// The command is sent again: data that came for it before do not count any more.
     pub(super) fn forget_received(&mut self) {
         self.digest_failed = false;
         if self.direction == Direction::ControllerToHost {

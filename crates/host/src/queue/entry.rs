@@ -19,23 +19,23 @@ pub(super) struct Entry {
     /// Bytes of data; the buffer may be lent to a receive.
     pub(super) len: u32,
     pub(super) direction: Direction,
-    /// Since when its time counts; `None`: it takes as long as it takes.
+    /// Since when its time counts; `None`: it has no time limit.
     pub(super) since: Option<Instant>,
     /// Its capsule was given to the socket of this connection.
     pub(super) sent: bool,
-    /// The same of an earlier connection.
+    /// Its capsule was given to the socket of an earlier connection.
     pub(super) tried: bool,
-    /// Number of the batch that has its last bytes: the buffer is in use until it has left.
+    /// Number of the batch with its last bytes: its buffer is in use until that batch has left.
     pub(super) batch: u64,
     pub(super) digest_failed: bool,
     pub(super) digest: EntryDigest,
-    /// How often it was sent again because of a digest.
+    /// How often it was sent again because of a wrong digest.
     pub(super) retries: u8,
     pub(super) timed_out: bool,
 }
 
 impl Entry {
-    /// Becomes this command: nothing of the one before stays.
+    /// Becomes this command: nothing of the command before stays.
     #[inline(always)]
     pub(super) fn fill(&mut self, command: Command, user: u64, len: u32, since: Option<Instant>) {
         // Named one by one, so that a field that is added cannot be forgotten here.
@@ -70,7 +70,7 @@ impl Entry {
         *timed_out = false;
     }
 
-    /// Bytes that come for it.
+    /// Bytes that the controller sends for it.
     pub(super) fn read_bytes(&self) -> usize {
         if self.direction == Direction::ControllerToHost { to_usize(self.len) } else { 0 }
     }
@@ -79,8 +79,8 @@ impl Entry {
         self.sqe.opc == fabrics::OPCODE && self.sqe.fctype() == fabrics::CONNECT
     }
 
-    /// Whether doing it twice, or late, does no harm: it only reads. Half of a fused operation
-    /// does not: it must not go without its other half.
+    /// Whether doing it twice, or late, does no harm: it only reads. This is false for half of a fused
+    /// operation, which must not go without its other half.
     pub(super) fn only_reads(&self, admin_queue: bool) -> bool {
         let opcode = self.sqe.opc;
         if opcode == fabrics::OPCODE || self.sqe.fuse() != Fuse::Normal {

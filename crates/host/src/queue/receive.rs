@@ -175,9 +175,9 @@ impl QueuePair {
 
     /// The data of a command were its completion, too.
     fn handle_success(&mut self, cid: CommandId) {
-        // Without a response there is no SQHD, so SUCCESS is for queues without flow control
-        // (NVMe/TCP Transport 1.0, 3.3.2.2). Controllers exist that leave it on and say SUCCESS
-        // all the same: their heads are stale, so from here on only commands are counted.
+        // Without a response there is no SQHD, so SUCCESS is for queues without flow control (NVMe/TCP
+        // Transport 1.0, 3.3.2.2). Controllers exist that leave flow control on and say SUCCESS all the
+        // same. Their heads are stale, so from here on only commands are counted.
         if let Some(link) = &mut self.link {
             link.flow = SqFlow::Off;
         }
@@ -185,8 +185,8 @@ impl QueuePair {
     }
 }
 
-/// Whether the next read of a queue without commands will probably bring a large payload, which had
-/// better not come by way of its own staging memory.
+/// Predicts, for a queue without commands, whether its next read brings a large payload. A large payload
+/// should not land in the queue's own staging memory.
 fn expects_large(cx: &mut Context<'_>, last_read: usize) -> bool {
     policy::is_large(last_read) && {
         let flight = cx.io.flight();

@@ -25,12 +25,12 @@ struct Filling<'a> {
     /// Its number.
     number: u64,
     pdus_left: usize,
-    /// Bytes that its commands may still ask for; the last one may go beyond.
+    /// Bytes that its commands may still ask for; the last command may exceed them.
     asked_left: usize,
 }
 
 impl Filling<'_> {
-    /// Whether another PDU of so many bytes without payload, and a payload, fit.
+    /// Whether another PDU of `bytes` bytes without payload fits, and its payload.
     fn has_room(&self, bytes: usize) -> bool {
         self.pdus_left > 0 && self.batch.has_room(bytes, 1)
     }
@@ -80,7 +80,7 @@ impl QueuePair {
     }
 
     /// Whether the commands that are ready are kept back so that others go with them. Data that the
-    /// controller has asked for are not: it keeps a buffer for them.
+    /// controller has asked for are not kept back: the controller keeps a buffer for them.
     fn waits_for_more(&mut self, cx: &mut Context<'_>) -> bool {
         if !matches!(self.state, State::Ready) || !self.grants.is_empty() {
             return false;
@@ -96,8 +96,8 @@ impl QueuePair {
         }
     }
 
-    /// The bytes that the commands of the next send may ask for. Those that stay go when something
-    /// has been received, or when that send is over.
+    /// The bytes that the commands of the next send may ask for. Commands that are kept back go when
+    /// something has been received, or when that send is over.
     fn bytes_to_ask_for(&self, cx: &mut Context<'_>) -> usize {
         let Some(link) = &self.link else { return 0 };
         if self.pending.is_empty() || self.plan.reading < Regime::Flooded {
@@ -141,7 +141,7 @@ impl QueuePair {
             && policy::commands_before_data(self.plan.writing)
     }
 
-    /// Takes half of the PDUs for commands at most, so that data do not wait for ever.
+    /// Uses half of the PDUs for commands at most, so that data do not wait for ever.
     fn put_some_commands(&mut self, accelerator: &mut Accelerator, filling: &mut Filling<'_>) {
         let kept = filling.pdus_left.div_ceil(2);
         filling.pdus_left -= kept;
@@ -267,7 +267,7 @@ fn put_payload(
 ) {
     let digest = || Entry::digest_of(known, accelerator, buf, range.clone());
     let digest = queue.data_digest().then(digest);
-    // Its owner gets it back when the controller has answered.
+    // Its owner gets the buffer back when the controller has answered.
     batch.push_kept(buf.clone(), range);
     if let Some(digest) = digest {
         batch.push_bytes(&digest.to_le_bytes());
@@ -280,8 +280,8 @@ pub(super) fn to_usize(len: u32) -> usize {
 }
 
 impl SqFlow {
-    /// Whether another entry fits; takes it. With nothing outstanding there is always room: a
-    /// controller that reports heads wrongly must not stop us for ever.
+    /// Whether another entry fits; if so, takes it. With nothing outstanding there is always room: a
+    /// controller that reports wrong heads must not stop us for ever.
     fn take_entry(&mut self, entries: u16, outstanding: usize) -> bool {
         let Self::On { tail, head } = self else { return true };
         if outstanding == 0 {
@@ -295,7 +295,7 @@ impl SqFlow {
         true
     }
 
-    /// A completion says how far the controller is.
+    /// Takes the head of a completion, which says how far the controller is.
     pub(super) fn handle_head(&mut self, sqhd: u16, entries: u16) {
         if let Self::On { head, .. } = self {
             *head = sqhd % entries;

@@ -11,8 +11,7 @@ use super::{Ending, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
 use crate::error::{CommandError, HostError};
 
 impl QueuePair {
-    /// Closes the queue for good. Everything outstanding ends with an error; then
-    /// [`QueueEvent::Closed`] comes.
+    /// Closes the queue. Everything outstanding ends with an error; then [`QueueEvent::Closed`] comes.
     pub fn close(&mut self, cx: &mut Context<'_>) {
         match &mut self.state {
             State::Closed => {}
@@ -31,7 +30,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the connection; with `fatal`, tells the peer why, if it can be done at once.
+    /// Ends the connection. With `fatal`, tells the peer why, if that can be sent at once.
     pub(super) fn lose(&mut self, cx: &mut Context<'_>, ending: Ending, fatal: Option<FatalError>) {
         self.state = State::Draining(ending);
         self.phase_deadline = None;
@@ -89,7 +88,7 @@ impl QueuePair {
         if self.link.as_ref().is_some_and(|link| !link.closed || link.receiving || link.sending) {
             return;
         }
-        // Their data come back first.
+        // The data that engines have come back first.
         if self.with_engines > 0 {
             return;
         }
@@ -140,7 +139,7 @@ impl QueuePair {
         self.done.extend(self.held.drain(..));
     }
 
-    /// Ends everything that waits for a connection, for there will be none.
+    /// Ends every command that waits for a connection, for there will be none.
     fn end_all(&mut self) {
         self.state = State::Closed;
         self.pending.clear();

@@ -205,8 +205,8 @@ impl Scope {
     }
 }
 
-/// The ranges of a Deallocate, and the index of the last. What is beyond 256 of them, 2^40 blocks, stays:
-/// to free blocks is a hint.
+/// The ranges of a Deallocate, and the index of the last. Blocks beyond 256 ranges, 2^40 blocks, are not
+/// freed: a Deallocate is a hint.
 fn ranges(slba: u64, block_count: u64) -> (Vec<u8>, Option<u8>) {
     let mut ranges = Vec::new();
     let mut last_range = None;

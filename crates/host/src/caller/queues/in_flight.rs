@@ -19,8 +19,7 @@ const SPLIT: u64 = 1 << 63;
 
 /// The operations of a group that have not ended.
 pub(super) struct InFlight {
-    /// Operations of one command. An operation has a place in this list or in the next one, never in
-    /// both at that position.
+    /// Operations of one command. At each position, at most one of this list and the next has an operation.
     singles: Vec<Single>,
     /// Operations of several commands.
     splits: Vec<Option<Split>>,
