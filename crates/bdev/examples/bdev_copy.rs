@@ -163,7 +163,7 @@ impl Copy {
         self.from.close(cx);
         self.to.close(cx);
         self.finished = true;
-        // Nobody listens only if the program is ending anyway.
+        // The receiver is gone only if the program is ending anyway.
         let _ = self.report.send(self.result);
     }
 }

@@ -75,7 +75,7 @@ pub(crate) fn open(
     Ok(DiskBdev::new(Held::new(file), false, info, claim))
 }
 
-/// Names who has the device, if somebody has; a mounted one is sometimes refused as forbidden.
+/// Names what has the device, if anything does; the kernel sometimes refuses a mounted one as forbidden.
 fn open_refused(path: &Path, read_only: bool, device: u64, error: io::Error) -> OpenError {
     let holder = match error.raw_os_error() {
         Some(libc::EBUSY) => Some(block_holder(device).unwrap_or_else(|| {

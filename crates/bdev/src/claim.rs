@@ -1,4 +1,4 @@
-//! Exclusive use of a file or block device, and who else has it when it cannot be had.
+//! Exclusive use of a file or block device, and what else has it when it cannot be had.
 //!
 //! Three fences, as none covers all: a table of this process, an flock(2) on files, which other
 //! Raceline processes take too, and O_EXCL on block devices, which mounts, device mapper, RAID
@@ -52,7 +52,7 @@ impl Drop for Claim {
     }
 }
 
-/// An opened file that gives its lock up when dropped. Closing does not always: a process that
+/// An opened file that gives its lock up when dropped. Closing does not always do that: a process that
 /// another thread of this one is starting has a copy of the descriptor for a moment.
 #[derive(Debug)]
 pub(crate) struct Held(File);
@@ -81,7 +81,7 @@ impl Drop for Held {
 /// Locks a file against other processes: alone, or with other readers if `read_only`.
 ///
 /// # Errors
-/// Who has it, as a phrase that completes "is in use: ...".
+/// What has the file, as a phrase that completes "is in use: ...".
 pub(crate) fn lock_file(
     file: &File,
     object: Object,
@@ -152,7 +152,7 @@ fn is_swap(is_it: impl Fn(&str) -> bool) -> bool {
         .any(|line| line.split_ascii_whitespace().next().is_some_and(|path| is_it(&unescape(path))))
 }
 
-/// Who holds a block device, as a phrase that completes "is in use: ...", if it can be seen.
+/// What holds a block device, as a phrase that completes "is in use: ...", if it can be seen.
 pub(crate) fn block_holder(device: u64) -> Option<String> {
     let sys = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
     if let Some(holder) = mounted_or_held(&sys, device) {

@@ -16,7 +16,7 @@ use crate::{Bdev, BdevInfo, Channel, Done, Request, SharedBdev};
 /// How many delayed requests a channel holds before it allocates.
 const EXPECTED_DEPTH: usize = 128;
 
-/// One request in so many is delayed by [`Latency::p99`].
+/// One request in this many is delayed by [`Latency::p99`].
 const RARE: u64 = 100;
 
 /// How long each kind of request is held back before the device sees it.
@@ -97,7 +97,7 @@ pub struct Latency {
     pub p99: Duration,
 }
 
-/// Changes the delays of a [`DelayBdev`] while it runs: of requests that come from then on.
+/// Changes the delays of a [`DelayBdev`] while it runs, for requests that come from then on.
 #[derive(Clone, Debug)]
 pub struct DelayControl(Arc<[Live; OpKind::ALL.len()]>);
 
@@ -201,7 +201,7 @@ impl DelayChannel {
 impl Channel for DelayChannel {
     fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
         let delay = self.delay_of(OpKind::of(&request.op));
-        // A time that the clock cannot tell is never.
+        // A delay of zero, or one that ends beyond what the clock can tell, holds nothing back.
         let Some(at) = cx.now.checked_add(delay).filter(|_| !delay.is_zero()) else {
             return self.inner.submit(cx, request, done);
         };

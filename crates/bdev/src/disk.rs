@@ -10,8 +10,9 @@
 //!   write of the device, on all cores, until an operator has acted
 //!   ([`crate::Bdev::reset_write_fault`]).
 //! * The kernel reports a write-back error once to each open file description. Each channel has
-//!   a description of its own, or one core's success could hide another's failure; and after an
-//!   operator has acted it takes a new one, or it would report the old failure again.
+//!   a description of its own, or one core's success could hide another's failure. After an
+//!   operator has acted, the channel takes a new description, or it would report the old failure
+//!   again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom};
@@ -76,7 +77,7 @@ impl DiskBdev {
         }))
     }
 
-    /// The same device, whose data go through its generic device. Nobody else has it yet.
+    /// The same device, whose data go through its generic device. The device has no other owner yet.
     pub(crate) fn through(self, generic: Generic) -> Self {
         let Ok(mut shared) = Arc::try_unwrap(self.0) else {
             unreachable!("a device that has just been opened has one owner");
@@ -124,7 +125,7 @@ impl Shared {
     }
 
     /// Files and block devices end where a seek to the end leads. A size that a power cut could
-    /// take back is not told to anybody.
+    /// take back is not reported.
     fn rescan(&self) -> io::Result<()> {
         let bytes = (&*self.file).seek(SeekFrom::End(0))?;
         let (now, before) = (bytes / u64::from(self.info.block_size), self.block_count());

@@ -88,7 +88,7 @@ enum Goal {
     Release,
 }
 
-/// Requests that wait for fdatasync: those the running one covers, and those it may not.
+/// Requests that wait for fdatasync: those that the running one covers, and those that it may not cover.
 #[derive(Debug)]
 struct Syncs {
     running: Vec<u64>,

@@ -36,8 +36,8 @@ pub enum IoPath {
     /// Reads and writes of the block device.
     #[default]
     Block,
-    /// NVMe commands to the generic device, by io_uring passthrough. The block device is open
-    /// meanwhile, so that nobody else uses it.
+    /// NVMe commands to the generic device, by io_uring passthrough. The block device is open meanwhile, so
+    /// that nothing else uses it.
     Passthrough,
 }
 
@@ -91,7 +91,7 @@ pub struct DriveNamespace {
     pub uuid: Option<Uuid>,
     /// It is write protected.
     pub read_only: bool,
-    /// Another one each time that the kernel finds it: a drive that went and came back has others.
+    /// Another number each time that the kernel finds it: a drive that went and came back has others.
     pub instance: u64,
 }
 
@@ -351,7 +351,7 @@ impl Drives {
         for name in names(controller)? {
             let Some(disk) = disk_of(&name) else { continue };
             let own = controller.join(&name);
-            // What goes in this moment is not there.
+            // A namespace that goes away at this moment counts as not there.
             let Ok(metadata) = fs::metadata(&own) else { continue };
             let Some(nsid) = number(&own, "nsid") else { continue };
             let head = self.sys.join("class/block").join(&disk);

@@ -21,7 +21,7 @@ pub struct ErrorRule {
     pub op: Option<OpKind>,
     /// Only requests that touch one of these blocks (a flush touches none).
     pub blocks: Option<RangeInclusive<u64>>,
-    /// Every how many-th of the matching requests fails, over all channels; 1 is each.
+    /// The number of matching requests of which one fails, over all channels; 1: every one fails.
     pub every: NonZeroU64,
     /// The error; `None` is [`BdevError::ReadFault`] for reads, else [`BdevError::WriteFault`].
     pub error: Option<BdevError>,

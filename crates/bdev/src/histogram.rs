@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const DEFAULT_GRANULARITY: u8 = 7;
 /// More buckets than that per range are refused: 58 ranges of them would be 4 MiB per core.
 const MAX_GRANULARITY: u8 = 13;
-/// Ends of the default shape: what is outside is counted in the first or last bucket.
+/// Ends of the default shape: a value outside is counted in the first or last bucket.
 const DEFAULT_MIN_NS: u64 = 1_000;
 const DEFAULT_MAX_NS: u64 = 120_000_000_000;
 
@@ -23,7 +23,7 @@ pub struct HistogramShape {
 
 impl HistogramShape {
     /// Values from `min_ns` to below `max_ns`, with 2^`granularity` buckets for each power of two;
-    /// `None` if that is nothing, or too much memory.
+    /// `None` if `min_ns` is not below `max_ns`, or `granularity` is above 13.
     #[must_use]
     pub fn new(granularity: u8, min_ns: u64, max_ns: u64) -> Option<Self> {
         if granularity > MAX_GRANULARITY || min_ns >= max_ns {
@@ -90,7 +90,7 @@ const fn range_of(granularity: u8, value: u64) -> u32 {
     (u64::BITS - value.leading_zeros()).saturating_sub(granularity as u32)
 }
 
-/// Counts of one core, read by anybody.
+/// Counts of one core, which any thread may read.
 #[derive(Debug)]
 pub(crate) struct CoreHistogram {
     shape: HistogramShape,

@@ -1,6 +1,6 @@
-//! A wrapper that fails, holds or corrupts the next so many requests, by order of an operator.
+//! A wrapper that fails, holds or corrupts the next requests, as many as an operator orders.
 //!
-//! [`crate::ErrorBdev`] fails by standing rules; here each order is counted down and then over.
+//! [`crate::ErrorBdev`] fails by standing rules; here each order is counted down, and then is over.
 
 use std::io;
 use std::num::NonZeroU8;
@@ -34,7 +34,7 @@ pub enum Injected {
     },
     /// It is held until [`InjectControl::resume`].
     Held,
-    /// It finds no memory, and is tried again a little later: that counts as one more.
+    /// It finds no memory, and is tried again 1 ms later: that counts as one more.
     NoMemory,
     /// One byte of the data read or written is another.
     Corrupt {
@@ -52,7 +52,7 @@ pub struct Injection {
     pub what: Injected,
     /// To how many requests, over all cores.
     pub count: u32,
-    /// Only while at least so many requests are in flight on the core.
+    /// Only while at least this many requests are in flight on the core.
     pub depth: u64,
 }
 

@@ -72,7 +72,7 @@ pub struct BdevInfo {
     /// Physical block size in bytes, >= `block_size`: a hint for alignment and speed, never a
     /// promise of atomicity.
     pub physical_block_size: u32,
-    /// Reads and writes that do not cross a multiple of so many bytes are faster; 0: it makes no
+    /// Reads and writes that do not cross a multiple of this many bytes are faster; 0: it makes no
     /// difference.
     pub io_boundary_bytes: u64,
     /// Completed writes may be lost in a power cut until a flush.
@@ -221,10 +221,10 @@ pub trait Bdev: Send + Sync {
     /// An operator has made good what was lost: flushes are tried again.
     fn reset_write_fault(&self) {}
 
-    /// Looks how large the device is now; afterwards [`Bdev::info`] tells. May block.
+    /// Looks how large the device is now, which [`Bdev::info`] then tells. May block.
     ///
     /// # Errors
-    /// When it cannot be seen, or has become smaller: what uses the device would lose data.
+    /// When the size cannot be seen, or has become smaller: what uses the device would lose data.
     fn rescan(&self) -> std::io::Result<()> {
         Ok(())
     }
@@ -237,7 +237,7 @@ pub trait Bdev: Send + Sync {
         Err(BdevError::NotSupported)
     }
 
-    /// Where the device counts, if it does: whoever opens a channel counts with a [`Meter`].
+    /// The device's counters, if it has any: the code that opens a channel counts with a [`Meter`].
     fn stats(&self) -> Option<&Arc<DeviceStats>> {
         None
     }
@@ -259,8 +259,8 @@ pub trait Channel {
         false
     }
 
-    /// Reads at once, without a buffer: what a request for it would give if it completed at once.
-    /// `None` by devices that have to be asked, see [`Channel::reads_now`].
+    /// Reads at once, without a buffer: gives what a request would give if it completed at once. `None` by
+    /// devices that have to be asked, see [`Channel::reads_now`].
     fn read_now(&mut self, _offset: u64, _len: usize) -> Option<Payload> {
         None
     }
@@ -273,8 +273,8 @@ pub trait Channel {
         false
     }
 
-    /// Writes `data` at once, straight from wherever they lie, so that the caller needs no buffer
-    /// that outlives the call. Other threads may rely on it when they learn of it by what this one
+    /// Writes `data` at once, straight from where they lie, so that the caller needs no buffer that
+    /// outlives the call. Other threads may rely on the write once they learn of it by what this thread
     /// sends through the reactor, or by a message of the reactor's.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ pub(crate) struct Promise(u64);
 pub(crate) struct NotEnough {
     /// What is left for RAM devices.
     pub(crate) available: ByteSize,
-    /// Who says so.
+    /// What sets the limit.
     pub(crate) limit: &'static str,
 }
 
@@ -55,7 +55,7 @@ const fn whole_mebibytes(bytes: u64) -> u64 {
     bytes >> 20 << 20
 }
 
-/// The tightest limit and who sets it; `None` where the system tells nothing.
+/// The tightest limit and what sets it; `None` where the system tells nothing.
 fn available(root: &Path) -> Option<(u64, &'static str)> {
     let machine = kib_field(&root.join("proc/meminfo"), "MemAvailable:")
         .map(|bytes| (bytes, "the machine (MemAvailable)"));

@@ -9,8 +9,8 @@ use crate::stats::DeviceStats;
 use crate::wrap::pass_to_base;
 use crate::{Bdev, BdevError, BdevInfo, Channel, SharedBdev};
 
-/// A device as people know it. Its channels are those of the device below: whoever opens one
-/// counts what it does with a [`crate::Meter`] of [`Bdev::stats`].
+/// A device as people know it. Its channels are those of the device below: the code that opens one counts
+/// what it does with a [`crate::Meter`] of [`Bdev::stats`].
 pub struct NamedBdev {
     inner: SharedBdev,
     name: String,

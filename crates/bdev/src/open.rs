@@ -113,7 +113,7 @@ pub enum OpenError {
         wanted: ByteSize,
         /// What there is.
         available: ByteSize,
-        /// Who sets the limit.
+        /// What sets the limit.
         limit: &'static str,
     },
     /// Reserved huge pages are missing.
@@ -156,7 +156,7 @@ pub enum OpenError {
 /// The block size, if not given, is the smallest that the backing can do: 512 in memory and in
 /// files, 4096 where direct I/O needs more than 512 bytes.
 ///
-/// Blocks while it works: not for a reactor's thread.
+/// Blocks while it works, so a reactor's thread must not call it.
 ///
 /// # Errors
 /// When the device is missing, in use, too large, or cannot be used as asked.

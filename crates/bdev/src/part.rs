@@ -9,7 +9,7 @@ use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
 
 /// Blocks of another device, from one of them on.
 ///
-/// Whoever makes several parts of a device sees to it that they do not overlap, and that nobody
+/// The code that makes several parts of a device ensures that they do not overlap, and that nothing else
 /// uses the device itself.
 pub struct PartBdev {
     base: SharedBdev,

@@ -16,7 +16,7 @@ const LARGEST_PROBE: usize = 64 << 10;
 /// The smallest unit of direct I/O on an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectIo {
-    /// Offsets and lengths must be multiples of so many bytes.
+    /// Offsets and lengths must be multiples of this many bytes.
     Aligned(u32),
     /// There is none.
     Unsupported,

@@ -14,12 +14,12 @@ use raceline_reactor::{Completion, Context, Region, RegionHandle, Token};
 use crate::limits::Promise;
 use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
 
-/// How much is zeroed or given back in one turn of the loop; the rest waits for the next turn,
-/// so that a command over the whole device does not hold up the other connections. Clearing
-/// this much takes about half a millisecond.
+/// Bytes that are zeroed or given back in one turn of the loop; the rest waits for the next turn, so that a
+/// command over the whole device does not hold up the other connections. Clearing them takes about half a
+/// millisecond.
 const ZERO_BYTES_PER_TURN: u64 = 4 << 20;
 
-/// How much is allocated at a time in the background.
+/// Bytes that are allocated at a time in the background.
 const POPULATE_BYTES_PER_STEP: u64 = 16 << 20;
 
 /// The hint for alignment: the size of a page.
@@ -85,10 +85,10 @@ impl RamBdev {
         Ok(device)
     }
 
-    /// Has its memory come from a NUMA node, as far as it has not been allocated yet.
+    /// Has memory that is not allocated yet come from a NUMA node.
     ///
     /// # Errors
-    /// When there is no such node, or this process may not.
+    /// When there is no such node, or this process may not use it.
     pub(crate) fn prefer_node(&self, node: usize) -> std::io::Result<()> {
         self.region.prefer_node(node)
     }
@@ -108,9 +108,8 @@ impl RamBdev {
     }
 }
 
-/// Allocates the memory in the background. A page that is written before its turn is allocated
-/// there and then, by the kernel, which holds up the core that writes: a huge page takes
-/// milliseconds.
+/// Allocates the memory in the background. If a page is written before its turn, the kernel allocates it
+/// during that write, which holds up the core that writes: a huge page takes milliseconds.
 fn populate(region: &Arc<Region>) -> std::io::Result<()> {
     let len = region.len() as u64;
     let region: Weak<Region> = Arc::downgrade(region);
@@ -218,7 +217,7 @@ impl Channel for RamChannel {
     fn prefetch(&mut self, offset: u64, len: usize) {
         let inside =
             offset.checked_add(len as u64).is_some_and(|end| end <= self.region.len() as u64);
-        // Of a large read the processor sees the pattern soon enough (lab 0044).
+        // The processor sees the pattern of a large read soon enough (lab 0044).
         if inside && !policy::is_large(len) {
             self.region.prefetch(offset, len);
         }

@@ -20,7 +20,7 @@ pub enum SizeError {
     /// Not digits followed by a known suffix.
     #[error("`{0}` is not a size: write digits and a suffix, e.g. 4096, 512k, 64M, 1G or 1GiB")]
     Malformed(String),
-    /// `MB` is 1000 or 1024 squared, depending on whom one asks.
+    /// `MB` is 1000 or 1024 squared, depending on the convention.
     #[error("the suffix of `{0}` is ambiguous: write {1} or {1}iB (powers of 1024)")]
     Ambiguous(String, char),
     /// It does not fit 64 bits.

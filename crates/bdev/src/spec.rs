@@ -49,11 +49,11 @@ pub struct DeviceSpec {
     pub delay: Option<Delays>,
     /// Fails requests (for tests).
     pub errors: Vec<ErrorRule>,
-    /// What memory says of itself instead of a page: a power of two.
+    /// The physical block size that memory reports instead of a page: a power of two.
     pub physical_block_size: Option<u32>,
-    /// What memory says of boundaries that commands should not cross; 0: nothing.
+    /// The boundary that memory reports, which commands should not cross; 0: none.
     pub io_boundary_bytes: u64,
-    /// The NUMA node from which memory comes, while that has some.
+    /// The NUMA node from which memory comes, while that node has some.
     pub numa_node: Option<usize>,
 }
 

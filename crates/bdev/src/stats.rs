@@ -1,9 +1,9 @@
 //! What a device has done: counters of each core, and a latency histogram that is off until asked for.
 //!
 //! Every counter has one writer, the core that counts, which never takes a lock: it adds with a
-//! plain load and store. Readers add the cores up. While nobody asks for more, times are those of
-//! the loop (the same for a whole turn), which cost nothing; a histogram or depth sampling makes
-//! the core look at the clock for each request.
+//! plain load and store. Readers add the cores up. While neither a histogram nor the depth is wanted, times
+//! are those of the loop (the same for a whole turn), which cost nothing. A histogram or depth sampling
+//! makes the core look at the clock for each request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,20 +18,20 @@ const KINDS: usize = OpKind::ALL.len();
 #[derive(Debug, Default)]
 pub struct DeviceStats {
     inner: Mutex<Inner>,
-    /// Somebody samples the depth.
+    /// The depth is sampled.
     depth_wanted: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     cores: Vec<Arc<CoreStats>>,
-    /// Of channels that are closed.
+    /// Counts of channels that are closed.
     closed: IoTotals,
     closed_histogram: Option<Histogram>,
     /// What the counters were when they were reset.
     baseline: IoTotals,
     histogram: Option<HistogramSettings>,
-    /// Numbers the cores for those who look at them one by one.
+    /// The number of the next core, for callers that look at cores one by one.
     next_core: u64,
 }
 
@@ -42,7 +42,7 @@ struct HistogramSettings {
     kind: Option<OpKind>,
 }
 
-/// What requests of one kind came to.
+/// Totals of the requests of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KindTotals {
     /// Requests that succeeded.
@@ -89,7 +89,7 @@ impl IoTotals {
         self.failures += other.failures;
     }
 
-    /// Sums without what was there before; extremes stay.
+    /// These sums without those of `baseline`; extremes stay.
     fn since(mut self, baseline: &Self) -> Self {
         for (sum, part) in self.kinds.iter_mut().zip(&baseline.kinds) {
             sum.operations = sum.operations.saturating_sub(part.operations);
@@ -252,7 +252,7 @@ struct KindCounters {
     bytes: AtomicU64,
     latency_ns: AtomicU64,
     max_latency_ns: AtomicU64,
-    /// The complement of the shortest, so that 0 is none.
+    /// The complement of the shortest time, so that 0 means none.
     no_min_latency_ns: AtomicU64,
 }
 
@@ -323,12 +323,12 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// When a request that starts now starts: `now`, unless somebody wants to know better.
+    /// When a request that starts now starts: `now` or, if [`Self::is_precise`], the time of the clock.
     pub fn start(&mut self, now: Instant) -> Instant {
         if self.is_precise() { Instant::now() } else { now }
     }
 
-    /// Whether somebody wants to know more than counts: a histogram, or the depth.
+    /// Whether more than counts is wanted: a histogram, or the depth.
     #[inline]
     pub fn is_precise(&mut self) -> bool {
         if self.core.version.load(Ordering::Relaxed) != self.seen {
@@ -337,8 +337,8 @@ impl Meter {
         self.detail.is_precise()
     }
 
-    /// Counts a request of `bytes` that succeeded in the turn in which it came, so in no time (lab 0054):
-    /// for whom [`Self::is_precise`] is false.
+    /// Counts a request of `bytes` that succeeded in the turn in which it came, so in no time (lab 0054).
+    /// Only for callers for which [`Self::is_precise`] is false.
     #[inline]
     pub fn tick(&self, kind: OpKind, bytes: u64) {
         let counters = &self.core.kinds[kind as usize];
@@ -379,7 +379,7 @@ impl Meter {
         }
     }
 
-    /// Tells how many requests are in flight, if somebody wants to know.
+    /// Stores how many requests are in flight, if the depth is wanted.
     pub fn set_in_flight(&self, in_flight: usize) {
         if self.detail.depth {
             self.core.in_flight.store(in_flight as u64, Ordering::Relaxed);

@@ -33,7 +33,7 @@ pub(crate) fn wrapper_bit(inner: &dyn Bdev) -> io::Result<u32> {
     Ok(WRAPPER_INDEX >> level)
 }
 
-/// Opens the device under a wrapper: it counts for itself, as what lies above counts too.
+/// Opens the device under a wrapper. That device counts for itself, as the device above counts too.
 pub(crate) fn open_base(
     base: &dyn Bdev,
     cx: &mut Context<'_>,

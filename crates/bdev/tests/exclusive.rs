@@ -1,4 +1,4 @@
-//! Who may open what: each refusal names the reason and what to do.
+//! Exclusive use of devices: each refusal names the reason and what to do.
 #![allow(clippy::unwrap_used, reason = "a test program")]
 
 mod common;
@@ -118,8 +118,8 @@ fn a_file_behind_a_loop_device_is_refused() {
     let Some(disk) = Loop::new(Path::new(&path), &[]) else { return };
     assert_says(&refused(&path), &["is in use: it backs ", disk.path(), "losetup -d"]);
     drop(disk);
-    // The kernel lets go when the last one who has the loop device open does: others look at
-    // new devices, too.
+    // The kernel lets go when the last process that has the loop device open does: other programs
+    // look at new devices, too.
     let start = std::time::Instant::now();
     while let Err(error) = open(&path) {
         assert!(start.elapsed() < std::time::Duration::from_secs(10), "{error}");

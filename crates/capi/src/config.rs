@@ -1,4 +1,4 @@
-//! Whom to connect to, and how, as the caller says it.
+//! The controller to connect to, and how, as the caller says it.
 
 #![allow(unsafe_code)]
 

@@ -26,7 +26,7 @@ pub(crate) trait Named {
     const MAGIC: u64;
 }
 
-/// A value of which one thread at a time has the use.
+/// A value that one thread at a time uses.
 #[repr(C)]
 pub(crate) struct Exclusive<T> {
     magic: u64,
@@ -165,7 +165,7 @@ impl<T: Named + Clone> Shared<T> {
     }
 }
 
-/// Gives a header away for good. Its address is noted, so that leak checkers find it.
+/// Gives a header away and never takes it back. Its address is noted, so that leak checkers find it.
 fn keep<T>(header: Box<T>) -> *mut T {
     static ALL: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     let pointer = Box::into_raw(header);

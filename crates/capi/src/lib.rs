@@ -1,8 +1,8 @@
 //! libraceline: the caller-driven host behind a C interface.
 //!
 //! The header, `include/raceline.h`, is made from these files and says how to use it. Every entry
-//! goes through [`boundary::guard`]: no panic leaves the library, and whatever a caller can get
-//! wrong with pointers that can be seen is refused with a text.
+//! goes through [`boundary::guard`]: no panic leaves the library, and every wrong pointer that can
+//! be recognised is refused with a text.
 
 #![allow(non_camel_case_types, reason = "the names are those of the header")]
 

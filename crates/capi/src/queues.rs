@@ -37,7 +37,7 @@ pub struct raceline_queues {
 /// What is behind [`raceline_queues`].
 struct Group {
     queues: CallerQueues,
-    /// Who is next where several queues would do.
+    /// The lane of the next operation, which chooses among several suitable queues.
     lane: usize,
 }
 

@@ -169,7 +169,7 @@ fn wrong_pointers_and_sizes_are_named() {
         let buffer = raceline_buffer_alloc(5000);
         assert_eq!(buffer.addr() % 4096, 0);
         assert_eq!((raceline_buffer_free(buffer), raceline_buffer_free(buffer)), (0, -1));
-        // Closed handles are told apart for good.
+        // A closed handle is told apart from then on.
         assert_eq!(raceline_queues_close(queues), RACELINE_OK);
         assert_eq!(raceline_queues_close(queues), RACELINE_CLOSED);
         error("queues was closed");

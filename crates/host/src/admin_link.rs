@@ -83,7 +83,7 @@ impl AdminLink {
         self.link.state.get().association.is_some()
     }
 
-    /// Why the controller was given up for good, if it was.
+    /// Why the controller was given up, if it was.
     #[must_use]
     pub fn failure(&self) -> Option<HostError> {
         self.link.state.get().failed

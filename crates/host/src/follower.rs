@@ -35,7 +35,7 @@ enum Change {
     Up,
     /// The association is lost.
     Down,
-    /// The controller was given up for good.
+    /// The controller was given up.
     GivenUp,
 }
 

@@ -70,8 +70,8 @@ impl Search {
         self.attempts
     }
 
-    /// Whether to keep a connection. It is also kept if the kernel does not tell where its packets come in or,
-    /// with [`HostPlacement::Cpu`], if this thread is not bound to one CPU.
+    /// Whether to keep a connection. It is also kept if the kernel does not tell where its packets come in,
+    /// or with [`HostPlacement::Cpu`] if this thread is not bound to one CPU.
     pub(crate) fn accepts(&mut self, arrival: Arrival) -> bool {
         self.attempts += 1;
         let good = match (self.placement, arrival) {

@@ -55,7 +55,7 @@ pub enum QueueEvent {
     },
     /// The connection is gone, or could not be made.
     Lost(HostError),
-    /// The queue is closed for good; nothing is outstanding any more.
+    /// The queue is closed, and stays so; nothing is outstanding any more.
     Closed,
 }
 

@@ -65,7 +65,7 @@ fn errors_are_typed() {
     assert!(matches!(host.read(NamespaceId(9), 0, &mut []), Err(HostError::Invalid(_))));
     assert!(matches!(host.get_log(2, NS, 0, 3), Err(HostError::Invalid(_))));
     drop(host);
-    // A port that nobody listens on.
+    // A port without a listener.
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
     drop(socket);

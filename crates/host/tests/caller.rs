@@ -220,7 +220,7 @@ fn a_lost_target_that_comes_back_is_used_again() {
         execute(&mut queues, read(round, BLOCK)).result.unwrap();
     }
     target.shutdown().unwrap();
-    // Reads wait for the target to come back; nobody is told that it was away.
+    // Reads wait for the target to come back; the program is not told that it was away.
     for user in 0..4 {
         let queue = usize::try_from(user % 2).unwrap();
         queues.submit(queue, read(user, BLOCK), user).unwrap();
@@ -253,7 +253,7 @@ fn a_target_that_comes_back_unseen_is_used_again() {
     let mut queues = host.open(&options(1)).unwrap();
     execute(&mut queues, read(0, BLOCK)).result.unwrap();
     target.shutdown().unwrap();
-    // Nobody polls until the controller is up again, with the number that it had.
+    // The group is not polled until the controller is up again, with the number that it had.
     let (target, _) = serve(address);
     let start = Instant::now();
     while host.admin().identify(1, NamespaceId(0)).is_err() {
@@ -307,7 +307,7 @@ fn closing_ends_what_is_outstanding() {
     let ends = [queues.next_finished().unwrap(), queues.next_finished().unwrap()];
     assert!(queues.next_finished().is_none() && queues.outstanding() == 0);
     assert!(ends.iter().all(|end| end.memory.is_some()));
-    // Its first block may have been written; nobody knows.
+    // Its first block may have been written; whether it was is unknown.
     assert!(ends.iter().any(|end| end.result.is_err()));
     assert_eq!(queues.submit(0, read(0, BLOCK), 3).unwrap_err().reason, Refusal::Closed);
     drop(queues);

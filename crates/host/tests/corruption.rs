@@ -1,5 +1,5 @@
-//! One bit flipped on the way, at every offset of the data and of the digest: the command fails, or
-//! is sent again until nobody flips; nothing bad reaches the device or the program.
+//! One bit is flipped on the way, at every offset of the data and of the digest. The command fails, or
+//! is sent again until no bit is flipped; no spoiled data reach the device or the program.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

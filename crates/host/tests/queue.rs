@@ -267,7 +267,7 @@ fn a_read_is_sent_again_after_a_wrong_data_digest() {
     assert_eq!((totals.digest_errors, totals.retries), (2, 1));
 }
 
-/// The target must not do so, and then the digest that nobody needs any more is still being computed.
+/// The target must not do so; if it does, the digest, which is not needed any more, is still being computed.
 #[test]
 fn a_write_may_end_while_an_engine_has_its_data() {
     for seed in 0..16 {

@@ -139,7 +139,7 @@ fn a_poller_needs_nobody() {
     assert!(after.handed_off - before.handed_off <= looks, "{after:?}");
     assert!(after.worker_turns - before.worker_turns <= looks, "{after:?}");
     assert!(switched < 50, "{switched} context switches");
-    // What another thread submits is handed to the poller, and wakes nobody but that thread.
+    // What another thread submits is handed to the poller, and wakes only that thread.
     let other = queues.clone();
     let thread = std::thread::spawn(move || wait(other.submit(read(3, BLOCK)).unwrap()).is_ok());
     let start = Instant::now();
@@ -179,8 +179,8 @@ fn more_than_there_may_be_is_refused_and_dropped_operations_make_room() {
     let queues = SharedQueues::open(&host, &options).unwrap();
     let mut submitted = 0;
     for round in 0..20 {
-        // Nobody drives, so nothing ends meanwhile, but for the worker, which after a while helps the
-        // poller that does not poll: then there is room for some more.
+        // The poller does not poll, so no operation ends meanwhile, unless the worker helps after 100 ms:
+        // then there is room for some more.
         let poller = queues.poller();
         let mut pending: Vec<_> = (0..8).map(|slba| queues.submit(read(slba, BLOCK))).collect();
         let refused = loop {
@@ -301,9 +301,9 @@ fn exercise(queues: &SharedQueues, thread: u64, stop: &AtomicBool, verified: &At
         };
         let end = run(write(slba, &written)).unwrap();
         if end.result.is_err() {
-            continue; // the connection was lost: nobody knows what the blocks hold
+            continue; // the connection was lost: what the blocks hold is unknown
         }
-        // Reads that nobody waits for, into memory that nobody else may free.
+        // Reads that no thread waits for, into memory that only the queues may free.
         for _ in 0..next(4) {
             drop(queues.submit(read(slba, bytes)).unwrap());
         }
@@ -345,7 +345,7 @@ fn threads_of_all_kinds_while_the_target_goes_and_comes() {
         stop.store(true, Ordering::Relaxed);
         target
     });
-    // All slots are free again, so nothing was forgotten, whoever dropped it.
+    // All slots are free again, so no operation was forgotten, whichever thread dropped it.
     let start = Instant::now();
     let count = raceline_host::shared::DEFAULT_OPERATIONS;
     loop {

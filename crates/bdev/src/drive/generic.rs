@@ -22,7 +22,7 @@ pub(crate) struct Generic {
     pub(crate) format: NvmeFormat,
 }
 
-/// Largest physical block a page-aligned buffer is made of, as far as anybody knows.
+/// Largest physical block that a page-aligned buffer is sure to be made of.
 const PAGE_BYTES: u64 = 4096;
 /// DLFEAT: deallocated blocks read zeroes (bits 2:0 = 1), and Write Zeroes may deallocate (bit 3).
 const ZEROES_DEALLOCATE: u8 = DLFEAT_READS_ZEROES | DLFEAT_WRITE_ZEROES_DEALLOCATES;
@@ -31,7 +31,7 @@ impl Generic {
     /// Opens the node at `path`; `block` is the namespace's block device in sysfs.
     ///
     /// # Errors
-    /// What is not there, not allowed, or not usable so.
+    /// When the node is not there, not allowed, or not usable so.
     pub(crate) fn open(
         path: &Path,
         block: &Path,

@@ -64,8 +64,8 @@ fn send(file: &File, number: u8, sqe: &Sqe, mut data: Vec<u8>) -> io::Result<Vec
     let address = data.as_mut_ptr().expose_provenance() as u64;
     let len = u32::try_from(data.len()).map_err(io::Error::other)?;
     let mut command = PassthroughCommand::new(sqe).with_data(address, len);
-    // SAFETY: `command` says where `data` is and how long; both live until the call returns, and
-    // nobody else looks at them. The callers' commands transfer as many bytes as `data` has.
+    // SAFETY: `command` says where `data` is and how long; both live until the call returns, and no other
+    // code accesses them. The callers' commands transfer as many bytes as `data` has.
     let status = unsafe { rustix::ioctl::ioctl(file, Request { number, command: &mut command }) }?;
     if status != 0 {
         return Err(io::Error::other(format!("the drive answers with NVMe status {status:#x}")));

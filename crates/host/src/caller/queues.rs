@@ -169,7 +169,7 @@ impl CallerQueues {
         self.queues.is_closed()
     }
 
-    /// Why the controller was given up for good, if it was.
+    /// Why the controller was given up, if it was.
     #[must_use]
     pub fn failure(&self) -> Option<HostError> {
         self.shared.admin.failure()
