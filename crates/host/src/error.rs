@@ -19,10 +19,11 @@ pub enum CommandError {
     /// its effect, now or later. It is not sent again; the program decides.
     #[error("the connection was lost; whether the command was executed is unknown")]
     UnknownFate,
-    /// The connection was lost for good before any byte of the command was sent.
+    /// The connection was lost before any byte of the command was sent, and the command does not wait
+    /// for another.
     #[error("the connection was lost before the command was sent")]
     NotSent,
-    /// The connection was lost for good; the command had no effect on the media.
+    /// The connection was lost; the command had no effect on the media, and is not sent again.
     #[error("the connection was lost")]
     Disconnected,
     /// The data digest of data from the controller was wrong; the connection survives.
