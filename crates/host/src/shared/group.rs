@@ -22,7 +22,7 @@ pub(super) enum Turn {
     Submitter { count: usize },
     /// The owner of the `Poller`, which has submitted one operation and will receive later.
     Owner,
-    /// The owner of the `Poller`, which receives.
+    /// A thread of the program that receives.
     Poller,
     /// The worker, which may sleep when there is nothing to do.
     Worker { may_sleep: bool, stopping: bool },
