@@ -16,7 +16,7 @@ use raceline_target::{
     HostAccess, PoolConfig, PoolMap, PoolStore, SubsystemConfig, Target, TargetConfig,
 };
 
-/// A pool in memory is gone with the process, so its map need not be kept either.
+/// Keeps no map: a pool in memory ends with its process.
 struct Nowhere;
 
 impl PoolStore for Nowhere {

@@ -1,17 +1,18 @@
 //! NVMe/TCP target: listeners, placement, connections, execution.
 //!
-//! A [`Target`] runs one reactor per core. A connection lives on one core; a controller lives
-//! where its admin connection does, and its I/O queues, on whatever core, know it by message. What
+//! A [`Target`] runs one reactor per core. A connection lives on one core. A controller lives on the
+//! core of its admin connection; its I/O queues, on any core, reach it by message. What
 //! exists (subsystems, namespaces, listeners) is an immutable snapshot that every core holds and
 //! that is replaced as a whole.
 //!
 //! # Changing a target
 //!
 //! All changes are methods of [`Target`] that may be called from any thread while hosts do I/O.
-//! A call blocks until every core works with the change, so it must not come from a core: that is
-//! below a millisecond, but a namespace or subsystem that goes waits for the commands in flight at
-//! its devices. An error leaves everything as it was, but for [`TargetError::Unresponsive`].
-//! Changes are made one at a time; who writes them down does so in the order of the calls.
+//! A call blocks until every core works with the change, so it must not come from a core. It takes
+//! less than a millisecond, except that the removal of a namespace or subsystem waits for the commands
+//! in flight at its devices. An error leaves everything as it was, except for
+//! [`TargetError::Unresponsive`]. The target makes changes one at a time; callers that record them
+//! must record them in the order of the calls.
 //!
 //! | what | how |
 //! |---|---|
@@ -25,9 +26,9 @@
 //! | retry delays (CRDT) | [`Target::set_retry_delays`] |
 //!
 //! Hosts are told what concerns them: Namespace Attribute Changed to those that see the namespace,
-//! Discovery Log Changed to those that hold a discovery connection with keep alive open. Who may
-//! not be there any more is disconnected before the call returns: the controllers of a host that
-//! was removed, the connections that came by a listener that was removed. A connection refused
+//! Discovery Log Changed to those that hold a discovery connection with keep alive open. A change
+//! that ends a permission disconnects before the call returns: the controllers of a host that
+//! was removed, the connections that came by a listener that was removed. A connection that is refused
 //! because its listener does not (yet) lead to its subsystem is told that it may try again, so set
 //! up namespaces and hosts first and the listener last.
 //!
@@ -35,17 +36,17 @@
 //!
 //! A subsystem with a pool ([`PoolConfig`]) lets its hosts create, attach, detach, delete and
 //! format namespaces (`nvme create-ns` and so on) on parts of one device. Such a namespace is
-//! attached to hosts, not to controllers, whose numbers change with every connection. Each change
-//! is given to the [`PoolStore`] before any host sees it; after a restart, [`Target::set_pool`]
+//! attached to hosts, not to controllers, whose numbers change with every connection. The target
+//! gives each change to the [`PoolStore`] before any host sees it; after a restart, [`Target::set_pool`]
 //! with the map that was saved last brings the same namespaces back. A new or formatted namespace
 //! reads zeroes.
 //!
 //! # Listing
 //!
-//! What is there is told by [`Target::subsystems`], [`Target::listeners`], [`Target::referrals`];
-//! who is connected by [`Target::controllers`] and [`Target::queues`]; what was done by
-//! [`Target::poll_groups`], [`Target::hosts`], [`Target::queues`] and [`Target::stats`]. All of
-//! these read counters that the cores write anyway; no core notices.
+//! [`Target::subsystems`], [`Target::listeners`] and [`Target::referrals`] list what exists,
+//! [`Target::controllers`] and [`Target::queues`] the hosts that are connected, and
+//! [`Target::poll_groups`], [`Target::hosts`], [`Target::queues`] and [`Target::stats`] what was done.
+//! All of these read counters that the cores write anyway; they cost the cores nothing.
 
 mod changes;
 mod path;

@@ -1,4 +1,4 @@
-//! What is known of connections and queues off the path: names, counts, places.
+//! Records of connections and queues off the I/O path: names, counts, places.
 
 pub(crate) mod counters;
 pub(crate) mod ledger;

@@ -1,5 +1,5 @@
 //! Peers that break the rules, go silent or vanish: each gets what the specification says, and
-//! nobody else notices.
+//! no other host notices.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -171,7 +171,7 @@ fn silence_before_connect_has_deadlines() {
     for (after, least) in [(After::Accept, 150), (After::IcResp, 500)] {
         let (mut host, _) = bring_to(address, after);
         let start = Instant::now();
-        // One byte at a time does not help.
+        // The host still misses the deadline when it sends one byte at a time.
         host.stream.write_all(&[0]).unwrap();
         let mut rest = Vec::new();
         let _ = std::io::Read::read_to_end(&mut host.stream, &mut rest);
@@ -182,7 +182,7 @@ fn silence_before_connect_has_deadlines() {
     target.shutdown().unwrap();
 }
 
-/// A connection from a loopback address of choice.
+/// A connection from a chosen loopback address.
 fn dial_from(source: [u8; 4], address: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(IpAddr::from(source), 0).into())?;
@@ -280,7 +280,7 @@ fn a_queue_that_is_overrun_is_ended_and_an_identifier_in_use_is_refused() {
     let (target, address) = start(config(1), vec![slow(300)]);
     let (_admin, cntlid) = RawHost::admin(address, Wants::default());
     let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
-    // By hand: the queue end of a well-behaved host would not send this.
+    // Written by hand: the queue end of a well-behaved host would not send this.
     let capsule = |cid: u16| {
         let sqe = Sqe {
             flags: Sqe::PSDT_SGL,
@@ -310,7 +310,7 @@ fn a_queue_that_is_overrun_is_ended_and_an_identifier_in_use_is_refused() {
 fn a_command_takes_the_place_of_an_event_request_with_its_identifier() {
     let (target, address) = start(config(1), vec![ram("1M")]);
     let (mut admin, _) = RawHost::admin(address, Wants::default());
-    // By hand: a host that has forgotten its requests does this before it goes.
+    // Written by hand: a host that has forgotten its requests does this before it disconnects.
     let mut exchange = |capsules: &[(u16, Sqe)], answers: usize| -> Vec<(u16, Status, u32)> {
         for &(cid, sqe) in capsules {
             let sgl1 = raceline_proto::nvme::SglDescriptor::transport(0);
@@ -338,8 +338,8 @@ fn a_command_takes_the_place_of_an_event_request_with_its_identifier() {
         ..Sqe::default()
     };
     assert_eq!(exchange(&[(5, aer), (5, csts)], 1), [(5, Status::SUCCESS, 1)]);
-    // Another request may take the place, too; that of the first one is free again, so none of
-    // these is one too many.
+    // Another request may take the freed place, too. The place of the first request is free again, so none
+    // of these exceeds the limit.
     let requests = [(6, aer), (6, aer), (7, aer), (8, aer), (9, aer)];
     assert_eq!(exchange(&requests, 0), []);
     assert_eq!(exchange(&[(6, set_events)], 1), [(6, Status::SUCCESS, 0)]);
@@ -411,7 +411,7 @@ fn a_storm_of_vanishing_hosts_leaves_nothing_behind() {
             thread.join().unwrap();
         }
         settled(&target, 1, 2);
-        // Buffers that leaked would be missing now: 16 in all, with more commands than that.
+        // Leaked buffers would be missing now: there are 16 in all, and more commands than that.
         for _ in 0..4 {
             witness.check();
         }

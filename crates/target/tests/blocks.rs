@@ -22,13 +22,13 @@ const LEN: usize = BYTES as usize;
 /// Buffers of 128 KiB, more than 8 MiB.
 const WAITING: usize = 70;
 
-/// A target with memory that no caches hold for what is on its way.
+/// A target whose caches do not hold the data in flight.
 fn start_target(cores: usize) -> (Target, SocketAddr) {
     let config = TargetConfig { large_buffers_per_core: 2 * WAITING, ..config(cores) };
     start(config, vec![ram("1M")])
 }
 
-/// A queue that was granted so many writes whose data do not come, that all others go by blocks.
+/// A queue with [`WAITING`] granted writes whose data do not come, so that all others go by blocks.
 fn busy_queue(address: SocketAddr, cntlid: ControllerId, qid: u16) -> RawHost {
     let mut queue = RawHost::io(address, cntlid, qid, Wants::default());
     for _ in 0..WAITING {
@@ -47,7 +47,7 @@ fn granted(queue: &mut RawHost, slba: u64) -> R2tGrant {
     }
 }
 
-/// The H2CData PDUs of a write, each of so many bytes at most.
+/// The H2CData PDUs of a write, each of at most `pdu` bytes.
 fn pdus(queue: &mut RawHost, grant: &R2tGrant, data: &[u8], pdu: u32) -> Vec<u8> {
     let mut out = Vec::new();
     for offset in (0..grant.len).step_by(pdu as usize) {
@@ -58,7 +58,7 @@ fn pdus(queue: &mut RawHost, grant: &R2tGrant, data: &[u8], pdu: u32) -> Vec<u8>
     out
 }
 
-/// Sends in pieces that end there, each received alone, nearly always.
+/// Sends in pieces that end at `cuts`; the target nearly always receives each piece alone.
 fn send_cut(queue: &mut RawHost, bytes: &[u8], cuts: &[usize]) {
     let mut sent = 0;
     for &cut in cuts.iter().filter(|&&cut| cut < bytes.len()) {
@@ -133,8 +133,8 @@ fn a_write_that_breaks_off_leaves_whole_blocks() {
     target.shutdown().unwrap();
 }
 
-/// Compare-and-write elsewhere on the device holds all blocks back for a moment, in the middle of
-/// writes.
+/// Compare-and-write elsewhere on the device repeatedly holds all blocks back for a short time, in the
+/// middle of writes.
 #[test]
 fn locks_that_come_and_go_lose_no_block() {
     const ROUNDS: usize = 200;

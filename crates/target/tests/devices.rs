@@ -1,4 +1,4 @@
-//! Devices that count what is done with them, that grow, and that fail by order.
+//! Devices that count the requests they get, that grow, and that fail on purpose.
 
 mod common;
 
@@ -142,7 +142,7 @@ impl Channel for BrokenChannel {
         Err(BdevError::WriteFault)
     }
 
-    /// When the data did not come together with their header.
+    /// Only for data that did not come together with their header.
     fn submit(&mut self, _: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
         done.push(Done { tag: request.tag, result: Err(BdevError::WriteFault), payload: None });
     }
@@ -158,7 +158,7 @@ fn writes_that_fail_at_once_are_answered_and_counted_and_free_their_identifiers(
     let (target, address) = start(config(1), vec![broken, ram("1M")]);
     let (_admin, cntlid) = RawHost::admin(address, Wants::default());
     let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
-    // More than the queue has entries, and what is behind each is a command again.
+    // More rounds than the queue has entries; the bytes behind each failing write are a command again.
     for round in 0..40 {
         let data = pattern(round, 512);
         let (failing, first) = queue.capsule(block_sqe(io::WRITE, 1, 8, 1), &data);
@@ -183,7 +183,7 @@ struct StutteringChannel {
 }
 
 impl Bdev for Stutterer {
-    /// Reads are asked of it, and land in buffers.
+    /// Reads need a request, and land in buffers.
     fn info(&self) -> BdevInfo {
         BdevInfo { reads_in_place: false, ..self.0.info() }
     }
@@ -215,7 +215,7 @@ fn a_request_that_finishes_twice_completes_its_command_once() {
     let (target, address) = start(config(1), vec![Arc::new(Stutterer(ram("1M")))]);
     let (_admin, cntlid) = RawHost::admin(address, Wants::default());
     let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
-    // More than the queue has entries: none of them is lost, and none is used twice.
+    // More rounds than the queue has entries: none of them is lost, and none is used twice.
     for round in 0..40 {
         let writes: Vec<_> = (0..4)
             .map(|number| {

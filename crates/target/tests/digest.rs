@@ -36,8 +36,8 @@ fn every(count: u64) -> Option<NonZeroU64> {
     NonZeroU64::new(count)
 }
 
-/// Writes and reads back data of many sizes, again where a transport error is the answer; gives how
-/// often that was.
+/// Writes and reads back data of many sizes, and repeats a command after a transport error; gives the
+/// number of repetitions.
 fn exercise(queue: &mut RawHost, rounds: u64) -> u64 {
     let mut again = 0;
     let mut retry = |what: &mut dyn FnMut() -> common::Answer| {
@@ -173,7 +173,7 @@ fn connections_may_die_while_an_engine_has_their_data() {
     ends_clean(target);
 }
 
-/// Every way in which data come: in the staging buffer, in pieces, by R2T. The bad write is
+/// Data come in the staging buffer, in pieces and by R2T. The bad write is
 /// refused, and does not reach the memory.
 #[test]
 fn corruption_is_injected_where_digests_are_checked() {
@@ -198,9 +198,7 @@ fn corruption_is_injected_where_digests_are_checked() {
     ends_clean(target);
 }
 
-/// A write in several H2CData, of which one has a wrong digest, first or last: it is refused, and
-/// the next one, in as many, is not.
-/// Commands from another core write what is read, in every way there is to write memory.
+/// Another core writes the data that are read, in every way in which memory can be written.
 #[test]
 fn digests_are_those_of_the_data_though_others_write_them() {
     const BLOCKS: u32 = 256;
@@ -209,7 +207,7 @@ fn digests_are_those_of_the_data_though_others_write_them() {
     let written = AtomicUsize::new(0);
     {
         let (_admin, cntlid) = RawHost::admin(address, DIGESTS);
-        // Queues of a target with two cores are on both.
+        // The queues of a target with two cores are on both cores.
         let mut queues: Vec<_> =
             (1..=4).map(|qid| RawHost::io(address, cntlid, qid, DIGESTS)).collect();
         let mut readers = queues.split_off(2);
@@ -231,7 +229,7 @@ fn digests_are_those_of_the_data_though_others_write_them() {
                     }
                 });
             }
-            // Each checks the digests of what it reads.
+            // Each reader checks the digests of its data.
             let readers = readers.iter_mut().map(|queue| {
                 scope.spawn(move || {
                     for round in 0..1000 {
@@ -250,6 +248,8 @@ fn digests_are_those_of_the_data_though_others_write_them() {
     ends_clean(target);
 }
 
+/// A write in several H2CData PDUs, of which the first or the last has a wrong digest, is refused; the next
+/// write, in as many PDUs, succeeds.
 #[test]
 fn one_of_several_h2c_data_may_be_bad() {
     const PART: u32 = 16 << 10;

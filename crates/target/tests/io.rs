@@ -1,4 +1,4 @@
-//! I/O through the whole target, by a host that is not ours to trust: data, digests, fused
+//! I/O through the whole target, by an independent host: data, digests, fused
 //! commands, many connections and cores.
 
 mod common;
@@ -48,7 +48,7 @@ fn what_is_written_is_read_back_whatever_the_digests_and_sizes() {
 }
 
 /// A write whose capsule lies whole in the staging buffer goes to RAM from there; one that comes
-/// in pieces takes the way through an I/O buffer. Both in one stream, cut anywhere.
+/// in pieces takes the way through an I/O buffer. Both come in one stream, cut anywhere.
 #[test]
 fn a_write_that_comes_in_pieces_is_written_whole() {
     const BLOCKS: u32 = 8;
@@ -74,7 +74,7 @@ fn a_write_that_comes_in_pieces_is_written_whole() {
             let stream: Vec<u8> = writes.iter().flat_map(|write| write.3.clone()).collect();
             let before = copied();
             queue.stream.write_all(&stream[..cut]).unwrap();
-            // Long enough for the first piece to be received alone, nearly always.
+            // Long enough that the target nearly always receives the first piece alone.
             std::thread::sleep(std::time::Duration::from_millis(5));
             queue.stream.write_all(&stream[cut..]).unwrap();
             for (_, _, cid, _) in &writes {
@@ -111,7 +111,7 @@ fn counts_are_exact() {
         let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
         let totals = || target.stats().subsystems[0].1;
 
-        // One capsule in and one C2HData with SUCCESS out, sent from where the data lie.
+        // One capsule in and one C2HData with SUCCESS out, sent from the device's memory.
         let before = totals();
         for block in 0..COUNT {
             assert!(status(&queue.read(1, 8 * block, 8, BS)).is_success());
@@ -122,8 +122,8 @@ fn counts_are_exact() {
         assert_eq!((reads.sends, reads.pdus_sent), (COUNT, COUNT));
         assert_eq!(reads.copied_bytes, 0);
 
-        // In the capsule: copied into the namespace, and before that into a buffer if they were
-        // received with other things.
+        // In the capsule: copied into the namespace, and before that into a buffer if the data were
+        // received with other bytes.
         let before = totals();
         for block in 0..COUNT {
             assert!(status(&queue.write(1, 8 * block, &pattern(block, 4096), BS)).is_success());
@@ -133,7 +133,7 @@ fn counts_are_exact() {
         let once = COUNT * 4096;
         assert!((once..=2 * once).contains(&writes.copied_bytes), "{writes:?}");
 
-        // Asked for: R2T and response out, capsule and H2CData in.
+        // By R2T: R2T and response out, capsule and H2CData in.
         let before = totals();
         assert!(status(&queue.write(1, 0, &pattern(1, 16 << 10), BS)).is_success());
         let write = totals().since(&before);
@@ -151,7 +151,7 @@ fn a_bad_data_digest_fails_the_command_and_spares_device_and_connection() {
     let good = pattern(1, 4096);
     assert!(status(&queue.write(1, 0, &good, BS)).is_success());
 
-    // In the capsule: the digest of other data.
+    // In the capsule, with the digest of other data.
     let sqe = Sqe { cid: 77.into(), ..block_sqe(io::WRITE, 1, 0, 8) };
     let mut out = Vec::new();
     queue.queue.command(&sqe, Direction::HostToController, 4096, true, &mut out);
@@ -238,7 +238,7 @@ fn fused_compare_and_write_swaps_or_does_nothing() {
             } else {
                 let one = queue.submit(first, Direction::HostToController, len);
                 let two = queue.submit(second, Direction::HostToController, len);
-                // Both ask for their data before either completes.
+                // Both hosts ask for their data before either completes.
                 for _ in 0..2 {
                     match queue.listen() {
                         common::Heard::SendData(grant) => {
@@ -325,7 +325,7 @@ fn counters_kept_by_fused_compare_and_write_lose_no_increment() {
 
 #[test]
 fn commands_of_16_kib_have_buffers_of_their_own() {
-    // Of 16 KiB two for each large one, 12 in all: the thirteenth command waits.
+    // Two buffers of 16 KiB for each large one, and the large ones, are 12: the thirteenth command waits.
     const BUFFERS: usize = 12;
     const LEN: u32 = 16 << 10;
     let config = raceline_target::TargetConfig {
@@ -385,7 +385,7 @@ fn a_small_write_does_not_wait_behind_large_ones() {
     let (_admin, cntlid) = RawHost::admin(address, Wants::default());
     let mut writer = RawHost::io(address, cntlid, 1, Wants::default());
     let mut neighbour = RawHost::io(address, cntlid, 2, Wants::default());
-    // Of 1 MiB there are four buffers; the writer holds them all by not sending its data.
+    // There are four buffers of 1 MiB; the writer holds them all by not sending its data.
     for i in 0..6 {
         let sqe = block_sqe(io::WRITE, 1, i * 2048, 2048);
         writer.submit(sqe, Direction::HostToController, LARGE);
@@ -398,7 +398,7 @@ fn a_small_write_does_not_wait_behind_large_ones() {
         }
     }
     eventually("two wait", || target.stats().subsystems[0].1.buffer_waits == 2);
-    // Larger than a capsule, so that they need buffers, and ask for their data.
+    // Larger than a capsule, so that the commands need buffers, and the target asks for their data.
     for (len, blocks) in [(4096, 8), (64 << 10, 128)] {
         let data = pattern(u64::from(blocks), len);
         let sqe = block_sqe(io::WRITE, 1, 30_000, blocks);
@@ -426,7 +426,7 @@ fn a_small_write_does_not_wait_behind_large_ones() {
 
 #[test]
 fn commands_wait_for_buffers_in_order_and_none_is_lost() {
-    // 4 + 4 buffers for 64 writes at a time. Reads of memory need none.
+    // 4 + 4 buffers for 64 writes at a time. Reads of memory need no buffer.
     let config = raceline_target::TargetConfig {
         max_io_bytes: 128 << 10,
         large_buffers_per_core: 4,
@@ -461,7 +461,7 @@ fn commands_wait_for_buffers_in_order_and_none_is_lost() {
     for (i, expected) in data.iter().enumerate() {
         assert_eq!(queue.read(1, i as u64 * 128, 128, BS).data, *expected);
     }
-    // One for its own data, and one for what is compared with them.
+    // One buffer for its own data, and one for the data that are compared with them.
     let compare = block_sqe(io::COMPARE, 1, 0, 8);
     assert!(status(&queue.write_command(compare, &data[0][..8 * 512], true)).is_success());
     let totals = target.stats().subsystems[0].1;

@@ -1,4 +1,4 @@
-//! Changes of a live target: who is told, who has to go, and that nobody else notices.
+//! Changes of a live target: which hosts are told or disconnected, and that no other host notices.
 #![allow(clippy::unwrap_used)] // a test
 
 mod common;
@@ -358,7 +358,7 @@ fn verify_until(stop: &AtomicBool, rounds: &AtomicU64, address: SocketAddr, lane
     }
 }
 
-/// Hosts that verify while `change` is called many times, a few rounds of theirs between calls.
+/// Hosts verify while `change` is called `changes` times, with a few of their rounds between calls.
 fn under_io(target: &Target, address: SocketAddr, changes: u64, mut change: impl FnMut(u64)) {
     let stop = Arc::new(AtomicBool::new(false));
     let rounds = Arc::new(AtomicU64::new(0));

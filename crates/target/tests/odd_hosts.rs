@@ -1,4 +1,4 @@
-//! Hosts that are not quite what the specification says, and that do no harm: they are served.
+//! Hosts that deviate from the specification harmlessly: the target serves them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -21,7 +21,7 @@ fn words(qid: u16, entries: u16) -> ConnectWords {
     ConnectWords { recfmt: 0, qid: QueueId(qid), sqsize: entries - 1, cattr: 4, kato: 0 }
 }
 
-/// Connects with these names, which may be anything, as they lie in the Connect data.
+/// Connects with these names, which may be any bytes, as they lie in the Connect data.
 fn connect(host: &mut RawHost, words: ConnectWords, data: &ConnectData) -> Result<u32, Status> {
     let cqe = host.connect_with(words, data);
     if cqe.status.is_success() { Ok(cqe.dw0) } else { Err(cqe.status) }
@@ -54,7 +54,7 @@ fn serves(address: SocketAddr, subnqn: &str, hostnqn: &[u8]) {
         assert!(status(&queue.write(1, 8, &bytes, BS)).is_success());
         assert_eq!(queue.read(1, 8, 8, BS).data, bytes);
     }
-    // A queue of another host is none of this controller's.
+    // A queue with another host's NQN does not belong to this controller.
     let mut queue = RawHost::open(address, Wants::default());
     let error = connect(&mut queue, words(3, 32), &data(1, cntlid, subnqn, b"somebody"));
     let (not_its_own, not_admitted) =
@@ -134,7 +134,7 @@ fn an_empty_descriptor_may_be_of_zeroes() {
         let answer = queue.patched_command(sqe, Direction::None, 0, zero);
         assert_eq!(status(&answer), Status::SUCCESS, "{:#x}", sqe.opc);
     }
-    // Where data are due, none are said to be there.
+    // Commands that need data say that there are none.
     for sqe in [block_sqe(io::READ, 1, 0, 1), block_sqe(io::WRITE, 1, 0, 1)] {
         let answer = queue.patched_command(sqe, Direction::None, 0, zero);
         assert_eq!(status(&answer), Status::DATA_SGL_LENGTH_INVALID.dnr(), "{:#x}", sqe.opc);
@@ -142,7 +142,7 @@ fn an_empty_descriptor_may_be_of_zeroes() {
     target.shutdown().unwrap();
 }
 
-/// Reads, and gives whether the data said that it has succeeded; the response is there if they did not.
+/// Reads, and gives whether C2HData reported success; if it did not, the response has come.
 fn data_say_success(host: &mut RawHost, sqe: Sqe, len: u32) -> bool {
     let cid = host.submit(sqe, Direction::ControllerToHost, len);
     loop {
@@ -215,7 +215,7 @@ fn a_host_that_takes_nothing_is_given_up_when_the_target_is_told_so() {
         let (_admin, cntlid) = RawHost::admin(address, Wants::default());
         let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
         socket2::SockRef::from(&queue.stream).set_recv_buffer_size(4096).unwrap();
-        // More than the buffers of both sockets hold, and nobody receives it.
+        // More than the buffers of both sockets hold, and the host receives nothing.
         for _ in 0..120 {
             queue.submit(block_sqe(io::READ, 1, 0, 256), Direction::ControllerToHost, 256 * BS);
         }

@@ -25,7 +25,7 @@ const MIB: u64 = 1 << 20;
 const CC: u32 = 0x14;
 const ENABLED: u64 = 0x0046_0001;
 
-/// A store that a test can look into, and make fail.
+/// A store that a test can inspect and make fail.
 #[derive(Default)]
 struct Shelf {
     saved: Mutex<Option<PoolMap>>,
@@ -194,7 +194,7 @@ fn a_host_carves_attaches_uses_detaches_and_deletes() {
     assert_eq!(nsids(&mut admin, cns::ALLOCATED_NAMESPACES), [2]);
     assert_eq!(queue.read(2, 0, 1, 4096).data, second, "nobody else notices");
 
-    // What comes in its place shows nothing of it.
+    // The namespace in its place shows nothing of its data.
     assert_eq!(create(&mut admin, MIB + 512, 0, false), Ok(1));
     assert_eq!(attach(&mut admin, 1, cntlid), Status::SUCCESS);
     assert!(queue.read(1, 2048, 1, 512).data.iter().all(|&b| b == 0));
@@ -214,7 +214,7 @@ fn what_does_not_fit_is_refused_and_large_gaps_stay_large() {
     for (nsid, units) in [(1, 2), (2, 1), (3, 1), (4, 1)] {
         assert_eq!(create(&mut admin, units * MIB, 0, false), Ok(nsid));
     }
-    // Gaps of 2, 1 and 3 MiB; the one of 1 MiB is taken first.
+    // There are gaps of 2, 1 and 3 MiB; the one of 1 MiB is taken first.
     assert_eq!(delete(&mut admin, 1), Status::SUCCESS);
     assert_eq!(delete(&mut admin, 3), Status::SUCCESS);
     assert_eq!(create(&mut admin, MIB, 0, false), Ok(1));

@@ -16,13 +16,13 @@ use crate::changes::pool_map::MapError;
 use crate::path::buffers::pool_config;
 use crate::records::placement::PlacementPolicy;
 
-/// What a connection moves in a pass unless asked otherwise: some 50 us of a core's time (lab 0042).
+/// Bytes that a connection moves in a pass by default: some 50 us of a core's time (lab 0042).
 pub const DEFAULT_PASS_BYTES: u32 = 256 << 10;
 
-/// Commands that an I/O queue holds unless asked otherwise.
+/// Commands that an I/O queue holds by default.
 pub const DEFAULT_QUEUE_DEPTH: u16 = 128;
 
-/// The least that a connection may move in a pass.
+/// Fewest bytes that a connection may be configured to move in a pass.
 pub const MIN_PASS_BYTES: u32 = 4096;
 
 /// Cores, memory and limits of a target. Constant while it runs.
@@ -36,18 +36,18 @@ pub struct TargetConfig {
     pub backend: Backend,
     /// Which core gets a new connection.
     pub placement: PlacementPolicy,
-    /// How long a receive that finds nothing looks into the network device's queue itself, rather
-    /// than wait for an interrupt; `None`: not at all.
+    /// How long a receive that finds nothing polls the network device's queue itself instead of
+    /// waiting for an interrupt; `None`: not at all.
     pub busy_poll: Option<Duration>,
-    /// The priority of what is sent (SO_PRIORITY), for queueing disciplines.
+    /// The priority of sent packets (SO_PRIORITY), for queueing disciplines.
     pub socket_priority: u32,
-    /// How long what was sent may stay without an acknowledgement before the connection is given up
-    /// (TCP_USER_TIMEOUT); `None`: as long as the kernel tries.
+    /// How long sent bytes may stay without an acknowledgement before the target gives the connection
+    /// up (TCP_USER_TIMEOUT); `None`: as long as the kernel tries.
     pub ack_timeout: Option<Duration>,
     /// Which engine computes digests; `None`: the CPU.
     pub accel: Option<Framework>,
-    /// From where the generation counter of the Discovery log goes on: a target that comes back
-    /// begins beyond what hosts have seen before.
+    /// First value of the generation counter of the Discovery log: a target that restarts begins above
+    /// the values that hosts have seen.
     pub first_generation: u64,
     /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
     pub max_io_bytes: u32,
@@ -61,28 +61,28 @@ pub struct TargetConfig {
     pub max_io_queues: u16,
     /// Keep alive timeouts are rounded up to multiples of this, in 100 ms (KAS); at least 1.
     pub keep_alive_granularity: u16,
-    /// The least keep alive timeout in milliseconds; a host that asks for less has this.
+    /// Shortest keep alive timeout in milliseconds; a host that asks for a shorter one gets this one.
     pub min_keep_alive_ms: u32,
-    /// The data of a read say that it has succeeded, where the host permits it; otherwise a response follows
-    /// them always.
+    /// A C2HData PDU reports the success of its read, where the host permits it; otherwise a response
+    /// follows the data of every read.
     pub c2h_success: bool,
     /// Bytes that one connection moves before the others of its core have their turn: in one
-    /// receive, in one send while somebody on the core sends little and often, and from or to
-    /// devices and through digests for the commands of one receive. The last command may be longer.
+    /// receive, in one send while another socket of the core makes small sends, and from or to
+    /// devices and through digests for the commands of one receive. The last command may exceed it.
     pub pass_bytes: u32,
-    /// I/O buffers of 128 KiB on each core, or of `max_io_bytes` if that is less; commands beyond
-    /// wait for one. For each there are two of 16 KiB. With a larger `max_io_bytes` half of their
-    /// memory is in larger buffers, of which there are at least 4 of the largest size.
+    /// I/O buffers of 128 KiB on each core, or of `max_io_bytes` if that is less; a command that finds
+    /// none free waits. Each core has two buffers of 16 KiB for each of them. With a larger
+    /// `max_io_bytes` half of their memory is in larger buffers, at least 4 of the largest size.
     pub large_buffers_per_core: usize,
     /// I/O buffers of 4 KiB on each core.
     pub small_buffers_per_core: usize,
     /// Bounds on sockets that have not completed Connect.
     pub pre_connect: PreConnectLimits,
-    /// Controllers that one host may have at a time; hosts without a name count as one.
+    /// Controllers that one host may have at a time; all hosts without a name count as one host.
     pub max_controllers_per_host: usize,
 }
 
-/// Bounds on sockets that have not completed Connect: an unauthenticated peer can hold no more.
+/// Bounds on sockets that have not completed Connect: an unauthenticated peer cannot hold more.
 #[derive(Clone, Debug)]
 pub struct PreConnectLimits {
     /// In total.
@@ -136,7 +136,7 @@ impl Default for TargetConfig {
 }
 
 impl TargetConfig {
-    /// What [`Self::max_admin_entries`] may be: the least is that of the specification (Fabrics 1.1, 5.3).
+    /// Permitted values of [`Self::max_admin_entries`]; the specification sets the least (Fabrics 1.1, 5.3).
     pub const ADMIN_ENTRIES: RangeInclusive<u16> = MIN_ADMIN_ENTRIES..=4096;
 
     /// The I/O buffers of one core.
@@ -195,7 +195,7 @@ impl TargetConfig {
     }
 }
 
-/// A subsystem to create; [`SubsystemConfig::new`] fills in what is usual.
+/// A subsystem to create; [`SubsystemConfig::new`] fills in the defaults.
 #[derive(Clone, Debug)]
 pub struct SubsystemConfig {
     /// Its name.
@@ -218,7 +218,7 @@ impl SubsystemConfig {
     /// All numbers that a controller can have; FFF0h and up are reserved (Fabrics 1.1, 3.3).
     pub const CONTROLLER_IDS: RangeInclusive<u16> = 1..=0xffef;
 
-    /// A subsystem of that name with serial number "00000000000000000000" that takes any host.
+    /// A subsystem of that name with serial number "00000000000000000000" that accepts any host.
     #[must_use]
     pub fn new(nqn: Nqn) -> Self {
         Self {
@@ -241,7 +241,7 @@ impl SubsystemConfig {
     }
 }
 
-/// A namespace to add to a subsystem; [`NamespaceConfig::new`] fills in what is usual.
+/// A namespace to add to a subsystem; [`NamespaceConfig::new`] fills in the defaults.
 #[derive(Clone)]
 pub struct NamespaceConfig {
     /// Its number; `None`: the lowest free.
@@ -250,7 +250,7 @@ pub struct NamespaceConfig {
     pub bdev: SharedBdev,
     /// Its UUID; `None`: the device's.
     pub uuid: Option<[u8; 16]>,
-    /// Its NGUID; `None`: derived from the UUID.
+    /// Its NGUID; `None`: the target derives it from the UUID.
     pub nguid: Option<[u8; 16]>,
     /// Its EUI64; `None`: it has none.
     pub eui64: Option<[u8; 8]>,
@@ -279,10 +279,10 @@ pub enum TargetError {
         /// Its range.
         need: &'static str,
     },
-    /// Busy polling is not to be had.
+    /// The kernel refuses busy polling.
     #[error("{0}")]
     BusyPoll(std::io::Error),
-    /// Sockets may not have this priority.
+    /// The kernel refuses this socket priority.
     #[error("socket priority {priority} is refused ({error}): above 6 it needs CAP_NET_ADMIN")]
     SocketPriority {
         /// The priority.

@@ -43,7 +43,8 @@ pub(crate) struct Control {
 pub(crate) struct State {
     pub(crate) subsystems: BTreeMap<Nqn, Entry>,
     pub(crate) listeners: Vec<ListenerInfo>,
-    /// Who carries the bytes of a listener's connections, by port id; those without: the kernel.
+    /// The providers that carry the bytes of a listener's connections, by port id; a listener that is
+    /// not here uses the kernel's TCP.
     pub(crate) streams: BTreeMap<u16, Arc<dyn StreamProvider>>,
     pub(crate) discovery_ports: Vec<u16>,
     pub(crate) referrals: Vec<Referral>,
@@ -66,10 +67,10 @@ pub(crate) struct Entry {
     /// Its own listeners, by port id.
     pub(crate) ports: Vec<u16>,
     pub(crate) namespaces: BTreeMap<u32, Exported>,
-    /// What its hosts make namespaces of.
+    /// The pool of which its hosts make namespaces.
     pub(crate) pool: Option<PoolState>,
     pub(crate) stats: Arc<SubsystemStats>,
-    /// As the cores see it; `None`: that is to be made anew.
+    /// As the cores see it; `None`: the next snapshot has to describe it anew.
     published: Option<Arc<SubsystemDevices>>,
 }
 
@@ -133,12 +134,11 @@ impl Control {
         Ok(())
     }
 
-    /// Changes a subsystem, if all is well with it afterwards; the next snapshot shows it. If the
-    /// map of its pool has changed, that is saved before.
+    /// Changes a subsystem if the result breaks no rule; the next snapshot shows the change. A changed
+    /// map of its pool is saved before.
     ///
-    /// # Errors
-    /// When there is no such subsystem, what `change` says, that it would break a rule of the
-    /// protocol, or that the map cannot be saved; then nothing has changed.
+    /// When there is no such subsystem, `change` fails, the result would break a rule of the
+    /// protocol, or the map cannot be saved; then nothing has changed.
     pub(crate) fn change<T>(
         &self,
         state: &mut State,
@@ -161,7 +161,7 @@ impl Control {
         changed
     }
 
-    /// Shows all cores what exists now, and waits until they have seen it.
+    /// Shows all cores the current state, and waits until they have seen it.
     pub(crate) fn publish(&self, state: &mut State) -> Result<(), TargetError> {
         let retry_delays = state.retry_delays;
         let mut subsystems = Vec::with_capacity(state.subsystems.len());
@@ -209,10 +209,10 @@ impl Control {
         }
     }
 
-    /// Closes a device that no snapshot shows, once it is quiet.
+    /// Closes a device that no snapshot shows, once it has nothing in flight.
     pub(crate) fn close_device(&self, state: &mut State, id: DeviceId) -> Result<(), TargetError> {
         self.ask_all(DRAIN_TIMEOUT, |reply| Message::CloseDevice { id, reply })?;
-        // One that did not become quiet keeps its number.
+        // A device that did not become quiet keeps its number.
         state.devices.remove(&id);
         Ok(())
     }
@@ -281,12 +281,12 @@ impl State {
         entries.map(|(nqn, entry)| (nqn.clone(), entry.stats.totals())).collect()
     }
 
-    /// Every subsystem is described anew in the next snapshot.
+    /// Marks every subsystem to be described anew in the next snapshot.
     pub(crate) fn describe_all_anew(&mut self) {
         self.subsystems.values_mut().for_each(Entry::describe_anew);
     }
 
-    /// Takes the next device number that is not in use; 0 is the connections' own.
+    /// Takes the next device number that is not in use; 0 names the connections' own operations.
     fn next_device(&mut self) -> Result<DeviceId, TargetError> {
         for _ in 0..u16::MAX {
             self.last_device = self.last_device.wrapping_add(1).max(1);
@@ -327,7 +327,7 @@ impl Entry {
         }
     }
 
-    /// The subsystem is described anew in the next snapshot.
+    /// Marks the subsystem to be described anew in the next snapshot.
     pub(crate) fn describe_anew(&mut self) {
         self.published = None;
     }
@@ -355,7 +355,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Whether the namespace is being formatted: it must stay as it is.
+    /// Whether the namespace is being formatted; if so, nothing else may change it.
     pub(crate) fn is_formatting(&self, nsid: NamespaceId) -> bool {
         self.pool.as_ref().is_some_and(|pool| pool.formatting.contains(&nsid))
     }

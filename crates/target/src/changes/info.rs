@@ -1,4 +1,4 @@
-//! What a target has and what it has done, for those who list it.
+//! What a target has and what it has done, for callers that list it.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -86,7 +86,7 @@ pub struct QueueInfo {
     pub cntlid: ControllerId,
     /// Its number in the controller; 0 is the admin queue.
     pub qid: QueueId,
-    /// How many commands the host may have outstanding, and one.
+    /// Entries of the queue: one more than the commands that the host may have outstanding.
     pub entries: u16,
     /// The core that it lives on, by its index in the target.
     pub core: usize,
@@ -111,15 +111,15 @@ pub struct PollGroupStats {
     pub admin_queues: usize,
     /// I/O queues that are connected.
     pub io_queues: usize,
-    /// Sockets that have not completed Connect, or are on their way out.
+    /// Sockets that have not completed Connect, or are closing.
     pub unassociated: usize,
-    /// What its I/O queues have done so far. A command counts when it comes, so at most the
-    /// commands outstanding are not completed; those that wait for an I/O buffer did so
-    /// `buffer_waits` times.
+    /// What its I/O queues have done so far. A command counts when it arrives, so the commands that are
+    /// not completed are at most those outstanding. Commands waited for an I/O buffer `buffer_waits`
+    /// times.
     pub totals: QueueTotals,
 }
 
-/// What a host has done with a subsystem, over all its queues that there are and were.
+/// What a host has done with a subsystem, over all its present and past queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostStats {
     /// The subsystem, or the discovery service.
@@ -233,8 +233,8 @@ impl Target {
         groups.collect()
     }
 
-    /// What each host has done with each subsystem, also hosts that are not connected any more,
-    /// as long as there are not thousands of them.
+    /// What each host has done with each subsystem. Hosts without a connection are listed, too, until
+    /// the target forgets them: it remembers 4096 pairs of subsystem and host.
     #[must_use]
     pub fn hosts(&self) -> Vec<HostStats> {
         let hosts = self.control.shared.ledger().by_host().into_iter();
@@ -282,7 +282,7 @@ fn describe(state: &State, entry: &Entry) -> SubsystemInfo {
     }
 }
 
-/// In the order in which the ports came.
+/// The addresses of these ports, in the same order.
 fn addresses(state: &State, ports: &[u16]) -> Vec<SocketAddr> {
     let listener = |id| state.listeners.iter().find(|listener| listener.port_id == id);
     ports.iter().filter_map(|&id| listener(id)).map(|listener| listener.address).collect()

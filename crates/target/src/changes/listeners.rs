@@ -1,4 +1,4 @@
-//! Changes of listeners, and of what else discovery tells.
+//! Changes of listeners and of the other contents of the Discovery log.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::changes::control::State;
 use crate::changes::message::Message;
 use crate::changes::target::Target;
 
-/// How long an address in use is tried again after a restart.
+/// How long the target retries to listen on an address that is in use after a restart.
 const LISTEN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The time between two attempts to listen.
 const LISTEN_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Target {
-    /// Listens by `listen`, again while the address is in use, for a moment. The kernel takes the
-    /// io_uring of a killed process down after the process is gone, and its listening sockets with
-    /// it: a restart may come before that.
+    /// Listens by `listen`, and retries for up to 2 s while the address is in use. The kernel takes
+    /// down the io_uring of a killed process, and its listening sockets with it, after the process is
+    /// gone: a restart may come before that.
     ///
     /// # Errors
     /// Those of `listen`.
@@ -44,15 +44,16 @@ impl Target {
     }
 
     /// Listens on an address, for every subsystem and for discovery. Gives the real address:
-    /// port 0 takes any free one. A listener of some subsystems becomes one of all.
+    /// port 0 takes any free one. A listener of some subsystems becomes a listener of all.
     ///
     /// # Errors
-    /// When the address cannot be listened on, or it is one of all already.
+    /// When the address cannot be listened on, or already leads to every subsystem.
     pub fn add_listener(&self, address: SocketAddr) -> Result<SocketAddr, TargetError> {
         self.add_listener_with(address, None)
     }
 
-    /// The same where a provider carries the bytes of the connections; `None`: the kernel's TCP.
+    /// [`Self::add_listener`], with a provider that carries the bytes of the connections; `None`: the
+    /// kernel's TCP.
     ///
     /// # Errors
     /// As [`Self::add_listener`], and when the listener has another provider.
@@ -77,7 +78,7 @@ impl Target {
         }
     }
 
-    /// Stops listening on an address, for whatever it was. Connections that came by it close.
+    /// Stops listening on an address, for all its users. Connections that came by it close.
     ///
     /// # Errors
     /// When nothing listens there.
@@ -94,11 +95,11 @@ impl Target {
         self.control.publish(&mut state)
     }
 
-    /// Lets hosts reach a subsystem by an address, where nobody has to listen yet; subsystems may
+    /// Lets hosts reach a subsystem by an address, which need not have a listener yet; subsystems may
     /// share a listener. Gives the real address: port 0 takes any free one.
     ///
-    /// The name of the discovery service stands for itself: the Discovery log then names the
-    /// address as an entrance to it. The service answers at every listener anyway.
+    /// The NQN of the discovery service is allowed, too: the Discovery log then names the address as an
+    /// entrance to that service. The service answers at every listener in any case.
     ///
     /// # Errors
     /// When there is no such subsystem, it has that listener already, or the address cannot be
@@ -111,7 +112,8 @@ impl Target {
         self.add_subsystem_listener_with(nqn, address, None)
     }
 
-    /// The same where a provider carries the bytes of the connections; `None`: the kernel's TCP.
+    /// [`Self::add_subsystem_listener`], with a provider that carries the bytes of the connections;
+    /// `None`: the kernel's TCP.
     ///
     /// # Errors
     /// As [`Self::add_subsystem_listener`], and when the listener has another provider.
@@ -136,8 +138,8 @@ impl Target {
         Ok(address)
     }
 
-    /// Ends that hosts reach a subsystem by an address: its connections that came by it close.
-    /// The socket is closed when it leads to nothing any more.
+    /// Stops hosts from reaching a subsystem by an address: its connections that came by it close.
+    /// The target closes the socket when the address leads to nothing any more.
     ///
     /// # Errors
     /// When there is no such subsystem, or it has no such listener.
@@ -163,7 +165,7 @@ impl Target {
         self.control.publish(&mut state)
     }
 
-    /// Points hosts that ask for discovery to another place; those connected are told.
+    /// Points hosts that ask for discovery to another place; connected hosts are told.
     ///
     /// # Errors
     /// When there is such a referral.
@@ -177,8 +179,8 @@ impl Target {
         self.control.publish(&mut state)
     }
 
-    /// Takes back a referral to the same address and NQN; who may see it and whether the channel
-    /// must be secure do not matter.
+    /// Removes the referral to the same address and NQN; the hosts that may see it and whether the
+    /// channel must be secure do not matter.
     ///
     /// # Errors
     /// When there is none.
@@ -199,7 +201,7 @@ impl Target {
         self.control.lock().referrals.clone()
     }
 
-    /// Says which listeners the Discovery log shows to whom.
+    /// Sets which listeners the Discovery log shows to which host.
     ///
     /// # Errors
     /// When a core does not answer.
@@ -211,7 +213,7 @@ impl Target {
 
     // ------------------------------------------------------------------------ internals
 
-    /// Opens a listener; `user` notes who it is for. The cores know of it before it takes the
+    /// Opens a listener; `user` notes its purpose. The cores know of it before it accepts the
     /// first connection, unless its port is not known before.
     fn listen(
         &self,
@@ -293,7 +295,7 @@ impl Target {
         })
     }
 
-    /// Closes the sockets that lead to nothing; the snapshot that shows it comes after.
+    /// Closes the sockets that lead to nothing; the caller publishes the snapshot without them afterwards.
     pub(crate) fn close_unused_listeners(&self, state: &mut State) -> Result<(), TargetError> {
         let unused = |listener: &&ListenerInfo| {
             let id = listener.port_id;
@@ -317,7 +319,8 @@ impl State {
         Some(listener.port_id)
     }
 
-    /// A listener that is there has this provider: nobody gets plain connections who asked for others.
+    /// Checks that a listener at this address has this provider, if there is one: its connections must not
+    /// be carried by another.
     fn check_streams(
         &self,
         address: SocketAddr,

@@ -1,11 +1,11 @@
-//! What a host asks for when it wants namespaces changed.
+//! What a host sends to have namespaces changed.
 
 use raceline_proto::controller::ManagementCommand;
 use raceline_proto::nvme::{HostNqn, Nqn};
 
 use crate::records::names::CommandPlace;
 
-/// A host's wish.
+/// A host's request.
 pub(crate) struct ManagementRequest {
     pub(crate) nqn: Nqn,
     pub(crate) host: HostNqn,

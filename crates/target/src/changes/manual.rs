@@ -23,10 +23,10 @@ pub struct ManualCore {
 }
 
 impl Target {
-    /// A target with one core per [`Io`], to be driven by [`ManualCore::turn`]. The cores in
-    /// `config` do not matter.
+    /// A target with one core per [`Io`], which [`ManualCore::turn`] drives. The target ignores the
+    /// cores in `config`.
     ///
-    /// Changes wait for answers of the cores: make them on another thread while this one drives.
+    /// Changes wait for answers of the cores: make them on another thread while this thread drives.
     ///
     /// # Errors
     /// When a setting is out of range or there is no memory for buffers.
@@ -53,10 +53,10 @@ impl Target {
 }
 
 impl ManualCore {
-    /// One turn of the core's loop, without waiting. True: there was something to do.
+    /// Runs one turn of the core's loop, without waiting. True: the core had work.
     ///
-    /// Takes only the messages that were there when it began, so that a run whose turns begin at
-    /// known [`ManualCore::waiting_messages`] can be repeated.
+    /// Takes only the messages that were there when the turn began. A run whose turns begin at
+    /// known [`ManualCore::waiting_messages`] can therefore be repeated.
     ///
     /// # Errors
     /// When the I/O is broken.
@@ -89,7 +89,7 @@ impl ManualCore {
         self.service.is_finished()
     }
 
-    /// I/O buffers that nobody uses, of all sizes.
+    /// I/O buffers that are free, of all sizes.
     #[must_use]
     pub fn free_buffers(&self) -> usize {
         self.pool.available_total()

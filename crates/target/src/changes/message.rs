@@ -36,9 +36,9 @@ pub(crate) enum Message {
     OpenDevice { id: DeviceId, bdev: SharedBdev, reply: Reply<Result<(), TargetError>> },
     /// Control: no view shows the device any more; close it once it is quiet.
     CloseDevice { id: DeviceId, reply: Reply<()> },
-    /// Control: zero that much of a device that no view shows.
+    /// Control: zero the first `bytes` of a device that no view shows.
     Wipe { id: DeviceId, bytes: u64, reply: Reply<Result<(), BdevError>> },
-    /// Control: what became of a command about namespaces; with success, DW0.
+    /// Control: the result of a command about namespaces; with success, DW0.
     Managed { to: CommandPlace, result: Result<u32, Status> },
     /// Control: what exists has changed.
     View { snapshot: Arc<Snapshot>, reply: Reply<()> },
@@ -47,7 +47,7 @@ pub(crate) enum Message {
     /// Control: close everything, then end.
     Shutdown,
 
-    /// The accepting core: a connection that is yours.
+    /// The accepting core: a connection that now belongs to this core.
     Adopt { seat: Seat, socket: Socket, peer: SocketAddr, local: SocketAddr, port_id: u16 },
 
     /// An I/O queue wants to join the controller whose admin queue is at `home`.
@@ -57,24 +57,24 @@ pub(crate) enum Message {
         request: Box<ConnectRequest>,
         counters: Arc<QueueCounters>,
     },
-    /// The answer.
+    /// The answer to [`Self::IoConnect`].
     IoConnected { to: ConnKey, result: Result<(), ConnectError> },
     /// An I/O queue that had joined is gone, all its commands with it.
     IoClosed { home: ConnKey, qid: QueueId, from: Place },
     /// Close this connection: its controller is reset, shut down or lost.
     Close { key: ConnKey },
-    /// A command of an I/O queue failed: for the controller's error log.
+    /// A command of an I/O queue failed: add it to the controller's error log.
     CommandFailed { home: ConnKey, entry: ErrorEntry },
 
     /// To a device's warden: a fused operation wants a range.
     LockRange { device: DeviceId, bytes: Range<u64>, who: CommandPlace },
     /// From a device's warden: hold back writes to this range.
     Fence { device: DeviceId, lock: LockId, bytes: Range<u64> },
-    /// To the warden: it is quiet here.
+    /// To the warden: this core has no write to the range in flight.
     Fenced { device: DeviceId, lock: LockId },
-    /// From the warden: the range is yours, or (`None`) the device is gone.
+    /// From the warden: the range is locked for the command, or (`None`) the device is gone.
     LockGranted { to: CommandPlace, device: DeviceId, lock: Option<LockId> },
-    /// To the warden: done with it.
+    /// To the warden: the lock is no longer needed.
     UnlockRange { device: DeviceId, lock: LockId },
     /// From the warden: let writes to this range go.
     Unfence { device: DeviceId, lock: LockId },

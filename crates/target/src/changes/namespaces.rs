@@ -25,7 +25,7 @@ impl Target {
         let nsid = state.entry(nqn)?.free_nsid(config.nsid)?;
         let namespace = describe_namespace(nsid, &config);
         let bdev = config.bdev;
-        // The rules are checked before any core opens the device; 0 is the number of none.
+        // The rules are checked before any core opens the device; 0 is the number of no device.
         let unopened = Exported { device: DeviceId(0), namespace, bdev: Arc::clone(&bdev) };
         let insert = |entry: &mut Entry, exported: Exported| {
             entry.namespaces.insert(nsid.0, exported);
@@ -50,11 +50,10 @@ impl Target {
         }
     }
 
-    /// Removes a namespace; connected hosts are told. Commands in flight finish first. One of a
+    /// Removes a namespace; connected hosts are told. Commands in flight finish first. A namespace of a
     /// pool is deleted: its part of the device is free again.
     ///
-    /// # Errors
-    /// When there is none of that number, it is being formatted, or its device does not become
+    /// When there is no namespace of that number, it is being formatted, or its device does not become
     /// quiet.
     pub fn remove_namespace(&self, nqn: &Nqn, nsid: NamespaceId) -> Result<(), TargetError> {
         let mut state = self.control.lock();
@@ -69,7 +68,7 @@ impl Target {
         self.control.close_device(&mut state, exported.device)
     }
 
-    /// Looks again how large the devices are, and tells connected hosts of those that have grown.
+    /// Reads the sizes of all devices again, and tells connected hosts of those that have grown.
     ///
     /// # Errors
     /// When a core does not answer.
@@ -128,8 +127,8 @@ impl Target {
         }
     }
 
-    /// Lets a host see a namespace that hosts do not see of themselves; connected, it is told.
-    /// Nothing happens when it sees it already.
+    /// Lets a host see a namespace that is not visible to all hosts; a connected host is told.
+    /// Does nothing when the host sees it already.
     ///
     /// # Errors
     /// When there is no such namespace, or every host sees it.
@@ -146,8 +145,8 @@ impl Target {
         })
     }
 
-    /// Hides a namespace from a host; connected, it is told. Nothing happens when it does not see
-    /// it.
+    /// Hides a namespace from a host; a connected host is told. Does nothing when the host does not
+    /// see it.
     ///
     /// # Errors
     /// When there is no such namespace, or every host sees it.
@@ -219,7 +218,7 @@ fn describe_namespace(nsid: NamespaceId, config: &NamespaceConfig) -> Namespace 
     with_device(&identity, &info)
 }
 
-/// A namespace of that number and UUID, without a device.
+/// A namespace of that number and UUID, not yet described by a device.
 pub(crate) fn identity(nsid: NamespaceId, uuid: [u8; 16]) -> Namespace {
     Namespace {
         nsid,
@@ -240,7 +239,7 @@ pub(crate) fn identity(nsid: NamespaceId, uuid: [u8; 16]) -> Namespace {
     }
 }
 
-/// The same namespace with what this device can do.
+/// The same namespace with this device's capabilities.
 pub(crate) fn with_device(namespace: &Namespace, info: &BdevInfo) -> Namespace {
     Namespace {
         block_size: info.block_size,

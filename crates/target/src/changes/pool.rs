@@ -25,9 +25,9 @@ pub struct PoolInfo {
     pub bdev: SharedBdev,
     /// Capacity in bytes.
     pub total_bytes: u64,
-    /// What of it belongs to no namespace, in bytes.
+    /// Bytes that belong to no namespace.
     pub free_bytes: u64,
-    /// What it is divided into.
+    /// The namespaces that it is divided into.
     pub map: PoolMap,
     /// Which hosts may manage it.
     pub managers: HostAccess,
@@ -35,7 +35,7 @@ pub struct PoolInfo {
 
 impl Target {
     /// Gives a subsystem a pool: its hosts can now make namespaces of the device (Namespace
-    /// Management), and those in the map are there. Nothing is written to the device, nor saved.
+    /// Management), and the namespaces in the map exist. Writes nothing to the device, and saves nothing.
     ///
     /// # Errors
     /// When there is no such subsystem, it has a pool, the map does not fit the device, a number
@@ -77,8 +77,8 @@ impl Target {
         self.control.publish(&mut state)
     }
 
-    /// Takes the pool and its namespaces from a subsystem; hosts are told. The device and what was
-    /// saved stay as they are.
+    /// Takes the pool and its namespaces from a subsystem; hosts are told. The device and the saved map
+    /// stay as they are.
     ///
     /// # Errors
     /// When there is no such subsystem, it has no pool, or a namespace is being made or formatted.
@@ -112,11 +112,11 @@ impl Target {
         }))
     }
 
-    /// Does what a host could ask for with an admin command, for `host`; gives DW0 of the answer:
-    /// for a new namespace its number. It may take as long as zeroing the namespace does.
+    /// Executes for `host` what that host could ask for with an admin command, and gives DW0 of the
+    /// answer: for a new namespace its number. The call may last until the namespace is zeroed.
     ///
     /// # Errors
-    /// What the host would be told.
+    /// The status that the host would get.
     pub fn manage_namespaces(
         &self,
         nqn: &Nqn,
@@ -126,7 +126,7 @@ impl Target {
         self.control.manage(nqn, host, command)
     }
 
-    /// Starts the thread that does what hosts ask for, unless it runs.
+    /// Starts the thread that executes hosts' requests, unless it runs.
     fn start_manager(&self) -> Result<(), TargetError> {
         let mut manager = self.control.shared.manager();
         if manager.is_some() {
@@ -167,7 +167,7 @@ impl Control {
     }
 }
 
-/// The namespace that is made of a part of a pool, on its device.
+/// Describes the namespace that is made of a part of a pool, on its device.
 fn describe(pool: &PoolState, namespace: &PoolNamespace, bdev: &SharedBdev) -> Namespace {
     let PoolNamespace { nsid, uuid, shared, .. } = *namespace;
     let units = namespace.units.end - namespace.units.start;

@@ -5,11 +5,11 @@ use std::ops::Range;
 use raceline_bdev::BdevInfo;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
-/// Which part of a pool's device belongs to which namespace, and what else is to survive of those
-/// namespaces.
+/// Which part of a pool's device belongs to which namespace, and the other properties of those
+/// namespaces that must survive a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolMap {
-    /// The device is divided into units of so many bytes; the rest at its end is not used.
+    /// Bytes of one unit of the device; the rest at its end is not used.
     pub unit_bytes: u64,
     /// The namespaces, by ascending number.
     pub namespaces: Vec<PoolNamespace>,
@@ -34,10 +34,10 @@ pub struct PoolNamespace {
     pub hosts: Vec<Nqn>,
 }
 
-/// Why a map is not that of a device.
+/// Why a map does not fit a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// The units do not consist of blocks.
+    /// The unit is not a multiple of 4096 bytes, or larger than the device.
     #[error("units of {0} bytes are not a multiple of 4096, or larger than the device")]
     Unit(u64),
     /// The namespaces are not in order.
@@ -49,12 +49,12 @@ pub enum MapError {
     /// Two namespaces have a unit in common.
     #[error("namespaces {0} and {1} overlap")]
     Overlap(NamespaceId, NamespaceId),
-    /// The blocks of a namespace need more than its units, or are of a size that cannot be.
+    /// The blocks of a namespace need more than its units, or have a size that is not allowed.
     #[error("the blocks of namespace {0} do not fit its units")]
     Blocks(NamespaceId),
 }
 
-/// The block sizes that a namespace can have, where the device's is not larger.
+/// The block sizes that a namespace may have; the device's must not be larger.
 const BLOCK_SIZES: [u32; 2] = [512, 4096];
 
 /// Every block size divides a unit.
@@ -79,7 +79,7 @@ impl PoolMap {
         self.check(device_bytes, &block_sizes(device))
     }
 
-    /// Whether it can be the map of a device of that size, with these block sizes.
+    /// Checks whether it can be the map of a device of that size, with these block sizes.
     fn check(&self, device_bytes: u64, block_sizes: &[u32]) -> Result<(), MapError> {
         let unit = self.unit_bytes;
         if unit == 0 || !unit.is_multiple_of(UNIT_MULTIPLE) || unit > device_bytes {
@@ -125,8 +125,8 @@ pub(crate) fn block_sizes(device: &BdevInfo) -> Vec<u32> {
     BLOCK_SIZES.into_iter().filter(|size| *size >= device.block_size).collect()
 }
 
-/// The smallest gap of `total` units between what is `used` that has room for `count`: so large
-/// gaps stay large. Of equal ones the first.
+/// The smallest gap of `total` units between the `used` ones that has room for `count`, so that large
+/// gaps stay large. Of equal gaps the first.
 pub(crate) fn best_fit(total: u64, used: &[Range<u64>], count: u64) -> Option<Range<u64>> {
     let mut used: Vec<&Range<u64>> = used.iter().collect();
     used.sort_by_key(|range| range.start);

@@ -1,4 +1,4 @@
-//! A pool of a subsystem, as the target keeps it: its device, its map, what is being changed.
+//! A pool of a subsystem, as the target keeps it: its device, its map, and the changes under way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::changes::pool_map::{PoolMap, block_sizes};
 
 /// Where the maps of pools are kept.
 pub trait PoolStore: Send + Sync {
-    /// Keeps the map of a subsystem's pool: when this returns, a crash does not undo it. The
-    /// change is visible to hosts, and answered, only afterwards. Called with the target's state
-    /// locked: it must not call the target.
+    /// Keeps the map of a subsystem's pool: when this returns, a crash does not undo it. Only afterwards
+    /// do hosts see the change and get their answer. The caller holds the lock on the target's state:
+    /// this method must not call the target.
     ///
     /// # Errors
     /// When the map cannot be kept; then the change is not made, and the map before it must still
@@ -25,14 +25,14 @@ pub trait PoolStore: Send + Sync {
 /// A device of which hosts make namespaces.
 #[derive(Clone)]
 pub struct PoolConfig {
-    /// The device; nobody else may use it.
+    /// The device; nothing else may use it.
     pub bdev: SharedBdev,
-    /// What it is divided into, as it was saved last; [`PoolMap::new`] for a new pool.
+    /// The map as it was saved last; [`PoolMap::new`] for a new pool.
     pub map: PoolMap,
     /// Where the map is kept.
     pub store: Arc<dyn PoolStore>,
     /// Which of the hosts that may connect may also create, attach, delete and format namespaces;
-    /// to others it looks as if there were no pool.
+    /// other hosts see no pool.
     pub managers: HostAccess,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct PoolState {
 }
 
 impl PoolState {
-    /// A pool of which nothing is being made or formatted.
+    /// A pool without namespaces that are being made or formatted.
     pub(super) fn new(config: PoolConfig) -> Self {
         let PoolConfig { bdev, map, store, managers } = config;
         Self { bdev, map, store, managers, reserved: Vec::new(), formatting: Vec::new() }
@@ -93,7 +93,7 @@ impl PoolState {
         }
     }
 
-    /// Has the map saved, unless it is as it was.
+    /// Saves the map, unless it has not changed.
     pub(super) fn save_unless(&self, nqn: &Nqn, before: &Self) -> Result<(), TargetError> {
         if before.map == self.map {
             return Ok(());

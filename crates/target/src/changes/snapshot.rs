@@ -1,4 +1,4 @@
-//! What exists, as all cores see it: an immutable picture, replaced as a whole.
+//! What exists, as all cores see it: an immutable snapshot, replaced as a whole.
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,7 +46,7 @@ pub(crate) struct SubsystemDevices {
 }
 
 impl SubsystemDevices {
-    /// What this host sees of it: namespaces and their devices, in the same order.
+    /// The part that this host sees: namespaces and their devices, in the same order.
     pub(crate) fn seen_by(&self, host: &HostNqn) -> Self {
         let subsystem = self.subsystem.seen_by(host);
         if Arc::ptr_eq(&subsystem, &self.subsystem) {
@@ -59,7 +59,7 @@ impl SubsystemDevices {
     }
 }
 
-/// A queue's picture of its subsystem: what its host sees of it.
+/// A queue's copy of its subsystem: the part that its host sees.
 #[derive(Debug)]
 pub(crate) struct Seen {
     host: HostNqn,
@@ -87,7 +87,7 @@ impl Seen {
 }
 
 /// Counts of all queues that a subsystem ever had. Locked when queues come and go and when
-/// somebody reads the counts, never per command.
+/// a caller reads the counts, never per command.
 #[derive(Debug, Default)]
 pub(crate) struct SubsystemStats {
     inner: Mutex<Queues>,
@@ -97,7 +97,7 @@ pub(crate) struct SubsystemStats {
 struct Queues {
     live: Vec<Arc<QueueCounters>>,
     closed: QueueTotals,
-    /// Of the queue that was busy longest.
+    /// Busy time of the closed queue that was busy longest.
     closed_busy_us: u64,
 }
 
@@ -125,8 +125,8 @@ impl SubsystemStats {
         totals
     }
 
-    /// How long the subsystem has been busy at least: as long as the queue that was busy longest.
-    /// (Queues are busy at the same time, so the sum would be too much.)
+    /// Lower bound for the time that the subsystem has been busy: that of the queue that was busy
+    /// longest. (Queues are busy at the same time, so the sum would be too high.)
     pub(crate) fn busy(&self) -> Duration {
         let queues = self.lock();
         let live = queues.live.iter().map(|counters| counters.busy_us.get());

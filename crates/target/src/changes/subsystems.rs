@@ -1,4 +1,4 @@
-//! Changes of subsystems and of who may connect to them.
+//! Changes of subsystems and of the hosts that may connect to them.
 
 use raceline_proto::controller::HostAccess;
 use raceline_proto::nvme::Nqn;
@@ -44,8 +44,8 @@ impl Target {
         Ok(())
     }
 
-    /// Says which hosts may connect: any and an empty list, or those of a list. Controllers of
-    /// hosts that may not any more are closed.
+    /// Sets which hosts may connect: any and an empty list, or those of a list. Controllers of
+    /// hosts that may no longer connect are closed.
     ///
     /// # Errors
     /// When there is no such subsystem.
@@ -59,8 +59,8 @@ impl Target {
         })
     }
 
-    /// Says whether any host may connect, or only those of the list, which stays as it is.
-    /// Controllers of hosts that may not any more are closed.
+    /// Sets whether any host may connect, or only those of the list, which stays as it is.
+    /// Controllers of hosts that may no longer connect are closed.
     ///
     /// # Errors
     /// When there is no such subsystem.
@@ -71,7 +71,7 @@ impl Target {
         })
     }
 
-    /// Puts a host on the list of those that may connect even when not any host may.
+    /// Adds a host to the list of those that may connect even when not every host may.
     ///
     /// # Errors
     /// When there is no such subsystem, or the host is on its list.
@@ -85,8 +85,8 @@ impl Target {
         })
     }
 
-    /// Takes a host from the list and closes its controllers, also where any host may connect:
-    /// there it may come back.
+    /// Takes a host from the list and closes its controllers. Where any host may connect, the host may
+    /// come back.
     ///
     /// # Errors
     /// When there is no such subsystem, or the host is not on its list.
@@ -101,8 +101,8 @@ impl Target {
         self.control.disconnect_host(nqn, host)
     }
 
-    /// CRDT1 to 3: after how long hosts may retry what was refused for a while, in 100 ms. Hosts
-    /// read them when they connect.
+    /// Sets CRDT1 to 3: after how many units of 100 ms hosts may retry commands that were refused with
+    /// a retry delay. Hosts read these values when they connect.
     ///
     /// # Errors
     /// When a core does not answer.

@@ -1,4 +1,4 @@
-//! The handle of a target: starts its cores, says what they do, stops them.
+//! The handle of a target: starts its cores, reports what they do, stops them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::path::poll_group::PollGroup;
 use crate::records::counters::QueueTotals;
 use crate::records::registry::Shared;
 
-/// A running NVMe/TCP target. Dropped without [`Target::shutdown`], its cores run on.
+/// A running NVMe/TCP target. If it is dropped without [`Target::shutdown`], its cores run on.
 pub struct Target {
     pub(crate) control: Arc<Control>,
     pub(crate) cores: Vec<ReactorHandle<Message>>,
@@ -35,7 +35,7 @@ pub struct TargetStats {
 }
 
 impl Target {
-    /// Starts the cores. Nothing is exported and nobody can connect yet.
+    /// Starts the cores. Nothing is exported and no host can connect yet.
     ///
     /// # Errors
     /// When a setting is out of range or a core cannot be started.
@@ -79,7 +79,7 @@ impl Target {
         }
     }
 
-    /// Changes what the cores do when they are idle: at once, or when they next wake.
+    /// Changes what the cores do when they are idle; a sleeping core notices when it next wakes.
     pub fn set_mode(&self, mode: Mode) {
         self.cores.iter().for_each(|core| core.set_mode(mode));
     }

@@ -35,9 +35,9 @@ pub(crate) struct Association {
     /// The counts of the subsystem; `None` for a discovery controller.
     stats: Option<Arc<SubsystemStats>>,
     queues: Vec<JoinedQueue>,
-    /// The I/O queues are being closed; the controller waits for it.
+    /// The I/O queues are being closed; the controller waits until that is done.
     closing_queues: bool,
-    /// Commands seen on I/O queues when the keep alive timer was looked at last.
+    /// Commands that had come on I/O queues at the last look at the keep alive timer.
     commands_seen: u64,
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn controller_gone() -> ConnectError {
 }
 
 impl Association {
-    /// Of a controller that has just connected, with this connection.
+    /// The association of a controller that has just connected, with this connection.
     pub(crate) fn new(
         controller: Controller,
         (key, peer): (ConnKey, SocketAddr),
@@ -103,7 +103,7 @@ impl Association {
         }
     }
 
-    /// What the controller has to be told to execute a command.
+    /// The facts that the controller needs to execute a command.
     fn facts(&self, core: &Core, sqe: &Sqe) -> Facts {
         let mut facts = Facts::default();
         if sqe.opc == admin::GET_LOG_PAGE {
@@ -115,7 +115,7 @@ impl Association {
         facts
     }
 
-    /// Whether it is that host's, with that subsystem.
+    /// Whether the controller belongs to that host and that subsystem.
     pub(crate) fn is_of(&self, nqn: &Nqn, host: &Nqn) -> bool {
         let named = matches!(self.controller.hostnqn(), HostNqn::Named(name) if name == host);
         named && self.nqn == *nqn
@@ -162,7 +162,7 @@ impl Association {
         self.record_failure(ErrorEntry { sqid, cid, status, nsid, lba: 0 });
     }
 
-    /// Executes an admin command. Gives why the association has to end, if it does.
+    /// Executes an admin command. Gives the reason if the association has to end.
     pub(crate) fn execute(
         &mut self,
         commands: &mut Commands,
@@ -187,7 +187,7 @@ impl Association {
         };
         let reply = buf.filter(|_| direction == Direction::ControllerToHost);
         if matches!(outcome, AdminOutcome::Held) {
-            // Before the actions: an event that waits already completes it there.
+            // Before the actions: an event that waits completes the request there.
             slot.phase = Phase::Event;
         }
         // An aborted command completes before the Abort that asked for it.
@@ -196,7 +196,7 @@ impl Association {
         why
     }
 
-    /// What the controller has decided about a command.
+    /// Carries out the controller's decision about a command.
     fn answer(
         &mut self,
         commands: &mut Commands,
@@ -252,7 +252,7 @@ impl Association {
         }
     }
 
-    /// What became of it; with success, DW0.
+    /// The result of a command about namespaces; with success, DW0.
     pub(crate) fn managed(
         &mut self,
         commands: &mut Commands,
@@ -286,8 +286,8 @@ impl Association {
         held
     }
 
-    /// Does what the controller asks for. Gives why the association has to end, if it does; then there may
-    /// be more to do.
+    /// Carries out the actions that the controller asks for. Gives the reason if the association has to end;
+    /// then actions may be left.
     pub(crate) fn run_actions(
         &mut self,
         commands: &mut Commands,
@@ -317,7 +317,7 @@ impl Association {
         None
     }
 
-    /// What the host does that is put up with, once for each association.
+    /// Logs each deviation of the host that the controller tolerates, once for each association.
     pub(crate) fn log_tolerances(&mut self) {
         while let Some(tolerance) = self.controller.poll_tolerance() {
             let host = self.controller.hostnqn();
@@ -331,7 +331,7 @@ impl Association {
         self.controller.handle_timeout(now);
     }
 
-    /// What exists has changed. Gives whether the connection's listener still leads here.
+    /// A new snapshot is there. Gives whether the connection's listener still leads here.
     pub(crate) fn handle_view(&mut self, view: &Arc<TargetView>, port_id: u16) -> bool {
         self.controller.handle_view(Arc::clone(view));
         match view.subsystem(&self.nqn) {
@@ -383,7 +383,7 @@ impl Association {
         }
     }
 
-    /// The I/O queues are to go.
+    /// Tells the I/O queues to close.
     pub(crate) fn close_queues(&self, core: &Core) {
         for queue in &self.queues {
             core.send(queue.place.core, Message::Close { key: queue.place.key });

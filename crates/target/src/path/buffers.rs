@@ -1,9 +1,9 @@
 //! The I/O buffers of a core: how many there are of each size, and the lines of commands that wait.
 //!
 //! Each size has its own line. A command waits in the line of the smallest size that its data fit,
-//! so a small command never waits behind a large one. It may take a larger buffer as long as nobody
-//! waits for one of that size or of a size between: who needs a large buffer is not starved by
-//! those who would also be content with a small one.
+//! so a small command never waits behind a large one. It may take a larger buffer only while no command
+//! waits for that size or a size between. Commands for which a small buffer would do therefore do not
+//! starve a command that needs a large one.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,17 +12,17 @@ use raceline_reactor::{BufferPool, PoolConfig};
 
 /// Small I/O buffers: the blocks of most random I/O.
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
-/// Medium ones, so that databases' pages leave the large ones to large commands (lab 0043).
+/// Medium I/O buffers, so that databases' pages leave the large ones to large commands (lab 0043).
 const MEDIUM_BUFFER_BYTES: usize = 16 << 10;
 /// Medium buffers for each large one (lab 0043).
 const MEDIUM_PER_LARGE: usize = 2;
-/// Large ones.
+/// Large I/O buffers.
 const LARGE_BUFFER_BYTES: usize = 128 << 10;
 /// Fewest buffers of the largest size.
 const MIN_LARGEST: usize = 4;
 
-/// The I/O buffers of one core, for commands of at most `max_io_bytes`: small ones, and the memory of
-/// so many large ones.
+/// The I/O buffers of one core, for commands of at most `max_io_bytes`: `small` small ones, the medium
+/// ones, and larger ones in the memory of `large` large ones.
 pub(crate) fn pool_config(small: usize, large: usize, max_io_bytes: u32) -> PoolConfig {
     let mut classes = vec![
         (SMALL_BUFFER_BYTES, small),
@@ -54,7 +54,7 @@ fn large_classes(count: usize, max_io_bytes: usize) -> Vec<(usize, usize)> {
     classes
 }
 
-/// Commands that wait for a buffer, by what names them: a line for each size of the pool.
+/// Commands that wait for a buffer, by their names: a line for each size of the pool.
 pub(crate) struct BufferLines<Command> {
     lines: Vec<VecDeque<Command>>,
     waiting: usize,
@@ -67,14 +67,14 @@ impl<Command> Default for BufferLines<Command> {
 }
 
 impl<Command: Copy> BufferLines<Command> {
-    /// Whether nobody waits.
+    /// Whether no command waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    /// The sizes of the pool, as indices, that a newcomer with so many bytes of data may take from:
-    /// none if somebody waits for the smallest of them.
+    /// The sizes of the pool, as indices, that a new command with `len` bytes of data may take from:
+    /// none if a command waits for the smallest of them.
     #[inline]
     pub(crate) fn open_to(&self, pool: &BufferPool, len: usize) -> Range<usize> {
         let all = pool.class_count();
@@ -96,8 +96,8 @@ impl<Command: Copy> BufferLines<Command> {
         self.waiting += 1;
     }
 
-    /// Who is to be served next: the size whose line it heads, the command, and the sizes that it
-    /// may take from, one of which has a buffer. Large sizes come first, as those who wait there
+    /// The command to serve next: the size whose line it heads, the command, and the sizes that it
+    /// may take from, one of which has a buffer. Large sizes come first, as commands that wait for them
     /// cannot take another buffer.
     pub(crate) fn next(&self, pool: &BufferPool) -> Option<(usize, Command, Range<usize>)> {
         let mut closed = pool.class_count();
@@ -117,7 +117,7 @@ impl<Command: Copy> BufferLines<Command> {
         self.waiting -= usize::from(self.lines[class].pop_front().is_some());
     }
 
-    /// Takes those out that do not wait any more.
+    /// Removes the commands that no longer wait.
     pub(crate) fn retain(&mut self, keep: impl Fn(Command) -> bool) {
         if self.is_empty() {
             return;
@@ -154,7 +154,7 @@ mod tests {
         assert!(large_classes(4, 16 * MIB).iter().all(|(_, count)| *count > 0));
     }
 
-    /// One buffer of each size, and who is given which until nothing fits any more.
+    /// One buffer of each size; hands them to commands until none fits any more.
     struct Bed {
         pool: BufferPool,
         lines: BufferLines<u16>,
@@ -167,7 +167,7 @@ mod tests {
             Self { pool: pool.unwrap(), lines: BufferLines::default(), held: Vec::new() }
         }
 
-        /// A newcomer: whether it got a buffer at once.
+        /// A new command: whether it got a buffer at once.
         fn come(&mut self, slot: u16, len: usize) -> bool {
             let open = self.lines.open_to(&self.pool, len);
             match self.pool.take_of(len, open) {
@@ -180,7 +180,7 @@ mod tests {
             true
         }
 
-        /// A buffer of that size comes back: who gets it.
+        /// A buffer of that size comes back: the commands that get one.
         fn give_back(&mut self, size: usize) -> Vec<u16> {
             let index = self.held.iter().position(|(held, _)| *held == size).unwrap();
             self.held.remove(index);
@@ -218,7 +218,7 @@ mod tests {
         assert!(!bed.come(3, 4096));
         assert!(!bed.come(4, 16384));
         assert!(!bed.come(5, 8192));
-        // The one of 16 KiB is for who needs it, though two have waited as long or longer.
+        // The buffer of 16 KiB goes to the command that needs it, though two have waited as long or longer.
         assert_eq!(bed.give_back(16384), [4]);
         assert_eq!(bed.give_back(16384), [5], "then for the next smaller");
         assert_eq!(bed.give_back(8192), [3]);

@@ -1,8 +1,8 @@
-//! Which way the data of a command take, and how many bytes go at once: plain functions of plain numbers.
+//! The path that the data of a command take, and how many bytes go at once: pure functions of numbers.
 //!
 //! [`read_path`] and [`write_path`] decide once for each command. Commands that are answered with their
-//! header (`AtOnce`) take no slot, so for them there is nothing to remember. Thresholds come from
-//! [`raceline_reactor::flow::policy`]; no other file of the target asks for one on the data path.
+//! header (`AtOnce`) take no slot, so their path is not stored. Thresholds come from
+//! [`raceline_reactor::flow::policy`]; no other file of the target asks it for one on the data path.
 
 use raceline_reactor::flow::policy::{self, Regime};
 use raceline_reactor::flow::{SocketClass, Traffic};
@@ -19,8 +19,8 @@ const ADMIN_STAGING_BYTES: usize = 16 << 10;
 pub(crate) enum ReadPath {
     /// The device has the data at hand, and the answer leaves with the command's header: no slot.
     AtOnce,
-    /// The device has the data at hand. The command has a slot, as its data need a digest, or as something
-    /// about it is unusual.
+    /// The device has the data at hand. The command has a slot, because its data need a digest, or because
+    /// something about it is unusual.
     AtHand,
     /// A device request without a buffer: the device gives its own memory.
     InPlace,
@@ -31,10 +31,10 @@ pub(crate) enum ReadPath {
     Buffered,
 }
 
-/// What a read's way depends on.
+/// What the path of a read depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadFacts {
-    /// The device has its data at hand, and nobody wants to know times.
+    /// The device has its data at hand, and its meter takes no times.
     pub(crate) at_hand: bool,
     /// [`raceline_bdev::BdevInfo::reads_in_place`].
     pub(crate) in_place: bool,
@@ -44,19 +44,19 @@ pub(crate) struct ReadFacts {
     pub(crate) digest_first: bool,
 }
 
-/// Chooses a read's way.
+/// Chooses the path of a read.
 #[inline]
 pub(crate) fn read_path(facts: ReadFacts) -> ReadPath {
     match facts {
         ReadFacts { at_hand: true, digest_first: false, .. } => ReadPath::AtHand,
         ReadFacts { in_place: false, .. } => ReadPath::Buffered,
-        // Memory that others may write is copied for its digest, by an engine beforehand.
+        // An engine copies memory that others may write before the digest is computed.
         ReadFacts { digest_first: true, copies_data: true, .. } => ReadPath::Copied,
         _ => ReadPath::InPlace,
     }
 }
 
-/// How the data of a write, or other data of a host, get to their command.
+/// How the data of a write, or other data from a host, get to their command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WritePath {
     /// The capsule is here with all data, and the device takes them with the command's header: no slot.
@@ -68,8 +68,8 @@ pub(crate) enum WritePath {
         /// How many bytes of the data it has, from the first on.
         on_device: usize,
     },
-    /// Into an I/O buffer, which the device gets when all data are in it. They may be found all in
-    /// staging memory after all; then they become [`Self::Staged`].
+    /// Into an I/O buffer, which the device gets when all data are in it. If all data turn out to be in
+    /// staging memory together, they become [`Self::Staged`].
     Buffered {
         /// It is one of the large writes whose data are not to lie in staging memory first.
         lands_direct: bool,
@@ -79,7 +79,7 @@ pub(crate) enum WritePath {
 /// Whether a device takes data from any memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Takes {
-    /// It has to be asked.
+    /// It does not: it needs a request.
     Never,
     /// It does, but something holds writes back now.
     Later,
@@ -98,7 +98,7 @@ pub(crate) enum HostData {
     Asked(Asked),
 }
 
-/// What the way of data that the host is going to be asked for depends on.
+/// What the path of data that the host is about to be asked for depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     /// Bytes.
@@ -109,13 +109,13 @@ pub(crate) struct Asked {
     pub(crate) digest: bool,
     /// What the command's device takes.
     pub(crate) device: Takes,
-    /// Commands that the queue has, this one included.
+    /// Commands that the queue has, including this one.
     pub(crate) commands: usize,
-    /// What the caches hold of the I/O buffers that are in use on the core. Looked at for plain writes only.
+    /// The cache regime of the I/O buffers in use on the core. Set for plain writes only.
     pub(crate) held: Regime,
 }
 
-/// Chooses the way of a host's data.
+/// Chooses the path of a host's data.
 #[inline]
 pub(crate) fn write_path(data: &HostData) -> WritePath {
     let asked = match data {
@@ -127,8 +127,8 @@ pub(crate) fn write_path(data: &HostData) -> WritePath {
     if in_blocks && asked.device != Takes::Never && !asked.digest {
         return WritePath::Blocks { on_device: 0 };
     }
-    // Of much data under digests most comes whole into staging memory, and some devices take it from
-    // there.
+    // On a deep queue most data under digests arrive whole in staging memory, and some devices take them
+    // from there.
     let from_staging = policy::is_deep(asked.commands)
         && asked.len <= MAX_H2C_DATA_BYTES
         && asked.device == Takes::Now;
@@ -145,7 +145,7 @@ pub(crate) fn staging_bytes(is_admin: bool) -> usize {
     if is_admin { ADMIN_STAGING_BYTES } else { policy::STAGING_BYTES }
 }
 
-/// How the socket of a queue with this staging memory is treated beside others. `None`: as every socket
+/// The class of the socket of a queue with this staging memory. `None`: the class that every socket has
 /// before its queue is connected, which is right for an admin queue.
 pub(crate) fn socket_class(staging_bytes: usize, pass_bytes: usize) -> Option<SocketClass> {
     (staging_bytes == policy::STAGING_BYTES).then_some(SocketClass {
@@ -157,7 +157,7 @@ pub(crate) fn socket_class(staging_bytes: usize, pass_bytes: usize) -> Option<So
 }
 
 /// How much of its staging memory a receive may fill; `large_data_next`: data of large writes are awaited
-/// which are not to lie there first.
+/// that are not to lie there first.
 pub(crate) fn staging_window(large_data_next: bool) -> usize {
     if large_data_next { policy::SMALL_STAGING_BYTES } else { policy::STAGING_BYTES }
 }

@@ -1,6 +1,6 @@
 //! The commands of one connection: what they wait for, what they work on, how they end.
 //!
-//! Nothing here knows the socket, or how what comes is received. The folder has what happens to commands
+//! Nothing here knows the socket, or how bytes are received. The folder holds the code for commands
 //! of I/O queues; admin commands are in `path/association.rs`.
 
 mod ahead;
@@ -47,7 +47,7 @@ pub(crate) struct Commands {
     pub(crate) out: Outbox,
     /// Of an I/O queue that is connected.
     pub(crate) io: Option<IoQueue>,
-    /// The command that gets the in-capsule data that are coming. `None`: it was refused.
+    /// The command that gets the in-capsule data that arrive next. `None`: it was refused.
     capsule: Option<SlotKey>,
     /// The command whose in-capsule data waits for an I/O buffer: the socket is not read.
     paused: Option<SlotKey>,
@@ -57,7 +57,7 @@ pub(crate) struct Commands {
     large_writes: u16,
     /// Bytes moved in this pass, from or to a device or through a digest.
     pub(crate) moved: usize,
-    /// Since when there are commands outstanding.
+    /// Since when at least one command is outstanding.
     busy_since: Option<Instant>,
 }
 
@@ -130,7 +130,7 @@ impl Commands {
             self.log_failure(core, key, cqe.status);
         }
         if self.capsule == Some(key) {
-            // Its data may still be coming in.
+            // Its data may not all have arrived.
             self.capsule = None;
         }
         self.slots.release(command);
@@ -151,7 +151,7 @@ impl Commands {
         core.send(home.core, Message::CommandFailed { home: home.key, entry });
     }
 
-    /// Frees the slots of commands that wait for something that will not come any more: the connection
+    /// Frees the slots of commands that wait for something that no longer comes: the connection
     /// closes.
     pub(crate) fn drop_waiting(&mut self, core: &mut Core) {
         self.paused = None;
@@ -181,7 +181,7 @@ impl Commands {
         !self.slots.active().any(|(_, slot)| works(slot.phase))
     }
 
-    /// Counts the time with commands outstanding that has ended.
+    /// When no command is outstanding any more, counts the time during which one was.
     #[inline]
     pub(crate) fn count_busy(&mut self, now: Instant) {
         if self.slots.in_use() == 0
@@ -194,18 +194,18 @@ impl Commands {
 
     // ------------------------------------------------------------------------------ buffers
 
-    /// Whether the socket is not read, as the data that are next have no buffer.
+    /// Whether the connection stops reading its socket, because the next data have no buffer.
     #[inline]
     pub(crate) fn are_paused(&self) -> bool {
         self.paused.is_some()
     }
 
-    /// The data that are next do not matter any more.
+    /// The next data are to be dropped.
     pub(crate) fn forget_pause(&mut self) {
         self.paused = None;
     }
 
-    /// Gets the command what it needs to go on: an I/O buffer, the host's data. Waits its turn
+    /// Gets the command the I/O buffer and the host's data that it needs. The command waits in line
     /// if there is no buffer. Gives the command back when it can be executed.
     #[inline]
     pub(crate) fn begin_transfer(
@@ -223,14 +223,14 @@ impl Commands {
         let (transfer, in_capsule) = (slot.transfer, slot.in_capsule);
         let has_partner = slot.half.is_some_and(|half| half.partner.is_some());
         if self.out.queue.data_digest() && !transfer.len.is_multiple_of(4) {
-            // Implementations differ on the digest of a part of a dword; hosts do not need it.
+            // Implementations differ on the digest of a partial dword; hosts do not need it.
             self.refuse(core, command, Status::DATA_SGL_LENGTH_INVALID.dnr());
             return None;
         }
         let len = transfer.len as usize;
-        // First come, first served: a newcomer does not overtake those who wait for such a buffer.
+        // First come, first served: a new command does not overtake those that wait for such a buffer.
         let pooled = self.take_buffer(cx, len, core.buffer_lines.open_to(cx.pool, len));
-        // But who holds a buffer must not wait for another, nor keep its own data from coming.
+        // But a command that holds a buffer must not wait for another, nor block its own data.
         match pooled {
             None if has_partner || in_capsule && self.are_owed_data() => {
                 self.give_buffer(cx, core, command, IoBuf::heap(len))
@@ -251,7 +251,7 @@ impl Commands {
         }
     }
 
-    /// A buffer of the core's, of one of these sizes, counted by its kind.
+    /// One of the core's buffers, of one of these sizes, counted by its kind.
     #[inline]
     fn take_buffer(&self, cx: &Context<'_>, len: usize, sizes: Range<usize>) -> Option<IoBuf> {
         let buf = cx.pool.take_of(len, sizes)?;
@@ -261,13 +261,13 @@ impl Commands {
         Some(buf)
     }
 
-    /// A second buffer for a command, which must not wait for it.
+    /// A second buffer for a command that already holds one, and so must not wait.
     fn take_buffer_or_heap(&self, cx: &Context<'_>, len: usize) -> IoBuf {
         let all = 0..cx.pool.class_count();
         self.take_buffer(cx, len, all).unwrap_or_else(|| IoBuf::heap(len))
     }
 
-    /// The line of a command that waits for a buffer has come to it. Gives the command back when it can
+    /// The command heads its line, and a buffer is there for it. Gives the command back when it can
     /// be executed.
     pub(crate) fn serve(
         &mut self,
@@ -314,16 +314,16 @@ impl Commands {
         }
     }
 
-    /// Whether commands hold buffers for data, or for the other half of a fused operation, that
-    /// will come on this socket.
+    /// Whether commands that hold buffers wait for data, or for the other half of a fused operation, on
+    /// this socket.
     fn are_owed_data(&self) -> bool {
         self.slots.active().any(|(_, slot)| {
             slot.phase == Phase::Data && !slot.in_capsule || slot.phase == Phase::Partner
         })
     }
 
-    /// Data that were just asked for are behind the capsule that waits for a buffer: it gets one
-    /// that is not from the pool, for what holds the pool's buffers may be waiting for those data.
+    /// The data that the host was just asked for are behind the capsule that waits for a buffer. The capsule
+    /// gets memory outside the pool, since the holders of the pool's buffers may wait for those data.
     fn unpause(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         let Some(command) = self.paused.and_then(|key| self.slots.resume(key)) else { return };
         let waiting = self.local(command.key());

@@ -1,4 +1,4 @@
-//! One connection: its socket, and what becomes of the events that the protocol makes of what comes.
+//! One connection: its socket, and how it handles the events that the protocol decodes.
 
 mod admin;
 mod connect;
@@ -25,7 +25,7 @@ use crate::path::range_lock::LockId;
 use crate::path::slots::{CommandSlot, NoSlot};
 use crate::records::names::{ConnKey, EngineToken, Home, SlotKey};
 
-/// What the connection is to its controller.
+/// The role of the connection for its controller.
 pub(crate) enum Role {
     /// Connect has not come.
     New,
@@ -127,14 +127,14 @@ impl Connection {
         self.parse(cx, core);
     }
 
-    /// Goes on with what the last pass has left.
+    /// Goes on with the bytes that the last pass has left.
     pub(crate) fn resume(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         self.inbox.resume();
         self.commands.moved = 0;
         self.parse(cx, core);
     }
 
-    /// Takes in what has come, until the bytes, the buffers or the connection's share of the core
+    /// Handles received bytes, until the bytes, the buffers or the connection's share of the core
     /// run out.
     fn parse(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         let Some((staging, unparsed)) = self.inbox.lend_staging() else { return };
@@ -149,7 +149,7 @@ impl Connection {
             let pass_over = pass_is_over(self.commands.moved, pass_bytes) && !input.is_empty();
             // Between PDUs only: a write that goes to the device at once is checked with its header.
             if pass_over && self.commands.out.queue.payload_wanted().is_none() {
-                // A host that asks for a lot at once must not keep its neighbours waiting.
+                // A host with many requests at once must not keep its neighbours waiting.
                 if self.inbox.defer() {
                     core.deferred.push(self.key);
                 }
@@ -173,7 +173,7 @@ impl Connection {
         }
     }
 
-    /// Gives how many bytes of `rest`, which is behind the event, belong to it.
+    /// Handles an event. Gives how many bytes of `rest`, which is behind the event, belong to it.
     fn handle_event(
         &mut self,
         cx: &mut Context<'_>,
@@ -222,7 +222,7 @@ impl Connection {
 
     // -------------------------------------------------------------------------- commands
 
-    /// A command of a queue that is no I/O queue.
+    /// A command of a queue that is not an I/O queue.
     fn handle_command(
         &mut self,
         cx: &mut Context<'_>,
@@ -256,7 +256,7 @@ impl Connection {
         }
     }
 
-    /// Everything the command needs is here.
+    /// Executes a command that has its data and buffer.
     fn execute(&mut self, cx: &mut Context<'_>, core: &mut Core, command: CommandSlot) {
         match &self.role {
             Role::New => self.execute_connect(cx, core, command),
@@ -266,7 +266,7 @@ impl Connection {
         }
     }
 
-    /// A command's turn in the line for a buffer of one of these sizes has come.
+    /// The command heads its line, and a buffer of one of these sizes is there for it.
     pub(crate) fn serve(
         &mut self,
         cx: &mut Context<'_>,
@@ -308,7 +308,7 @@ impl Connection {
         self.commands.take_accelerated(cx, core, token, done, closing)
     }
 
-    /// A fence over the command's range is down: on it goes, or away with its connection.
+    /// A fence over the command's range is down: executes the command, or drops it with its connection.
     pub(crate) fn handle_unfenced(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: SlotKey) {
         let closing = self.life.stage == Stage::Closing;
         match self.commands.slots.resume(slot) {
@@ -318,7 +318,7 @@ impl Connection {
         }
     }
 
-    /// The range of a fused operation is its own, or the device is gone.
+    /// The range of a fused operation is locked for it, or the device is gone.
     pub(crate) fn handle_lock(
         &mut self,
         cx: &mut Context<'_>,

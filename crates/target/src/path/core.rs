@@ -1,4 +1,4 @@
-//! What all connections of one core share: devices, the picture of the target, wait queues.
+//! What all connections of one core share: devices, the snapshot of the target, wait queues.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::records::registry::Shared;
 /// Whether a device answers reads without a request. Known since its channel was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AtHand {
-    /// It has to be asked.
+    /// It needs a request.
     Never,
-    /// It always has its data at hand, and nobody counts its reads.
+    /// It always has its data at hand, and does not count its reads.
     Uncounted,
-    /// It always has its data at hand. Where times are wanted, it is asked all the same.
+    /// It always has its data at hand, and counts its reads. While its meter takes times, it needs a request.
     Counted,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Device {
     writes_now: bool,
     /// [`Channel::reads_now`].
     at_hand: AtHand,
-    /// Counts for the device, if it wants that.
+    /// Counts for the device, if the device wants that.
     pub(crate) meter: Option<Meter>,
     /// Requests in flight.
     in_flight: usize,
@@ -47,12 +47,12 @@ pub(crate) struct Device {
     fences: Fences<LocalCommand>,
     /// On the device's warden core: orders its range locks.
     warden: Option<Warden<CommandPlace>>,
-    /// Somebody waits for the device to be quiet and closed.
+    /// The control thread waits for the device to be quiet and closed.
     closing: Option<Reply<()>>,
 }
 
 impl Device {
-    /// The channel has finished so many requests, which were in flight there.
+    /// The channel has finished this number of requests, which were in flight there.
     fn finished(&mut self, requests: usize) {
         self.in_flight = self.in_flight.checked_sub(requests).unwrap_or_else(|| {
             let device = &self.info.name;
@@ -73,17 +73,17 @@ pub(crate) struct Core {
     pub(crate) index: usize,
     pub(crate) shared: Arc<Shared>,
     pub(crate) snapshot: Arc<Snapshot>,
-    /// There are, or were, devices here that count: requests are to be measured.
+    /// At least one device here counts, or did: requests are to be measured.
     pub(crate) meters: bool,
     /// By [`DeviceId`].
     devices: Vec<Option<Device>>,
-    /// Devices that something has happened at in this turn: there may be thousands of others.
+    /// Devices with events in this turn: a core may have thousands of others.
     unflushed: Vec<DeviceId>,
-    /// Some host has asked for data digests.
+    /// At least one host has asked for data digests.
     pub(crate) digests: bool,
-    /// The data of the finished request after the one that is being looked at.
+    /// The data of the finished request after the current one.
     pub(crate) upcoming: Option<Upcoming>,
-    /// Finished device requests that nobody has looked at yet.
+    /// Finished device requests that are not handled yet.
     pub(crate) done: Vec<Done>,
     /// Commands that wait for an I/O buffer.
     pub(crate) buffer_lines: BufferLines<LocalCommand>,
@@ -91,7 +91,7 @@ pub(crate) struct Core {
     pub(crate) dirty: Vec<ConnKey>,
     /// Connections that have had their share of this pass, each once.
     pub(crate) deferred: Vec<ConnKey>,
-    /// Commands that a lowered fence lets go.
+    /// Commands that a lowered fence releases.
     pub(crate) released: Vec<LocalCommand>,
     /// Devices that are being zeroed, by the number in the tags of the requests.
     wipes: Wipes,
@@ -201,7 +201,7 @@ impl Core {
         }
     }
 
-    /// Starts a device request; its end appears in `done`, maybe at once.
+    /// Starts a device request; its result appears in `done`, maybe at once.
     #[inline(always)]
     pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: Tag, op: Op) {
         let entry = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
@@ -242,7 +242,7 @@ impl Core {
         }
     }
 
-    /// Whether a device takes writes from anywhere.
+    /// Whether a device takes writes from any memory.
     pub(crate) fn takes(&mut self, id: DeviceId) -> Takes {
         match self.device(id) {
             Some(device) if device.writes_now && device.fences.is_empty() => Takes::Now,
@@ -251,13 +251,13 @@ impl Core {
         }
     }
 
-    /// Whether a device takes writes from anywhere, and nothing holds them back there.
+    /// Whether a device takes writes from any memory, and nothing holds them back there.
     #[inline]
     pub(crate) fn writes_now(&mut self, id: DeviceId) -> bool {
         self.device(id).is_some_and(|device| device.writes_now && device.fences.is_empty())
     }
 
-    /// Tells a device in memory what will probably be read soon.
+    /// Tells a device in memory which bytes will probably be read soon.
     #[inline]
     pub(crate) fn prefetch(&mut self, id: DeviceId, offset: u64, len: usize) {
         if let Some(device) = self.device(id).filter(|device| device.info.copies_data) {
@@ -265,8 +265,8 @@ impl Core {
         }
     }
 
-    /// Reads from a device that has data at hand, and counts it. Where times are wanted, requests
-    /// are.
+    /// Reads from a device that has data at hand, and counts the read. `None` while the meter takes times:
+    /// then the read needs a request.
     #[inline(always)]
     pub(crate) fn read_now(&mut self, id: DeviceId, offset: u64, len: usize) -> Option<Payload> {
         let device = self.device(id)?;
@@ -282,7 +282,7 @@ impl Core {
         Some(payload)
     }
 
-    /// Whether a device takes writes from anywhere, and nobody wants to know their times.
+    /// Whether a device takes writes from any memory, nothing holds them back, and its meter takes no times.
     #[inline(always)]
     pub(crate) fn writes_at_once(&mut self, id: DeviceId) -> bool {
         let Some(device) = self.device(id) else { return false };
@@ -290,7 +290,7 @@ impl Core {
         device.writes_now && device.fences.is_empty() && !is_timed()
     }
 
-    /// As [`Self::write_now`] for [`Self::writes_at_once`]: counts what has been written.
+    /// [`Self::write_now`] for [`Self::writes_at_once`]: also counts the write.
     #[inline(always)]
     pub(crate) fn write_at_once(
         &mut self,
@@ -361,7 +361,7 @@ impl Core {
         self.wipe_on(cx, number, Ok(()));
     }
 
-    /// A request for that has finished.
+    /// A request of a zeroing has finished.
     #[cold]
     pub(crate) fn wipe_on(
         &mut self,
@@ -378,7 +378,7 @@ impl Core {
 
     // ------------------------------------------------------------------ range locks
 
-    /// Holds a write back if its range is fenced. True: it has to wait.
+    /// Holds a write back if its range is fenced. True: the write has to wait.
     pub(crate) fn hold(&mut self, id: DeviceId, bytes: &Range<u64>, write: LocalCommand) -> bool {
         match self.device(id) {
             Some(device) if !device.fences.is_empty() => device.fences.hold(bytes, write).is_none(),
@@ -415,7 +415,7 @@ impl Core {
         }
     }
 
-    /// Takes a fence down; what it held is in `released`.
+    /// Takes a fence down; the writes that it held are in `released`.
     pub(crate) fn unfence(&mut self, id: DeviceId, lock: LockId) {
         let Some(device) = self.device(id) else { return };
         let mut held = device.fences.lower(lock);

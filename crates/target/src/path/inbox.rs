@@ -13,10 +13,10 @@ use crate::records::names::SlotKey;
 
 /// How a connection receives.
 pub(crate) struct Inbox {
-    /// Away while a receive is in flight.
+    /// `None` while a receive is in flight.
     staging: Option<IoBuf>,
     staging_bytes: usize,
-    /// What of the staging memory has not been looked at.
+    /// The received bytes of the staging memory that have not been parsed.
     unparsed: Range<usize>,
     receiving: bool,
     /// The command whose buffer is with the receive in flight.
@@ -40,7 +40,7 @@ impl Inbox {
         }
     }
 
-    /// The queue is connected: as much staging memory as it needs, from the next receive on.
+    /// The queue is connected: sets the size of its staging memory, from the next receive on.
     pub(crate) fn set_queue(&mut self, is_admin: bool) {
         self.staging_bytes = staging_bytes(is_admin);
     }
@@ -54,7 +54,7 @@ impl Inbox {
         self.receiving
     }
 
-    /// Starts a receive, unless one is in flight. `open`: data of commands are welcome.
+    /// Starts a receive, unless one is in flight. `open`: the connection takes data of commands.
     #[inline]
     pub(crate) fn start(
         &mut self,
@@ -80,7 +80,7 @@ impl Inbox {
         cx.io.recv(socket, RecvBuffers { payload, staging, staging_range }, token);
     }
 
-    /// The buffer of a large payload in progress, with the range that has not come.
+    /// The buffer of a large payload in progress, with the range that has not arrived.
     #[inline]
     fn direct_payload(&mut self, commands: &mut Commands) -> Option<(IoBuf, Range<usize>)> {
         let wanted = commands.out.queue.payload_wanted()?;
@@ -112,20 +112,20 @@ impl Inbox {
         (direct_len, buffers.staging_range.start)
     }
 
-    /// As many bytes of the staging memory have come, and have to be looked at.
+    /// These bytes of the staging memory have arrived, and have to be parsed.
     #[inline]
     pub(crate) fn set_unparsed(&mut self, bytes: Range<usize>) {
         self.unparsed = bytes;
     }
 
-    /// The staging memory, while what has come is looked at; with what has not been looked at so far.
+    /// Lends the staging memory for parsing, with the range that has not been parsed.
     /// `None`: a receive is in flight.
     #[inline]
     pub(crate) fn lend_staging(&mut self) -> Option<(IoBuf, Range<usize>)> {
         Some((self.staging.take()?, self.unparsed.clone()))
     }
 
-    /// It comes back. Gives whether all of it was looked at.
+    /// The staging memory comes back. Gives whether all of it was parsed.
     #[inline]
     pub(crate) fn return_staging(&mut self, staging: IoBuf, unparsed: Range<usize>) -> bool {
         self.unparsed = unparsed;
@@ -133,7 +133,7 @@ impl Inbox {
         self.unparsed.is_empty()
     }
 
-    /// The rest waits for the next pass. Gives whether it does not wait for that already.
+    /// The rest waits for the next pass. Gives whether it did not wait for that already.
     pub(crate) fn defer(&mut self) -> bool {
         !std::mem::replace(&mut self.deferred, true)
     }

@@ -1,15 +1,15 @@
-//! Where in its life a connection is, and until when it may be there.
+//! The stage of a connection's life, and its deadlines.
 
 use std::time::{Duration, Instant};
 
-/// How long a host may take to close after our TermReq (NVMe/TCP 1.0, 3.5), once connected.
+/// How long a connected host may take to close after our TermReq (NVMe/TCP 1.0, 3.5).
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same before Connect: half-dead sockets of strangers are to go sooner.
+/// The same before Connect: half-dead sockets of unknown peers must go sooner.
 const EARLY_TERMINATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long commands in flight may take when the target stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where in its life the connection is. Only ever moves down this list.
+/// The stage of a connection's life. Only ever moves down this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     /// Waits for ICReq.
@@ -18,7 +18,7 @@ pub(crate) enum Stage {
     Open,
     /// Sent TermReq, or got one: waits for the host to close, until the deadline.
     Terminating,
-    /// The socket is closed; operations in flight come home.
+    /// The socket is closed; operations in flight finish.
     Closing,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Life {
     pub(crate) draining: bool,
     /// Counts as a socket before Connect.
     early: bool,
-    /// Answers of other cores under way.
+    /// Answers that other cores still owe.
     pub(crate) awaiting: usize,
     accepted: Instant,
     deadline: Option<Instant>,
@@ -37,7 +37,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// Of a socket that was accepted now; the host has to say ICReq within this time.
+    /// A socket that was accepted now; the host has to send ICReq within this time.
     pub(crate) fn new(now: Instant, ic_req: Duration) -> Self {
         Self {
             stage: Stage::Greeting,
@@ -50,7 +50,7 @@ impl Life {
         }
     }
 
-    /// ICReq has come; Connect has to come within this time after the socket.
+    /// ICReq has come; Connect has to complete within this time from the accept.
     pub(crate) fn open(&mut self, connect: Duration) {
         self.stage = Stage::Open;
         self.deadline = Some(self.accepted + connect);
@@ -66,14 +66,14 @@ impl Life {
         std::mem::take(&mut self.early)
     }
 
-    /// The host has to close, in time.
+    /// The host has to close before a deadline.
     pub(crate) fn terminate(&mut self, now: Instant) {
         self.stage = Stage::Terminating;
         let wait = if self.early { EARLY_TERMINATE_TIMEOUT } else { TERMINATE_TIMEOUT };
         self.deadline = Some(now + wait);
     }
 
-    /// Commands in flight have to end, in time.
+    /// Commands in flight have to end before a deadline.
     pub(crate) fn drain(&mut self, now: Instant) {
         self.draining = true;
         self.deadline = Some(now + DRAIN_TIMEOUT);
@@ -84,8 +84,8 @@ impl Life {
         self.deadline = None;
     }
 
-    /// When a timer has to be set for the next deadline, `other` being one of somebody else; `None`: one
-    /// is set that expires soon enough.
+    /// When to set a timer for the next deadline, `other` being a deadline outside this type; `None`: no
+    /// timer is needed, or one that expires soon enough is set.
     #[inline]
     pub(crate) fn arm(&mut self, other: Option<Instant>) -> Option<Instant> {
         if self.stage == Stage::Closing {

@@ -17,30 +17,30 @@ use crate::records::names::ConnKey;
 /// data digest, CapsuleResp and R2T with header digest.
 const HEADER_BYTES_PER_COMMAND: usize = 128 + 4 + 28 + 28;
 
-/// How a queue's answers look, as its Connect has asked for.
+/// The form of a queue's answers, as its Connect has requested.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answers {
     /// Queue entries.
     pub(crate) entries: u16,
-    /// The host counts them by SQHD.
+    /// The host follows the queue's entries by SQHD.
     pub(crate) flow_control: bool,
-    /// The data of a read may say that it has succeeded (NVMe/TCP 3.6.2.7). Without flow control only.
+    /// C2HData of a read may report success (NVMe/TCP 3.6.2.7). Only without flow control.
     pub(crate) says_success: bool,
 }
 
 /// What a connection sends, and the protocol's state.
 pub(crate) struct Outbox {
     key: ConnKey,
-    /// The controller's end of the protocol. What has come is decoded with it, too.
+    /// The controller's end of the protocol. Also decodes received bytes.
     pub(crate) queue: ControllerQueue,
     pub(crate) counters: Arc<QueueCounters>,
     batch: Box<SendBatch>,
-    /// Away while it is being sent.
+    /// `None` while it is being sent.
     spare: Option<Box<SendBatch>>,
     dirty: bool,
     answers: Answers,
     sqhd: u16,
-    /// Commands are answered no more.
+    /// Commands are no longer answered.
     muted: bool,
 }
 
@@ -72,12 +72,12 @@ impl Outbox {
         }
     }
 
-    /// The queue is connected: as much memory as it needs.
+    /// The queue is connected: sets the memory that it needs.
     pub(crate) fn set_queue(&mut self, is_admin: bool, answers: Answers) {
         self.queue.set_queue_kind(is_admin);
         let says_success = answers.says_success && !answers.flow_control;
         self.answers = Answers { says_success, ..answers };
-        // A batch in use stays as it is: it grows.
+        // A batch in use stays as it is: it grows when needed.
         if self.batch.is_empty() {
             self.batch = new_batch(answers.entries);
         }
@@ -101,7 +101,7 @@ impl Outbox {
         }
     }
 
-    /// A flush was due, and comes now.
+    /// The flush that was due happens now.
     #[inline]
     pub(crate) fn clean(&mut self) {
         self.dirty = false;
@@ -111,14 +111,14 @@ impl Outbox {
     #[inline]
     pub(crate) fn take_back(&mut self, mut batch: Box<SendBatch>) {
         batch.clear();
-        // It is filled again, if possible: of two that take turns, neither may be in the caches.
+        // The same batch is filled again, if possible: with two in turns, neither may be in the caches.
         if self.batch.is_empty() {
             std::mem::swap(&mut self.batch, &mut batch);
         }
         self.spare = Some(batch);
     }
 
-    /// Sends on, after a send has worked.
+    /// Marks the rest for sending, after a send has succeeded.
     #[inline]
     pub(crate) fn go_on(&mut self, core: &mut Core) {
         if !self.batch.is_empty() {
@@ -136,13 +136,13 @@ impl Outbox {
         self.spare.is_none()
     }
 
-    /// Drops what waits to be sent; commands are answered no more.
+    /// Drops the bytes that wait to be sent; commands are no longer answered.
     pub(crate) fn close(&mut self) {
         self.batch.clear();
         self.muted = true;
     }
 
-    /// Whether commands are answered no more: their connection is about to end.
+    /// Whether commands are no longer answered: their connection is about to end.
     #[inline]
     pub(crate) fn is_muted(&self) -> bool {
         self.muted
@@ -171,7 +171,7 @@ impl Outbox {
         self.mark_dirty(core);
     }
 
-    /// Adds a TermReq, and is muted.
+    /// Adds a TermReq; afterwards commands are no longer answered.
     pub(crate) fn push_term_req(&mut self, core: &mut Core, error: &FatalError) {
         self.push_pdu(core, |queue, out| queue.term_req(error, out));
         self.muted = true;
@@ -198,7 +198,7 @@ impl Outbox {
         self.push_pdu(core, |queue, out| queue.response(&Cqe { sqhd, ..cqe }, out));
     }
 
-    /// Adds the data of a successful admin command, and its response unless C2HData says it all.
+    /// Adds the data of a successful admin command, and its response unless C2HData reports success.
     pub(crate) fn push_data(&mut self, core: &mut Core, cqe: Cqe, payload: Payload) {
         let ddgst = self.queue.data_digest().then(|| digest(&payload));
         self.push_payload(core, cqe, payload, ddgst);
@@ -225,7 +225,7 @@ impl Outbox {
         }
     }
 
-    /// As [`Self::push_payload`], of memory that others may write: digested on its way.
+    /// [`Self::push_payload`] for memory that others may write: the data are digested while they are sent.
     #[inline]
     pub(crate) fn push_digested(
         &mut self,
@@ -245,7 +245,7 @@ impl Outbox {
     }
 }
 
-/// The digest of an admin command's data: small, and always in a buffer.
+/// The digest of an admin command's data, which are small and always in a buffer.
 fn digest(payload: &Payload) -> u32 {
     match payload {
         Payload::Buf(buf, range) => raceline_accel::crc32c(&buf[range.clone()]),

@@ -31,14 +31,15 @@ struct Listener {
     address: SocketAddr,
     index: u32,
     port_id: u16,
-    /// Who carries the bytes of what the kernel accepts; `None`: the kernel, or they come carried.
+    /// Carries the bytes of the connections that the kernel accepts; `None`: the kernel does, or the
+    /// connections are already carried.
     streams: Option<Arc<dyn StreamProvider>>,
 }
 
 struct Entry {
     generation: u16,
     connection: Option<Box<Connection>>,
-    /// Taken with the connection, given back when it is gone.
+    /// Taken with the connection, given back when the connection is gone.
     seat: Option<Seat>,
 }
 
@@ -76,7 +77,7 @@ impl PollGroup {
         }
     }
 
-    /// Runs `f` on a connection, if it still lives, and removes it if that was its end.
+    /// Runs `f` on a connection, if it still lives, and removes the connection if it has ended.
     fn with(
         &mut self,
         cx: &mut Context<'_>,
@@ -86,7 +87,7 @@ impl PollGroup {
         self.with_index(cx, key.index, |generation| generation == key.generation, f)
     }
 
-    /// As [`Self::with`], on the connection with this index if its generation is the wanted one.
+    /// [`Self::with`], on the connection with this index if its generation is the wanted one.
     #[inline]
     fn with_index(
         &mut self,
@@ -146,7 +147,7 @@ impl PollGroup {
         }
     }
 
-    /// A connection was accepted: to the core that it belongs to, unless there are too many.
+    /// A connection was accepted: hands it to its core, unless there are too many.
     fn accepted(&mut self, cx: &mut Context<'_>, token: Token, socket: Socket, peer: SocketAddr) {
         let index = token.index & !LISTENER_BIT;
         let listener = self.listeners.iter().find(|l| l.index == index);
@@ -160,14 +161,14 @@ impl PollGroup {
         if let Some(time) = self.core.shared.config.busy_poll
             && let Err(error) = socket.set_busy_poll(time)
         {
-            // It was permitted when the target started.
+            // Busy polling was permitted when the target started.
             tracing::warn!(%peer, %error, "a connection without busy polling");
         }
         let priority = self.core.shared.config.socket_priority;
         if priority != 0
             && let Err(error) = socket.set_priority(priority)
         {
-            // As above.
+            // This priority was permitted when the target started.
             tracing::warn!(%peer, %error, "a connection without priority");
         }
         if let Some(time) = self.core.shared.config.ack_timeout
@@ -216,7 +217,7 @@ impl PollGroup {
         self.live += 1;
     }
 
-    /// An index for one more connection; `None`: there are as many as tags can name.
+    /// An index for one more connection; `None`: all indices that a tag can name are in use.
     fn free_index(&mut self) -> Option<u32> {
         if let Some(index) = self.free.pop() {
             return Some(index);
@@ -331,7 +332,7 @@ impl PollGroup {
         }
     }
 
-    /// Gives I/O buffers to those who wait, in the order of their lines.
+    /// Gives I/O buffers to the commands that wait, in the order of their lines.
     #[inline(never)]
     fn serve_buffer_lines(&mut self, cx: &mut Context<'_>) {
         while let Some((line, command, sizes)) = self.core.buffer_lines.next(cx.pool) {
@@ -343,7 +344,7 @@ impl PollGroup {
         }
     }
 
-    /// On the warden core: somebody wants the lock of a range, which a device that is gone does not have.
+    /// On the warden core: a command wants the lock of a range, which a device that is gone cannot give.
     fn lock_range(&mut self, device: DeviceId, bytes: Range<u64>, who: CommandPlace) {
         if self.core.device(device).is_some() {
             self.core.warden(device, |w, orders| w.request(bytes, who, orders));
@@ -491,8 +492,8 @@ impl Service for PollGroup {
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
-        // What one step starts may give the next more to do, and the core may sleep afterwards.
-        // Every round is paid for by commands that have come.
+        // One step may make work for the next, and the core may sleep afterwards.
+        // Received commands bound the number of rounds.
         loop {
             self.run_done(cx);
             self.run_released(cx);
@@ -510,7 +511,7 @@ impl Service for PollGroup {
         }
         self.flushing = dirty;
         if !self.core.deferred.is_empty() && !std::mem::replace(&mut self.next_pass, true) {
-            // Expired at once, and looked at after all else that the next poll brings.
+            // This timer expires at once, and is handled after all other events of the next poll.
             cx.io.timer(cx.now, Token { owner: 0, generation: 0, index: NEXT_PASS });
         }
         if self.stopping && self.live == 0 {

@@ -22,7 +22,7 @@ struct Lock<W> {
     unfenced: Option<usize>,
 }
 
-/// Orders the locks of one device. `W` says who asked.
+/// Orders the locks of one device. `W` names the requester.
 #[derive(Debug)]
 pub(crate) struct Warden<W> {
     locks: VecDeque<Lock<W>>,
@@ -35,9 +35,9 @@ pub(crate) struct Warden<W> {
 pub(crate) enum Order<W> {
     /// All cores: hold back writes to the range.
     Fence(LockId, Range<u64>),
-    /// All cores: let them go.
+    /// All cores: release writes to the range.
     Unfence(LockId),
-    /// The one who asked: the range is yours.
+    /// The requester: the range is yours.
     Granted(LockId, W),
 }
 
@@ -50,7 +50,7 @@ impl<W: Clone> Warden<W> {
         Self { locks: VecDeque::new(), next: 0, cores }
     }
 
-    /// Someone wants a range.
+    /// A requester wants a range.
     pub(crate) fn request(&mut self, bytes: Range<u64>, who: W, orders: &mut Vec<Order<W>>) {
         let id = LockId(self.next);
         self.next += 1;
@@ -75,7 +75,7 @@ impl<W: Clone> Warden<W> {
         self.advance(orders);
     }
 
-    /// The device is gone: those who still wait for a lock, and will not get it.
+    /// The device is gone: the requesters that still wait for a lock, and will not get it.
     pub(crate) fn abandon(self) -> impl Iterator<Item = W> {
         self.locks.into_iter().filter(|lock| lock.unfenced != Some(0)).map(|lock| lock.who)
     }
@@ -137,12 +137,12 @@ impl<T> Fences<T> {
         self.fences.drain(..).flat_map(|fence| fence.held).collect()
     }
 
-    /// Whether there is any fence: the only question that ordinary writes ask.
+    /// Whether there is no fence: the only check that ordinary writes pay for.
     pub(crate) fn is_empty(&self) -> bool {
         self.fences.is_empty()
     }
 
-    /// Holds a write back if its range is fenced; else gives it back.
+    /// Holds a write back if its range is fenced; otherwise returns the write.
     pub(crate) fn hold(&mut self, bytes: &Range<u64>, write: T) -> Option<T> {
         match self.fences.iter_mut().find(|fence| overlap(&fence.bytes, bytes)) {
             Some(fence) => {

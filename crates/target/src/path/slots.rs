@@ -1,8 +1,8 @@
 //! The command slots of one queue: one per command that the host may have outstanding.
 //!
-//! A [`SlotKey`] names a command for whoever answers later: a device, an engine, another core. A
-//! [`CommandSlot`] is the right to go on with the command; completing the command consumes it. A name that
-//! outlives its command, or names it twice, is found out by the generation of the slot, and does nothing.
+//! A [`SlotKey`] names a command for a device, an engine or another core that answers later. A
+//! [`CommandSlot`] is the right to go on with the command; completing the command consumes it. The slot's
+//! generation exposes a name that outlives its command or is used twice; such a name does nothing.
 
 use std::num::NonZeroU16;
 use std::ops::Range;
@@ -51,10 +51,10 @@ pub(crate) enum DigestUse {
     Send,
 }
 
-/// The way of a command's data.
+/// The path of a command's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// It has no data, or its way has not been chosen.
+    /// It has no data, or its path has not been chosen.
     #[default]
     None,
     /// To the host.
@@ -63,7 +63,7 @@ pub(crate) enum Way {
     Write(WritePath),
 }
 
-/// What is known of the data from the host beside that they have come.
+/// The verdict on the data from the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Judged {
     /// Nothing.
@@ -94,7 +94,7 @@ pub(crate) struct Half {
     pub(crate) lock: Option<LockId>,
 }
 
-/// What is counted of a command when its device is done with it.
+/// What the meter of a device counts when the device is done with a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     pub(crate) kind: OpKind,
@@ -102,7 +102,7 @@ pub(crate) struct Measured {
     pub(crate) started: Instant,
 }
 
-/// Which of the commands that a slot has had, one after the other.
+/// Numbers the successive commands of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Generation(NonZeroU16);
 
@@ -125,22 +125,22 @@ pub(crate) struct Slot {
     generation: Generation,
     pub(crate) phase: Phase,
     pub(crate) sqe: Sqe,
-    /// `None` for admin and Fabrics commands, and for I/O commands that make no sense.
+    /// `None` for admin and Fabrics commands, and for I/O commands that are invalid.
     pub(crate) job: Option<Job>,
     pub(crate) transfer: Transfer,
-    /// The command's data comes in its capsule.
+    /// The command's data come in its capsule.
     pub(crate) in_capsule: bool,
     pub(crate) way: Way,
     pub(crate) judged: Judged,
-    /// The command's I/O buffer; away while a receive lands bytes in it.
+    /// The command's I/O buffer; `None` while a receive lands bytes in it.
     pub(crate) buf: Option<IoBuf>,
-    /// A Compare's data from the host, while the device's are read into `buf`.
+    /// A Compare's data from the host, while the device's data are read into `buf`.
     pub(crate) expected: Option<IoBuf>,
     /// Device requests in flight.
     pub(crate) pending: u16,
-    /// The first failure of those requests, or the verdict on a command whose data is under way.
+    /// The first failure of those requests, or the verdict on a command whose data have not all come.
     pub(crate) status: Status,
-    /// What the device's counters will have of those requests, if it has any.
+    /// What the meters of the devices will count of those requests, if there are any.
     pub(crate) measured: Option<Measured>,
     /// It is half of a fused operation.
     pub(crate) half: Option<Half>,
@@ -152,7 +152,7 @@ impl Slot {
         SlotKey::new(index, self.generation.0)
     }
 
-    /// Whether the name of a command of this slot is that of the one that is in it.
+    /// Whether the key names the command that is in this slot.
     #[inline]
     fn is_named(&self, key: SlotKey) -> bool {
         self.phase != Phase::Free && self.generation.0.get() == key.generation()
@@ -240,7 +240,7 @@ impl Slot {
 pub(crate) struct CommandSlot(SlotKey);
 
 impl CommandSlot {
-    /// The name of the command, for whoever answers later.
+    /// The name of the command, for a component that answers later.
     #[inline]
     pub(crate) fn key(&self) -> SlotKey {
         self.0
@@ -261,7 +261,7 @@ pub(crate) struct Slots {
 pub(crate) enum NoSlot {
     /// The host has more commands outstanding than the queue has entries.
     Overrun,
-    /// The host uses this identifier already.
+    /// The host uses this identifier for another command.
     Duplicate,
 }
 

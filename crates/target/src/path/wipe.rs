@@ -1,12 +1,12 @@
-//! Zeroing all of a device, one request after the other, beside whatever else the core does.
+//! Zeroing a whole device, one request after the other, beside the core's other work.
 
 use raceline_bdev::{BdevError, Op};
 
 use crate::changes::message::Reply;
 use crate::changes::snapshot::DeviceId;
 
-/// What one request zeroes: large enough that requests cost nothing, small enough that nobody
-/// who shares the device waits behind it for long.
+/// What one request zeroes: large enough that the cost of requests does not count, small enough that
+/// other users of the device do not wait behind it for long.
 const BYTES_PER_REQUEST: u64 = 64 << 20;
 
 /// A device that is being zeroed.
@@ -14,7 +14,7 @@ pub(crate) struct Wipe {
     device: DeviceId,
     offset: u64,
     bytes: u64,
-    /// The last request is on its way: that the zeroes are on stable media.
+    /// The last request is in flight: a flush, which puts the zeroes on stable media.
     flushing: bool,
     reply: Reply<Result<(), BdevError>>,
 }
@@ -43,7 +43,7 @@ impl Wipes {
             }
         };
         self.wipes[place] = Some(wipe);
-        // There are fewer of them than control threads.
+        // There are fewer zeroings than control threads.
         u16::try_from(place).unwrap_or(u16::MAX)
     }
 
@@ -53,8 +53,8 @@ impl Wipes {
         Some(wipe.device)
     }
 
-    /// The request before has ended like that: the next one, unless all is over. `core` is the one that
-    /// says so.
+    /// The last request has ended with `result`: gives the next one, unless all is over. `core` is the core
+    /// that reports it.
     pub(crate) fn go_on(
         &mut self,
         number: u16,

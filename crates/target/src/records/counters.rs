@@ -1,4 +1,4 @@
-//! Counts of what queues have done: one writer each, read by others without locks.
+//! Counts of each queue's work: one writer each, read by others without locks.
 
 use raceline_reactor::stats::Counter;
 
@@ -7,7 +7,7 @@ macro_rules! counters {
         counts { $( $(#[$doc:meta])* $name:ident, )* }
         sums { $( $(#[$sum_doc:meta])* $sum:ident = $first:ident $( + $part:ident )*, )* }
     ) => {
-        /// What one queue has done. Written by its core only; alone on its cache lines.
+        /// What one queue has done. Only its core writes it; alone on its cache lines.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub(crate) struct QueueCounters {
@@ -61,7 +61,7 @@ counters! {
         reads_at_once,
         /// Read commands completed whose data were at hand, and that took a slot.
         reads_at_hand,
-        /// Read commands completed out of the device's own memory, which was asked for it.
+        /// Read commands completed out of the device's own memory, after a request to the device.
         reads_in_place,
         /// Read commands completed out of a copy of the device's memory that an engine made.
         reads_copied,
@@ -74,7 +74,7 @@ counters! {
         /// Write commands completed whose data the device took from staging memory, block by block.
         writes_in_blocks,
         /// Write commands completed whose data went into an I/O buffer by way of staging memory, at least
-        /// those that came with their header.
+        /// the data that came with their header.
         writes_buffered,
         /// Write commands completed whose data were kept out of staging memory on their way into an I/O
         /// buffer.
@@ -85,7 +85,7 @@ counters! {
         written_bytes,
         /// Commands completed with an error.
         errors,
-        /// Media errors among them.
+        /// Completions with a media error, included in `errors`.
         media_errors,
         /// Data digests that did not match.
         digest_errors,
@@ -106,10 +106,10 @@ counters! {
         large_buffers,
         /// Times a command had to wait for an I/O buffer.
         buffer_waits,
-        /// Times among them that a small one would have done.
+        /// Times a command had to wait for which a small buffer would do.
         small_buffer_waits,
-        /// Time with at least one command outstanding in microseconds, up to the last time there was
-        /// none.
+        /// Time with at least one command outstanding in microseconds, up to the last time that no
+        /// command was outstanding.
         busy_us,
     }
     sums {

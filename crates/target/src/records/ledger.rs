@@ -1,6 +1,6 @@
-//! Which queues are connected, whose they are, and what those that are gone have done.
+//! Which queues are connected, their hosts, and what closed queues have done.
 //!
-//! Written when a queue comes or goes and read by the control thread; a command only touches the
+//! Written when a queue comes or goes and read by the control thread; a command only updates the
 //! counters of its queue.
 
 use std::collections::{HashMap, HashSet};
@@ -12,8 +12,8 @@ use raceline_proto::nvme::{ControllerId, HostId, HostNqn, Nqn, QueueId};
 use crate::records::counters::{QueueCounters, QueueTotals};
 use crate::records::names::Place;
 
-/// Hosts without a connection whose counts are kept. Those beyond are forgotten: who may connect
-/// under any name must not fill the memory with names.
+/// Pairs of subsystem and host whose counts are kept. Beyond that, a new pair displaces one without a
+/// connection: a peer that may connect under any name must not fill the memory with names.
 const MAX_REMEMBERED_HOSTS: usize = 4096;
 
 /// A connected queue.
@@ -38,14 +38,14 @@ pub(crate) struct CoreQueues {
     pub(crate) admin_queues: u64,
     /// I/O queues that ever connected.
     pub(crate) io_queues: u64,
-    /// What the I/O queues that are gone have done.
+    /// What the closed I/O queues have done.
     pub(crate) closed: QueueTotals,
 }
 
 /// A host of a subsystem, over all its queues.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HostQueues {
-    /// What its queues that are gone have done.
+    /// What its closed queues have done.
     pub(crate) closed: QueueTotals,
     connected: usize,
 }
@@ -98,7 +98,7 @@ impl Ledger {
         self.hosts.retain(|(of, _), host| of != subsystem || host.connected > 0);
     }
 
-    /// Forgets a host that is not connected, when there are too many of them.
+    /// Forgets a host that is not connected, when [`MAX_REMEMBERED_HOSTS`] are kept.
     fn make_room(&mut self) {
         if self.hosts.len() < MAX_REMEMBERED_HOSTS {
             return;
@@ -109,7 +109,7 @@ impl Ledger {
         }
     }
 
-    /// Queues of one core that are connected: admin, I/O, and what they all have done.
+    /// Connected queues of one core: admin queues, I/O queues, and what all its I/O queues have done.
     pub(crate) fn of_core(&self, core: usize) -> (usize, usize, QueueTotals) {
         let (mut admin, mut io, mut totals) = (0, 0, self.cores[core].closed);
         for (_, record) in self.live.iter().filter(|(place, _)| place.core == core) {
@@ -123,8 +123,8 @@ impl Ledger {
         (admin, io, totals)
     }
 
-    /// Every host that has, or lately had, queues: subsystem, host, its counts, how many
-    /// controllers and I/O queues it has now.
+    /// Every remembered host with or without queues: subsystem, host, its counts, its present number of
+    /// controllers and I/O queues.
     pub(crate) fn by_host(&self) -> Vec<(Nqn, HostNqn, QueueTotals, usize, usize)> {
         let mut hosts: HashMap<_, (QueueTotals, HashSet<ControllerId>, usize)> =
             self.hosts.iter().map(|(key, host)| (key, (host.closed, HashSet::new(), 0))).collect();

@@ -1,7 +1,7 @@
-//! What connections and commands are called where they are not at hand: in messages between cores, in
+//! Names of connections and commands where a reference is not possible: in messages between cores, in
 //! tags of device requests, in tokens of operations.
 //!
-//! Every name carries a generation, so that a name that outlives what it names is found out.
+//! Every name carries a generation, which exposes a name that outlives its object.
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -24,8 +24,8 @@ pub(crate) struct ConnKey {
     pub(crate) generation: u16,
 }
 
-/// Names a command of one connection by its slot; stale once the command is completed. One number, as it
-/// goes from hand to hand with every command: the generation of the slot, and above it the slot's index.
+/// Names a command of one connection by its slot; stale once the command is completed. One number, because
+/// it is passed on with every command: the generation of the slot, and above it the slot's index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotKey(NonZeroU32);
 
@@ -42,7 +42,7 @@ impl SlotKey {
         u16::from_le_bytes([i0, i1])
     }
 
-    /// Which of the commands that the slot has had, one after the other.
+    /// The generation, which numbers the successive commands of the slot.
     #[inline]
     pub(crate) fn generation(self) -> u16 {
         let [g0, g1, ..] = self.0.get().to_le_bytes();
@@ -84,7 +84,7 @@ pub(crate) struct Home {
     pub(crate) cntlid: ControllerId,
 }
 
-/// What the tag of a device request says: whose it is.
+/// The owner of a device request, as its tag says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
     /// Index of the connection.
@@ -95,31 +95,31 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
-    /// The tag of a request that is not a command's; `number` says whose it is.
+    /// The tag of a request that no command made; `number` names its owner.
     pub(crate) fn other(number: u16) -> Self {
         let slot = SlotKey::new(number, NonZeroU16::MIN);
         Self { connection: INDEX_MASK, generation: 0, slot }
     }
 
-    /// The number, if it is a tag of [`Self::other`].
+    /// The number, if the tag was made by [`Self::other`].
     pub(crate) fn other_number(self) -> Option<u16> {
         (self.connection == INDEX_MASK).then_some(self.slot.index())
     }
 
-    /// Whether a connection with its index and this generation is the one that it names.
+    /// Whether the tag names the connection that has its index and this generation.
     #[inline]
     pub(crate) fn is_of(self, generation: u16) -> bool {
         u32::from(generation) & GENERATION_MASK == self.generation.into()
     }
 
-    /// As a number, for the request: index and generation of the connection, then the slot.
+    /// The tag as a number, for the request: index and generation of the connection, then the slot.
     #[inline]
     pub(crate) fn to_bits(self) -> u64 {
         let connection = u64::from(self.connection) << (64 - INDEX_BITS);
         connection | u64::from(self.generation) << 32 | u64::from(self.slot.0.get())
     }
 
-    /// `None`: no such number is a tag.
+    /// The tag of a number; `None`: the number is not a tag.
     #[inline]
     pub(crate) fn from_bits(bits: u64) -> Option<Self> {
         let [s0, s1, s2, s3, c0, c1, c2, c3] = bits.to_le_bytes();
@@ -142,15 +142,15 @@ impl LocalCommand {
         Tag { connection: key.index, generation: u16::from_le_bytes([low, high]), slot }
     }
 
-    /// For an operation of an engine. A connection lives for as long as one of its commands is with an
-    /// engine, so its generation need not be known.
+    /// The token for an operation of an engine. A connection lives as long as one of its commands is with an
+    /// engine, so the token omits its generation.
     pub(crate) fn token(self) -> Token {
         let generation = (u32::from(self.slot.generation()) & GENERATION_MASK) << INDEX_BITS;
         Token { owner: 0, generation: self.slot.index(), index: self.key.index | generation }
     }
 }
 
-/// What the token of an engine's operation says: whose it is.
+/// The owner of an engine's operation, as its token says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineToken {
     /// Index of the connection.
@@ -170,7 +170,7 @@ impl EngineToken {
         }
     }
 
-    /// Whether a command in its slot with this name is the one that it names.
+    /// Whether the token names the command that its slot holds under this name.
     pub(crate) fn is_of(self, slot: SlotKey) -> bool {
         let generation = u32::from(slot.generation()) & GENERATION_MASK;
         slot.index() == self.slot && generation == self.generation

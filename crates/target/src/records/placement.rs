@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
-/// It is read once, at accept: from the last packet of the handshake.
+/// The target reads it once, at accept: from the last packet of the handshake.
 pub(crate) use raceline_reactor::Arrival;
 
 /// How connections are placed on the cores of a target.
@@ -12,11 +12,11 @@ pub enum PlacementPolicy {
     /// On the core with the fewest connections.
     #[default]
     Balanced,
-    /// Connections whose packets come from one receive queue (NAPI id) on one core, and the
+    /// All connections whose packets come from one receive queue (NAPI id) on one core, and the
     /// queues spread over the cores; where the queue is not known, as [`Self::Balanced`].
     Napi,
-    /// On the core that is the CPU which processed the packets that set the connection up; where
-    /// that is none of the target's, as [`Self::Balanced`].
+    /// On the core bound to the CPU that processed the packets of the connection's handshake; where
+    /// the target has no such core, as [`Self::Balanced`].
     Cpu,
 }
 
@@ -60,8 +60,8 @@ impl Seat {
 }
 
 impl Placement {
-    /// No connections yet; `cpus[i]` is what core `i` is bound to, and cores beyond are not. A
-    /// target without cores (that is how a test replaces one that ends) has nothing to place.
+    /// No connections yet; core `i` is bound to `cpus[i]`, and cores beyond are not bound. A
+    /// target without cores (a test replaces a target that ends by one) has nothing to place.
     pub(crate) fn new(policy: PlacementPolicy, cpus: &[usize], cores: usize) -> Self {
         let load = |core| Load { cpu: cpus.get(core).copied(), ..Load::default() };
         Self { policy, cores: (0..cores).map(load).collect(), queues: HashMap::new() }

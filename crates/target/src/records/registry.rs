@@ -22,15 +22,15 @@ pub(crate) struct Shared {
     cores: usize,
     registry: Mutex<Registry>,
     ledger: Mutex<Ledger>,
-    /// To the thread that changes namespaces as hosts ask, once there is a pool.
+    /// The way to the thread that changes namespaces for hosts, once there is a pool.
     manager: Mutex<Option<mpsc::Sender<ManagementRequest>>>,
 }
 
 struct Registry {
     placement: Placement,
-    /// By subsystem, those that have controllers.
+    /// The controllers of each subsystem that has any.
     controllers: HashMap<Nqn, Numbers>,
-    /// Controllers of each host that has any, in all subsystems.
+    /// Number of controllers of each host that has any, in all subsystems.
     hosts: HashMap<HostNqn, usize>,
     pre_connect: HashMap<IpAddr, usize>,
     pre_connect_total: usize,
@@ -91,10 +91,10 @@ impl Shared {
         self.cores
     }
 
-    /// To another core, or to this one: it comes with the next turn of its loop.
+    /// Sends a message to another core, or to this one: it comes with the next turn of that core's loop.
     pub(crate) fn send(&self, core: usize, message: Message) {
         if let Some(senders) = self.senders.get() {
-            // A core that has ended has no connections left to care.
+            // A core that has ended has no connections that need the message.
             let _ = senders[core].send(message);
         }
     }
@@ -147,8 +147,8 @@ impl Shared {
         self.lock().pre_connect_total
     }
 
-    /// Hands out one of the `ids` as controller number of a subsystem. It is not reused before it
-    /// is given back, nor soon after.
+    /// Assigns one of the `ids` as controller number of a subsystem. A number is reused only after it was
+    /// given back and all higher free ones were used.
     pub(crate) fn add_controller(
         &self,
         place: Place,
@@ -162,7 +162,7 @@ impl Shared {
             return Err(NoController::HostLimit);
         }
         let numbers = registry.controllers.entry(subsystem.clone()).or_default();
-        // A subsystem of that name that is gone may have had other numbers.
+        // An earlier subsystem of that name may have had other numbers.
         let last = numbers.last.clamp(ids.start() - 1, *ids.end());
         let mut next = (last + 1..=*ids.end()).chain(*ids.start()..=last);
         let free = next.find(|id| !numbers.used.contains_key(id));
@@ -190,7 +190,7 @@ impl Shared {
         }
     }
 
-    /// The subsystem is gone; what it still has of controllers is on its way out.
+    /// The subsystem is gone; its remaining controllers are closing.
     pub(crate) fn forget_numbers(&self, subsystem: &Nqn) {
         let mut registry = self.lock();
         if let hash_map::Entry::Occupied(mut numbers) =
@@ -223,7 +223,7 @@ impl Shared {
         self.lock().hosts.values().sum()
     }
 
-    /// Hands a host's wish to the thread that fulfils it; false: there is none.
+    /// Hands a host's request to the thread that executes it; false: there is no such thread.
     pub(crate) fn manage(&self, request: ManagementRequest) -> bool {
         self.manager().as_ref().is_some_and(|manager| manager.send(request).is_ok())
     }
@@ -233,7 +233,7 @@ impl Shared {
         self.manager.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of the queues.
+    /// The records of all queues.
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }

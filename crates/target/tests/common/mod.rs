@@ -221,7 +221,7 @@ impl RawHost {
         sqe.command_id()
     }
 
-    /// Sends a command whose bytes `patch` changes before, and waits for its end.
+    /// Sends a command whose bytes `patch` changes first, and waits for its end.
     pub fn patched_command(
         &mut self,
         sqe: Sqe,
@@ -426,7 +426,7 @@ pub fn block_sqe(opc: u8, nsid: u32, slba: u64, blocks: u32) -> Sqe {
     }
 }
 
-/// Bytes that tell where they are.
+/// Bytes that encode their place.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

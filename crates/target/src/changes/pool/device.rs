@@ -1,5 +1,5 @@
-//! The devices behind namespaces of a pool: a part of the pool's device, and a stand-in while that
-//! is formatted.
+//! The devices behind namespaces of a pool: a part of the pool's device, and a stand-in while the
+//! part is formatted.
 
 use std::io;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub(crate) struct BusyBdev {
 }
 
 impl BusyBdev {
-    /// In the place of this device.
+    /// A stand-in for this device.
     pub(crate) fn instead_of(device: &SharedBdev) -> SharedBdev {
         let info = device.info();
         Arc::new(Self { info: BdevInfo { reads_in_place: false, copies_data: false, ..info } })

@@ -1,7 +1,7 @@
 //! Does what hosts ask for: creates, deletes, attaches, detaches and formats namespaces of a pool.
 //!
-//! On a thread of its own: it waits for cores, for the store, and for devices to be zeroed. The
-//! state of the target is not locked while a device is zeroed.
+//! Runs on a thread of its own, because it waits for cores, for the store, and for devices to be
+//! zeroed. The state of the target is not locked while a device is zeroed.
 
 use std::sync::mpsc::{self, Receiver};
 
@@ -20,7 +20,7 @@ use crate::changes::pool_map::{PoolNamespace, best_fit};
 use crate::changes::pool_state::PoolState;
 use crate::changes::snapshot::DeviceId;
 
-/// Until the target is shut down.
+/// Executes requests until the target is shut down.
 pub(super) fn run(control: &Control, requests: &Receiver<ManagementRequest>) {
     for ManagementRequest { nqn, host, command, from } in requests {
         let result = control.manage(&nqn, &host, &command);
@@ -32,7 +32,7 @@ pub(super) fn run(control: &Control, requests: &Receiver<ManagementRequest>) {
     }
 }
 
-/// What a host is told of a failure that is ours.
+/// The status that a host gets for a failure inside the target.
 fn internal(error: TargetError) -> Status {
     tracing::error!(%error, "a change of namespaces failed");
     Status::INTERNAL
@@ -80,7 +80,7 @@ impl Control {
         let made = match self.open_carved(&mut state, &pool, &namespace) {
             Ok(exported) => {
                 drop(state);
-                // Whatever was there before must not show through.
+                // The previous contents must not show through.
                 let wiped = self.wipe(exported.device, block_count * u64::from(block_size));
                 state = self.lock();
                 let shown = wiped.and_then(|()| self.show(&mut state, nqn, &exported, namespace));
@@ -101,7 +101,7 @@ impl Control {
         made.map(|()| nsid.0)
     }
 
-    /// Saves a namespace that is ready, and puts it among the others.
+    /// Saves a namespace that is ready, and adds it to the subsystem.
     fn show(
         &self,
         state: &mut State,
@@ -111,8 +111,8 @@ impl Control {
     ) -> Result<(), Status> {
         let nsid = namespace.nsid;
         let shown = self.change(state, nqn, |entry| {
-            // Where another pool has come in the place of the one that it was made of, it is not
-            // wanted.
+            // If another pool has replaced the one that the namespace was made of, the namespace is
+            // dropped.
             let pool = entry.pool.as_mut().filter(|pool| pool.has_reserved(nsid));
             pool.ok_or_else(|| TargetError::NoPool(nqn.clone()))?.map.insert(namespace);
             entry.namespaces.insert(nsid.0, exported.clone());
@@ -162,7 +162,7 @@ impl Control {
 
     // ------------------------------------------------------------------- attach and detach
 
-    /// Attaches to the hosts of those controllers, or detaches.
+    /// Attaches a namespace to the hosts of those controllers, or detaches it.
     fn attach(
         &self,
         nqn: &Nqn,
@@ -197,7 +197,7 @@ impl Control {
         Ok(0)
     }
 
-    /// The hosts of controllers, each once. One without a name cannot be noted.
+    /// The hosts of controllers, each once. The map cannot name a host without a name.
     fn hosts_of(&self, nqn: &Nqn, controllers: &[ControllerId]) -> Result<Vec<Nqn>, Status> {
         let known = self.shared.controllers_of(nqn);
         let mut hosts: Vec<Nqn> = Vec::new();
@@ -238,8 +238,8 @@ impl Control {
     }
 
     /// Zeroes a namespace and gives it that block size. Meanwhile its commands fail with Format In
-    /// Progress; those in flight finish before. After a failure it is as it was, but for blocks
-    /// that are zero already.
+    /// Progress; commands in flight finish before. After a failure the namespace is as it was, except for
+    /// blocks that are zero already.
     fn format_one(&self, nqn: &Nqn, nsid: NamespaceId, block_size: u32) -> Result<(), Status> {
         let mut state = self.lock();
         let before = pool(&mut state, nqn)?.clone();
@@ -284,7 +284,7 @@ impl Control {
         formatted
     }
 
-    /// Shows a stand-in behind a namespace and closes its device.
+    /// Puts a stand-in behind a namespace and closes its device.
     fn stand_in(
         &self,
         state: &mut State,

@@ -1,4 +1,4 @@
-//! What is read next, for devices that have it in memory and can fetch it into the caches.
+//! Prefetch: tells devices in memory which data the next commands read.
 
 use raceline_proto::controller::find_namespace;
 use raceline_proto::nvme::opcode::io;
@@ -9,11 +9,11 @@ use super::Commands;
 use crate::path::core::Core;
 
 impl Commands {
-    /// Tells devices where the next commands in `input` read; gives how much of it is behind these. Writes
-    /// to memory go past the caches.
+    /// Tells devices where the next commands in `input` read; gives how many bytes of it are behind these.
+    /// Writes to memory go past the caches.
     ///
-    /// Where each begins in memory has to be looked up in page tables that no cache may hold. The processor
-    /// does that for several commands at once when it meets them one right after the other, and waits for
+    /// The processor has to look up each address in page tables that no cache may hold. It makes several
+    /// look-ups at once when the commands come directly one after the other, and waits for
     /// each when a command's work is in between (lab 0044).
     #[inline(always)]
     pub(crate) fn look_ahead(&self, core: &mut Core, input: &[u8]) -> usize {

@@ -1,5 +1,5 @@
-//! Commands that are answered with their header, because their device has the data, or takes them, there
-//! and then: they need neither a slot nor a buffer (lab 0046).
+//! Commands that are answered with their header, because their device has the data, or takes them,
+//! immediately: they need neither a slot nor a buffer (lab 0046).
 
 use raceline_bdev::{BdevError, OpKind};
 use raceline_proto::controller::IoCommand;
@@ -23,8 +23,8 @@ struct Place {
 
 impl Commands {
     /// Answers a read or a write of an I/O queue if that can be done now, and gives how many bytes of
-    /// `rest` belong to it. `rest` is what has come behind the command's header. `None`: whatever is wrong
-    /// or unusual is left to the way over a slot.
+    /// `rest` belong to it. `rest` is the bytes behind the command's header. `None`: the command is wrong
+    /// or unusual, or its device needs a request, so it has to take a slot.
     #[inline]
     pub(super) fn answer_now(
         &mut self,
@@ -76,7 +76,7 @@ impl Commands {
         Some(0)
     }
 
-    /// A write whose data are in its capsule, and all here.
+    /// A write whose data are in its capsule and have all arrived.
     #[inline(always)]
     fn write_at_once(
         &mut self,
@@ -104,7 +104,7 @@ impl Commands {
         Some(len)
     }
 
-    /// What is said and logged of a failure is known of a command in a slot.
+    /// Gives the failed command a slot, because the answer and the log entry of a failure need one.
     #[cold]
     fn write_failed(
         &mut self,

@@ -1,10 +1,10 @@
 //! Writes whose blocks go to their device as they come, out of the staging buffer.
 //!
-//! Data would otherwise be received into an I/O buffer and copied from there when they are complete:
-//! where much is under way out of memory, as by then the caches hold something else. So there a device
-//! that takes bytes from anywhere (RAM) gets each whole block while the caches still have it. A write that breaks off has
-//! then changed some of its blocks, as NVMe allows, but none by halves: only single blocks are atomic
-//! (NVM Command Set 1.0, 2.1.4; AWUN and AWUPF are 0). Data under a digest wait until it was checked.
+//! Other data are received into an I/O buffer and copied from there when they are complete. When the
+//! I/O buffers in use exceed the caches, that copy would read from memory. Then a device that takes bytes
+//! from anywhere (RAM) gets each whole block while the caches still have it. A write that breaks off has
+//! then changed some of its blocks, as NVMe allows, but each of them entirely: only single blocks are
+//! atomic (NVM Command Set 1.0, 2.1.4; AWUN and AWUPF are 0). Data under a digest wait for its check.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::path::slots::{Judged, Way};
 use crate::records::names::SlotKey;
 
 impl Commands {
-    /// Whether the data of such a command are next.
+    /// Whether the next data are those of such a command.
     #[inline]
     pub(super) fn blocks_are_next(&mut self) -> bool {
         let wanted = self.out.queue.payload_wanted();
@@ -27,8 +27,8 @@ impl Commands {
         matches!(self.slots.get(command.key()).way, Way::Write(WritePath::Blocks { .. }))
     }
 
-    /// Data of such a command, from `offset` on, of which the device has those up to `from`. What is no
-    /// whole block yet waits in the I/O buffer, as does all that comes while something holds writes back.
+    /// Takes data of such a command, from `offset` on; the device has those up to `from`. A block that is
+    /// not whole yet waits in the I/O buffer, as do all data that come while something holds writes back.
     pub(super) fn write_blocks(
         &mut self,
         core: &mut Core,
@@ -42,7 +42,7 @@ impl Commands {
         let (Some(job), Some(buf)) = (&slot.job, &mut slot.buf) else { return };
         let device = job.device;
         let block = usize::try_from(job.block_size).unwrap_or(usize::MAX);
-        // Of the block that has begun; more if writes were held back, and then the rest waits, too.
+        // Bytes of the block that has begun; more if writes were held back, and then all the rest waits, too.
         let begun = offset - from;
         if begun >= block || slot.judged != Judged::Good || !core.writes_now(device) {
             buf[offset..offset + bytes.len()].copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! Data of hosts: where they land, and what becomes of a command when all of them have come.
+//! Data from hosts: where they land, and how a command goes on when all of them have come.
 
 use raceline_proto::tcp::DataDest;
 use raceline_reactor::flow::policy::Regime;
@@ -25,7 +25,7 @@ pub(crate) struct DataEnd {
 }
 
 impl Commands {
-    /// The command that gets data with this destination; `None`: the data do not matter.
+    /// The command that gets data with this destination; `None`: the data are dropped.
     #[inline]
     pub(crate) fn receiver(&self, dest: DataDest) -> Option<CommandSlot> {
         match dest {
@@ -57,7 +57,7 @@ impl Commands {
         self.out.push_pdu(core, |queue, out| queue.r2t(key.index(), cid, 0, len, out));
     }
 
-    /// Chooses the way of a command's data.
+    /// Chooses the path of a command's data.
     #[inline]
     pub(super) fn set_write_path(&mut self, key: SlotKey, data: &HostData) {
         let path = write_path(data);
@@ -67,7 +67,7 @@ impl Commands {
         self.large_writes = self.large_writes + u16::from(slot.lands_direct()) - u16::from(before);
     }
 
-    /// The I/O buffer of a command, for a receive that lands in it the data that are next.
+    /// The I/O buffer of a command, for a receive that lands the next data in it.
     #[inline]
     pub(crate) fn lend_buffer(&mut self, key: SlotKey) -> Option<IoBuf> {
         let slot = self.slots.get(key);
@@ -75,7 +75,7 @@ impl Commands {
         slot.buf.take_if(|_| !by_blocks)
     }
 
-    /// That receive has ended.
+    /// The receive that had the buffer has ended.
     #[inline]
     pub(crate) fn return_buffer(&mut self, key: SlotKey, buf: IoBuf) {
         if self.slots.resume(key).is_some() {
@@ -83,15 +83,15 @@ impl Commands {
         }
     }
 
-    /// Whether data of large writes are awaited that are not to lie in staging memory first, and data that
-    /// are to lie there are not next.
+    /// Whether the connection awaits data of large writes that are not to lie in staging memory first, and
+    /// the next data are not ones that are to lie there.
     #[inline]
     pub(crate) fn large_data_next(&mut self) -> bool {
         self.large_writes > 0 && !self.blocks_are_next()
     }
 
-    /// Payload in the staging buffer, `rest` behind it: to the device if that takes it from here,
-    /// else to the command's I/O buffer.
+    /// Takes payload in the staging buffer, with `rest` behind it: to the device if the device takes it from
+    /// here, else to the command's I/O buffer.
     #[inline]
     pub(crate) fn take_data(
         &mut self,
@@ -161,7 +161,7 @@ impl Commands {
         if transfer_done && !waits { self.complete_data(cx, core, command) } else { None }
     }
 
-    /// All data of a command have come, and their digests have been looked at. Gives the command back when
+    /// All data of a command have come, and their digests have been checked. Gives the command back when
     /// it can be executed.
     #[inline]
     pub(super) fn complete_data(

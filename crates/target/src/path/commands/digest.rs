@@ -1,4 +1,4 @@
-//! Data digests, computed by the acceleration framework: of what is sent, and of what has come.
+//! Data digests, computed by the acceleration framework: of data to send, and of data received.
 //!
 //! The CPU does an operation at once; an engine does it later, and meanwhile the command is in
 //! [`Phase::Digest`], its data with the engine. The connection goes on with other commands.
@@ -31,11 +31,11 @@ impl Commands {
         let is_io = self.io.is_some();
         let slot = self.slots.get(key);
         if slot.way == Way::Write(WritePath::Staged) {
-            // It was checked where the data lay.
+            // The digest was checked where the data lay.
             return false;
         }
         let Some(buf) = slot.buf.take() else { return false };
-        // While an engine had the buffer, the next PDU's data could not go there.
+        // An engine would hold the buffer that the next PDU's data need.
         if !(is_io && all) || cx.io.accelerates_now(OpCode::Crc32c) {
             let found = cx.io.accelerator().crc32c_now(&buf[bytes]);
             slot.buf = Some(buf);
@@ -66,7 +66,7 @@ impl Commands {
         self.judge_data(key, found, ddgst);
     }
 
-    /// Compares the digest found, if any, with the one that came. Data with a bad one must not
+    /// Compares the digest found, if any, with the one received. Data with a wrong digest must not
     /// reach the device.
     #[inline]
     pub(super) fn judge_data(&mut self, key: SlotKey, found: Option<u32>, ddgst: u32) -> bool {
@@ -82,8 +82,8 @@ impl Commands {
         good
     }
 
-    /// A read has its data: sends them with their digest. Memory that others may write must not
-    /// change between the two, so it is copied on the way; the digest is that of the copy.
+    /// A read has its data: sends them with their digest. Memory that others may write could change
+    /// between the two, so it is copied on the way; the digest is that of the copy.
     pub(super) fn send_with_digest(
         &mut self,
         cx: &mut Context<'_>,
@@ -126,7 +126,7 @@ impl Commands {
         }
     }
 
-    /// What [`Self::send_with_digest`] started is complete.
+    /// The work that [`Self::send_with_digest`] started is complete.
     fn send_done(&mut self, core: &mut Core, command: CommandSlot, done: WorkDone) {
         let len = self.slots.get(command.key()).transfer.len as usize;
         let found = match done.result {
@@ -141,7 +141,8 @@ impl Commands {
         self.send_digested(core, command, payload, found);
     }
 
-    /// Sends data, unless an engine keeps them, with the digest that was found, if one was.
+    /// Sends data with the digest that was found. Without a digest, or if an engine keeps the data, the
+    /// command fails.
     fn send_digested(
         &mut self,
         core: &mut Core,
@@ -162,8 +163,8 @@ impl Commands {
         }
     }
 
-    /// An engine has finished with the data of a command. `closing`: nobody wants to know any more. Gives
-    /// whether the command was waiting for that.
+    /// An engine has finished with the data of a command. `closing`: the connection closes and drops the
+    /// result. Gives whether the command was waiting for that.
     #[must_use]
     pub(crate) fn take_accelerated(
         &mut self,
@@ -197,8 +198,8 @@ impl Commands {
         true
     }
 
-    /// A command whose data came with a bad digest. The other half of a fused operation goes with
-    /// it, unless it has gone before.
+    /// Fails a command whose data came with a wrong digest. The other half of a fused operation fails with
+    /// it, unless that half was refused before.
     pub(super) fn refuse_corrupt(&mut self, core: &mut Core, command: CommandSlot) {
         let status = Status::TRANSIENT_TRANSPORT_ERROR;
         if self.slots.get(command.key()).is_pending_half() {

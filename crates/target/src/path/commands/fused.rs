@@ -37,7 +37,7 @@ impl Commands {
         self.slots.get(key).half.and_then(|half| half.partner)
     }
 
-    /// Fits the command into a fused operation, if it is part of one. `None`: it was refused.
+    /// Adds the command to a fused operation, if it is part of one. `None`: it was refused.
     pub(super) fn pair_fused(
         &mut self,
         core: &mut Core,
@@ -104,7 +104,7 @@ impl Commands {
         Some(command)
     }
 
-    /// A command is refused before it reached its device; its other half goes with it.
+    /// Refuses a command before it reached its device, and its other half with it.
     pub(super) fn fused_refuse(&mut self, core: &mut Core, command: CommandSlot, status: Status) {
         let key = command.key();
         let fuse = self.slots.get(key).sqe.fuse();
@@ -132,7 +132,7 @@ impl Commands {
         self.refuse(core, command, status);
     }
 
-    /// Refuses a half now, or once its data, which is under way, has come.
+    /// Refuses a half now, or once its data have all come.
     fn doom(&mut self, core: &mut Core, key: SlotKey, status: Status) {
         let Some(command) = self.slots.resume(key) else { return };
         let slot = self.slots.get(key);
@@ -167,8 +167,8 @@ impl Commands {
         core.send(warden, Message::LockRange { device, bytes, who });
     }
 
-    /// The range is ours: reads what is there. No lock: the device is gone. `closing`: nobody wants to
-    /// know any more.
+    /// The range is locked for the operation: reads what is there. No lock: the device is gone. `closing`:
+    /// the connection closes and drops the result.
     pub(crate) fn lock_granted(
         &mut self,
         cx: &mut Context<'_>,
@@ -236,7 +236,7 @@ impl Commands {
         }
     }
 
-    /// Both halves are over: tells the host, gives the range back.
+    /// Both halves are complete: tells the host, gives the range back.
     fn end_fused(
         &mut self,
         core: &mut Core,

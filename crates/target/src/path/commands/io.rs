@@ -21,7 +21,7 @@ use crate::records::counters::QueueCounters;
 use crate::records::names::SlotKey;
 use raceline_proto::tcp::DIGEST_LEN;
 
-/// The status that tells a host what became of a device request.
+/// The status that tells a host the result of a device request.
 fn status_of(error: BdevError) -> Status {
     match error {
         BdevError::ReadFault => Status::UNRECOVERED_READ_ERROR,
@@ -40,7 +40,7 @@ fn status_of(error: BdevError) -> Status {
 impl Commands {
     // ---------------------------------------------------------------------- to the device
 
-    /// A command of an I/O queue has come, and `rest` behind its header. Gives how many bytes of `rest`
+    /// A command of an I/O queue has come, with `rest` behind its header. Gives how many bytes of `rest`
     /// belong to it and have been taken.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Commands {
         }
     }
 
-    /// A read: answers it if its device has the data at hand, and gets it what it needs otherwise.
+    /// A read: answers it if its device has the data at hand, and gets it a buffer or a request otherwise.
     #[inline]
     fn begin_read(
         &mut self,
@@ -159,8 +159,8 @@ impl Commands {
     }
 
     /// Whether the command is a write that can go to the device at once: all its data, with their
-    /// digest, are among the `available` bytes, and the digest can be checked here and now. Half
-    /// a write, or one that a digest may still forbid, must not.
+    /// digest, are among the `available` bytes, and the digest can be checked immediately. A write whose
+    /// data are incomplete, or whose digest may still be wrong, must not go.
     #[inline]
     pub(super) fn may_write_now(
         &mut self,
@@ -201,7 +201,7 @@ impl Commands {
         let local = self.local(command.key());
         let slot = self.slots.get(command.key());
         if !slot.status.is_success() {
-            // The other half of a fused operation has been refused meanwhile.
+            // The other half of a fused operation was refused in the meantime.
             let verdict = slot.status;
             return self.refuse(core, command, verdict);
         }
@@ -342,7 +342,7 @@ impl Commands {
         true
     }
 
-    /// One of the things that the command waits for at its device is done.
+    /// One of the device requests that the command waits for is done.
     pub(super) fn part_done(
         &mut self,
         cx: &mut Context<'_>,
@@ -370,7 +370,7 @@ impl Commands {
         {
             core.count(job.device, measured, cx.now, result);
         }
-        // What went there straight from the staging buffer was never in flight.
+        // Data that went there straight from the staging buffer were never in flight.
         if slot.phase == Phase::Device && slot.changes_data() {
             core.write_drained(job.device, &job.bytes);
         }
@@ -402,7 +402,7 @@ impl Commands {
         self.out.push_payload(core, cqe, payload, None);
     }
 
-    /// All of the command is done: tells the host.
+    /// All requests of the command are done: tells the host.
     fn complete_io(
         &mut self,
         cx: &mut Context<'_>,
@@ -446,7 +446,7 @@ impl Commands {
     }
 }
 
-/// What a command is about.
+/// The device, bytes and block size of a command.
 pub(super) fn job(command: IoCommand, device: DeviceId, block_size: u64) -> Job {
     Job { bytes: byte_range(&command, block_size), command, device, block_size }
 }
@@ -476,7 +476,7 @@ fn write_counter(counters: &QueueCounters, path: WritePath) -> &Counter {
 }
 
 /// The request for a write whose first bytes may be on the device already: writes were held back when the
-/// others came.
+/// other bytes came.
 fn write_rest(buf: IoBuf, on_device: usize, len: usize, offset: u64, fua: bool) -> Op {
     if on_device == 0 {
         return Op::Write { offset, data: buf.share(), fua };
@@ -487,7 +487,7 @@ fn write_rest(buf: IoBuf, on_device: usize, len: usize, offset: u64, fua: bool) 
     Op::Write { offset: offset + on_device as u64, data: data.share(), fua }
 }
 
-/// Bytes that go from a buffer to the device, or the other way.
+/// Bytes that go from a buffer to the device, or from the device to a buffer.
 fn bytes_through_buffer(op: &Op) -> usize {
     match op {
         Op::Read { len, buf: Some(_), .. } => *len,

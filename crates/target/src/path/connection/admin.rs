@@ -1,4 +1,4 @@
-//! The admin queue's connection: what it does as its association says.
+//! The admin queue's connection: carries out the decisions of its association.
 
 use std::sync::Arc;
 
@@ -27,15 +27,15 @@ impl Connection {
         self.run_actions(cx, core);
     }
 
-    /// Whether the identifier is that of an event request, which is forgotten: a host that is about to go
-    /// may have forgotten its requests, and looks for the answer to its last commands.
+    /// Forgets the event request with this identifier; gives whether there was one. A host that is about to
+    /// disconnect may have forgotten its requests, and waits for the answer to its last commands.
     #[cold]
     pub(super) fn forgets_event_request(&mut self, sqe: &Sqe) -> bool {
         let Role::Admin(association) = &mut self.role else { return false };
         association.forget_event_request(&mut self.commands, sqe.command_id())
     }
 
-    /// Does what the controller asks for.
+    /// Carries out the actions that the controller asks for.
     pub(super) fn run_actions(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         while let Role::Admin(association) = &mut self.role
             && let Some(why) = association.run_actions(&mut self.commands, cx, core)
@@ -45,7 +45,7 @@ impl Connection {
         self.arm_timer(cx);
     }
 
-    /// What became of a command about namespaces.
+    /// The result of a command about namespaces.
     pub(crate) fn managed(&mut self, core: &mut Core, slot: SlotKey, result: Result<u32, Status>) {
         if let Role::Admin(association) = &mut self.role {
             association.managed(&mut self.commands, core, slot, result);
@@ -104,7 +104,7 @@ impl Connection {
         }
     }
 
-    /// What exists has changed.
+    /// A new snapshot is there.
     pub(crate) fn handle_view(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         let (view, port_id) = (&core.snapshot.view, self.ends.port_id);
         let gone = match (&mut self.role, &mut self.commands.io) {

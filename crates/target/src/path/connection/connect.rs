@@ -107,7 +107,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The queue is connected: sets it up and says so. The deadline and the caps for strangers end.
+    /// The queue is connected: sets it up and answers the host. The deadline and the pre-Connect caps end.
     fn connected(
         &mut self,
         core: &mut Core,

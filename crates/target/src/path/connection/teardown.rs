@@ -22,7 +22,7 @@ impl Connection {
         }
     }
 
-    /// A timer has expired; maybe one that matters no more.
+    /// A timer has expired; its deadline may no longer apply.
     pub(crate) fn handle_timer(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         if let Some(why) = self.life.expire(cx.now) {
             self.close(cx, core, why);
@@ -67,7 +67,7 @@ impl Connection {
             && self.commands.are_drained()
     }
 
-    /// Closes the socket. The connection itself goes when its operations have come home.
+    /// Closes the socket. The connection itself is removed when its operations have finished.
     pub(crate) fn close(&mut self, cx: &mut Context<'_>, core: &mut Core, why: &str) {
         if self.life.stage == Stage::Closing {
             return;
@@ -83,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Whether nothing of the connection is in flight any more, so that it can go.
+    /// Whether nothing of the connection is in flight any more, so that it can be removed.
     pub(crate) fn is_gone(&self) -> bool {
         self.life.stage == Stage::Closing
             && !self.inbox.is_receiving()
@@ -101,7 +101,7 @@ impl Connection {
         }
     }
 
-    /// The connection is removed: tells those who count on it.
+    /// The connection is removed: tells the controller or the I/O queues that depend on it.
     pub(crate) fn leave(&mut self, core: &Core) {
         core.shared.ledger().detach(core.place(self.key));
         if let Role::Admin(association) = &self.role {
