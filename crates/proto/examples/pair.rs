@@ -1,4 +1,4 @@
-//! The two ends of a queue, without a network: what goes over the wire when a host reads a block.
+//! The two ends of a queue, without a network: the bytes on the wire when a host reads a block.
 //!
 //! ```text
 //! cargo run -p raceline-proto --example pair

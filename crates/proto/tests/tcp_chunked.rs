@@ -30,9 +30,9 @@ impl Trace {
 
 /// A queue in a state that a stream continues from.
 trait End {
-    /// Receives until it gives nothing.
+    /// Receives until `receive` gives nothing.
     fn drain(&mut self, input: &[u8], trace: &mut Trace) -> Result<(), FatalError>;
-    /// Takes payload past `receive`; how many bytes.
+    /// Takes payload without `receive`; gives how many bytes.
     fn direct(&mut self, bytes: &[u8], trace: &mut Trace) -> usize;
 }
 
@@ -132,7 +132,7 @@ fn scripts(pda: u8, hdgst: bool, ddgst: bool) -> (Vec<u8>, Vec<u8>) {
     let (mut to_controller, mut to_host) = (Vec::new(), Vec::new());
     host.ic_req(&mut to_controller);
     controller.drain(&to_controller, &mut Trace::default()).unwrap();
-    // The queue that the script is for sends its own; this one's serve to make the script.
+    // The queue under test sends its own PDUs; these two queues only make the script.
     let mut controller = ControllerQueue::new(controller_config());
     controller.receive(&mut &to_controller[..]).unwrap();
     controller.ic_resp(&mut to_host);
@@ -228,8 +228,8 @@ fn errors_come_at_the_same_place() {
         host
     };
     let controller = || ControllerQueue::new(controller_config());
-    // Every byte after the initialization, spoilt: in headers all are errors, thanks to the header
-    // digest, and all give the same events however they come.
+    // Every byte after the initialization is corrupted in turn. In headers all corruptions are errors, thanks
+    // to the header digest, and all give the same events however they arrive.
     let mut errors = 0;
     for at in 128..to_controller.len() {
         let mut bytes = to_controller.clone();

@@ -1,5 +1,5 @@
-//! Flipped bits: each data-bearing PDU is received as often as there are bits to flip, and its data
-//! digest never agrees with what has come.
+//! Flipped bits: each PDU with data is received once for each bit that can be flipped, and its data
+//! digest never matches the received data.
 #![allow(clippy::unwrap_used)] // a test
 
 mod tcp_support;
@@ -15,10 +15,10 @@ use tcp_support::*;
 const LEN: usize = 4096;
 /// Data and digest.
 const PROTECTED: usize = LEN + 4;
-/// Random corruptions altogether.
+/// Total number of random corruptions.
 const CORRUPTIONS: usize = 1_000_000;
 
-/// Who receives what.
+/// The receiver and the kind of PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     InCapsule,
@@ -28,7 +28,7 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::InCapsule, Kind::H2cData, Kind::C2hData];
 
-/// A connection over which one PDU goes again and again.
+/// A connection that carries one PDU repeatedly.
 struct Line {
     host: HostQueue,
     controller: ControllerQueue,
@@ -36,7 +36,7 @@ struct Line {
     /// Where the PDU is made.
     wire: Vec<u8>,
     cid: u16,
-    /// What has come, as a driver would have it.
+    /// The received data, as a driver would have them.
     received: Vec<u8>,
 }
 
@@ -158,7 +158,7 @@ fn every_single_bit_is_noticed() {
     }
 }
 
-/// From one bit to many, anywhere in the data and the digest.
+/// From one flipped bit to many, anywhere in the data and the digest.
 #[test]
 fn a_million_random_corruptions_are_noticed() {
     let mut random = Random(0x1234_5678_9abc_def1);

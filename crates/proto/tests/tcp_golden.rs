@@ -1,4 +1,4 @@
-//! Every PDU type, byte by byte: what is sent, and what is made of it.
+//! Every PDU type, byte by byte: what is sent, and how it is decoded.
 #![allow(clippy::unwrap_used)] // a test
 
 mod tcp_support;
@@ -370,7 +370,7 @@ fn commands_are_seen_ahead_as_far_as_they_have_come_whole() {
     let digested = [capsule(READ, &[], 1), capsule(READ, &[], 1)].concat();
     assert_eq!(opcodes(controller(0, 1).commands_ahead(&digested)), [READ, READ]);
 
-    // Whatever the bytes are, it ends.
+    // Whatever the bytes are, decoding ends.
     for len in 0..200 {
         for byte in [0, 4, 6, 255] {
             assert!(queue.commands_ahead(&vec![byte; len]).count() <= len / 8);

@@ -145,7 +145,7 @@ fn several_r2ts_of_one_command_are_outstanding() {
     }
     pair.exchange();
     assert_eq!(pair.grants.len(), 3);
-    // Answered out of order: the TTAG says which is meant.
+    // Answered out of order: the TTAG names the R2T.
     for index in [1, 0, 2] {
         let grant = pair.grants[index];
         pair.answer(&grant);
@@ -187,7 +187,7 @@ fn short_success_is_an_error_except_for_fabrics() {
     assert_eq!(cqe.status, Status::DATA_TRANSFER_ERROR);
     assert_eq!(pair.host.bytes_received(CommandId(1)), 256);
 
-    // An error may come with less; it stays what it is.
+    // An error may come with fewer bytes; it stays the same error.
     pair.read_command(2, 512);
     pair.exchange();
     let status = Status::LBA_OUT_OF_RANGE;

@@ -1,5 +1,5 @@
-//! What one end encodes the other decodes, for all values of every PDU type; and no bytes at all
-//! upset a queue.
+//! What one end encodes the other decodes, for all values of every PDU type; and no sequence of bytes
+//! breaks a queue.
 #![allow(clippy::unwrap_used)] // a test
 
 mod tcp_support;

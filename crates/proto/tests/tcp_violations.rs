@@ -1,4 +1,4 @@
-//! One case per violation of the protocol: FES, FEI, and that the queue is shut after it.
+//! One case per violation of the protocol: FES, FEI, and that the queue is closed after it.
 #![allow(clippy::unwrap_used)] // a test
 
 mod tcp_support;
@@ -150,7 +150,7 @@ enum End {
 }
 
 impl End {
-    /// Feeds pieces; the first error. Payload is not looked at.
+    /// Feeds pieces; gives the first error. Payload is ignored.
     fn feed(&mut self, bytes: &[u8], piece: usize) -> Result<(), FatalError> {
         for mut input in bytes.chunks(piece) {
             match self {
@@ -203,7 +203,7 @@ fn run(cases: Vec<Case>, term_type: u8, end: impl Fn(Start) -> End) -> HashSet<V
             assert!(!error.header().is_empty() && bytes.starts_with(error.header()), "{name}");
             assert!(end.is_closing(), "{name}");
 
-            // Shut: valid or not, nothing is looked at any more.
+            // Closed: valid or not, no input is read any more.
             end.feed(&bytes, usize::MAX).expect("input is thrown away");
             let mut out = Vec::new();
             end.term_req(&error, &mut out);
@@ -522,7 +522,7 @@ fn controllers_violations() {
         }
     }
 
-    // After LAST_PDU; the data of a read whose response has come.
+    // C2HData after LAST_PDU; and data of a read whose response has come.
     let mut part = c2h(LAST, READ_CID, 0, 512);
     part.resize(24 + 512, 0);
     let mut end = End::Host(host(Plain));
@@ -555,7 +555,7 @@ fn controllers_violations() {
     }
 }
 
-/// A header that begins like the one before it is judged by a short way, when it comes whole.
+/// A header that begins like the one before it takes a short path, when it has arrived completely.
 #[test]
 fn a_good_pdu_before_it_hides_nothing() {
     let write = |address, length| {
@@ -592,7 +592,7 @@ fn a_controller_that_declines_digests_is_refused() {
     assert_eq!((error.fes().to_wire(), error.fei()), (6, 11));
 }
 
-/// What is unusual but legal.
+/// Unusual but legal PDUs.
 #[test]
 fn accepted() {
     let mut fabrics = in_capsule(0x7f, 0, 8192);

@@ -10,10 +10,10 @@ use crate::nvme::opcode::{admin, fabrics};
 use crate::nvme::property::PropertyAccess;
 use crate::nvme::{CommandId, ControllerId, HostNqn, QueueId, Sqe, Status, Transfer};
 
-/// What the driver knows and a controller does not, for the command at hand.
+/// What the driver knows and a controller does not, for the command in progress.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Those of the subsystem, for the SMART log.
+    /// The counters of the subsystem, for the SMART log.
     pub counters: IoCounters,
     /// The controllers of the subsystem and their hosts, for a command that
     /// [`asks_for_controllers`].
@@ -27,7 +27,7 @@ pub fn asks_for_controllers(sqe: &Sqe) -> bool {
     sqe.opc == admin::IDENTIFY && matches!(cns, cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS)
 }
 
-/// The admin commands that exist, for the effects log and for telling unknown ones early.
+/// The admin commands that exist, for the effects log and for the early refusal of unknown ones.
 pub(crate) const ADMIN_COMMANDS: [u8; 7] = [
     admin::GET_LOG_PAGE,
     admin::IDENTIFY,
@@ -39,8 +39,8 @@ pub(crate) const ADMIN_COMMANDS: [u8; 7] = [
 ];
 
 impl Controller {
-    /// How many bytes go which way with a command of the admin queue. A failure is for
-    /// [`Controller::record_error`] too.
+    /// How many bytes go which way with a command of the admin queue. The driver also passes a failure to
+    /// [`Controller::record_error`].
     ///
     /// # Errors
     /// The status to complete it with: the command does not exist, or its SGL is wrong, or it
@@ -92,8 +92,8 @@ impl Controller {
         })
     }
 
-    /// The host has given a new command the identifier of an event request: it knows of the
-    /// request no more, so there is nobody to answer. Says whether the request was held.
+    /// The host has given a new command the identifier of an event request: it no longer knows the
+    /// request, so the controller does not answer it. Says whether the request was held.
     pub fn forget_event_request(&mut self, cid: CommandId) -> bool {
         self.events.forget(cid)
     }
@@ -151,7 +151,7 @@ impl Controller {
             opcode if MANAGEMENT_COMMANDS.contains(&opcode) => {
                 self.parse_management(sqe, data).map(|command| AdminOutcome::Manage(command.into()))
             }
-            // that it came is what counts
+            // its arrival is what counts
             admin::KEEP_ALIVE => Ok(AdminOutcome::success(0)),
             _ => Err(Status::INVALID_OPCODE.dnr()),
         }

@@ -48,7 +48,7 @@ impl ChangedNamespaces {
         }
     }
 
-    /// The page. More changes than it can name are told by FFFFFFFFh alone.
+    /// The page. FFFFFFFFh alone stands for more changes than the page can name.
     pub(crate) fn page(&self) -> NamespaceList {
         let mut page = NamespaceList::default();
         if self.overflow {

@@ -1,12 +1,12 @@
 //! Connect: its parsing and the checks that need no controller (Fabrics 1.1, 3.3).
 //!
 //! A Connect goes through [`connect_transfer`] (how much data), [`parse_connect`] (form),
-//! [`find_subsystem`] (who and what), and then either [`Controller::new`] for the admin queue or
+//! [`find_subsystem`] (host and subsystem), and then either [`Controller::new`] for the admin queue or
 //! [`Controller::handle_io_connect`] for an I/O queue. The form of all names is checked before
 //! any of them is looked up.
 //!
 //! Do Not Retry is set only where a retry cannot help: a Linux host never reconnects after it.
-//! A subsystem or controller that is unknown may be one that is not there yet, or any more,
+//! An unknown subsystem or controller may be one that does not exist yet, or no longer exists,
 //! because the target restarts.
 //!
 //! [`Controller::new`]: super::Controller::new
@@ -24,7 +24,7 @@ use crate::nvme::fabrics::{CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectWords};
 use crate::nvme::opcode::fabrics;
 use crate::nvme::{ControllerId, Direction, HostId, HostNqn, Nqn, QueueId, Sqe, Status, Transfer};
 
-/// A Connect whose form is right.
+/// A Connect whose form is correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
     /// QID: the admin queue or an I/O queue.
@@ -57,18 +57,18 @@ pub struct ConnectError {
 }
 
 impl ConnectError {
-    /// No controller is left to give: try again later.
+    /// No controller number is left: the host may try again later.
     pub const BUSY: Self = Self { status: Status::CONNECT_CONTROLLER_BUSY, ipo: 0, in_data: false };
     /// An I/O queue names a controller that does not exist (any more).
     pub const UNKNOWN_CONTROLLER: Self =
         Self { status: Status::CONNECT_INVALID_PARAMETERS, ipo: IPO_CNTLID, in_data: true };
 
-    /// A parameter in the SQE that will not become valid.
+    /// An invalid parameter in the SQE, which a retry does not make valid.
     pub(crate) const fn in_sqe(ipo: u16) -> Self {
         Self { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), ipo, in_data: false }
     }
 
-    /// A parameter in the Connect data that will not become valid.
+    /// An invalid parameter in the Connect data, which a retry does not make valid.
     pub(crate) const fn in_data(ipo: u16) -> Self {
         Self { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), ipo, in_data: true }
     }
@@ -129,8 +129,7 @@ pub fn connect_transfer(sqe: &Sqe) -> Result<Transfer, Status> {
 
 /// Reads a Connect and checks its form.
 ///
-/// # Errors
-/// What the first check that fails says.
+/// When a check fails: the error of the first that does.
 pub fn parse_connect(sqe: &Sqe, data: &[u8]) -> Result<ConnectRequest, ConnectError> {
     let Ok(data) = ConnectData::ref_from_bytes(data) else {
         return Err(ConnectError::status(Status::INVALID_FIELD.dnr()));
@@ -154,7 +153,7 @@ pub fn parse_connect(sqe: &Sqe, data: &[u8]) -> Result<ConnectRequest, ConnectEr
     })
 }
 
-/// What a Connect leads to.
+/// The kind of controller that a Connect leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A controller of an NVM subsystem.
@@ -164,7 +163,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// What it grants, in a target of that view.
+    /// The limits that it grants, in a target of that view.
     #[must_use]
     pub fn limits<'a>(&'a self, view: &'a TargetView) -> &'a Limits {
         match self {
@@ -186,8 +185,7 @@ impl Role {
 /// Looks the subsystem up and checks that the host may connect to it with such a queue, having
 /// come by the listener `port_id`. The discovery service answers at every listener.
 ///
-/// # Errors
-/// What the first check that fails says.
+/// When a check fails: the error of the first that does.
 pub fn find_subsystem(
     view: &TargetView,
     request: &ConnectRequest,

@@ -1,7 +1,7 @@
 //! The Discovery log page of one host (Fabrics 1.1, 5.3).
 //!
-//! A host reads the page in pieces and checks with GENCTR that they belong together. So the
-//! pieces after the first come from the view that the first came from.
+//! A host reads the page in pieces and checks with GENCTR that they belong together. All
+//! pieces therefore come from the same view as the first piece.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::nvme::discovery::{
 use crate::nvme::identify::ascii_field;
 use crate::nvme::{ControllerId, HostNqn, Nqn, Status};
 
-/// What discovery controllers grant unless the target says otherwise.
+/// The limits that discovery controllers grant by default.
 pub const DISCOVERY_LIMITS: Limits =
     Limits { max_admin_entries: 128, max_io_queues: 0, ..Limits::DEFAULT };
 
@@ -88,8 +88,8 @@ impl DiscoveryLog {
         Ok(self.reading.genctr == self.current.genctr)
     }
 
-    /// What this host sees: every subsystem that admits it at every listener that leads there,
-    /// the entrances to this service, and where else it may look.
+    /// The records that this host sees: every subsystem that admits it at every listener that leads there,
+    /// the entrances to this service, and the referrals to other places.
     fn records<'a>(&'a self, view: &'a TargetView) -> impl Iterator<Item = Record<'a>> + 'a {
         let admitted =
             view.subsystems.iter().filter(|subsystem| subsystem.hosts.admits(&self.host));
@@ -113,8 +113,8 @@ impl DiscoveryLog {
         subsystems.chain(entrances).chain(referrals.map(Record::Referral))
     }
 
-    /// The listener's address as this host can use it: one that listens on every address is
-    /// reached where this host reached us, and loopback only from loopback.
+    /// The listener's address as this host can use it. A listener on every address is given as the
+    /// address that the host connected to, and a loopback address only to hosts on loopback.
     fn address(&self, view: &TargetView, listener: &ListenerInfo) -> Option<SocketAddr> {
         let (bound, local) = (listener.address.ip(), self.local.ip());
         let ip = if bound.is_unspecified() {
@@ -130,14 +130,14 @@ impl DiscoveryLog {
     }
 }
 
-/// One entry of the page, before it is bytes.
+/// One entry of the page, before it is encoded.
 #[derive(PartialEq, Eq)]
 enum Record<'a> {
     /// An NVM subsystem at one listener.
     Subsystem { nqn: &'a Nqn, admin_entries: u16, address: SocketAddr, port_id: u16 },
     /// This discovery service at one listener.
     Entrance { admin_entries: u16, address: SocketAddr, port_id: u16 },
-    /// Somewhere else.
+    /// Another place.
     Referral(&'a Referral),
 }
 
@@ -202,7 +202,7 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Passes over a piece of that length, if all of it is before the offset.
+    /// Skips a piece of that length, if all of it is before the offset.
     fn skips(&mut self, len: usize) -> bool {
         let before = self.skip >= len;
         if before {

@@ -26,7 +26,7 @@ pub struct ErrorEntry {
     pub lba: u64,
 }
 
-/// The latest errors and how many there ever were.
+/// The latest errors, and how many there ever were.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorLog {
     entries: VecDeque<ErrorLogEntry>,
@@ -34,7 +34,7 @@ pub(crate) struct ErrorLog {
 }
 
 impl ErrorLog {
-    /// Parameter Error Location: not said.
+    /// Parameter Error Location: not reported.
     const NO_LOCATION: u16 = 0xffff;
 
     pub(crate) fn record(&mut self, entry: ErrorEntry) {

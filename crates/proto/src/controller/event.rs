@@ -1,7 +1,7 @@
 //! Asynchronous events: the requests held, what is pending, what is masked (Base 2.0, 5.2).
 //!
 //! Each kind of event is reported once and then masked until the host reads its log page with
-//! RAE 0; what happens meanwhile is one more event, unless that reading already showed it.
+//! RAE 0. What happens in the meantime is one more event, unless that reading already showed it.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::nvme::{CommandId, Status};
 /// Asynchronous Event Requests a host may have outstanding (AERL + 1).
 pub const MAX_EVENT_REQUESTS: usize = 4;
 
-/// What can happen.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// Namespaces came, went or changed.
@@ -118,7 +118,7 @@ impl Events {
         Ok(())
     }
 
-    /// Something happened.
+    /// An event of that kind happened.
     pub(crate) fn raise(&mut self, kind: EventKind, actions: &mut VecDeque<Action>) {
         if self.config & kind.config_bit() != 0 {
             self.kinds[kind.index()].pending = true;
@@ -126,7 +126,7 @@ impl Events {
         }
     }
 
-    /// The log page of that kind was read with RAE 0. `complete`: it showed all there is to know.
+    /// The log page of that kind was read with RAE 0. `complete`: the reading showed all changes so far.
     pub(crate) fn log_read(
         &mut self,
         kind: EventKind,
@@ -156,7 +156,7 @@ impl Events {
         index.and_then(|index| self.requests.remove(index)).is_some()
     }
 
-    /// Drops the requests: nobody can be answered any more.
+    /// Drops the requests without answers: the association ends.
     pub(crate) fn forget_requests(&mut self) {
         self.requests.clear();
     }

@@ -1,6 +1,6 @@
 //! Get Features and Set Features (Base 2.0, 5.15 and 5.27).
 //!
-//! No feature can be saved; each is that of the whole controller.
+//! No feature can be saved; each applies to the whole controller.
 
 use super::Controller;
 use super::event::Events;
@@ -31,7 +31,7 @@ const EXHID: u32 = 1;
 /// Volatile Write Cache bit 0, WCE.
 const WRITE_CACHE_ENABLED: u32 = 1;
 
-/// The values that mean nothing to us but must be kept.
+/// The values that have no effect here but must be kept.
 #[derive(Debug)]
 pub(crate) struct Features {
     arbitration: u32,
@@ -201,7 +201,7 @@ impl Controller {
             fid::NUMBER_OF_QUEUES => return self.set_number_of_queues(value),
             fid::WRITE_ATOMICITY => self.features.write_atomicity = value & DISABLE_NORMAL,
             fid::ASYNC_EVENT_CONFIG => self.events.set_config(value)?,
-            // the other behaviours are about formats that no namespace has
+            // the other behaviours concern formats that no namespace has
             fid::HOST_BEHAVIOR => {
                 self.features.waits_before_retry = match data.first_chunk::<HOST_BEHAVIOR_LEN>() {
                     Some([acre @ (0 | 1), ..]) => *acre == 1,
@@ -212,7 +212,7 @@ impl Controller {
             fid::KEEP_ALIVE_TIMER => self.keep_alive.set_kato_ms(value),
             fid::COMMAND_SET_PROFILE if value & COMMAND_SET_INDEX == 0 => {}
             fid::COMMAND_SET_PROFILE => return Err(Status::COMMAND_SETS_REJECTED.dnr()),
-            // over fabrics, Connect says it
+            // over fabrics, Connect sets it
             fid::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),
             _ => return Err(Status::INVALID_FIELD.dnr()),
         }

@@ -1,4 +1,4 @@
-//! Identify: what the controller and its namespaces say about themselves (Base 2.0, 5.17).
+//! Identify: what the controller and its namespaces report about themselves (Base 2.0, 5.17).
 
 use zerocopy::{Immutable, IntoBytes};
 
@@ -26,7 +26,7 @@ const IORCSZ: u32 = 1;
 const MSDBD: u8 = 1;
 
 impl Controller {
-    /// `controllers` are those of the subsystem, for the lists of them.
+    /// `controllers` are those of the subsystem, for the lists of controllers.
     pub(crate) fn identify(
         &self,
         sqe: &Sqe,
@@ -49,7 +49,7 @@ impl Controller {
         match (cns, self.subsystem()) {
             (cns::CONTROLLER, _) => put(page, &self.identify_controller()),
             (cns::NAMESPACE, Some(_)) => match self.pool() {
-                // what any namespace of the pool could be
+                // the common properties of all namespaces that the pool could hold
                 Some(pool) if nsid == NamespaceId::BROADCAST => put(page, &identify_pool(pool)),
                 _ => {
                     if let Some(namespace) = self.valid_namespace(nsid)? {
@@ -200,8 +200,8 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
     }
 }
 
-/// Atomicity fields stay 0 with NSFEAT bit 1 clear: one block is what we promise (AWUPF 0).
-/// The formats are those of the pool where the namespace is of one that the host can manage.
+/// Atomicity fields stay 0 with NSFEAT bit 1 clear: only one block is promised (AWUPF 0).
+/// For a namespace of a pool that the host can manage, the formats are those of the pool.
 fn identify_namespace(
     namespace: &Namespace,
     pool: Option<&Pool>,
@@ -271,7 +271,7 @@ fn nsattr(namespace: &Namespace) -> u8 {
     if namespace.read_only { NSATTR_WRITE_PROTECTED } else { 0 }
 }
 
-/// What deallocated blocks read is only said when it is known.
+/// DLFEAT reports what deallocated blocks read only when that is known.
 fn dlfeat(namespace: &Namespace) -> u8 {
     if namespace.deallocate && namespace.deallocate_zeroes {
         DLFEAT_READS_ZEROES | DLFEAT_WRITE_ZEROES_DEALLOCATES
@@ -286,8 +286,8 @@ fn granularity(namespace: &Namespace) -> u16 {
     u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX)
 }
 
-/// The boundary of fast commands in logical blocks; 0 is none. Linux takes commands for as long as this
-/// says, so it says no more than one command may move.
+/// The boundary of fast commands in logical blocks (NOIOB); 0 is none. Linux limits the length of its
+/// commands to this value, so the value does not exceed what one command may move.
 fn boundary(namespace: &Namespace, max_io_bytes: u32) -> u16 {
     let bytes = namespace.io_boundary_bytes.min(max_io_bytes.into());
     let blocks = bytes / u64::from(namespace.block_size.max(1));
@@ -309,14 +309,14 @@ fn namespace_list<'a>(
     Ok(list)
 }
 
-/// One combination, of the NVM command set alone.
+/// The only combination: the NVM command set alone.
 fn command_sets() -> CommandSets {
     let mut sets = CommandSets::default();
     sets.vectors[0] = (1 << CSI_NVM).into();
     sets
 }
 
-/// Those from a number on, in ascending order.
+/// The controllers from a number on, in ascending order.
 fn controller_list<'a>(
     controllers: impl Iterator<Item = &'a (ControllerId, HostNqn)>,
     from: ControllerId,

@@ -12,8 +12,8 @@ use crate::nvme::rw::{
 };
 use crate::nvme::{Direction, Fuse, Sqe, Status, Transfer};
 
-/// An I/O command that can be executed: its namespace exists, its blocks are in range, it may
-/// write if it does. `namespace` is an index into the slice it was parsed against.
+/// An I/O command that can be executed: its namespace exists, its blocks are in range, and if it writes,
+/// it may. `namespace` is an index into the slice it was parsed against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoCommand {
     /// Reads blocks.
@@ -92,8 +92,8 @@ impl IoCommand {
 }
 
 /// Parses a command of an I/O queue. [`Sqe::fuse`] says whether it is half of a fused operation,
-/// which only a Compare (first) and a Write (second) can be; that the halves are about the same
-/// blocks is for the driver to check.
+/// which only a Compare (first) and a Write (second) can be. The driver has to check that both halves
+/// name the same blocks.
 ///
 /// # Errors
 /// The status to complete it with.
@@ -169,7 +169,7 @@ fn check_opcode_and_fuse(sqe: &Sqe) -> Result<(), Status> {
     }
 }
 
-/// SLBA and NLB inside the namespace, and nothing asked that needs protection information.
+/// SLBA and NLB inside the namespace, and no option that needs protection information.
 fn parse_blocks(sqe: &Sqe, namespace: &Namespace) -> Result<BlockRange, Status> {
     if sqe.cdw12.get() & PROTECTION_INFO != 0 {
         return Err(Status::INVALID_FIELD.dnr());
@@ -220,7 +220,7 @@ fn parse_dataset_management(
     let mut deallocate = sqe.cdw11.get() & DATASET_DEALLOCATE != 0;
     if deallocate {
         refuse_read_only(info)?;
-        // it is advice: where it cannot be followed, the command succeeds without effect
+        // the command is advice: where it cannot be followed, it succeeds without effect
         deallocate = info.deallocate;
     }
     Ok((IoCommand::DatasetManagement { namespace, ranges, deallocate }, transfer))

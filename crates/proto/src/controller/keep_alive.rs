@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::AbandonReason;
 use super::subsystem::Limits;
 
-/// How often the cores of I/O queues report traffic. Added to the timeout, so that a report
-/// which is still on its way cannot be the difference.
+/// How often the cores of I/O queues report traffic. Added to the timeout, so that a report that is
+/// still on its way cannot end the association.
 pub const TRAFFIC_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a discovery controller without keep alive may be idle.
@@ -15,7 +15,7 @@ pub const DISCOVERY_IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a controller may exist without being enabled, or after its shutdown.
 pub const ASSOCIATION_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// KAS counts these.
+/// The unit of KAS.
 const KAS_UNIT_MS: u32 = 100;
 
 /// What KATO is rounded to.
@@ -31,8 +31,8 @@ impl Rounding {
         Self { granularity_ms, min_ms: limits.min_keep_alive_ms }
     }
 
-    /// KATO is rounded up to the granularity (Base 2.0, 5.27.1.12), and to the least that there is; the
-    /// greatest multiple that 32 bits hold is the limit. 0 stays 0.
+    /// KATO is rounded up to the granularity (Base 2.0, 5.27.1.12), and raised to the minimum. The greatest
+    /// multiple that 32 bits hold is the limit. 0 stays 0.
     fn granted(self, kato_ms: u32) -> u32 {
         if kato_ms == 0 {
             return 0;
@@ -73,12 +73,12 @@ impl KeepAlive {
         self.kato_ms
     }
 
-    /// A new KATO, from now on.
+    /// Sets a new KATO, which counts from now on.
     pub(crate) fn set_kato_ms(&mut self, kato_ms: u32) {
         self.kato_ms = self.rounding.granted(kato_ms);
     }
 
-    /// Whether the host asked for a timeout: a discovery association is then meant to last, and
+    /// Whether the host asked for a timeout: a discovery association is then persistent, and
     /// gets events.
     pub(crate) fn has_timeout(&self) -> bool {
         self.kato_ms != 0
@@ -99,7 +99,7 @@ impl KeepAlive {
         self.shut_down = shut_down;
     }
 
-    /// The earliest deadline, and what missing it means.
+    /// The earliest deadline, and the reason to abandon the association when it is missed.
     pub(crate) fn deadline(&self) -> Option<(Instant, AbandonReason)> {
         let association = self
             .disabled_since

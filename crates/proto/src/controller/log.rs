@@ -15,10 +15,10 @@ use crate::nvme::log::{
 use crate::nvme::opcode::{admin, io};
 use crate::nvme::{NamespaceId, Sqe, Status};
 
-/// What the SMART log calls a data unit: a thousand times 512 bytes.
+/// A data unit of the SMART log: a thousand times 512 bytes.
 const DATA_UNIT_BYTES: u64 = 512 * 1000;
 
-/// What the driver counts for the SMART log.
+/// The driver's counters for the SMART log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCounters {
     /// Read and Compare commands completed.
@@ -29,7 +29,7 @@ pub struct IoCounters {
     pub read_bytes: u64,
     /// Bytes of those writes.
     pub written_bytes: u64,
-    /// Commands that failed because the medium did.
+    /// Commands that failed because of the medium.
     pub media_errors: u64,
     /// Time with at least one I/O command outstanding.
     pub busy: Duration,
@@ -48,7 +48,7 @@ impl Controller {
         if !command.offset.is_multiple_of(4) {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        // what the host asked for must fit where it wants it
+        // the requested length must fit the length in the SGL
         let reply = usize::try_from(command.len_bytes)
             .ok()
             .and_then(|len| reply.get_mut(..len))
@@ -112,15 +112,15 @@ impl Controller {
     }
 }
 
-/// One slot, and the running firmware is in it.
+/// One slot, which holds the running firmware.
 fn firmware_log(subsystem: &Subsystem) -> FirmwareLog {
     let mut page = FirmwareLog { afi: 1, ..FirmwareLog::default() };
     page.frs[0] = ascii_field(&subsystem.firmware);
     page
 }
 
-/// No command has effects that a host must prepare for: CSE and CCC stay 0, else Linux freezes
-/// its queues around them.
+/// No command has effects that a host must prepare for. CSE and CCC stay 0: otherwise Linux freezes
+/// its queues around such commands.
 fn effects_log(has_pool: bool) -> EffectsLog {
     let mut page = EffectsLog::default();
     if has_pool {
@@ -142,7 +142,7 @@ fn effects_log(has_pool: bool) -> EffectsLog {
     page
 }
 
-/// Copies what the page has from an offset on; past its end the reply stays zero. An offset past
+/// Copies the page from an offset on; past its end the reply stays zero. An offset past
 /// the end is an error (Base 2.0, figure 199).
 fn copy_page(page: &[u8], offset: u64, reply: &mut [u8]) -> Result<(), Status> {
     let rest = usize::try_from(offset)

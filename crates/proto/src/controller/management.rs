@@ -1,8 +1,8 @@
-//! Namespace Management, Namespace Attachment and Format NVM: what a host asks of the namespaces
-//! in its subsystem's pool (Base 2.0, 5.18, 5.19 and 5.14).
+//! Namespace Management, Namespace Attachment and Format NVM: changes that a host asks for to the
+//! namespaces in its subsystem's pool (Base 2.0, 5.18, 5.19 and 5.14).
 //!
-//! Only the form is checked here. What the pool and the namespaces say to it, and the work, is
-//! for the driver: it takes time, and concerns other controllers too.
+//! This module checks only the form. The driver checks the command against the pool and the namespaces
+//! and executes it: that takes time, and concerns other controllers too.
 
 use zerocopy::FromBytes;
 
@@ -24,10 +24,10 @@ const CREATE_OR_ATTACH: u32 = 0;
 const DELETE_OR_DETACH: u32 = 1;
 /// Format NVM bits 7:5, PI: protection information.
 const FORMAT_PROTECTION: u32 = 0b111 << 5;
-/// FLBAS bits 3:0: LBA format. The others ask for metadata, or for more formats than there are.
+/// FLBAS bits 3:0: LBA format. The other bits ask for metadata, or for more formats than exist.
 const FLBAS_FORMAT: u8 = 0xf;
 
-/// What a host asks of the namespaces of its subsystem.
+/// A change that a host asks for to the namespaces of its subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ManagementCommand {
     /// Make a namespace, attached to no controller. The result is its NSID.
@@ -75,7 +75,7 @@ impl Controller {
         pool.filter(|pool| pool.managers.admits(&self.hostnqn))
     }
 
-    /// Checks the form of a command for which there is a pool.
+    /// Checks the form of a command; the subsystem has this pool.
     pub(crate) fn parse_management(
         &self,
         sqe: &Sqe,
@@ -106,14 +106,14 @@ impl Controller {
         }
     }
 
-    /// Whether the NSID is that of a namespace in the pool, or all where that can be meant.
+    /// Whether the NSID is that of a namespace in the pool, or, with `all`, names all of them.
     fn check_managed(&self, nsid: NamespaceId, all: bool) -> Result<(), Status> {
         if all && nsid == NamespaceId::BROADCAST {
             return Ok(());
         }
         match self.whole().and_then(|subsystem| subsystem.namespace(nsid)) {
             Some(Namespace { pool_bytes: Some(_), .. }) => Ok(()),
-            // it exists, but is not the hosts' to change
+            // it exists, but hosts may not change it
             Some(_) => Err(Status::INVALID_FIELD.dnr()),
             None => Err(Status::INVALID_NAMESPACE.dnr()),
         }
@@ -148,8 +148,8 @@ fn parse_create(sqe: &Sqe, data: &[u8], pool: &Pool) -> Result<ManagementCommand
     Ok(ManagementCommand::Create { block_count, block_size, shared })
 }
 
-/// LBAF in bits 3:0 and 13:12; SES in bits 11:9, of which 2, cryptographic erase, cannot be had.
-/// MSET (bit 4) and PIL (bit 8) say nothing without metadata.
+/// LBAF in bits 3:0 and 13:12; SES in bits 11:9, of which 2, cryptographic erase, is not supported.
+/// MSET (bit 4) and PIL (bit 8) have no meaning without metadata.
 fn parse_format(sqe: &Sqe, pool: &Pool) -> Result<u32, Status> {
     let word = sqe.cdw10.get();
     if word & FORMAT_PROTECTION != 0 || word >> 9 & 0b111 > 1 {

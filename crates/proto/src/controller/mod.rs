@@ -3,11 +3,11 @@
 //!
 //! A [`Controller`] is one association. It lives on the core of its admin queue and takes that
 //! queue's commands; [`parse_io`] reads the commands of I/O queues on any core, against a
-//! snapshot of the subsystem. Time is an argument, and what should happen besides the answer to
-//! a command comes out of [`Controller::poll_action`].
+//! snapshot of the subsystem. Time is an argument. [`Controller::poll_action`] gives what the driver must
+//! do besides the answer to a command.
 //!
-//! The driver, for each command of the admin queue: [`Controller::transfer`] says how much data
-//! to take or to send; with that, [`Controller::handle_admin`] gives the outcome; then
+//! For each command of the admin queue the driver calls [`Controller::transfer`], which says how much
+//! data to take or to send; with the data, [`Controller::handle_admin`], which gives the outcome; then
 //! [`Controller::poll_action`] until it is empty. The actions go out before the outcome does: an
 //! aborted command completes before the Abort that asked for it.
 
@@ -68,10 +68,10 @@ use tolerance::Tolerances;
 /// Concurrent Abort commands (ACL + 1).
 pub const MAX_ABORTS: u8 = 4;
 
-/// What makes a controller: an admin queue that passed [`find_subsystem`].
+/// The parts of a new controller: an admin queue that passed [`find_subsystem`].
 #[derive(Clone, Debug)]
 pub struct Association {
-    /// The number it gets, 1..=FFEFh, unique in its subsystem until everything it started is over.
+    /// The number it gets, 1..=FFEFh, unique in its subsystem until everything it started has ended.
     pub cntlid: ControllerId,
     /// The Connect of its admin queue.
     pub request: ConnectRequest,
@@ -83,7 +83,7 @@ pub struct Association {
     pub local_address: SocketAddr,
 }
 
-/// What became of an admin command.
+/// The outcome of an admin command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminOutcome {
     /// It is done; with success, the reply buffer is the data to send.
@@ -97,16 +97,16 @@ pub enum AdminOutcome {
     },
     /// An Asynchronous Event Request: [`Action::CompleteAer`] completes it, if ever.
     Held,
-    /// Abort of another command: the driver looks for it and completes the Abort with success
-    /// and DW0 0 if it was aborted, 1 if not.
+    /// Abort of another command: the driver looks for that command. It completes the Abort with success
+    /// and DW0 0 if the command was aborted, 1 if not.
     Abort {
         /// Queue of the command to abort.
         sqid: QueueId,
         /// The command to abort.
         cid: CommandId,
     },
-    /// A change of the subsystem's namespaces: the driver makes it and completes the command; a
-    /// failure is for [`Controller::record_error`] too.
+    /// A change of the subsystem's namespaces: the driver makes it and completes the command; it also
+    /// passes a failure to [`Controller::record_error`].
     Manage(Box<ManagementCommand>),
 }
 
@@ -136,10 +136,10 @@ pub enum Action {
         /// DW0 of the completion.
         dw0: u32,
     },
-    /// Drop every I/O queue, wait until all they started is over, call
+    /// Drop every I/O queue, wait until all they started has ended, call
     /// [`Controller::io_queue_closed`] for each and then [`Controller::io_queues_drained`].
     CloseIoQueues,
-    /// Drop every connection of the association; the last action there is.
+    /// Drop every connection of the association; no action follows.
     Abandon {
         /// Why.
         reason: AbandonReason,
@@ -181,7 +181,7 @@ pub struct Controller {
     actions: VecDeque<Action>,
 }
 
-/// What a controller is a controller of.
+/// What a controller gives access to.
 #[derive(Debug)]
 enum Kind {
     /// An NVM subsystem, as of the latest view: all of it, and what the host sees of it.
@@ -190,7 +190,7 @@ enum Kind {
     Discovery(Box<DiscoveryService>),
 }
 
-/// What a discovery controller has.
+/// The state of a discovery controller.
 #[derive(Debug)]
 struct DiscoveryService {
     log: DiscoveryLog,
@@ -264,7 +264,7 @@ impl Controller {
         self.hostid
     }
 
-    /// What its host sees of its subsystem as of the latest view; `None` for a discovery
+    /// The part of its subsystem that its host sees, as of the latest view; `None` for a discovery
     /// controller.
     #[must_use]
     pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
@@ -274,7 +274,7 @@ impl Controller {
         }
     }
 
-    /// Its subsystem with the namespaces that its host does not see.
+    /// Its subsystem, including the namespaces that its host does not see.
     fn whole(&self) -> Option<&Arc<Subsystem>> {
         match &self.kind {
             Kind::Io { whole, .. } => Some(whole),
@@ -290,8 +290,7 @@ impl Controller {
 
     /// Takes the Connect of an I/O queue that passed [`find_subsystem`].
     ///
-    /// # Errors
-    /// What the first check that fails says.
+    /// When a check fails: the error of the first that does.
     pub fn handle_io_connect(
         &mut self,
         now: Instant,
@@ -324,7 +323,7 @@ impl Controller {
         Ok(())
     }
 
-    /// An I/O queue is gone and nothing that it started is still going on.
+    /// An I/O queue is gone, and so is everything that it started.
     pub fn io_queue_closed(&mut self, qid: QueueId) {
         self.queues.close(qid);
     }
@@ -371,13 +370,13 @@ impl Controller {
         self.errors.record(entry);
     }
 
-    /// An I/O queue received a command at that time, which may be past: keep alive is traffic
+    /// An I/O queue received a command at that time, which may be in the past: keep alive is traffic
     /// based. Cores need not report more often than every [`TRAFFIC_REPORT_INTERVAL`].
     pub fn command_seen(&mut self, at: Instant) {
         self.keep_alive.command_seen(at);
     }
 
-    /// When [`Controller::handle_timeout`] wants to be called.
+    /// When to call [`Controller::handle_timeout`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.abandoned || self.registers.is_draining() {
@@ -386,7 +385,7 @@ impl Controller {
         self.keep_alive.deadline().map(|(at, _)| at)
     }
 
-    /// The time has come, or not.
+    /// The deadline may have passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.abandoned || self.registers.is_draining() {
             return;
@@ -399,12 +398,12 @@ impl Controller {
         }
     }
 
-    /// What to do next.
+    /// The next action for the driver.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// What the host does that the specification does not allow, and that is put up with: each once.
+    /// The next deviation from the specification that the controller tolerates in its host: each once.
     pub fn poll_tolerance(&mut self) -> Option<Tolerance> {
         self.tolerances.poll()
     }
@@ -414,7 +413,7 @@ impl Controller {
         self.subsystem().and_then(|subsystem| subsystem.namespace(nsid))
     }
 
-    /// Nothing is answered or held after this: the connections go.
+    /// Ends the association: nothing is answered or held any more, and the connections close.
     fn abandon(&mut self, reason: AbandonReason) {
         self.abandoned = true;
         self.events.forget_requests();
@@ -442,7 +441,7 @@ impl Controller {
         }
     }
 
-    /// A reset puts back everything but the properties and the association itself: keep alive
+    /// A reset resets everything but the properties and the association itself: keep alive
     /// stays as the host asked.
     fn finish_drain(&mut self, now: Instant) {
         let Some(finished) = self.registers.finish_drain() else {

@@ -33,7 +33,7 @@ impl IoQueues {
                 *connected = true;
                 Ok(())
             }
-            // not DNR: the old queue may be on its way out
+            // not DNR: the old queue may be about to close
             _ => Err(ConnectError::status(Status::COMMAND_SEQUENCE_ERROR)),
         }
     }
@@ -53,7 +53,7 @@ impl IoQueues {
         self.connected.fill(false);
     }
 
-    /// What a controller reset leaves.
+    /// Sets the state after a controller reset.
     pub(crate) fn reset(&mut self) {
         self.granted = self.limit();
     }
@@ -72,7 +72,7 @@ impl IoQueues {
         self.granted
     }
 
-    /// The host asked for that many; it gets what the limit allows.
+    /// The host asked for that many queues; it gets at most the limit.
     pub(crate) fn grant(&mut self, asked: u16) {
         self.granted = asked.min(self.limit());
     }

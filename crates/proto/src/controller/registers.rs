@@ -13,12 +13,12 @@ const READY_TIMEOUT: u8 = 30;
 const IOSQES: u32 = 6;
 /// CC.IOCQES of the 16-byte completion queue entry.
 const IOCQES: u32 = 4;
-/// CSTS.SHST: shutdown goes on.
+/// CSTS.SHST: shutdown is in progress.
 const SHST_OCCURRING: u32 = 1;
 /// CSTS.SHST: shutdown is complete.
 const SHST_COMPLETE: u32 = 2;
 
-/// What a write of CC sets in motion.
+/// The effect of a write to CC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConfigurationChange {
     /// Nothing.
@@ -29,7 +29,7 @@ pub(crate) enum ConfigurationChange {
     Drain,
 }
 
-/// What waits for the I/O queues to be gone.
+/// What has to wait until the I/O queues are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drain {
     /// CC.EN went from 1 to 0: RDY follows.
@@ -54,7 +54,7 @@ impl Registers {
     pub(crate) fn new(max_queue_entries: u16, is_discovery: bool) -> Self {
         let cap = Capabilities::fabrics(max_queue_entries.saturating_sub(1), READY_TIMEOUT);
         Self {
-            // A discovery controller has no I/O command set to tell of.
+            // A discovery controller has no I/O command set to report.
             cap: if is_discovery { cap } else { cap.telling_command_sets() },
             cc: Configuration::default(),
             rdy: false,
@@ -96,7 +96,7 @@ impl Registers {
             self.shst = SHST_OCCURRING;
         }
         if let Some(drain) = &mut self.drain {
-            // what is asked meanwhile is done when the queues are gone
+            // requests in the meantime are completed when the queues are gone
             drain.reset |= reset;
             drain.shutdown |= shutdown;
             ConfigurationChange::Nothing
@@ -110,9 +110,9 @@ impl Registers {
         }
     }
 
-    /// EN went from 0 to 1. What CAP does not offer is fatal (Base 2.0, figure 46). IOSQES and
-    /// IOCQES may still be 0: the host may set them until its first I/O queue. All I/O command sets may be
-    /// selected on a discovery controller, too, although its CAP does not say so: it has no I/O queues.
+    /// EN went from 0 to 1. A setting that CAP does not offer is fatal (Base 2.0, figure 46). IOSQES and
+    /// IOCQES may still be 0: the host may set them until its first I/O queue. A host may select all I/O
+    /// command sets on a discovery controller, too, although its CAP does not offer it: it has no I/O queues.
     fn enable(&mut self) -> ConfigurationChange {
         let cc = self.cc;
         let sizes = self.is_discovery
@@ -143,7 +143,7 @@ impl Registers {
         Some(drain)
     }
 
-    /// Whether CC.CSS selects what CAP.CSS does not offer.
+    /// Whether CC.CSS selects command sets that CAP.CSS does not offer.
     pub(crate) fn selects_untold_command_sets(&self) -> bool {
         self.cc.css() == Configuration::CSS_ALL && !self.cap.tells_command_sets()
     }
@@ -163,7 +163,7 @@ impl Registers {
         self.rdy && !self.cfs && self.shst == 0 && self.drain.is_none()
     }
 
-    /// Whether CC.IOSQES and CC.IOCQES are those of the entries that we take and give.
+    /// Whether CC.IOSQES and CC.IOCQES are the entry sizes that this controller uses.
     pub(crate) fn entry_sizes_are_right(&self) -> bool {
         self.cc.iosqes() == IOSQES && self.cc.iocqes() == IOCQES
     }

@@ -1,7 +1,7 @@
-//! An NVM subsystem and its namespaces, as an immutable picture.
+//! An NVM subsystem and its namespaces, as an immutable snapshot.
 //!
-//! A change is a new picture; controllers and I/O queues swap an [`Arc`] and compare what they had
-//! with what they have.
+//! A change is a new snapshot; controllers and I/O queues swap an [`Arc`] and compare the old one
+//! with the new one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ pub struct Namespace {
     pub block_count: u64,
     /// Physical block size in bytes, a power of two of at least `block_size`.
     pub physical_block_size: u32,
-    /// Commands that do not cross a multiple of so many bytes are faster (NOIOB); 0: none are.
+    /// Commands that do not cross a multiple of this number are faster (NOIOB); 0: there is no boundary.
     pub io_boundary_bytes: u64,
-    /// UUID, the same through every path for ever.
+    /// UUID, permanent and the same through every path.
     pub uuid: [u8; 16],
-    /// NGUID, the same through every path for ever; zeroes are none.
+    /// NGUID, permanent and the same through every path; zeroes are none.
     pub nguid: [u8; 16],
-    /// EUI64, the same through every path for ever; zeroes are none.
+    /// EUI64, permanent and the same through every path; zeroes are none.
     pub eui64: [u8; 8],
     /// Which hosts see it.
     pub visibility: Visibility,
@@ -51,18 +51,18 @@ pub struct Namespace {
     pub volatile_write_cache: bool,
     /// Writes are refused.
     pub read_only: bool,
-    /// Deallocate does something.
+    /// Deallocate has an effect.
     pub deallocate: bool,
     /// Deallocated blocks read zeroes.
     pub deallocate_zeroes: bool,
 }
 
-/// Who may connect.
+/// Which hosts may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostAccess {
     /// Any host, also one without a name.
     Any,
-    /// These hosts; nobody when empty.
+    /// These hosts; no host when empty.
     List(Vec<Nqn>),
 }
 
@@ -78,13 +78,13 @@ impl HostAccess {
     }
 }
 
-/// Which hosts see a namespace. To NVMe it is attached to the controllers of those hosts, and to
-/// no other: attachment belongs to the host, since a controller that reconnects has a new number.
+/// Which hosts see a namespace. In NVMe's terms it is attached to the controllers of those hosts, and to
+/// no other. Attachment belongs to the host, since a controller that reconnects has a new number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Visibility {
     /// Every host that may connect.
     All,
-    /// These hosts; nobody when empty.
+    /// These hosts; no host when empty.
     Hosts(Arc<[Nqn]>),
 }
 
@@ -100,12 +100,12 @@ impl Visibility {
     }
 }
 
-/// What a subsystem can make namespaces of when its hosts ask (Namespace Management).
+/// The space of which a subsystem makes namespaces when its hosts ask (Namespace Management).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// Capacity in bytes (TNVMCAP).
     pub total_bytes: u64,
-    /// What of it belongs to no namespace, in bytes (UNVMCAP).
+    /// Bytes that belong to no namespace (UNVMCAP).
     pub free_bytes: u64,
     /// Block sizes that a namespace can have, 1 to 16 of them, in the order of the LBA formats.
     pub block_sizes: Vec<u32>,
@@ -113,7 +113,7 @@ pub struct Pool {
     pub managers: HostAccess,
 }
 
-/// What a subsystem grants its controllers.
+/// The limits that a subsystem grants its controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest transfer of a command in bytes (MDTS): a power of two in [`MAX_IO_BYTES_RANGE`].
@@ -128,9 +128,9 @@ pub struct Limits {
     pub max_io_queues: u16,
     /// KAS: the keep alive timeout is rounded up to a multiple of this, in 100 ms; at least 1.
     pub keep_alive_granularity: u16,
-    /// The least keep alive timeout in milliseconds that is not 0.
+    /// The smallest keep alive timeout in milliseconds that is not 0.
     pub min_keep_alive_ms: u32,
-    /// CRDT1 to 3: after how long a host may retry what was refused for a while, in 100 ms.
+    /// CRDT1 to 3: after how many units of 100 ms a host may retry a command refused with a retry delay.
     pub retry_delays: [u16; 3],
 }
 
@@ -172,7 +172,7 @@ pub struct Subsystem {
     pub model: String,
     /// Firmware revision, at most 8 ASCII characters.
     pub firmware: String,
-    /// Who may connect.
+    /// Which hosts may connect.
     pub hosts: HostAccess,
     /// The ports ([`ListenerInfo::port_id`]) that lead to it, besides those open to all.
     ///
@@ -182,9 +182,9 @@ pub struct Subsystem {
     pub max_nsid: u32,
     /// Its namespaces, by ascending NSID.
     pub namespaces: Vec<Namespace>,
-    /// What its hosts can make namespaces of; `None`: they cannot.
+    /// The space of which its hosts can make namespaces; `None`: they cannot.
     pub pool: Option<Pool>,
-    /// What it grants.
+    /// Its limits.
     pub limits: Limits,
 }
 
@@ -206,7 +206,7 @@ pub enum SubsystemError {
     BlockSize(NamespaceId),
     /// A namespace has no blocks.
     Empty(NamespaceId),
-    /// A limit is outside of what its documentation says.
+    /// A limit is outside the range in its documentation.
     Limit(&'static str),
     /// Serial, model or firmware is longer than its field or not printable ASCII.
     Text(&'static str),
@@ -317,7 +317,7 @@ impl Subsystem {
         find_namespace(&self.namespaces, nsid).and_then(|index| self.namespaces.get(index))
     }
 
-    /// The subsystem with those namespaces only that this host sees, all of them visible; the
+    /// The subsystem with only the namespaces that this host sees, all of them visible; the
     /// subsystem itself when the host sees all.
     #[must_use]
     pub fn seen_by(self: &Arc<Self>, host: &HostNqn) -> Arc<Self> {

@@ -1,16 +1,16 @@
-//! What hosts do that the specification does not allow, and that does no harm: admitted, and told once.
+//! Harmless deviations of hosts from the specification: tolerated, and reported once.
 
 use std::fmt;
 
-/// Something that is put up with.
+/// A deviation that is tolerated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tolerance {
     /// HOSTNQN is no NVMe Qualified Name (Base 2.0, 4.5).
     HostName,
-    /// An I/O queue came with another HOSTID than the admin queue (Fabrics 1.1, 3.3). That of the admin
-    /// queue counts.
+    /// An I/O queue came with another HOSTID than the admin queue (Fabrics 1.1, 3.3). The HOSTID of the
+    /// admin queue counts.
     HostIdentifier,
-    /// The SGL descriptor of a command without data is of no type that is allowed (NVMe/TCP 3.3).
+    /// The SGL descriptor of a command without data has a type that is not allowed (NVMe/TCP 3.3).
     DescriptorType,
     /// CC.CSS selects all I/O command sets, which CAP.CSS does not offer (Base 2.0, 3.1.3.5): on a
     /// discovery controller, which has no I/O queues.
@@ -48,7 +48,7 @@ impl fmt::Display for Tolerance {
     }
 }
 
-/// What a host is known to do, and what of it was told.
+/// The deviations of a host, and which of them were reported.
 #[derive(Debug, Default)]
 pub(crate) struct Tolerances {
     seen: u8,
@@ -60,7 +60,7 @@ impl Tolerances {
         self.seen |= tolerance.bit();
     }
 
-    /// One that was not told.
+    /// A deviation that was not reported.
     pub(crate) fn poll(&mut self) -> Option<Tolerance> {
         let new = self.seen & !self.told;
         let tolerance = Tolerance::ALL.into_iter().find(|tolerance| new & tolerance.bit() != 0)?;

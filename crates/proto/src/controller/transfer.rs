@@ -2,8 +2,8 @@
 
 use crate::nvme::{Direction, SglDescriptor, Sqe, Status, Transfer};
 
-/// Checks PSDT and the SGL descriptor of a command whose data goes that way. The transfer is
-/// without direction when its length is 0: such a command moves no data whatever its opcode.
+/// Checks PSDT and the SGL descriptor of a command whose data go in this direction. A transfer of length 0
+/// has no direction: such a command moves no data, whatever its opcode.
 pub(crate) fn sgl_transfer(
     sqe: &Sqe,
     direction: Direction,
@@ -14,7 +14,7 @@ pub(crate) fn sgl_transfer(
     }
     let sgl = &sqe.sgl1;
     let len = sgl.length.get();
-    // No data: hosts leave an empty descriptor of one kind or another, also one of zeroes.
+    // No data: hosts leave various kinds of empty descriptors, even one of zeroes.
     if direction == Direction::None || len == 0 {
         return Ok(Transfer::default());
     }
@@ -33,7 +33,7 @@ pub(crate) fn sgl_transfer(
     Ok(Transfer { direction, len })
 }
 
-/// Whether the descriptor of a command without data is of a type that commands cannot have here; which
+/// Whether the descriptor of a command without data has a type that commands cannot have here. That
 /// does no harm.
 pub(crate) fn is_odd_and_empty(sqe: &Sqe) -> bool {
     let sgl = &sqe.sgl1;

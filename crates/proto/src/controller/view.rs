@@ -26,7 +26,7 @@ impl ListenerInfo {
     }
 }
 
-/// Another place that the Discovery log points hosts to.
+/// Another place to which the Discovery log points hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Referral {
     /// TRTYPE: 1 RDMA, 2 Fibre Channel, 3 TCP.
@@ -41,12 +41,12 @@ pub struct Referral {
     pub subnqn: Nqn,
     /// TREQ: a secure channel is required there.
     pub secure_channel: bool,
-    /// Which hosts are told.
+    /// Which hosts see it.
     pub hosts: HostAccess,
 }
 
-/// Which listeners the Discovery log shows: those that agree with the connection over which it is
-/// read in everything that is set here.
+/// Which listeners the Discovery log shows: those that agree with the connection that reads the log
+/// in everything that is set here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiscoveryFilter {
     /// The IP address.
@@ -65,18 +65,18 @@ pub struct TargetView {
     /// The listeners.
     pub listeners: Vec<ListenerInfo>,
     /// The listeners, by [`ListenerInfo::port_id`], that the Discovery log names as entrances to
-    /// this discovery service; it answers at all.
+    /// this discovery service; it answers at all listeners.
     pub discovery_ports: Vec<u16>,
-    /// Where else hosts may look.
+    /// The other places that hosts are pointed to.
     pub referrals: Vec<Referral>,
     /// What the Discovery log leaves out.
     pub discovery_filter: DiscoveryFilter,
-    /// What its discovery controllers grant.
+    /// The limits of its discovery controllers.
     pub discovery_limits: Limits,
 }
 
 impl Default for TargetView {
-    /// Nothing.
+    /// An empty view.
     fn default() -> Self {
         Self {
             generation: 0,

@@ -1,17 +1,17 @@
-//! When a host tries to connect again: delays that double, until the controller is given up.
+//! When a host tries to connect again: after delays that double, until it gives the controller up.
 
 use std::time::{Duration, Instant};
 
-/// How patient a host is with a controller that it has lost.
+/// How long a host tries to reach a controller that it has lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackoffConfig {
     /// Delay before the first new attempt.
     pub first: Duration,
     /// The delay doubles up to this.
     pub longest: Duration,
-    /// Give up this long after the loss (the ctrl_loss_tmo of Linux); `None` tries for ever, zero not
-    /// at all. A controller that comes back but whose I/O queues cannot be connected, because it is
-    /// silent or grants fewer than are in use, is still lost.
+    /// Give up this long after the loss (the ctrl_loss_tmo of Linux); `None` never gives up, zero makes no
+    /// attempt. A controller that comes back but whose I/O queues cannot be connected, because it does not
+    /// answer or grants fewer queues than are in use, is still lost.
     pub give_up_after: Option<Duration>,
 }
 
@@ -34,7 +34,7 @@ impl BackoffConfig {
     };
 }
 
-/// The attempts since one loss.
+/// The attempts after one loss.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     config: BackoffConfig,

@@ -14,14 +14,14 @@ use crate::nvme::property::{
 };
 use crate::nvme::{ControllerId, Cqe, NamespaceId, Status};
 
-/// Events that we act on: namespace attributes (8), discovery log (31).
+/// Events that this host handles: namespace attributes (8), discovery log (31).
 const WANTED_EVENTS: u32 = CONFIG_NAMESPACE_ATTRIBUTE | CONFIG_DISCOVERY_CHANGE;
 /// How often CSTS is read while waiting for RDY.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// CAP.TO counts these.
+/// The unit of CAP.TO.
 const TIMEOUT_UNIT: Duration = Duration::from_millis(500);
 
-/// What the queue that did Connect knows.
+/// What is known after Connect.
 #[derive(Clone, Copy, Debug)]
 pub struct BringUpConfig {
     /// CNTLID from Connect.
@@ -37,7 +37,7 @@ pub struct BringUpConfig {
 /// A controller that is ready for I/O.
 #[derive(Clone, Debug)]
 pub struct BroughtUp {
-    /// What it is.
+    /// Its properties.
     pub controller: ControllerInfo,
     /// Most entries of a queue (CAP.MQES + 1).
     pub max_entries: u16,
@@ -54,7 +54,7 @@ pub struct BroughtUp {
 pub enum BringUpError {
     /// A command failed.
     Refused {
-        /// What was asked.
+        /// The request.
         what: &'static str,
         /// The answer.
         status: Status,
@@ -65,7 +65,7 @@ pub enum BringUpError {
     Fatal,
     /// CSTS.RDY did not become 1 within CAP.TO.
     NotReady(Duration),
-    /// Identify Controller says something that we cannot work with.
+    /// Identify Controller reports something that this host cannot work with.
     Info(InfoError),
     /// The namespaces could not be read.
     Scan(ScanError),
@@ -89,7 +89,7 @@ impl fmt::Display for BringUpError {
 impl std::error::Error for BringUpError {}
 
 impl BringUpError {
-    /// Whether another attempt would find the same.
+    /// Whether another attempt would fail in the same way.
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         match self {
@@ -114,13 +114,13 @@ enum Step {
     Done,
 }
 
-/// The way from Connect to a controller that is ready for I/O.
+/// The steps from Connect to a controller that is ready for I/O.
 #[derive(Debug)]
 pub struct BringUp {
     config: BringUpConfig,
     step: Step,
     requested: bool,
-    /// Nothing is asked for before this.
+    /// No request is made before this.
     not_before: Option<Instant>,
     cap: Capabilities,
     version: u32,
@@ -131,7 +131,7 @@ pub struct BringUp {
 }
 
 impl BringUp {
-    /// Starts where Connect of the admin queue has ended.
+    /// Starts after Connect of the admin queue.
     #[must_use]
     pub fn new(config: BringUpConfig) -> Self {
         Self {
@@ -179,7 +179,7 @@ impl BringUp {
         request
     }
 
-    /// When [`Self::poll_request`] has something again, if it is waiting.
+    /// When [`Self::poll_request`] has a request again, if it is waiting.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.not_before
@@ -228,7 +228,7 @@ impl BringUp {
                 self.handle_identify(data)?;
             }
             Step::Queues => {
-                // Old targets have no such feature; they are asked for the queues all the same.
+                // Old targets have no such feature; this host still asks them for queues.
                 if cqe.status.is_success() {
                     self.io_queues = granted_queues(cqe.dw0).min(self.config.io_queues);
                 }
@@ -348,7 +348,7 @@ mod tests {
     const CONFIG: BringUpConfig =
         BringUpConfig { cntlid: ControllerId(7), discovery: false, keep_alive: true, io_queues: 4 };
 
-    /// A controller: properties, identify pages, and what was asked of it.
+    /// A controller: properties, identify pages, and the requests it got.
     struct Scripted {
         cap: Capabilities,
         csts: Vec<u32>,

@@ -15,10 +15,10 @@ const RECORD_LEN: usize = DiscoveryEntry::LEN;
 const CHUNK_LEN: u32 = 4096;
 /// Most records that this host reads.
 pub const MAX_RECORDS: u64 = 4096;
-/// How often a log that changes while it is read is read again.
+/// How many times a log that changes during reading is read.
 pub const MAX_ATTEMPTS: u32 = 10;
 
-/// A subsystem, or another discovery service, and where it is.
+/// A subsystem, or another discovery service, and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryRecord {
     /// TRTYPE: 3 is TCP, 1 RDMA.
@@ -51,7 +51,7 @@ impl DiscoveryRecord {
     /// Reads a record.
     #[must_use]
     pub fn parse(record: &DiscoveryEntry) -> Self {
-        // ASCII, padded with spaces or zeroes; text from the network is shown, so no controls.
+        // ASCII, padded with spaces or zeroes; text from the network is displayed, so no controls.
         let text = |field: &[u8]| -> String {
             let len = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
             let clean = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };

@@ -1,4 +1,4 @@
-//! What Identify says about a controller and its namespaces, checked as hard as Linux checks it.
+//! Identify data of a controller and its namespaces, checked as strictly as Linux checks them.
 
 use std::fmt;
 
@@ -18,9 +18,9 @@ const MIN_IORCSZ: u32 = 1;
 const SQE_LEN: u32 = 64;
 /// More in-capsule data than this is never used, whatever the controller offers.
 const MAX_IN_CAPSULE_BYTES: u32 = 1 << 20;
-/// From this MDTS on, the limit is more than an SGL can say.
+/// From this MDTS on, the limit exceeds the range of an SGL's length.
 const MDTS_BEYOND_32_BITS: u32 = 20;
-/// Logical block sizes that we can use: 512 bytes to 64 KiB, as powers of two.
+/// Logical block sizes that this host can use: 512 bytes to 64 KiB, as powers of two.
 const LBADS_RANGE: std::ops::RangeInclusive<u8> = 9..=16;
 
 /// What a controller is and can do (Identify CNS 01h; Base 2.0, figure 276).
@@ -72,7 +72,7 @@ pub enum InfoError {
         /// From Identify.
         found: ControllerId,
     },
-    /// KAS is 0, though we asked for keep alive.
+    /// KAS is 0, though the host asked for keep alive.
     NoKeepAlive,
     /// IOCCSZ has no room for a command.
     CommandCapsule(u32),
@@ -82,7 +82,7 @@ pub enum InfoError {
     InCapsuleOffset(u16),
     /// SGLS says that there are no SGLs.
     NoSgls,
-    /// LBADS names a block size that we cannot use.
+    /// LBADS names a block size that this host cannot use.
     BlockSize(u8),
     /// The blocks carry metadata.
     Metadata(u16),
@@ -119,7 +119,7 @@ impl fmt::Display for InfoError {
 
 impl std::error::Error for InfoError {}
 
-/// ASCII, space padded; anything else in it is shown as a replacement.
+/// ASCII, space padded; other bytes become replacement characters.
 fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(field).trim_matches(['\0', ' ']).to_owned()
 }
@@ -154,7 +154,7 @@ impl ControllerInfo {
         })
     }
 
-    /// Whether an I/O controller is one that we can use, as hard as Linux checks it.
+    /// Whether this host can use the I/O controller, by the same rules as Linux.
     ///
     /// # Errors
     /// The first reason why not.
@@ -223,7 +223,7 @@ impl NamespaceInfo {
     /// Reads the structure; `None` for an inactive namespace (NCAP is 0).
     ///
     /// # Errors
-    /// When the namespace is not one that we can use.
+    /// When this host cannot use the namespace.
     pub fn parse(nsid: NamespaceId, data: &[u8]) -> Result<Option<Self>, InfoError> {
         let (raw, _) = IdentifyNamespace::ref_from_prefix(data).map_err(|_| InfoError::Short)?;
         let capacity_blocks = raw.ncap.get();
@@ -258,7 +258,7 @@ impl NamespaceInfo {
     }
 
     /// Adds the identifiers of a Namespace Identification Descriptor list (Base 2.0, figure 277).
-    /// A malformed list adds what is before the mistake.
+    /// A malformed list adds the identifiers before the mistake.
     pub fn add_descriptors(&mut self, mut list: &[u8]) {
         while let Some(([kind, len, _, _], rest)) = list.split_first_chunk() {
             let Some((value, after)) = rest.split_at_checked(usize::from(*len)) else { return };

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 pub enum KeepAliveAction {
     /// Send a Keep Alive command, then call [`KeepAlive::handle_response`] for its completion.
     Send,
-    /// The last one was not answered for a whole KATO: the association is lost.
+    /// The last command was not answered for a whole KATO: the association is lost.
     Expired,
 }
 
-/// The schedule of one association: a command every KATO/2, given up after KATO without answer.
+/// The schedule of one association: a command every KATO/2; the host gives up after KATO without answer.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepAlive {
     kato: Duration,
-    /// When to send the next, or, with one on its way, when to give up.
+    /// When to send the next command, or, with one in flight, when to give up.
     deadline: Instant,
     waiting: bool,
 }
@@ -34,7 +34,7 @@ impl KeepAlive {
         self.deadline
     }
 
-    /// The time has come, or a spurious wake-up (`None`).
+    /// The deadline has passed, or the wake-up was spurious (`None`).
     pub fn handle_timeout(&mut self, now: Instant) -> Option<KeepAliveAction> {
         if now < self.deadline {
             return None;

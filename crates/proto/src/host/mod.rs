@@ -2,7 +2,7 @@
 //! (properties, identify, features), keep it alive, read its namespaces and logs.
 //!
 //! The state machines here ask for one command at a time: [`AdminRequest`]s come out of
-//! `poll_request`, completions go into `handle_completion`. Whoever drives them owns the queue.
+//! `poll_request`, completions go into `handle_completion`. The driver of the machines owns the queue.
 
 pub mod backoff;
 pub mod bring_up;

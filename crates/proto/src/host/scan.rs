@@ -8,10 +8,10 @@ use super::{AdminRequest, command};
 use crate::nvme::identify::{IDENTIFY_LEN, cns};
 use crate::nvme::{Cqe, NamespaceId, Status};
 
-/// Most namespaces that this host reads; a controller with more is truncated to these.
+/// Most namespaces that this host reads; it ignores further ones.
 pub const MAX_NAMESPACES: usize = 1024;
 
-/// NVMe 1.3, from which on a controller has namespace descriptors.
+/// NVMe 1.3, the first version with namespace descriptors.
 const VERSION_1_3: u32 = 0x0001_0300;
 const REQUEST_LEN: u32 = 4096;
 
@@ -59,8 +59,8 @@ enum Step {
 
 /// One pass over a controller's namespaces.
 ///
-/// Namespaces that this host cannot use (metadata, odd block sizes) and those that vanish while
-/// being read are left out.
+/// Namespaces that this host cannot use (metadata, odd block sizes) and those that vanish during
+/// the pass are left out.
 #[derive(Debug)]
 pub struct NamespaceScan {
     step: Step,
@@ -110,7 +110,7 @@ impl NamespaceScan {
         let ok = cqe.status.is_success();
         match self.step {
             Step::List(after) if ok => self.take_list(after, data)?,
-            // Controllers older than the list say so; their namespaces are numbered from 1.
+            // Controllers older than the list refuse it; their namespaces are numbered from 1.
             Step::List(after) if cqe.status.is_dnr() && after.0 == 0 => {
                 self.waiting
                     .extend((1..=self.namespace_count).take(MAX_NAMESPACES).map(NamespaceId));

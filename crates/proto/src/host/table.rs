@@ -1,4 +1,4 @@
-//! Commands in flight: identifiers with generations, so that a stale completion finds nobody.
+//! Commands in flight: identifiers with generations, so that a stale completion matches no command.
 
 use crate::nvme::CommandId;
 
@@ -8,13 +8,13 @@ pub const MAX_SLOTS: u16 = 1 << 12;
 /// The commands of one queue that have not completed.
 ///
 /// A command's CID is its slot in the low bits and the slot's generation above: an identifier
-/// that was used before does not match the slot's next command, so none completes twice. Nothing is
-/// allocated after [`Self::new`], and an entry can be filled in and taken apart where it lies:
-/// moving it in and out would cost more than all that the table does.
+/// that was used before does not match the slot's next command, so no command completes twice. Nothing
+/// is allocated after [`Self::new`]. An entry can be filled in and read where it lies, because
+/// moving it in and out would cost more than all other work of the table.
 #[derive(Debug)]
 pub struct CommandTable<T> {
     slots: Box<[Slot<T>]>,
-    /// Unused slots; the one used last goes out first, while it is in the cache.
+    /// Unused slots; the slot freed last is used first, while it is in the cache.
     free: Vec<u16>,
     /// The bits of a CID that name the slot.
     slot_mask: u16,
@@ -25,7 +25,7 @@ struct Slot<T> {
     /// The name of its command, or of the next one: slot and generation.
     cid: CommandId,
     live: bool,
-    /// Of a slot without a command: what the last one has left.
+    /// In a slot without a command: the remains of the last one.
     entry: T,
 }
 
@@ -73,8 +73,8 @@ impl<T: Default> CommandTable<T> {
         Ok(slot.cid)
     }
 
-    /// As [`Self::insert`], but `fill` writes the entry over what the slot's last command has left
-    /// there. `None` when the table is full.
+    /// [`Self::insert`], but `fill` writes the entry over the remains of the slot's last command.
+    /// `None` when the table is full.
     #[inline(always)]
     pub fn insert_with(&mut self, fill: impl FnOnce(&mut T)) -> Option<CommandId> {
         let slot = &mut self.slots[usize::from(self.free.pop()?)];
@@ -92,7 +92,7 @@ impl<T: Default> CommandTable<T> {
         (slot.cid == cid && slot.live).then_some(&slot.entry)
     }
 
-    /// As [`Self::get`], to change it.
+    /// [`Self::get`], to change the command.
     #[must_use]
     #[inline]
     pub fn get_mut(&mut self, cid: CommandId) -> Option<&mut T> {
@@ -106,7 +106,7 @@ impl<T: Default> CommandTable<T> {
         self.remove_if(cid, |entry| Some(std::mem::take(entry)))
     }
 
-    /// As [`Self::remove`], if `end` gives something: it takes from the entry what is to be had, and
+    /// [`Self::remove`], if `end` gives something: `end` takes from the entry what it needs, and
     /// the rest stays until the slot is used again.
     #[inline]
     pub fn remove_if<R>(
@@ -121,7 +121,7 @@ impl<T: Default> CommandTable<T> {
         }
         let result = end(&mut slot.entry)?;
         slot.live = false;
-        // The bits above the slot's count one on, and begin again after the last.
+        // The bits above the slot's count up by one, and wrap around.
         slot.cid = CommandId(cid.0.wrapping_add(self.slot_mask + 1));
         self.free.push(cid.0 & self.slot_mask);
         Some(result)

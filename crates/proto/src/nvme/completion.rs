@@ -16,7 +16,7 @@ pub struct Cqe {
     pub sqid: QueueId,
     /// CID of the command it completes.
     pub cid: CommandId,
-    /// What became of it.
+    /// The command's result.
     pub status: Status,
 }
 

@@ -97,7 +97,7 @@ impl QueueCounts {
         Self { submission: (dword & 0xffff) + 1, completion: (dword >> 16) + 1 }
     }
 
-    /// As CDW11 or DW0; a count of 0 cannot be said and becomes 1.
+    /// As CDW11 or DW0; a count of 0 has no encoding and becomes 1.
     #[must_use]
     pub fn to_dword(self) -> u32 {
         let wire = |count: u32| count.clamp(1, 0x1_0000) - 1;

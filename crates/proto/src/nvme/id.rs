@@ -67,9 +67,9 @@ pub struct HostId(pub [u8; 16]);
 
 /// The name of a host or of a subsystem: UTF-8 of 1 to 223 bytes.
 ///
-/// The specification asks for an NVMe Qualified Name (`nqn.yyyy-mm...`; Base 2.0, 4.5). Names that people
-/// choose are others as well, and other targets take them. So every such text is a name here, and
-/// [`Nqn::is_qualified`] says whether it has the form. As a [`fmt::Display`] it is one printable line:
+/// The specification asks for an NVMe Qualified Name (`nqn.yyyy-mm...`; Base 2.0, 4.5). People also choose
+/// other names, and other targets accept them. So this type accepts every such text, and
+/// [`Nqn::is_qualified`] says whether it has the form. [`fmt::Display`] writes one printable line:
 /// control characters are escaped.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nqn(Arc<str>);
@@ -85,7 +85,7 @@ pub enum NqnError {
     TooLong,
     /// Not UTF-8, or with a zero byte.
     BadCharacter,
-    /// Not of the form of an NVMe Qualified Name, where that is asked for.
+    /// Not of the form of an NVMe Qualified Name, where one is required.
     Unqualified,
 }
 
@@ -116,8 +116,7 @@ impl Nqn {
 
     /// Checks a name.
     ///
-    /// # Errors
-    /// When no host and no subsystem can have it.
+    /// When the text cannot be the name of a host or subsystem.
     pub fn new(name: &str) -> Result<Self, NqnError> {
         if name.is_empty() {
             return Err(NqnError::Empty);
@@ -214,9 +213,9 @@ impl fmt::Debug for Nqn {
     }
 }
 
-/// HOSTNQN of a Connect: who the host says that it is (Fabrics 1.1, 3.3).
+/// HOSTNQN of a Connect: the host's own name (Fabrics 1.1, 3.3).
 ///
-/// Hosts exist that leave the field empty. That is a host which no list of hosts can name.
+/// Some hosts leave the field empty. No list of hosts can name such a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostNqn {
     /// The field is empty.

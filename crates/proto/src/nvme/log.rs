@@ -36,7 +36,7 @@ pub struct GetLogPage {
     pub len_bytes: u64,
     /// LPO: offset in bytes.
     pub offset: u64,
-    /// CSI: command set identifier, of pages that there are for each I/O command set.
+    /// CSI: command set identifier, for pages that exist once for each I/O command set.
     pub csi: u8,
 }
 

@@ -4,11 +4,11 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::command::Sqe;
 
-/// The kernel's `struct nvme_passthru_cmd`, which `struct nvme_uring_cmd` equals but for the name of the
+/// The kernel's `struct nvme_passthru_cmd`; `struct nvme_uring_cmd` differs only in the name of the
 /// last word (`include/uapi/linux/nvme_ioctl.h`). Its integers have the machine's byte order.
 ///
-/// It is a submission queue entry without what the driver fills in itself (CID, PSDT, FUSE and SGL), with the
-/// address and the length of the data in the process.
+/// It is a submission queue entry without the fields that the driver fills in (CID, PSDT, FUSE and SGL), plus
+/// the address and the length of the data in the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct PassthroughCommand {

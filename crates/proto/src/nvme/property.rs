@@ -119,7 +119,7 @@ impl Capabilities {
         Self(u64::from(mqes) | CQR | u64::from(to) << 24 | CSS_NVM)
     }
 
-    /// CSS bit 6: the controller tells of its I/O command sets (Identify, CNS 1Ch), and CC.CSS may select
+    /// CSS bit 6: the controller reports its I/O command sets (Identify, CNS 1Ch), and CC.CSS may select
     /// all of them.
     #[must_use]
     pub fn tells_command_sets(self) -> bool {

@@ -1,12 +1,12 @@
-//! Commands that have come and have yet to be received.
+//! Commands that have arrived but not been received yet.
 
 use zerocopy::FromBytes;
 
 use super::pdu::{CapsuleCmdPdu, CommonHeader, PduType};
 use crate::nvme::Sqe;
 
-/// The commands of the whole PDUs at the front of some input, as hints: nothing in them has been
-/// checked, and not all of them need be received. See [`ControllerQueue::commands_ahead`].
+/// The commands of the whole PDUs at the front of some input, as hints: their content is
+/// unchecked, and not all of them need be received. See [`ControllerQueue::commands_ahead`].
 ///
 /// [`ControllerQueue::commands_ahead`]: super::ControllerQueue::commands_ahead
 #[derive(Clone, Debug)]
@@ -15,12 +15,12 @@ pub struct CommandsAhead<'a> {
 }
 
 impl<'a> CommandsAhead<'a> {
-    /// Of `input` that begins with a PDU.
+    /// The commands of `input`, which begins with a PDU.
     pub(super) fn new(input: &'a [u8]) -> Self {
         Self { input }
     }
 
-    /// How much of the input is behind the last command that was given.
+    /// How much of the input is behind the last command given.
     #[must_use]
     pub fn rest(&self) -> usize {
         self.input.len()

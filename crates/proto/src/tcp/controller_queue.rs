@@ -26,7 +26,7 @@ pub struct ControllerQueueConfig {
     /// MAXH2CDATA: most data bytes per H2CData; a multiple of 4, at least 4096.
     pub max_h2c_data: u32,
     /// In-capsule data bytes of an I/O command: IOCCSZ * 16 - 64. Admin and Fabrics commands may
-    /// always bring 8192.
+    /// always carry 8192.
     pub in_capsule_bytes: u32,
     /// Slots for R2Ts: `slot` arguments are below it.
     pub max_r2t_slots: u16,
@@ -36,10 +36,10 @@ pub struct ControllerQueueConfig {
     pub allow_ddgst: bool,
 }
 
-/// Whose data a PDU carries.
+/// The command whose data a PDU carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataDest {
-    /// The command that came last, in its capsule.
+    /// The latest command, in its capsule.
     Capsule,
     /// The command that an R2T was sent for from this slot.
     Slot(u16),
@@ -51,7 +51,7 @@ pub enum Event<'a> {
     /// A valid ICReq: the driver calls [`ControllerQueue::ic_resp`].
     Connected(IcReq),
     /// A command. With `in_capsule` above 0 that many bytes of its data follow, for
-    /// [`DataDest::Capsule`]; a driver that has no buffer stops calling `receive` until it has.
+    /// [`DataDest::Capsule`]; a driver without a buffer stops calling `receive` until it has one.
     Command {
         /// The command; its SGL is consistent with the capsule.
         sqe: Sqe,
@@ -60,7 +60,7 @@ pub enum Event<'a> {
     },
     /// Data of a command.
     Data {
-        /// Whose.
+        /// The command that they belong to.
         dest: DataDest,
         /// Offset in the command's data.
         offset: u32,
@@ -69,15 +69,15 @@ pub enum Event<'a> {
     },
     /// All data of one PDU have come: `[offset, offset + len)` of the command's data.
     DataEnd {
-        /// Whose.
+        /// The command that they belong to.
         dest: DataDest,
         /// Offset in the command's data of the first byte of the PDU.
         offset: u32,
         /// Bytes in the PDU.
         len: u32,
-        /// The data digest received, if data digests are on. A wrong one spoils the command, not
-        /// the connection: the driver goes on receiving, and completes with Transient Transport
-        /// Error.
+        /// The data digest received, if data digests are on. A wrong one fails the command, not
+        /// the connection: the driver goes on receiving, and completes the command with Transient
+        /// Transport Error.
         ddgst: Option<u32>,
         /// Whether it was the last PDU of the R2T, whose slot is free again; always for a capsule.
         transfer_done: bool,
@@ -86,7 +86,7 @@ pub enum Event<'a> {
     Terminated(TermReq),
 }
 
-/// The controller's end of one queue's connection. See the [module](super) for how it is driven.
+/// The controller's end of one queue's connection. The [module](super) says how to drive it.
 #[derive(Debug)]
 pub struct ControllerQueue {
     receiver: Receiver,
@@ -97,7 +97,7 @@ pub struct ControllerQueue {
     may_terminate: bool,
 }
 
-/// What is needed to judge capsules and data; apart from the receiver, which lends the header.
+/// The state for checking capsules and data; apart from the receiver, which lends the header.
 #[derive(Debug)]
 struct Commands {
     config: ControllerQueueConfig,
@@ -114,7 +114,7 @@ struct Commands {
 struct Transfer {
     /// An R2T is out, and its data have not all been announced.
     live: bool,
-    /// TTAG of the R2T sent last. A host that uses an older one is found out.
+    /// TTAG of the R2T sent last. It exposes a host that uses an older one.
     ttag: u16,
     cid: CommandId,
     /// Offset of the next byte.
@@ -162,7 +162,7 @@ impl ControllerQueue {
         }
     }
 
-    /// Says what kind of queue Connect made this: an admin queue takes 8192 in-capsule bytes with
+    /// Sets which kind of queue Connect made: an admin queue takes 8192 in-capsule bytes with
     /// every command.
     pub fn set_queue_kind(&mut self, admin: bool) {
         self.commands.in_capsule_limit =
@@ -205,8 +205,8 @@ impl ControllerQueue {
         }
     }
 
-    /// Takes a command whose header begins like the one before it. Nothing is taken when anything else
-    /// about it is new or wrong: whatever can be said of a header, [`Self::receive_header`] says.
+    /// Takes a command whose header begins like the one before it. Takes nothing when anything else in the
+    /// header is new or wrong: then [`Self::receive_header`] has to judge it.
     #[inline(always)]
     fn receive_familiar<'a>(&mut self, input: &mut &'a [u8]) -> Option<Event<'a>> {
         let (shape, header) = self.receiver.familiar_header(input)?;
@@ -219,7 +219,7 @@ impl ControllerQueue {
         Some(event)
     }
 
-    /// Goes on with data when these are what the header announces.
+    /// Takes a header, and the data that it announces.
     fn receive_header<'a>(
         &mut self,
         input: &mut &'a [u8],
@@ -249,7 +249,7 @@ impl ControllerQueue {
         Ok(ControlFlow::Break(event))
     }
 
-    /// Which data come next on the wire, when the input has ended amid data.
+    /// The data that come next on the wire, when the input has ended amid data.
     #[must_use]
     pub fn payload_wanted(&self) -> Option<PayloadWanted<DataDest>> {
         let (offset, len) = self.receiver.data_wanted()?;
@@ -258,9 +258,9 @@ impl ControllerQueue {
     }
 
     /// Takes the data of the capsule that [`Event::Command`] has just announced, when they are `len` bytes
-    /// without a digest and all lie at the front of `input`, which [`ControllerQueue::receive`] has left:
-    /// the caller takes as many off it, and neither [`Event::Data`] nor [`Event::DataEnd`] follows. `None`
-    /// takes nothing.
+    /// without a digest and all lie at the front of `input`, which [`ControllerQueue::receive`] has left.
+    /// The caller takes as many bytes off `input`; neither [`Event::Data`] nor [`Event::DataEnd`] follows.
+    /// `None` takes nothing.
     #[inline]
     pub fn take_capsule_data<'a>(&mut self, input: &'a [u8], len: usize) -> Option<&'a [u8]> {
         self.commands.current.filter(|incoming| incoming.dest == DataDest::Capsule)?;
@@ -270,8 +270,8 @@ impl ControllerQueue {
     }
 
     /// The commands in `input`, which [`ControllerQueue::receive`] has left, as far as their PDUs are
-    /// whole: a driver that knows what the next commands read can have that memory on its way while it
-    /// is busy with the first. None amid data.
+    /// whole. A driver that knows what the next commands read can prefetch that memory while it
+    /// works on the first. None amid data.
     #[inline]
     #[must_use]
     pub fn commands_ahead<'a>(&self, input: &'a [u8]) -> CommandsAhead<'a> {
@@ -281,15 +281,15 @@ impl ControllerQueue {
 
     /// The data digest of the data just given by [`Event::Data`], when the PDU's data end there
     /// and `input`, which [`ControllerQueue::receive`] has left, begins with the whole digest. The
-    /// same value comes with [`Event::DataEnd`]; a driver that looks ahead can check data where
+    /// same value comes with [`Event::DataEnd`]; a driver that reads it here can check data where
     /// they lie.
     #[must_use]
     pub fn data_digest_ahead(&self, input: &[u8]) -> Option<u32> {
         self.receiver.digest_ahead(input)
     }
 
-    /// Says that the first `len` of the wanted bytes went to their place without `receive`, which
-    /// is to be called after it.
+    /// Tells the queue that the first `len` of the wanted bytes went to their place without `receive`, which
+    /// the driver must call afterwards.
     ///
     /// # Panics
     /// When fewer were wanted.
@@ -358,7 +358,7 @@ impl ControllerQueue {
     ///
     /// The host must have room for it, see [`ControllerQueue::r2t_limit`], and the R2Ts of one
     /// command go through its data in order. With data digests `len` must be a multiple of 4:
-    /// nothing else would be taken from the host in answer.
+    /// the queue accepts no other answer from the host.
     ///
     /// # Panics
     /// When the slot is taken, or the range is empty or exceeds 4 GiB.
@@ -371,7 +371,7 @@ impl ControllerQueue {
         assert!(!transfer.live, "R2T slot {slot} is taken");
         assert!(len > 0, "an R2T asks for data");
         let end = offset.checked_add(len).expect("a command's data are below 4 GiB");
-        // The next generation of the slot. With 2^16 slots there is no room for one.
+        // The next generation of the slot. With 2^16 slots no bit is left for a generation.
         let ttag = transfer.ttag.wrapping_add(1_u16.checked_shl(slot_bits).unwrap_or(0));
         *transfer = Transfer { live: true, ttag, cid, next: offset, end };
         let common = self.framing.common(PduType::R2t, 0, 0);
@@ -386,9 +386,9 @@ impl ControllerQueue {
         self.framing.put(pdu.as_bytes(), &common, out);
     }
 
-    /// Forgets the R2T of a command that is being torn down: its data come to no one, and H2CData
-    /// PDUs for it that begin later are a violation. A command of a connection that shall live on
-    /// must take its data to the end instead.
+    /// Forgets the R2T of a command that is being torn down: its data are dropped, and H2CData
+    /// PDUs for it that begin later are a violation. If the connection is to live on, the command must
+    /// take its data to the end instead.
     pub fn cancel_transfer(&mut self, slot: u16) {
         self.commands.transfers[usize::from(slot)].live = false;
         if self.commands.current.is_some_and(|incoming| incoming.dest == DataDest::Slot(slot)) {
@@ -409,14 +409,14 @@ impl ControllerQueue {
 
     /// Appends header, digest and padding of a C2HData with `len` bytes from `offset` of the
     /// command's data; the driver appends the bytes, then, if [`ControllerQueue::data_digest`],
-    /// their digest. `last`: the command's data end here. `success`: so does the command, without
+    /// their digest. `last`: the command's data end here. `success`: the command ends here, too, without
     /// a response; only for status 0 with DW0 and DW1 0, on a queue without SQ flow control.
     ///
-    /// A driver does not send on a queue that [is closing](ControllerQueue::is_closing): nothing
-    /// would be appended for its data to follow.
+    /// A driver must not send on a queue that [is closing](ControllerQueue::is_closing): this method
+    /// would append nothing for the data to follow.
     ///
     /// With data digests `len` should be a multiple of 4: implementations differ in the digest of
-    /// other data. Commands that ask for such a length are best refused.
+    /// other data. A controller should refuse commands that ask for such a length.
     ///
     /// # Panics
     /// When `success` is without `last`, or `len` is 0.
@@ -466,7 +466,7 @@ impl ControllerQueue {
 }
 
 impl Commands {
-    /// Checks what lies behind the common header. No event: data of a live R2T begin.
+    /// Checks the bytes behind the common header. No event: data of a live R2T begin.
     fn handle_header<'a>(
         &mut self,
         shape: Shape,

@@ -1,4 +1,4 @@
-//! Fatal errors: what a peer did wrong, and the status that a TermReq says it with (NVMe/TCP 1.0,
+//! Fatal errors: what a peer did wrong, and the status that a TermReq reports (NVMe/TCP 1.0,
 //! section 3.5 and figures 33 and 34).
 
 use std::fmt;
@@ -48,7 +48,7 @@ impl Fes {
 /// The table of all violations: name, FES, FEI, text.
 macro_rules! violations {
     ($( $name:ident = $fes:ident, $fei:expr, $text:literal; )*) => {
-        /// What a peer did that ends the connection.
+        /// A peer's fault that ends the connection.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Violation {
             $(
@@ -88,8 +88,8 @@ violations! {
     AlreadyInitialized = SequenceError, 0, "the connection is initialized a second time";
     TypeInvalid = InvalidHeaderField, offset::PDU_TYPE, "PDU-Type is unknown or of the other direction";
     HlenInvalid = InvalidHeaderField, offset::HLEN, "HLEN is not that of the PDU type";
-    // No status is made for a digest flag that contradicts the negotiation; the flag is a header
-    // field, so it is named as one.
+    // The specification has no status for a digest flag that contradicts the negotiation. The flag is a
+    // header field, so it is reported as one.
     HdgstfInvalid = InvalidHeaderField, offset::FLAGS, "HDGSTF differs from what was negotiated";
     DdgstfInvalid = InvalidHeaderField, offset::FLAGS, "DDGSTF differs from what was negotiated";
     PdoInvalid = InvalidHeaderField, offset::PDO, "PDO is misaligned, within the header, or above 128";
@@ -110,8 +110,8 @@ violations! {
     SglOffsetInvalid = UnsupportedParameter, offset::SGL_ADDRESS, "the in-capsule offset is not 0";
     SglLengthMismatch = InvalidHeaderField, offset::PLEN, "the in-capsule SGL length differs from the data in the capsule";
     InCapsuleTooLong = LimitExceeded, 0, "in-capsule data exceed the capsule size";
-    // The host overran the submission queue. No status is made for this; the capsule is out of
-    // sequence, for it had to wait for a completion. Raised by the driver, who counts commands.
+    // The host overran the submission queue. The specification has no status for this; the capsule is out of
+    // sequence, since it had to wait for a completion. The driver, which counts commands, raises it.
     QueueOverrun = SequenceError, 0, "more commands are outstanding than the queue holds";
 
     // H2CData and C2HData.
@@ -125,7 +125,7 @@ violations! {
     H2cDataoNotNext = DataOutOfRange, 0, "DATAO of H2CData is not the next offset";
     H2cDataOutOfRange = DataOutOfRange, 0, "H2CData goes beyond the R2T";
     H2cDataTooLong = LimitExceeded, 0, "DATAL exceeds MAXH2CDATA";
-    // LAST_PDU is a header field that lies about the transfer.
+    // LAST_PDU is a header field that contradicts the transfer.
     H2cLastInvalid = InvalidHeaderField, offset::FLAGS, "LAST_PDU is not exactly on the last H2CData of the R2T";
 
     // CapsuleResp.
@@ -153,7 +153,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A violation with what a TermReq says about it. The queue takes no more input after it.
+/// A violation with the TermReq's contents. The queue takes no more input after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FatalError {
     violation: Violation,
@@ -163,13 +163,13 @@ pub struct FatalError {
 }
 
 impl FatalError {
-    /// An error that no received header is to blame for, or that a driver found.
+    /// An error that is not in a received header, or that a driver found.
     #[must_use]
     pub fn new(violation: Violation) -> Self {
         Self { violation, fei: violation.fei(), header: Box::default() }
     }
 
-    /// An error in `header`, which is as much of it as was received.
+    /// An error in `header`, which is the part of it that was received.
     pub(super) fn in_header(violation: Violation, header: &[u8]) -> Self {
         let header = &header[..header.len().min(MAX_TERM_DATA)];
         Self { violation, fei: violation.fei(), header: header.into() }

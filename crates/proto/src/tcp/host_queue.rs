@@ -21,18 +21,18 @@ use super::send::{self, Framing};
 pub struct HostQueueConfig {
     /// HPDA, 0..=31: alignment of the data in C2HData, 0's based dwords.
     pub hpda: u8,
-    /// Use header digests; a controller that does not is refused.
+    /// Use header digests; the host refuses a controller that does not.
     pub hdgst: bool,
-    /// Use data digests; a controller that does not is refused.
+    /// Use data digests; the host refuses a controller that does not.
     pub ddgst: bool,
     /// MAXR2T as on the wire: R2Ts outstanding per command, 0's based.
     pub maxr2t: u32,
-    /// Command slots, a power of two. A command's slot is its CID modulo this; the CID's other
-    /// bits are the caller's, for generations.
+    /// Command slots, a power of two. A command's slot is its CID modulo this; the caller may use the CID's
+    /// other bits for generations.
     pub slots: u16,
 }
 
-/// Leave to send a piece of a command's data, with H2CData PDUs of at most
+/// Permission to send a piece of a command's data, with H2CData PDUs of at most
 /// [`HostQueue::max_h2c_data`] bytes, in order, the last of them marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct R2tGrant {
@@ -51,9 +51,9 @@ pub struct R2tGrant {
 pub enum HostEvent<'a> {
     /// A valid ICResp: commands may be sent.
     Connected(IcResp),
-    /// The end of a command. Success of a read whose data have not all come, or of a write whose data
-    /// have not all been sent, is turned into Data Transfer Error; except with Fabrics commands, whose data may be shorter than their buffer,
-    /// see [`HostQueue::bytes_received`].
+    /// The end of a command. The queue turns success into Data Transfer Error for a read whose data have
+    /// not all come, and for a write whose data have not all been sent. Fabrics commands are excepted: their
+    /// data may be shorter than their buffer, see [`HostQueue::bytes_received`].
     Response(Cqe),
     /// Data of a command.
     Data {
@@ -76,7 +76,7 @@ pub enum HostEvent<'a> {
         ddgst: Option<u32>,
         /// No more data come.
         last: bool,
-        /// The command has succeeded, all of its data are there, and no response comes.
+        /// The command has succeeded, all of its data are there, and no response follows.
         success: bool,
     },
     /// The controller wants data of a command. Void once the command has ended.
@@ -85,7 +85,7 @@ pub enum HostEvent<'a> {
     Terminated(TermReq),
 }
 
-/// The host's end of one queue's connection. See the [module](super) for how it is driven.
+/// The host's end of one queue's connection. The [module](super) says how to drive it.
 #[derive(Debug)]
 pub struct HostQueue {
     receiver: Receiver,
@@ -100,7 +100,7 @@ pub struct HostQueue {
     may_terminate: bool,
 }
 
-/// What is needed to judge what the controller sends; apart from the receiver, which lends the
+/// The state for checking what the controller sends; apart from the receiver, which lends the
 /// header.
 #[derive(Debug)]
 struct Commands {
@@ -205,9 +205,8 @@ impl HostQueue {
         }
     }
 
-    /// Takes the header of data like those before them, and goes on with these. Nothing is taken when
-    /// anything about it is new or wrong: whatever can be said of a header, [`Self::receive_header`]
-    /// says.
+    /// Takes the header of data like those before them, and goes on with these data. Takes nothing when
+    /// anything in the header is new or wrong: then [`Self::receive_header`] has to judge it.
     #[inline(always)]
     fn receive_familiar_data(&mut self, input: &mut &[u8]) -> bool {
         let Some((shape, header)) = self.receiver.familiar_header(input) else { return false };
@@ -222,7 +221,7 @@ impl HostQueue {
         taken
     }
 
-    /// The same of a response after another. Nothing follows it, so that the receiver goes on waiting
+    /// The same for a response after another. Nothing follows a response, so the receiver goes on waiting
     /// for a header.
     #[inline]
     fn receive_familiar_response<'a>(&mut self, input: &mut &'a [u8]) -> Option<HostEvent<'a>> {
@@ -235,14 +234,14 @@ impl HostQueue {
         Some(event)
     }
 
-    /// Goes on with data when these are what the header announces.
+    /// Takes a header, and the data that it announces.
     fn receive_header<'a>(
         &mut self,
         input: &mut &'a [u8],
     ) -> Result<ControlFlow<Option<HostEvent<'a>>>, FatalError> {
         let received = match self.receiver.header(input) {
             Ok(None) => return Ok(ControlFlow::Break(None)),
-            // By far the most; their event comes with the data.
+            // The most frequent PDU; its event comes with the data.
             Ok(Some((shape, header))) if shape.pdu_type == PduType::C2hData => {
                 match self.commands.handle_data(shape, header) {
                     Ok(()) => {
@@ -278,7 +277,7 @@ impl HostQueue {
         Ok(ControlFlow::Break(Some(event)))
     }
 
-    /// Which data come next on the wire, when the input has ended amid data.
+    /// The data that come next on the wire, when the input has ended amid data.
     #[must_use]
     pub fn payload_wanted(&self) -> Option<PayloadWanted<CommandId>> {
         let (offset, len) = self.receiver.data_wanted()?;
@@ -286,8 +285,8 @@ impl HostQueue {
         Some(PayloadWanted { dest: incoming.cid, offset: incoming.offset + offset, len })
     }
 
-    /// Says that the first `len` of the wanted bytes went to their place without `receive`, which
-    /// is to be called after it.
+    /// Tells the queue that the first `len` of the wanted bytes went to their place without `receive`, which
+    /// the driver must call afterwards.
     ///
     /// # Panics
     /// When fewer were wanted.
@@ -425,7 +424,7 @@ impl HostQueue {
         assert!(len > 0 && len <= self.max_h2c_data, "H2CData of {len} bytes");
         assert!(!self.data_digest() || len.is_multiple_of(4), "digests cover whole dwords");
         assert!(offset >= grant.offset, "H2CData before its grant");
-        // Widened: the sums fit, for a grant was checked against the command's length.
+        // Widened: the sums fit, since the grant was checked against the command's length.
         let left = u64::from(grant.offset) + u64::from(grant.len) - u64::from(offset);
         assert!(u64::from(len) <= left, "H2CData beyond its grant");
         assert_eq!(last, u64::from(len) == left, "LAST_PDU is at the end of a grant");
@@ -448,9 +447,9 @@ impl HostQueue {
         self.framing.put(pdu.as_bytes(), &common, out);
     }
 
-    /// Frees a command's slot. A command that has ended is forgotten by itself; this is for one
-    /// that is given up. What still comes for it is a violation, so the connection is to be given
-    /// up with it.
+    /// Frees a command's slot. The queue itself forgets a command that has ended; this is for a command
+    /// that the driver gives up. A PDU that still comes for it is a violation, so the driver must give up the
+    /// connection, too.
     pub fn forget(&mut self, cid: CommandId) {
         let slot = self.commands.slot_of(cid);
         if slot.cid == cid {
@@ -498,7 +497,7 @@ impl Commands {
         Some(self.slot_of(cid)).filter(|slot| slot.live && slot.cid == cid)
     }
 
-    /// Checks what lies behind the common header of a PDU other than C2HData.
+    /// Checks the bytes behind the common header of a PDU other than C2HData.
     fn handle_header<'a>(
         &mut self,
         shape: Shape,
@@ -529,8 +528,8 @@ impl Commands {
         }
         let header_digest = pdu.dgst & pdu::DGST_HEADER != 0;
         let data_digest = pdu.dgst & pdu::DGST_DATA != 0;
-        // A controller may not switch on what was not asked for; one that declines a digest would
-        // leave data unprotected that the user wanted protected.
+        // A controller may not switch on a digest that the host did not ask for. One that declines a digest
+        // would leave data unprotected that the user wanted protected.
         if (header_digest, data_digest) != (self.config.hdgst, self.config.ddgst) {
             return Err(Violation::DgstUnexpected);
         }
@@ -553,7 +552,7 @@ impl Commands {
         slot.live = false;
         let short = match slot.direction {
             Direction::ControllerToHost => slot.done < slot.len,
-            // What was not asked for, or has not been sent, cannot have been written.
+            // Data that were not asked for, or not sent, cannot have been written.
             Direction::HostToController => {
                 !slot.in_capsule && (slot.done < slot.len || slot.open_r2ts > 0)
             }
@@ -565,8 +564,8 @@ impl Commands {
         Ok(HostEvent::Response(cqe))
     }
 
-    /// C2HData is taken for a read only, in order, within its length. Nothing has changed when it is
-    /// not taken.
+    /// C2HData is taken for a read only, in order, within its length. A PDU that is not taken changes
+    /// nothing.
     #[inline(always)]
     fn handle_data(&mut self, shape: Shape, header: &[u8]) -> Result<(), Violation> {
         let pdu: C2hDataPdu = receive::parse(header);

@@ -3,29 +3,29 @@
 //!
 //! The driver of a queue (a target's or a host's connection) owns socket, buffers and the NVMe
 //! commands. A queue end ([`ControllerQueue`], [`HostQueue`]) takes received bytes and says what
-//! they mean; it appends the PDUs to send to a byte vector of the driver, who puts payload and
+//! they mean. It appends the PDUs to send to a byte vector of the driver, which puts payload and
 //! data digest after them.
 //!
 //! # Receiving
 //!
-//! `receive` is called until it gives `None`, also with no input left: what was announced by
+//! The driver calls `receive` until it gives `None`, also with no input left: bytes reported by
 //! `payload_received` may have ended a PDU. Every call gives at most one event and advances the
 //! input past what it has used. Between two calls the driver may stop, for instance to wait for a
 //! buffer; nothing is lost.
 //!
 //! The data of a PDU come as any number of `Data` events, borrowed from the input, and one
 //! `DataEnd`. When the input ends amid data, `payload_wanted` names the bytes that come next on
-//! the wire, and the driver may let the socket write them into their place: it tells so with
-//! `payload_received`. Data of a capsule that lie whole behind its header may be taken from there at once
+//! the wire, and the driver may let the socket write them into their place; it reports them with
+//! `payload_received`. If data of a capsule lie whole behind its header, the driver may take them at once
 //! ([`ControllerQueue::take_capsule_data`]); then there are no events for them.
 //!
-//! Header digests are checked here. Data digests are the driver's: `DataEnd` carries the received
+//! The queue ends check header digests. The driver checks data digests: `DataEnd` carries the received
 //! one (to be compared with the CRC32C of the PDU's data), and the driver appends one after the
 //! data it sends when `data_digest()` says so.
 //!
 //! # Errors
 //!
-//! A [`FatalError`] ends the connection. The driver sends `term_req`, waits a while for the peer to
+//! A [`FatalError`] ends the connection. The driver sends `term_req`, waits a limited time for the peer to
 //! close, and closes. From the error on, and after the peer's own TermReq, the queue is closing:
 //! `receive` throws input away and the sending methods append nothing. TermReq is never an answer
 //! to a TermReq.
@@ -47,7 +47,7 @@ pub use pdu::{DIGEST_LEN, IcReq, IcResp, TermReq};
 /// Bytes that come next on the wire, and where they belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PayloadWanted<D> {
-    /// Whose data.
+    /// The command that they belong to.
     pub dest: D,
     /// Offset in the command's data.
     pub offset: u32,

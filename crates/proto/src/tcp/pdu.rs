@@ -1,8 +1,8 @@
 //! Layouts of the nine PDU types, their flags, sizes and field offsets (NVMe/TCP 1.0, section 3.6).
 //!
 //! The `...Pdu` structs are the headers byte for byte. All have alignment 1 and no padding, so
-//! that any byte slice of the right length is one. What they mean after the checks is in types of
-//! their own ([`IcReq`], [`IcResp`], [`TermReq`]).
+//! that any byte slice of the right length is one. Types of their own hold the checked contents
+//! ([`IcReq`], [`IcResp`], [`TermReq`]).
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,7 +13,7 @@ use super::error::Fes;
 
 /// Length of a header or data digest.
 pub const DIGEST_LEN: usize = DIGEST_PLEN as usize;
-/// What a digest adds to PLEN.
+/// Bytes that a digest adds to PLEN.
 pub(super) const DIGEST_PLEN: u32 = 4;
 /// Greatest PDO: the greatest alignment, (31 + 1) dwords.
 pub const MAX_PDO: u8 = 128;

@@ -1,9 +1,9 @@
 //! Framing of received bytes: headers are checked and handed out whole, data are handed out as
 //! they come (NVMe/TCP 1.0, section 3.6).
 //!
-//! Everything that the common header says is checked before a byte behind it is looked at, in the
+//! The common header is checked completely before any byte behind it is read, in the
 //! order type, state, HLEN, FLAGS, PDO, PLEN. A header that lies whole in the input is used where
-//! it lies; one in pieces is put together in a fixed array. Data are never copied.
+//! it lies; a header in pieces is put together in a fixed array. Data are never copied.
 
 use raceline_crc32c::crc32c;
 use zerocopy::FromBytes;
@@ -22,7 +22,7 @@ pub(super) enum Role {
     Host,
 }
 
-/// How far the connection has come; it never goes back.
+/// The stage of the connection; it never goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     /// The ICReq (controller) or ICResp (host) has not come.
@@ -40,7 +40,7 @@ pub(super) enum Stage {
 pub(super) struct Shape {
     pub(super) pdu_type: PduType,
     pub(super) flags: u8,
-    /// Bytes to hold before the header can be looked at: HLEN and HDGST; a whole TermReq.
+    /// Bytes to hold before the header can be checked: HLEN and HDGST; a whole TermReq.
     held_len: usize,
     /// Bytes between them and the data.
     pad: u32,
@@ -90,8 +90,8 @@ pub(super) struct Receiver {
     alignment: u32,
     phase: Phase,
     held: [u8; MAX_TERM_LEN],
-    /// The last common header that was good, and its shape. Commands of one kind have equal ones,
-    /// and an equal one is as good, as long as stage and digests are the same.
+    /// The last valid common header, and its shape. Commands of one kind have equal common headers. An
+    /// equal one is valid, too, as long as stage and digests stay the same.
     judged: Option<([u8; CommonHeader::LEN], Shape)>,
 }
 
@@ -139,9 +139,9 @@ impl Receiver {
         matches!(self.phase, Phase::Header { held: 0, .. })
     }
 
-    /// The next header, when it lies whole at the front of `input` and begins as the last good one did.
-    /// None with digests, which are still to be judged. Takes nothing: what is not wanted is left to
-    /// [`Receiver::header`].
+    /// The next header, when it lies whole at the front of `input` and begins as the last valid one did.
+    /// None with digests, which still have to be checked. Takes nothing: a header that the caller does not
+    /// want is left to [`Receiver::header`].
     #[inline(always)]
     pub(super) fn familiar_header<'a>(&self, input: &'a [u8]) -> Option<(Shape, &'a [u8])> {
         let Phase::Header { held: 0, .. } = self.phase else { return None };
@@ -157,7 +157,7 @@ impl Receiver {
     }
 
     /// Takes the next header from `input`: valid as far as a header can be judged alone, digest
-    /// included. `None` when it has not come whole. [`Receiver::begin_body`] must follow.
+    /// included. `None` when it has not arrived completely. [`Receiver::begin_body`] must follow.
     #[inline]
     pub(super) fn header<'h, 'a: 'h>(
         &'h mut self,
@@ -270,7 +270,7 @@ impl Receiver {
         Some(Body::End { ddgst })
     }
 
-    /// Offset within the PDU's data and count of those that are next on the wire, if data are.
+    /// Offset within the PDU's data and count of the data that are next on the wire, if data are.
     pub(super) fn data_wanted(&self) -> Option<(u32, u32)> {
         match self.phase {
             Phase::Body { pad_left: 0, data_done, data_len, .. } if data_done < data_len => {
@@ -280,7 +280,7 @@ impl Receiver {
         }
     }
 
-    /// All data of the PDU whose header was just taken, when they are so many, without a digest behind
+    /// All data of the PDU whose header was just taken, when they are `len` bytes without a digest behind
     /// them, and lie whole at the front of `input`. A header is next after that.
     #[inline]
     pub(super) fn whole_data<'a>(&mut self, input: &'a [u8], len: usize) -> Option<&'a [u8]> {
@@ -309,7 +309,7 @@ impl Receiver {
         }
     }
 
-    /// Data that went past [`Receiver::body`].
+    /// Data that reached their place without [`Receiver::body`].
     ///
     /// # Panics
     /// When these are more than [`Receiver::data_wanted`] says.
@@ -365,8 +365,8 @@ impl Receiver {
                 Ok(bare)
             }
             PduType::H2cTermReq | PduType::C2hTermReq => {
-                // The specification wants at least one byte of header; Linux takes a bare TermReq
-                // and so do we.
+                // The specification wants at least one byte of header; Linux accepts a bare TermReq,
+                // and so does this code.
                 let held_len = usize::try_from(common.plen.get())
                     .ok()
                     .filter(|plen| (TermReqPdu::LEN..=MAX_TERM_LEN).contains(plen))
@@ -425,7 +425,7 @@ impl Receiver {
         match self.stage {
             Stage::Uninitialized => match pdu_type {
                 Some(pdu_type) if pdu_type == first => Ok(pdu_type),
-                // The answer to an ICReq that the controller does not like.
+                // The answer to an ICReq that the controller rejects.
                 Some(PduType::C2hTermReq) if self.role == Role::Host => Ok(PduType::C2hTermReq),
                 _ => Err(Violation::NotInitialized),
             },
@@ -449,7 +449,7 @@ impl Receiver {
 /// Takes at most `len` bytes off the front, and says how many.
 #[inline]
 fn take_at_most<'a>(input: &mut &'a [u8], len: u32) -> (&'a [u8], u32) {
-    // Whatever does not fit into 32 bits is more than `len`.
+    // A length that does not fit into 32 bits is more than `len`.
     let count = u32::try_from(input.len()).map_or(len, |available| available.min(len));
     let (bytes, rest) = input.split_at(count as usize);
     *input = rest;

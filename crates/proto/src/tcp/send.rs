@@ -40,7 +40,7 @@ impl Framing {
         pdu_type.hlen() as u32 + if self.header_digest { DIGEST_PLEN } else { 0 }
     }
 
-    /// Where the data of a PDU begin, of those that may carry any.
+    /// Where the data begin in a PDU of a type that may carry data.
     #[inline]
     pub(super) fn data_offset(self, pdu_type: PduType) -> u32 {
         if matches!(pdu_type, PduType::CapsuleCmd) { self.capsule_data } else { self.data }
@@ -86,7 +86,7 @@ impl Framing {
     }
 
     /// Appends a header made with [`Framing::common`], its digest, and padding up to the data. Inline:
-    /// where the length of the header is known, copying it takes a few instructions and no call.
+    /// where the length of the header is known, copying the header takes a few instructions and no call.
     #[inline(always)]
     pub(super) fn put(self, header: &[u8], common: &CommonHeader, out: &mut Vec<u8>) {
         let start = out.len();

@@ -99,7 +99,7 @@ fn subnqn_must_be_terminated_and_known() {
     connect.data.subnqn[..4].copy_from_slice(b"nqn.");
     connect.data.subnqn[224] = 0;
     assert_invalid(admit(&connect), 0x1_0100, true);
-    // the longest there is, unknown: it may come yet
+    // the longest there is, unknown: it may be added later
     connect.data.subnqn[223] = 0;
     assert_invalid(admit(&connect), 0x1_0100, false);
     assert_invalid(admit(&Connect::admin(OTHER_SUBNQN)), 0x1_0100, false);
@@ -115,7 +115,7 @@ fn hostnqn_must_be_terminated_text() {
     assert_invalid(admit(&connect), 0x1_0200, true);
 }
 
-/// Names as people choose them; the last is the longest that there can be.
+/// Names as people choose them; the last has the greatest length.
 fn chosen_names() -> Vec<String> {
     let names = ["h", "host", "host1", "iqn.1993-08.org.debian:01:abc", "nqn.2026-0", "h\u{e9}"];
     names.iter().map(|name| (*name).to_owned()).chain(["h".repeat(223)]).collect()
@@ -246,7 +246,7 @@ fn io_cntlid_must_be_that_of_the_association() {
     let mut connect = Connect::io(1);
     connect.data.cntlid = (CNTLID.0 + 1).into();
     assert_invalid(host.io_connect(&connect), 0x1_0010, true);
-    // a controller that does not exist may be one that is not there any more
+    // an unknown controller may be one that no longer exists
     assert_invalid(Err(ConnectError::UNKNOWN_CONTROLLER), 0x1_0010, false);
 }
 
@@ -271,7 +271,7 @@ fn an_io_hostid_may_be_another() {
     assert_eq!(host.controller.poll_tolerance(), Some(Tolerance::HostIdentifier));
     assert_eq!(host.controller.poll_tolerance(), None, "once");
     assert_eq!(host.controller.hostid(), HOSTID, "that of the admin queue counts");
-    // a queue that is refused is none to tell of
+    // a refused queue reports no deviation
     let mut host = Host::ready();
     let mut connect = Connect::io(17);
     connect.data.hostid[0] ^= 1;

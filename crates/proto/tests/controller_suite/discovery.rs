@@ -193,7 +193,7 @@ fn a_persistent_host_hears_of_changes() {
     assert_eq!(host.actions(), [event(first)]);
     host.controller.handle_view(target(4, listeners.clone()));
     assert_eq!(host.actions(), [], "masked");
-    // reading the rest of an old page leaves the news to be told
+    // reading the rest of an old page leaves the change to be reported
     host.log(lid::DISCOVERY, 1024, 1024, false).ok();
     assert_eq!(host.actions(), [event(second)]);
     let third = host.request_event();

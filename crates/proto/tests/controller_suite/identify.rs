@@ -158,7 +158,7 @@ fn discovery_controller_says_so() {
     }
 }
 
-/// NOIOB, in logical blocks, and no more than a command may move.
+/// NOIOB, in logical blocks, and at most what a command may move.
 #[test]
 fn a_boundary_of_fast_commands() {
     let mut special = subsystem();

@@ -131,7 +131,7 @@ fn set_features_changes_kato_on_the_fly() {
 fn shutdown_stops_keep_alive() {
     let mut host = Host::ready();
     host.set_cc(Configuration::ENABLED.with_shn(1)).ok();
-    // but the host must go some day
+    // but the host must leave in the end
     assert_expires_after(&mut host, ASSOCIATION_TIMEOUT, AbandonReason::NotEnabled);
 }
 

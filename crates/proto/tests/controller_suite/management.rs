@@ -1,4 +1,4 @@
-//! Namespace Management, Attachment and Format: what there is to see, and which commands are right.
+//! Namespace Management, Attachment and Format: what hosts see, and which commands are valid.
 
 use raceline_proto::controller::{
     AdminOutcome, HostAccess, ManagementCommand, Namespace, Pool, Subsystem, Visibility,
@@ -17,7 +17,7 @@ const MANAGE: u8 = admin::NAMESPACE_MANAGEMENT;
 const ATTACH: u8 = admin::NAMESPACE_ATTACHMENT;
 const FORMAT: u8 = admin::FORMAT_NVM;
 
-/// Namespace 1 is not of the pool, 2 is and seen, 3 is and not seen by the host of these tests.
+/// For the host of these tests: 1 is not of the pool, 2 is and visible, 3 is and not visible.
 fn pooled() -> Subsystem {
     let carved = |nsid, visibility| Namespace {
         pool_bytes: Some(1 << 20),

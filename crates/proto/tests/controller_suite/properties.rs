@@ -1,4 +1,4 @@
-//! Properties: what they say, and enable, reset and shutdown through CC.
+//! Properties: their values, and enable, reset and shutdown through CC.
 
 use raceline_proto::controller::{Action, Tolerance};
 use raceline_proto::nvme::opcode::{admin, fabrics};
@@ -117,7 +117,7 @@ fn unsupported_configurations_are_fatal() {
         let mut host = Host::connected();
         host.set_cc(Configuration(cc)).ok();
         assert_eq!(host.csts(), ControllerStatus::new(false, true, 0), "{cc:#x}");
-        // a reset clears it, and then a right configuration works
+        // a reset clears it, and then a valid configuration works
         host.set_cc(RESET).ok();
         assert_eq!(host.csts(), ControllerStatus(0));
         host.enable();
@@ -135,7 +135,7 @@ fn all_command_sets_may_be_selected() {
     assert_eq!(host.property(CC, PropertySize::Four).ok().dw0, all.0);
     assert_eq!(host.controller.poll_tolerance(), None, "CAP.CSS says it");
     host.io_connect(&Connect::io(1)).unwrap();
-    // A discovery controller does not say it, and has no I/O queue for which it would matter.
+    // A discovery controller does not offer it, and has no I/O queue for which it would matter.
     let connect = Connect::admin(Nqn::discovery().as_str());
     let mut host = Host::connect_to(&connect, &view(1, subsystem()), "192.0.2.1:8009");
     let cap = host.property(CAP, PropertySize::Eight).ok();
@@ -160,7 +160,7 @@ fn an_empty_descriptor_may_be_of_any_type() {
             (Sqe { cdw10: 0x07.into(), ..Host::admin(admin::SET_FEATURES, 0) }, Status::SUCCESS),
             (Sqe { cdw10: 0x07.into(), ..Host::admin(admin::GET_FEATURES, 0) }, Status::SUCCESS),
             (Sqe { cdw10: 0x0b.into(), ..Host::admin(admin::GET_FEATURES, 0) }, Status::SUCCESS),
-            // what has data is told that they are missing
+            // a command with data is told that they are missing
             (Host::admin(admin::IDENTIFY, 0), Status::DATA_SGL_LENGTH_INVALID.dnr()),
             (
                 Sqe { cdw10: 0x81.into(), cdw11: 1.into(), ..Host::admin(admin::GET_FEATURES, 0) },

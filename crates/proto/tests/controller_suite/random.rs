@@ -1,4 +1,4 @@
-//! Whatever a host sends, the controller answers and stays whole.
+//! Whatever a host sends, the controller answers and stays consistent.
 
 use std::time::Duration;
 

@@ -199,7 +199,7 @@ impl Host {
         self.submit_with(sqe, &[])
     }
 
-    /// A command whose data begin so; the rest is zero.
+    /// A command whose data begin with these bytes; the rest is zero.
     pub(crate) fn submit_with(
         &mut self,
         sqe: &Sqe,

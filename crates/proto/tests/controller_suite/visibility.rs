@@ -1,4 +1,4 @@
-//! Who sees and reaches what: listeners of a subsystem, namespaces of a host, referrals, filters.
+//! Which host sees and reaches what: listeners of a subsystem, namespaces of a host, referrals, filters.
 
 use std::sync::Arc;
 

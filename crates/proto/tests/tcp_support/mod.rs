@@ -60,9 +60,9 @@ pub fn host_config() -> HostQueueConfig {
 pub enum Delivery {
     /// All at once.
     Whole,
-    /// In pieces of at most so many bytes.
+    /// In pieces of at most this many bytes.
     Pieces(usize),
-    /// As a driver with a staging buffer of so many bytes does, payload straight into place.
+    /// As a driver with a staging buffer of this many bytes does, payload straight into place.
     Direct(usize),
 }
 
@@ -101,7 +101,7 @@ macro_rules! deliver {
     }};
 }
 
-/// What a command did, as its driver saw it.
+/// How a command ended, as its driver saw it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// By a response capsule.
@@ -110,7 +110,7 @@ pub enum Outcome {
     Succeeded(CommandId),
 }
 
-/// The two ends, what is on its way, and the data.
+/// The two ends, the bytes in flight, and the data.
 pub struct Pair {
     pub host: HostQueue,
     pub controller: ControllerQueue,

@@ -1,4 +1,4 @@
-//! Submission queue entries of the commands; CID, PSDT and SGL are left to who sends them.
+//! Submission queue entries of the commands; the sender fills in CID, PSDT and SGL.
 
 use crate::nvme::opcode::{admin, fabrics, io};
 use crate::nvme::{Direction, NamespaceId, Sqe, rw};
