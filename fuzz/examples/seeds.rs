@@ -1,7 +1,7 @@
 //! Writes the seed corpora of the PDU stream targets and of configurations: `cargo run --example seeds` in `fuzz`.
 //!
-//! Every seed is run, and must come to what is said of it here. Traffic as it should be comes from
-//! the queues themselves; the misdeeds are those that other implementations fell for, each under
+//! This program runs every seed, which must have the outcome stated here. The queues themselves make the
+//! correct traffic. The incorrect seeds are mistakes that other implementations failed on, each under
 //! its name.
 
 use std::io;
@@ -54,7 +54,7 @@ fn controller_queue() -> ControllerQueue {
     })
 }
 
-/// Ends that have shaken hands, and the PDUs of it.
+/// Ends after ICReq and ICResp, and these PDUs.
 fn connected(setup: u8) -> (HostQueue, ControllerQueue, Vec<u8>, Vec<u8>) {
     let (mut host, mut controller) = (host_queue(setup), controller_queue());
     let (mut request, mut response) = (Vec::new(), Vec::new());
@@ -73,7 +73,7 @@ fn payload(out: &mut Vec<u8>, len: usize, setup: u8) {
     }
 }
 
-/// What a faultless host sends: the first R2T of slot n of the model has tag n + 8.
+/// The stream of a faultless host: the first R2T of slot n of the model has tag n + 8.
 fn host_traffic(setup: u8) -> Vec<u8> {
     let (mut host, _, request, _) = connected(setup);
     let mut out = if setup & setup::RAW != 0 { request } else { Vec::new() };
@@ -91,7 +91,7 @@ fn host_traffic(setup: u8) -> Vec<u8> {
     out
 }
 
-/// What a faultless controller sends to the commands of the model.
+/// The stream of a faultless controller for the commands of the model.
 fn controller_traffic(setup: u8) -> Vec<u8> {
     let (_, mut controller, _, response) = connected(setup);
     let mut out = if setup & setup::RAW != 0 { response } else { Vec::new() };
@@ -134,7 +134,7 @@ fn capsule(pdo: u8, plen: u32, sgl: SglDescriptor) -> Vec<u8> {
     out
 }
 
-/// What is fed, and what that must come to.
+/// The input, and its required outcome.
 struct Seed {
     name: &'static str,
     setup: u8,
@@ -274,7 +274,7 @@ fn host_seeds() -> Vec<Seed> {
     ]
 }
 
-/// Configurations by name, and what comes of them.
+/// Configurations by name, and their outcomes.
 fn config_seeds() -> Vec<(&'static str, Outcome, &'static str)> {
     vec![
         (

@@ -1,6 +1,6 @@
-//! Whatever stands in a configuration: nothing panics, comments change nothing, a refused one has made
-//! nothing, and an accepted one is saved and loaded as the same.
-//! Input: a byte that chooses between a text and a configuration that is made up; then the text, or a byte for
+//! Whatever a configuration contains: nothing panics, comments change nothing, a refused configuration has
+//! made nothing, and an accepted one is saved and loaded as the same.
+//! Input: a byte that chooses between a text and a generated configuration; then the text, or a byte for
 //! each decision about sections, calls, parameters and comments.
 #![no_main]
 

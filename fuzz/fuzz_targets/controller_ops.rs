@@ -1,4 +1,4 @@
-//! Any operations of a host on a controller: it answers each once, in bounds, and stays whole.
+//! Any operations of a host on a controller: it answers each once, in bounds, and stays consistent.
 //! Input: kind of controller, then steps of a tag and its bytes.
 #![no_main]
 
@@ -47,7 +47,7 @@ fn namespace(nsid: u32, seed: u8) -> Namespace {
     }
 }
 
-/// A target; the seed says which namespaces it has and how, and rarely that it has nothing.
+/// A target; the seed says which namespaces it has and how, and rarely that there is no subsystem.
 fn view(generation: u64, seed: u8) -> Arc<TargetView> {
     let nsids = [1, 2, 5, 1024].into_iter().filter(|nsid| u64::from(seed) & nsid != 0);
     let namespaces = nsids.map(|nsid| namespace(u32::try_from(nsid).unwrap(), seed)).collect();
@@ -117,8 +117,8 @@ impl Driver {
         }
     }
 
-    /// Data of a command that are now and then what a namespace to create, or a list of
-    /// controllers, looks like.
+    /// Data of a command, which sometimes look like a namespace to create, or a list of
+    /// controllers.
     fn data(&self, len: usize) -> Vec<u8> {
         let mut data = vec![if self.held % 2 == 0 { 0 } else { 0x5a }; len];
         for (place, byte) in data.iter_mut().zip([1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1]) {

@@ -1,4 +1,4 @@
-//! Whatever a controller answers, bring-up, scan and discovery end, and stale CIDs find nobody.
+//! Whatever a controller answers, bring-up, scan and discovery end, and stale CIDs match no command.
 //! Input: which machine, then answers: a flags byte, DW0 and DW1, status, and a piece of page.
 #![no_main]
 
@@ -11,10 +11,10 @@ use raceline_proto::host::{
 };
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Status};
 
-/// More answers than this come from a fuzzer that found a loop, not from a controller.
+/// A run with more answers than this has entered a loop.
 const MAX_ANSWERS: usize = 100_000;
 
-/// Answers out of the input; when it ends, everything is refused.
+/// Answers from the input; when it ends, every command is refused.
 struct Answers<'a> {
     input: &'a [u8],
     given: usize,

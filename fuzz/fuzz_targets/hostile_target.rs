@@ -1,10 +1,10 @@
 //! The production host against a target that says anything, in virtual time.
 //!
-//! Whatever comes: no panic, every command ends within its time, no byte outside of a read's buffer
-//! changes, and once the target behaves again, so does everything.
+//! Whatever it sends: no panic, every command ends within its time, no byte outside of a read's buffer
+//! changes, and once the target behaves correctly again, commands succeed again.
 //!
-//! Input: settings, the step at which the target goes wrong (or none), then answers to commands: how
-//! many PDUs, and each PDU's fields with the right ones to start from.
+//! Input: settings, the step at which the target misbehaves (or none), then answers to commands: how
+//! many PDUs, and changes to each PDU's fields, which start from the correct values.
 #![no_main]
 
 #[path = "../../crates/host/tests/common/mod.rs"]
@@ -59,7 +59,7 @@ impl Input<'_> {
     }
 }
 
-/// A PDU that is right but for what the input changes.
+/// A correct PDU, apart from the changes of the input.
 fn pdu(input: &mut Input<'_>, cid: u16, digests: (bool, bool)) -> Vec<u8> {
     let kind = [7, 7, 7, 9, 9, 5, 5, 3][usize::from(input.byte() & 7)];
     let what = input.byte();
@@ -133,7 +133,7 @@ fn command(world: &mut World, user: u64, write: bool) {
             buf.set_len(BYTES);
             Command::read(NamespaceId(1), range, buf)
         };
-        // A queue that is lost takes it all the same, or gives it back.
+        // A lost queue accepts the command all the same, or gives it back.
         let _ = queues.submit(cx, 0, command, user);
     });
     let end = world.world.elapsed() + END_LIMIT;
@@ -171,14 +171,14 @@ fuzz_target!(|bytes: &[u8]| {
     let mut script = Script { whole_reads: setup & 32 != 0, ..Script::default() };
     let stumbles = STEPS.get(usize::from(step)).copied();
     if let Some(step) = stumbles {
-        // A made-up CID: those of the first commands are small numbers.
+        // A made-up CID: the CIDs of the first commands are small numbers.
         let cid = u16::from(input.byte() & 3);
         script.at = Some((step, answer(&mut input, cid, digests)));
     }
     let mut world = World::new(1, sim, &host, script);
     let over = |world: &World| world.queues.is_ready() || world.controller.is_finished();
     let limit = world.world.elapsed() + END_LIMIT;
-    // One stumble is enough: it would be the same with each new connection.
+    // One disturbance is enough: each new connection would meet the same.
     let disturbed = |world: &World| {
         let lost = |event: &IoQueueEvent| matches!(event, IoQueueEvent::Lost { .. });
         let down = |event: &ControllerEvent| matches!(event, ControllerEvent::Down(_));
@@ -191,7 +191,7 @@ fuzz_target!(|bytes: &[u8]| {
         while !over(&world) && world.world.elapsed() < limit + END_LIMIT && world.step() {}
     }
     if world.controller.is_finished() {
-        // The first connection failed: that is told, and not tried again.
+        // The first connection failed: the host reports that, and does not try again.
         return;
     }
     let mut user = 0;
@@ -210,7 +210,7 @@ fuzz_target!(|bytes: &[u8]| {
     if world.controller.is_finished() {
         return;
     }
-    // The target behaves, and everything works again.
+    // The target behaves correctly, and everything works again.
     let limit = world.world.elapsed() + END_LIMIT;
     while !world.queues.is_ready() && !world.controller.is_finished() {
         assert!(world.world.elapsed() < limit, "no connection any more: {:?}", world.events);

@@ -1,6 +1,6 @@
 //! Whatever clients send, the control plane splits, reads and refuses it without a panic.
 //! Input: a byte that chooses a method, a byte that says where the stream is cut, then a stream of
-//! requests, which is also taken as the parameters of the method.
+//! requests, which also serves as the parameters of the method.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -20,7 +20,7 @@ static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
     engine
 });
 
-/// Somebody who may only look: nothing changes, so that every input meets the same engine.
+/// A client with read-only rights: it changes nothing, so every input meets the same engine.
 const PEER: Peer = Peer { uid: 1, pid: 1, role: Role::ReadOnly, is_internal: false };
 
 fn answers(stream: &[u8], piece: usize) -> (Vec<String>, bool) {
@@ -42,7 +42,7 @@ fn answers(stream: &[u8], piece: usize) -> (Vec<String>, bool) {
 
 fuzz_target!(|data: &[u8]| {
     let [method, cut, stream @ ..] = data else { return };
-    // Waiting for a device is what the method is for.
+    // Such a method waits for a device.
     if stream.windows(7).any(|window| window == b"timeout") {
         return;
     }

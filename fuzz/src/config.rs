@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 
 use crate::daemon::{Choices, REGISTRY, parameters_of};
 
-/// Calls in a configuration that is made up.
+/// Calls in a generated configuration.
 const MAX_CALLS: usize = 24;
-/// The largest device in bytes: memory is filled when it is taken.
+/// The largest device in bytes, because creating a device fills its memory.
 const MAX_DEVICE_BYTES: u64 = 1 << 21;
 
 /// Methods that are called: they open no file, no socket and no connection, end no process and wait for nothing.
@@ -76,14 +76,14 @@ const GOOD: [(&str, &str); 20] = [
     ("fsdev_set_opts", r#"{"fsdev_io_pool_size":65535,"fsdev_io_cache_size":256}"#),
 ];
 
-/// What has come of a text.
+/// The outcome of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// It is none.
+    /// It is not a configuration.
     NoConfiguration,
-    /// Calls of it cannot be made here, so none has been made.
+    /// It has calls that cannot be made here, so none was made.
     Refused,
-    /// One of its calls is not made here.
+    /// One of its calls is not run here.
     NotRun,
     /// A call has failed.
     Failed,
@@ -115,7 +115,7 @@ pub fn run(data: &[u8]) -> Outcome {
     try_text(&with.as_bytes()[..end])
 }
 
-/// Reads a text, and makes of it what may be made.
+/// Reads a text, and makes the configuration if its calls are harmless.
 pub fn try_text(text: &[u8]) -> Outcome {
     let parsed = parse(text);
     if let Ok(blanked) = blank_comments(text) {
@@ -140,7 +140,7 @@ pub fn try_text(text: &[u8]) -> Outcome {
 /// Makes it, saves it, and makes what was saved.
 fn make(sections: &[SubsystemConfig]) -> Outcome {
     let calls = || sections.iter().flat_map(|section| &section.config);
-    // Whatever is refused is not made, so that it need not be harmless.
+    // A call that the daemon refuses is not made, so it need not be harmless.
     let is_known = |call: &Call| REGISTRY.get(&call.method).is_some();
     if calls().all(is_known) && !calls().all(is_harmless) {
         return Outcome::NotRun;
@@ -172,7 +172,7 @@ fn make(sections: &[SubsystemConfig]) -> Outcome {
     outcome
 }
 
-/// Whether a call stays within this process and is soon done.
+/// Whether a call stays within this process and ends soon.
 fn is_harmless(call: &Call) -> bool {
     let Some(method) = REGISTRY.get(&call.method) else { return false };
     let number = |name: &str| {
@@ -193,7 +193,7 @@ fn engine() -> Arc<Engine> {
     engine
 }
 
-/// As a daemon does that begins with a file.
+/// Starts as a daemon does that reads a file.
 fn begin(engine: &Arc<Engine>, sections: &[SubsystemConfig]) -> Result<(), String> {
     let from = Path::new("config.json");
     load(engine, &REGISTRY, from, sections).map_err(|error| error.to_string())?;
@@ -204,7 +204,7 @@ fn begin(engine: &Arc<Engine>, sections: &[SubsystemConfig]) -> Result<(), Strin
     engine.start_all()
 }
 
-/// What a client would save.
+/// The configuration that a client would save.
 fn save(engine: &Engine) -> Value {
     let call = |method: &str, params: Option<Value>| {
         let raw = params.map(|params| serde_json::value::to_raw_value(&params).expect("JSON"));
@@ -220,7 +220,7 @@ fn save(engine: &Engine) -> Value {
     json!({ "subsystems": listed.iter().map(part).collect::<Vec<_>>() })
 }
 
-/// What stands between two tokens: a comment, and as much that is none.
+/// The text between two tokens: with a comment, and the same without one.
 fn gap(choices: &mut Choices<'_>) -> (&'static str, &'static str) {
     match choices.byte() % 12 {
         0 => ("/**/", " "),
@@ -233,7 +233,7 @@ fn gap(choices: &mut Choices<'_>) -> (&'static str, &'static str) {
     }
 }
 
-/// Where the text ends: mostly where it does.
+/// Where the text is cut: mostly at its end.
 fn cut(choices: &mut Choices<'_>, text: &str) -> usize {
     if !choices.once_in(8) {
         return text.len();
@@ -245,7 +245,7 @@ fn cut(choices: &mut Choices<'_>, text: &str) -> usize {
 /// A configuration in tokens, between which comments may stand.
 fn tokens(choices: &mut Choices<'_>) -> Vec<String> {
     let mut all: Vec<String> = ["{", "\"subsystems\"", ":", "["].map(str::to_owned).to_vec();
-    // Mostly one that could be accepted: few calls, and such as are good.
+    // Mostly a configuration that could be accepted: few and valid calls.
     let is_tame = !choices.once_in(4);
     let mut left = if is_tame { 1 + choices.byte() % 8 } else { MAX_CALLS };
     let mut is_first = true;
@@ -313,7 +313,7 @@ fn call(choices: &mut Choices<'_>, is_tame: bool) -> (&'static str, String) {
     (method, params.strip_prefix(r#","params":"#).unwrap_or_default().to_owned())
 }
 
-/// A method: mostly one that is called, sometimes one of a part that is not here, by its new or an old name.
+/// A method: mostly one that is run here, sometimes one of an absent part, by its new or an old name.
 fn method(choices: &mut Choices<'_>) -> &'static str {
     let absent = absent::methods();
     match choices.byte() % 16 {

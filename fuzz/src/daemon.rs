@@ -1,6 +1,6 @@
-//! A daemon in memory that is given structured random calls, and what must hold between them.
+//! A daemon in memory that gets structured random calls, and the conditions that must hold after each.
 //!
-//! A refused call has changed nothing; what is configured at the end makes the same target again.
+//! A refused call has changed nothing; the final configuration makes the same target again.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -15,20 +15,20 @@ use raceline_control::role::{Peer, Role};
 use raceline_control::schema::{Kind, schema};
 use serde_json::Value;
 
-/// Calls in one life: what begins must also end, and is made a second time.
+/// Calls in one life. At its end a second daemon is made from the configuration.
 const MAX_CALLS: usize = 64;
 /// Size of the file that devices may be made of, in bytes.
 const FILE_BYTES: u64 = 1 << 20;
-/// How deep made-up values nest.
+/// How deep generated values nest.
 const MAX_LEVELS: u32 = 3;
 
-/// Waits for what may never come, by its purpose.
+/// Methods that may wait without end.
 const WAITS: [&str; 1] = ["framework_wait_init"];
 
-/// Makes and takes away things later, at times of its own: its parameters are looked at, and no more.
+/// Methods that create and delete things later, at times of their own: only their parameters are checked.
 const GOES_ON: [&str; 1] = ["bdev_nvme_start_discovery"];
 
-/// What makes things that others can be done to: half of all calls, or there would be nothing.
+/// Methods that create things for other methods: half of all calls, so that other calls find objects.
 const BUILDERS: [&str; 12] = [
     "nvmf_create_transport",
     "bdev_malloc_create",
@@ -46,7 +46,7 @@ const BUILDERS: [&str; 12] = [
 
 pub(crate) static REGISTRY: LazyLock<Arc<Registry>> = LazyLock::new(|| Arc::new(Registry::new()));
 
-/// Files in which devices may live, and an address that no other process uses.
+/// Files that may hold devices, and an address that no other process uses.
 struct Place {
     file: PathBuf,
     folder: PathBuf,
@@ -66,7 +66,7 @@ static PLACE: LazyLock<Place> = LazyLock::new(|| {
 /// An admin from outside, like any client.
 const PEER: Peer = Peer { uid: 0, pid: 1, role: Role::Admin, is_internal: false };
 
-/// The input, taken apart from its beginning. At its end there are zeros.
+/// The input, consumed from its beginning; then zeros.
 pub(crate) struct Choices<'a>(pub(crate) &'a [u8]);
 
 impl Choices<'_> {
@@ -86,7 +86,7 @@ impl Choices<'_> {
     }
 }
 
-/// One life of a daemon, as the input says.
+/// One life of a daemon, as the input describes it.
 pub fn run(data: &[u8]) {
     let mut choices = Choices(data);
     let mut daemon = Daemon::new();
@@ -102,7 +102,7 @@ pub fn run(data: &[u8]) {
     daemon.comes_back();
 }
 
-/// What a client can see of it, and what would be saved.
+/// The state that a client can see, and the configuration that would be saved.
 #[derive(Debug, PartialEq)]
 struct Picture {
     entries: Vec<(Key, Entry)>,
@@ -111,7 +111,7 @@ struct Picture {
 
 struct Daemon {
     engine: Arc<Engine>,
-    /// What was called, for whoever reads a failure.
+    /// The calls so far, for the report of a failure.
     story: String,
 }
 
@@ -186,7 +186,7 @@ impl Daemon {
         Picture { entries: self.entries(), visible: visible.to_vec() }
     }
 
-    /// Ends it, and begins another with what it would have saved.
+    /// Ends the daemon, and starts another with the configuration that it would have saved.
     fn comes_back(mut self) {
         if self.engine.phase() != Phase::Runtime {
             self.engine.start_all().expect("what was taken before the start can be made");
@@ -196,7 +196,7 @@ impl Daemon {
         let catalogue: Catalogue = self.engine.model().catalogue.clone();
         let Self { engine, story } = self;
         engine.shut_down().expect("it ends in good order");
-        // With it go the files that it has open.
+        // This also closes the files that the engine has open.
         drop(engine);
         let again = Self::new();
         let restore = |engine: &Engine| {
@@ -213,12 +213,12 @@ impl Daemon {
 
 /// The member `params` of a request, or nothing.
 fn parameters(choices: &mut Choices<'_>, method: &Method) -> String {
-    // Mostly calls that could succeed: a refusal in the decoder is soon seen.
+    // Mostly calls that could succeed: the decoder refuses others early.
     let wild = choices.once_in(8);
     parameters_of(choices, method, wild)
 }
 
-/// The same; `wild` ones may be of any kind and name.
+/// The same; with `wild` they may have any kind and name.
 pub(crate) fn parameters_of(choices: &mut Choices<'_>, method: &Method, wild: bool) -> String {
     let known = schema().method(method.name);
     let kind = |name: &str| known.and_then(|known| known.parameter(name)).map(|known| known.kind);
@@ -305,7 +305,7 @@ fn text(choices: &mut Choices<'_>, name: &str) -> String {
         "trtype" => &["TCP", "tcp", "RDMA", "PCIe"],
         "adrfam" => &["IPv4", "ipv4", "IPv6", "IB"],
         "traddr" => &[&place.address, &place.address, "::1", "0.0.0.0", "256.1.1.1", "localhost"],
-        // Not what may belong to another process: 0 is any free port.
+        // No port that another process may use: 0 is any free port.
         "trsvcid" => &["0", "4420", "4421", "1", "65536", "-1", "http"],
         "cpumask" | "poll_groups_mask" | "isolated_core_mask" => {
             &["0x1", "[0]", "0x0", "[1-0]", "0xfffffffffffffffff"]
@@ -342,30 +342,30 @@ fn text(choices: &mut Choices<'_>, name: &str) -> String {
         }
         _ => &["a", "1", "true", "m0"],
     };
-    // Mostly the first two, so that calls meet the same things.
+    // Mostly the first two, so that calls meet the same objects.
     let usual = &fitting[..fitting.len().min(2)];
     let text = if choices.once_in(3) { choices.one_of(fitting) } else { choices.one_of(usual) };
     Value::from(text).to_string()
 }
 
-/// A value for a parameter: of its kind, or, when it is wild, of any.
+/// A value for a parameter: of its kind, or with `wild` of any kind.
 fn value(choices: &mut Choices<'_>, name: &str, kind: Option<Kind>, wild: bool) -> String {
-    // Thousands of devices, looked at after each call, take longer than an input may.
+    // Thousands of devices, which are checked after each call, take longer than an input may.
     if name == "split_count" {
         return choices.one_of(&["1", "2", "3", "8", "0", "-1", "4294967295"]).to_owned();
     }
     if wild && choices.once_in(3) {
         return anything(choices, MAX_LEVELS);
     }
-    // The signal would be for this process.
+    // The signal would end this process.
     if name == "sig_name" {
         return text(choices, name);
     }
-    // Waiting is what these are for.
+    // These parameters make a call wait.
     if name.contains("timeout") {
         return choices.one_of(&["0", "1", "-1", "\"1\""]).to_owned();
     }
-    // Memory is filled when it is taken: little of it, or more than there is.
+    // Creating a device fills its memory: little of it, or more than there is.
     if name == "num_blocks" {
         return choices
             .one_of(&["64", "2048", "1", "0", "9223372036854775807", "18446744073709551615"])

@@ -1,4 +1,4 @@
-//! Drivers and models for the fuzz targets: each target is a few lines, what it checks is here.
+//! Drivers and models for the fuzz targets: the targets are a few lines each, the checks are here.
 
 pub mod config;
 pub mod daemon;

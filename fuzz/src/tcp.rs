@@ -1,4 +1,4 @@
-//! Either end of a queue under any bytes, against a model of what it may say.
+//! Either end of a queue under any bytes, against a model of what it may send and report.
 
 use std::collections::HashMap;
 
@@ -27,13 +27,13 @@ pub mod setup {
     pub const DDGST: u8 = 1 << 1;
     /// The connection is not initialized: the stream begins with ICReq or ICResp.
     pub const RAW: u8 = 1 << 2;
-    /// Header digests in the stream are made right before it is fed.
+    /// Header digests in the stream are corrected before it is fed.
     pub const REPAIR: u8 = 1 << 3;
     /// Two bits: which HPDA.
     pub const HPDA_SHIFT: u8 = 4;
     /// The controller's queue is an admin queue; the host's allows four R2Ts.
     pub const VARIANT: u8 = 1 << 6;
-    /// The host answers R2Ts at the end only.
+    /// The host answers R2Ts only at the end.
     pub const LAZY: u8 = 1 << 7;
 }
 
@@ -43,7 +43,7 @@ pub fn hpda(setup: u8) -> u8 {
     [0, 1, 9, 31][usize::from(setup >> setup::HPDA_SHIFT & 3)]
 }
 
-/// How the stream comes.
+/// How the stream is cut.
 #[derive(Clone, Copy, Debug)]
 pub enum Feed {
     /// In one piece.
@@ -52,7 +52,7 @@ pub enum Feed {
     Bytes,
     /// In pieces from this seed.
     Pieces(u64),
-    /// The same, and what `payload_wanted` names does not pass `receive`.
+    /// The same, and bytes that `payload_wanted` names do not pass `receive`.
     Direct(u64),
 }
 
@@ -82,7 +82,7 @@ enum Note {
     Data { dest: u32, offset: u32, bytes: Vec<u8> },
 }
 
-/// All that a run shows.
+/// Everything that a run shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     notes: Vec<Note>,
@@ -109,7 +109,7 @@ impl Trace {
         }
     }
 
-    /// The end of a PDU's data, which must be those that came before it.
+    /// The end of a PDU's data, which must match the data that came before it.
     fn data_end(&mut self, dest: u32, offset: u32, len: u32, event: String) {
         match self.notes.last() {
             Some(Note::Data { dest: last, offset: start, bytes }) => {
@@ -167,7 +167,7 @@ fn run(end: &mut impl End, mut stream: &[u8], mut feed: Feed, mut trace: Trace) 
     trace
 }
 
-/// Makes the header digests of a stream right, as far as its PLENs tell where PDUs begin.
+/// Corrects the header digests of a stream, as far as its PLENs tell where PDUs begin.
 fn repair(stream: &mut [u8]) {
     let mut rest = stream;
     while let &mut [pdu_type, flags, hlen, _, p0, p1, p2, p3, ..] = rest {
@@ -224,7 +224,7 @@ pub fn run_controller(setup: u8, stream: &[u8], feed: Feed) -> Trace {
     run(&mut end, &repaired(setup, stream), feed, trace)
 }
 
-/// The controller's end; what its R2Ts still ask for.
+/// The controller's end, and the data that its R2Ts still ask for.
 struct Controller {
     queue: ControllerQueue,
     transfers: HashMap<u16, (CommandId, u32, u32)>,
@@ -351,7 +351,7 @@ pub fn host_queue(setup: u8) -> HostQueue {
     })
 }
 
-/// What the host does in each of its slots: opcode, direction, length, in-capsule.
+/// The command of the host in each of its slots: opcode, direction, length, in-capsule.
 const COMMANDS: [(u8, Direction, u32, bool); SLOTS as usize] = [
     (0x02, Direction::ControllerToHost, 8192, false),
     (0x02, Direction::ControllerToHost, 64, false),
@@ -437,7 +437,7 @@ impl Host {
         (command, if in_capsule { Direction::None } else { direction }, len)
     }
 
-    /// Sends the data of a grant; the headers show that it can be done.
+    /// Sends the data of a grant, which must be possible.
     fn send_data(&mut self, grant: &R2tGrant, out: &mut Vec<u8>) {
         let end = grant.offset + grant.len;
         let mut offset = grant.offset;

@@ -17,7 +17,7 @@
 //! | what | how |
 //! |---|---|
 //! | subsystems | [`Target::add_subsystem`], [`Target::remove_subsystem`] |
-//! | who may connect | [`Target::allow_any_host`], [`Target::add_host`], [`Target::remove_host`] |
+//! | which hosts may connect | [`Target::allow_any_host`], [`Target::add_host`], [`Target::remove_host`] |
 //! | where they connect | [`Target::add_subsystem_listener`], [`Target::remove_subsystem_listener`]; for every subsystem at once, [`Target::add_listener`] |
 //! | namespaces | [`Target::add_namespace`], [`Target::remove_namespace`], [`Target::replace_device`] |
 //! | which hosts see a namespace | [`NamespaceConfig::visibility`], then [`Target::show_namespace`], [`Target::hide_namespace`] |

@@ -1,4 +1,4 @@
-//! A device in memory that is used like a file: every read is asked of it, and needs a buffer.
+//! A device in memory that behaves like a file: every read needs a request and a buffer.
 
 use raceline_bdev::{Bdev, BdevInfo, Channel, Done, Request, SharedBdev};
 use raceline_reactor::{Completion, Context};
@@ -16,7 +16,7 @@ impl Bdev for AskedBdev {
     }
 }
 
-/// All but requests is left to the defaults, as files leave it.
+/// Requests only; all other methods keep their defaults, as for files.
 struct AskedChannel(Box<dyn Channel>);
 
 impl Channel for AskedChannel {

@@ -1,8 +1,8 @@
-//! [`Io`] in memory that costs next to nothing: it takes notes, and a [`Wire`] does the work.
+//! [`Io`] in memory at nearly no cost: it records operations, and a [`Wire`] does the work.
 //!
-//! What a core starts is put on a list, what has finished is taken from one; bytes move between
-//! two cores only when [`Wire::carry`] is called, outside of what is counted. Nothing is random
-//! and nothing is late: the same calls give the same run.
+//! Operations that a core starts go on one list, and completions come from another. Bytes move between
+//! two cores only when [`Wire::carry`] is called, which is not counted. Nothing is random
+//! or delayed: the same calls give the same run.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use raceline_reactor::{
     Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, Socket, Token, Wait, Waker,
 };
 
-/// Operations for which the lists have room from the start, so that none grows while counted.
+/// Initial capacity of the lists, so that none grows while instructions are counted.
 const LIST_CAPACITY: usize = 1024;
 
 /// Names one end of a connection: its own address, then its peer's.
@@ -34,7 +34,7 @@ pub(crate) struct MemoryIo {
     sockets: Vec<MemorySocket>,
     timers: Vec<(Instant, Token)>,
     accelerator: Accelerator,
-    /// Copies are made and digested when a command is executed, as for an engine, and not on their way.
+    /// Copies are made and digested when a command is executed, as for an engine, not while they are sent.
     pub(crate) copies_first: bool,
     flight: Flight,
 }
@@ -45,7 +45,7 @@ struct MemorySocket {
     send: Option<(Box<SendBatch>, Token)>,
 }
 
-/// What is under way between a host and a target.
+/// The bytes in flight between a host and a target.
 #[derive(Default)]
 pub(crate) struct Wire {
     /// Bytes sent and not yet received, by the end that they go to.
@@ -68,7 +68,7 @@ impl MemoryIo {
         }
     }
 
-    /// Whether a poll would give something.
+    /// Whether a poll would give completions.
     pub(crate) fn has_completions(&self) -> bool {
         !self.done.is_empty()
     }
@@ -101,7 +101,7 @@ impl MemoryIo {
 }
 
 impl Wire {
-    /// Takes what `from` has sent, and its wish to connect to `to`.
+    /// Takes the bytes that `from` has sent, and its request to connect to `to`.
     pub(crate) fn collect(&mut self, from: &mut MemoryIo, to: &mut MemoryIo) -> io::Result<()> {
         for token in from.connects.drain(..) {
             let listener = to.listener.ok_or(io::ErrorKind::ConnectionRefused)?;
@@ -126,7 +126,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Gives each waiting receive of `to` as much of what has come as it has room for.
+    /// Gives each waiting receive of `to` as many of the sent bytes as it has room for.
     pub(crate) fn deliver(&mut self, to: &mut MemoryIo) {
         for socket in &mut to.sockets {
             let Some(inbox) = self.inboxes.get_mut(&socket.end).filter(|inbox| !inbox.is_empty())
@@ -190,13 +190,13 @@ impl Io for MemoryIo {
     }
 
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
-        // Counted, as every back end has to do it.
+        // Counted, because every back end has to do it.
         std::hint::black_box(batch.count_segments());
         self.socket(socket).send = Some((batch, token));
     }
 
     fn close(&mut self, _socket: SocketId, _reset: bool) {
-        // Connections are for ever; a run that loses one does not come to its end, and says so.
+        // Connections never end; a run that loses one stalls, and reports that.
     }
 
     fn register_file(&mut self, _file: Arc<File>) -> FileId {
@@ -226,7 +226,7 @@ impl Io for MemoryIo {
     }
 
     fn poll(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
-        // Both are empty at first; the caller's keeps its capacity as well.
+        // Both lists are empty at first; the caller's list keeps its capacity as well.
         if done.is_empty() {
             std::mem::swap(done, &mut self.done);
         } else {
@@ -253,7 +253,7 @@ fn fill(buffers: &mut RecvBuffers, bytes: &[u8]) -> usize {
     bytes.len() - rest.len()
 }
 
-/// Two ends of a connection over loopback, that only lend their addresses.
+/// Two ends of a connection over loopback, which only provide their addresses.
 fn connected_pair() -> io::Result<(Socket, Socket)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let near = TcpStream::connect(listener.local_addr()?)?;

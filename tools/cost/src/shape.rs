@@ -4,19 +4,19 @@ use std::str::FromStr;
 
 use anyhow::{Error, bail};
 
-/// Which end of the connection is counted.
+/// The end of the connection whose instructions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Target,
     Host,
 }
 
-/// What the host asks for, again and again.
+/// The I/O that the host repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Its name, without the side.
     pub(crate) name: &'static str,
-    /// A write; else a read.
+    /// A write; otherwise a read.
     pub(crate) is_write: bool,
     /// Bytes of one I/O.
     pub(crate) bytes: usize,
@@ -26,9 +26,9 @@ pub(crate) struct Shape {
     pub(crate) count: usize,
     /// With data digests, which valgrind's processor computes without AVX-512.
     pub(crate) data_digest: bool,
-    /// Of a device that counts what it does, as every device of `raceline serve`.
+    /// The device has a meter, as every device of `raceline serve` does.
     pub(crate) counted: bool,
-    /// Of a device that has to be asked, as a file has.
+    /// The device needs a request for each I/O, as a file does.
     pub(crate) asked: bool,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// All cases, the target's first. A host does not see what kind of device it is.
+    /// All cases, the target's first. A host does not see the kind of the device.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let sides = [Side::Target, Side::Host].into_iter();
         let cases =

@@ -1,6 +1,6 @@
 //! The production target and the production host, wired together in memory, turn by turn.
 //!
-//! One side goes on until it has nothing to do, then the other: whatever a side has to say in one
+//! One side goes on until it has nothing to do, then the other: whatever a side sends in one
 //! round arrives in as few receives as its peer's buffers allow. So the cost of one side does not
 //! depend on how the other cuts its sends.
 
@@ -33,7 +33,7 @@ const HOSTNQN: &str = "nqn.2025-01.io.raceline:cost-host";
 const DEVICE: &str = "ram:64M,bs=4096";
 const DEVICE_BYTES: u64 = 64 << 20;
 const BLOCK_BYTES: usize = 4096;
-/// Every run reads and writes the same places.
+/// Fixed, so that every run reads and writes the same places.
 const SEED: u64 = 1;
 /// Virtual time that a round takes.
 const ROUND: Duration = Duration::from_micros(10);
@@ -41,7 +41,7 @@ const ROUND: Duration = Duration::from_micros(10);
 const MAX_STALLS: usize = 64;
 /// Index of the I/O queue in tokens; the controller has two below.
 const FIRST_QUEUE_INDEX: u32 = 2;
-/// Buffers of the host's pool: as `raceline perf` has them.
+/// Buffers of the host's pool, as in `raceline perf`.
 const HOST_POOL: &[(usize, usize)] = &[(128 << 10, 8)];
 
 /// Both sides, connected and ready.
@@ -58,7 +58,7 @@ pub(crate) struct World {
 
 /// The host, and the program that uses it.
 struct Host {
-    // What holds buffers goes before their pool.
+    // Owners of buffers are dropped before the pool.
     controller: Controller,
     queues: IoQueueSet,
     program: Program,
@@ -67,7 +67,7 @@ struct Host {
     pool: BufferPool,
 }
 
-/// Asks for one shape of I/O.
+/// Issues one shape of I/O.
 struct Program {
     shape: Shape,
     random: Random,
@@ -117,8 +117,8 @@ impl World {
         Ok(world)
     }
 
-    /// Does the case's I/Os once without counting, so that everything has its size, and once
-    /// counted. Gives how many were counted.
+    /// Does the case's I/Os once without counting, so that all memory has grown to its size, and once
+    /// counted. Gives the number of I/Os that were counted.
     pub(crate) fn run(&mut self, rounds: usize) -> Result<usize> {
         let count = rounds * self.case.shape.depth;
         self.work(count)?;
@@ -136,7 +136,7 @@ impl World {
         self.until("the work", |world| world.host.program.finished == count)
     }
 
-    /// Goes on round by round until `is_done`, and further until nothing is under way.
+    /// Runs round by round until `is_done`, and further until nothing is in flight.
     fn until(&mut self, what: &str, is_done: impl Fn(&Self) -> bool) -> Result<()> {
         let mut stalls = 0;
         loop {
@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// Lets each side do all that it can; false when that was nothing.
+    /// Lets each side work until it has nothing to do; false when neither did anything.
     fn round(&mut self) -> Result<bool> {
         let mut busy = false;
         loop {
@@ -208,13 +208,13 @@ impl World {
     }
 }
 
-/// What callgrind counts on the host: it finds the function by its name.
+/// Callgrind counts this function on the host, and finds it by its name.
 #[inline(never)]
 fn counted_host_turn(host: &mut Host) -> Result<()> {
     std::hint::black_box(host.turn())
 }
 
-/// What callgrind counts on the target: it finds the function by its name.
+/// Callgrind counts this function on the target, and finds it by its name.
 #[inline(never)]
 fn counted_target_turn(core: &mut ManualCore, io: &mut MemoryIo) -> Result<()> {
     std::hint::black_box(core.turn(io).map(drop).context("the target"))
@@ -229,7 +229,7 @@ fn device(shape: Shape) -> Result<SharedBdev> {
     Ok(if shape.counted { counting(bdev) } else { bdev })
 }
 
-/// Subsystem, namespace and listener, asked for from another thread as these calls block.
+/// Creates subsystem, namespace and listener on another thread, because these calls block.
 fn configure(
     target: &Arc<Target>,
     core: &mut ManualCore,
@@ -413,16 +413,16 @@ mod tests {
         let turns = turns_of_neighbours(true, true);
         let (large, small) = turns[0];
         assert!(small > 4096, "the small read was served in the first turn: {turns:?}");
-        // The share is over within the first command, and nothing was begun after it.
+        // The share ends within the first command, and no other was begun after it.
         assert!(large < LARGE + 4096, "{turns:?}");
-        // And the large reader goes on, a command in each turn.
+        // Then the large reader goes on, a command in each turn.
         assert_eq!(turns.len(), LARGE_READS, "{turns:?}");
     }
 
     #[test]
     fn what_costs_nothing_is_not_counted() {
-        // Reads of memory only name it, and are digested on their way; it is the send that has its
-        // share there.
+        // Responses to reads of memory only name the memory, and are digested while they are sent: here
+        // the share limits the send.
         for data_digest in [false, true] {
             let turns = turns_of_neighbours(data_digest, false);
             assert_eq!(turns.len(), 1, "{turns:?}");

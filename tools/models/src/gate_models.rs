@@ -10,7 +10,7 @@ use crate::submission::{Receiver, Submitter, submission_list};
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, check};
 use crate::wake_state::WakeState;
 
-/// What a turn does: answer everything.
+/// One turn: answers everything.
 fn turn(receiver: &mut Receiver<u32, u32>) {
     receiver.collect();
     while let Some((id, request)) = receiver.take() {
@@ -19,7 +19,7 @@ fn turn(receiver: &mut Receiver<u32, u32>) {
 }
 
 /// Two threads submit, each followed by `drive`; then both requests must have their results,
-/// because nobody else will come by.
+/// because no other thread drives the gate afterwards.
 fn two_submit(
     drive: impl Fn(&Submitter<u32, u32>, &SharedReceiver) + Clone + Send + Sync + 'static,
 ) {
@@ -43,7 +43,7 @@ fn two_submit(
 
 struct SharedReceiver {
     gate: Gate<Inside>,
-    /// The lock of a gate that forgets to look again.
+    /// The lock of a gate without the second look.
     bare: Mutex<()>,
 }
 
@@ -67,10 +67,10 @@ fn without_looking_again_a_request_is_stranded() {
     });
 }
 
-/// A worker that sleeps when it has looked and found nothing, and a thread that hands it work.
+/// A worker that sleeps when it finds no work, and a thread that hands it work.
 fn hand_off(start_wait: impl Fn(&WakeState) -> bool + Send + Sync + Clone + 'static) {
     check(move || {
-        // Not loom's: dropped after a deadlock, that would panic once more.
+        // Not loom's `Arc`: dropping that after a deadlock would panic again.
         let shared = StdArc::new((AtomicU32::new(0), WakeState::new(), Notify::new()));
         let (theirs, start_wait) = (StdArc::clone(&shared), start_wait.clone());
         let worker = thread::spawn(move || {
@@ -87,7 +87,7 @@ fn hand_off(start_wait: impl Fn(&WakeState) -> bool + Send + Sync + Clone + 'sta
         if state.notify() {
             event.notify();
         }
-        // A worker that sleeps for ever is a deadlock, which loom reports.
+        // loom reports a worker that never wakes as a deadlock.
         worker.join().unwrap();
     });
 }

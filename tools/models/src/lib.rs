@@ -1,7 +1,7 @@
-//! The host's submission list and gate, and the reactor's wake-up, compiled over loom's types and run under every
-//! schedule that it finds, and the same with a bug, which it must find too.
+//! The host's submission list and gate, and the reactor's wake-up, compiled with loom's types and run under
+//! every schedule that loom explores; and versions with a bug, which loom must find.
 //!
-//! The files are those that production uses; only `crate::sync` is another.
+//! The files are those of production; only `crate::sync` is replaced.
 
 #[cfg(test)]
 #[allow(unreachable_pub, reason = "it is public where it comes from")]

@@ -1,4 +1,4 @@
-//! Models of the submission list: nothing is lost, doubled, reordered, leaked or touched by two.
+//! Models of the submission list: no request is lost, doubled, reordered, leaked or used by two threads.
 
 use loom::future::block_on;
 use loom::thread;
@@ -65,7 +65,7 @@ fn a_dropped_operation_frees_its_slot_once_and_leaks_nothing() {
             }
         });
         drop(submitter.submit(1).unwrap());
-        // The only slot: it is free when both have let go of it, and then good for another.
+        // The only slot: it is free when both sides have released it, and can then be used again.
         let second = submitter.submit(2);
         let mut receiver = thread.join().unwrap();
         let mut second = match second {

@@ -1,4 +1,4 @@
-//! What the `sync` of host and reactor gives, made by loom.
+//! The items of the `sync` of host and reactor, from loom.
 
 pub(crate) use std::sync::TryLockError;
 
@@ -6,7 +6,7 @@ pub(crate) use loom::cell::UnsafeCell;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 pub(crate) use loom::sync::{Arc, Mutex};
 
-/// Switches away from a thread, where it did not have to, that a model tries at most: two find
+/// Most switches away from a thread that could have gone on, in one schedule of a model. Two find
 /// nearly all bugs (Musuvathi and Qadeer, 2007), and three keep a model within seconds.
 const PREEMPTIONS: usize = 3;
 

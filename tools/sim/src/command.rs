@@ -1,4 +1,4 @@
-//! The commands of simulated hosts: how they are made, and what their ends mean for the model.
+//! The commands of simulated hosts: how they are made, and what their results mean for the model.
 
 use raceline_host::{BlockRange, Command, CommandDone, CommandError, Data};
 use raceline_proto::host::command::deallocate_range;
@@ -12,7 +12,7 @@ use crate::world::Shared;
 /// FUSE: first and second half of a fused operation.
 const FUSE_FIRST: u8 = 0b01;
 const FUSE_SECOND: u8 = 0b10;
-/// What a read buffer holds before the data come.
+/// The byte in a read buffer before the data come.
 const UNREAD: u8 = 0xa5;
 
 /// What a command does.
@@ -68,13 +68,13 @@ pub struct Operation {
     pub ranges: Vec<(u64, u64)>,
     /// The id of what it writes.
     pub write: WriteId,
-    /// What it, or its other half, expects in each block.
+    /// The content that it, or its other half, expects in each block.
     pub expected: Vec<WriteId>,
     /// When it was submitted.
     pub begun: Moment,
     /// The other half of a fused operation.
     pub partner: Option<u64>,
-    /// How that ended, if it has.
+    /// Whether the other half succeeded, if it has ended.
     pub partner_ok: Option<bool>,
 }
 
@@ -168,8 +168,7 @@ impl Operation {
 
     /// Takes the command's end into the model.
     ///
-    /// # Errors
-    /// Why it could not have ended so.
+    /// When the command could not have ended in this way; says why.
     pub fn end(&self, done: &CommandDone, shared: &mut Shared) -> Result<(), String> {
         shared.model.tick();
         match done.result {
@@ -179,7 +178,7 @@ impl Operation {
         }
     }
 
-    /// Tells the model what became of a write.
+    /// Tells the model the fate of a write.
     ///
     /// # Errors
     /// The contradiction, if there is one.
@@ -228,8 +227,8 @@ impl Operation {
         Ok(())
     }
 
-    /// A block that nobody wrote as it is. Only memory sent in place while others write to it may
-    /// look so, and then each byte must come from a write that was possible.
+    /// A block that matches no write as a whole. Only memory that is sent in place while others write to it
+    /// may look like this, and then each byte must come from a possible write.
     fn check_torn(&self, block: &[u8], place: Place, shared: &mut Shared) -> Result<(), String> {
         let candidates = shared.model.candidates(place, self.begun)?;
         let mut image = vec![0; block.len()];
@@ -267,7 +266,7 @@ impl Operation {
         } else if same(Status::INVALID_NAMESPACE) {
             !shared.was_absent(self.namespace, self.begun)
         } else if same(Status::INVALID_FIELD) && self.kind.is_fused() {
-            // The halves came before and after the namespace was replaced.
+            // The namespace was replaced between the halves.
             !shared.was_absent(self.namespace, self.begun)
         } else if same(Status::UNRECOVERED_READ_ERROR) {
             self.kind.writes() || self.kind == Kind::Flush || !device_may_fail
@@ -291,13 +290,13 @@ impl Operation {
             shared.totals.device_errors_seen += u64::from(device.into_iter().any(same));
         }
         // Some ranges of a Deallocate may have been released before another failed. A device that takes
-        // blocks as they come may have some of a Write before its namespace goes.
+        // blocks as they come may have some blocks of a Write before its namespace is removed.
         let partial = self.kind == Kind::Deallocate && self.ranges.len() > 1
             || matches!(self.kind, Kind::Write { .. }) && shared.plan.is_prompt();
         self.decide(if partial { Fate::Maybe } else { Fate::Refused }, shared)
     }
 
-    /// A Compare has found a difference: there must have been one.
+    /// A Compare has found a difference: the model must allow one.
     fn differed(&self, shared: &mut Shared) -> Result<(), String> {
         shared.totals.miscompares += 1;
         for (place, id) in self.places().zip(&self.expected) {
@@ -309,7 +308,7 @@ impl Operation {
         Err("Compare Failure, but all blocks were as expected".into())
     }
 
-    /// There is no completion of the controller.
+    /// The controller has sent no completion.
     fn lost(&self, error: CommandError, shared: &mut Shared) -> Result<(), String> {
         let harmless = matches!(self.kind, Kind::Read | Kind::Compare);
         let fate = match error {

@@ -1,7 +1,7 @@
-//! What the blocks of a simulation contain: who wrote them, and where they belong.
+//! The contents of a simulation's blocks: which write made them, and where they belong.
 //!
 //! Every write has a [`WriteId`]. Each of its blocks is filled with words made from that id and
-//! from the block's own address, so that a block that is torn or in the wrong place is seen.
+//! from the block's own address, so that a torn or misplaced block is detected.
 
 use std::fmt;
 
@@ -49,7 +49,7 @@ pub fn fill(block: &mut [u8], place: Place, write: WriteId) {
     }
 }
 
-/// Who wrote a block; `None` if it is torn, misplaced, or was never written by anybody.
+/// The write that made a block; `None` if the block is torn, misplaced, or was never written.
 #[must_use]
 pub fn identify(block: &[u8], place: Place) -> Option<WriteId> {
     let (first, _) = block.split_first_chunk::<WORD_BYTES>()?;
@@ -57,7 +57,7 @@ pub fn identify(block: &[u8], place: Place) -> Option<WriteId> {
     is(block, place, write).then_some(write)
 }
 
-/// Whether the block is as this write made it.
+/// Whether the block has exactly the contents of this write.
 #[must_use]
 pub fn is(block: &[u8], place: Place, write: WriteId) -> bool {
     if write == WriteId::ZEROES {

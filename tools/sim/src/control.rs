@@ -2,7 +2,7 @@
 //!
 //! The control calls of a target wait for answers of its cores, so they are made on a thread of
 //! their own while the clock stands still. The cores take a turn only when each of them has the
-//! message of the call's next step: then nothing depends on how fast the thread is.
+//! message of the call's next step: then the result does not depend on the speed of the thread.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -42,15 +42,14 @@ pub struct SimTarget {
     target: Arc<Target>,
     devices: Vec<(SharedBdev, Arc<Faults>)>,
     baseline: Vec<usize>,
-    /// A removal whose device is not quiet yet, and which.
+    /// A removal whose device is not quiet yet, and its namespace.
     removal: Option<(usize, JoinHandle<Result<(), TargetError>>)>,
 }
 
 impl SimTarget {
     /// A target that listens, with all namespaces of the plan.
     ///
-    /// # Errors
-    /// Why not.
+    /// When the target cannot start; says why.
     pub fn start(world: &SimWorld, plan: &Plan) -> Result<Self, String> {
         let ios: Vec<_> = (0..plan.target_cores).map(|_| world.io()).collect();
         let references: Vec<&dyn raceline_reactor::Io> = ios.iter().map(|io| io as _).collect();
@@ -87,8 +86,7 @@ impl SimTarget {
 
     /// Adds a namespace of the plan, for the first time or again.
     ///
-    /// # Errors
-    /// Why not.
+    /// When the namespace cannot be added; says why.
     pub fn add_namespace(&mut self, namespace: usize) -> Result<(), String> {
         let nqn = self.nqn.clone();
         let bdev = Arc::clone(&self.devices[namespace].0);
@@ -98,10 +96,9 @@ impl SimTarget {
         self.call(&[Step::All, Step::All], add)
     }
 
-    /// Begins to remove a namespace: hosts do not see it any more, commands in flight finish.
+    /// Begins to remove a namespace: hosts no longer see it, commands in flight finish.
     ///
-    /// # Errors
-    /// Why not.
+    /// When the removal cannot begin; says why.
     pub fn begin_removal(&mut self, namespace: usize) -> Result<(), String> {
         let nqn = self.nqn.clone();
         let nsid = nsid_of(namespace);
@@ -146,7 +143,7 @@ impl SimTarget {
         self.devices.iter().map(|(_, faults)| faults.failed.load(Ordering::Relaxed)).sum()
     }
 
-    /// One turn of all cores that do not sleep, beginning with `first`. True: there was one.
+    /// One turn of all cores that do not sleep, beginning with `first`. True: at least one took a turn.
     ///
     /// # Errors
     /// When the I/O of a core is broken.
@@ -174,7 +171,7 @@ impl SimTarget {
         self.cores.iter().any(|(core, _)| core.waiting_messages() > 0)
     }
 
-    /// The ways that the data of its commands have taken.
+    /// The paths that the data of its commands have taken.
     #[must_use]
     pub fn paths(&self) -> Paths {
         let mut paths = Paths::default();
@@ -194,10 +191,10 @@ impl SimTarget {
         (sum(|totals| totals.digest_errors), sum(|totals| totals.buffer_waits))
     }
 
-    /// Whether everything that hosts have ever used has been given back; if not, what is left.
+    /// Whether the target has taken back everything that hosts used.
     ///
     /// # Errors
-    /// What has leaked.
+    /// When something has leaked; says what.
     pub fn check_empty(&self) -> Result<(), String> {
         let stats = self.target.stats();
         let free: Vec<usize> = self.cores.iter().map(|(core, _)| core.free_buffers()).collect();

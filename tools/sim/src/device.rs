@@ -1,4 +1,4 @@
-//! A block device that delays requests at random, fails some, and for tests of the checker lies.
+//! A block device that delays requests at random, fails some, and lies in tests of the checker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ pub enum Lie {
     TearWrite,
     /// Some writes land one block further.
     MisplaceWrite,
-    /// Some reads give what was there some writes ago.
+    /// Some reads give the content from before the latest writes.
     StaleRead,
     /// Some failed writes are executed nevertheless.
     FailButWrite,
@@ -36,10 +36,10 @@ impl Lie {
     ];
 }
 
-/// One of this many requests meets the lie.
+/// One of this many requests is affected by the lie.
 const LIE_EVERY: u64 = 20;
 
-/// How the device behaves, and what came of it.
+/// How the device behaves, and what it has done.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// How many of a thousand requests fail.
@@ -65,7 +65,7 @@ pub struct FaultyBdev {
 }
 
 impl FaultyBdev {
-    /// Spoils `inner`; the same seed spoils the same requests.
+    /// Injects faults into `inner`; the same seed affects the same requests.
     #[must_use]
     pub fn new(
         inner: SharedBdev,
@@ -77,7 +77,7 @@ impl FaultyBdev {
         Self { inner, faults, seed, copy_reads, prompt: false, lie }
     }
 
-    /// It has its data at hand, and takes writes from anywhere.
+    /// The device has its data at hand, and takes writes from any memory.
     #[must_use]
     pub fn prompt(self) -> Self {
         Self { prompt: true, ..self }
@@ -129,7 +129,7 @@ struct Held {
 }
 
 impl FaultyChannel {
-    /// The error that this request shall have.
+    /// The error that this request gets.
     fn verdict(&mut self, kind: OpKind) -> Option<BdevError> {
         let rate = self.faults.errors_per_thousand.load(Ordering::Relaxed);
         if self.random.below(1000) >= u64::from(rate) {
@@ -139,12 +139,12 @@ impl FaultyChannel {
         let fault = if kind == OpKind::Read { BdevError::ReadFault } else { BdevError::WriteFault };
         let errors = [fault, fault, BdevError::NoSpace, BdevError::Transient, BdevError::Internal];
         let pick = usize::try_from(self.random.below(errors.len() as u64)).unwrap_or(0);
-        // Only what changes something can run out of space.
+        // Only a request that changes blocks can run out of space.
         let fits = errors[pick] != BdevError::NoSpace || kind != OpKind::Read;
         Some(if fits { errors[pick] } else { fault })
     }
 
-    /// Puts back what was first written there.
+    /// Puts back the old contents.
     fn overlay(&self, offset: u64, bytes: &mut [u8]) {
         for (at, old) in self.snapshots.iter().rev() {
             for (old, at) in old.iter().zip(*at..) {

@@ -20,7 +20,7 @@ use crate::world::{Shared, Stage};
 
 /// Index of the first I/O queue in tokens; the controller has two below.
 const FIRST_QUEUE_INDEX: u32 = 2;
-/// Hosts have two staging buffers; with more queues the rest comes from the heap.
+/// A host has two staging buffers; with more queues, further ones come from the heap.
 const POOL: &[(usize, usize)] = &[(128 << 10, 2)];
 /// Blocks of one verifying read.
 const VERIFY_BLOCKS: u64 = 8;
@@ -31,7 +31,7 @@ const DEALLOCATE_RANGES: u64 = 3;
 /// Blocks that get most commands when there is a hot spot.
 const HOT_BLOCKS: u64 = 12;
 
-/// How long a host will be there.
+/// The stage of a host's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It works.
@@ -48,7 +48,7 @@ pub struct Host {
     pub index: usize,
     /// Its I/O.
     pub io: FaultIo,
-    /// How long it will be there.
+    /// The stage of its life.
     pub life: Life,
     plan: HostPlan,
     pool: BufferPool,
@@ -57,7 +57,7 @@ pub struct Host {
     queues: IoQueueSet,
     operations: BTreeMap<u64, Operation>,
     was_up: bool,
-    /// Something was asked of it outside of a turn.
+    /// It got a request outside of a turn.
     awake: bool,
 }
 
@@ -114,16 +114,15 @@ impl Host {
         })
     }
 
-    /// What its I/O queues do.
+    /// The counters of its I/O queues.
     #[must_use]
     pub fn queue_counters(&self) -> Arc<QueueCounters> {
         Arc::clone(self.queues.counters())
     }
 
-    /// One turn of its loop, unless it sleeps. True: there was something to do.
+    /// One turn of its loop, unless it sleeps. True: it had work.
     ///
-    /// # Errors
-    /// What is wrong.
+    /// When a rule is broken; says which.
     pub fn turn(&mut self, shared: &mut Shared) -> Result<bool, String> {
         let may_submit = self.life == Life::Working && self.operations.len() < self.plan.depth;
         let may_submit = may_submit && shared.has_work();
@@ -162,7 +161,7 @@ impl Host {
         Ok(busy)
     }
 
-    /// Disconnects in order.
+    /// Disconnects regularly.
     pub fn disconnect(&mut self) {
         let now = self.io.now();
         let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
@@ -172,7 +171,7 @@ impl Host {
         self.awake = true;
     }
 
-    /// The host is gone without a word: what becomes of its commands, nobody will know.
+    /// The host ends without a disconnect: the fate of its commands stays unknown.
     ///
     /// # Errors
     /// When the model does not know a command.
@@ -203,7 +202,7 @@ impl Host {
         self.operations.values().map(|operation| operation.begun).min()
     }
 
-    /// What it is waiting for, for a message.
+    /// What it is waiting for, for error messages.
     #[must_use]
     pub fn describe(&self) -> String {
         let (index, life) = (self.index, self.life);
@@ -260,7 +259,7 @@ impl Host {
         Ok(())
     }
 
-    /// A command has ended: once, and for a reason.
+    /// A command has ended: it must end once, and for a reason.
     fn end(&mut self, queue: usize, done: &CommandDone, shared: &mut Shared) -> Result<(), String> {
         let user = done.user;
         let ended = match &done.result {
@@ -286,7 +285,7 @@ impl Host {
     fn submit_some(&mut self, shared: &mut Shared) -> Result<(), String> {
         while self.operations.len() < self.plan.depth && !self.queues.is_empty() {
             let queue = shared.pick(self.queues.len());
-            // Sometimes everything at once, sometimes one by one.
+            // Sometimes all free entries at once, sometimes one at a time.
             if self.queues.room(queue) < 2 || shared.below(3) == 0 {
                 return Ok(());
             }
@@ -359,7 +358,7 @@ impl Host {
     }
 }
 
-/// A connection is lost: is there a reason?
+/// A connection is lost: checks that there is a reason.
 fn lost(shared: &mut Shared, error: &raceline_host::HostError) -> Result<(), String> {
     shared.losses += 1;
     if shared.losses_excused {
@@ -424,7 +423,7 @@ fn random_operation(shared: &mut Shared) -> Result<Operation, String> {
     Ok(operation)
 }
 
-/// What a comparison expects: mostly something that is there.
+/// The contents that a comparison expects: mostly contents that are there.
 fn expectation(operation: &Operation, shared: &mut Shared) -> Result<Vec<WriteId>, String> {
     let wrong = shared.below(5) == 0;
     let mut expected = Vec::new();

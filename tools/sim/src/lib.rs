@@ -1,9 +1,9 @@
 //! Deterministic simulation: the production host against the production target, in virtual time.
 //!
 //! A seed decides the plan of a run (cores, hosts, queues, digests, limits, pools, network,
-//! faults), and everything that happens in it. All data written say who wrote them, and a
+//! faults), and everything that happens in it. All written data name their write, and a
 //! [`model`] of every block judges what is read. A run has a stage with faults, one without, in
-//! which everything must recover, a verification of all blocks, a rest, and an orderly end after
+//! which everything must recover, a verification of all blocks, a rest, and a regular end after
 //! which the target must be as empty as it was.
 
 pub mod command;
@@ -27,10 +27,10 @@ pub use paths::{Paths, SEEDS_FOR_ALL};
 pub use plan::Plan;
 pub use world::{Log, Totals};
 
-/// Commands of one run unless asked otherwise.
+/// Commands of one run by default.
 pub const DEFAULT_COMMANDS: u64 = 400;
 
-/// A run that went wrong, with all that is needed to see it again.
+/// A run that went wrong, with all information to repeat it.
 #[derive(Debug)]
 pub struct Failure {
     /// The plan, which has the seed.
@@ -63,8 +63,7 @@ impl std::error::Error for Failure {}
 
 /// Runs one plan.
 ///
-/// # Errors
-/// What went wrong, panics included.
+/// When the run went wrong, panics included.
 pub fn run(plan: Plan) -> Result<Totals, Box<Failure>> {
     let log = Log::default();
     let result = catch_unwind(AssertUnwindSafe(|| simulation::run(plan.clone(), &log)));

@@ -17,7 +17,7 @@ use raceline_reactor::{
     StreamListener, Token, Wait, Waker, Work,
 };
 
-/// Bytes at the beginning of a connection that are left alone: ICReq and ICResp have no digest.
+/// Bytes at the beginning of a connection that are not flipped: ICReq and ICResp have no digest.
 const UNPROTECTED_BYTES: usize = 256;
 
 /// An [`Io`] of the simulated world with faults of its own.
@@ -30,7 +30,7 @@ pub struct FaultIo {
     pub flips: u64,
     /// Bytes received so far, by the token of the receive.
     received: BTreeMap<(u16, u32, u16), usize>,
-    /// Our addresses of the connections adopted here, by socket.
+    /// The addresses of this end for the connections adopted here, by socket.
     connections: BTreeMap<u32, SocketAddr>,
 }
 
@@ -48,13 +48,13 @@ impl FaultIo {
         }
     }
 
-    /// Our addresses of the connections that are open here.
+    /// The addresses of this end for the connections that are open here.
     #[must_use]
     pub fn connections(&self) -> Vec<SocketAddr> {
         self.connections.values().copied().collect()
     }
 
-    /// Whether a poll would give something.
+    /// Whether a poll would give completions.
     #[must_use]
     pub fn has_completions(&self) -> bool {
         self.inner.has_completions()

@@ -1,14 +1,14 @@
-//! The checker: every block is a register, and what was read of it must have an explanation.
+//! The checker: every block is a register, and every value that was read must have an explanation.
 //!
 //! Each nonzero value is written once, so a history of a register is linearizable exactly if its
-//! values can be put in an order (Gibbons and Korach, Testing shared memories, 1997). All that is
-//! known of a value are two moments: `first`, the earliest time by which it must have been there
+//! values can be put in an order (Gibbons and Korach, Testing shared memories, 1997). Two moments are
+//! known of a value: `first`, the earliest time by which it must have been there
 //! (an operation that shows it has ended), and `last`, the latest time at which it must have been
 //! still there or yet to come (an operation that shows it has begun). A value must come before
 //! another if its `first` is before the other's `last`; the history is wrong if two values must
 //! each come before the other.
 //!
-//! Zeroes are written many times, so each write and read of zeroes stands for itself.
+//! Zeroes are written many times, so each write and read of zeroes is a value of its own.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ use crate::content::{Place, WriteId};
 /// A moment of a run: operations begin and end at different moments.
 pub type Moment = u64;
 
-/// Not yet, or nobody knows when.
+/// Not yet, or at an unknown time.
 const NEVER: Moment = Moment::MAX;
-/// Values of one block beyond which those that cannot be read any more are forgotten.
+/// Values of one block from which the model forgets those that can no longer be read.
 const MAX_VALUES: usize = 48;
 
-/// What became of a write.
+/// The fate of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It has happened.
     Done,
     /// It has not happened and never will.
     Refused,
-    /// It may have happened, but will not happen any more.
+    /// It may have happened, but it cannot happen any more.
     Maybe,
     /// It may have happened, and it may still happen, until [`Model::settle`].
     Unknown,
@@ -82,7 +82,7 @@ impl Value {
         }
     }
 
-    /// The writes must each come before the other.
+    /// Whether the writes must each come before the other.
     fn contradicts(&self, (first, last): (Moment, Moment)) -> bool {
         self.happened && self.first < last && first < self.last
     }
@@ -138,7 +138,7 @@ impl Model {
         Ok(())
     }
 
-    /// What became of the write that began at `begun`.
+    /// Sets the fate of the write that began at `begun`.
     ///
     /// # Errors
     /// The contradiction, if there is one.
@@ -192,8 +192,7 @@ impl Model {
 
     /// A read, or an equal Compare, that began at `begun` and ends now, has shown this value.
     ///
-    /// # Errors
-    /// Why that value could not be there.
+    /// When that value could not be there; says why.
     pub fn saw(&mut self, place: Place, write: WriteId, begun: Moment) -> Result<(), String> {
         let now = self.now;
         let register = self.register(place)?;
@@ -255,7 +254,7 @@ impl Model {
         Ok(found)
     }
 
-    /// Forgets what no command that begins at `oldest` or later can find.
+    /// Forgets the values that no command that begins at `oldest` or later can find.
     ///
     /// # Errors
     /// When the place does not exist.
@@ -273,7 +272,7 @@ impl Register {
         if write == WriteId::ZEROES { &mut self.zeroings } else { &mut self.values }
     }
 
-    /// Whether something was certainly written after `after` and before `before`.
+    /// Whether a write certainly happened after `after` and before `before`.
     fn superseded(&self, after: Moment, before: Moment) -> bool {
         let mut all = self.values.iter().chain(&self.zeroings);
         all.any(|value| value.happened && value.begun > after && value.first < before)
@@ -293,7 +292,7 @@ impl Register {
         }
     }
 
-    /// Compares what is known of a value with what is known of all others.
+    /// Compares the moments of a value with those of all others.
     fn check(&self, place: Place, value: Value) -> Result<(), String> {
         let zeroes = value.write == WriteId::ZEROES;
         let moments = if zeroes { (value.first, value.begun) } else { (value.first, value.last) };

@@ -1,16 +1,16 @@
-//! Which ways of moving bytes a run has taken: each must be met by some seed.
+//! The paths of bytes that a run has taken: some seed must take each of them.
 
 use raceline_host::QueueTotals as HostTotals;
 use raceline_reactor::stats::IoCounts;
 use raceline_target::QueueTotals as TargetTotals;
 
-/// How often each way was taken.
+/// How many times each path was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Paths {
     counts: [u64; NAMES.len()],
 }
 
-/// The ways, in the order of the counts.
+/// The paths, in the order of the counts.
 const NAMES: [&str; 15] = [
     "host: a payload received into its buffer",
     "host: large payloads received into the core's staging memory",
@@ -29,11 +29,11 @@ const NAMES: [&str; 15] = [
     "target: a write kept out of staging memory",
 ];
 
-/// Seeds within which every way is met: far fewer are needed.
+/// Seeds within which every path must be taken; far fewer suffice.
 pub const SEEDS_FOR_ALL: u64 = 200;
 
 impl Paths {
-    /// Those of queues of one host.
+    /// The paths of the queues of one host.
     #[must_use]
     pub fn of_host(totals: &HostTotals) -> Self {
         Self::from(
@@ -47,13 +47,13 @@ impl Paths {
         )
     }
 
-    /// Those of a core's sockets.
+    /// The paths of a core's sockets.
     #[must_use]
     pub fn of_io(counts: &IoCounts) -> Self {
         Self::from(4, &[counts.shared_sends])
     }
 
-    /// Those of the commands of a target.
+    /// The paths of the commands of a target.
     #[must_use]
     pub fn of_target(totals: &TargetTotals) -> Self {
         Self::from(
@@ -73,7 +73,7 @@ impl Paths {
         )
     }
 
-    /// These, from the one with this number on.
+    /// These counts, from the path with index `first` on.
     fn from(first: usize, some: &[u64]) -> Self {
         let mut paths = Self::default();
         paths.counts[first..first + some.len()].copy_from_slice(some);
@@ -87,12 +87,12 @@ impl Paths {
         }
     }
 
-    /// Ways that were never taken.
+    /// Paths that were never taken.
     pub fn missed(&self) -> impl Iterator<Item = &'static str> {
         NAMES.into_iter().zip(self.counts).filter(|(_, count)| *count == 0).map(|(name, _)| name)
     }
 
-    /// Each way and how often it was taken.
+    /// Each path and how many times it was taken.
     pub fn taken(&self) -> impl Iterator<Item = (&'static str, u64)> {
         NAMES.into_iter().zip(self.counts)
     }

@@ -12,9 +12,9 @@ use crate::device::Lie;
 pub const MAX_HOSTS: u64 = 4;
 /// Most cores of the target.
 const MAX_TARGET_CORES: u64 = 3;
-/// Bytes that one run of the hardest network (single bytes) can afford per command.
+/// Bytes per command that a run with the slowest network (single bytes) can move.
 const SLOW_IO_BYTES: u64 = 4096;
-/// Requests of devices that do what they can without a request take no longer than this.
+/// Longest request delay of devices that serve I/O without a request where they can.
 const PROMPT_DELAY_MAX: Duration = Duration::from_micros(20);
 
 /// One host.
@@ -64,13 +64,13 @@ pub struct FaultPlan {
     pub cuts: u32,
     /// All connections break.
     pub storms: u32,
-    /// A host ends without a word, and another takes its place.
+    /// A host ends without a disconnect, and another takes its place.
     pub crashes: u32,
-    /// A host disconnects in order, and comes again.
+    /// A host disconnects regularly, and connects again.
     pub disconnects: u32,
     /// A namespace is removed, and added again later.
     pub hot_removals: u32,
-    /// Of a million receives, one bit flipped.
+    /// Receives with one flipped bit, of a million.
     pub flips_per_million: u32,
     /// Device requests that fail, of a thousand.
     pub device_errors_per_thousand: u32,
@@ -79,7 +79,7 @@ pub struct FaultPlan {
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What everything else follows from.
+    /// The seed of everything else.
     pub seed: u64,
     /// Commands before the run ends.
     pub commands: u64,
@@ -103,16 +103,16 @@ pub struct Plan {
     pub device_delay: Duration,
     /// Reads are copied by the device, so that they are never torn.
     pub copy_reads: bool,
-    /// What commands.
+    /// The mix of commands.
     pub mix: Mix,
-    /// What goes wrong.
+    /// The faults.
     pub faults: FaultPlan,
     /// The device lies: a test of the checker.
     pub lie: Option<Lie>,
 }
 
 impl Plan {
-    /// The run of a seed.
+    /// The plan of a seed.
     #[must_use]
     pub fn new(seed: u64, commands: u64) -> Self {
         let mut dice = Dice(Random::new(seed ^ 0x5eed));
@@ -152,7 +152,7 @@ impl Plan {
         }
     }
 
-    /// Devices do what they can without a request: they are fast otherwise, too, and do not lie.
+    /// Devices serve I/O without a request where they can: they are otherwise fast, too, and do not lie.
     #[must_use]
     pub fn is_prompt(&self) -> bool {
         self.device_delay <= PROMPT_DELAY_MAX && !self.copy_reads && self.lie.is_none()
@@ -199,7 +199,7 @@ impl Dice {
     }
 
     fn faults(&mut self, slow: bool) -> FaultPlan {
-        // One run in five has none: what goes wrong then has no excuse.
+        // One run in five has no faults: then no error is excused.
         if self.chance(1, 5) {
             return FaultPlan::default();
         }

@@ -12,21 +12,21 @@ use crate::paths::Paths;
 use crate::plan::Plan;
 use crate::world::{Log, Shared, Stage, Totals};
 
-/// How much of the commands the faults have; the rest must come through without.
+/// Share of the commands during which faults come; the rest must succeed without faults.
 const FAULTY_SHARE: (u64, u64) = (3, 4);
-/// Virtual time in which everything must be well again when faults have ended, and in which each
-/// later stage must end. Far more than any timeout.
+/// Virtual time in which everything must work again when faults have ended, and in which each
+/// later stage must end. Far longer than any timeout.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Virtual time of doing nothing: several keep alive timeouts.
+/// Virtual time without commands: several keep alive timeouts.
 const REST: Duration = Duration::from_secs(16);
-/// Virtual time in which a fault on the way makes itself known.
+/// Virtual time in which a fault in the network must become visible.
 const AFTERMATH: Duration = Duration::from_secs(1);
-/// Events after which a run is taken for one that goes round in circles.
+/// Events after which a run counts as an endless loop.
 const MAX_EVENTS: u64 = 60_000_000;
 /// Cores may be late by this much.
 const SLACK: Duration = Duration::from_micros(20);
 
-/// A thing that goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Cut,
@@ -39,8 +39,7 @@ enum Fault {
 
 /// Runs a plan to its end.
 ///
-/// # Errors
-/// What went wrong.
+/// When the run went wrong; says how.
 pub fn run(plan: Plan, log: &Log) -> Result<Totals, String> {
     let mut run = Run::start(plan, log)?;
     run.work_with_faults()?;
@@ -106,7 +105,7 @@ impl Run {
         Ok(host)
     }
 
-    /// Bits flip as long as faults are allowed.
+    /// Bits are flipped as long as faults are allowed.
     fn flips(&self) -> u32 {
         let faulty = self.target.cores.first().is_some_and(|(_, io)| io.flips_per_million > 0);
         if faulty { self.shared.plan.faults.flips_per_million } else { 0 }
@@ -153,10 +152,10 @@ impl Run {
             self.shared.totals.flips += std::mem::take(&mut host.io.flips);
             host.io.flips_per_million = 0;
         }
-        // What was removed comes back; all else that was still planned does not happen.
+        // Removed namespaces come back; other planned faults are dropped.
         self.faults.retain(|(_, fault)| matches!(fault, Fault::AddNamespace(_)));
         self.faults.iter_mut().for_each(|(at, _)| *at = 0);
-        // What went wrong last may become known a little later.
+        // The last faults may become known up to `AFTERMATH` later.
         let aftermath = self.world.elapsed() + AFTERMATH;
         self.until("the recovery", |run| {
             run.world.elapsed() > aftermath
@@ -184,7 +183,7 @@ impl Run {
         })
     }
 
-    /// Nothing happens for a while: controllers are kept alive, nobody loses a connection.
+    /// Hosts send no commands for [`REST`]: controllers are kept alive, no connection is lost.
     fn rest(&mut self) -> Result<(), String> {
         self.shared.stage = Stage::Rest;
         let end = self.world.elapsed() + REST;
@@ -222,7 +221,7 @@ impl Run {
         Ok(totals)
     }
 
-    /// The ways that bytes have taken in queues of hosts and in sockets, but for the sockets of hosts that
+    /// The paths that bytes have taken in queues of hosts and in sockets, except the sockets of hosts that
     /// have crashed.
     fn paths(&self) -> Paths {
         let mut paths = Paths::default();
@@ -238,7 +237,7 @@ impl Run {
 
     // ------------------------------------------------------------------------ time
 
-    /// Lets time pass until something is so.
+    /// Lets time pass until `done` holds.
     fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<(), String> {
         let deadline = self.world.elapsed() + PATIENCE;
         loop {
@@ -264,7 +263,7 @@ impl Run {
             return true; // messages between cores do not take as long as that
         }
         let mut stepped = self.world.step();
-        // Cores that are a little late find more than one event.
+        // Cores that are late by up to [`SLACK`] find more than one event.
         while stepped && self.shared.below(3) == 0 && soon(&self.world) {
             self.events += 1;
             stepped |= self.world.step();
@@ -272,7 +271,7 @@ impl Run {
         stepped
     }
 
-    /// A turn of everybody, in an order that chance decides.
+    /// One turn of every host and core, in a random order.
     fn turn(&mut self) -> Result<bool, String> {
         self.shared.now = self.world.now().duration_since(self.epoch);
         self.shared.settle_ghosts()?;
@@ -311,7 +310,7 @@ impl Run {
 
     fn do_faults(&mut self) -> Result<(), String> {
         let ended = self.shared.totals.commands;
-        // With nothing outstanding and all issued, the numbers do not grow any more.
+        // With nothing outstanding and all issued, the numbers no longer grow.
         let idle = self.shared.issued >= self.shared.issue_until && self.outstanding() == 0;
         loop {
             // One change of the target at a time.
@@ -367,7 +366,7 @@ impl Run {
         Ok(())
     }
 
-    /// One removal at a time; the others do not happen.
+    /// Removes one namespace at a time; further removals are dropped.
     fn remove_namespace(&mut self) -> Result<(), String> {
         let namespace = self.shared.pick(self.shared.namespaces.len());
         if self.target.is_removing() || self.shared.namespaces[namespace].absent {

@@ -1,4 +1,4 @@
-//! What all parts of one run share: the plan, the model, chance, counts, the log.
+//! The state that all parts of one run share: the plan, the model, randomness, counts, the log.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::plan::Plan;
 /// Events that a failure shows.
 const LOG_EVENTS: usize = 60;
 
-/// What has happened, over one run or many.
+/// Counts of one run or of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Commands that have ended.
@@ -44,19 +44,19 @@ pub struct Totals {
     pub reconnects: u64,
     /// Connections cut, hosts crashed or disconnected, namespaces removed.
     pub faults: u64,
-    /// Bits flipped on the way.
+    /// Bits flipped in the network.
     pub flips: u64,
     /// Digest errors that the target has found.
     pub digest_errors: u64,
     /// Requests that the device failed.
     pub device_errors: u64,
-    /// Those that hosts have heard of.
+    /// Device errors that hosts got.
     pub device_errors_seen: u64,
     /// Commands of the target that waited for a buffer.
     pub buffer_waits: u64,
     /// Namespace changes that hosts have noticed.
     pub namespace_events: u64,
-    /// Ways of moving bytes.
+    /// Paths of bytes.
     pub paths: Paths,
     /// Virtual time.
     pub simulated: Duration,
@@ -104,14 +104,14 @@ impl Log {
         events.push_back(format!("{:>12.3} us  {event}", at.as_secs_f64() * 1e6));
     }
 
-    /// All that are still there, oldest first.
+    /// The events that are still stored, oldest first.
     #[must_use]
     pub fn events(&self) -> Vec<String> {
         self.0.borrow().iter().cloned().collect()
     }
 }
 
-/// What hosts do at this stage of the run.
+/// The work of the hosts at this stage of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Random commands.
@@ -145,15 +145,15 @@ pub struct Shared {
     pub plan: Plan,
     /// The checker.
     pub model: Model,
-    /// Chance.
+    /// The source of randomness.
     pub random: Random,
     /// Counts.
     pub totals: Totals,
-    /// What the queues of all hosts do, also of those that have crashed.
+    /// The counters of the queues of all hosts, including hosts that have crashed.
     pub queue_counters: Vec<Arc<QueueCounters>>,
     /// The last events.
     pub log: Log,
-    /// What hosts do.
+    /// The work of the hosts.
     pub stage: Stage,
     /// Random commands submitted.
     pub issued: u64,
@@ -163,7 +163,7 @@ pub struct Shared {
     pub unverified: Vec<Place>,
     /// Namespaces.
     pub namespaces: Vec<Presence>,
-    /// Connections lost, for whatever reason.
+    /// Connections lost, for any reason.
     pub losses: u64,
     /// Losses are allowed.
     pub losses_excused: bool,
@@ -174,7 +174,7 @@ pub struct Shared {
     next_user: u64,
     next_write: u64,
     ghosts: VecDeque<Ghost>,
-    /// How long a write of unknown fate may still happen; `None`: as long as it likes.
+    /// For how long a write of unknown fate may still happen; `None`: without limit.
     ghost_window: Option<Duration>,
 }
 
@@ -228,7 +228,7 @@ impl Shared {
         WriteId(self.next_write)
     }
 
-    /// Whether there are commands to be submitted at this stage.
+    /// Whether commands are to be submitted at this stage.
     #[must_use]
     pub fn has_work(&self) -> bool {
         match self.stage {
@@ -262,7 +262,7 @@ impl Shared {
         self.losses > 0
     }
 
-    /// A write of unknown fate may still happen for a while.
+    /// Notes that a write of unknown fate may still happen, within the ghost window.
     pub fn remember_ghost(&mut self, operation: &Operation) {
         if let Some(window) = self.ghost_window {
             self.ghosts.push_back(Ghost {
@@ -289,9 +289,9 @@ impl Shared {
     }
 }
 
-/// A command whose connection was reset can still be at its device, or on the way there. Known
-/// only when nothing else can hold it up: neither a buffer that it waits for, nor a connection
-/// that ends in order and first delivers all that was sent.
+/// A command whose connection was reset can still be at its device, or on the way there. The window is
+/// known only when nothing else can delay the command: neither a buffer that it waits for, nor a connection
+/// that ends regularly and first delivers all bytes that were sent.
 fn ghost_window(plan: &Plan) -> Option<Duration> {
     let plain = plan.faults.flips_per_million == 0
         && plan.faults.disconnects == 0

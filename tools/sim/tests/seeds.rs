@@ -1,9 +1,9 @@
-//! Some seeds pass, all are repeatable, and a device that lies is found out.
+//! Some seeds pass, all are repeatable, and a device that lies is detected.
 #![allow(clippy::unwrap_used, reason = "a test program")]
 
 use sim::{Lie, Plan, Totals, run};
 
-/// Commands of a run here: enough for all faults, little enough for a debug build.
+/// Commands of a run here: enough for all faults, few enough for a debug build.
 const COMMANDS: u64 = 200;
 
 #[test]
@@ -44,7 +44,7 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(one.fingerprint, two.fingerprint);
 }
 
-/// A device that is broken in this way is found out by most seeds.
+/// Most seeds must detect a device that is broken in this way.
 fn is_found_out(lie: Lie, prepare: impl Fn(&mut Plan)) {
     const SEEDS: u64 = 8;
     let found = (1..=SEEDS).filter(|&seed| {

@@ -8,7 +8,7 @@ use crate::step::Outcome;
 
 /// The sanitizer needs a target of its own, so that build scripts do without it.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Time for each run, built from nothing on two cores, in seconds.
+/// Time for each run, built from scratch on two cores, in seconds.
 const LIMIT_S: u64 = 1800;
 
 /// One run of tests.
@@ -31,7 +31,7 @@ const RUNS: [Run; 3] = [
     },
 ];
 
-/// Builds and runs them.
+/// Builds and runs the tests.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     if !cfg!(target_arch = "x86_64") {
         return Ok(Outcome::Skipped(format!("only for {TARGET}")));

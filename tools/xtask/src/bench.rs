@@ -26,7 +26,7 @@ pub(crate) use self::idle::answer_blocking;
 /// The namespace of most sections.
 const NAMESPACE: &str = "ram:512m";
 
-/// What can be chosen.
+/// The options.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Sections to measure.
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     /// Measure the tail of this target, too.
     #[arg(long, value_name = "ADDR:PORT,NQN")]
     peer: Option<tail::Peer>,
-    /// Its process, where it is on this machine: what it uses does not disturb.
+    /// Its process, if it is on this machine: its CPU time does not count as a disturbance.
     #[arg(long, value_name = "PID", requires = "peer")]
     peer_pid: Option<u32>,
     /// Also write everything to this file.
@@ -73,9 +73,9 @@ enum Section {
     Gap,
     /// A daemon beside `raceline export`, in pairs.
     Daemon,
-    /// The gap to the limit as the same load comes over 16 to 1,024 connections.
+    /// The gap to the limit when the same load comes over 16 to 1,024 connections.
     Scale,
-    /// Latencies in an open loop at 70 % of the most.
+    /// Latencies in an open loop at 70 % of the highest rate.
     Tail,
     /// The control plane: 1,000 subsystems, and calls and changes under I/O.
     Control,
@@ -103,7 +103,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
             Section::Control => control::run(tree, options),
         };
         report.insert(name.get_name().to_owned(), found?);
-        // What has been measured is kept even if a later section fails.
+        // Measured values are kept even if a later section fails.
         if let Some(file) = &options.json {
             let text = serde_json::to_string_pretty(&Value::Object(report.clone()))?;
             let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -115,7 +115,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Writes to all of a target's namespace, so that its memory is there.
+/// Writes to all of a target's namespace, so that its memory is allocated.
 fn fill(tree: &Tree, target: &Export) -> Result<()> {
     let words =
         ["--rw", "write", "--bs", "128k", "--iodepth", "8", "--runtime", "2", "--ramp_time", "0"];

@@ -1,4 +1,4 @@
-//! libraceline: its header, its shared library, and the example in C against a target of ours.
+//! libraceline: its header, its shared library, and the example in C against a target of Raceline.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const SYMBOL_VERSION: &str = "@@RACELINE_1";
 const HEADER: &str = "crates/capi/include/raceline.h";
 /// The sources with entries, in the order of the header.
 const SOURCES: [&str; 5] = ["status", "config", "host", "queues", "buffer"];
-/// What the static library needs of the system.
+/// System libraries that the static library needs.
 pub(crate) const SYSTEM_LIBRARIES: [&str; 4] = ["-lgcc_s", "-lpthread", "-lm", "-ldl"];
 /// Time for a release build with empty caches on two cores, in seconds.
 const BUILD_LIMIT_S: u64 = 1200;
@@ -32,7 +32,7 @@ pub(crate) fn build(tree: &Tree) -> Result<Outcome> {
     Ok(Outcome::Passed(library.display().to_string()))
 }
 
-/// Whether the header is what the sources say, and what C compilers say to it.
+/// Checks that the header matches the sources, and that C compilers accept it.
 pub(crate) fn check_header(root: &Path) -> Result<Outcome> {
     let is = std::fs::read_to_string(root.join(HEADER)).unwrap_or_default();
     ensure!(is == header(root)?, "{HEADER} is not what the sources say: run cargo xtask capi");
@@ -103,7 +103,7 @@ fn header(root: &Path) -> Result<String> {
     let mut text = Vec::new();
     builder.generate().context("the header cannot be made")?.write(&mut text);
     let text = String::from_utf8(text).context("the header is no text")?;
-    // What is said to Rust about safety is said to C in other words, at its top.
+    // The top of the header tells C users about safety in other words.
     Ok(without_safety(&text))
 }
 
@@ -127,7 +127,7 @@ fn without_safety(text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The shared library, of the static one: rustc gives the linker a version script of its own for a
+/// Makes the shared library from the static one: rustc gives the linker a version script of its own for a
 /// `cdylib`, and linkers take no second one with versions.
 fn shared_library(tree: &Tree) -> Result<PathBuf> {
     let archive = static_library(tree)?;
@@ -166,7 +166,7 @@ fn entries(root: &Path) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// What is exported is what the header has, with its version, and nothing else.
+/// The library must export the functions of the header, with their version, and nothing else.
 fn symbols(root: &Path, library: &Path) -> Result<()> {
     let ended = Task::new("nm").args(["-D", "--defined-only"]).args([library]).limit(60).check()?;
     let mut found = BTreeSet::new();

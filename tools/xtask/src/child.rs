@@ -1,4 +1,4 @@
-//! Child processes with a time limit, their own process group, and their output in reach.
+//! Child processes with a time limit, their own process group, and readable output.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,16 +14,16 @@ use anyhow::{Context, Result, bail};
 
 /// How long a child has between the request to end and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long output is awaited from those that inherited the pipes of a child that has ended.
+/// How long to wait for output of processes that inherited the pipes of a child that has ended.
 const OUTPUT_TAIL: Duration = Duration::from_secs(2);
 
 /// Process groups alive, so that an interrupted xtask leaves none behind.
 static GROUPS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// What an interrupted xtask does once its children have ended.
+/// Actions of an interrupted xtask once its children have ended.
 static AT_INTERRUPT: Mutex<Vec<Box<dyn FnOnce() + Send>>> = Mutex::new(Vec::new());
 
-/// What a child left behind when it ended.
+/// The results of a child that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     /// Exit status; `None` when the time limit ended it.
@@ -106,7 +106,7 @@ impl Task {
         self
     }
 
-    /// Sets the time limit in seconds (60 unless told).
+    /// Sets the time limit in seconds (60 by default).
     pub(crate) fn limit(mut self, limit_s: u64) -> Self {
         self.limit = Duration::from_secs(limit_s);
         self
@@ -180,7 +180,7 @@ impl Running {
     }
 
     /// The next line of output (true: of standard output), or `None` when the output has ended or
-    /// time has run out.
+    /// `wait` has passed.
     pub(crate) fn next_line(&mut self, wait: Duration) -> Option<(bool, String)> {
         let left = self.deadline.saturating_duration_since(Instant::now()).min(wait);
         match self.lines.recv_timeout(left) {
@@ -192,7 +192,7 @@ impl Running {
         }
     }
 
-    /// Reads until a line holds `text`; an error says what came instead.
+    /// Reads until a line holds `text`; an error shows the output that came instead.
     pub(crate) fn wait_for(&mut self, text: &str, wait_s: u64) -> Result<String> {
         let end = Instant::now() + Duration::from_secs(wait_s);
         loop {
@@ -205,7 +205,7 @@ impl Running {
         }
     }
 
-    /// Takes in whatever output has come, without waiting.
+    /// Reads the output so far, without waiting.
     pub(crate) fn drain(&mut self) {
         while self.next_line(Duration::ZERO).is_some() {}
     }
@@ -259,7 +259,7 @@ impl Running {
     /// Kills the group at once and collects the child.
     pub(crate) fn kill(&mut self) {
         self.signal("KILL");
-        // An error here means that there is nothing left to wait for.
+        // An error here means that no process is left to wait for.
         let _ = self.child.wait();
         self.reaped = true;
         groups().remove(&self.child.id());
@@ -311,12 +311,12 @@ pub(crate) fn end_children_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// Has something done after SIGINT or SIGTERM, when the children have ended.
+/// Registers an action for SIGINT or SIGTERM, run when the children have ended.
 pub(crate) fn at_interrupt(action: impl FnOnce() + Send + 'static) {
     AT_INTERRUPT.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(action));
 }
 
-/// Whether a program of that name is in PATH, or where an administrator's programs are.
+/// Whether a program of that name is in PATH, or in the folders for administrators.
 pub(crate) fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
@@ -328,7 +328,7 @@ fn groups() -> std::sync::MutexGuard<'static, BTreeSet<u32>> {
 }
 
 fn signal_group(group: u32, name: &str) {
-    // The shell's own `kill` needs no package; a group that is gone is what we want.
+    // The shell's own `kill` needs no package. It may fail if the group is gone already.
     let _ = Command::new("sh")
         .args(["-c", &format!("kill -s {name} -- -{group}")])
         .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! The cli step: the program as a user meets it, end to end, with good input and bad.
+//! The cli step: the program as a user meets it, end to end, with valid and invalid input.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
@@ -13,18 +13,18 @@ use crate::raceline::{Export, Tree, host, iops, perf_job};
 use crate::raw;
 use crate::step::{Checks, Outcome};
 
-/// Sockets that say nothing, from one address.
+/// Silent sockets from one address.
 const IDLE_SOCKETS: &str = "2000";
-/// Within this time a host from another address must get in, process start included.
+/// A host from another address must connect within this time, process start included.
 const IDLE_BOUND: Duration = Duration::from_secs(1);
 /// When the target must have closed a socket without ICReq, and one without Connect: the bounds
-/// of 5 s and 10 s, with what a busy machine adds.
+/// of 5 s and 10 s, with allowance for a busy machine.
 const NO_ICREQ: [Duration; 2] = [Duration::from_secs(4), Duration::from_secs(8)];
 const NO_CONNECT: [Duration; 2] = [Duration::from_secs(8), Duration::from_secs(14)];
 /// Most CPU time that an idle target may use, in clock ticks (10 ms) over three seconds.
 const IDLE_TICKS: u64 = 6;
 
-/// Everything.
+/// Runs all checks of the step.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let scratch = tree.scratch("cli")?;
     tree.binary()?;
@@ -43,7 +43,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.outcome()
 }
 
-/// Help, version, and words that mean nothing.
+/// Help, version, and invalid words.
 fn words(tree: &Tree, checks: &mut Checks) {
     checks.run("help", || {
         let ended = tree.raceline(["--help"])?.check()?;
@@ -111,7 +111,7 @@ fn refusals(tree: &Tree, scratch: &Path, checks: &mut Checks) {
         let mut permissions = std::fs::metadata(&file)?.permissions();
         permissions.set_readonly(true);
         std::fs::set_permissions(&file, permissions)?;
-        // Root may write to it all the same; then exporting it is no mistake.
+        // Root may write to it all the same; then exporting it is valid.
         if std::fs::OpenOptions::new().append(true).open(&file).is_ok() {
             return Ok(());
         }
@@ -204,7 +204,7 @@ fn admission(tree: &Tree, checks: &mut Checks) {
         let address = target.address();
         host(tree, "identify", &address, &["-q", friend])?;
         ensure!(host(tree, "identify", &address, &["-q", stranger]).is_err(), "a stranger got in");
-        // Whether discovery is refused or comes back empty, a stranger must not see the name.
+        // Whether discovery is refused or comes back empty, the stranger must not see the NQN.
         let mut words = vec!["discover".to_owned(), "-q".to_owned(), stranger.to_owned()];
         words.extend_from_slice(&address[..4]);
         let listed = tree.raceline(words.iter().map(String::as_str))?.limit(30).run()?;
@@ -213,7 +213,7 @@ fn admission(tree: &Tree, checks: &mut Checks) {
     });
 }
 
-/// Bytes that no host sends, and too many sockets: others must not notice.
+/// Invalid bytes, and too many sockets: other hosts must not notice.
 fn hostile(tree: &Tree, scratch: &Path, checks: &mut Checks) {
     let file = scratch.join("vanishes.img");
     let device = format!("file:{},size=16M", file.display());
@@ -222,7 +222,7 @@ fn hostile(tree: &Tree, scratch: &Path, checks: &mut Checks) {
         Err(error) => return checks.not_ok("hostile", &format!("{error:#}")),
     };
     let port = target.port;
-    // Beside all of this a well-behaved host verifies its data.
+    // At the same time a well-behaved host verifies its data.
     let mut words = vec!["perf".to_owned()];
     words.extend(target.address());
     let load =
@@ -265,7 +265,7 @@ fn hostile(tree: &Tree, scratch: &Path, checks: &mut Checks) {
     checks.run("vanished-file", || {
         std::fs::OpenOptions::new().write(true).open(&file)?.set_len(0)?;
         let range = ["--namespace", "2", "--slba", "64", "--blocks", "8", "-"];
-        // An error or zeroes: either is right, as long as it is an answer.
+        // An error and zeroes are both valid answers.
         let mut words = vec!["read".to_owned()];
         words.extend(target.address());
         words.extend(range.map(str::to_owned));
@@ -288,7 +288,7 @@ fn within(took: Duration, bounds: [Duration; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Many silent sockets from one address; a host from another must get in at once.
+/// Many silent sockets from one address; a host from another address must connect at once.
 fn idle_sockets(tree: &Tree, target: &Export) -> Result<()> {
     let me = std::env::current_exe()?;
     let script = format!(

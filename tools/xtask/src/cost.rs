@@ -1,8 +1,8 @@
 //! `cargo xtask cost`: instructions per I/O in user space, counted by callgrind, against a budget.
 //!
-//! Noise cannot fool it: the `cost` program does the same I/Os in memory each time, callgrind
-//! counts the turns of one side only, and the C library is told to copy memory the same way on
-//! every processor. What remains is the compiler, whose version the budget names.
+//! The count does not depend on noise: the `cost` program does the same I/Os in memory each time,
+//! callgrind counts the turns of one side only, and the C library is set to copy memory the same way on
+//! every processor. Only the compiler remains, whose version the budget names.
 
 mod profile;
 
@@ -20,7 +20,7 @@ use profile::Profile;
 
 /// The budget, in the repository.
 const BUDGET_FILE: &str = "tools/cost/budget.json";
-/// How much more than its budget a case may cost, in percent.
+/// By how many percent a case may exceed its budget.
 const TOLERANCE_PERCENT: f64 = 3.0;
 /// Functions shown for a case.
 const SHOWN_FUNCTIONS: usize = 15;
@@ -30,7 +30,7 @@ const SHOWN_GROWTHS: usize = 10;
 const LEAST_KEPT: f64 = 8.0;
 /// Time for a release build with empty caches on two cores, in seconds.
 const BUILD_LIMIT_S: u64 = 1200;
-/// Time for one case, in seconds; it takes some three.
+/// Time for one case, in seconds; it takes about three.
 const CASE_LIMIT_S: u64 = 120;
 /// One memory copy for all processors: without AVX and `rep movsb`, which callgrind would count
 /// differently from machine to machine. Names of old and new C libraries; unknown ones are ignored.
@@ -40,21 +40,21 @@ const ONE_MEMCPY: &str = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-A
 /// What `cargo xtask cost` takes.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Accept what it costs now as the new budget.
+    /// Accept the present cost as the new budget.
     #[arg(long)]
     update: bool,
     /// Show the functions and source files that cost most.
     #[arg(long)]
     show: bool,
-    /// Only these cases, or those whose names begin so.
+    /// Only these cases, or those whose names begin with these words.
     #[arg(long, value_delimiter = ',', value_name = "CASE", conflicts_with = "update")]
     only: Vec<String>,
 }
 
-/// What was accepted: the contents of the budget file.
+/// The accepted costs: the contents of the budget file.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Budget {
-    /// The compiler with which it was counted.
+    /// The compiler that built the counted program.
     rustc: String,
     cases: BTreeMap<String, Case>,
 }
@@ -63,7 +63,7 @@ struct Budget {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
 struct Case {
     instructions_per_io: f64,
-    /// Of each function that matters, without those that it calls.
+    /// Of each function with at least [`LEAST_KEPT`], without the functions that it calls.
     functions: BTreeMap<String, f64>,
 }
 
@@ -180,7 +180,7 @@ fn count(binary: &Path, scratch: &Path, name: &str) -> Result<Profile> {
     Profile::parse(&text, ios).with_context(|| format!("{name}: {}", out.display()))
 }
 
-/// A line of the table, and what to think of it.
+/// A line of the table, and its verdict.
 fn compare(name: &str, budget: Option<&Case>, now: &Case) -> (Verdict, String) {
     let now = now.instructions_per_io;
     let Some(budget) = budget.map(|case| case.instructions_per_io) else {

@@ -1,9 +1,9 @@
 //! How far the cores of target and host are apart, by `raceline bench distance` of the release build.
 //!
-//! A hypervisor may move what the guest takes for a core, and then everything that two cores do
-//! together takes longer or shorter, while nothing that is counted in the guest shows it. What
-//! is near and what is far, and how long to wait, only the release build knows: this program, which
-//! is built without optimisation, asks it.
+//! A hypervisor may move a guest's core to another physical core. Then all work that two cores do
+//! together takes longer or shorter, while no counter in the guest shows it. Only the release build
+//! knows which distance is near and how long to wait; this program, which is built without
+//! optimisation, asks it.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use serde::Deserialize;
 use crate::quiet::Disturbance;
 use crate::raceline::Tree;
 
-/// Those of target and host, wherever both are measured together.
+/// The cores of target and host in all measurements of both.
 const CORES: &str = "0,1";
-/// How long the least that was seen holds for later runs of this program: a virtual machine may
+/// How long the shortest distance so far holds for later runs of this program: the virtual machine may
 /// have been moved to other hardware since.
 const LEAST_HOLDS: Duration = Duration::from_secs(3600);
-/// Where it is kept, below the folder of build results.
+/// The file that keeps it, below the folder of build results.
 const LEAST_FILE: &str = "xtask/core-distance-ns";
 
-/// The cores of target and host, on which nothing of ours may spin during a look.
+/// The cores of target and host. No process of ours may spin on them during a look.
 pub(crate) struct Cores<'a> {
     tree: &'a Tree,
     /// Looks, but never waits.
@@ -31,7 +31,7 @@ pub(crate) struct Cores<'a> {
     known: Cell<Known>,
 }
 
-/// What is known of a distance.
+/// The state of the known distance.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     least_ns: Option<u64>,
@@ -40,24 +40,24 @@ struct Known {
     in_vain: bool,
 }
 
-/// What the release build says of a look, or of the last one of a wait.
+/// The answer of the release build to a look, or to the last look of a wait.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Look {
     round_trip_ns: u64,
-    /// The least that was ever seen, also before, and the longest that is near to it.
+    /// The shortest round trip ever seen, also in earlier looks, and the longest that counts as near it.
     least_ns: u64,
     near_max_ns: u64,
     optimised: bool,
 }
 
 impl<'a> Cores<'a> {
-    /// What was seen within the last hour is known.
+    /// Starts with the shortest round trip that was seen within the last hour.
     pub(crate) fn new(tree: &'a Tree, noisy: bool) -> Self {
         let known = Known { least_ns: kept_least(&least_file(tree)), ..Known::default() };
         Self { tree, noisy, known: Cell::new(known) }
     }
 
-    /// The least round trip of a cache line that was seen so far, in nanoseconds.
+    /// The shortest round trip of a cache line so far, in nanoseconds.
     pub(crate) fn least_ns(&self) -> Option<u64> {
         self.known.get().least_ns
     }
@@ -74,8 +74,8 @@ impl<'a> Cores<'a> {
         Ok((value, Disturbance { core_round_trip_ns, apart, ..found }))
     }
 
-    /// Looks until the cores are near, as long as the release build waits; after a wait in vain only
-    /// once, until they have been near again. The last look.
+    /// Looks until the cores are near, for as long as the release build waits. After a wait in vain it looks
+    /// only once, until the cores have been near again. Gives the last look.
     pub(crate) fn wait(&self) -> Option<u64> {
         let found = self.look(!self.noisy && !self.known.get().in_vain);
         let mut known = self.known.get();
@@ -87,13 +87,13 @@ impl<'a> Cores<'a> {
         found
     }
 
-    /// Nothing when the cores do not answer: then other disturbances will show.
+    /// `None` when the cores do not answer: then other disturbances will show.
     fn look(&self, wait: bool) -> Option<u64> {
         let mut known = self.known.get();
         let look = ask(self.tree, wait, known.least_ns);
         let look = look.inspect_err(|error| eprintln!("no distance: {error:#}")).ok()?;
         if known.note(&look) {
-            // Whoever cannot keep it waits once more the next time.
+            // A run that cannot keep it only waits once more the next time.
             let _ = keep_least(&least_file(self.tree), look.least_ns);
         }
         self.known.set(known);
@@ -101,7 +101,7 @@ impl<'a> Cores<'a> {
     }
 }
 
-/// Some ten milliseconds with the start of the program, or until the cores are near.
+/// Takes about ten milliseconds with the start of the program, or until the cores are near.
 fn ask(tree: &Tree, wait: bool, least_ns: Option<u64>) -> Result<Look> {
     let how = if wait { "--wait" } else { "--once" };
     let mut task = tree.raceline(["bench", "distance", "--cores", CORES, how, "-o", "json"])?;
@@ -115,7 +115,7 @@ fn least_file(tree: &Tree) -> PathBuf {
     tree.target.join(LEAST_FILE)
 }
 
-/// The least that another run of this program has seen lately.
+/// The shortest round trip that another run of this program has seen within the last hour.
 fn kept_least(file: &Path) -> Option<u64> {
     let age = std::fs::metadata(file).ok()?.modified().ok()?.elapsed().ok()?;
     let least_ns: u64 = std::fs::read_to_string(file).ok()?.trim().parse().ok()?;
@@ -128,7 +128,7 @@ fn keep_least(file: &Path, least_ns: u64) -> std::io::Result<()> {
 }
 
 impl Look {
-    /// From the list of one pair. What a build without optimisation finds is not believed.
+    /// Reads the list of one pair. Refuses results of a build without optimisation.
     fn parse(json: &str) -> Result<Self> {
         let [look]: [Self; 1] = serde_json::from_str(json).context("raceline bench distance")?;
         ensure!(
@@ -140,7 +140,7 @@ impl Look {
 }
 
 impl Known {
-    /// Whether there is a new least.
+    /// Whether there is a new shortest round trip.
     fn note(&mut self, look: &Look) -> bool {
         self.near_max_ns = Some(look.near_max_ns);
         self.least_ns.replace(look.least_ns) != Some(look.least_ns)

@@ -12,18 +12,18 @@ use crate::raceline::{Export, Tree};
 use crate::setup;
 use crate::step::{Checks, Outcome};
 
-/// The fio whose engines this one is built like: engines and fio share structures, so another version
+/// The version of fio that this engine is built for: engines and fio share structures, so another version
 /// needs another build.
 const VERSION: &str = "3.33";
-/// SHA-256 of its source, as Debian's `fio_3.33-3.dsc` has it.
+/// SHA-256 of its source, from Debian's `fio_3.33-3.dsc`.
 const SOURCE_SHA256: &str = "d2410e13e0f379d061d077cc5ae325835bb7c6186aa7bafc1df954cbc9b014fc";
 /// Where the source is in a Debian archive.
 const SOURCE_PATH: &str = "pool/main/f/fio/fio_3.33.orig.tar.gz";
-/// How Debian configures it; without what only adds engines and the graphical front end.
+/// Debian's configuration, without options that only add engines and the graphical front end.
 const CONFIGURE: [&str; 2] = ["--disable-native", "--prefix=/usr"];
-/// What apt downloads with.
+/// The program with which apt downloads.
 const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
-/// Options of the compiler; those of fio's headers are its own business.
+/// Options of the compiler; fio's headers count as system headers, without warnings.
 const FLAGS: [&str; 12] = [
     "-std=gnu11",
     "-O2",
@@ -40,10 +40,10 @@ const FLAGS: [&str; 12] = [
 ];
 /// Time for one run of fio, in seconds.
 const RUN_LIMIT_S: u64 = 60;
-/// After a target has died and is given up, fio must have ended within this time.
+/// Time within which fio must end after a target has died and is given up.
 const DEATH_LIMIT: Duration = Duration::from_secs(20);
 
-/// Builds the engine; a reason why that cannot be done here is no failure.
+/// Builds the engine; the inner error says why this machine cannot, which is not a failure.
 pub(crate) fn build(tree: &Tree) -> Result<Result<PathBuf, String>> {
     if let Some(missing) = setup::missing_for("fio-engine") {
         return Ok(Err(missing));
@@ -61,7 +61,7 @@ pub(crate) fn build(tree: &Tree) -> Result<Result<PathBuf, String>> {
         .args(["-I"])
         .args([tree.root.join("crates/capi/include")])
         .args([tree.root.join("fio/engine.c"), archive])
-        // The engine's own name is all that fio looks for; and what has had a thread stays loaded.
+        // fio looks only for the engine's own name; a library that has had a thread must stay loaded.
         .args(["-Wl,--exclude-libs,ALL", "-Wl,-z,nodelete", "-Wl,--gc-sections"])
         .args(SYSTEM_LIBRARIES)
         .args(["-o"])
@@ -187,7 +187,7 @@ impl Bench<'_> {
 
     fn fio(&self, rest: &[&str]) -> Task {
         Task::new("fio")
-            // Where it leaves what it knows of interrupted verification.
+            // fio writes the state of interrupted verification into its working folder.
             .dir(&self.scratch)
             .args(["--output-format=json"])
             .args(rest)
@@ -201,7 +201,7 @@ impl Bench<'_> {
     }
 }
 
-/// The jobs of a report, of a run that must have gone well.
+/// The jobs in the report of a run, which must have succeeded.
 fn report(task: Task) -> Result<Vec<Value>> {
     let ended = task.check()?;
     let start = ended.stdout.find('{').context("fio printed no report")?;
@@ -264,7 +264,7 @@ fn jobs(bench: &Bench<'_>, checks: &mut Checks) {
     }
 }
 
-/// What a user gets wrong is said by name.
+/// A user's mistakes are reported by name.
 fn refusals(bench: &Bench<'_>, checks: &mut Checks) {
     let cases: [(&str, &[&str], &str); 7] = [
         ("wrong-nqn", &["--nqn=nqn.2026-01.io.raceline:wrong"], "(subsystem NQN)"),
@@ -290,7 +290,7 @@ fn fails_with(ended: &Ended, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// A target that is killed under fio is an error that says so, soon.
+/// A target that is killed under fio gives an error that says so, within [`DEATH_LIMIT`].
 fn target_dies(tree: &Tree, engine: &Path) -> Result<()> {
     let target = Export::start(tree, &["ram:64M"])?;
     let scratch = tree.scratch("fio-dies")?;

@@ -10,14 +10,14 @@ use crate::step::{Checks, Outcome};
 
 /// Time to install cargo-fuzz, and to build all targets, in seconds.
 const BUILD_LIMIT_S: u64 = 900;
-/// How many targets run at a time.
+/// How many targets run at the same time.
 const AT_A_TIME: usize = 2;
-/// What LeakSanitizer is to leave out, and why.
+/// The leaks that LeakSanitizer must ignore, with reasons.
 const LEAKS_FILE: &str = "leaks.txt";
-/// What a fuzz target may use, in MiB.
+/// Memory limit of a fuzz target, in MiB.
 const MEMORY_MIB: u32 = 2048;
 
-/// The names of the targets, from the files they are in.
+/// The names of the targets, from their files.
 fn targets(fuzz: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(fuzz.join("fuzz_targets"))? {
@@ -90,7 +90,7 @@ pub(crate) fn run(tree: &Tree, only: Option<&str>, seconds: u64) -> Result<Outco
     checks.outcome()
 }
 
-/// One target; what it finds new goes among the build results, the checked-in corpus stays.
+/// One target; new inputs go into the build results, and the checked-in corpus stays as it is.
 fn start(tree: &Tree, fuzz: &Path, name: &str, seconds: u64) -> Result<Task> {
     let corpus = tree.target.join("fuzz-corpus").join(name);
     let artifacts = fuzz.join("artifacts").join(name);

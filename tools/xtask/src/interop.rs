@@ -1,4 +1,4 @@
-//! The emulated machines with real Linux kernels: our target under the kernel's host, and the reverse.
+//! The emulated machines with real Linux kernels: Raceline's target under the kernel's host, and the reverse.
 
 mod drives;
 mod manage;
@@ -46,7 +46,7 @@ impl Kernel {
     }
 }
 
-/// What a guest does.
+/// The work of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
     /// The kernel's host against our target: commands, file systems, data.
@@ -61,7 +61,7 @@ pub(crate) enum Part {
     Drives,
 }
 
-/// Whom the kernel's host talks to.
+/// The target of the kernel's host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Peer {
     /// Our target, outside the guest.
@@ -76,7 +76,7 @@ fn cache(tree: &Tree) -> PathBuf {
     std::env::var_os("RACELINE_VM_CACHE").map_or_else(|| tree.target.join("interop"), PathBuf::from)
 }
 
-/// Why no guest can run here, if so.
+/// The reason why no guest can run here, if there is one.
 fn unable(tree: &Tree, kernel: Kernel) -> Option<String> {
     let image = cache(tree).join(format!("{}-amd64", kernel.suite())).join("build-id");
     setup::missing_for("kernel").or_else(|| {
@@ -117,8 +117,8 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
                 .args(["-e", "PEER=kernel", "-e", "PORT=4420", "-e", "FIO_MAX=128k"])
-                // On loopback the kernel lends the sender's pages to the receiver, and 6.1 then
-                // takes a copy that spans two of them for an attack.
+                // On loopback the kernel lends the sender's pages to the receiver. Kernel 6.1 then treats
+                // a copy that spans two of them as an attack.
                 .args(["-a", "hardened_usercopy=off"])
                 .args([&image, &script(tree, part)])
                 .start()?;
@@ -137,7 +137,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
     })
 }
 
-/// A guest that will run the script of `part`; image and script are still to be added.
+/// A guest that will run the script of `part`; the caller adds image and script.
 fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
     Task::new(tree.root.join("interop/run-vm.sh"))
@@ -149,7 +149,7 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         .limit(GUEST_LIMIT_S + 20)
 }
 
-/// Shows a guest's lines, counts its checks, and passes on what it asks for.
+/// Shows a guest's lines, counts its checks, and passes its requests on.
 fn watch(guest: &mut Running, mut request: impl FnMut(&str) -> Result<()>) -> Result<Outcome> {
     let mut checks = Checks::default();
     loop {
@@ -180,7 +180,7 @@ fn kernel_host(tree: &Tree, image: &Path, kernel: Kernel, part: Part) -> Result<
     let scratch = tree.scratch("interop")?;
     let file = format!("file:{},size=384M,bs=4096", scratch.join("ns3.img").display());
     let mut devices = vec!["ram:96M", "ram:96M,bs=4096", &file, "-n", NQN, "--allow-any-host"];
-    // With one kernel, connections with digests have these computed by an engine.
+    // With one of the kernels, an engine computes the digests of connections.
     if kernel == Kernel::V6_12 && part == Part::Host {
         devices.extend(["--accel", "dsa_emulated"]);
     }
@@ -226,7 +226,7 @@ impl Nvmet {
         Ok(Self { guest, control: ports[1], address: address.map(str::to_owned).to_vec() })
     }
 
-    /// Has the guest carry out a request of nvmet.sh.
+    /// Lets the guest carry out a request of nvmet.sh.
     fn request(&self, line: &str) -> Result<()> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.control))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -281,7 +281,7 @@ fn kernel_target(tree: &Tree, image: &Path) -> Result<Outcome> {
     for (name, options) in digests {
         checks.run(name, || verify(tree, &nvmet, options));
     }
-    // The dots stand for spaces; the line is what unknown-subsystem provoked.
+    // The dots stand for spaces; the line is the result of unknown-subsystem.
     let provoked = "connect.request.for.invalid.subsystem.nqn.2014-08.org.example:unknown";
     checks.run("log-clean", || nvmet.request(&format!("clean {provoked}")));
     checks.run("link-loss", || {
@@ -311,7 +311,7 @@ fn verify(tree: &Tree, nvmet: &Nvmet, options: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A verifying job during which the guest breaks what it is asked to break.
+/// Runs a verifying job while the guest breaks connections as requested.
 ///
 /// The job only reads: the host resubmits reads, but must not replay a write of unknown fate.
 fn under_loss(tree: &Tree, nvmet: &Nvmet, requests: &[&str]) -> Result<()> {

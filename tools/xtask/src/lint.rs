@@ -70,11 +70,11 @@ const MAX_LINES: usize = 800;
 
 /// The longest subject of a commit, in letters.
 const MAX_SUBJECT_LETTERS: usize = 72;
-/// Crates below the target and the host: of `proto` they may use the structures and commands of NVMe, and
-/// no state machine.
+/// Crates below the target and the host: of `proto` they may use only the structures and commands of NVMe,
+/// not the state machines.
 const BELOW_STATE_MACHINES: [&str; 2] = ["crates/bdev/src/", "crates/reactor/src/"];
 
-/// The commit after which subjects are that short.
+/// The commit after which subjects must be that short.
 const SUBJECTS_AFTER: &str = "51172720e542930da7f54a0f0cda38af118822e4";
 
 /// `cargo fmt --check`.
@@ -101,7 +101,7 @@ pub(crate) fn tidy(root: &Path) -> Result<Outcome> {
     let mut crates = Crates::default();
     let mut count = 0;
     for name in ended.stdout.lines() {
-        // Binary files, and files deleted but not yet committed, are nobody's business here.
+        // Binary files, and files deleted but not yet committed, are not checked.
         let Ok(text) = fs::read_to_string(root.join(name)) else { continue };
         complaints.extend(look_at(name, &text));
         crates.take(name, &text);
@@ -124,7 +124,7 @@ pub(crate) fn tidy(root: &Path) -> Result<Outcome> {
     Ok(Outcome::Passed(format!("{count} files")))
 }
 
-/// The commits after [`SUBJECTS_AFTER`] whose subjects are too long, where the history is here.
+/// The commits after [`SUBJECTS_AFTER`] whose subjects are too long, if the history is available.
 fn long_subjects(root: &Path) -> Result<Vec<String>> {
     let range = format!("{SUBJECTS_AFTER}..HEAD");
     let ended = Task::new("git").args(["log", "--format=%h %s", &range]).dir(root).run()?;
@@ -140,7 +140,7 @@ fn long_subjects(root: &Path) -> Result<Vec<String>> {
     Ok(ended.stdout.lines().filter(too_long).map(complain).collect())
 }
 
-/// What is wrong with one file.
+/// The faults of one file.
 fn look_at(name: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     // Spelled in two parts so that this file passes.

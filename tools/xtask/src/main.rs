@@ -1,4 +1,4 @@
-//! The developer's one door: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|report|interop`.
+//! The developer's entry point: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|report|interop`.
 
 mod asan;
 mod bench;
@@ -57,7 +57,7 @@ struct Arguments {
 enum Verb {
     /// Install the Debian packages that some steps need, or say how, and fetch fio's headers.
     Setup,
-    /// Run every check, or those asked for, and sum up.
+    /// Run every check, or only those asked for, and sum up.
     Test {
         /// Leave out the emulated machines and fuzzing.
         #[arg(long)]
@@ -73,7 +73,7 @@ enum Verb {
     Lint,
     /// Run the fuzz targets, each for a bounded time.
     Fuzz {
-        /// One target; all of them unless told.
+        /// One target; all of them by default.
         target: Option<String>,
         /// Seconds for each.
         #[arg(long, default_value_t = FUZZ_SECONDS)]
@@ -86,7 +86,7 @@ enum Verb {
         /// How many seeds.
         #[arg(long, conflicts_with = "seed")]
         seeds: Option<u64>,
-        /// Just this one, as a failure printed it.
+        /// Just this seed, as a failure printed it.
         #[arg(long)]
         seed: Option<u64>,
         /// Further arguments of the simulator.
@@ -112,14 +112,14 @@ enum Verb {
         /// Kernel inside the guest.
         #[arg(long, value_enum, default_value = "6.12")]
         kernel: Kernel,
-        /// What the guest does.
+        /// The work of the guest.
         #[arg(long, value_enum, default_value = "host")]
         part: Part,
-        /// Whom the kernel's host talks to.
+        /// The target of the kernel's host.
         #[arg(long, value_enum, default_value = "raceline")]
         peer: Peer,
     },
-    /// Hold connections that say nothing (a part of the cli step).
+    /// Hold silent connections (a part of the cli step).
     #[command(hide = true)]
     HoldIdle {
         /// Port on 127.0.0.1.
@@ -148,7 +148,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// False when a check failed and that has been said.
+/// False when a check failed and the failure has been printed.
 fn run(verb: Verb) -> Result<bool> {
     child::end_children_on_signals()?;
     let tree = Tree::find()?;

@@ -1,21 +1,21 @@
-//! Which modules of a crate use each other in a circle: none may join the circles that there are.
+//! Circles of modules that use each other: no module may join the circles of its crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The modules of the circles that each crate still has. The lists may only shrink.
+/// The modules that are still in circles, by crate. The lists may only shrink.
 ///
-/// A module is a file of the crate's root, or a folder. In a crate that has [`FOLDERS`], it is a file or a
+/// A module is a file in the crate's root, or a folder. In a crate with [`FOLDERS`], it is a file or a
 /// folder in one of these: `path::slots`.
 const CIRCLES: &[(&str, &[&str])] =
     &[("control", &[]), ("host", &[]), ("proto", &[]), ("target", &[])];
 
-/// The folders of crates that only say where a module belongs, and are no modules themselves.
+/// Folders that only group modules, and are no modules themselves, by crate.
 const FOLDERS: &[(&str, &[&str])] = &[("target", &["changes", "path", "records"])];
 
-/// Module to the modules of the same crate that it uses.
+/// Each module with the modules of the same crate that it uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// The crates that are looked at, by the folders that they are in.
+/// The checked crates, by their folders.
 #[derive(Default)]
 pub(crate) struct Crates {
     files: BTreeMap<String, Vec<(String, String)>>,
@@ -35,7 +35,7 @@ impl Crates {
         }
     }
 
-    /// What is wrong with them.
+    /// The faults of the crates.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let judge = |(folder, files): (&String, &Vec<(String, String)>)| {
             let (_, known) = CIRCLES.iter().find(|(known, _)| known == folder)?;
@@ -45,7 +45,7 @@ impl Crates {
     }
 }
 
-/// What has joined the circles of a crate, and what has left them and is still listed.
+/// Modules that have joined the circles of a crate, and listed modules that have left them.
 fn compare(folder: &str, found: &BTreeSet<String>, known: &[&str]) -> Vec<String> {
     let joined = found.iter().filter(|module| !known.contains(&module.as_str())).map(|module| {
         format!("crates/{folder}: module {module} is now part of a circle of modules that use each other")
@@ -61,7 +61,7 @@ fn folders_of(folder: &str) -> &'static [&'static str] {
     found.map_or(&[], |(_, folders)| folders)
 }
 
-/// Who uses whom. The first component of a path names a module; behind one of `folders`, the first two do.
+/// The uses of each module. A module's path has one component, or two if the first is one of `folders`.
 fn uses(files: &[(String, String)], folders: &[&str]) -> Uses {
     let module_of = |path: &str| {
         let mut parts = path.split('/');
@@ -80,7 +80,7 @@ fn uses(files: &[(String, String)], folders: &[&str]) -> Uses {
             continue;
         }
         let used = uses.entry(module.clone()).or_default();
-        // Where `super` is: the root of the crate, one of the folders, or the module itself.
+        // What `super` names: the root of the crate, one of the folders, or the module itself.
         let parent = match path.rsplit_once('/') {
             None => Some(String::new()),
             Some((folder, _)) => folders.contains(&folder).then(|| format!("{folder}::")),
@@ -115,7 +115,7 @@ fn named(text: &str, parent: Option<&str>, folders: &[&str]) -> BTreeSet<String>
     names
 }
 
-/// `name`, or what `rest` names behind it if it is one of the folders.
+/// `name`; or, if it is one of the folders, the modules that `rest` names in it.
 fn modules_behind(prefix: &str, name: &str, rest: &str, folders: &[&str]) -> Vec<String> {
     let inner = rest.strip_prefix("::").filter(|_| prefix.is_empty() && folders.contains(&name));
     match inner {
@@ -131,7 +131,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// `a::b` names `a`; `{a, b::c}` names `a` and `b`. With each name comes what is behind it.
+/// `a::b` names `a`; `{a, b::c}` names `a` and `b`. Each name comes with the text behind it.
 fn first_components(rest: &str) -> Vec<(String, &str)> {
     let word = |text: &str| text.chars().take_while(|c| is_word(*c)).collect::<String>();
     let Some(list) = rest.strip_prefix('{') else {
@@ -159,7 +159,7 @@ fn first_components(rest: &str) -> Vec<(String, &str)> {
     names
 }
 
-/// The modules from which a way leads back to themselves.
+/// The modules that use themselves by way of others.
 fn in_circles(uses: &Uses) -> BTreeSet<String> {
     let reaches_itself = |start: &&String| {
         let mut seen = BTreeSet::new();

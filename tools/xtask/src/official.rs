@@ -1,8 +1,8 @@
 //! The spdk-client step: SPDK's own published clients judge `raceline serve`.
 //!
 //! The package `spdk` is installed in virtual environments below the build folder, once. Each of
-//! its releases drives a daemon through the life of a target; I/O by our host shows that what the
-//! client was told has happened.
+//! its releases drives a daemon through the life of a target. I/O by Raceline's host shows that the
+//! reported changes have happened.
 
 mod life;
 mod paper;
@@ -32,7 +32,7 @@ const INSTALL_LIMIT_S: u64 = 300;
 /// Time for one command of a client, in seconds; Python starts slowly on a busy machine.
 const COMMAND_LIMIT_S: u64 = 90;
 
-/// One release of the client, and how it spells what changed.
+/// One release of the client, and its spelling of options that changed between releases.
 struct Release {
     version: &'static str,
     /// Options of `nvmf_subsystem_allow_any_host` that allow.
@@ -43,7 +43,7 @@ struct Release {
     old_transport: bool,
 }
 
-/// Everything.
+/// Runs all checks of the step.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     if let Some(why) = setup::missing_for("spdk-client") {
         return setup::cannot(&why);
@@ -84,7 +84,7 @@ fn install(tree: &Tree, version: &str) -> Result<PathBuf> {
     let args = ["install", "--quiet", "--disable-pip-version-check", "--retries", "1", &package];
     let installed = Task::new(&pip).args(args).limit(INSTALL_LIMIT_S).run()?;
     if !installed.success() || !program.is_file() {
-        // Half an environment must not pass for a whole one next time.
+        // An incomplete environment must not count as a complete one next time.
         std::fs::remove_dir_all(&environment)?;
         let last = installed.output.lines().last().unwrap_or_default().to_owned();
         bail!("pip cannot install {package}: {last}");

@@ -1,4 +1,4 @@
-//! Where and when something is measured: the tree, the time, the machine.
+//! The origin of a measurement: the tree, the time, the machine.
 
 use std::time::SystemTime;
 
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 use crate::child::Task;
 use crate::raceline::Tree;
 
-/// How the system's TCP decides when to send: it matters on the loopback, too.
+/// The system's TCP congestion control, which matters on loopback, too.
 const CONGESTION_CONTROL_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 const DAY_S: u64 = 24 * 3600;
 
-/// What measured figures say of themselves.
+/// The origin that measured figures carry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Origin {
-    /// The tree from which ours is built, by `git describe`.
+    /// The tree that Raceline was built from, by `git describe`.
     pub(crate) raceline: String,
-    /// When, in seconds since 1970.
+    /// The time, in seconds since 1970.
     pub(crate) unix_s: u64,
     pub(crate) kernel: String,
-    /// Of the system's TCP, e.g. cubic.
+    /// The congestion control of the system's TCP, e.g. cubic.
     pub(crate) congestion_control: String,
     pub(crate) processor: String,
 }
 
 impl Origin {
-    /// Of this tree, here and now.
+    /// The origin of a measurement of this tree that is made now.
     pub(crate) fn here(tree: &Tree) -> Result<Self> {
         let describe = ["describe", "--always", "--dirty"];
         let build = Task::new("git").args(describe).dir(&tree.root).check()?.stdout;

@@ -1,9 +1,9 @@
-//! The placement step: connections over a link with receive queues, and the cores they land on; those
-//! that a target gets, and those that a host keeps.
+//! The placement step: connections over a link with receive queues, and their cores: those that a target
+//! assigns, and those of the connections that a host keeps.
 //!
-//! Loopback has no receive queues. Two network namespaces joined by a veth pair have: with GRO on,
-//! each of its queues is polled as a network device's is and has a NAPI id; segmentation offload
-//! is off at both ends, since large segments go round GRO.
+//! Loopback has no receive queues. Two network namespaces joined by a veth pair have them: with GRO on,
+//! each of its queues is polled as a network device's is and has a NAPI id. Segmentation offload
+//! is off at both ends, since large segments bypass GRO.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,10 +21,10 @@ mod host;
 
 /// Queues of the link.
 const QUEUES: &str = "4";
-/// I/O queues of the host. That they all hash to one queue of the link is no more likely than
+/// I/O queues of the host. The chance that they all hash to one queue of the link is at most
 /// one in a billion.
 const IO_QUEUES: usize = 15;
-/// The target's address, from a network that is for documentation only.
+/// The target's address, from a network that is reserved for documentation.
 const TARGET: &str = "192.0.2.1";
 /// The host's address.
 const HOST: &str = "192.0.2.2";
@@ -34,10 +34,10 @@ const LINK: &str = "link0";
 const BUSY_POLL_US: &str = "50";
 /// Time for a target to be ready, in seconds.
 const READY_LIMIT_S: u64 = 20;
-/// Time until the target has said where its connections are.
+/// Time until the target has logged the cores of its connections.
 const LOG_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Everything.
+/// Runs all checks of the step.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     if let Some(why) = setup::missing_for("placement") {
         return setup::cannot(&why);
@@ -87,14 +87,14 @@ fn by_queue(tree: &Tree, bed: &TestBed, cpus: &[usize], options: &[&str]) -> Res
         ensure!(cores.len() == 1, "queue {queue} is on cores {cores:?}");
         cores.iter().for_each(|&core| queues_of_core[core] += 1);
     }
-    // A queue that is new goes where the fewest are, and here none goes away.
+    // A new queue goes where the fewest are, and here none goes away.
     let (most, fewest) = (queues_of_core.iter().max(), queues_of_core.iter().min());
     let difference = most.zip(fewest).map_or(0, |(most, fewest)| most - fewest);
     ensure!(difference <= 1, "queues on each core: {queues_of_core:?}");
     Ok(())
 }
 
-/// Connections are on the core that is the CPU of their packets.
+/// Each connection is on the core bound to the CPU that processes its packets.
 fn by_cpu(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
     for arrival in arrivals(tree, bed, cpus, "cpu", &[])? {
         let cpu = arrival.cpu.context("a connection without a CPU")?;
@@ -105,8 +105,8 @@ fn by_cpu(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Without the capability, busy polling is refused (older kernels) or less than it could be; the
-/// target says what it needs in either case.
+/// Without the capability, busy polling is refused (older kernels) or restricted. The
+/// target says in either case which capability it needs.
 fn unprivileged_busy_poll(tree: &Tree) -> Result<()> {
     let limits = ["--inh-caps=-net_admin", "--bounding-set=-net_admin"];
     let mut target = Task::new("setpriv")
@@ -117,7 +117,7 @@ fn unprivileged_busy_poll(tree: &Tree) -> Result<()> {
     target.wait_for("CAP_NET_ADMIN", READY_LIMIT_S).map(drop)
 }
 
-/// What the target logs about a connection.
+/// The target's log entry about a connection.
 #[derive(Debug, PartialEq, Eq)]
 struct Arrival {
     core: usize,
@@ -142,7 +142,7 @@ fn field<'a>(fields: &'a str, name: &str) -> Option<&'a str> {
     fields.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// Runs a target on two cores and a verifying job against it; tells where its connections went.
+/// Runs a target on two cores and a verifying job against it; gives where its connections went.
 fn arrivals(
     tree: &Tree,
     bed: &TestBed,
@@ -157,12 +157,12 @@ fn arrivals(
     Ok(arrivals)
 }
 
-/// As `--cores` takes them.
+/// A list of cores for `--cores`.
 fn core_list(cpus: &[usize]) -> String {
     cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Ends a target as a person would.
+/// Ends a target by SIGTERM; exit code 0 is required.
 fn stop(target: Running) -> Result<()> {
     target.signal("TERM");
     let ended = target.wait()?;
@@ -170,7 +170,7 @@ fn stop(target: Running) -> Result<()> {
     Ok(())
 }
 
-/// The target's output comes by way of a thread, maybe after the job has ended.
+/// The target's output comes through a thread, maybe after the job has ended.
 fn wait_for_arrivals(target: &mut Running, count: usize) -> Result<Vec<Arrival>> {
     let end = Instant::now() + LOG_PATIENCE;
     loop {
@@ -192,10 +192,10 @@ struct TestBed {
 }
 
 impl TestBed {
-    /// Makes it; the inner error says why this machine does not let one.
+    /// Makes the namespaces and the link; the inner error says why this machine does not allow it.
     fn make() -> Result<Result<Self, String>> {
         let name = |end: &str| format!("raceline-{}-{end}", std::process::id());
-        // From here on, what has been made is removed however this ends.
+        // From here on, dropping `bed` removes what has been made, however this function ends.
         let bed = Self { target: name("target"), host: name("host") };
         let names = [bed.target.clone(), bed.host.clone()];
         at_interrupt(move || names.iter().for_each(|name| remove(name)));
@@ -223,8 +223,8 @@ impl TestBed {
         Ok(Ok(bed))
     }
 
-    /// Has the kernel process the packets of the host's first receive queues on one CPU, and those of
-    /// the others on another, as the interrupts of a device with queues are spread.
+    /// Sets the kernel to process the packets of the host's first receive queues on one CPU, and the packets
+    /// of the other queues on another, as the interrupts of a device with queues are spread.
     fn steer(&self, cpus: &[usize; 2]) -> Result<()> {
         let mask = |cpu: usize| -> Result<String> {
             ensure!(cpu < 32, "CPU {cpu} needs a longer mask");
@@ -238,7 +238,7 @@ impl TestBed {
         Ok(())
     }
 
-    /// Runs a target on these cores and a verifying job with so many queues against it, to its end. The
+    /// Runs a target on these cores and, to its end, a verifying job with the given number of queues. The
     /// target goes on, for [`stop`].
     fn run_job(
         &self,
@@ -286,7 +286,7 @@ impl Drop for TestBed {
 
 /// Removes a namespace, and the end of the link in it, if there is one.
 fn remove(namespace: &str) {
-    // One that was never made, or is gone already, is what we want.
+    // It may fail: the namespace may never have been made, or be gone already.
     let _ = ip(&["netns", "delete", namespace]).limit(10).run();
 }
 

@@ -1,5 +1,5 @@
-//! Whether a run counts: what other processes used, what the hypervisor took (proc(5)), and whether the
-//! cores were apart.
+//! Whether a run counts: the CPU time of other processes, the time that the hypervisor took (proc(5)), and
+//! whether the cores were apart.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -11,19 +11,19 @@ use serde::Serialize;
 use crate::cli::cpu_ticks;
 use crate::distance::Cores;
 
-/// Most that other processes may use, in percent of one core, for a run to count.
+/// Most CPU time of other processes for a run to count, in percent of one core.
 const OTHERS_PERCENT_MAX: f64 = 5.0;
-/// Most that the hypervisor may give to others, in percent of one core.
+/// Most CPU time that the hypervisor may give to other guests, in percent of one core.
 const STOLEN_PERCENT_MAX: f64 = 2.0;
 /// How many runs may be rejected before a measurement is given up.
 const REJECTED_MAX: u32 = 10;
 /// Clock ticks per second in /proc.
 const TICKS_PER_S: f64 = 100.0;
-/// Columns of the line `cpu` after its name: user, nice, system (interrupts are nobody's, and the
-/// measured processes' own traffic); and steal.
+/// Columns of the line `cpu` after its name: user, nice, system; and steal. Interrupts are left out: they
+/// belong to no process, and include the measured processes' own traffic.
 const BUSY: std::ops::Range<usize> = 0..3;
 const STEAL: usize = 7;
-/// Where cutime and cstime, of children that were waited for, stand after the name in a `stat`.
+/// Offsets of cutime and cstime, of children that were waited for, after the name in a `stat`.
 const WAITED_FOR: std::ops::Range<usize> = 13..15;
 
 /// CPU time at one moment, in ticks.
@@ -34,23 +34,23 @@ pub(crate) struct Machine {
     own: u64,
 }
 
-/// What disturbed a run; CPU in percent of one core.
+/// The disturbances of a run; CPU in percent of one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Disturbance {
     /// Used by other processes.
     pub(crate) others_percent: f64,
-    /// Given to others by the hypervisor.
+    /// Given to other guests by the hypervisor.
     pub(crate) stolen_percent: f64,
-    /// How long a cache line took between the cores of target and host and back: the longer of the
-    /// times before and after. Absent where nobody looked.
+    /// Round trip of a cache line between the cores of target and host: the longer of the
+    /// times before and after the run. Absent where it was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) core_round_trip_ns: Option<u64>,
-    /// Whether that was far more than at other times.
+    /// Whether that round trip was far longer than at other times.
     pub(crate) apart: bool,
 }
 
 impl Machine {
-    /// Looks now; `running` are children that go on, all others must have been waited for.
+    /// Reads the present times; `running` are children that go on, all others must have been waited for.
     pub(crate) fn now(running: &[u32]) -> Result<Self> {
         let (busy, stolen) = totals(&std::fs::read_to_string("/proc/stat")?)?;
         let this = std::process::id();
@@ -62,7 +62,7 @@ impl Machine {
         Ok(Self { at: Instant::now(), busy, stolen, own })
     }
 
-    /// What disturbed since `before`.
+    /// The disturbances since `before`.
     pub(crate) fn since(&self, before: &Self) -> Result<Disturbance> {
         let time = self.at.duration_since(before.at);
         let own = self.own.saturating_sub(before.own);
@@ -83,7 +83,7 @@ impl Disturbance {
             || self.stolen_percent > STOLEN_PERCENT_MAX
     }
 
-    /// What is worse comes later: nothing changes figures as much as the distance of cores.
+    /// The worse one is greater. The distance of cores comes first, as it changes figures most.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         let percent = |found: &Self| found.others_percent + found.stolen_percent;
         self.apart.cmp(&other.apart).then(percent(self).total_cmp(&percent(other)))
@@ -109,7 +109,7 @@ pub(crate) fn percent(ticks: u64, time: Duration) -> Result<f64> {
     Ok(f64::from(u32::try_from(ticks)?) * 100.0 / (time.as_secs_f64() * TICKS_PER_S))
 }
 
-/// Runs until a run was not disturbed; also how many were rejected. `noisy` takes any.
+/// Runs until a run was not disturbed; also gives how many were rejected. `noisy` accepts any run.
 pub(crate) fn undisturbed<T>(
     what: &str,
     noisy: bool,
@@ -127,8 +127,8 @@ pub(crate) fn undisturbed<T>(
     );
 }
 
-/// The same for a run between whose beginning and end nothing but `running` and children that it
-/// waits for are ours.
+/// The same for a run in which only `running` and children that it
+/// waits for belong to the measurement.
 pub(crate) fn watched<T>(
     what: &str,
     noisy: bool,
@@ -138,7 +138,7 @@ pub(crate) fn watched<T>(
     undisturbed(what, noisy, || counted(running, &mut run))
 }
 
-/// The same for throughput and latencies of target and host, which also want near cores.
+/// The same for throughput and latencies of target and host, which also need near cores.
 pub(crate) fn watched_near<T>(
     what: &str,
     cores: &Cores<'_>,

@@ -1,4 +1,4 @@
-//! The built `raceline` program: where it is, running its verbs, and a target that is exporting.
+//! The built `raceline` program: its path, its verbs, and a running target.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A few hand-made PDUs over a plain socket: what no well-behaved host would send.
+//! A few hand-made PDUs over a plain socket, which no well-behaved host would send.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -42,7 +42,7 @@ pub(crate) fn header(kind: u8, hlen: u8, plen: u32) -> Vec<u8> {
     pdu
 }
 
-/// ICReq that asks for nothing special.
+/// ICReq without digests or other options.
 pub(crate) fn ic_req() -> Vec<u8> {
     let mut pdu = header(0, IC_LEN, u32::from(IC_LEN));
     pdu.resize(usize::from(IC_LEN), 0);
@@ -88,7 +88,7 @@ pub(crate) fn expect_term_req(stream: &mut TcpStream) -> Result<u16> {
     Ok(u16::from_le_bytes([pdu[8], pdu[9]]))
 }
 
-/// How long it takes until the peer closes; what it sends meanwhile is dropped.
+/// How long the peer takes to close; bytes that it sends in the meantime are dropped.
 pub(crate) fn time_to_close(stream: &mut TcpStream, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     stream.set_read_timeout(Some(Duration::from_millis(200)))?;
@@ -107,7 +107,7 @@ pub(crate) fn time_to_close(stream: &mut TcpStream, limit: Duration) -> Result<D
     bail!("still open after {limit:?}")
 }
 
-/// Holds `count` connections from 127.0.0.2 that say nothing, for 20 s.
+/// Holds `count` silent connections from 127.0.0.2, for 20 s.
 pub(crate) fn hold_idle(port: u16, count: usize) -> Result<()> {
     let mut held = Vec::new();
     for _ in 0..count {

@@ -1,7 +1,7 @@
 //! `cargo xtask report`: the figures and the plots of docs/PERFORMANCE.md, from measured JSON.
 //!
-//! What is measured goes into docs/plots/figures.json, and page and plots are made from that file
-//! alone: nobody types a figure, and a check can make them again.
+//! Measured values go into docs/plots/figures.json, and page and plots are made from that file
+//! alone. No figure is typed by hand, and a check can make page and plots again.
 
 mod figures;
 mod page;
@@ -20,25 +20,25 @@ use crate::spdk::Spread;
 const PAGE: &str = "docs/PERFORMANCE.md";
 const PLOTS: &str = "docs/plots";
 const FIGURES: &str = "docs/plots/figures.json";
-/// The longest that the page may be.
+/// Most lines of the page.
 const PAGE_LINES_MAX: usize = 150;
-/// What the plots are of.
+/// The I/O size of the plots.
 const IO_KIB: u32 = 4;
 const PLOT_DEPTH: u32 = 32;
 
-/// What can be chosen.
+/// The options.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Measured JSON, or folders of it; without any, page and plots are made from the last figures.
     #[arg(value_name = "DIR|FILE")]
     measured: Vec<PathBuf>,
-    /// Forget the figures of before; else they stay where nothing newer is given.
+    /// Forget the earlier figures; by default they stay where no newer ones are given.
     #[arg(long, conflicts_with = "check", requires = "measured")]
     fresh: bool,
-    /// The build of lists of `raceline bench gap`, which know their version only.
+    /// The build of lists of `raceline bench gap`, which only name their version.
     #[arg(long, value_name = "ID", requires = "measured")]
     build: Option<String>,
-    /// Change nothing: fail where page and plots are not what the figures give.
+    /// Change nothing: fail where page and plots do not match the figures.
     #[arg(long, conflicts_with = "measured")]
     check: bool,
 }
@@ -67,7 +67,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The files of page and plots that are not what the figures give.
+/// The files of page and plots that do not match the figures.
 pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     let mut complaints = Vec::new();
     for (name, text) in made(root, &kept(root)?)? {
@@ -80,7 +80,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Every file by its name, as it should be.
+/// Every file by its name, with its correct contents.
 fn made(root: &Path, figures: &Figures) -> Result<Vec<(String, String)>> {
     let page = std::fs::read_to_string(root.join(PAGE)).context(PAGE)?;
     let page = page::filled(&page, figures).context(PAGE)?;
@@ -102,7 +102,7 @@ fn kept(root: &Path) -> Result<Figures> {
     serde_json::from_str(&std::fs::read_to_string(path)?).context(FIGURES)
 }
 
-/// The files that were named, and the JSON of the folders, by name.
+/// The named files, and the JSON files of the named folders, by name.
 fn files(measured: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in measured {
@@ -141,7 +141,7 @@ fn plots(figures: &Figures) -> [Plot; 2] {
     ]
 }
 
-/// What a line shows of a row.
+/// The value of a row that a line shows.
 type Value = fn(&Row) -> Spread;
 
 /// The lines that have values where `x` gives a place.
@@ -153,7 +153,7 @@ fn plot(figures: &Figures, x: impl Fn(&Point) -> Option<u32>) -> Plot {
         .filter(|row| is_plotted(&row.point))
         .filter_map(|row| Some((x(&row.point)?, row)))
         .collect();
-    // Ours stands in two rows of a point where both were measured, of two builds perhaps: one line
+    // Raceline has two rows of a point where both were measured, perhaps of two builds: one line
     // has the values of one kind of rows.
     let is_of = |beside| rows.iter().any(|(_, row)| row.beside == beside);
     let ours = if is_of(Beside::Limit) { Beside::Limit } else { Beside::SpdkTuned };
@@ -229,7 +229,7 @@ mod tests {
         let plots = root.join(PLOTS);
         assert_eq!(files(std::slice::from_ref(&plots)).unwrap(), [root.join(FIGURES)]);
         assert!(files(&[root.join("docs")]).is_err());
-        // Figures are no measurement.
+        // The file of figures is not a measurement.
         let measured = vec![plots];
         let options = Options { measured, fresh: true, build: None, check: false };
         assert!(format!("{:#}", run(&root, &options).unwrap_err()).contains("figures.json"));

@@ -14,7 +14,7 @@ fn path(root: &Path) -> PathBuf {
     root.join("docs/RPC.md")
 }
 
-/// The page as the methods say it now.
+/// The page that the present methods give.
 fn page(root: &Path) -> Result<String> {
     let args = ["run", "--quiet", "--package", "raceline-control", "--example", "rpc_reference"];
     let ended = Task::new("cargo").args(args).dir(root).limit(BUILD_LIMIT_S).check()?;
@@ -27,7 +27,7 @@ pub(crate) fn write(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The page in the repository must be what would be written.
+/// The page in the repository must match the present methods.
 pub(crate) fn check(root: &Path) -> Result<Outcome> {
     let (page, now) = (page(root)?, std::fs::read_to_string(path(root)).unwrap_or_default());
     let differs = page.lines().zip(now.lines()).find(|(new, old)| new != old);

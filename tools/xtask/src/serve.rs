@@ -19,9 +19,9 @@ const SERVE_LIMIT_S: u64 = 1800;
 /// A daemon that ends with this value.
 pub(crate) struct Serve {
     running: Running,
-    /// Where it listens for RPC.
+    /// The path of its RPC socket.
     pub(crate) socket: PathBuf,
-    /// From its start to its ready line.
+    /// Time from its start to its ready line.
     pub(crate) start_time: Duration,
 }
 
@@ -73,7 +73,7 @@ impl Serve {
         self.ended()
     }
 
-    /// Waits for an end that somebody else has asked for; exit code 0 is required.
+    /// Waits for an end that another process has requested; exit code 0 is required.
     pub(crate) fn ended(mut self) -> Result<()> {
         let end = Instant::now() + STOP_LIMIT;
         while self.running.alive() {

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: the programs from outside that some steps need, and how to get them.
+//! `cargo xtask setup`: the external programs that some steps need, and how to get them.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ struct Need {
     steps: &'static str,
 }
 
-/// Everything from outside; the first word of `steps` is what `missing_for` looks for.
+/// All external programs; `missing_for` looks for the first word of `steps`.
 const NEEDS: [Need; 13] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
@@ -35,8 +35,8 @@ fn missing() -> Vec<&'static Need> {
     NEEDS.iter().filter(|need| !has_program(need.program)).collect()
 }
 
-/// Why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client",
-/// "fio-engine") cannot run on this machine, if so.
+/// The reason why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client",
+/// "fio-engine") cannot run on this machine, if there is one.
 pub(crate) fn missing_for(steps: &str) -> Option<String> {
     let programs: Vec<&str> =
         missing().iter().filter(|need| need.steps == steps).map(|need| need.program).collect();
@@ -52,12 +52,12 @@ pub(crate) fn is_root() -> bool {
     ended.is_ok_and(|ended| ended.stdout.trim() == "0")
 }
 
-/// Whether the run is CI's, where what could be installed must not be skipped.
+/// Whether this is a run of CI, which must not skip a step whose programs could be installed.
 pub(crate) fn is_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
 }
 
-/// A step that cannot run for want of packages: skipped, but a failure where it could have run.
+/// The result of a step whose packages are missing: skipped, but a failure in CI as root on Debian.
 pub(crate) fn cannot(why: &str) -> Result<Outcome> {
     if is_ci() && is_root() && Path::new("/etc/debian_version").exists() {
         anyhow::bail!("{why} (CI runs as root, so this is no reason to skip)");
@@ -65,7 +65,7 @@ pub(crate) fn cannot(why: &str) -> Result<Outcome> {
     Ok(Outcome::Skipped(why.to_owned()))
 }
 
-/// Installs what is missing, or says how to.
+/// Installs the missing packages, or says how to.
 pub(crate) fn run() -> Result<Outcome> {
     let missing = missing();
     if missing.is_empty() {

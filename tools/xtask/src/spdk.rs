@@ -1,9 +1,9 @@
-//! `cargo xtask spdk`: our target and host beside SPDK's, every pair of them, in turn.
+//! `cargo xtask spdk`: Raceline's target and host beside SPDK's, every pair of them, in turn.
 //!
-//! The pairs take turns within a repetition, so that what disturbs the machine for longer than a
-//! run disturbs all of them, and ratios are taken within a repetition. All targets live for the
-//! whole measurement on the same core; a target that spins takes that core even when nobody asks
-//! it for anything, so all but one are stopped by SIGSTOP.
+//! The pairs take turns within a repetition, so that a disturbance that lasts longer than a
+//! run affects all of them, and ratios are taken within a repetition. All targets live for the
+//! whole measurement on the same core. A target that spins takes that core even when it has no
+//! requests, so all but one are stopped by SIGSTOP.
 
 mod config;
 mod huge;
@@ -33,26 +33,26 @@ use crate::raceline::Tree;
 /// Repetitions of a point, also with --quick.
 const REPETITIONS: usize = 5;
 const QUICK_REPETITIONS: usize = 3;
-/// How often a run that something disturbed is tried in all.
+/// Most attempts of a run that is disturbed.
 const ATTEMPTS: usize = 4;
-/// How many more of its runs may find the cores apart: on some machines that is every third one.
+/// Further attempts of a run that finds the cores apart: on some machines that is every third run.
 const APART_MAX: usize = 10;
-/// How long an idle target is watched, in seconds, and how long its host gets to connect before.
+/// How long an idle target is measured, in seconds, and how long its host gets to connect before.
 const IDLE_S: u64 = 10;
 const IDLE_RAMP_S: u64 = 2;
-/// Most seconds that one run may be measured.
+/// Longest measured time of one run, in seconds.
 const SECONDS_MAX: i64 = 600;
 
-/// What can be chosen.
+/// The options.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Where SPDK has been configured and built; it has build/bin/nvmf_tgt in it.
+    /// The folder where SPDK has been configured and built; it holds build/bin/nvmf_tgt.
     #[arg(long, value_name = "DIR")]
     build: PathBuf,
     /// Few points, and few repetitions.
     #[arg(long)]
     quick: bool,
-    /// Which of our targets is measured.
+    /// Which of Raceline's targets is measured.
     #[arg(long, value_enum, default_value_t)]
     target: Ours,
     /// Only points whose name holds this text, e.g. "4k read 32x1"; and no idle targets.
@@ -70,15 +70,15 @@ pub(crate) struct Options {
     /// Keep runs during which other processes used the CPU (for a look, not for reporting).
     #[arg(long)]
     noisy: bool,
-    /// Count instructions per command in user space instead, each time for so many seconds; fewer
-    /// than the keep alive timeouts of the hosts, 10 s with SPDK's.
+    /// Count instructions per command in user space instead, each time for this many seconds; the value must
+    /// be below the keep alive timeouts of the hosts, 10 s with SPDK's.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=SECONDS_MAX))]
     instructions: Option<u32>,
-    /// Compare the slowest commands instead: our host asks both targets for as many commands per
-    /// second as 70 % of what the slower of them can do.
+    /// Compare the slowest commands instead: Raceline's host sends both targets as many commands per
+    /// second as 70 % of what the slower target can do.
     #[arg(long, conflicts_with = "instructions")]
     tail: bool,
-    /// For docs/lab or for programs.
+    /// The format of the report: for docs/lab or for programs.
     #[arg(short, long, value_enum, default_value = "markdown")]
     output_format: Format,
 }
@@ -89,14 +89,14 @@ enum Format {
     Json,
 }
 
-/// Measures and prints; false when a run was disturbed and no quiet one could be had.
+/// Measures and prints; false when a run was disturbed and all its repetitions were, too.
 pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
     ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
     let points: Vec<Point> =
         grid(options.quick).into_iter().filter(|p| chosen(options, p)).collect();
     ensure!(!points.is_empty(), "no point has that name: they read like \"{}\"", grid(true)[0]);
     let leftovers = Leftovers::new();
-    // What is declared first is dropped last: pages go back when the processes have ended.
+    // The first declared is dropped last: pages go back when the processes have ended.
     let _reserved = Reserved::ensure(HUGE_PAGES, options.reserve)?;
     let _clean_up = CleanUp(leftovers.clone());
     let programs = Programs::find(tree, options.target, &options.build, leftovers)?;
@@ -127,9 +127,9 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
         eprintln!("{} of {all}: {name}: both / both SPDK tuned {ratio:.2}", at + 1);
         reports.push(report);
     }
-    // Whoever asks for a few points does not wait a minute for what hardly changes.
+    // A selection of points leaves out the idle targets, which take a minute and hardly change.
     let idle = if options.only.is_none() { bench.idle()? } else { Vec::new() };
-    // Nearer than at the beginning, perhaps.
+    // The cores may have been nearer than at the beginning.
     setting.core_round_trip_ns = bench.cores.least_ns();
     let report = Report { setting, points: reports, idle };
     match options.output_format {
@@ -184,7 +184,7 @@ fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Se
     })
 }
 
-/// Targets that are up, each stopped unless it is its turn.
+/// Running targets, each stopped unless it is its turn.
 struct Bench<'a> {
     programs: Programs<'a>,
     targets: Vec<RunningTarget>,
@@ -211,8 +211,8 @@ impl Bench<'_> {
         Ok(PointReport::new(point, repetitions, repeated))
     }
 
-    /// The first run of a pair that nothing disturbed, else the one disturbed least; and how many
-    /// there were.
+    /// The first undisturbed run of a pair, else the least disturbed one; and the number of
+    /// attempts.
     fn quiet_run(&mut self, pair: Pair, point: Point) -> Result<(Run, usize)> {
         let run = |programs: &Programs<'_>, target: &RunningTarget, seconds| {
             programs.run(pair.host, target, point, seconds)
@@ -222,7 +222,7 @@ impl Bench<'_> {
         Ok((run, attempts))
     }
 
-    /// The same for anything that runs against one of the targets.
+    /// The same for any run against one of the targets.
     fn quiet<T>(
         &mut self,
         kind: Target,
@@ -241,7 +241,7 @@ impl Bench<'_> {
         Ok((best.0, best.1, attempts))
     }
 
-    /// Lets one of the targets go on while something runs against it. Before and after that all are
+    /// Continues one of the targets while `run` runs against it. Before and after that all targets are
     /// stopped, so that the cores are free for a look at their distance.
     fn with_target<T>(
         &mut self,
@@ -262,7 +262,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Memory and CPU of every target while one host is connected and asks for next to nothing.
+    /// Memory and CPU of every target while one host is connected and reads once per second.
     fn idle(&mut self) -> Result<Vec<Idle>> {
         let mut found = Vec::new();
         for target in &self.targets {
@@ -274,7 +274,7 @@ impl Bench<'_> {
         if self.programs.ours() == Ours::Serve {
             return Ok(found);
         }
-        // What ours does when it is not told to poll.
+        // The mode that Raceline's target has by default.
         let adaptive = self.programs.start(Target::Raceline, "adaptive")?;
         self.programs.fill(&adaptive)?;
         found.push(watch(&self.programs, &adaptive, "raceline, adaptive mode (the default)")?);

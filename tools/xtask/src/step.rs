@@ -8,24 +8,24 @@ use anyhow::{Result, bail};
 /// How a step ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// All is well; the text says what was looked at.
+    /// The step succeeded; the text says what was checked.
     Passed(String),
     /// Could not run here, and why.
     Skipped(String),
 }
 
-/// What a step is run with.
+/// The function that runs a step.
 pub(crate) type Action<'a> = Box<dyn FnMut() -> Result<Outcome> + 'a>;
 
 /// One step.
 pub(crate) struct Step<'a> {
     /// Name, as `--only` takes it.
     pub(crate) name: &'static str,
-    /// What it checks.
+    /// The step's description.
     pub(crate) about: &'static str,
     /// Whether `--quick` includes it.
     pub(crate) quick: bool,
-    /// What to do.
+    /// The function that runs it.
     pub(crate) action: Action<'a>,
 }
 
@@ -122,7 +122,7 @@ struct Row {
     took: Duration,
 }
 
-/// Keeps the steps that `only` names (a name, or what names begin with); an unknown one is an error.
+/// Keeps the steps that `only` names (a name, or the beginning of names); an unknown one is an error.
 pub(crate) fn select<'a>(
     steps: Vec<Step<'a>>,
     only: &[String],

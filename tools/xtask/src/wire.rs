@@ -1,4 +1,4 @@
-//! The tshark step: a capture of every PDU type on loopback, dissected by a decoder that is not ours.
+//! The tshark step: a capture of every PDU type on loopback, dissected by an independent decoder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -27,17 +27,17 @@ const PDU_TYPES: [(u8, &str); 9] = [
     (9, "R2T"),
 ];
 
-/// What tshark prints once it captures.
+/// The text that tshark prints once it captures.
 const CAPTURING: &str = "Capturing on";
-/// Packets still on their way into the capture when the traffic ends.
+/// Time for packets to reach the capture after the traffic ends.
 const SETTLE: Duration = Duration::from_millis(1500);
-/// Captures until one holds every byte: a packet that the capture missed says nothing about us.
+/// Most captures until one holds every byte: a packet that the capture missed is not the target's fault.
 const CAPTURES: u32 = 3;
-/// tshark's values of a digest's status: it was checked and is wrong, it was checked and is right.
+/// tshark's values of a digest's status: checked and wrong, checked and right.
 const DIGEST_BAD: &str = "0";
 const DIGEST_GOOD: &str = "1";
 
-/// Captures, dissects, judges.
+/// Captures the traffic, dissects it, and checks the result.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     if !has_program("tshark") {
         return setup::cannot("no tshark (cargo xtask setup)");
@@ -97,7 +97,7 @@ fn capture(file: &Path, port: u16) -> Result<Result<Running, String>> {
         let why = tail(capture.output(), 3).trim().replace('\n', "; ");
         return Ok(Err(format!("tshark cannot capture on lo: {why}")));
     }
-    // It says so a little before the first packet can be seen.
+    // tshark prints the line shortly before it sees the first packet.
     std::thread::sleep(SETTLE);
     Ok(Ok(capture))
 }
@@ -126,7 +126,7 @@ fn traffic(tree: &Tree, target: &Export, scratch: &Path) -> Result<()> {
     let status = raw::expect_term_req(&mut stream)?;
     ensure!(status == 2, "fatal error status {status} for a second ICReq, not 2 (sequence)");
     drop(stream);
-    // A host that finds fault with the ICResp.
+    // A host that rejects the ICResp.
     let (mut stream, response) = raw::negotiated(target.port)?;
     stream.write_all(&raw::h2c_term_req(&response)?)?;
     raw::time_to_close(&mut stream, Duration::from_secs(5)).context("after H2CTermReq")?;
@@ -136,7 +136,7 @@ fn traffic(tree: &Tree, target: &Export, scratch: &Path) -> Result<()> {
 /// Runs tshark over the capture; one line for each packet that fits `filter`.
 fn dissect(file: &Path, port: u16, filter: &str, fields: &[&str]) -> Result<Vec<String>> {
     let mut words = vec!["-n".to_owned(), "-d".to_owned(), format!("tcp.port=={port},nvme-tcp")];
-    // Loopback may hand over two packets of a sender that changed its core in the other order.
+    // Loopback may reorder two packets of a sender that changed its core.
     for preference in
         ["nvme-tcp.check_hdgst", "nvme-tcp.check_ddgst", "tcp.reassemble_out_of_order"]
     {
@@ -185,7 +185,7 @@ fn missing_ranges(lines: &[String]) -> Result<Vec<String>> {
 
 fn judge(checks: &mut Checks, file: &Path, port: u16) {
     let dissect = |filter: &str, fields: &[&str]| dissect(file, port, filter, fields);
-    // A packet the capture missed would make every later statement worthless.
+    // A packet that the capture missed would make every later check worthless.
     checks.run("capture-complete", || none(&missing_bytes(file, port)?));
     checks.run("every-pdu-type", || {
         let lines = dissect("nvme-tcp", &["nvme-tcp.type"])?;

@@ -1,4 +1,4 @@
-//! The control plane: how fast it makes many things, comes back with them, and answers under load.
+//! The control plane: how fast it makes many objects, restores them, and answers under load.
 
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -18,11 +18,11 @@ use crate::serve::Serve;
 /// Subsystems, and namespaces in each.
 const SUBSYSTEMS: usize = 1000;
 const NAMESPACES: usize = 8;
-/// Calls whose times are looked at while a core is saturated.
+/// Calls whose times are measured while a core is saturated.
 const CALLS: usize = 2000;
 /// Times that a namespace, a listener and a host come and go under I/O.
 const CHANGES: usize = 1000;
-/// Devices that come and go are small.
+/// Devices that are added and removed are small.
 const DEVICE_BLOCKS: u64 = 2048;
 /// No call takes this long.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -32,11 +32,11 @@ const RESTART_S_MAX: f64 = 5.0;
 const LIST_S_MAX: f64 = 1.0;
 const CALL_MS_MAX: f64 = 5.0;
 const P99_RATIO_MAX: f64 = 2.0;
-/// What a daemon may have grown by after all changes: a leak of one page a change is more.
+/// Most that a daemon may have grown by after all changes: a leak of one page per change is more.
 const GROWTH_MIB_MAX: f64 = 2.0;
 /// Threads that waited for calls end after ten seconds without any.
 const IDLE_THREAD_LIMIT: Duration = Duration::from_secs(12);
-/// Changes before the first look at what the daemon holds: caches and pools fill once.
+/// Changes before the first measurement of the daemon's resources: caches and pools fill once.
 const WARM_UP_CHANGES: usize = 50;
 
 const NQN: &str = "nqn.2016-06.io.spdk:load";
@@ -66,7 +66,7 @@ fn many(tree: &Tree) -> Result<Vec<Value>> {
     let listing = started.elapsed();
     let count = listed.as_array().map_or(0, Vec::len);
     ensure!(count == SUBSYSTEMS + 1, "{count} subsystems are listed");
-    // Not asked to end: what was acknowledged must come back.
+    // Killed without a request to end: acknowledged changes must come back.
     daemon.kill();
     let daemon = Serve::start(tree, &dir, &["--state-dir", &state])?;
     let restart = daemon.start_time;
@@ -92,7 +92,7 @@ fn subsystem(rpc: &mut Rpc, index: usize) -> Result<()> {
         let namespace = json!({"nqn": nqn, "namespace": {"bdev_name": name}});
         rpc.call("nvmf_subsystem_add_ns", namespace)?;
     }
-    // All of them at one address, as a storage box has them.
+    // All listeners at one address, as on a storage box.
     rpc.call("nvmf_subsystem_add_listener", json!({"nqn": nqn, "listen_address": at("44421")}))?;
     Ok(())
 }
@@ -119,8 +119,8 @@ fn exporting(tree: &Tree) -> Result<(Serve, Rpc, Vec<String>)> {
     Ok((daemon, rpc, address))
 }
 
-/// Times of calls while the target's core has as much I/O as it can do. The host that loads it is on
-/// the same core, so that another one is free.
+/// Times of calls while the target's core does as much I/O as it can. The host that loads the target is
+/// on the same core, so that another core is free.
 fn answers_under_load(tree: &Tree, options: &Options) -> Result<Value> {
     let (daemon, mut rpc, address) = exporting(tree)?;
     let measure = || {
@@ -146,7 +146,7 @@ fn answers_under_load(tree: &Tree, options: &Options) -> Result<Value> {
     Ok(at_most("P99 of a call", p99, CALL_MS_MAX, "ms"))
 }
 
-/// Namespaces, listeners and hosts come and go while another namespace is written and verified.
+/// Adds and removes namespaces, listeners and hosts while another namespace is written and verified.
 fn changes_under_load(tree: &Tree, options: &Options) -> Result<Vec<Value>> {
     let (daemon, mut rpc, address) = exporting(tree)?;
     let words = "--rw randrw --bs 4k --iodepth 16 --ramp_time 1 --verify --runtime 15";
@@ -186,7 +186,7 @@ fn changes_under_load(tree: &Tree, options: &Options) -> Result<Vec<Value>> {
     ])
 }
 
-/// What a process holds.
+/// The resources that a process holds.
 #[derive(Debug)]
 struct Footprint {
     descriptors: usize,
@@ -226,7 +226,7 @@ fn perf(tree: &Tree, address: &[String], words: &str) -> Result<Running> {
     tree.raceline(std::iter::once("perf").chain(words))?.limit(900).start()
 }
 
-/// A connection whose calls cost no process.
+/// A connection for calls, which then start no process each.
 struct Rpc {
     stream: UnixStream,
     reader: BufReader<UnixStream>,

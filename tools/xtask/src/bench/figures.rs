@@ -1,4 +1,4 @@
-//! Runs of `raceline perf` and what their figures come to: medians, spreads, bars.
+//! Runs of `raceline perf` and their results: medians, spreads, bars.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::raceline::{Tree, iops, perf_job};
 
-/// Median, least and most of some runs.
+/// Median, least and greatest value of some runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Figure {
     pub(super) median: f64,
@@ -16,7 +16,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Sums values up; there must be one.
+    /// Sums values up; there must be at least one.
     pub(super) fn of(mut values: Vec<f64>) -> Result<Self> {
         values.sort_by(f64::total_cmp);
         let (least, most) = (values.first().copied(), values.last().copied());
@@ -37,7 +37,7 @@ impl fmt::Display for Figure {
     }
 }
 
-/// A value against the most that it may be, as text and for `--json`.
+/// A value and its upper bar, as text and for `--json`.
 pub(super) fn at_most(name: &str, value: f64, bar: f64, unit: &str) -> Value {
     let reached = value <= bar;
     let verdict = if reached { "ok" } else { "ABOVE THE BAR" };
@@ -45,7 +45,7 @@ pub(super) fn at_most(name: &str, value: f64, bar: f64, unit: &str) -> Value {
     json!({ "name": name, "value": value, "bar": bar, "unit": unit, "reached": reached })
 }
 
-/// What a run of `raceline perf` gave.
+/// The results of a run of `raceline perf`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Perf {
     pub(super) iops: f64,
@@ -56,12 +56,12 @@ pub(super) struct Perf {
 }
 
 impl Perf {
-    /// Runs it with these further arguments.
+    /// Runs `raceline perf` with these further arguments.
     pub(super) fn run(tree: &Tree, address: &[String], rest: &[&str]) -> Result<Self> {
         Self::parse(&perf_job(tree, address, rest)?)
     }
 
-    /// From a job of its report; the direction with more commands has the latencies.
+    /// Reads a job of its report; the direction with more commands gives the latencies.
     pub(super) fn parse(job: &Value) -> Result<Self> {
         let of = |kind: &str| job[kind]["iops"].as_f64().unwrap_or(0.0);
         let kind = if of("write") > of("read") { "write" } else { "read" };

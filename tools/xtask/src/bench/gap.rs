@@ -1,4 +1,4 @@
-//! `raceline bench gap`: a daemon beside the limit and beside export, and the scale of connections.
+//! `raceline bench gap`: a daemon beside the limit and beside export, and the number of connections.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use crate::raceline::Tree;
 const LIMIT_S: u64 = 600;
 /// Time for the points of --quick, which may be repeated and wait for near cores.
 const QUICK_LIMIT_S: u64 = 3600;
-/// Where a daemon is compared with export: one connection and many, small commands and large.
+/// The points where a daemon is compared with export: one connection and many, small and large commands.
 const DAEMON_POINTS: [&str; 3] = [
     "io=4k,rw=read,depth=32,connections=1|16",
     "io=4k,rw=write,depth=32,connections=1|16",
@@ -18,17 +18,17 @@ const DAEMON_POINTS: [&str; 3] = [
 ];
 /// Commands in flight over all connections.
 const TOTAL_DEPTH: u16 = 1024;
-/// A thousand connections take long to get going.
+/// A ramp of 1 s, as a thousand connections take long to start.
 const TIMES: [&str; 4] = ["--ramp_time", "1", "--runtime", "1"];
 /// A daemon lets one address connect 128 sockets at once.
 const SCALE_TARGET: [&str; 2] = ["--target", "export"];
 const CONNECTIONS: [u16; 4] = [16, 64, 256, 1024];
 
-/// What this program needs of a point in the report.
+/// The part of a point in the report that this program reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Point {
     case: String,
-    /// Of the limit, or of `raceline export`.
+    /// IOPS of the limit, or of `raceline export`.
     #[serde(alias = "export_iops")]
     limit_iops: f64,
     iops: f64,
@@ -69,8 +69,8 @@ fn gap(tree: &Tree, rest: &[&str], limit_s: u64) -> Result<Value> {
     serde_json::from_str(&ended.stdout).context("the report of raceline bench gap")
 }
 
-/// Measures and prints a daemon beside the limit, whose host has a buffer for each command as ours
-/// has (lab 0006).
+/// Measures and prints a daemon beside the limit, whose host has a buffer for each command as the
+/// host of Raceline has (lab 0006).
 pub(super) fn quick(tree: &Tree) -> Result<Value> {
     let found = gap(tree, &["--quick", "--buffer-each"], QUICK_LIMIT_S)?;
     print(&found, ["limit", "serve"])?;
@@ -103,7 +103,7 @@ pub(super) fn one(found: &Value) -> Result<Point> {
     serde_json::from_value(found[0].clone()).context("a point of raceline bench gap")
 }
 
-/// Measures and prints how the gap behaves as the same load comes over more connections.
+/// Measures and prints the gap for the same load over more and more connections.
 pub(super) fn scale(tree: &Tree) -> Result<Value> {
     println!("4 KiB random read, {TOTAL_DEPTH} commands in flight over all connections\n");
     println!("| point | limit IOPS | Raceline IOPS | ratio | bar | disturbed pairs |");

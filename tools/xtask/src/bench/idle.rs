@@ -24,25 +24,25 @@ pub(crate) use self::blocking::answer as answer_blocking;
 /// Controllers, and I/O queues over all of them.
 const CONTROLLERS: u16 = 16;
 const IO_QUEUES: u16 = 1000;
-/// The namespace, and what the blocking limit has instead.
+/// The namespace, and the memory that the blocking limit has instead.
 const NAMESPACE: &str = "ram:64m";
 const MEMORY_BYTES: usize = 64 << 20;
-/// Where the target and the limit are, and where the host is.
+/// The core of the target and of the limit, and the core of the host.
 const TARGET_CORE: usize = 0;
 const HOST_CORE: usize = 1;
-/// Files of this process: the limit's connections, and what a process has anyhow.
+/// Most files of this process: the limit's connections, and the files of any process.
 const FILES_MAX: u32 = 2048;
 /// Keep alive: the timeout, and how often it is sent.
 const KATO_MS: u32 = 5000;
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(2);
-/// How long the target is left alone first: until the timers have run out within which a new
-/// connection must have completed Connect, which cannot be cancelled and wake it for nothing.
+/// How long the target is left alone first: until the timers have expired within which a new
+/// connection must complete Connect. They cannot be cancelled, and would wake the target for nothing.
 const SETTLE: Duration = Duration::from_secs(11);
-/// Reads on each queue before all that: a target may give a queue more memory when it is used.
+/// Reads on each queue before that: a target may give a queue more memory at its first use.
 const FIRST_READS: usize = 4;
-/// How long the CPU is watched.
+/// How long the CPU is measured.
 const WATCHED: Duration = Duration::from_secs(10);
-/// Between two looks at whether a keep alive is due.
+/// Time between two checks whether a keep alive is due.
 const NAP: Duration = Duration::from_millis(300);
 /// Bars.
 const CPU_PERCENT_MAX: f64 = 0.5;
@@ -72,7 +72,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Does nothing else for so long.
+    /// Only sends keep alives for this time.
     fn stay(&mut self, time: Duration) -> Result<()> {
         let from = Instant::now();
         while from.elapsed() < time {
@@ -82,7 +82,7 @@ impl Host {
         Ok(())
     }
 
-    /// Sends what is due.
+    /// Sends the keep alives that are due.
     fn keep_alive(&mut self) -> Result<()> {
         if self.kept_alive.elapsed() >= KEEP_ALIVE_EVERY {
             self.kept_alive = Instant::now();
@@ -105,7 +105,7 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
     let target = Export::start(tree, &[NAMESPACE, "--cores", &core, "--mode", "adaptive"])?;
     fill(tree, &target)?;
     let before = Resident::of(target.pid())?;
-    // A thread of its own can be bound to a core without its children.
+    // A thread of its own can be bound to a core without binding its children.
     let (pid, port, nqn, noisy) = (target.pid(), target.port, target.nqn.clone(), options.noisy);
     let host = thread::spawn(move || measure(pid, port, &nqn, noisy)).join();
     let measured = host.unwrap_or_else(|_| Err(anyhow!("the host's thread panicked")));
@@ -142,7 +142,7 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
     }))
 }
 
-/// What the pairs of one kind come to.
+/// The results of the pairs of one kind.
 struct Latencies {
     ours: Quartiles,
     limit: Quartiles,
@@ -173,7 +173,7 @@ impl fmt::Display for Latencies {
 fn measure(pid: u32, port: u16, nqn: &str, noisy: bool) -> Result<(f64, u32, Resident, Firsts)> {
     bind_to_core(HOST_CORE)?;
     let mut host = Host::connect(port, nqn)?;
-    // Its memory and its connections are silent for as long as the target's.
+    // The memory and the connections of the limit are silent for as long as the target's.
     let mut limit = Blocking::start(TARGET_CORE, ROUNDS + 1, MEMORY_BYTES)?;
     for queue in &mut limit.queues {
         first_reads(queue)?;

@@ -1,4 +1,4 @@
-//! What a target needs in memory beside its namespace when all of its commands are large and full.
+//! A target's memory without its namespace when all of its queues are full of large commands.
 
 use std::thread;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::fill;
 use super::process::Resident;
 use crate::raceline::{Export, Tree, iops};
 
-/// What a host keeps in flight.
+/// The load that a host keeps in flight.
 struct Load {
     pattern: &'static str,
     connections: &'static str,
@@ -20,7 +20,7 @@ struct Load {
 }
 
 /// A queue of 128 entries holds 127 commands. The largest commands are fewer, as the host needs
-/// memory for each of them; there are still 32 for each I/O buffer of theirs.
+/// memory for each of them; there are still 32 for each of their I/O buffers.
 const LOADS: [Load; 4] = [
     Load { pattern: "randread", connections: "128", depth: "127", io_size: "128k" },
     Load { pattern: "randwrite", connections: "128", depth: "127", io_size: "128k" },
@@ -29,7 +29,7 @@ const LOADS: [Load; 4] = [
 ];
 /// The namespace, all of it in memory before it is measured.
 const NAMESPACE_BYTES: u64 = 64 << 20;
-/// How long each workload runs; memory is looked at this long after its start.
+/// How long each workload runs; memory is measured this long after its start.
 const RUNTIME: &str = "6";
 const LOOK_AFTER: Duration = Duration::from_secs(5);
 /// Bar.
@@ -41,7 +41,7 @@ pub(super) fn run(tree: &Tree) -> Result<Value> {
     let ram = format!("ram:{NAMESPACE_BYTES}");
     let file = tree.scratch("bench-memory")?.join("namespace");
     let file_spec = format!("file:{},size={NAMESPACE_BYTES}", file.display());
-    // A RAM namespace is sent from where it lies, a file's blocks go through I/O buffers.
+    // A RAM namespace is sent in place, a file's blocks go through I/O buffers.
     let mut found = Vec::new();
     for (name, device, namespace_bytes) in [("ram", ram, NAMESPACE_BYTES), ("file", file_spec, 0)] {
         found.push(of_device(tree, name, &device, namespace_bytes)?);

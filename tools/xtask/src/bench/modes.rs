@@ -1,4 +1,4 @@
-//! What sleeping costs at depth 1: the modes in turn, and interrupt mode against the limit.
+//! The cost of sleeping at depth 1: the modes in turn, and interrupt mode against the limit.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::distance::Cores;
 use crate::quiet::watched_near;
 use crate::raceline::{Export, Tree};
 
-/// On both sides; the first is what the others are compared with.
+/// The modes of both sides; the others are compared with the first.
 const MODES: [&str; 3] = ["poll", "adaptive", "interrupt"];
 const RUN: [&str; 12] = [
     "--rw",
@@ -35,7 +35,7 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
     let mut p50s_us = [const { Vec::new() }; MODES.len()];
     let mut rejected = 0;
     let cores = Cores::new(tree, options.noisy);
-    // What changes on the machine meanwhile changes all modes: they take turns.
+    // The modes take turns, so that changes of the machine affect all of them.
     for _ in 0..options.runs {
         for (mode, p50_us) in MODES.into_iter().zip(&mut p50s_us) {
             let (perf, disturbed) = one_run(&cores, tree, options, mode)?;
@@ -69,7 +69,7 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
     }))
 }
 
-/// With a target of its own: an idle one that polls would take the core from the others.
+/// Runs with a target of its own: an idle target that polls would take the core from the others.
 fn one_run(cores: &Cores<'_>, tree: &Tree, options: &Options, mode: &str) -> Result<(Perf, u32)> {
     let target = Export::start(tree, &[NAMESPACE, "--cores", "0", "--mode", mode])?;
     fill(tree, &target)?;
@@ -82,7 +82,7 @@ fn one_run(cores: &Cores<'_>, tree: &Tree, options: &Options, mode: &str) -> Res
     Ok(measured)
 }
 
-/// Of values measured next to each other.
+/// Ratios of values measured next to each other.
 fn ratios(values: &[f64], to: &[f64]) -> Vec<f64> {
     values.iter().zip(to).map(|(value, to)| value / to).collect()
 }

@@ -1,4 +1,4 @@
-//! What the kernel says of a process: its memory, its CPU time; and which core a thread has.
+//! Data of the kernel on a process: its memory, its CPU time; and the core of a thread.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::child::Task;
 
-/// Bytes of a process that are in memory now, and at the most so far.
+/// Bytes of a process that are in memory now, and the greatest number so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resident {
     pub(super) now_bytes: u64,
@@ -14,21 +14,21 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Looks now.
+    /// Reads the present values.
     pub(super) fn of(pid: u32) -> Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         Ok(Self { now_bytes: field(&status, "VmRSS")?, peak_bytes: field(&status, "VmHWM")? })
     }
 }
 
-/// CPU time of all threads of a process that live, in nanoseconds: ticks of 10 ms are too coarse
-/// for a process that does nothing.
+/// CPU time of all living threads of a process, in nanoseconds: ticks of 10 ms are too coarse
+/// for an idle process.
 pub(super) fn cpu_ns(pid: u32) -> Result<u64> {
     let mut sum = 0;
     fs::metadata(format!("/proc/{pid}/schedstat"))
         .context("no schedstat: this kernel counts no CPU time in nanoseconds")?;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may have ended meanwhile.
+        // A thread may have ended in the meantime.
         let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
         let word = text.split_whitespace().next().context("an empty schedstat")?;
         sum += word.parse::<u64>()?;
@@ -43,14 +43,14 @@ pub(super) fn bind_to_core(core: usize) -> Result<()> {
     Task::new("taskset").args(["-p", "-c", &core.to_string(), &id]).check().map(|_| ())
 }
 
-/// Lets this process have so many files and sockets.
+/// Allows this process `count` files and sockets.
 pub(super) fn allow_files(count: u32) -> Result<()> {
     let (pid, limit) = (std::process::id().to_string(), format!("--nofile={count}:"));
     let ended = Task::new("prlimit").args(["--pid", &pid, &limit]).check();
     ended.with_context(|| format!("{count} sockets are needed: raise ulimit -n")).map(|_| ())
 }
 
-/// Drops what the page cache holds of a file.
+/// Drops a file from the page cache.
 pub(super) fn drop_cached(file: &std::path::Path) -> Result<()> {
     let input = format!("if={}", file.display());
     Task::new("dd").args([&input, "iflag=nocache", "count=0", "status=none"]).check().map(|_| ())

@@ -15,7 +15,7 @@ const C2H_DATA: u8 = 7;
 const SUCCESS: u8 = 1 << 3;
 /// C2HData's flag of the last one for a command.
 const LAST_PDU: u8 = 1 << 2;
-/// Where a read's first block stands in its entry (SLBA, NVM Command Set 3.2.4).
+/// Offset of a read's first block in its entry (SLBA, NVM Command Set 3.2.4).
 const SLBA_AT: usize = 40;
 /// Header of CapsuleCmd, and of C2HData.
 pub(super) const CAPSULE_CMD_LEN: u8 = 72;
@@ -42,9 +42,9 @@ const CONNECT_DATA_LEN: u32 = 1024;
 const SQSIZE: u16 = 31;
 /// CATTR: no flow control, so that a read's data need no response after them.
 const NO_FLOW_CONTROL: u8 = 1 << 2;
-/// How often CSTS is looked at.
+/// How many times CSTS is read.
 const READY_ATTEMPTS: usize = 1000;
-/// What a read reads.
+/// Bytes of a read.
 pub(super) const READ_BYTES: u32 = 4096;
 /// The namespace's blocks.
 pub(super) const BLOCK_BYTES: u32 = 512;
@@ -64,7 +64,7 @@ pub(super) struct Queue {
 }
 
 impl Admin {
-    /// Connects to a subsystem on 127.0.0.1 and enables a controller for so many I/O queues.
+    /// Connects to a subsystem on 127.0.0.1 and enables a controller for `io_queues` I/O queues.
     pub(super) fn connect(port: u16, nqn: &str, io_queues: u16, kato_ms: u32) -> Result<Self> {
         let mut queue = Queue::negotiate(port)?;
         let controller_id = queue.connect(0, 0xFFFF, nqn, kato_ms)?;
@@ -110,7 +110,7 @@ impl Admin {
 }
 
 impl Queue {
-    /// A connection to somebody who only knows reads.
+    /// A connection to a peer that only answers reads.
     pub(super) fn bare(port: u16) -> Result<Self> {
         Ok(Self { stream: open(port)? })
     }
@@ -200,7 +200,7 @@ pub(super) fn data_header() -> [u8; C2H_DATA_LEN] {
     header
 }
 
-/// The first block of a read whose capsule this is.
+/// The first block of the read in this capsule.
 pub(super) fn slba(capsule: &[u8; CAPSULE_CMD_LEN as usize]) -> u64 {
     let bytes = capsule[8 + SLBA_AT..].first_chunk();
     bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))

@@ -21,9 +21,9 @@ const FILE_BYTES: u64 = 1 << 30;
 const NQN: &str = "nqn.2026-01.io.raceline:xtask-start";
 /// Starts of either kind.
 const STARTS: usize = 10;
-/// Between two attempts to connect; refused ones cost the target's core something, too.
+/// Time between two attempts to connect; refused attempts cost the target's core time, too.
 const RETRY: Duration = Duration::from_micros(200);
-/// A target that is not there by then will not come.
+/// Time after which a target that does not answer has failed.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Bar.
 const MS_MAX: f64 = 100.0;
@@ -52,7 +52,7 @@ pub(super) fn run(tree: &Tree, options: &Options) -> Result<Value> {
     Ok(Value::Array(bars))
 }
 
-/// One start; cold: neither program nor file are in the page cache.
+/// One start; cold: neither program nor file is in the page cache.
 fn start(tree: &Tree, file: &Path, cold: bool) -> Result<Duration> {
     let port = free_port()?;
     if cold {
@@ -80,7 +80,7 @@ fn start(tree: &Tree, file: &Path, cold: bool) -> Result<Duration> {
     Ok(time)
 }
 
-/// A port that was free a moment ago.
+/// A port that was free when this function looked.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

@@ -1,4 +1,4 @@
-//! Latencies at 70 % of what a target can do, in an open loop, also beside another target.
+//! Latencies at 70 % of the highest rate of a target, in an open loop, also beside another target.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -9,13 +9,13 @@ use crate::distance::Cores;
 use crate::quiet::watched_near;
 use crate::raceline::{Export, Tree};
 
-/// The closed loop that finds the most, and the open loop over the same queues.
+/// The closed loop that finds the highest rate, and the open loop over the same queues.
 const LOAD: [&str; 10] =
     ["--rw", "randread", "--bs", "4k", "--iodepth", "32", "-i", "4", "--cores", "1"];
 const TIMES: [&str; 4] = ["--runtime", "5", "--ramp_time", "1"];
-/// Part of the most that is offered.
+/// Part of the highest rate that is offered, in percent.
 const PERCENT_OF_MOST: u64 = 70;
-/// The open loop must come this close to its rate, or it was none.
+/// The open loop must reach this part of its rate, or the run does not count.
 const RATE_REACHED: f64 = 0.98;
 
 /// Another target.
@@ -41,7 +41,7 @@ impl std::str::FromStr for Peer {
     }
 }
 
-/// Who is measured: its name, where it is, and its processes as far as they are ours.
+/// A target that is measured: its name, its address, and its processes on this machine.
 struct Subject {
     name: &'static str,
     address: Vec<String>,

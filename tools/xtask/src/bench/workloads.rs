@@ -12,7 +12,7 @@ use crate::distance::Cores;
 use crate::quiet::{Disturbance, Machine, percent, undisturbed};
 use crate::raceline::{Export, Tree};
 
-/// Where the CPU is looked at, counted from the start of a run: after the ramp, before the end.
+/// When the CPU time is read, counted from the start of a run: after the ramp, before the end.
 const CPU_FROM: Duration = Duration::from_millis(3000);
 const CPU_UNTIL: Duration = Duration::from_millis(9000);
 
@@ -25,7 +25,7 @@ const WORKLOADS: [(&str, &str, &str, &str); 5] = [
     ("128 KiB read, depth 8", "read", "128k", "8"),
 ];
 
-/// What one run gave.
+/// The results of one run.
 struct Sample {
     perf: Perf,
     target_percent: f64,
@@ -105,7 +105,7 @@ fn measure(
     }))
 }
 
-/// One run; also what disturbed it.
+/// One run, and what disturbed it.
 fn one_run(
     tree: &Tree,
     target: &Export,

@@ -1,11 +1,11 @@
-//! What callgrind's output says: instructions by function, and by source file.
+//! Reads callgrind's output: instructions by function, and by source file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 
-/// Words of a path that begin the part worth showing.
+/// Words of a path at which the part that is shown begins.
 const PATH_STARTS: [&str; 3] = ["crates", "tools", "library"];
 
 /// Beginnings of the C library's names of functions that copy, fill and compare memory.
@@ -15,8 +15,8 @@ const MEMORY_FUNCTIONS: [&str; 3] = ["mem", "__mem", "bcmp"];
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Profile {
     pub(super) total: f64,
-    /// Of each function, without those that it calls. Inlined functions count for their callers;
-    /// memory functions are told apart by theirs.
+    /// Of each function, without the functions that it calls. Inlined functions count for their callers;
+    /// memory functions are listed separately for each caller.
     pub(super) functions: BTreeMap<String, f64>,
     /// Of the lines of each source file, wherever they were inlined.
     files: BTreeMap<String, f64>,
@@ -48,7 +48,7 @@ impl Profile {
                 let cost = line.split(' ').nth(1).unwrap_or("0");
                 let cost: f64 = cost.parse().with_context(|| format!("not a cost line: {line}"))?;
                 let cost = cost / f64::from(ios);
-                // The line after `calls=` is what the callee cost, and is seen there again.
+                // The line after `calls=` is the callee's cost, which also appears in the callee's own lines.
                 if std::mem::take(&mut is_call) {
                     if is_memory(&callee) && !is_memory(&function) {
                         let name = format!("{} in {function}", bare(&callee));
@@ -97,12 +97,12 @@ fn is_memory(function: &str) -> bool {
     MEMORY_FUNCTIONS.iter().any(|start| function.starts_with(start))
 }
 
-/// Without the version of a C library's symbol.
+/// A symbol of the C library without its version.
 fn bare(function: &str) -> &str {
     function.split('@').next().unwrap_or(function)
 }
 
-/// Without the compiler's hash.
+/// A function's name without the compiler's hash.
 fn short_function(name: &str) -> String {
     let end = name.rfind("::h").filter(|&at| {
         let hash = &name[at + 3..];
@@ -111,7 +111,7 @@ fn short_function(name: &str) -> String {
     name[..end.unwrap_or(name.len())].to_owned()
 }
 
-/// A path from where it means something on every machine.
+/// A path from the folder on that is the same on every machine.
 fn short_file(path: &str) -> String {
     let words: Vec<&str> = path.split('/').collect();
     let start = words.iter().rposition(|word| PATH_STARTS.contains(word));

@@ -32,7 +32,7 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     outcome
 }
 
-/// The program as the guest gets it: an emulated CPU would take long to copy what it never reads.
+/// The program without its line tables, which an emulated CPU would take long to copy.
 fn stripped(tree: &Tree, dir: &Path) -> Result<PathBuf> {
     let program = dir.join("raceline");
     Task::new("strip")

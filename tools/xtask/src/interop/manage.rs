@@ -15,12 +15,12 @@ const POOL_BYTES: u64 = 256 << 20;
 /// The guest reaches this machine's loopback at this address.
 const ADDRESS_IN_GUEST: &str = "10.0.2.2";
 
-/// A daemon with a state directory, and what is asked of it.
+/// A daemon with a state directory, and the calls to it.
 struct Managed<'a> {
     tree: &'a Tree,
     dir: &'a Path,
     daemon: Option<Serve>,
-    /// Where the subsystem with the pool listens, and where another target does.
+    /// The ports of the subsystem with the pool, and of another target.
     ports: [String; 2],
 }
 
@@ -90,8 +90,8 @@ impl Managed<'_> {
         }
     }
 
-    /// Another target of the daemon, on a port of its own, and a referral to it. What it tells hosts
-    /// is the address by which they have come.
+    /// Makes another target of the daemon, on a port of its own, and a referral to it. Hosts are told
+    /// the address over which they have connected.
     fn refer(&self) -> Result<()> {
         let (nqn, port) = (format!("{NQN}-other"), &self.ports[1]);
         self.rpc("nvmf_create_target -n other")?;

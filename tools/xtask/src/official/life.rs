@@ -14,10 +14,10 @@ const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const OTHER_NQN: &str = "nqn.2016-06.io.spdk:cnode2";
 const FRIEND: &str = "nqn.2014-08.org.nvmexpress:friend";
 
-/// A stage's name, the methods that it needs, and what it does.
+/// A stage's name, the methods that it needs, and its checks.
 type Stage<'a> = (&'static str, &'static [&'static str], fn(&mut Life<'a>) -> Result<()>);
 
-/// Everything that one release does with one daemon.
+/// All work of one release on one daemon.
 struct Life<'a> {
     tree: &'a Tree,
     release: &'a Release,
@@ -27,7 +27,7 @@ struct Life<'a> {
     methods: Vec<String>,
 }
 
-/// Runs all of it; each stage is a check, and needs those before.
+/// Runs all stages; each stage is a check, and needs the stages before it.
 pub(super) fn run<'a>(
     tree: &'a Tree,
     release: &'a Release,
@@ -124,7 +124,7 @@ impl<'a> Life<'a> {
         self.client().run(&words).map(drop)
     }
 
-    /// What is allowed before the start, the start, and what is not allowed any more after it.
+    /// Calls that are allowed only before the start, the start, and their refusal after it.
     fn start(&mut self) -> Result<()> {
         let client = self.client();
         let now = strings(&client.json(&["rpc_get_methods", "-c"])?);
@@ -188,7 +188,7 @@ impl<'a> Life<'a> {
         client.refused(&["bdev_get_bdevs", "-b", "none"], -19, "No such device")
     }
 
-    /// A subsystem with a namespace and a listener; I/O goes through.
+    /// A subsystem with a namespace and a listener; I/O succeeds.
     fn export(&mut self) -> Result<()> {
         let client = self.client();
         if !self.has("bdev_split_create") {
@@ -208,7 +208,7 @@ impl<'a> Life<'a> {
         self.verify("1", &[])
     }
 
-    /// What was read and written stands in the statistics.
+    /// The statistics hold the bytes read and written.
     fn input_output(&mut self) -> Result<()> {
         let client = self.client();
         let count = |stats: &Value, name: &str| stats["bdevs"][0][name].as_u64().unwrap_or(0);
@@ -229,7 +229,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Who is not named does not get in.
+    /// A host that is not on the list cannot connect.
     fn hosts(&mut self) -> Result<()> {
         self.any_host(false)?;
         ensure!(self.verify("1", &["-q", FRIEND]).is_err(), "a stranger got in");
@@ -242,7 +242,7 @@ impl<'a> Life<'a> {
         self.verify("1", &[])
     }
 
-    /// Who is connected is listed while it is.
+    /// Controllers are listed while they are connected.
     fn controllers(&mut self) -> Result<()> {
         let mut words = vec!["perf".to_owned()];
         words.extend(self.address()?);
@@ -279,7 +279,7 @@ impl<'a> Life<'a> {
         client.run(&["bdev_malloc_delete", "Hidden"]).map(drop)
     }
 
-    /// Referrals come and go.
+    /// Referrals are added and removed.
     fn referrals(&mut self) -> Result<()> {
         let client = self.client();
         let at = ["-t", "tcp", "-a", "192.0.2.1", "-f", "ipv4", "-s", "8009"];
@@ -292,7 +292,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// A subsystem of its own, found and attached as any other.
+    /// A subsystem of this daemon, found by discovery and attached as any other.
     fn discovery(&mut self) -> Result<()> {
         let client = self.client();
         let uuid = "7f4c1d5e-33b6-4a8f-9a54-6f1f5f8d2f01";
@@ -314,7 +314,7 @@ impl<'a> Life<'a> {
         client.run(&["bdev_malloc_delete", "Found"]).map(drop)
     }
 
-    /// Codes and texts of what cannot be done; nothing changes by it.
+    /// Codes and texts of refused calls, which change nothing.
     fn errors(&mut self) -> Result<()> {
         let client = self.client();
         let before = client.run(&["nvmf_get_subsystems"])?;
@@ -338,7 +338,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Many commands in one go: as a script, and where the release can, as a batch.
+    /// Many commands at once: as a script, and where the release can, as a batch.
     fn scripts(&mut self) -> Result<()> {
         let file = self.dir.join("script");
         let script =
@@ -361,7 +361,7 @@ impl<'a> Life<'a> {
         let subsystems = self.client().run(&["nvmf_get_subsystems"])?;
         let fresh =
             Serve::start(self.tree, &self.tree.scratch("spdk-client-load")?, &["--wait-for-rpc"])?;
-        // The two cannot listen on the same port at once.
+        // Both daemons cannot listen on the same port at once.
         std::mem::replace(&mut self.daemon, fresh).stop()?;
         let ended = self.client().fed(&["load_config"], &file)?;
         ensure!(!ended.stdout.contains("skipped"), "{}", ended.stdout);
@@ -372,7 +372,7 @@ impl<'a> Life<'a> {
         self.verify("1", &[])
     }
 
-    /// Everything that was made can be deleted, and is gone then.
+    /// Every object that was made can be deleted, and is then gone.
     fn deletes(&mut self) -> Result<()> {
         let client = self.client();
         let port = port_of(&self.subsystem(NQN)?)?;

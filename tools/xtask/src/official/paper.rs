@@ -9,7 +9,7 @@ use crate::step::Checks;
 
 const NQN: &str = "nqn.2021-01.io.spdk:NVMe0";
 
-/// Before the drives: options, start, transport. As the paper's table prints them.
+/// Before the drives: options, start, transport, as the paper's table prints them.
 const BEFORE: [&str; 5] = [
     "nvmf_set_config -r 10000 -s transport",
     "bdev_nvme_set_options -n 4 -t 0 -a none -p 100000",
@@ -17,7 +17,7 @@ const BEFORE: [&str; 5] = [
     "framework_start_init",
     "nvmf_create_transport -t tcp -q 128 -m 64 -c 4096 -i 131072 -u 131072 -a 128 -n 4096 -b 32 -y 1",
 ];
-/// After them. The address is ours; port 0 is a free one.
+/// After the drives. The address is not the paper's; port 0 is a free one.
 const AFTER: [&str; 3] = [
     "nvmf_create_subsystem nqn.2021-01.io.spdk:NVMe0 -s SPDK00000000000000 -a",
     "nvmf_subsystem_allow_any_host nqn.2021-01.io.spdk:NVMe0",
@@ -26,7 +26,7 @@ const AFTER: [&str; 3] = [
 /// Drives of the paper's machine.
 const DRIVES: usize = 6;
 
-/// Runs them, and looks at what they made.
+/// Runs the commands, and checks the objects that they made.
 pub(super) fn run(tree: &Tree, checks: &mut Checks) {
     let begin = || -> Result<(Serve, Value)> {
         let dir = tree.scratch("spdk-client-paper")?;
@@ -63,7 +63,7 @@ fn commands(tree: &Tree, daemon: &Serve) -> Result<()> {
     for text in BEFORE {
         line(tree, daemon, text)?;
     }
-    // Where the paper attaches PCIe drives, devices in memory have their names.
+    // The paper attaches PCIe drives here; these are devices in memory with the same names.
     for drive in 0..DRIVES {
         let name = format!("Nvme{drive}n1");
         let printed = line(tree, daemon, &format!("bdev_malloc_create -b {name} 16 512"))?;

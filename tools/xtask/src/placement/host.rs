@@ -1,4 +1,4 @@
-//! Which connections our host keeps on a link with receive queues, and on which core.
+//! The connections that a host keeps on a link with receive queues, and their cores.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::{BUSY_POLL_US, TestBed, core_list, field, stop};
 use crate::raceline::Tree;
 use crate::step::Checks;
 
-/// I/O queues. That those of a core all hash to one queue of the link by chance is no more likely than
+/// I/O queues. The chance that all queues of a core hash to one queue of the link is at most
 /// one in ten thousand.
 const IO_QUEUES: usize = 16;
 /// Connections that a queue makes at most to find a good one (crates/host/src/placement.rs).
@@ -16,7 +16,7 @@ const ATTEMPTS_MAX: u32 = 16;
 /// Searches that may end without a good connection: with 4 receive queues one in a hundred does.
 const UNLUCKY_MAX: usize = 2;
 
-/// Everything about the host.
+/// All checks of the host.
 pub(super) fn check(checks: &mut Checks, tree: &Tree, bed: &TestBed, cpus: &[usize; 2]) {
     for io in ["uring", "epoll"] {
         checks.run(&format!("host-napi-{io}"), || by_queue(tree, bed, cpus, &["--io", io]));
@@ -45,7 +45,7 @@ fn by_queue(tree: &Tree, bed: &TestBed, cpus: &[usize], options: &[&str]) -> Res
     Ok(())
 }
 
-/// Without placement they have several: what `by_queue` finds is no property of the link.
+/// Without placement a core's connections have several queues: `by_queue` does not hold on its own.
 fn by_chance(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
     let tries = connections(tree, bed, cpus, "any", &[])?;
     ensure!(tries.iter().all(|tried| tried.kept && tried.attempt == 1), "a queue searched");
@@ -55,7 +55,7 @@ fn by_chance(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Connections are kept by the core whose CPU the kernel processes their packets on.
+/// A core keeps the connections whose packets the kernel processes on its CPU.
 fn by_cpu(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
     let tries = connections(tree, bed, cpus, "cpu", &[])?;
     let mut unlucky = 0;
@@ -72,7 +72,7 @@ fn by_cpu(tree: &Tree, bed: &TestBed, cpus: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// A connection of an I/O queue that the host has looked at.
+/// A connection of an I/O queue that the host has judged.
 #[derive(Debug, PartialEq, Eq)]
 struct Tried {
     core: Option<usize>,
@@ -114,7 +114,7 @@ fn kept_queues(tries: &[Tried]) -> Result<BTreeMap<usize, BTreeMap<u64, usize>>>
     Ok(queues)
 }
 
-/// Runs a verifying job on both cores; tells what connections it tried.
+/// Runs a verifying job on both cores; gives the connections that it tried.
 fn connections(
     tree: &Tree,
     bed: &TestBed,

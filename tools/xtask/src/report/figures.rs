@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::spdk::Spread;
 
-/// Everything that page and plots are made from.
+/// All data from which page and plots are made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Figures {
     /// By the names that rows give.
@@ -17,7 +17,7 @@ pub(super) struct Figures {
     pub(super) facts: Vec<Fact>,
 }
 
-/// One measurement: what, of which build, when and where.
+/// One measurement: its command, build, date and machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Source {
     /// The command that measured.
@@ -26,7 +26,7 @@ pub(super) struct Source {
     pub(super) build: String,
     /// Year-month-day.
     pub(super) date: String,
-    /// Which of our targets: `serve` or `export`; empty where each figure says it.
+    /// The measured target of Raceline: `serve` or `export`; empty where each figure says it.
     pub(super) target: String,
     pub(super) processor: String,
     pub(super) congestion_control: String,
@@ -43,7 +43,7 @@ pub(super) struct Point {
     pub(super) connections: u32,
 }
 
-/// What stands beside ours.
+/// What is measured beside Raceline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Beside {
@@ -51,11 +51,11 @@ pub(super) enum Beside {
     Limit,
     /// SPDK's tuned target under SPDK's host.
     SpdkTuned,
-    /// `raceline export`, when ours is a daemon.
+    /// `raceline export`, when Raceline's target is a daemon.
     Export,
 }
 
-/// IOPS of ours and of what stands beside it.
+/// IOPS of Raceline and of what is measured beside it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Row {
     #[serde(flatten)]
@@ -63,9 +63,9 @@ pub(super) struct Row {
     pub(super) beside: Beside,
     pub(super) ours: Spread,
     pub(super) theirs: Spread,
-    /// Run beside run.
+    /// Ratios of runs that were made next to each other.
     pub(super) ratio: Spread,
-    /// Runs that count though something disturbed them.
+    /// Runs that count although they were disturbed.
     pub(super) disturbed: u64,
     pub(super) source: String,
 }
@@ -77,7 +77,7 @@ pub(super) struct Tail {
     pub(super) point: Point,
     pub(super) ours_p50_us: Spread,
     pub(super) spdk_p50_us: Spread,
-    /// Of short windows.
+    /// Medians of short windows.
     pub(super) ours_p999_us: Spread,
     pub(super) spdk_p999_us: Spread,
     pub(super) source: String,
@@ -107,7 +107,7 @@ impl fmt::Display for Point {
 }
 
 impl Source {
-    /// Under which rows find it.
+    /// The name under which rows find it.
     pub(super) fn name(&self) -> String {
         let Self { command, target, build, date, .. } = self;
         let target = if target.is_empty() { "" } else { &format!(" {target}") };
@@ -123,7 +123,7 @@ impl Figures {
         name
     }
 
-    /// Takes the newer rows in place of those of the same points, and sorts.
+    /// Replaces the rows of the same points by the newer rows, and sorts.
     pub(super) fn take(&mut self, newer: Self) {
         self.sources.extend(newer.sources);
         let known = |row: &Row| newer.points.iter().any(|new| key(new) == key(row));
@@ -142,7 +142,7 @@ impl Figures {
         self.sources.retain(|name, _| used.contains(name));
     }
 
-    /// The row of a point, beside something.
+    /// The row of a point, beside this.
     pub(super) fn row(&self, point: Point, beside: Beside) -> Option<&Row> {
         self.points.iter().find(|row| row.point == point && row.beside == beside)
     }
@@ -152,7 +152,7 @@ impl Figures {
         self.sources.get(source).map_or("unknown build", |source| source.build.as_str())
     }
 
-    /// The same, and what TCP did: `abc1234 over cubic`.
+    /// The same, and the congestion control: `abc1234 over cubic`.
     pub(super) fn build_and_tcp(&self, source: &str) -> String {
         let tcp = self.sources.get(source).map(|source| source.congestion_control.as_str());
         format!("{} over {}", self.build(source), tcp.unwrap_or("unknown TCP"))
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(figures.build(&figures.row(point, Beside::Limit).unwrap().source), "new");
         assert_eq!(figures.build(&figures.row(point, Beside::SpdkTuned).unwrap().source), "old");
         assert_eq!(point.to_string(), "4 KiB read 1x1");
-        // Nobody names a source whose rows are all gone.
+        // No row names a source whose rows are all gone.
         newer.points = vec![row(1, Beside::SpdkTuned, &new)];
         figures.take(newer);
         assert_eq!(figures.sources.len(), 1);

@@ -30,7 +30,7 @@ const POINTS: [Point; 12] = [
     Point::new(128, true, 8, 1),
 ];
 
-/// What `cargo xtask bench` measures: the name of the value there, and what it is.
+/// Values of `cargo xtask bench`: the name of the value there, and its description.
 const FACTS: [(&str, &str); 7] = [
     (
         "ram, memory beside the namespace",
@@ -53,7 +53,7 @@ const FACTS: [(&str, &str); 7] = [
     ),
 ];
 
-/// The page with the figures in place of what stands between its markers.
+/// The page with the figures between its markers.
 pub(super) fn filled(page: &str, figures: &Figures) -> Result<String> {
     let mut text = String::new();
     let mut names = Vec::new();
@@ -170,7 +170,7 @@ fn facts(figures: &Figures) -> String {
     text
 }
 
-/// Small values need their second digit.
+/// Digits after the point: small values need a second one.
 fn digits(fact: &Fact) -> usize {
     match fact.value.median {
         value if value >= 100.0 => 0,
@@ -276,12 +276,12 @@ mod tests {
         assert!(text.contains(
             "- `raceline bench gap` of `serve`; TCP over cubic; 5 pairs: abc1234, 2026-11-25\n"
         ));
-        // Nothing is measured of these, and they say so.
+        // These points have no measurements, and the page says so.
         assert!(
             text.contains("`serve` beside `export`: not measured.")
                 && text.contains("Latency: not")
         );
-        // Made again it is the same.
+        // Filling the filled page changes nothing.
         assert_eq!(filled(&text, &figures()).unwrap(), text);
     }
 

@@ -11,7 +11,7 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 84.0;
 const BOTTOM: f64 = 94.0;
-/// How far the values of two lines at one x stand apart, so that their ends can be told apart.
+/// How far the values of two lines at one x are apart, so that their ends can be distinguished.
 const ASIDE: f64 = 7.0;
 /// Half of the width of an end, and the size of a marker.
 const CAP: f64 = 4.0;
@@ -39,7 +39,7 @@ pub(super) struct Plot {
     pub(super) title: String,
     pub(super) x_title: &'static str,
     pub(super) y_title: &'static str,
-    /// What the figures are, and where they come from.
+    /// The description of the figures, and their source.
     pub(super) notes: [String; 2],
     pub(super) series: Vec<Series>,
 }
@@ -47,11 +47,11 @@ pub(super) struct Plot {
 /// A line.
 pub(super) struct Series {
     pub(super) name: &'static str,
-    /// By x.
+    /// The values, by x.
     pub(super) values: Vec<(u32, Spread)>,
 }
 
-/// Places of values.
+/// Maps values to places in the plot.
 struct Scale {
     x_low: f64,
     x_high: f64,
@@ -113,7 +113,7 @@ impl Plot {
             self.series.iter().flat_map(|series| series.values.iter().map(|(x, _)| *x)).collect();
         xs.sort_unstable();
         xs.dedup();
-        // 127 and 128 would stand on each other.
+        // 127 and 128 would overlap.
         for near in xs.chunk_by(|a, b| scale.x(*b) - scale.x(*a) < LABEL_WIDTH) {
             let Some(x) = near.first() else { continue };
             let label: Vec<String> = near.iter().map(ToString::to_string).collect();
@@ -129,7 +129,7 @@ impl Plot {
 }
 
 impl Scale {
-    /// The outermost values stand a little inside.
+    /// The outermost values are placed a little inside the plot.
     fn x(&self, x: u32) -> f64 {
         let (from, to) = (LEFT + 30.0, WIDTH - RIGHT - 30.0);
         let width = (self.x_high - self.x_low).max(f64::MIN_POSITIVE);

@@ -1,4 +1,4 @@
-//! Reads what the measuring commands write: `raceline bench gap`, `cargo xtask spdk` and `bench`.
+//! Reads the output of the measuring commands: `raceline bench gap`, `cargo xtask spdk` and `bench`.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -10,7 +10,7 @@ use super::figures::{Beside, Fact, Figures, Point, Row, Source, Tail};
 use crate::origin::date;
 use crate::spdk::Spread;
 
-/// The figures of a file. `build` is for JSON that names none.
+/// The figures of a file. `build` is for JSON that names no build.
 pub(super) fn file(path: &Path, build: Option<&str>) -> Result<Figures> {
     let text = std::fs::read_to_string(path)?;
     let value: Value = serde_json::from_str(&text).context("not JSON")?;
@@ -38,7 +38,7 @@ fn figures(value: &Value, build: Option<&str>, written_s: u64) -> Result<Figures
     Ok(found)
 }
 
-/// A list of points. Older lists do not say what they are of: they are of `raceline export`.
+/// A list of points. Older lists do not name their target: it is `raceline export`.
 fn gap(found: &mut Figures, points: &Value, build: Option<&str>, written_s: u64) -> Result<()> {
     for point in list(points)? {
         let shaped = ["null", "staged"].iter().any(|name| point[name] == true);
@@ -91,7 +91,7 @@ fn gap_row(found: &mut Figures, point: &Value, build: Option<&str>, written_s: u
     })
 }
 
-/// Ours -> ours, and SPDK's host -> SPDK tuned, repetition by repetition.
+/// Pairs of Raceline's host and target, and of SPDK's host and tuned target, repetition by repetition.
 fn beside_spdk(found: &mut Figures, value: &Value) -> Result<()> {
     let source = spdk_source(found, &value["setting"], "cargo xtask spdk")?;
     for point in list(&value["points"])? {
@@ -209,7 +209,7 @@ fn bench(found: &mut Figures, value: &Value, written_s: u64) -> Result<()> {
     Ok(())
 }
 
-/// Finds values with a bar, at any depth. Beside a bar may stand the median and the ends.
+/// Finds values with a bar, at any depth. The median and the ends may stand beside the bar.
 fn with_bars(value: &Value, beside: Option<Spread>, source: &str, facts: &mut Vec<Fact>) {
     match value {
         Value::Array(values) => {
@@ -247,7 +247,7 @@ fn number(value: &Value, name: &str) -> Result<u32> {
     u32::try_from(number).with_context(|| format!("{name} {number}"))
 }
 
-/// Of the runs' values, all of which must be there.
+/// The spread of the runs' values, all of which must be there.
 fn spread(runs: &[Value], digits: i32, value: impl Fn(&Value) -> Option<f64>) -> Result<Spread> {
     ensure!(!runs.is_empty(), "no runs");
     let values: Option<Vec<f64>> = runs.iter().map(value).collect();

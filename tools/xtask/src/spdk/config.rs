@@ -1,18 +1,18 @@
-//! The configurations of the targets that begin with one, in SPDK's form: SPDK's and our daemon.
+//! The configurations of the targets that read one, in SPDK's form: SPDK's and Raceline's daemon.
 
 use serde_json::{Value, json};
 
 use super::point::Target;
 use super::program::{BLOCK_BYTES, NAMESPACE_MIB, NQN};
 
-/// Data that a capsule holds, of the tuned target and of ours.
+/// In-capsule data of SPDK's tuned target and of Raceline's.
 const IN_CAPSULE_BYTES: u32 = 8192;
 
 /// Two namespaces in one subsystem, on one listener.
 ///
-/// SPDK's tuned target differs in what looked likely to help, and is not proved to be its best: no
-/// copy between the memory device and the socket, writes of 8 KiB inside their capsules as ours has
-/// them, deeper queues, reads ahead from the socket, large socket buffers. Our daemon has the
+/// SPDK's tuned target differs in options that were likely to help; it is not proved to be its best: no
+/// copy between the memory device and the socket, writes of 8 KiB inside their capsules as Raceline has
+/// them, deeper queues, reads ahead from the socket, large socket buffers. Raceline's daemon has the
 /// limits of `raceline export`.
 pub(super) fn configuration(kind: Target, port: u16) -> Value {
     let block_count = u64::from(NAMESPACE_MIB) * (1 << 20) / u64::from(BLOCK_BYTES);

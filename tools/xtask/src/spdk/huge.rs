@@ -1,4 +1,4 @@
-//! Huge pages for SPDK and for our namespace: counting, reserving, giving back.
+//! Huge pages for SPDK and for Raceline's namespace: counting, reserving, giving back.
 
 use std::fs;
 use std::path::Path;
@@ -8,16 +8,16 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::child::at_interrupt;
 
-/// How many there are, for writing.
+/// The kernel's file with the number of huge pages, for writing.
 const COUNT_FILE: &str = "/proc/sys/vm/nr_hugepages";
 /// Makes the kernel gather free memory into large pieces.
 const COMPACT_FILE: &str = "/proc/sys/vm/compact_memory";
-/// Where SPDK expects its file system for huge pages, and where its processes leave files behind
+/// The file system for huge pages that SPDK expects, where its processes leave files behind
 /// when they are killed.
 const MOUNT: &str = "/dev/hugepages";
 const RUNTIME_DIR: &str = "/var/run/dpdk";
 const SHARED_MEMORY_DIR: &str = "/dev/shm";
-/// The size that the counts below are in.
+/// The page size of the counts below.
 const PAGE_KIB: u64 = 2048;
 
 /// Huge pages that were added; dropping gives them back.
@@ -26,7 +26,7 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// Makes sure that `pages` are free; adds what is missing only if told to.
+    /// Makes sure that `pages` are free; with `reserve`, adds the missing ones.
     pub(crate) fn ensure(pages: u64, reserve: bool) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/mounts")?;
         let mounted = |line: &str| line.split(' ').nth(2) == Some("hugetlbfs");
@@ -46,7 +46,7 @@ impl Reserved {
         }
         let reserved = Self { before: Some(total) };
         at_interrupt(move || drop(Self { before: Some(total) }));
-        // It helps a machine that has run for long, and matters nowhere else.
+        // Compaction helps a machine with a long uptime, and has no effect elsewhere.
         let _ = fs::write(COMPACT_FILE, "1");
         fs::write(COUNT_FILE, wanted.to_string()).with_context(|| {
             format!("cannot reserve huge pages in {COUNT_FILE}: run this as root")
@@ -70,14 +70,14 @@ impl Drop for Reserved {
     }
 }
 
-/// What SPDK's processes leave in the system's folders; dropping removes it.
+/// Files that SPDK's processes leave in the system's folders; dropping removes them.
 #[derive(Clone, Default)]
 pub(crate) struct Leftovers {
     pids: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Leftovers {
-    /// Also removes them when interrupted.
+    /// Also removes them when xtask is interrupted.
     pub(crate) fn new() -> Self {
         let new = Self::default();
         let copy = new.clone();
@@ -90,7 +90,7 @@ impl Leftovers {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
     }
 
-    /// Removes what the processes so far have left; they must have ended.
+    /// Removes the files that the processes so far have left; these must have ended.
     pub(crate) fn remove(&self) {
         let pids = std::mem::take(&mut *self.pids.lock().unwrap_or_else(PoisonError::into_inner));
         for folder in [MOUNT, RUNTIME_DIR, SHARED_MEMORY_DIR] {
@@ -114,11 +114,11 @@ fn is_of(name: &str, pid: u32) -> bool {
 }
 
 fn remove(path: &Path) {
-    // What cannot be removed stays: it is small, and belongs to nobody any more.
+    // A file that cannot be removed stays: it is small, and its process is gone.
     let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
 }
 
-/// Huge pages in all, and free ones that nobody has been promised.
+/// All huge pages, and the free ones that are not reserved.
 fn counts() -> Result<(u64, u64)> {
     parse(&fs::read_to_string("/proc/meminfo")?)
 }

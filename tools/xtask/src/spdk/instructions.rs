@@ -1,4 +1,4 @@
-//! `cargo xtask spdk --instructions`: what a command costs in user space, ours beside SPDK's.
+//! `cargo xtask spdk --instructions`: the cost of a command in user space, Raceline's beside SPDK's.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use super::point::{Host, Point, Target};
 use super::program::{Programs, RunningTarget};
 use super::steps::{self, Count, Side};
 
-/// Commands in flight at most: more make cycles that do not fit into the time.
+/// Most commands in flight: with more, cycles do not fit into the time.
 const IN_FLIGHT_MAX: u32 = 32;
-/// How long a host gets to connect and find its pace, in seconds.
+/// How long a host gets to connect and reach its rate, in seconds.
 const RAMP_S: u32 = 4;
 /// Bytes of a capsule without data, and of the header of an H2CData PDU.
 const CAPSULE_BYTES: u32 = 72;
 const DATA_HEADER_BYTES: u32 = 24;
-/// Both targets take so much data in a capsule.
+/// Data in a capsule that both targets accept.
 const IN_CAPSULE_BYTES: u32 = 8192;
 
 /// Counts and prints.
@@ -113,7 +113,7 @@ fn thread(process: u32, name: &str) -> Result<u32> {
     anyhow::bail!("process {process} has no thread {name}")
 }
 
-/// What a command sends to the target.
+/// Bytes that a command sends to the target.
 fn command_bytes(point: Point) -> u32 {
     match (point.write, point.io_bytes) {
         (false, _) => CAPSULE_BYTES,

@@ -1,4 +1,4 @@
-//! What is measured: the points of the grid, and the two programs on either side.
+//! The measured points of the grid, and the two programs on either side.
 
 use std::fmt;
 
@@ -31,8 +31,8 @@ impl fmt::Display for Point {
     }
 }
 
-/// Of the namespace in memory: KiB, write, depth, connections, part of --quick. A queue of 128
-/// entries, which both targets offer unless told otherwise, holds 127 commands.
+/// Points of the namespace in memory: KiB, write, depth, connections, part of --quick. A queue of 128
+/// entries, the default of both targets, holds 127 commands.
 const MEMORY: [(u32, bool, u32, u32, bool); 17] = [
     (4, false, 1, 1, true),
     (4, false, 8, 1, false),
@@ -52,9 +52,9 @@ const MEMORY: [(u32, bool, u32, u32, bool); 17] = [
     (128, false, 32, 1, false),
     (128, true, 8, 1, false),
 ];
-/// Of the namespace without storage.
+/// Points of the namespace without storage.
 const NULL: [(u32, bool, u32, u32, bool); 1] = [(4, false, 32, 1, false)];
-/// Of the namespace in memory, with header and data digests.
+/// Points of the namespace in memory, with header and data digests.
 const DIGESTS: [(u32, bool, u32, u32, bool); 4] = [
     (4, false, 32, 1, false),
     (4, true, 32, 1, false),
@@ -92,7 +92,7 @@ pub(crate) enum Host {
     Spdk,
 }
 
-/// How our target runs.
+/// How Raceline's target runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Ours {
@@ -116,11 +116,11 @@ impl fmt::Display for Ours {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
-    /// Ours, its namespace in transparent huge pages.
+    /// Raceline's, its namespace in transparent huge pages.
     Raceline,
-    /// Ours, its namespace in reserved huge pages, as SPDK's is.
+    /// Raceline's, its namespace in reserved huge pages, as SPDK's is.
     RacelineHuge,
-    /// `nvmf_tgt` as it comes.
+    /// `nvmf_tgt` with its defaults.
     Spdk,
     /// `nvmf_tgt` with the options that made it fastest here.
     SpdkTuned,
@@ -153,7 +153,7 @@ impl Target {
     }
 }
 
-/// Who talks to whom.
+/// A host and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Pair {
     pub(crate) host: Host,
@@ -182,7 +182,7 @@ pub(crate) const PAIRS: [Pair; 8] = {
     ]
 };
 
-/// The ratios worth showing: title, numerator, denominator, as indices of [`PAIRS`].
+/// The ratios that are shown: title, numerator, denominator, as indices of [`PAIRS`].
 pub(crate) const RATIOS: [(&str, usize, usize); 6] = [
     ("both / both SPDK", 0, 1),
     ("both / both SPDK tuned", 0, 3),

@@ -26,7 +26,7 @@ const HOST_CORE: (&str, &str) = ("1", "0x2");
 /// Memory of SPDK's host, in MiB.
 const HOST_MIB: u64 = 256;
 /// Memory that SPDK's target takes, in MiB: the namespace, its pools and the buffers of its
-/// connections; with a reserve.
+/// connections, with a reserve.
 const TARGET_MIB: u64 = 1024;
 const HUGE_PAGE_MIB: u64 = 2;
 
@@ -43,10 +43,10 @@ const SETTLE: Duration = Duration::from_millis(30);
 pub(crate) const HUGE_PAGES: u64 =
     (2 * TARGET_MIB + HOST_MIB + NAMESPACE_MIB as u64) / HUGE_PAGE_MIB;
 
-/// Where the programs are.
+/// The paths of the programs.
 pub(crate) struct Programs<'a> {
     tree: &'a Tree,
-    /// How our target runs.
+    /// How Raceline's target runs.
     ours: Ours,
     target: PathBuf,
     host: PathBuf,
@@ -54,13 +54,13 @@ pub(crate) struct Programs<'a> {
     leftovers: Leftovers,
 }
 
-/// What one run of a host gave.
+/// The results of one run of a host.
 pub(crate) struct Measured {
     pub(crate) iops: f64,
     pub(crate) mean_us: f64,
 }
 
-/// How long commands took, from when they were due.
+/// Latencies of commands, from when they were due.
 #[derive(serde::Serialize)]
 pub(crate) struct Tail {
     pub(crate) p50_us: f64,
@@ -68,7 +68,7 @@ pub(crate) struct Tail {
 }
 
 impl<'a> Programs<'a> {
-    /// Builds ours; SPDK's must be in `build`.
+    /// Builds Raceline; SPDK must be in `build`.
     pub(crate) fn find(
         tree: &'a Tree,
         ours: Ours,
@@ -89,19 +89,19 @@ impl<'a> Programs<'a> {
         Ok(Self { tree, ours, target, host, scratch: Scratch::new()?, leftovers })
     }
 
-    /// How our target runs.
+    /// How Raceline's target runs.
     pub(crate) fn ours(&self) -> Ours {
         self.ours
     }
 
-    /// What SPDK calls itself.
+    /// The version that SPDK reports.
     pub(crate) fn spdk_version(&self) -> Result<String> {
         let ended = Task::new(&self.target).args(["--version"]).check()?;
         Ok(ended.output.lines().next_back().unwrap_or("SPDK").trim().to_owned())
     }
 
     /// Starts a target and waits until it can be reached. `mode` is what `raceline export` does
-    /// when it is idle; a daemon of ours is always adaptive.
+    /// when it is idle; Raceline's daemon is always adaptive.
     pub(crate) fn start(&self, kind: Target, mode: &str) -> Result<RunningTarget> {
         let port = free_port()?;
         let task = if kind.is_spdk() {
@@ -154,7 +154,7 @@ impl<'a> Programs<'a> {
         Ok(Measured { iops: iops(&job), mean_us: mean / 1000.0 })
     }
 
-    /// Runs our host with so many commands per second falling due, however long others take.
+    /// Runs Raceline's host with `commands_per_s` commands falling due, however long earlier ones take.
     pub(crate) fn run_paced(
         &self,
         target: &RunningTarget,
@@ -168,7 +168,7 @@ impl<'a> Programs<'a> {
         let job = perf_job(task.args(["--rate_iops", &rate]), limit_s)?;
         let kind = if point.write { "write" } else { "read" };
         if job[kind]["total_ios"] == 0 {
-            // Whatever fell due in that time was still waiting at its end.
+            // All commands that fell due in that time were still waiting at its end.
             return Ok(Tail { p50_us: f64::INFINITY, p999_us: f64::INFINITY });
         }
         let percentile = |name: &str| {
@@ -178,7 +178,7 @@ impl<'a> Programs<'a> {
         Ok(Tail { p50_us: percentile("50.000000")?, p999_us: percentile("99.900000")? })
     }
 
-    /// Starts a host that is to be looked at while it runs, for at most so long.
+    /// Starts a host that is measured while it runs, for `seconds`.
     pub(crate) fn start_host(
         &self,
         host: Host,
@@ -208,7 +208,7 @@ impl<'a> Programs<'a> {
         let namespace = if point.null { 2 } else { 1 };
         let connections = point.connections.to_string();
         if host == Host::Spdk {
-            // Its depth is that of all connections together.
+            // SPDK's depth is the sum over all connections.
             let depth = (point.depth * point.connections).to_string();
             let words = ["-w", pattern, "-o", &size, "-q", &depth, "-P", &connections];
             let digests: &[&str] = if point.digests { &["-H", "-I"] } else { &[] };
@@ -274,8 +274,8 @@ impl<'a> Programs<'a> {
         Ok(task.args([config]).args(["-r"]).args([socket]))
     }
 
-    /// Writes the configuration of a target, and gives its socket a name beside it. A target of one
-    /// kind may be started more than once.
+    /// Writes the configuration of a target, and names its socket beside it. Several targets of one
+    /// kind may be started.
     fn configured(&self, kind: Target, port: u16) -> Result<(PathBuf, PathBuf)> {
         let path = |end: &str| self.scratch.dir.join(format!("{port}.{end}"));
         let config = path("json");
@@ -284,7 +284,7 @@ impl<'a> Programs<'a> {
     }
 }
 
-/// A target that runs, or is stopped for the time being; dropping ends it.
+/// A target that runs, or is stopped by [`Self::pause`]; dropping ends it.
 pub(crate) struct RunningTarget {
     pub(crate) kind: Target,
     port: u16,
@@ -329,7 +329,7 @@ impl RunningTarget {
             return Ok(());
         }
         let end = Instant::now() + Duration::from_secs(READY_LIMIT_S);
-        // Its listener is the last thing that the configuration asks for.
+        // The listener is the last part of the configuration.
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             self.healthy()?;
             ensure!(Instant::now() < end, "nvmf_tgt does not listen after {READY_LIMIT_S} s");
@@ -364,12 +364,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It is gone already when this process was interrupted.
+        // The folder is gone already when this process was interrupted.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
-/// Runs `raceline perf` and gives what it says about its job.
+/// Runs `raceline perf` and gives its report on the job.
 fn perf_job(task: Task, limit_s: u64) -> Result<Value> {
     let ended = task.limit(limit_s).check()?;
     let mut report: Value = serde_json::from_str(&ended.stdout)
@@ -395,7 +395,7 @@ fn total(output: &str) -> Result<Measured> {
     }
 }
 
-/// A port of 127.0.0.1 that nobody listens on now.
+/// A port of 127.0.0.1 on which nothing listens now.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -1,4 +1,4 @@
-//! What was measured, as tables for docs/lab and as JSON.
+//! The measured values, as tables for docs/lab and as JSON.
 
 use std::fmt::Write as _;
 
@@ -9,27 +9,27 @@ use crate::distance;
 use crate::origin::Origin;
 use crate::quiet::Disturbance;
 
-/// Everything.
+/// The whole report.
 #[derive(Serialize)]
 pub(crate) struct Report {
-    /// Where and with what.
+    /// The machine and the programs.
     pub(crate) setting: Setting,
     pub(crate) points: Vec<PointReport>,
     pub(crate) idle: Vec<Idle>,
 }
 
-/// Where and with what it was measured.
+/// The machine and the programs of a measurement.
 #[derive(Serialize)]
 pub(crate) struct Setting {
     #[serde(flatten)]
     pub(crate) origin: Origin,
-    /// Which of our targets.
+    /// Which of Raceline's targets.
     pub(crate) target: Ours,
     pub(crate) spdk: String,
     pub(crate) repetitions: usize,
     pub(crate) ramp_seconds: u32,
     pub(crate) measured_seconds: u32,
-    /// The least round trip of a cache line between the cores of target and host.
+    /// The shortest round trip of a cache line between the cores of target and host.
     pub(crate) core_round_trip_ns: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Run {
     pub(crate) disturbance: Disturbance,
 }
 
-/// What was found at one point.
+/// The results at one point.
 #[derive(Serialize)]
 pub(crate) struct PointReport {
     pub(crate) name: String,
@@ -51,9 +51,9 @@ pub(crate) struct PointReport {
     /// Each with one run of every pair, in the order of [`PAIRS`].
     pub(crate) repetitions: Vec<Vec<Run>>,
     pub(crate) ratios: Vec<Ratio>,
-    /// Runs that were thrown away because something disturbed them.
+    /// Runs that were thrown away because they were disturbed.
     pub(crate) repeated: usize,
-    /// Runs that count though something disturbed them: no quiet one could be had.
+    /// Runs that count although they were disturbed: all repetitions were, too.
     pub(crate) disturbed: usize,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Ratio {
     pub(crate) spread: Spread,
 }
 
-/// The middle of some values, and their ends.
+/// The median of some values, and their ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -73,7 +73,7 @@ pub(crate) struct Spread {
     pub(crate) high: f64,
 }
 
-/// A target with one host that hardly asks for anything.
+/// A target with one host that reads once per second.
 #[derive(Serialize)]
 pub(crate) struct Idle {
     pub(crate) target: String,
@@ -86,7 +86,7 @@ pub(crate) struct Idle {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of at least one value.
     pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -105,18 +105,18 @@ impl Spread {
         Self { median: value(median), low: value(low), high: value(high) }
     }
 
-    /// In another unit.
+    /// The same in another unit.
     pub(crate) fn divided_by(self, divisor: f64) -> Self {
         self.map(|value| value / divisor)
     }
 
-    /// To so many digits after the point.
+    /// The same, with `digits` digits after the point.
     pub(crate) fn rounded(self, digits: i32) -> Self {
         let factor = 10f64.powi(digits);
         self.map(|value| (value * factor).round() / factor)
     }
 
-    /// As a cell of a table: `7.0 (6.0 - 8.0)`, or one value where there is no more.
+    /// As a cell of a table: `7.0 (6.0 - 8.0)`, or one value if there is only one.
     pub(crate) fn cell(self, divisor: f64, digits: usize) -> String {
         let Self { median, low, high } = self.divided_by(divisor);
         if self.low.total_cmp(&self.high).is_eq() {
@@ -151,7 +151,7 @@ impl PointReport {
 }
 
 impl Report {
-    /// Runs that count though something disturbed them.
+    /// Runs that count although they were disturbed.
     pub(crate) fn disturbed(&self) -> usize {
         self.points.iter().map(|point| point.disturbed).sum()
     }
@@ -196,7 +196,7 @@ impl Report {
 }
 
 impl Setting {
-    /// The paragraph above the tables; `what` is said of the runs.
+    /// The paragraph above the tables; `what` describes the runs.
     pub(crate) fn introduction(&self, what: &str) -> String {
         let Self { origin, target, spdk, repetitions, .. } = self;
         let Origin { raceline, kernel, congestion_control, processor, .. } = origin;

@@ -1,9 +1,9 @@
 //! Instructions per I/O of one thread in user space, counted by single-stepping it with ptrace(2).
 //!
 //! Works on any binary and on machines without hardware counters. The stepped side becomes slower by
-//! orders of magnitude, so its peer always waits for it: no instruction is spent on looking for work
-//! that is not there. Cycles are counted whole: from one moment at which the thread has just sent
-//! something to another.
+//! orders of magnitude, so its peer always waits for it: it spends no instruction on looking for work
+//! that is not there. Whole cycles are counted: from one moment at which the thread has just sent
+//! bytes to another.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use nix::unistd::Pid;
 
 /// Steps between two looks at the connections.
 const STEPS_PER_LOOK: u32 = 1024;
-/// Fewest commands that say something.
+/// Fewest commands for a valid result.
 const COMMANDS_MIN: f64 = 30.0;
 
-/// What was counted.
+/// The result of a count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Count {
     /// Instructions in user space per command.
@@ -49,7 +49,7 @@ struct Bytes {
     received: u64,
 }
 
-/// Steps a thread that serves or uses the connections of the target's `port`, for so long.
+/// For the given time, steps a thread that serves or uses the connections of the target's `port`.
 /// `command_bytes` go to the target with each command.
 pub(crate) fn count(
     thread: u32,
@@ -59,7 +59,7 @@ pub(crate) fn count(
     time: Duration,
 ) -> Result<Count> {
     let pid = Pid::from_raw(i32::try_from(thread)?);
-    // On the core of the thread, going from one to the other needs no interrupt.
+    // On the same core as the thread, switching between the two needs no interrupt.
     let before = sched_getaffinity(Pid::from_raw(0)).context("this thread's cores")?;
     let core: CpuSet = sched_getaffinity(pid).context("the thread's cores")?;
     sched_setaffinity(Pid::from_raw(0), &core).context("the thread's core")?;
@@ -83,7 +83,7 @@ fn step(pid: Pid, port: u16, time: Duration) -> Result<Vec<Sample>> {
             let address = std::mem::offset_of!(nix::libc::user_regs_struct, rip);
             let rip = ptrace::read_user(pid, std::ptr::without_provenance_mut(address));
             let rip = rip.context("the thread's instruction pointer")?;
-            // An instruction with a prefix that repeats it is one, however many steps it takes.
+            // An instruction with a repeat prefix counts as one, however many steps it takes.
             instructions += u64::from(rip != last);
             last = rip;
         }
@@ -100,7 +100,7 @@ fn stopped(pid: Pid) -> Result<()> {
     }
 }
 
-/// From the first to the last sample before which the stepped side had just sent something: its
+/// Counts from the first to the last sample before which the stepped side had just sent bytes: its
 /// peer, which is fast, has answered by then.
 fn evaluate(samples: &[Sample], side: Side, command_bytes: u32) -> Result<Count> {
     let sent = |sample: &Sample| match side {
@@ -156,7 +156,7 @@ mod tests {
     fn whole_cycles_are_counted() {
         let sample =
             |instructions, sent, received| Sample { instructions, bytes: Bytes { sent, received } };
-        // 100 commands of 72 bytes cost 1,000 instructions each; the looks in between and the rest
+        // 100 commands of 72 bytes cost 1,000 instructions each; the looks in between and the steps
         // before and after do not count.
         let samples = [
             sample(0, 0, 0),

@@ -1,12 +1,12 @@
-//! `cargo xtask spdk --tail`: how long the slowest commands take at a load that both targets bear.
+//! `cargo xtask spdk --tail`: latencies of the slowest commands at a load that both targets bear.
 //!
 //! Commands fall due at a fixed rate, and their time counts from then (an open loop), so a target
-//! that stops for a while is charged with all that waited. Our host asks all of them.
+//! that pauses is charged for all commands that waited. Raceline's host sends all of them.
 //!
-//! A machine that takes a core away for milliseconds, a few times per second, decides the P99.9 of
-//! every long run. So there are short windows, too, one target after the other many times: of their
-//! P99.9 the median is what a target does while it is left alone. What stops a target less often
-//! than in every second window is only in the long runs.
+//! On a machine that takes a core away for milliseconds, a few times per second, these pauses decide the
+//! P99.9 of every long run. Short windows, one target after the other many times, avoid that: the median
+//! of their P99.9 shows a target without such pauses. Pauses of a target that are rarer
+//! than one in every second window show only in the long runs.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use super::point::{Host, Pair, Point, Target};
 use super::report::{Setting, Spread, head, row};
 use super::{Bench, Format, program::Tail};
 
-/// Our target with either kind of memory, and SPDK's.
+/// Raceline's target with either kind of memory, and SPDK's.
 const TARGETS: [Target; 3] = [Target::Raceline, Target::RacelineHuge, Target::SpdkTuned];
-/// The place of SPDK's in it.
+/// The index of SPDK's target in it.
 const THEIRS: usize = 2;
-/// Part of the highest rate of the slowest target that is asked for, in percent.
+/// The offered load, in percent of the highest rate of the slowest target.
 const LOAD_PERCENT: f64 = 70.0;
 /// Windows of one repetition, per target.
 const WINDOWS: usize = 21;
 /// Ramp and length of each.
 const WINDOW: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(100));
 
-/// Everything, for `-o json`.
+/// The whole report, for `-o json`.
 #[derive(Serialize)]
 struct Report {
     setting: Setting,
@@ -37,17 +37,17 @@ struct Report {
     tails: Vec<PointTails>,
 }
 
-/// What was found at one point.
+/// The results at one point.
 #[derive(Serialize)]
 struct PointTails {
     name: String,
     point: Point,
     repetitions: Vec<Repetition>,
-    /// Runs that count though something disturbed them.
+    /// Runs that count although they were disturbed.
     disturbed: usize,
 }
 
-/// One repetition: what was asked for, and what came of it with each of [`TARGETS`].
+/// One repetition: the offered load, and the results of each of [`TARGETS`].
 #[derive(Serialize)]
 struct Repetition {
     commands_per_s: u32,
@@ -56,7 +56,7 @@ struct Repetition {
     in_windows: Vec<f64>,
 }
 
-/// Measures and prints; false when a run was disturbed and no quiet one could be had.
+/// Measures and prints; false when a run was disturbed and all its repetitions were, too.
 pub(super) fn run(
     bench: &mut Bench<'_>,
     setting: Setting,
@@ -131,7 +131,7 @@ fn repetition(bench: &mut Bench<'_>, point: Point, disturbed: &mut usize) -> Res
         TARGETS.iter().map(|&target| paced(target, None)).collect::<Result<_>>()?;
     let mut windows = TARGETS.map(|_| Vec::with_capacity(WINDOWS));
     for window in 0..WINDOWS {
-        // Each of them comes first, second and last equally often.
+        // Each target comes first, second and last equally often.
         for place in 0..TARGETS.len() {
             let at = (window + place) % TARGETS.len();
             windows[at].push(paced(TARGETS[at], Some(WINDOW))?.p999_us);
@@ -141,7 +141,7 @@ fn repetition(bench: &mut Bench<'_>, point: Point, disturbed: &mut usize) -> Res
     Ok(Repetition { commands_per_s, tails, in_windows })
 }
 
-/// The cells of a point's line but the last.
+/// The cells of a point's line, except the last.
 fn cells(repetitions: &[Repetition]) -> Vec<String> {
     let cell = |digits: usize, value: &dyn Fn(&Repetition) -> f64| {
         let Spread { median, low, high } = Spread::of(repetitions.iter().map(value));

@@ -1,5 +1,5 @@
 //! The limit for a first command: a process that answers reads by blocked threads, one for each
-//! connection, and does nothing else.
+//! connection, and has no other work.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use crate::bench::simple::{BLOCK_BYTES, CAPSULE_CMD_LEN, Queue, READ_BYTES, data_header, slba};
 use crate::child::{Running, Task};
 
-/// The longest that it may run, in seconds, and the time until it says its port.
+/// The longest that it may run, in seconds, and the time until it prints its port.
 const LIMIT_S: u64 = 900;
 const READY_LIMIT_S: u64 = 20;
-/// A thread needs little.
+/// The stack of a thread.
 const STACK_BYTES: usize = 64 << 10;
 
 /// The process, and this side's ends of its connections.
@@ -24,15 +24,15 @@ pub(super) struct Blocking {
 }
 
 impl Blocking {
-    /// Starts it on a core with as much memory as a namespace has.
+    /// Starts the process on a core with as much memory as a namespace has.
     pub(super) fn start(core: usize, connections: usize, memory_bytes: usize) -> Result<Self> {
         let me = std::env::current_exe()?;
         let words = [core, connections, memory_bytes].map(|number| number.to_string());
         let [core, connections_word, memory_word] = &words;
         let task = Task::new("taskset").args(["-c", core]).args([me.as_os_str()]);
         let task = task.args(["answer-blocking", connections_word, memory_word]);
-        // Huge pages for large memory, as a RAM namespace has them: here, 2 MiB that nobody has
-        // touched for seconds cost the first who does tens of microseconds.
+        // Huge pages for large memory, as a RAM namespace has them: in this process, the first access to
+        // 2 MiB that were untouched for seconds costs tens of microseconds.
         let task = task.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
         let mut process = task.limit(LIMIT_S).start()?;
         let line = process.wait_for("listening on ", READY_LIMIT_S)?;
@@ -47,7 +47,7 @@ impl Blocking {
         self.process.pid()
     }
 
-    /// Lets its threads run out of connections.
+    /// Lets its threads end with their connections.
     pub(super) fn stop(self) -> Result<()> {
         drop(self.queues);
         let ended = self.process.wait()?;
@@ -56,9 +56,9 @@ impl Blocking {
     }
 }
 
-/// The process itself: answers on so many connections, and ends with them.
+/// The process itself: answers on `connections` connections, and ends with them.
 pub(crate) fn answer(connections: usize, memory_bytes: usize) -> Result<()> {
-    // Not zeroes, so that all of it is there.
+    // Not zeroes, so that all of it is allocated.
     let memory: Arc<[u8]> = vec![0x5A; memory_bytes].into();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     println!("listening on {}", listener.local_addr()?.port());

@@ -1,4 +1,4 @@
-//! The first command after silence: ours and the blocking limit's, in turn.
+//! The first command after silence: Raceline's and the blocking limit's, in turn.
 
 use std::fmt;
 use std::thread;
@@ -13,7 +13,7 @@ use crate::bench::simple::{BLOCK_BYTES, Queue, READ_BYTES};
 
 /// Pause before each command.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
-/// How often each of the four is measured.
+/// How many times each of the four is measured.
 pub(super) const ROUNDS: usize = 100;
 
 /// Latencies of one kind of command, in microseconds, each beside one of the limit.
@@ -22,8 +22,8 @@ pub(super) struct Pairs {
     pub(super) limit_us: Vec<f64>,
 }
 
-/// Of a connection that is used again and again, and of another one each time, which has been
-/// silent all the while.
+/// Pairs of a connection that is used repeatedly, and of a different connection each time, which has
+/// been silent since it connected.
 pub(super) struct Firsts {
     pub(super) same: Pairs,
     pub(super) other: Pairs,
@@ -37,7 +37,7 @@ pub(super) struct Quartiles {
 }
 
 impl Quartiles {
-    /// Of at least one value.
+    /// The quartiles of at least one value.
     pub(super) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |quarters: usize| values[(values.len() - 1) * quarters / 4];
@@ -61,15 +61,15 @@ impl Pairs {
         Self { ours_us: Vec::with_capacity(ROUNDS), limit_us: Vec::with_capacity(ROUNDS) }
     }
 
-    /// How much later ours is than the limit beside it.
+    /// How much later Raceline answers than the limit beside it.
     pub(super) fn later_us(&self) -> Quartiles {
         let pairs = self.ours_us.iter().zip(&self.limit_us);
         Quartiles::of(pairs.map(|(ours, limit)| ours - limit).collect())
     }
 }
 
-/// Measures all in turn: within a round each comes once, in the next round in the opposite order,
-/// so that nobody gains by what was before.
+/// Measures all in turn: each comes once in a round, and in the opposite order in the next round,
+/// so that none gains by the one before it.
 pub(super) fn measure(host: &mut Host, limit: &mut Blocking) -> Result<Firsts> {
     let mut places = Places(1);
     let mut firsts = Firsts { same: Pairs::new(), other: Pairs::new() };
