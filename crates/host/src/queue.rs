@@ -22,7 +22,7 @@ use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe};
 use raceline_proto::tcp::HostQueue;
-use raceline_reactor::flow::{Load, policy};
+use raceline_reactor::flow::Load;
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Arrival, Completion, Context, IoBuf, Outcome, SendBatch, Token};
 
@@ -33,7 +33,7 @@ use crate::error::{CommandError, HostError, Phase, RejectedReason};
 use crate::gather::{Gathering, I10Config};
 use crate::placement::{NapiGroup, Search};
 use entry::Entry;
-use plan::Plan;
+use plan::{Plan, UnderWay};
 use send::Grant;
 
 /// PDUs in one send.
@@ -136,15 +136,11 @@ pub struct QueuePair {
     batch: Option<Box<SendBatch>>,
     /// Commands whose data an engine has.
     with_engines: u32,
-    /// Outstanding reads whose payloads are large.
-    large_reads: u32,
     /// Bytes that the last command reads: the next command may be like it.
     last_read: usize,
-    /// Bytes of all outstanding commands, and what the core was last told of them.
-    load: Load,
+    /// What is outstanding, and what the core was last told of it.
+    under_way: UnderWay,
     told: Load,
-    /// Bytes of outstanding reads for which the controller was not asked yet.
-    unasked: usize,
     plan: Plan,
     /// Asks for queues without SQ flow control; turned off when a controller refuses.
     disable_sq_flow: bool,
@@ -200,11 +196,9 @@ impl QueuePair {
             events: VecDeque::with_capacity(4),
             batch: Some(batch),
             with_engines: 0,
-            large_reads: 0,
             last_read: 0,
-            load: Load::default(),
+            under_way: UnderWay::default(),
             told: Load::default(),
-            unasked: 0,
             plan: Plan::default(),
             phase_deadline: None,
             alarm: None,
@@ -427,23 +421,10 @@ impl QueuePair {
         len: u32,
         since: Option<Instant>,
     ) -> CommandId {
-        let (large_reads, load) = (&mut self.large_reads, &mut self.load);
-        let unasked = &mut self.unasked;
-        let last_read = &mut self.last_read;
+        let (under_way, last_read) = (&mut self.under_way, &mut self.last_read);
         let inserted = self.commands.insert_with(|entry| {
             entry.fill(command, user, len, since);
-            let bytes = send::to_usize(len);
-            *last_read = 0;
-            match entry.direction {
-                Direction::ControllerToHost => {
-                    *last_read = bytes;
-                    *large_reads += u32::from(policy::is_large(bytes));
-                    load.reading += bytes;
-                    *unasked += bytes;
-                }
-                Direction::HostToController => load.writing += bytes,
-                Direction::None => {}
-            }
+            *last_read = under_way.begin(entry);
         });
         let Some(cid) = inserted else {
             unreachable!("the table has more slots than the queue takes commands");
@@ -543,7 +524,7 @@ impl QueuePair {
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         let admin = self.config.qid.is_admin();
         let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
-        let Self { commands, done, held, large_reads, load, unasked, state, config, .. } = self;
+        let Self { commands, done, held, under_way, state, config, .. } = self;
         let mut again = false;
         // The end is built where it stays, and not moved there.
         commands.remove_if(cid, |entry| {
@@ -562,16 +543,7 @@ impl QueuePair {
                     return None;
                 }
             }
-            let bytes = send::to_usize(entry.len);
-            match entry.direction {
-                Direction::ControllerToHost => {
-                    *large_reads -= u32::from(policy::is_large(bytes));
-                    load.reading -= bytes;
-                    *unasked -= if entry.sent { 0 } else { bytes };
-                }
-                Direction::HostToController => load.writing -= bytes,
-                Direction::None => {}
-            }
+            under_way.end(entry);
             let sending = entry.batch > batches_done;
             let ended = CommandDone {
                 user: entry.user,
@@ -593,13 +565,21 @@ impl QueuePair {
 }
 
 impl QueuePair {
+    /// Takes the Connect command out: no one waits for its end.
+    #[cold]
+    fn remove_connect(&mut self, cid: CommandId) {
+        if let Some(entry) = self.commands.remove(cid) {
+            self.under_way.end(&entry);
+        }
+    }
+
     /// Sends a command again that had no effect because its data were spoiled on the way.
     #[cold]
     fn retry(&mut self, cid: CommandId) {
         let Some(mut entry) = self.commands.remove(cid) else { return };
         entry.retries += 1;
         if std::mem::take(&mut entry.sent) {
-            self.unasked += entry.read_bytes();
+            self.under_way.unasked += entry.read_bytes();
         }
         entry.forget_received();
         let Ok(cid) = self.commands.insert(entry) else {

@@ -167,6 +167,24 @@ fn a_queue_that_closes_has_nothing_under_way() {
     });
 }
 
+/// Connect is a command, too: it leaves the sum when it ends, also when its connection breaks.
+#[test]
+fn connecting_again_leaves_nothing_under_way() {
+    let config = HostConfig { disable_sq_flow: true, ..config() };
+    let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
+    for _ in 0..12 {
+        world.world.reset_connections(common::address());
+        world.run(Duration::from_secs(60), |world| !world.queues.is_ready());
+        // Delays grow.
+        world.run(Duration::from_secs(300), |world| world.queues.is_ready());
+    }
+    world.with(|_, queues, cx| {
+        queues.submit(cx, 0, read(0, 256), 1).unwrap();
+        queues.flush(cx);
+        assert_eq!(cx.io.flight().load(), Load { reading: 256 * BLOCK, writing: 0 });
+    });
+}
+
 #[test]
 fn counts_are_exact() {
     let mut world = ready(&HostConfig { disable_sq_flow: true, ..config() }, Script::default());

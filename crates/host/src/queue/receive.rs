@@ -23,7 +23,7 @@ impl QueuePair {
         }
         let Some(link) = &mut self.link else { return };
         let Some(staging) = link.staging.take() else { return };
-        let large = self.large_reads > 0;
+        let large = self.under_way.large_reads > 0;
         let landing = if large { self.plan.landing } else { Landing::InPlace };
         let expects_large = match large {
             true => landing == Landing::InPlace,
@@ -162,7 +162,7 @@ impl QueuePair {
         if let State::Connect(cid) = self.state
             && cid == cqe.cid
         {
-            drop(self.commands.remove(cid));
+            self.remove_connect(cid);
             self.handle_connect_response(cx, cqe);
             return;
         }

@@ -40,7 +40,8 @@ impl QueuePair {
     /// Sends what is ready, unless a send is in flight: then it leaves with the next. To be called
     /// once per turn of the loop.
     pub fn flush(&mut self, cx: &mut Context<'_>) {
-        if self.told != self.load && (self.load.counts() || self.told.counts()) {
+        let load = self.under_way.load;
+        if self.told != load && (load.counts() || self.told.counts()) {
             self.make_plan(cx);
         }
         if matches!(self.state, State::Ready | State::Connect(_))
@@ -105,7 +106,7 @@ impl QueuePair {
         }
         self.counters.commands_kept_back.add(1);
         let unread = cx.io.unread(link.socket);
-        let asked = self.load.reading - self.unasked;
+        let asked = self.under_way.asked();
         policy::bytes_to_ask(unread, asked, cx.io.flight().share_to_ask())
     }
 
@@ -196,7 +197,7 @@ impl QueuePair {
             filling.pdus_left -= 1;
             if entry.direction == Direction::ControllerToHost {
                 let asked = to_usize(entry.len);
-                self.unasked -= asked;
+                self.under_way.unasked -= asked;
                 filling.asked_left = filling.asked_left.saturating_sub(asked);
             }
             self.counters.pdus_sent.add(1);

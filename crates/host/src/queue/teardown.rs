@@ -117,7 +117,7 @@ impl QueuePair {
             let Some(entry) = self.commands.get_mut(cid) else { continue };
             let harmless = !entry.sent || entry.only_reads(admin);
             if entry.is_connect() {
-                drop(self.commands.remove(cid));
+                self.remove_connect(cid);
             } else if !harmless {
                 self.finish(cid, Err(CommandError::UnknownFate));
             } else if entry.timed_out {
@@ -127,7 +127,7 @@ impl QueuePair {
                     if entry.sent { CommandError::Disconnected } else { CommandError::NotSent };
                 self.finish(cid, Err(error));
             } else if entry.sent {
-                self.unasked += entry.read_bytes();
+                self.under_way.unasked += entry.read_bytes();
                 entry.sent = false;
                 entry.tried = true;
                 entry.batch = 0;
