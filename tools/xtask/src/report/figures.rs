@@ -109,9 +109,10 @@ impl fmt::Display for Point {
 impl Source {
     /// The name under which rows find it.
     pub(super) fn name(&self) -> String {
-        let Self { command, target, build, date, .. } = self;
+        let Self { command, target, build, date, details, .. } = self;
         let target = if target.is_empty() { "" } else { &format!(" {target}") };
-        format!("{command},{target} of {build}, {date}")
+        let details = if details.is_empty() { "" } else { &format!(", {details}") };
+        format!("{command},{target} of {build}, {date}{details}")
     }
 }
 
@@ -185,6 +186,15 @@ mod tests {
             congestion_control: text("cubic"),
             details: String::new(),
         }
+    }
+
+    #[test]
+    fn runs_of_one_build_with_other_pairs_are_other_sources() {
+        let mut figures = Figures::default();
+        let first = figures.source(Source { details: "5 pairs".to_owned(), ..source("new") });
+        let second = figures.source(Source { details: "30 pairs".to_owned(), ..source("new") });
+        assert_eq!(figures.sources[&first].details, "5 pairs");
+        assert_eq!(figures.sources[&second].details, "30 pairs");
     }
 
     #[test]
