@@ -136,8 +136,6 @@ pub struct QueuePair {
     batch: Option<Box<SendBatch>>,
     /// Commands whose data an engine has.
     with_engines: u32,
-    /// Bytes that the last command reads: the next command may be like it.
-    last_read: usize,
     /// What is outstanding, and what the core was last told of it.
     under_way: UnderWay,
     told: Load,
@@ -196,7 +194,6 @@ impl QueuePair {
             events: VecDeque::with_capacity(4),
             batch: Some(batch),
             with_engines: 0,
-            last_read: 0,
             under_way: UnderWay::default(),
             told: Load::default(),
             plan: Plan::default(),
@@ -384,8 +381,9 @@ impl QueuePair {
         usize::from(self.config.entries) - 1
     }
 
+    #[inline]
     fn is_ending(&self) -> bool {
-        matches!(self.state, State::Closed | State::Draining(Ending::Closed))
+        !self.is_ready() && matches!(self.state, State::Closed | State::Draining(Ending::Closed))
     }
 
     #[inline(always)]
@@ -421,10 +419,10 @@ impl QueuePair {
         len: u32,
         since: Option<Instant>,
     ) -> CommandId {
-        let (under_way, last_read) = (&mut self.under_way, &mut self.last_read);
+        let under_way = &mut self.under_way;
         let inserted = self.commands.insert_with(|entry| {
             entry.fill(command, user, len, since);
-            *last_read = under_way.begin(entry);
+            under_way.begin(entry);
         });
         let Some(cid) = inserted else {
             unreachable!("the table has more slots than the queue takes commands");
@@ -578,9 +576,7 @@ impl QueuePair {
     fn retry(&mut self, cid: CommandId) {
         let Some(mut entry) = self.commands.remove(cid) else { return };
         entry.retries += 1;
-        if std::mem::take(&mut entry.sent) {
-            self.under_way.unasked += entry.read_bytes();
-        }
+        entry.sent = false;
         entry.forget_received();
         let Ok(cid) = self.commands.insert(entry) else {
             unreachable!("a slot has just become free");

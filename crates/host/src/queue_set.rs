@@ -381,7 +381,8 @@ impl IoQueueSet {
             if let Some(done) = self.queues[index].pair.poll_done() {
                 return Some((index, done));
             }
-            self.touched.rotate_left(1);
+            self.touched.pop_front();
+            self.touched.push_back(index);
         }
         None
     }

@@ -370,7 +370,7 @@ impl SendBatch {
     }
 
     /// Takes note of header bytes appended since `start`.
-    #[inline]
+    #[inline(always)]
     fn headers_appended(&mut self, start: usize) {
         let end = self.headers.len();
         assert!(start <= end, "a header writer only appends");

@@ -71,6 +71,7 @@ impl Entry {
     }
 
     /// Bytes that the controller sends for it.
+    #[inline]
     pub(super) fn read_bytes(&self) -> usize {
         if self.direction == Direction::ControllerToHost { to_usize(self.len) } else { 0 }
     }

@@ -16,9 +16,15 @@ use crate::command::Data;
 use crate::error::{CommandError, HostError};
 
 impl QueuePair {
+    /// Whether there is a connection without a receive.
+    #[inline]
+    pub(super) fn can_receive(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.receiving && !link.closed)
+    }
+
     /// Keeps one receive in flight.
     pub(super) fn post_receive(&mut self, cx: &mut Context<'_>) {
-        if self.link.as_ref().is_none_or(|link| link.receiving || link.closed) {
+        if !self.can_receive() {
             return;
         }
         let Some(link) = &mut self.link else { return };
@@ -27,7 +33,7 @@ impl QueuePair {
         let landing = if large { self.plan.landing } else { Landing::InPlace };
         let expects_large = match large {
             true => landing == Landing::InPlace,
-            false => self.commands.is_empty() && expects_large(cx, self.last_read),
+            false => self.commands.is_empty() && expects_large(cx, self.under_way.last_read),
         };
         self.counters.landed_in_staging.add(u64::from(landing == Landing::Staging));
         let mut staging_len = if expects_large { HEADER_STAGING_BYTES } else { staging.len() };
@@ -100,25 +106,28 @@ impl QueuePair {
 
     /// Takes all events of what has come.
     fn handle_input(&mut self, cx: &mut Context<'_>, mut input: &[u8]) {
+        let mut pdus = 0;
         while let Some(link) = &mut self.link
-            && !link.closed
             && !matches!(self.state, State::Draining(_))
         {
             match link.queue.receive(&mut input) {
-                Ok(Some(event)) => self.handle_event(cx, event),
-                Ok(None) => return,
+                Ok(Some(event)) => {
+                    // A PDU of data is counted when it ends.
+                    pdus += u64::from(!matches!(event, HostEvent::Data { .. }));
+                    self.handle_event(cx, event);
+                }
+                Ok(None) => break,
                 Err(error) => {
                     let lost = HostError::Protocol(self.config.address, error.to_string());
                     self.lose(cx, Ending::Lost(lost), Some(error));
-                    return;
+                    break;
                 }
             }
         }
+        self.counters.pdus_received.add(pdus);
     }
 
     fn handle_event(&mut self, cx: &mut Context<'_>, event: HostEvent<'_>) {
-        // A PDU of data is counted when it ends.
-        self.counters.pdus_received.add(u64::from(!matches!(event, HostEvent::Data { .. })));
         match event {
             HostEvent::Connected(_) => self.send_connect(cx),
             HostEvent::Response(cqe) => self.handle_response(cx, &cqe),

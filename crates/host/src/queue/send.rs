@@ -39,20 +39,25 @@ impl Filling<'_> {
 impl QueuePair {
     /// Sends what is ready, unless a send is in flight: then it leaves with the next. To be called
     /// once per turn of the loop.
+    // Inline, as most turns have nothing to do for a queue.
+    #[inline]
     pub fn flush(&mut self, cx: &mut Context<'_>) {
-        let load = self.under_way.load;
-        if self.told != load && (load.counts() || self.told.counts()) {
+        let load = self.under_way.load();
+        if (load.counts() || self.told.counts()) && self.told != load {
             self.make_plan(cx);
         }
-        if matches!(self.state, State::Ready | State::Connect(_))
-            && (!self.pending.is_empty() || !self.grants.is_empty())
-        {
+        if !self.pending.is_empty() || !self.grants.is_empty() {
             self.flush_ready(cx);
         }
-        self.post_receive(cx);
+        if self.can_receive() {
+            self.post_receive(cx);
+        }
     }
 
     fn flush_ready(&mut self, cx: &mut Context<'_>) {
+        if !matches!(self.state, State::Ready | State::Connect(_)) {
+            return;
+        }
         let Some(link) = &mut self.link else { return };
         if link.sending || link.closed || self.waits_for_more(cx) {
             return;
@@ -106,8 +111,7 @@ impl QueuePair {
         }
         self.counters.commands_kept_back.add(1);
         let unread = cx.io.unread(link.socket);
-        let asked = self.under_way.asked();
-        policy::bytes_to_ask(unread, asked, cx.io.flight().share_to_ask())
+        policy::bytes_to_ask(unread, self.asked(), cx.io.flight().share_to_ask())
     }
 
     /// Sends what `fill` puts into an empty batch, if none is in flight.
@@ -195,11 +199,7 @@ impl QueuePair {
             entry.batch = filling.number;
             put_command(link, accelerator, filling.batch, cid, entry, limit);
             filling.pdus_left -= 1;
-            if entry.direction == Direction::ControllerToHost {
-                let asked = to_usize(entry.len);
-                self.under_way.unasked -= asked;
-                filling.asked_left = filling.asked_left.saturating_sub(asked);
-            }
+            filling.asked_left = filling.asked_left.saturating_sub(entry.read_bytes());
             self.counters.pdus_sent.add(1);
         }
     }

@@ -127,7 +127,6 @@ impl QueuePair {
                     if entry.sent { CommandError::Disconnected } else { CommandError::NotSent };
                 self.finish(cid, Err(error));
             } else if entry.sent {
-                self.under_way.unasked += entry.read_bytes();
                 entry.sent = false;
                 entry.tried = true;
                 entry.batch = 0;

@@ -461,13 +461,21 @@ impl Clone for SlotRef {
 }
 
 impl Drop for SlotRef {
+    #[inline]
     fn drop(&mut self) {
-        let slot = self.get();
-        let left = slot.references.get() - 1;
-        slot.references.set(left);
-        if left > 0 {
-            return;
+        let references = &self.get().references;
+        let left = references.get() - 1;
+        references.set(left);
+        if left == 0 {
+            self.release();
         }
+    }
+}
+
+impl SlotRef {
+    /// Gives the slot back after its last reference.
+    fn release(&mut self) {
+        let slot = self.get();
         if let Some(pool) = &self.pool {
             let class = pool.classes.get(slot.class).unwrap_or(&pool.lent);
             // SAFETY: a pool slot points into the slots of its own class.
