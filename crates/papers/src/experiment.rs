@@ -1,0 +1,199 @@
+//! An experiment, as its file describes it.
+//!
+//! The files are TOML, one for each experiment, in `experiments/`. They are part of the program.
+
+use serde::{Deserialize, Serialize};
+
+/// An experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// Its name for commands, e.g. `ADQ-F6`.
+    pub id: String,
+    /// One line.
+    pub title: String,
+    /// The question that it answers.
+    pub question: String,
+    /// The paper or talk, with year; `Raceline` for our own.
+    pub source: String,
+    /// The procedure that measures it, with the settings that the procedure takes.
+    pub procedure: Procedure,
+    /// What varies along the horizontal axis.
+    pub axis: Axis,
+    /// The ways that are compared.
+    pub series: Vec<Series>,
+    /// What is measured or derived.
+    pub metrics: Vec<Metric>,
+    /// The ratios that give the verdict; the first is the primary one.
+    pub comparisons: Vec<Comparison>,
+    /// How it is drawn.
+    pub figures: Vec<Figure>,
+    /// Every number that the source prints.
+    #[serde(default)]
+    pub published: Vec<Published>,
+    /// The set-up of the source: hardware, software, workload; one sentence each.
+    #[serde(default)]
+    pub setup: Vec<String>,
+    /// What the reader has to know about the numbers.
+    #[serde(default)]
+    pub caveats: Vec<String>,
+    /// What this experiment cannot show on a small machine.
+    #[serde(default)]
+    pub limits: Vec<String>,
+}
+
+/// The code that measures, and its settings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Procedure {
+    /// Its name, e.g. `load`.
+    pub name: String,
+    /// Settings of all series and columns; a series or a column may override them.
+    #[serde(default)]
+    pub settings: toml::Table,
+}
+
+/// The horizontal axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Axis {
+    /// What varies, e.g. `Target cores`.
+    pub label: String,
+    /// Its unit; empty if it has none.
+    #[serde(default)]
+    pub unit: String,
+    /// Its values.
+    pub columns: Vec<Column>,
+}
+
+/// One value of what varies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Column {
+    /// Its name in records and labels.
+    pub id: String,
+    /// Its place on a numeric axis; without it, columns are equally spaced.
+    #[serde(default)]
+    pub value: Option<f64>,
+    /// Left out of quick runs.
+    #[serde(default)]
+    pub full_only: bool,
+    /// Settings of this column.
+    #[serde(default)]
+    pub settings: toml::Table,
+}
+
+/// One of the compared ways.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Series {
+    /// Its name in records.
+    pub id: String,
+    /// Its name for readers.
+    pub label: String,
+    /// What the machine must have for it, e.g. `nvmet`, `spdk`, `net-admin`; without it the series is missing.
+    #[serde(default)]
+    pub needs: Vec<String>,
+    /// Settings of this series.
+    #[serde(default)]
+    pub settings: toml::Table,
+}
+
+/// A quantity.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metric {
+    /// Its name in records, e.g. `iops`, `mean_us`, `p9999_us`, `cpu_ns_per_io`, `gbit_per_s`.
+    pub id: String,
+    /// Its name for readers.
+    pub label: String,
+    /// Its unit.
+    pub unit: String,
+    /// Which way is better.
+    pub better: Better,
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Better {
+    /// More.
+    Higher,
+    /// Less.
+    Lower,
+}
+
+/// A ratio of two series, taken within each block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Comparison {
+    /// What it shows, e.g. `IOPS with placement and busy polling`.
+    pub label: String,
+    /// The metric.
+    pub metric: String,
+    /// The series above the line.
+    pub of: String,
+    /// The series below the line.
+    pub over: String,
+    /// The columns; all of them if empty.
+    #[serde(default)]
+    pub columns: Vec<String>,
+    /// The published ratios, by column; `*` stands for any.
+    #[serde(default)]
+    pub published: std::collections::BTreeMap<String, f64>,
+}
+
+/// A plot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// Its caption.
+    pub title: String,
+    /// How it is drawn.
+    pub kind: FigureKind,
+    /// The metrics that it shows; for `forest` and `heat` the ratios of all comparisons are shown.
+    #[serde(default)]
+    pub metrics: Vec<String>,
+    /// A logarithmic vertical axis.
+    #[serde(default)]
+    pub log: bool,
+}
+
+/// How a figure is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FigureKind {
+    /// A line for each series, over the axis, with intervals.
+    Lines,
+    /// A dot and interval for each series and column.
+    Dots,
+    /// One metric over another, a curve for each series (latency over throughput).
+    Curve,
+    /// Latency distribution of each series, on an axis of 90, 99, 99.9 ... percent.
+    Distribution,
+    /// Ratios with intervals, a rule at 1, and the published values.
+    Forest,
+    /// Ratios by two variables.
+    Heat,
+    /// Local and added latency on top of each other.
+    Stack,
+}
+
+/// A number that the source prints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// The series, as the source names it.
+    pub series: String,
+    /// The place on the axis, as the source names it.
+    pub x: String,
+    /// What was measured.
+    pub metric: String,
+    /// The number.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+    /// What the source says about it, e.g. `up to`.
+    #[serde(default)]
+    pub note: String,
+}
