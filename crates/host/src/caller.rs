@@ -17,6 +17,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use raceline_reactor::core::DEFAULT_SPIN;
+
 use crate::admin_link::AdminLink;
 use crate::config::HostConfig;
 use crate::error::HostError;
@@ -25,8 +27,6 @@ pub use memory::Memory;
 pub use operation::{Finished, Operation, Refusal, Refused};
 pub use queues::CallerQueues;
 
-/// How long [`CallerQueues::wait`] looks before it sleeps, by default.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 /// How long a controller may take to see that an earlier connection of the same queue number has ended.
 const REUSE_TIME: Duration = Duration::from_secs(1);
 const REUSE_PAUSE: Duration = Duration::from_millis(20);

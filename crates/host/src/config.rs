@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
+use raceline_proto::tcp::ADMIN_IN_CAPSULE_BYTES;
 use raceline_reactor::StreamProvider;
 
 use crate::gather::I10Config;
@@ -22,9 +23,6 @@ pub const DEFAULT_ADMIN_ENTRIES: u16 = 32;
 pub const MIN_ENTRIES: u16 = 2;
 /// Most entries of a queue that this host asks for (slots of its command table).
 pub const MAX_ENTRIES: u16 = 4096;
-/// In-capsule data that every controller takes on the admin queue and in Fabrics commands
-/// (NVMe/TCP Transport 1.0, 3.3.2.1).
-pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 /// How often a command whose data were spoiled on the way is sent again, as Linux does it.
 pub const DEFAULT_DIGEST_RETRIES: u8 = 5;
 /// PDUs in one send at most; what does not fit goes with the next.

@@ -14,10 +14,11 @@ use raceline_proto::nvme::property::{
     CC, CSTS, Configuration, ControllerStatus, PropertyAccess, PropertySize,
 };
 use raceline_proto::nvme::{ControllerId, Cqe, NamespaceId};
+use raceline_proto::tcp::ADMIN_IN_CAPSULE_BYTES;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, Token};
 
 use crate::command::{Command, CommandDone, Data, Rejected};
-use crate::config::{ADMIN_IN_CAPSULE_BYTES, Association, HostConfig};
+use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, HostError, RejectedReason};
 use crate::queue::{QueueEvent, QueuePair};
 

@@ -42,7 +42,7 @@ pub use ahead::CommandsAhead;
 pub use controller_queue::{ControllerQueue, ControllerQueueConfig, DataDest, Event};
 pub use error::{FatalError, Fes, Violation};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, R2tGrant};
-pub use pdu::{DIGEST_LEN, IcReq, IcResp, TermReq};
+pub use pdu::{ADMIN_IN_CAPSULE_BYTES, DIGEST_LEN, IcReq, IcResp, TermReq};
 
 /// Bytes that come next on the wire, and where they belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

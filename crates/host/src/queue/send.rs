@@ -2,13 +2,12 @@
 
 use raceline_proto::nvme::opcode::fabrics;
 use raceline_proto::nvme::{CommandId, Direction};
-use raceline_proto::tcp::{DIGEST_LEN, HostQueue, R2tGrant};
+use raceline_proto::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_LEN, HostQueue, R2tGrant};
 use raceline_reactor::flow::{Regime, policy};
 use raceline_reactor::{Accelerator, Context, SendBatch, SharedBuf};
 
 use super::{Entry, Link, QueuePair, SqFlow, State};
 use crate::command::Data;
-use crate::config::ADMIN_IN_CAPSULE_BYTES;
 use crate::counters::QueueCounters;
 use crate::gather::Decision;
 

@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::NamespaceId;
+use raceline_reactor::core::DEFAULT_SPIN;
 
 use super::group::Turn;
 use super::{Core, Pending, SharedError, SharedQueues, push, wait};
-use crate::caller::{DEFAULT_SPIN, Finished, Memory, Operation, Refusal, Refused};
+use crate::caller::{Finished, Memory, Operation, Refusal, Refused};
 use crate::error::HostError;
 
 /// How long a thread looks for the end of its operation before it sleeps (lab 0028).

@@ -26,7 +26,7 @@ pub const MAX_TERM_LEN: usize = TermReqPdu::LEN + MAX_TERM_DATA;
 /// Least MAXH2CDATA that a controller may announce.
 pub const MIN_MAXH2CDATA: u32 = 4096;
 /// In-capsule data allowed to admin commands, and to Fabrics commands on any queue, whatever
-/// IOCCSZ says.
+/// IOCCSZ says (NVMe/TCP Transport 1.0, 3.3.2.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
 /// PDU-Type.

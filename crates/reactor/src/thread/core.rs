@@ -28,7 +28,8 @@ use crate::thread::service::{Context, Service};
 use crate::thread::stats::LoopStats;
 use crate::uring::UringIo;
 
-/// How long an adaptive core spins after its last work, unless told otherwise.
+/// How long an adaptive core spins after its last work, unless told otherwise. A thread that drives host
+/// queues itself looks for the same time before it sleeps.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 
 /// Messages taken per turn, so that a flood of them does not delay I/O.

@@ -27,8 +27,9 @@ use crate::records::registry::Shared;
 
 /// How long a core may take to answer the control thread: it answers within a turn of its loop.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long connections and devices may take to drain at shutdown or removal.
-pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a device may take to have nothing in flight when it is removed, and a core to end when the
+/// target stops.
+pub(crate) const QUIET_TIMEOUT: Duration = Duration::from_secs(30);
 /// Firmware revision (FR): our version, at most 8 characters.
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
@@ -211,7 +212,7 @@ impl Control {
 
     /// Closes a device that no snapshot shows, once it has nothing in flight.
     pub(crate) fn close_device(&self, state: &mut State, id: DeviceId) -> Result<(), TargetError> {
-        self.ask_all(DRAIN_TIMEOUT, |reply| Message::CloseDevice { id, reply })?;
+        self.ask_all(QUIET_TIMEOUT, |reply| Message::CloseDevice { id, reply })?;
         // A device that did not become quiet keeps its number.
         state.devices.remove(&id);
         Ok(())

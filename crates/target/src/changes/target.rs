@@ -7,7 +7,7 @@ use raceline_proto::nvme::Nqn;
 use raceline_reactor::{LoopSnapshot, Mode, Reactor, ReactorConfig, ReactorHandle};
 
 use crate::changes::config::{TargetConfig, TargetError};
-use crate::changes::control::{Control, DRAIN_TIMEOUT};
+use crate::changes::control::{Control, QUIET_TIMEOUT};
 use crate::changes::message::Message;
 use crate::path::poll_group::PollGroup;
 use crate::records::counters::QueueTotals;
@@ -100,7 +100,7 @@ impl Target {
         for core in 0..shared.cores() {
             shared.send(core, Message::Shutdown);
         }
-        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        let deadline = Instant::now() + QUIET_TIMEOUT;
         for (index, core) in self.cores.into_iter().enumerate() {
             while core.is_running() {
                 if Instant::now() >= deadline {

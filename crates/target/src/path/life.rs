@@ -7,7 +7,7 @@ const TERMINATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same before Connect: half-dead sockets of unknown peers must go sooner.
 const EARLY_TERMINATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long commands in flight may take when the target stops.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+const COMMANDS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The stage of a connection's life. Only ever moves down this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +76,7 @@ impl Life {
     /// Commands in flight have to end before a deadline.
     pub(crate) fn drain(&mut self, now: Instant) {
         self.draining = true;
-        self.deadline = Some(now + DRAIN_TIMEOUT);
+        self.deadline = Some(now + COMMANDS_TIMEOUT);
     }
 
     pub(crate) fn close(&mut self) {
