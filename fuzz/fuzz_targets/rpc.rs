@@ -7,24 +7,24 @@ use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use raceline_control::codec::{Bounds, Splitter};
-use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::method::Registry;
 use raceline_control::request::Dispatcher;
 use raceline_control::role::{Peer, Role};
 use serde_json::value::RawValue;
 
 static REGISTRY: LazyLock<Arc<Registry>> = LazyLock::new(|| Arc::new(Registry::new()));
-static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
-    let engine = Engine::new(EngineConfig::default(), REGISTRY.clone());
-    engine.start();
-    engine
+static MANAGER: LazyLock<Manager> = LazyLock::new(|| {
+    let manager = Manager::new(ManagerConfig::default(), REGISTRY.clone());
+    manager.start();
+    manager
 });
 
-/// A client with read-only rights: it changes nothing, so every input meets the same engine.
+/// A client with read-only rights: it changes nothing, so every input meets the same manager.
 const PEER: Peer = Peer { uid: 1, pid: 1, role: Role::ReadOnly, is_internal: false };
 
 fn answers(stream: &[u8], piece: usize) -> (Vec<String>, bool) {
-    let dispatcher = Dispatcher { registry: &REGISTRY, engine: &ENGINE, peer: PEER };
+    let dispatcher = Dispatcher { registry: &REGISTRY, manager: &MANAGER, peer: PEER };
     let mut splitter = Splitter::new(Bounds::REQUEST);
     let mut answers = Vec::new();
     for bytes in stream.chunks(piece) {

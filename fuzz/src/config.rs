@@ -9,7 +9,7 @@ use std::sync::Arc;
 use raceline_control::absent;
 use raceline_control::configuration::{blank_comments, parse};
 use raceline_control::daemon::load;
-use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::reconcile::Contents;
 use raceline_control::role::Peer;
 use raceline_control::schema::schema;
@@ -145,20 +145,20 @@ fn make(sections: &[SubsystemConfig]) -> Outcome {
     if calls().all(is_known) && !calls().all(is_harmless) {
         return Outcome::NotRun;
     }
-    let engine = engine();
-    let failed = begin(&engine, sections).err();
+    let manager = manager();
+    let failed = begin(&manager, sections).err();
     let outcome = match &failed {
         Some(error) if error.contains("nothing was made") => {
-            let model = engine.model();
+            let model = manager.model();
             let is_empty = model.catalogue.is_empty() && model.bdevs.iter().next().is_none();
             assert!(is_empty, "it is refused, and has made something: {error}");
             Outcome::Refused
         }
         Some(_) => Outcome::Failed,
         None => {
-            let saved = save(&engine);
+            let saved = save(&manager);
             assert!(calls().all(is_known), "a method that is not here was taken");
-            let again = self::engine();
+            let again = self::manager();
             let text = saved.to_string();
             let sections = parse(text.as_bytes()).expect("what is saved is a configuration");
             begin(&again, &sections)
@@ -168,7 +168,7 @@ fn make(sections: &[SubsystemConfig]) -> Outcome {
             Outcome::Accepted
         }
     };
-    engine.shut_down().expect("it ends in good order");
+    manager.shut_down().expect("it ends in good order");
     outcome
 }
 
@@ -187,28 +187,28 @@ fn is_harmless(call: &Call) -> bool {
     }
 }
 
-fn engine() -> Arc<Engine> {
-    let engine = Arc::new(Engine::new(EngineConfig::default(), REGISTRY.clone()));
-    engine.share();
-    engine
+fn manager() -> Arc<Manager> {
+    let manager = Arc::new(Manager::new(ManagerConfig::default(), REGISTRY.clone()));
+    manager.share();
+    manager
 }
 
 /// Starts as a daemon does that reads a file.
-fn begin(engine: &Arc<Engine>, sections: &[SubsystemConfig]) -> Result<(), String> {
+fn begin(manager: &Arc<Manager>, sections: &[SubsystemConfig]) -> Result<(), String> {
     let from = Path::new("config.json");
-    load(engine, &REGISTRY, from, sections).map_err(|error| error.to_string())?;
+    load(manager, &REGISTRY, from, sections).map_err(|error| error.to_string())?;
     let sections = sections.to_vec();
-    engine.at_start(Box::new(move |engine| {
-        load(engine, &REGISTRY, from, &sections).map_err(|error| error.to_string())
+    manager.at_start(Box::new(move |manager| {
+        load(manager, &REGISTRY, from, &sections).map_err(|error| error.to_string())
     }));
-    engine.start_all()
+    manager.start_all()
 }
 
 /// The configuration that a client would save.
-fn save(engine: &Engine) -> Value {
+fn save(manager: &Manager) -> Value {
     let call = |method: &str, params: Option<Value>| {
         let raw = params.map(|params| serde_json::value::to_raw_value(&params).expect("JSON"));
-        let result = REGISTRY.call(engine, Peer::this_process(), method, raw.as_deref());
+        let result = REGISTRY.call(manager, Peer::this_process(), method, raw.as_deref());
         result.unwrap_or_else(|error| panic!("{method}: {error}"))
     };
     let listed = call("framework_get_subsystems", None);

@@ -7,8 +7,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-use raceline_control::engine::catalogue::{Catalogue, Entry, Key, Section};
-use raceline_control::engine::{Engine, EngineConfig, Phase};
+use raceline_control::manager::catalogue::{Catalogue, Entry, Key, Section};
+use raceline_control::manager::{Manager, ManagerConfig, Phase};
 use raceline_control::method::{Access, Method, Registry, States};
 use raceline_control::request::Dispatcher;
 use raceline_control::role::{Peer, Role};
@@ -91,7 +91,7 @@ pub fn run(data: &[u8]) {
     let mut choices = Choices(data);
     let mut daemon = Daemon::new();
     if !choices.once_in(4) {
-        daemon.engine.start_all().expect("nothing is configured");
+        daemon.manager.start_all().expect("nothing is configured");
     }
     for _ in 0..MAX_CALLS {
         if choices.0.is_empty() {
@@ -110,20 +110,20 @@ struct Picture {
 }
 
 struct Daemon {
-    engine: Arc<Engine>,
+    manager: Arc<Manager>,
     /// The calls so far, for the report of a failure.
     story: String,
 }
 
 impl Daemon {
     fn new() -> Self {
-        let engine = Arc::new(Engine::new(EngineConfig::default(), REGISTRY.clone()));
-        engine.share();
-        Self { engine, story: String::new() }
+        let manager = Arc::new(Manager::new(ManagerConfig::default(), REGISTRY.clone()));
+        manager.share();
+        Self { manager, story: String::new() }
     }
 
     fn ask(&self, request: &str) -> Option<Value> {
-        let dispatcher = Dispatcher { registry: &REGISTRY, engine: &self.engine, peer: PEER };
+        let dispatcher = Dispatcher { registry: &REGISTRY, manager: &self.manager, peer: PEER };
         let answer = dispatcher.answer(request.as_bytes())?;
         Some(serde_json::from_str(&answer).expect("every answer is JSON"))
     }
@@ -134,7 +134,7 @@ impl Daemon {
             true => REGISTRY.get(choices.one_of(&BUILDERS)).expect("a method that is here"),
             false => methods[choices.byte() % methods.len()],
         };
-        if WAITS.contains(&method.name) && self.engine.phase() != Phase::Runtime {
+        if WAITS.contains(&method.name) && self.manager.phase() != Phase::Runtime {
             return;
         }
         let params = parameters(choices, method);
@@ -156,7 +156,7 @@ impl Daemon {
 
     /// The catalogue in the order in which a start makes it: settings that may come before the start do.
     fn entries(&self) -> Vec<(Key, Entry)> {
-        let catalogue = self.engine.model().catalogue.clone();
+        let catalogue = self.manager.model().catalogue.clone();
         let of = |section| catalogue.entries().filter(move |(_, entry)| entry.section == section);
         let all = Section::ALL.into_iter().flat_map(of);
         let all = all.map(|(key, entry)| (key.clone(), entry.clone()));
@@ -188,26 +188,26 @@ impl Daemon {
 
     /// Ends the daemon, and starts another with the configuration that it would have saved.
     fn comes_back(mut self) {
-        if self.engine.phase() != Phase::Runtime {
-            self.engine.start_all().expect("what was taken before the start can be made");
+        if self.manager.phase() != Phase::Runtime {
+            self.manager.start_all().expect("what was taken before the start can be made");
             self.story.push_str("(started)\n");
         }
         let before = self.picture();
-        let catalogue: Catalogue = self.engine.model().catalogue.clone();
-        let Self { engine, story } = self;
-        engine.shut_down().expect("it ends in good order");
-        // This also closes the files that the engine has open.
-        drop(engine);
+        let catalogue: Catalogue = self.manager.model().catalogue.clone();
+        let Self { manager, story } = self;
+        manager.shut_down().expect("it ends in good order");
+        // This also closes the files that the manager has open.
+        drop(manager);
         let again = Self::new();
-        let restore = |engine: &Engine| {
-            let restored = engine.restore(&catalogue);
+        let restore = |manager: &Manager| {
+            let restored = manager.restore(&catalogue);
             restored.unwrap_or_else(|error| panic!("it does not come back: {error}\n{}", story));
         };
-        restore(&again.engine);
-        again.engine.start_all().expect("nothing was left for the start");
-        restore(&again.engine);
+        restore(&again.manager);
+        again.manager.start_all().expect("nothing was left for the start");
+        restore(&again.manager);
         assert_eq!(before, again.picture(), "it came back as another:\n{}", story);
-        again.engine.shut_down().expect("it ends in good order");
+        again.manager.shut_down().expect("it ends in good order");
     }
 }
 

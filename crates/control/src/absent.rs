@@ -101,7 +101,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::engine::catalogue::Section;
+    use crate::manager::catalogue::Section;
     use crate::method::{Effect, Registry};
     use crate::schema::schema;
 

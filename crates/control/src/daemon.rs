@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::absent::US;
 use crate::configuration::{self, look, summary};
-use crate::engine::catalogue::{Catalogue, Key};
-use crate::engine::{Engine, EngineConfig, EngineError, Phase};
 use crate::error::RpcError;
 use crate::logging::Logging;
+use crate::manager::catalogue::{Catalogue, Key};
+use crate::manager::{Manager, ManagerConfig, ManagerError, Phase};
 use crate::method::{Registry, States};
 use crate::params::raw_params;
 use crate::role::Roles;
@@ -80,7 +80,7 @@ pub enum StartError {
 
 /// A running control plane.
 pub struct Daemon {
-    engine: Arc<Engine>,
+    manager: Arc<Manager>,
     server: Server,
 }
 
@@ -99,19 +99,19 @@ impl Daemon {
     /// # Errors
     /// When a resource cannot be had or a call of the configuration fails: the process should end.
     pub fn start(config: DaemonConfig) -> Result<Self, StartError> {
-        let mut engine = EngineConfig {
+        let mut manager = ManagerConfig {
             cores: config.cores,
             identity: Identity::of_this_machine(),
             logging: config.logging,
-            ..EngineConfig::default()
+            ..ManagerConfig::default()
         };
         let file = config.config.map(|path| read_config(&path).map(|calls| (path, calls)));
         let file = file.transpose()?;
         let mut origin = file.map_or(Origin::Nothing, |(path, calls)| Origin::File(path, calls));
         if let Some(state_dir) = config.state_dir {
             let (journal, kept) = StateJournal::open(&state_dir)?;
-            engine.changes_before = journal.begin(&kept);
-            engine.journal = Box::new(journal);
+            manager.changes_before = journal.begin(&kept);
+            manager.journal = Box::new(journal);
             if !kept.catalogue.is_empty() {
                 if let Origin::File(config, _) = origin {
                     return Err(StartError::Both { state_dir, config });
@@ -120,24 +120,24 @@ impl Daemon {
             }
         }
         let registry = Arc::new(Registry::new());
-        let engine = Arc::new(Engine::new(engine, registry.clone()));
-        origin.make(&engine, &registry)?;
+        let manager = Arc::new(Manager::new(manager, registry.clone()));
+        origin.make(&manager, &registry)?;
         let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
-        let server = Server::start(server, Arc::clone(&engine))?;
-        engine.at_start(Box::new(move |engine| {
-            origin.make(engine, &registry).map_err(|error| error.to_string())?;
-            engine.wait_durable().map_err(|error| error.to_string())
+        let server = Server::start(server, Arc::clone(&manager))?;
+        manager.at_start(Box::new(move |manager| {
+            origin.make(manager, &registry).map_err(|error| error.to_string())?;
+            manager.wait_durable().map_err(|error| error.to_string())
         }));
         if !config.wait_for_rpc {
-            engine.start_all().map_err(StartError::Load)?;
+            manager.start_all().map_err(StartError::Load)?;
         }
-        Ok(Self { engine, server })
+        Ok(Self { manager, server })
     }
 
     /// The manager.
     #[must_use]
-    pub fn engine(&self) -> &Engine {
-        &self.engine
+    pub fn manager(&self) -> &Manager {
+        &self.manager
     }
 
     /// Where clients connect.
@@ -151,32 +151,32 @@ impl Daemon {
     /// # Errors
     /// When a core does not end in time, or the state cannot be written; nothing acknowledged is
     /// lost.
-    pub fn stop(self) -> Result<(), EngineError> {
-        let Self { engine, server } = self;
+    pub fn stop(self) -> Result<(), ManagerError> {
+        let Self { manager, server } = self;
         drop(server);
-        let stopped = engine.shut_down();
-        engine.close_journal().map_err(EngineError::Journal)?;
+        let stopped = manager.shut_down();
+        manager.close_journal().map_err(ManagerError::Journal)?;
         stopped
     }
 }
 
 impl Origin {
     /// Makes what the current phase allows.
-    fn make(&self, engine: &Engine, registry: &Registry) -> Result<(), StartError> {
+    fn make(&self, manager: &Manager, registry: &Registry) -> Result<(), StartError> {
         match self {
             Self::Nothing => Ok(()),
             Self::Kept(catalogue) => {
-                if engine.phase() == Phase::Startup {
+                if manager.phase() == Phase::Startup {
                     tell_kept_without_effect(
                         "the state directory",
                         kept_without_effect(registry, catalogue),
                     );
                 }
-                let restored = engine.restore(catalogue);
+                let restored = manager.restore(catalogue);
                 restored.map_err(|error| StartError::Load(error.to_string()))
             }
             Self::File(path, calls) => {
-                load(engine, registry, path, calls).inspect_err(|_| forget(engine))
+                load(manager, registry, path, calls).inspect_err(|_| forget(manager))
             }
         }
     }
@@ -189,12 +189,12 @@ impl Origin {
 /// # Errors
 /// When calls cannot be made here: the error names all of them, and none is made. Or when a call fails.
 pub fn load(
-    engine: &Engine,
+    manager: &Manager,
     registry: &Registry,
     path: &Path,
     sections: &[SubsystemConfig],
 ) -> Result<(), StartError> {
-    let is_startup = engine.phase() == Phase::Startup;
+    let is_startup = manager.phase() == Phase::Startup;
     if is_startup {
         let check = |call: &Call| {
             let checked = raw_params(call.params.as_ref())
@@ -213,22 +213,22 @@ pub fn load(
         if is_early != is_startup {
             return Ok(());
         }
-        engine.make_or_miss(method, params)
+        manager.make_or_miss(method, params)
     })
 }
 
 /// Takes back the records of a file of which a call has failed: otherwise the state directory would hold
 /// half a configuration, and the next start would serve it.
-fn forget(engine: &Engine) {
-    let keys: Vec<Key> = engine.model().catalogue.entries().map(|(key, _)| key.clone()).collect();
+fn forget(manager: &Manager) {
+    let keys: Vec<Key> = manager.model().catalogue.entries().map(|(key, _)| key.clone()).collect();
     if keys.is_empty() {
         return;
     }
-    let removed = engine.change(|change| {
+    let removed = manager.change(|change| {
         keys.into_iter().for_each(|key| change.remove(key));
-        Ok::<_, EngineError>(())
+        Ok::<_, ManagerError>(())
     });
-    let durable = removed.and_then(|()| engine.wait_durable().map_err(EngineError::Journal));
+    let durable = removed.and_then(|()| manager.wait_durable().map_err(ManagerError::Journal));
     if let Err(error) = durable {
         tracing::error!("the state directory holds a part of what the file says: {error}");
     }

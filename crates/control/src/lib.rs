@@ -1,8 +1,8 @@
 //! The control plane: SPDK's JSON-RPC on a Unix socket, over a manager of what is exported.
 //!
 //! Bytes become values in [`codec`], values become calls in [`request`], calls find their method in
-//! [`method`], and methods change things through the [`engine`], which imports no method: it makes the
-//! calls of a configuration again through [`engine::Replay`]. None of this runs on a reactor. The other end
+//! [`method`], and methods change things through the [`manager`], which imports no method: it makes the
+//! calls of a configuration again through [`manager::Replay`]. None of this runs on a reactor. The other end
 //! of the socket is in [`client`]; both ends know SPDK's methods from [`schema`].
 
 pub mod absent;
@@ -12,9 +12,9 @@ pub mod configuration;
 pub mod cores;
 pub mod daemon;
 mod duplicates;
-pub mod engine;
 pub mod error;
 pub mod logging;
+pub mod manager;
 pub mod method;
 mod methods;
 pub mod params;

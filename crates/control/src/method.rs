@@ -10,8 +10,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::absent::{US, absent};
-use crate::engine::{Engine, Phase};
 use crate::error::{RpcError, code};
+use crate::manager::{Manager, Phase};
 use crate::params;
 use crate::role::{Peer, Role};
 use crate::schema::schema;
@@ -81,7 +81,7 @@ impl Effect {
 /// What a handler receives beside its parameters.
 pub struct Call<'a> {
     /// The manager.
-    pub engine: &'a Engine,
+    pub manager: &'a Manager,
     /// All methods.
     pub registry: &'a Registry,
     /// The name under which the method was called.
@@ -282,7 +282,7 @@ impl Registry {
     /// The method's error; or that there is no such method, or not in this state, or not for this peer.
     pub fn call(
         &self,
-        engine: &Engine,
+        manager: &Manager,
         peer: Peer,
         name: &str,
         params: Option<&RawValue>,
@@ -296,7 +296,7 @@ impl Registry {
                 peer.uid
             )));
         }
-        let phase = match engine.phase() {
+        let phase = match manager.phase() {
             Phase::Starting if peer.is_internal => Phase::Runtime,
             phase => phase,
         };
@@ -307,7 +307,7 @@ impl Registry {
             let text = format!("{name} method requires no parameters");
             return Err(RpcError::new(code::INVALID_PARAMS, text));
         }
-        let call = Call { engine, registry: self, method: method.name, peer };
+        let call = Call { manager, registry: self, method: method.name, peer };
         let result = (method.handler)(&call, params);
         if method.access == Access::Change && !peer.is_internal {
             audit(&call, params, &result);

@@ -7,8 +7,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::codec::SplitError;
-use crate::engine::Engine;
 use crate::error::{RpcError, code};
+use crate::manager::Manager;
 use crate::method::{Access, Registry};
 use crate::role::Peer;
 
@@ -16,8 +16,8 @@ use crate::role::Peer;
 pub struct Dispatcher<'a> {
     /// The methods.
     pub registry: &'a Registry,
-    /// The engine on which they work.
-    pub engine: &'a Engine,
+    /// The manager on which they work.
+    pub manager: &'a Manager,
     /// The client.
     pub peer: Peer,
 }
@@ -94,7 +94,7 @@ impl Dispatcher<'_> {
         };
         let method = self.registry.get(&name);
         let changes = method.is_some_and(|method| method.access == Access::Change);
-        let result = self.registry.call(self.engine, self.peer, &name, params);
+        let result = self.registry.call(self.manager, self.peer, &name, params);
         Answer { id, changes, result }
     }
 
@@ -103,7 +103,7 @@ impl Dispatcher<'_> {
         if !answers.iter().any(|answer| answer.changes && answer.result.is_ok()) {
             return;
         }
-        if let Err(error) = self.engine.wait_durable() {
+        if let Err(error) = self.manager.wait_durable() {
             for answer in answers.iter_mut().filter(|answer| answer.changes) {
                 answer.result = Err(RpcError::errno(libc::EIO)
                     .because(format!("the change is made, but a restart may lose it: {error}")));

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::engine::Engine;
+use crate::manager::Manager;
 use crate::method::Registry;
 use crate::role::Roles;
 
@@ -42,7 +42,7 @@ pub struct ServerConfig {
 /// What connections share.
 pub(crate) struct Shared {
     pub(crate) registry: Registry,
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) manager: Arc<Manager>,
     pub(crate) roles: Roles,
     /// Calls whose answers have not been written.
     pub(crate) answering: AtomicUsize,
@@ -61,8 +61,8 @@ impl Server {
     ///
     /// # Errors
     /// When another instance has the path, the path is not safe, or the socket cannot be made.
-    pub fn start(config: ServerConfig, engine: Arc<Engine>) -> Result<Self, ListenError> {
-        engine.share();
+    pub fn start(config: ServerConfig, manager: Arc<Manager>) -> Result<Self, ListenError> {
+        manager.share();
         let lock = socket::Lock::take(&config.path)?;
         let listener = socket::listen(&config.path)?;
         let failed = |error| ListenError::Io { path: config.path.clone(), error };
@@ -75,7 +75,7 @@ impl Server {
             .map_err(failed)?;
         let (end, ended) = oneshot::channel();
         let (registry, answering) = (Registry::new(), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { registry, engine, roles: config.roles, answering });
+        let shared = Arc::new(Shared { registry, manager, roles: config.roles, answering });
         let thread = std::thread::Builder::new().name("rpc".to_owned()).spawn(move || {
             runtime.block_on(async move {
                 match UnixListener::from_std(listener) {

@@ -22,7 +22,7 @@
 //! one (write, sync, rename, sync of the directory) and removes what the *previous* file does not
 //! need: if the newest file is damaged, the previous one and the log give the same state.
 //!
-//! [`StateJournal`] makes all this the journal of an [`Engine`](crate::engine::Engine).
+//! [`StateJournal`] makes all this the journal of a [`Manager`](crate::manager::Manager).
 //!
 //! One kind of damage looks like a write that a crash interrupted: damage of the very last group, before
 //! the daemon has ended in good order or written another group. That group is cut off, with a note.

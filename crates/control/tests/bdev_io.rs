@@ -63,7 +63,7 @@ impl Served {
 
     fn end(self) {
         self.host.disconnect();
-        self.daemon.engine.shut_down().unwrap();
+        self.daemon.manager.shut_down().unwrap();
     }
 }
 
@@ -552,7 +552,7 @@ fn a_remote_controller_is_exported_again() {
     assert_eq!(saved, json!([{ "method": "bdev_nvme_set_options", "params": options }]));
     direct.disconnect();
     served.end();
-    behind.daemon.engine.shut_down().unwrap();
+    behind.daemon.manager.shut_down().unwrap();
 }
 
 #[test]
@@ -608,6 +608,6 @@ fn bad_controllers_are_refused_whole() {
         let error = client.call(method, params.clone()).unwrap_err();
         assert_eq!(error.0, code, "{method} {params}: {error:?}");
     }
-    daemon.engine.shut_down().unwrap();
-    behind.daemon.engine.shut_down().unwrap();
+    daemon.manager.shut_down().unwrap();
+    behind.daemon.manager.shut_down().unwrap();
 }

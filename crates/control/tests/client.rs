@@ -103,12 +103,12 @@ fn a_saved_configuration_makes_the_same_target() {
     // Port 0 became a free port; the saved configuration must name it, and the second daemon needs it free.
     let saved = config::save(&mut connection, None, false).unwrap();
     let listed = run(&mut connection, "nvmf_get_subsystems").unwrap();
-    first.engine.shut_down().unwrap();
+    first.manager.shut_down().unwrap();
     let second = Daemon::waiting();
     let mut connection = connect(&second);
     let sections = configuration::parse(saved.to_string().as_bytes()).unwrap();
     assert_eq!(config::load(&mut connection, &sections).unwrap().skipped, Vec::<String>::new());
     assert_eq!(config::save(&mut connection, None, false).unwrap(), saved);
     assert_eq!(run(&mut connection, "nvmf_get_subsystems").unwrap(), listed);
-    second.engine.shut_down().unwrap();
+    second.manager.shut_down().unwrap();
 }

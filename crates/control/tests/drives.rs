@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use raceline_bdev::Drives;
-use raceline_control::engine::EngineConfig;
+use raceline_control::manager::ManagerConfig;
 use serde_json::{Value, json};
 use support::{Kept, ok};
 use tempfile::TempDir;
@@ -100,7 +100,7 @@ impl Machine {
     fn start(&self, dir: &Path) -> Kept {
         let path = |name: &str| self.root.path().join(name);
         let drives = Drives::new(path("sys"), path("dev"));
-        Kept::start_with(dir, EngineConfig { drives, ..EngineConfig::default() })
+        Kept::start_with(dir, ManagerConfig { drives, ..ManagerConfig::default() })
     }
 
     /// A daemon that has the drive attached and exports its namespaces.

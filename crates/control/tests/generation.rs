@@ -16,7 +16,7 @@ const BEHIND: &str = "nqn.2026-01.io.raceline:behind";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn generation(daemon: &Kept) -> u64 {
-    daemon.engine.cores()[0].generation()
+    daemon.manager.cores()[0].generation()
 }
 
 /// A daemon with one namespace at a port, behind the one under test.
@@ -46,7 +46,7 @@ fn show(back: &Kept, front: &Kept, is_shown: bool) {
     };
     ok(back.call(method, params));
     let deadline = Instant::now() + PATIENCE;
-    while front.engine.model().bdevs.find("Nn1").is_some() != is_shown {
+    while front.manager.model().bdevs.find("Nn1").is_some() != is_shown {
         assert!(Instant::now() < deadline, "the change behind is not seen");
         std::thread::sleep(Duration::from_millis(5));
     }

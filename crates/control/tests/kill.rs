@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::method::Registry;
 use raceline_control::role::Roles;
 use raceline_control::server::{Server, ServerConfig};
@@ -34,18 +34,18 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 fn a_daemon_to_be_killed() {
     let Some(dir) = std::env::var_os(CHILD_VARIABLE).map(PathBuf::from) else { return };
     let (journal, kept) = StateJournal::open(&dir.join("state")).unwrap();
-    let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
-    let engine = Arc::new(Engine::new(config, Arc::new(Registry::new())));
-    engine.restore(&kept.catalogue).unwrap();
-    engine.start();
-    engine.restore(&kept.catalogue).unwrap();
+    let config = ManagerConfig { journal: Box::new(journal), ..ManagerConfig::default() };
+    let manager = Arc::new(Manager::new(config, Arc::new(Registry::new())));
+    manager.restore(&kept.catalogue).unwrap();
+    manager.start();
+    manager.restore(&kept.catalogue).unwrap();
     // The socket of a killed daemon is found stale: its lock is gone.
     let config = ServerConfig { path: dir.join("run/rpc.sock"), roles: Roles::default() };
-    let _server = Server::start(config, Arc::clone(&engine)).unwrap();
+    let _server = Server::start(config, Arc::clone(&manager)).unwrap();
     for line in std::io::stdin().lines() {
         // Checkpoints come on the test's command, as they come otherwise when the log has grown.
         if line.is_ok_and(|line| line == "checkpoint") {
-            engine.close_journal().unwrap();
+            manager.close_journal().unwrap();
         }
     }
 }

@@ -86,7 +86,7 @@ fn the_rest_is_served_and_what_is_missing_comes_back() {
         let stacked = shown[1]["missing"].as_str().unwrap();
         assert!(stacked.contains("it stands on `b`"), "{shown}");
         assert_eq!(shown[2]["missing"], Value::Null, "{shown}");
-        let served = daemon.engine.cores()[0].subsystem(&NQN.parse().unwrap()).unwrap();
+        let served = daemon.manager.cores()[0].subsystem(&NQN.parse().unwrap()).unwrap();
         assert_eq!(served.namespaces.len(), 1);
         // A client that asks for it is told why it is missing, and its name and number stay reserved.
         let error = daemon.call("bdev_get_bdevs", json!({ "name": "a" })).unwrap_err();
@@ -96,7 +96,7 @@ fn the_rest_is_served_and_what_is_missing_comes_back() {
         assert!(error.contains("there is a device `a` already"), "{error}");
         let taken = json!({ "nqn": NQN, "namespace": { "bdev_name": "m", "nsid": 1 } });
         daemon.call("nvmf_subsystem_add_ns", taken).unwrap_err();
-        daemon.engine.close_journal().unwrap();
+        daemon.manager.close_journal().unwrap();
         daemon.kill();
     }
     show("b");

@@ -96,7 +96,7 @@ fn what_is_made_is_served_and_what_is_removed_is_gone() {
     assert!(connect(address).is_err());
     let saved = client.call("framework_get_config", json!({ "name": "nvmf" })).unwrap();
     assert_eq!(saved.as_array().unwrap().len(), 1, "{saved}");
-    daemon.engine.shut_down().unwrap();
+    daemon.manager.shut_down().unwrap();
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn hosts_are_admitted_and_shut_out() {
     keyed["psk"] = json!("key");
     let error = client.call("nvmf_subsystem_add_host", keyed).unwrap_err();
     assert_eq!(error.1, "parameter psk is not supported");
-    daemon.engine.shut_down().unwrap();
+    daemon.manager.shut_down().unwrap();
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_saved_configuration_makes_the_same_target_again() {
     let subsystem = json!({ "nqn": other, "tgt_name": "other", "min_cntlid": 5 });
     client.call("nvmf_create_subsystem", subsystem).unwrap();
     let before = saved(&mut client);
-    first.engine.shut_down().unwrap();
+    first.manager.shut_down().unwrap();
 
     let second = Daemon::started();
     let mut client = second.client();
@@ -159,7 +159,7 @@ fn a_saved_configuration_makes_the_same_target_again() {
     let listed = client.call("nvmf_get_subsystems", there).unwrap();
     assert_eq!(listed[0]["min_cntlid"], 5);
     assert_eq!(client.call("nvmf_delete_target", json!({ "name": "other" })), Ok(json!(true)));
-    second.engine.shut_down().unwrap();
+    second.manager.shut_down().unwrap();
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn what_is_wrong_changes_nothing() {
     }
     assert_eq!(client.call("nvmf_get_subsystems", Value::Null).unwrap(), before);
     assert_eq!(client.call("framework_get_config", json!({ "name": "nvmf" })).unwrap(), config);
-    daemon.engine.shut_down().unwrap();
+    daemon.manager.shut_down().unwrap();
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn hosts_see_what_they_are_shown_and_are_counted() {
     assert_eq!(used(&client.call("iobuf_get_stats", Value::Null).unwrap()), [0, 1]);
     assert_eq!(client.call("nvmf_ns_remove_host", visible), ok);
     host.disconnect();
-    daemon.engine.shut_down().unwrap();
+    daemon.manager.shut_down().unwrap();
 }
 
 /// How many small and large buffers have been taken.
@@ -382,5 +382,5 @@ fn options_come_before_the_start_and_referrals_are_listed() {
     ] {
         assert_eq!(client.call(method, params).unwrap_err().0, -32602, "{method}");
     }
-    daemon.engine.shut_down().unwrap();
+    daemon.manager.shut_down().unwrap();
 }

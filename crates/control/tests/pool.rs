@@ -27,7 +27,7 @@ fn export(daemon: &Kept) {
 }
 
 fn target(daemon: &Kept) -> Arc<Target> {
-    daemon.engine.cores().remove(0)
+    daemon.manager.cores().remove(0)
 }
 
 /// A management command, as the manager's thread executes it for a host.
@@ -81,7 +81,7 @@ fn what_hosts_make_of_a_pool_survives() {
     ok(daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 3 })));
     assert_eq!(pool(&daemon)["free_bytes"], 25 << 20);
     drop(cores);
-    daemon.engine.close_journal().unwrap();
+    daemon.manager.close_journal().unwrap();
     let shown = pool(&daemon);
     daemon.kill();
     let daemon = Kept::start(dir.path());
@@ -98,7 +98,7 @@ fn daemon_picture(dir: &std::path::Path, orderly: bool) -> Value {
     }
     let daemon = Kept::start(copy.path());
     if orderly {
-        daemon.engine.close_journal().unwrap();
+        daemon.manager.close_journal().unwrap();
     }
     let shown = pool(&daemon);
     daemon.kill();

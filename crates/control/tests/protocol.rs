@@ -190,7 +190,7 @@ fn one_instance_and_safe_places_only() {
     let daemon = Daemon::started();
     let start = |path: std::path::PathBuf| {
         let config = ServerConfig { path, roles: Roles::default() };
-        Server::start(config, Arc::clone(&daemon.engine)).err()
+        Server::start(config, Arc::clone(&daemon.manager)).err()
     };
     assert!(matches!(start(daemon.path()), Some(ListenError::InUse(_))));
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
@@ -215,6 +215,6 @@ fn the_socket_goes_with_the_server_and_a_dead_one_is_replaced() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let config = ServerConfig { path, roles: Roles::default() };
-    daemon.server = Some(Server::start(config, Arc::clone(&daemon.engine)).unwrap());
+    daemon.server = Some(Server::start(config, Arc::clone(&daemon.manager)).unwrap());
     daemon.client().call("spdk_get_version", Value::Null).unwrap();
 }

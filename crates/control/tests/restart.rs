@@ -36,7 +36,7 @@ fn identities_access_and_addresses_survive() {
     assert_eq!(daemon.picture(), before);
     // Ends in good order, twice: a start from a configuration file without a log.
     for _ in 0..2 {
-        daemon.engine.close_journal().unwrap();
+        daemon.manager.close_journal().unwrap();
     }
     daemon.kill();
     let daemon = Kept::start(dir.path());
@@ -101,7 +101,7 @@ fn random_lives_survive_random_ends() {
         if below(20) == 0 {
             let before = daemon.picture();
             if below(2) == 0 {
-                daemon.engine.close_journal().unwrap();
+                daemon.manager.close_journal().unwrap();
             }
             daemon.kill();
             daemon = Kept::start(dir.path());

@@ -30,7 +30,7 @@ fn start(dir: &Path, config: &Value) -> Daemon {
 fn call(daemon: &Daemon, method: &str, params: &Value) -> Value {
     let raw = serde_json::value::to_raw_value(params).unwrap();
     let params = (!params.is_null()).then_some(&*raw);
-    Registry::new().call(daemon.engine(), Peer::this_process(), method, params).unwrap()
+    Registry::new().call(daemon.manager(), Peer::this_process(), method, params).unwrap()
 }
 
 fn save(daemon: &Daemon) -> Value {

@@ -68,10 +68,10 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
             tracing::info!("signal {signal}: draining");
             return Ok(());
         }
-        if let Some(failure) = daemon.engine().failure() {
+        if let Some(failure) = daemon.manager().failure() {
             return Err(Failure::runtime(failure));
         }
-        if !daemon.engine().is_healthy() {
+        if !daemon.manager().is_healthy() {
             return Err(Failure::runtime(
                 "a core of the target has stopped: see the messages above",
             ));

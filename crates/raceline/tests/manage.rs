@@ -5,7 +5,7 @@
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::method::Registry;
 use raceline_control::role::Roles;
 use raceline_control::server::{Server, ServerConfig};
@@ -17,7 +17,7 @@ const HOST: &str = "nqn.2014-08.org.nvmexpress:host";
 
 /// A daemon in this process, for the program in a process of its own.
 struct Daemon {
-    engine: Arc<Engine>,
+    manager: Arc<Manager>,
     server: Option<Server>,
     directory: TempDir,
 }
@@ -25,12 +25,12 @@ struct Daemon {
 impl Daemon {
     fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let engine = Arc::new(Engine::new(EngineConfig::default(), Arc::new(Registry::new())));
+        let manager = Arc::new(Manager::new(ManagerConfig::default(), Arc::new(Registry::new())));
         let path = directory.path().join("run/rpc.sock");
         let config = ServerConfig { path, roles: Roles::default() };
-        let server = Server::start(config, Arc::clone(&engine)).unwrap();
-        engine.start();
-        Self { engine, server: Some(server), directory }
+        let server = Server::start(config, Arc::clone(&manager)).unwrap();
+        manager.start();
+        Self { manager, server: Some(server), directory }
     }
 
     fn command(&self) -> Command {
@@ -80,7 +80,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         drop(self.server.take());
-        self.engine.shut_down().unwrap();
+        self.manager.shut_down().unwrap();
     }
 }
 

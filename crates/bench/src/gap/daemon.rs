@@ -53,7 +53,7 @@ impl Served {
 
     /// Changes what its cores do when they are idle.
     pub(super) fn set_mode(&self, mode: Mode) {
-        self.daemon.engine().cores().iter().for_each(|target| target.set_mode(mode));
+        self.daemon.manager().cores().iter().for_each(|target| target.set_mode(mode));
     }
 
     /// Ends it.

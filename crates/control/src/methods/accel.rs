@@ -4,9 +4,9 @@ use raceline_accel::{Framework, Injection, InjectionKind, OpCode};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::engine::catalogue::{Entry, Section};
-use crate::engine::options::option_key;
 use crate::error::{RpcError, code};
+use crate::manager::catalogue::{Entry, Section};
+use crate::manager::options::option_key;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -21,7 +21,7 @@ pub(super) fn register(registry: &mut Registry) {
 }
 
 fn framework<'a>(call: &'a Call<'_>) -> &'a Framework {
-    &call.engine.config().accel
+    &call.manager.config().accel
 }
 
 fn module_info(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
@@ -71,8 +71,8 @@ fn assign(call: &Call<'_>, params: Assign) -> Result<bool, RpcError> {
         params.opname.parse().map_err(|error: raceline_accel::UnknownOpCode| {
             invalid("spdk_json_decode_object failed", error.to_string())
         })?;
-    call.engine.change(|change| {
-        let assigned = change.engine().config().accel.assign(operation, &params.module);
+    call.manager.change(|change| {
+        let assigned = change.manager().config().accel.assign(operation, &params.module);
         assigned.map_err(|error| invalid("error assigning opcode", error.to_string()))?;
         let kept = json!({ "opname": operation.name(), "module": params.module });
         let entry = Entry::new(Section::Accel, "accel_assign_opc", &kept)?;
@@ -99,7 +99,7 @@ struct SetOptions {
 }
 
 fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let entry = Entry::new(Section::Accel, "accel_set_options", &params)?;
         change.put(option_key("accel"), entry);
         Ok(true)

@@ -17,11 +17,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::engine::bdevs::Entry;
-use crate::engine::bdevs::Plain;
-use crate::engine::missing::Missing;
-use crate::engine::{Change, EngineError, catalogue};
 use crate::error::RpcError;
+use crate::manager::bdevs::Entry;
+use crate::manager::bdevs::Plain;
+use crate::manager::missing::Missing;
+use crate::manager::{Change, ManagerError, catalogue};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 pub(super) use options::examine_unasked;
@@ -74,11 +74,11 @@ struct GetBdevs {
 
 fn get_bdevs(call: &Call<'_>, params: GetBdevs) -> Result<Vec<Value>, RpcError> {
     let Some(name) = params.name else {
-        return Ok(call.engine.model().bdevs.iter().map(describe).collect());
+        return Ok(call.manager.model().bdevs.iter().map(describe).collect());
     };
-    match call.engine.wait_bdev(&name, params.timeout.unwrap_or(0), describe) {
+    match call.manager.wait_bdev(&name, params.timeout.unwrap_or(0), describe) {
         Some(bdev) => Ok(vec![bdev]),
-        None => Ok(vec![describe(call.engine.model().bdev(&name)?)]),
+        None => Ok(vec![describe(call.manager.model().bdev(&name)?)]),
     }
 }
 
@@ -93,7 +93,7 @@ fn get_missing(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcErro
             "reason": missing.reason,
         })
     };
-    Ok(call.engine.model().missing.values().map(describe).collect())
+    Ok(call.manager.model().missing.values().map(describe).collect())
 }
 
 /// The largest physical block that hosts can be told of in blocks of 512 bytes (NPWG).
@@ -205,9 +205,9 @@ fn bytes_of(num_blocks: u64, block_size: u32) -> Result<u64, RpcError> {
 
 /// Opens a device that stands on nothing else.
 fn open(change: &Change<'_>, spec: &DeviceSpec) -> Result<SharedBdev, RpcError> {
-    let identity = &change.engine().config().identity;
+    let identity = &change.manager().config().identity;
     let opened = raceline_bdev::open(spec, identity);
-    opened.map_err(|error| EngineError::from(error).into())
+    opened.map_err(|error| ManagerError::from(error).into())
 }
 
 /// Adds a device, and then everything that has waited for it.
@@ -243,7 +243,7 @@ fn find(change: &Change<'_>, name: &str, module: &str) -> Result<Entry, RpcError
 }
 
 fn delete(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         if change.forget_missing(&catalogue::Key::new(&["bdev", name])) {
             return Ok(true);
         }

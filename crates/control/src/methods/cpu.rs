@@ -34,7 +34,7 @@ struct SetMask {
 /// A thread has its core for life: a mask that contains the core changes nothing, any other is refused.
 fn set_mask(call: &Call<'_>, params: SetMask) -> Result<bool, RpcError> {
     let cores = parse_cores(&params.cpumask).map_err(RpcError::invalid_params)?;
-    let threads = threads(call.engine);
+    let threads = threads(call.manager);
     let found = threads.iter().find(|thread| thread.id as u64 == params.id);
     let thread = found.ok_or_else(|| {
         let detail = format!("there is no thread {}: thread_get_stats lists them", params.id);
@@ -71,12 +71,12 @@ fn lock_file(core: usize) -> PathBuf {
 
 /// Locks all cores or none against other programs that use the same locks, SPDK's among them.
 fn enable_locks(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
-    let mut held = call.engine.core_locks();
+    let mut held = call.manager.core_locks();
     if !held.is_empty() {
         return Ok(true);
     }
     let mut locks = Vec::new();
-    for &core in &call.engine.config().cores {
+    for &core in &call.manager.config().cores {
         let path = lock_file(core);
         let failed = |what: &str, error: rustix::io::Errno| {
             let text = format!("Failed to claim CPU core: {core}");
@@ -95,7 +95,7 @@ fn enable_locks(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
 }
 
 fn disable_locks(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
-    call.engine.core_locks().clear();
+    call.manager.core_locks().clear();
     Ok(true)
 }
 
@@ -109,45 +109,45 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engine::{Engine, EngineConfig};
+    use crate::manager::{Manager, ManagerConfig};
     use crate::role::Peer;
 
-    fn call(engine: &Engine, method: &str, params: &Value) -> Result<Value, RpcError> {
+    fn call(manager: &Manager, method: &str, params: &Value) -> Result<Value, RpcError> {
         let raw = serde_json::value::to_raw_value(params).unwrap();
         let params = (!params.is_null()).then_some(&*raw);
-        Registry::new().call(engine, Peer::this_process(), method, params)
+        Registry::new().call(manager, Peer::this_process(), method, params)
     }
 
     #[test]
     fn a_thread_has_its_core_for_life() {
         let cores = raceline_reactor::affinity::allowed_cores().unwrap();
         let cores: Vec<usize> = cores.into_iter().take(1).collect();
-        let config = EngineConfig { cores: cores.clone(), ..EngineConfig::default() };
-        let engine = Engine::new(config, Arc::new(Registry::new()));
-        engine.start();
-        call(&engine, "nvmf_create_transport", &json!({ "trtype": "tcp" })).unwrap();
+        let config = ManagerConfig { cores: cores.clone(), ..ManagerConfig::default() };
+        let manager = Manager::new(config, Arc::new(Registry::new()));
+        manager.start();
+        call(&manager, "nvmf_create_transport", &json!({ "trtype": "tcp" })).unwrap();
         let set = |id: u64, mask: String| {
-            call(&engine, "thread_set_cpumask", &json!({ "id": id, "cpumask": mask }))
+            call(&manager, "thread_set_cpumask", &json!({ "id": id, "cpumask": mask }))
         };
         assert_eq!(set(1, format!("[{}]", cores[0])), Ok(json!(true)));
         assert_eq!(set(1, format!("[{}]", cores[0] + 1)).unwrap_err().code, -libc::EINVAL);
         assert_eq!(set(9, "0x1".to_owned()).unwrap_err().code, -libc::ENOENT);
         assert_eq!(set(1, "none".to_owned()).unwrap_err().code, code::INVALID_PARAMS);
-        engine.shut_down().unwrap();
+        manager.shut_down().unwrap();
     }
 
     #[test]
     fn what_cannot_be_is_refused_and_what_is_so_is_taken() {
-        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
-        let driver = |name: &str| call(&engine, "accel_set_driver", &json!({ "name": name }));
+        let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
+        let driver = |name: &str| call(&manager, "accel_set_driver", &json!({ "name": name }));
         assert_eq!(driver("software"), Ok(json!(true)));
         assert_eq!(driver("dpdk_cryptodev").unwrap_err().code, -libc::ENODEV);
-        engine.start();
-        let monitor = |params: &Value| call(&engine, "framework_monitor_context_switch", params);
+        manager.start();
+        let monitor = |params: &Value| call(&manager, "framework_monitor_context_switch", params);
         assert_eq!(monitor(&json!({})), Ok(json!({ "enabled": false })));
         assert!(monitor(&json!({ "enabled": true })).is_err());
-        assert_eq!(call(&engine, "framework_get_pci_devices", &Value::Null), Ok(json!([])));
+        assert_eq!(call(&manager, "framework_get_pci_devices", &Value::Null), Ok(json!([])));
         // Without pinned cores there is nothing to lock.
-        assert_eq!(call(&engine, "framework_enable_cpumask_locks", &Value::Null), Ok(json!(true)));
+        assert_eq!(call(&manager, "framework_enable_cpumask_locks", &Value::Null), Ok(json!(true)));
     }
 }

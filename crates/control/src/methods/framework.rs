@@ -4,8 +4,8 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::engine::catalogue::{Entry, Section};
 use crate::error::{RpcError, code};
+use crate::manager::catalogue::{Entry, Section};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -23,7 +23,7 @@ pub(super) fn register(registry: &mut Registry) {
 }
 
 fn start_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
-    let started = call.engine.start_all();
+    let started = call.manager.start_all();
     started.map_err(|error| RpcError::internal("Internal error").because(error))?;
     Ok(true)
 }
@@ -31,8 +31,8 @@ fn start_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
 fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     // This blocks no other client: a client that asks before the start waits here, on a thread of its own
     // connection.
-    call.engine.wait_started();
-    match call.engine.failure() {
+    call.manager.wait_started();
+    match call.manager.failure() {
         None => Ok(true),
         Some(failure) => Err(RpcError::internal("Internal error").because(failure)),
     }
@@ -40,7 +40,7 @@ fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
 
 /// Whether clients are shown a section: for a part that is not here, only if the section holds calls.
 fn is_shown(call: &Call<'_>, section: Section) -> bool {
-    !section.is_absent() || call.engine.model().catalogue.section(section).next().is_some()
+    !section.is_absent() || call.manager.model().catalogue.section(section).next().is_some()
 }
 
 fn get_subsystems(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
@@ -67,7 +67,7 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
         let text = format!("Subsystem '{}' not found", params.name);
         RpcError::new(code::INVALID_PARAMS, text)
     })?;
-    let model = call.engine.model();
+    let model = call.manager.model();
     let entries = model.catalogue.section(section);
     let describe = |entry: &Entry| match &entry.params {
         // SPDK's programs cannot read a configuration with null in place of parameters.

@@ -4,9 +4,9 @@ use raceline_target::QueueTotals;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::engine::catalogue::{Entry, Section};
-use crate::engine::options::{BufferOptions, option_key};
 use crate::error::RpcError;
+use crate::manager::catalogue::{Entry, Section};
+use crate::manager::options::{BufferOptions, option_key};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -34,7 +34,7 @@ struct SetOptions {
 }
 
 fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
-    let old = call.engine.model().buffer_options().unwrap_or_default();
+    let old = call.manager.model().buffer_options().unwrap_or_default();
     let options = BufferOptions {
         small_pool_count: params.small_pool_count.unwrap_or(old.small_pool_count),
         large_pool_count: params.large_pool_count.unwrap_or(old.large_pool_count),
@@ -53,7 +53,7 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
         );
         return Err(RpcError::errno(libc::EINVAL).because(detail));
     }
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let entry = Entry::new(Section::Iobuf, "iobuf_set_options", &options)?;
         change.put(option_key("iobuf"), entry);
         Ok(true)
@@ -63,7 +63,7 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
 /// Each core has its own buffers, without a cache in front. `retry` counts commands that found no buffer of
 /// sufficient size when they came.
 fn get_stats(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
-    let cores = call.engine.cores();
+    let cores = call.manager.cores();
     let mut totals = QueueTotals::default();
     for group in cores.iter().flat_map(|cores| cores.poll_groups()) {
         totals.add(&group.totals);

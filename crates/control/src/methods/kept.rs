@@ -7,9 +7,9 @@
 use serde_json::{Map, Value};
 
 use crate::absent::{self, Does};
-use crate::engine::catalogue::{Entry, Section};
-use crate::engine::options::option_key;
 use crate::error::RpcError;
+use crate::manager::catalogue::{Entry, Section};
+use crate::manager::options::option_key;
 use crate::method::{Call, Registry};
 use crate::spelling::old_names;
 
@@ -27,7 +27,7 @@ fn keep(call: &Call<'_>, params: Value) -> Result<(), RpcError> {
         absent::absent(call.method).and_then(|method| Section::from_name(method.part.section));
     // No parameters and an empty object mean the same, and some of SPDK's methods accept only the former.
     let params = if params.as_object().is_some_and(Map::is_empty) { Value::Null } else { params };
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let section = section.unwrap_or(Section::Bdev);
         let entry = Entry { section, method: call.method.to_owned(), params };
         change.put(option_key(call.method), entry);

@@ -36,21 +36,21 @@ struct Level {
 }
 
 fn set_print_level(call: &Call<'_>, params: Level) -> Result<bool, RpcError> {
-    call.engine.config().logging.change(|settings| settings.print_level = params.level);
+    call.manager.config().logging.change(|settings| settings.print_level = params.level);
     Ok(true)
 }
 
 fn get_print_level(call: &Call<'_>, _params: NoParams) -> Result<LogLevel, RpcError> {
-    Ok(call.engine.config().logging.settings().print_level)
+    Ok(call.manager.config().logging.settings().print_level)
 }
 
 fn set_level(call: &Call<'_>, params: Level) -> Result<bool, RpcError> {
-    call.engine.config().logging.change(|settings| settings.level = params.level);
+    call.manager.config().logging.change(|settings| settings.level = params.level);
     Ok(true)
 }
 
 fn get_level(call: &Call<'_>, _params: NoParams) -> Result<LogLevel, RpcError> {
-    Ok(call.engine.config().logging.settings().level)
+    Ok(call.manager.config().logging.settings().level)
 }
 
 #[derive(Deserialize)]
@@ -73,13 +73,13 @@ fn flags(name: &str) -> Result<Vec<&'static str>, RpcError> {
 
 fn set_flag(call: &Call<'_>, params: Flag) -> Result<bool, RpcError> {
     let flags = flags(&params.flag)?;
-    call.engine.config().logging.change(|settings| settings.flags.extend(flags));
+    call.manager.config().logging.change(|settings| settings.flags.extend(flags));
     Ok(true)
 }
 
 fn clear_flag(call: &Call<'_>, params: Flag) -> Result<bool, RpcError> {
     let flags = flags(&params.flag)?;
-    call.engine
+    call.manager
         .config()
         .logging
         .change(|settings| settings.flags.retain(|flag| !flags.contains(flag)));
@@ -87,7 +87,7 @@ fn clear_flag(call: &Call<'_>, params: Flag) -> Result<bool, RpcError> {
 }
 
 fn get_flags(call: &Call<'_>, _params: NoParams) -> Result<Map<String, Value>, RpcError> {
-    let set = call.engine.config().logging.settings().flags;
+    let set = call.manager.config().logging.settings().flags;
     Ok(FLAGS.iter().map(|(flag, _)| ((*flag).to_owned(), set.contains(flag).into())).collect())
 }
 
@@ -98,6 +98,6 @@ struct Timestamps {
 }
 
 fn enable_timestamps(call: &Call<'_>, params: Timestamps) -> Result<bool, RpcError> {
-    call.engine.config().logging.change(|settings| settings.timestamps = params.enabled);
+    call.manager.config().logging.change(|settings| settings.timestamps = params.enabled);
     Ok(true)
 }

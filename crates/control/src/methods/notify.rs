@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::engine::notify::EventKind;
 use crate::error::RpcError;
+use crate::manager::notify::EventKind;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -30,7 +30,7 @@ struct GetNotifications {
 
 fn get_notifications(call: &Call<'_>, params: GetNotifications) -> Result<Vec<Value>, RpcError> {
     let max = params.max.map_or(usize::MAX, |max| usize::try_from(max).unwrap_or(usize::MAX));
-    let model = call.engine.model();
+    let model = call.manager.model();
     let events = model.events.since(params.id).take(max);
     Ok(events
         .map(|(id, kind, context)| json!({ "type": kind.name(), "ctx": context, "id": id }))

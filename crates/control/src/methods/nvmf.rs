@@ -14,9 +14,9 @@ mod transport;
 use raceline_proto::nvme::Nqn;
 use serde::Deserialize;
 
-use crate::engine::nvmf::{DEFAULT_TARGET, ListenAddress};
-use crate::engine::{Engine, EngineError};
 use crate::error::RpcError;
+use crate::manager::nvmf::{DEFAULT_TARGET, ListenAddress};
+use crate::manager::{Manager, ManagerError};
 use crate::method::Registry;
 
 pub(super) fn register(registry: &mut Registry) {
@@ -41,8 +41,8 @@ fn target_name(name: Option<String>) -> String {
 }
 
 /// SPDK's answer when there is no such target.
-fn check_target(engine: &Engine, name: &str) -> Result<(), RpcError> {
-    let found = engine.model().nvmf.target(name).map(|_| ());
+fn check_target(manager: &Manager, name: &str) -> Result<(), RpcError> {
+    let found = manager.model().nvmf.target(name).map(|_| ());
     found.map_err(|error| RpcError::internal("Unable to find a target.").because(error))
 }
 
@@ -52,9 +52,9 @@ fn refused(error: impl std::fmt::Display) -> RpcError {
 }
 
 /// An internal failure keeps its errno; an error that the caller can mend is `Invalid parameters`.
-fn invalid(error: EngineError) -> RpcError {
+fn invalid(error: ManagerError) -> RpcError {
     match error {
-        EngineError::Journal(_) => error.into(),
+        ManagerError::Journal(_) => error.into(),
         other => refused(other),
     }
 }

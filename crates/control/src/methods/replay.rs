@@ -1,10 +1,10 @@
-//! The methods in the form that the engine needs: calls that it makes again, and devices that arrive.
+//! The methods in the form that the manager needs: calls that it makes again, and devices that arrive.
 
 use serde_json::Value;
 
 use super::bdev;
-use crate::engine::{Change, Engine, Phase, Replay};
 use crate::error::RpcError;
+use crate::manager::{Change, Manager, Phase, Replay};
 use crate::method::Registry;
 use crate::params::raw_params;
 use crate::role::Peer;
@@ -22,9 +22,14 @@ impl Replay for Registry {
         Registry::check(self, method, raw_params(params)?.as_deref())
     }
 
-    fn call(&self, engine: &Engine, method: &str, params: Option<&Value>) -> Result<(), RpcError> {
+    fn call(
+        &self,
+        manager: &Manager,
+        method: &str,
+        params: Option<&Value>,
+    ) -> Result<(), RpcError> {
         let params = raw_params(params)?;
-        Registry::call(self, engine, Peer::this_process(), method, params.as_deref()).map(drop)
+        Registry::call(self, manager, Peer::this_process(), method, params.as_deref()).map(drop)
     }
 
     fn examine(&self, change: &mut Change<'_>, device: &str) {

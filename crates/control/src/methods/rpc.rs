@@ -27,7 +27,7 @@ struct GetMethods {
 }
 
 fn get_methods(call: &Call<'_>, params: GetMethods) -> Result<Vec<&'static str>, RpcError> {
-    let phase = call.engine.phase();
+    let phase = call.manager.phase();
     let methods = call.registry.methods();
     let mut names: Vec<&str> = methods
         .filter(|method| !params.current || method.states.admits(phase))

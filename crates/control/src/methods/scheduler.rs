@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::cores::parse_cores;
-use crate::engine::catalogue::{Entry, Section};
-use crate::engine::options::option_key;
 use crate::error::RpcError;
+use crate::manager::catalogue::{Entry, Section};
+use crate::manager::options::option_key;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -76,7 +76,7 @@ fn set_options(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
 }
 
 fn keep(call: &Call<'_>, params: &impl Serialize) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let entry = Entry::new(Section::Scheduler, call.method, params)?;
         change.put(option_key(call.method), entry);
         Ok(true)
@@ -85,7 +85,7 @@ fn keep(call: &Call<'_>, params: &impl Serialize) -> Result<bool, RpcError> {
 
 /// The settings, and beside them what is in effect.
 fn get(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let set =
         |method: &str| model.catalogue.get(&option_key(method)).map(|entry| entry.params.clone());
     let scheduler = set(SET).and_then(|set| serde_json::from_value(set).ok());
@@ -93,7 +93,7 @@ fn get(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
         scheduler.unwrap_or_else(|| Scheduler { name: STATIC.to_owned(), ..Scheduler::default() });
     let options = set(SET_OPTIONS).and_then(|set| serde_json::from_value(set).ok());
     let options: Options = options.unwrap_or_default();
-    let first = call.engine.config().cores.first().copied().unwrap_or(0);
+    let first = call.manager.config().cores.first().copied().unwrap_or(0);
     let core = options.scheduling_core.map_or(json!(first), Value::from);
     let mut shown = json!({
         "scheduler_name": scheduler.name,
@@ -123,54 +123,54 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engine::{Engine, EngineConfig};
     use crate::error::code;
+    use crate::manager::{Manager, ManagerConfig};
     use crate::role::Peer;
 
-    fn call(engine: &Engine, method: &str, params: &Value) -> Result<Value, RpcError> {
+    fn call(manager: &Manager, method: &str, params: &Value) -> Result<Value, RpcError> {
         let raw = serde_json::value::to_raw_value(params).unwrap();
         let params = (!params.is_null()).then_some(&*raw);
-        Registry::new().call(engine, Peer::this_process(), method, params)
+        Registry::new().call(manager, Peer::this_process(), method, params)
     }
 
     #[test]
     fn what_is_set_is_given_back_beside_what_is_in_effect() {
-        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
-        let get = || call(&engine, "framework_get_scheduler", &Value::Null).unwrap();
+        let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
+        let get = || call(&manager, "framework_get_scheduler", &Value::Null).unwrap();
         assert_eq!(get()["scheduler_name"], "static");
         let dynamic = json!({
             "name": "dynamic", "period": 500_000, "load_limit": 20, "core_limit": 80, "core_busy": 95,
         });
-        assert_eq!(call(&engine, SET, &dynamic), Ok(json!(true)));
+        assert_eq!(call(&manager, SET, &dynamic), Ok(json!(true)));
         let options = json!({ "scheduling_core": 3, "isolated_core_mask": "0xc" });
-        assert_eq!(call(&engine, SET_OPTIONS, &options), Ok(json!(true)));
+        assert_eq!(call(&manager, SET_OPTIONS, &options), Ok(json!(true)));
         let expected = json!({
             "scheduler_name": "dynamic", "scheduler_period": 500_000, "load_limit": 20,
             "core_limit": 80, "core_busy": 95, "isolated_core_mask": "0xc", "scheduling_core": 3,
             "in_effect": "static",
         });
         assert_eq!(get(), expected);
-        engine.start();
+        manager.start();
         let config =
-            call(&engine, "framework_get_config", &json!({ "name": "scheduler" })).unwrap();
+            call(&manager, "framework_get_config", &json!({ "name": "scheduler" })).unwrap();
         let calls: Vec<&Value> =
             config.as_array().unwrap().iter().map(|call| &call["params"]).collect();
         assert_eq!(calls, [&dynamic, &options]);
-        assert_eq!(call(&engine, SET, &json!({ "name": "gscheduler" })), Ok(json!(true)));
+        assert_eq!(call(&manager, SET, &json!({ "name": "gscheduler" })), Ok(json!(true)));
         assert_eq!(get()["scheduler_period"], 0, "what was set before is not in the call");
     }
 
     #[test]
     fn what_no_spdk_has_is_refused() {
-        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
-        let error = call(&engine, SET, &json!({ "name": "fair" })).unwrap_err();
+        let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
+        let error = call(&manager, SET, &json!({ "name": "fair" })).unwrap_err();
         assert_eq!(error.code, -libc::ENOENT);
         assert!(error.to_string().contains("none of static, dynamic, gscheduler"), "{error}");
         let error =
-            call(&engine, SET, &json!({ "name": "dynamic", "load_limits": 3 })).unwrap_err();
+            call(&manager, SET, &json!({ "name": "dynamic", "load_limits": 3 })).unwrap_err();
         assert!(error.to_string().contains("load_limits"), "{error}");
         let options =
-            |mask: &str| call(&engine, SET_OPTIONS, &json!({ "isolated_core_mask": mask }));
+            |mask: &str| call(&manager, SET_OPTIONS, &json!({ "isolated_core_mask": mask }));
         assert_eq!(options("none").unwrap_err().code, code::INVALID_PARAMS);
         assert_eq!(options("0x0"), Ok(json!(true)));
     }

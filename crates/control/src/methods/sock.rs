@@ -3,9 +3,9 @@
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::engine::catalogue::{Entry, Section};
-use crate::engine::options::{SOCKET_KINDS, SocketOptions, option_key};
 use crate::error::RpcError;
+use crate::manager::catalogue::{Entry, Section};
+use crate::manager::options::{SOCKET_KINDS, SocketOptions, option_key};
 use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, flag_or_number, refuse};
 
@@ -44,7 +44,7 @@ fn check_kind_with_options(name: &str) -> Result<(), RpcError> {
 
 fn get_options(call: &Call<'_>, params: Kind) -> Result<serde_json::Value, RpcError> {
     check_kind_with_options(&params.impl_name)?;
-    let options = call.engine.model().socket_options(&params.impl_name);
+    let options = call.manager.model().socket_options(&params.impl_name);
     let mut text = json!(options);
     if let Some(members) = text.as_object_mut() {
         members.shift_remove("impl_name");
@@ -81,7 +81,7 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
         let detail = format!("enable_placement_id must be 0 to {MAX_PLACEMENT}");
         return Err(RpcError::invalid_params(detail));
     }
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let old = change.model().socket_options(&params.impl_name);
         let both = params.enable_zerocopy_send;
         let (server, client) = (
@@ -106,12 +106,12 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
 }
 
 fn get_default(call: &Call<'_>, _params: NoParams) -> Result<serde_json::Value, RpcError> {
-    Ok(json!({ "impl_name": call.engine.model().default_socket_kind() }))
+    Ok(json!({ "impl_name": call.manager.model().default_socket_kind() }))
 }
 
 fn set_default(call: &Call<'_>, params: Kind) -> Result<bool, RpcError> {
     check_kind(&params.impl_name)?;
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let params = json!({ "impl_name": params.impl_name });
         let entry = Entry::new(Section::Sock, "sock_set_default_impl", &params)?;
         change.put(option_key("sock-default"), entry);

@@ -6,9 +6,9 @@ use raceline_reactor::LoopSnapshot;
 use serde_json::{Value, json};
 
 use crate::cores::mask_text;
-use crate::engine::Engine;
-use crate::engine::nvmf::Transport;
 use crate::error::RpcError;
+use crate::manager::Manager;
+use crate::manager::nvmf::Transport;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -36,9 +36,9 @@ pub(super) struct Thread {
 }
 
 /// The threads of all targets; a target without a transport has none yet.
-pub(super) fn threads(engine: &Engine) -> Vec<Thread> {
+pub(super) fn threads(manager: &Manager) -> Vec<Thread> {
     let mut served: Vec<(String, Transport, Vec<String>)> = Vec::new();
-    for (name, target) in &engine.model().nvmf.targets {
+    for (name, target) in &manager.model().nvmf.targets {
         let Some(transport) = &target.transport else { continue };
         let devices = target.subsystems.values().flat_map(|s| s.namespaces.values());
         let shown = devices.filter(|ns| ns.missing.is_none());
@@ -67,9 +67,9 @@ fn ticks(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Time since the start of the engine in which the thread was idle.
-fn idle(engine: &Engine, counts: &LoopSnapshot) -> u64 {
-    ticks(engine.began().elapsed().saturating_sub(counts.busy))
+/// Time since the start of the manager in which the thread was idle.
+fn idle(manager: &Manager, counts: &LoopSnapshot) -> u64 {
+    ticks(manager.began().elapsed().saturating_sub(counts.busy))
 }
 
 fn reactors(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
@@ -77,16 +77,16 @@ fn reactors(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
         json!({
             "lcore": thread.core,
             "busy": ticks(thread.counts.busy),
-            "idle": idle(call.engine, &thread.counts),
+            "idle": idle(call.manager, &thread.counts),
             "lw_threads": [{
                 "name": thread.name,
                 "id": thread.id,
                 "cpumask": thread.mask,
-                "elapsed": ticks(call.engine.began().elapsed()),
+                "elapsed": ticks(call.manager.began().elapsed()),
             }],
         })
     };
-    let reactors: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    let reactors: Vec<Value> = threads(call.manager).into_iter().map(describe).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "pid": std::process::id(), "reactors": reactors }))
 }
 
@@ -97,13 +97,13 @@ fn stats(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
             "id": thread.id,
             "cpumask": thread.mask,
             "busy": ticks(thread.counts.busy),
-            "idle": idle(call.engine, &thread.counts),
+            "idle": idle(call.manager, &thread.counts),
             "active_pollers_count": 1,
             "timed_pollers_count": 0,
             "paused_pollers_count": 0,
         })
     };
-    let threads: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    let threads: Vec<Value> = threads(call.manager).into_iter().map(describe).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
 }
 
@@ -124,7 +124,7 @@ fn pollers(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
             "paused_pollers": [],
         })
     };
-    let threads: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    let threads: Vec<Value> = threads(call.manager).into_iter().map(describe).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
 }
 
@@ -136,7 +136,7 @@ fn io_channels(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
             channels.map(|name| json!({ "name": format!("bdev_{name}"), "ref": 1 })).collect();
         json!({ "name": thread.name, "io_channels": channels })
     };
-    let threads: Vec<Value> = threads(call.engine).into_iter().map(describe).collect();
+    let threads: Vec<Value> = threads(call.manager).into_iter().map(describe).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
 }
 

@@ -92,7 +92,7 @@ async fn converse(stream: &mut UnixStream, shared: &Arc<Shared>, peer: Peer) -> 
 async fn call(shared: &Arc<Shared>, peer: Peer, value: Vec<u8>) -> Option<String> {
     let shared = Arc::clone(shared);
     let called = tokio::task::spawn_blocking(move || {
-        let dispatcher = Dispatcher { registry: &shared.registry, engine: &shared.engine, peer };
+        let dispatcher = Dispatcher { registry: &shared.registry, manager: &shared.manager, peer };
         dispatcher.answer(&value)
     });
     called.await.unwrap_or_else(|_| {

@@ -1,4 +1,4 @@
-//! The journal of an engine on a state directory.
+//! The journal of a manager on a state directory.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,16 +7,16 @@ use serde_json::{Map, Value, json};
 
 use super::disk::{Disk, RealDisk};
 use super::{Call, Configuration, Permit, Recovered, StateError, Store, SubsystemConfig};
-use crate::engine::catalogue::{Catalogue, Entry, Key, Record, Section};
-use crate::engine::generation;
-use crate::engine::journal::{Journal, JournalError};
+use crate::manager::catalogue::{Catalogue, Entry, Key, Record, Section};
+use crate::manager::generation;
+use crate::manager::journal::{Journal, JournalError};
 
 /// Room reserved before a change, whose records are not known yet: twice the largest request.
 const CHANGE_BYTES: usize = 2 << 20;
 /// The member of the configuration's identity that holds the keys of its calls.
 const KEYS: &str = "keys";
 
-/// Keeps an engine's changes in a state directory.
+/// Keeps a manager's changes in a state directory.
 pub struct StateJournal {
     store: Store,
     /// Room for the change in progress; there is one at a time.
@@ -26,7 +26,7 @@ pub struct StateJournal {
 /// The state that a directory held.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
-    /// The configuration, for [`Engine::restore`](crate::engine::Engine::restore).
+    /// The configuration, for [`Manager::restore`](crate::manager::Manager::restore).
     pub catalogue: Catalogue,
     /// The number of all changes ever made. It also grows over restarts, so that it can serve as a
     /// generation.
@@ -175,27 +175,27 @@ fn catalogue_of(recovered: Recovered) -> Result<Catalogue, String> {
 mod tests {
     use super::super::sim::{Random, SimDisk};
     use super::*;
-    use crate::engine::{Engine, EngineConfig};
     use crate::error::RpcError;
+    use crate::manager::{Manager, ManagerConfig};
     use crate::method::Registry;
     use crate::role::Peer;
 
     /// A daemon without a socket.
     struct Daemon {
-        engine: Engine,
+        manager: Manager,
         registry: Arc<Registry>,
     }
 
     impl Daemon {
         fn start(disk: &SimDisk) -> Self {
             let (journal, kept) = StateJournal::with_disk(Arc::new(disk.clone())).unwrap();
-            let config = EngineConfig { journal: Box::new(journal), ..EngineConfig::default() };
+            let config = ManagerConfig { journal: Box::new(journal), ..ManagerConfig::default() };
             let registry = Arc::new(Registry::new());
-            let engine = Engine::new(config, registry.clone());
-            engine.restore(&kept.catalogue).unwrap();
-            engine.start();
-            engine.restore(&kept.catalogue).unwrap();
-            Self { engine, registry }
+            let manager = Manager::new(config, registry.clone());
+            manager.restore(&kept.catalogue).unwrap();
+            manager.start();
+            manager.restore(&kept.catalogue).unwrap();
+            Self { manager, registry }
         }
 
         /// Calls a method and waits until its effect is durable.
@@ -203,8 +203,8 @@ mod tests {
             let raw = serde_json::value::to_raw_value(params).unwrap();
             let peer = Peer::this_process();
             let params = (!params.is_null()).then_some(&*raw);
-            let result = self.registry.call(&self.engine, peer, method, params)?;
-            let durable = self.engine.wait_durable();
+            let result = self.registry.call(&self.manager, peer, method, params)?;
+            let durable = self.manager.wait_durable();
             durable.map_err(|error| RpcError::errno(error.errno).because(error))?;
             Ok(result)
         }
@@ -237,7 +237,7 @@ mod tests {
         let daemon = Daemon::start(&disk);
         assert_eq!(daemon.bdevs(), before);
         // After an orderly end as well, and after a crash that follows it.
-        daemon.engine.close_journal().unwrap();
+        daemon.manager.close_journal().unwrap();
         let disk = crash(&disk);
         let daemon = Daemon::start(&disk);
         assert_eq!(daemon.bdevs(), before);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_control::engine::{Engine, EngineConfig};
+use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::method::Registry;
 use raceline_control::role::{Peer, Roles};
 use raceline_control::server::{Server, ServerConfig};
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server and the objects that it needs.
 pub(crate) struct Daemon {
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) manager: Arc<Manager>,
     pub(crate) server: Option<Server>,
     pub(crate) directory: TempDir,
 }
@@ -38,11 +38,11 @@ impl Daemon {
     /// A server that waits for framework_start_init.
     pub(crate) fn waiting() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let engine = Arc::new(Engine::new(EngineConfig::default(), Arc::new(Registry::new())));
+        let manager = Arc::new(Manager::new(ManagerConfig::default(), Arc::new(Registry::new())));
         let config =
             ServerConfig { path: directory.path().join("run/rpc.sock"), roles: Roles::default() };
-        let server = Some(Server::start(config, Arc::clone(&engine)).unwrap());
-        Self { engine, server, directory }
+        let server = Some(Server::start(config, Arc::clone(&manager)).unwrap());
+        Self { manager, server, directory }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -109,37 +109,37 @@ impl Client {
 /// A daemon with a state directory and without a socket. Dropping it without an orderly end leaves the same
 /// state as a kill.
 pub(crate) struct Kept {
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) manager: Arc<Manager>,
     registry: Arc<Registry>,
 }
 
 impl Kept {
     pub(crate) fn start(dir: &Path) -> Self {
-        Self::start_with(dir, EngineConfig::default())
+        Self::start_with(dir, ManagerConfig::default())
     }
 
-    pub(crate) fn start_with(dir: &Path, config: EngineConfig) -> Self {
+    pub(crate) fn start_with(dir: &Path, config: ManagerConfig) -> Self {
         let (journal, kept) = StateJournal::open(dir).unwrap();
         let changes_before = journal.begin(&kept);
-        let config = EngineConfig { journal: Box::new(journal), changes_before, ..config };
+        let config = ManagerConfig { journal: Box::new(journal), changes_before, ..config };
         let registry = Arc::new(Registry::new());
-        let engine = Arc::new(Engine::new(config, registry.clone()));
-        engine.share();
-        engine.restore(&kept.catalogue).unwrap();
-        engine.at_start(Box::new(move |engine| {
-            engine.restore(&kept.catalogue).map_err(|error| error.to_string())
+        let manager = Arc::new(Manager::new(config, registry.clone()));
+        manager.share();
+        manager.restore(&kept.catalogue).unwrap();
+        manager.at_start(Box::new(move |manager| {
+            manager.restore(&kept.catalogue).map_err(|error| error.to_string())
         }));
-        engine.start_all().unwrap();
-        Self { engine, registry }
+        manager.start_all().unwrap();
+        Self { manager, registry }
     }
 
     /// Calls a method and waits until its effect is durable; the error is its text.
     pub(crate) fn call(&self, method: &str, params: Value) -> Result<Value, String> {
         let raw = serde_json::value::to_raw_value(&params).unwrap();
         let params = (!params.is_null()).then_some(&*raw);
-        let result = self.registry.call(&self.engine, Peer::this_process(), method, params);
+        let result = self.registry.call(&self.manager, Peer::this_process(), method, params);
         let result = result.map_err(|error| format!("{method}: {error}"))?;
-        self.engine.wait_durable().unwrap();
+        self.manager.wait_durable().unwrap();
         Ok(result)
     }
 
@@ -158,7 +158,7 @@ impl Kept {
     }
 
     pub(crate) fn kill(self) {
-        self.engine.shut_down().unwrap();
+        self.manager.shut_down().unwrap();
     }
 }
 

@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use super::Name;
 use super::stacked::{self, Stacked};
-use crate::engine::bdevs::{Details, Entry};
-use crate::engine::catalogue::Key;
 use crate::error::{RpcError, code};
+use crate::manager::bdevs::{Details, Entry};
+use crate::manager::catalogue::Key;
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -142,7 +142,7 @@ struct UpdateLatency {
 
 fn update_latency(call: &Call<'_>, params: UpdateLatency) -> Result<bool, RpcError> {
     let UpdateLatency { delay_bdev_name: name, latency_type, latency_us } = params;
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         // SPDK answers the same for a device of another kind.
         let missing = || RpcError::new(code::INVALID_PARAMS, "The requested bdev does not exist.");
         let bdev = change.model().bdevs.find(&name).cloned().ok_or_else(missing)?;

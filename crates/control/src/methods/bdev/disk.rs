@@ -8,10 +8,10 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{Name, Plain, Zero, block_size_of, open};
-use crate::engine::Change;
-use crate::engine::bdevs::Entry;
-use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
+use crate::manager::Change;
+use crate::manager::bdevs::Entry;
+use crate::manager::catalogue::{self, Key, Section};
 use crate::method::{Call, Registry, States};
 
 const AIO: &str = "aio";
@@ -61,7 +61,7 @@ fn create_aio(call: &Call<'_>, params: CreateAio) -> Result<String, RpcError> {
         "fallocate": params.fallocate,
         "nowait": params.nowait,
     } }));
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let (name, bdev) = make(change, &params.name, (AIO, "AIO disk"), &spec)?;
         let canonical = CreateAio { uuid: Some(bdev.uuid), ..params };
         let entry = catalogue::Entry::new(Section::Bdev, "bdev_aio_create", &canonical)?;
@@ -87,7 +87,7 @@ fn create_uring(call: &Call<'_>, params: CreateUring) -> Result<String, RpcError
     let spec = spec(&params.filename, params.block_size, params.uuid)?;
     let spec = DeviceSpec { backing: backing(&params.filename, params.buffered), ..spec };
     let details = Plain(json!({ "uring": { "filename": params.filename } }));
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let made = make(change, &params.name, (URING, "URING bdev"), &spec);
         // SPDK has one answer to every failure.
         let (name, bdev) = made
@@ -142,7 +142,7 @@ fn rescan_uring(call: &Call<'_>, Name { name }: Name) -> Result<bool, RpcError> 
 /// Hosts are told of a device that has grown. A device that has shrunk keeps its size: the data beyond its
 /// end are lost, and reading them must fail.
 fn rescan(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let bdev = super::find(change, name, module)?;
         bdev.device.rescan().map_err(|error| {
             let errno = match error.kind() {
@@ -151,7 +151,7 @@ fn rescan(call: &Call<'_>, name: &str, module: &str) -> Result<bool, RpcError> {
             };
             RpcError::errno(errno).because(error)
         })?;
-        change.engine().sizes_changed()?;
+        change.manager().sizes_changed()?;
         Ok(true)
     })
 }

@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use super::Name;
 use super::stacked::{self, Stacked};
-use crate::engine::bdevs::{Details, Entry};
-use crate::engine::catalogue::Key;
 use crate::error::RpcError;
+use crate::manager::bdevs::{Details, Entry};
+use crate::manager::catalogue::Key;
 use crate::method::{Call, Registry, States};
 
 /// What SPDK puts before the name of the device below.
@@ -203,7 +203,7 @@ fn with_control(
     name: &str,
     act: impl FnOnce(&InjectControl),
 ) -> Result<bool, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let bdev = model.bdev(name)?;
     let Some(Injecting { control, .. }) = bdev.details.as_any().downcast_ref() else {
         let detail = format!("`{name}` is a {} device: bdev_error_create makes one", bdev.module);

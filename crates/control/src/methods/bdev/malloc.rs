@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Name, Plain, Zero, block_size_of, bytes_of, open, physical_block_size};
-use crate::engine::bdevs::Entry;
-use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
+use crate::manager::bdevs::Entry;
+use crate::manager::catalogue::{self, Key, Section};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -62,7 +62,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
     let size = bytes_of(params.num_blocks, params.block_size)?;
     let physical_block_size = physical_block_size(params.physical_block_size)?;
     let numa_node = numa_node(params.numa_id)?;
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let name = match params.name.clone() {
             Some(name) => name,
             None => change.model().bdevs.free_name("Malloc"),

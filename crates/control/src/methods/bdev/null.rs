@@ -6,9 +6,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{Name, Plain, Zero, block_size_of, bytes_of, open, physical_block_size};
-use crate::engine::bdevs::Entry;
-use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
+use crate::manager::bdevs::Entry;
+use crate::manager::catalogue::{self, Key, Section};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -69,7 +69,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
     let physical_block_size = physical_block_size(params.physical_block_size)?;
     let uuid = params.uuid.filter(|uuid| !uuid.is_nil()).unwrap_or_else(Uuid::new_v4);
     let name = params.name.clone();
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         change.model().bdevs.check_name(&name)?;
         let spec = DeviceSpec {
             block_size: Some(block_size),
@@ -105,7 +105,7 @@ struct Resize {
 
 fn resize(call: &Call<'_>, Resize { name, new_size }: Resize) -> Result<bool, RpcError> {
     let invalid = |detail: String| RpcError::errno(libc::EINVAL).because(detail);
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let bdev = change.model().bdev(&name)?.clone();
         if bdev.module != MODULE {
             return Err(invalid(format!("`{name}` is a {} device", bdev.module)));
@@ -128,7 +128,7 @@ fn resize(call: &Call<'_>, Resize { name, new_size }: Resize) -> Result<bool, Rp
                 change.put(key, entry);
             }
         }
-        change.engine().sizes_changed()?;
+        change.manager().sizes_changed()?;
         Ok(true)
     })
 }

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::Name;
-use crate::engine::catalogue::{self, Key, Section};
-use crate::engine::controllers::Controller;
-use crate::engine::controllers::link::Link;
-use crate::engine::missing::CONNECT_TIMEOUT;
-use crate::engine::nvmf::ListenAddress;
-use crate::engine::{Change, Engine, EngineError};
 use crate::error::RpcError;
+use crate::manager::catalogue::{self, Key, Section};
+use crate::manager::controllers::Controller;
+use crate::manager::controllers::link::Link;
+use crate::manager::missing::CONNECT_TIMEOUT;
+use crate::manager::nvmf::ListenAddress;
+use crate::manager::{Change, Manager, ManagerError};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 use options::Options;
@@ -210,14 +210,14 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     if max_bdevs == 0 {
         return Err(invalid("max_bdevs cannot be zero".to_owned()));
     }
-    refuse_taken(call.engine, &params)?;
+    refuse_taken(call.manager, &params)?;
     let max_bdevs = usize::try_from(max_bdevs).unwrap_or(usize::MAX);
     if drive::is_local(&params) {
         return drive::attach(call, params, max_bdevs);
     }
     refuse(&[("serial", params.serial.is_some()), ("io_path", params.io_path.is_some())])?;
-    let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine));
-    let config = host_config(call.engine, &params, &hostnqn)?;
+    let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.manager));
+    let config = host_config(call.manager, &params, &hostnqn)?;
     let config = if call.peer.is_internal {
         // During a start or a retry, others wait for this.
         config.within(CONNECT_TIMEOUT)
@@ -240,7 +240,7 @@ fn take(
     let name = canonical.name.clone();
     let key = Key::new(&["bdev-nvme", &name]);
     let controller = Controller::new(name, link, key.clone(), max_bdevs);
-    let attached = call.engine.change(|change| {
+    let attached = call.manager.change(|change| {
         let entry = catalogue::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", canonical)?;
         let names = change.attach(&controller)?;
         change.put(key, entry);
@@ -252,13 +252,13 @@ fn take(
     attached
 }
 
-fn refuse_taken(engine: &Engine, params: &Attach) -> Result<(), RpcError> {
+fn refuse_taken(manager: &Manager, params: &Attach) -> Result<(), RpcError> {
     let name = &params.name;
     if name.is_empty() || name.len() > 64 || name.chars().any(char::is_control) {
         let detail = "a name has 1 to 64 bytes without control characters";
         return Err(RpcError::errno(libc::EINVAL).because(detail));
     }
-    let model = engine.model();
+    let model = manager.model();
     let Some(taken) = model.controllers.get(name) else { return Ok(()) };
     let same = match &taken.link {
         Link::Remote(remote) => {
@@ -280,20 +280,20 @@ fn refuse_taken(engine: &Engine, params: &Attach) -> Result<(), RpcError> {
     Err(RpcError::new(-libc::EALREADY, text))
 }
 
-fn default_hostnqn(engine: &Engine) -> String {
-    let uuid = engine.config().identity.derive("host", b"");
+fn default_hostnqn(manager: &Manager) -> String {
+    let uuid = manager.config().identity.derive("host", b"");
     format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")
 }
 
 /// The host identifier is the UUID in the host's name, if there is one.
-fn host_id(engine: &Engine, hostnqn: &str) -> HostId {
+fn host_id(manager: &Manager, hostnqn: &str) -> HostId {
     let named = hostnqn.rsplit_once("uuid:").and_then(|(_, uuid)| Uuid::try_parse(uuid).ok());
-    let identity = &engine.config().identity;
+    let identity = &manager.config().identity;
     let uuid = named.unwrap_or_else(|| identity.derive("host", hostnqn.as_bytes()));
     HostId(uuid.into_bytes())
 }
 
-fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostConfig, RpcError> {
+fn host_config(manager: &Manager, params: &Attach, hostnqn: &str) -> Result<HostConfig, RpcError> {
     let Attach { trtype, adrfam, traddr, trsvcid, .. } = params;
     let address = ListenAddress::parse(trtype, adrfam.as_deref(), traddr, trsvcid.as_deref())
         .and_then(|address| address.socket())?;
@@ -304,8 +304,8 @@ fn host_config(engine: &Engine, params: &Attach, hostnqn: &str) -> Result<HostCo
     let subnqn = params.subnqn.as_deref().unwrap_or_default();
     let subnqn = nqn("subnqn", subnqn)?;
     let mut config =
-        HostConfig::new(address, subnqn, nqn("hostnqn", hostnqn)?, host_id(engine, hostnqn));
-    let options = Options::current(engine);
+        HostConfig::new(address, subnqn, nqn("hostnqn", hostnqn)?, host_id(manager, hostnqn));
+    let options = Options::current(manager);
     config.source = params.source(address)?;
     config.priority = params.priority()?;
     config.header_digest = params.hdgst;
@@ -406,10 +406,10 @@ impl Detach {
 fn detach(call: &Call<'_>, params: Detach) -> Result<bool, RpcError> {
     let key = Key::new(&["bdev-nvme", &params.name]);
     let forget = |change: &mut Change<'_>| Ok::<_, RpcError>(change.forget_missing(&key));
-    if call.engine.change(forget)? {
+    if call.manager.change(forget)? {
         return Ok(true);
     }
-    let controller = call.engine.change(|change| {
+    let controller = call.manager.change(|change| {
         let found = change.model().controllers.get(&params.name).cloned();
         let found = found.filter(|controller| params.names_path(controller));
         found.ok_or_else(|| no_controller(&params.name))?;
@@ -435,7 +435,7 @@ struct GetControllers {
 }
 
 fn get_controllers(call: &Call<'_>, params: GetControllers) -> Result<Vec<Value>, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let Some(name) = params.name else {
         return Ok(model.controllers.values().map(|controller| describe(controller)).collect());
     };
@@ -471,12 +471,12 @@ struct Reset {
 
 fn reset(call: &Call<'_>, Reset { name, cntlid }: Reset) -> Result<bool, RpcError> {
     // A drive answers slowly, and others need the model meanwhile.
-    let found = call.engine.model().controllers.get(&name).cloned();
+    let found = call.manager.model().controllers.get(&name).cloned();
     let found =
         found.filter(|controller| cntlid.is_none_or(|cntlid| controller.link.cntlid() == cntlid));
     match &found.ok_or_else(|| no_controller(&name))?.link {
         Link::Remote(remote) => remote.reset(),
-        Link::Drive(drive) => drive.reset().map_err(EngineError::from)?,
+        Link::Drive(drive) => drive.reset().map_err(ManagerError::from)?,
     }
     Ok(true)
 }

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::stacked;
-use crate::engine::catalogue::{self, Key, Section};
-use crate::engine::{Change, Model};
 use crate::error::{RpcError, code};
+use crate::manager::catalogue::{self, Key, Section};
+use crate::manager::{Change, Model};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -45,7 +45,7 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
         let text = format!("Pool size {pool} too small for cache size {cache}");
         return Err(RpcError::new(code::INVALID_PARAMS, text));
     }
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let canonical = SetOptions {
             bdev_io_pool_size: Some(pool),
             bdev_io_cache_size: Some(cache),
@@ -76,11 +76,11 @@ pub(crate) fn examine_unasked(change: &mut Change<'_>, name: &str) {
 }
 
 fn examine(call: &Call<'_>, super::Name { name }: super::Name) -> Result<bool, RpcError> {
-    if examines_unasked(&call.engine.model()) {
+    if examines_unasked(&call.manager.model()) {
         let detail = "devices are examined when they come, unless bdev_auto_examine is false";
         return Err(RpcError::errno(libc::EINVAL).because(detail));
     }
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         stacked::examine(change, &name);
         Ok::<_, RpcError>(true)
     })

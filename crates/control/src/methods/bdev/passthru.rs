@@ -9,9 +9,9 @@ use uuid::Uuid;
 
 use super::stacked::{self, Stacked};
 use super::{Name, Plain};
-use crate::engine::bdevs::Entry;
-use crate::engine::catalogue::Key;
 use crate::error::RpcError;
+use crate::manager::bdevs::Entry;
+use crate::manager::catalogue::Key;
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {

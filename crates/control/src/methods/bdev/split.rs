@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::Plain;
 use super::stacked::{self, Stacked};
-use crate::engine::bdevs::Entry;
-use crate::engine::catalogue::Key;
-use crate::engine::missing::numbered;
 use crate::error::{RpcError, code};
+use crate::manager::bdevs::Entry;
+use crate::manager::catalogue::Key;
+use crate::manager::missing::numbered;
 use crate::method::{Call, Registry, States};
 
 /// The largest number of parts: each has a name, statistics and channels.
@@ -109,7 +109,7 @@ struct Delete {
 }
 
 fn delete(call: &Call<'_>, Delete { base_bdev }: Delete) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         if change.model().catalogue.get(&key(&base_bdev)).is_none() {
             let text = RpcError::errno(libc::ENOENT).message;
             return Err(RpcError::new(code::INVALID_PARAMS, text)

@@ -7,10 +7,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{delay, error, passthru, split};
-use crate::engine::Change;
-use crate::engine::bdevs::{Claim, Entry};
-use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
+use crate::manager::Change;
+use crate::manager::bdevs::{Claim, Entry};
+use crate::manager::catalogue::{self, Key, Section};
 use crate::method::Call;
 
 /// The parameters of a call that makes stacked devices.
@@ -37,7 +37,7 @@ pub(super) trait Stacked: Clone + Serialize + DeserializeOwned {
 
 /// Makes the devices and keeps the call; gives their names, or none if they have to wait.
 pub(super) fn create<T: Stacked>(call: &Call<'_>, params: &T) -> Result<Vec<String>, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let key = params.key();
         if change.model().catalogue.get(&key).is_some() {
             let detail = format!("{} was called for it before", T::METHOD);
@@ -117,7 +117,7 @@ fn again<T: Stacked>(change: &mut Change<'_>, entry: &catalogue::Entry) -> Resul
 
 /// Deletes a device of this module, or removes a call that still waits.
 pub(super) fn delete<T: Stacked>(call: &Call<'_>, name: &str, key: Key) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let present = change.model().bdevs.find(name).is_some();
         if !present && change.model().catalogue.get(&key).is_some() {
             change.remove(key);

@@ -10,9 +10,9 @@ use raceline_bdev::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::engine::bdevs::Entry;
-use crate::engine::sampling::Sampling;
 use crate::error::{RpcError, code};
+use crate::manager::bdevs::Entry;
+use crate::manager::sampling::Sampling;
 use crate::method::{Call, Registry, States};
 
 /// Times are in nanoseconds: SPDK's clients divide by this.
@@ -70,7 +70,7 @@ struct GetIostat {
 
 fn get_iostat(call: &Call<'_>, params: GetIostat) -> Result<Value, RpcError> {
     let names = params.names.or(params.name.map(|name| vec![name]));
-    let model = call.engine.model();
+    let model = call.manager.model();
     let bdevs: Vec<&Entry> = match &names {
         None => model.bdevs.iter().collect(),
         Some(names) => {
@@ -153,7 +153,7 @@ struct ResetIostat {
 
 fn reset_iostat(call: &Call<'_>, params: ResetIostat) -> Result<bool, RpcError> {
     let mode = params.mode.unwrap_or(Reset::All);
-    let model = call.engine.model();
+    let model = call.manager.model();
     match &params.name {
         Some(name) => {
             mode.apply(&model.bdev(name)?.stats);
@@ -176,7 +176,7 @@ struct EnableHistogram {
 }
 
 fn enable_histogram(call: &Call<'_>, params: EnableHistogram) -> Result<bool, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let bdev = model.bdev(&params.name)?;
     let kind = match params.opc.as_deref() {
         None => None,
@@ -207,7 +207,7 @@ fn enable_histogram(call: &Call<'_>, params: EnableHistogram) -> Result<bool, Rp
 }
 
 fn histogram_of(call: &Call<'_>, name: &str) -> Result<Histogram, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let bdev = model.bdev(name)?;
     bdev.stats.histogram().ok_or_else(|| {
         RpcError::new(code::INTERNAL_ERROR, RpcError::errno(libc::EFAULT).message)
@@ -259,7 +259,7 @@ fn set_sampling(
     call: &Call<'_>,
     SetSampling { name, period }: SetSampling,
 ) -> Result<bool, RpcError> {
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let bdev = change.model().bdev(&name)?.clone();
         // The old sampling first: dropped later, it would turn off the new one.
         change.model_mut().bdevs.set_sampling(&name, None);

@@ -30,10 +30,10 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
         ("dhchap_ctrlr_key", params.dhchap_ctrlr_key.is_some()),
     ])?;
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let (nqn, host) = (super::nqn(&params.nqn)?, super::host_nqn(&params.host)?);
-    call.engine.model().nvmf.target(&target)?.subsystem(&nqn).map_err(super::invalid)?;
-    let added = call.engine.change(|change| change.add_host(&target, &nqn, &host));
+    call.manager.model().nvmf.target(&target)?.subsystem(&nqn).map_err(super::invalid)?;
+    let added = call.manager.change(|change| change.add_host(&target, &nqn, &host));
     added.map_err(|error| RpcError::internal("Internal error").because(error))?;
     Ok(true)
 }
@@ -51,10 +51,10 @@ struct Remove {
 
 fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let (nqn, host) = (super::nqn(&params.nqn)?, super::host_nqn(&params.host)?);
-    call.engine.model().nvmf.target(&target)?.subsystem(&nqn).map_err(super::invalid)?;
-    let removed = call.engine.change(|change| change.remove_host(&target, &nqn, &host));
+    call.manager.model().nvmf.target(&target)?.subsystem(&nqn).map_err(super::invalid)?;
+    let removed = call.manager.change(|change| change.remove_host(&target, &nqn, &host));
     removed.map_err(|error| RpcError::internal("Internal error").because(error))?;
     Ok(true)
 }
@@ -69,10 +69,10 @@ struct AllowAny {
 
 fn allow_any(call: &Call<'_>, params: AllowAny) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let nqn = super::nqn(&params.nqn)?;
     let allow = params.allow_any_host;
-    call.engine
+    call.manager
         .change(|change| change.allow_any_host(&target, &nqn, allow))
         .map_err(super::invalid)?;
     Ok(true)

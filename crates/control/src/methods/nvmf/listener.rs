@@ -34,9 +34,9 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
     let ana_state = params.ana_state.as_deref().unwrap_or("optimized");
     refuse(&[("secure_channel", params.secure_channel), ("ana_state", ana_state != "optimized")])?;
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse()?);
-    call.engine
+    call.manager
         .change(|change| change.add_listener(&target, &nqn, &address))
         .map_err(super::invalid)?;
     Ok(true)
@@ -52,16 +52,16 @@ struct Remove {
 
 fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse()?);
-    call.engine
+    call.manager
         .change(|change| change.remove_listener(&target, &nqn, &address))
         .map_err(super::invalid)?;
     Ok(true)
 }
 
 fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let (target, nqn) = params.find(&model)?;
     let listeners = match target.subsystems.get(&nqn) {
         Some(subsystem) => &subsystem.listeners,

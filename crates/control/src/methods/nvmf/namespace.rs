@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use uuid::Uuid;
 
-use crate::engine::nvmf::NewNamespace;
 use crate::error::RpcError;
+use crate::manager::nvmf::NewNamespace;
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -67,7 +67,7 @@ fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
         ("anagrpid", new.anagrpid.is_some_and(|group| group != 0)),
     ])?;
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let nqn = super::nqn(&params.nqn)?;
     let new = NewNamespace {
         bdev_name: new.bdev_name,
@@ -77,7 +77,7 @@ fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
         eui64: new.eui64.filter(|eui64| *eui64 != [0; 8]),
         no_auto_visible: new.no_auto_visible,
     };
-    call.engine.change(|change| change.add_namespace(&target, &nqn, &new)).map_err(super::invalid)
+    call.manager.change(|change| change.add_namespace(&target, &nqn, &new)).map_err(super::invalid)
 }
 
 #[derive(Deserialize)]
@@ -90,9 +90,9 @@ struct Remove {
 
 fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let nqn = super::nqn(&params.nqn)?;
-    call.engine
+    call.manager
         .change(|change| change.remove_namespace(&target, &nqn, params.nsid))
         .map_err(super::invalid)?;
     Ok(true)
@@ -117,9 +117,9 @@ fn hide(call: &Call<'_>, params: Visible) -> Result<bool, RpcError> {
 
 fn set_visible(call: &Call<'_>, params: Visible, visible: bool) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let (nqn, host) = (super::nqn(&params.nqn)?, super::host_nqn(&params.host)?);
-    call.engine
+    call.manager
         .change(|change| change.set_visible(&target, &nqn, params.nsid, &host, visible))
         .map_err(super::invalid)?;
     Ok(true)

@@ -6,10 +6,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cores::parse_cores;
-use crate::engine::catalogue::{Entry, Section};
-use crate::engine::nvmf::DEFAULT_TARGET;
-use crate::engine::options::{FilterOptions, option_key};
 use crate::error::RpcError;
+use crate::manager::catalogue::{Entry, Section};
+use crate::manager::nvmf::DEFAULT_TARGET;
+use crate::manager::options::{FilterOptions, option_key};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -59,9 +59,9 @@ fn set_config(call: &Call<'_>, params: SetConfig) -> Result<bool, RpcError> {
     let filter = parse_filter(&parts)?;
     let cores = match &params.poll_groups_mask {
         None => Vec::new(),
-        Some(mask) => parse_subset(mask, &call.engine.config().cores)?,
+        Some(mask) => parse_subset(mask, &call.manager.config().cores)?,
     };
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let mut kept = json!({ "discovery_filter": filter.to_string() });
         if let (Some(mask), Some(members)) = (params.poll_groups_mask, kept.as_object_mut()) {
             members.insert("poll_groups_mask".to_owned(), mask.into());
@@ -132,7 +132,7 @@ struct SetCrdt {
 
 fn set_crdt(call: &Call<'_>, params: SetCrdt) -> Result<bool, RpcError> {
     let SetCrdt { crdt1, crdt2, crdt3 } = params;
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         change.model_mut().target_options.retry_delays = [crdt1, crdt2, crdt3];
         let kept: Value = json!({ "crdt1": crdt1, "crdt2": crdt2, "crdt3": crdt3 });
         change.put(option_key("nvmf-crdt"), Entry::new(Section::Nvmf, "nvmf_set_crdt", &kept)?);
@@ -148,13 +148,13 @@ struct SetMaxSubsystems {
 
 fn set_max_subsystems(call: &Call<'_>, params: SetMaxSubsystems) -> Result<bool, RpcError> {
     let key = option_key("nvmf-max");
-    if call.engine.model().catalogue.get(&key).is_some() {
+    if call.manager.model().catalogue.get(&key).is_some() {
         return Err(RpcError::internal("Must not call more than once"));
     }
     if params.max_subsystems == 0 {
         return Err(RpcError::invalid_params("max_subsystems must be at least 1"));
     }
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         change.set_max_subsystems(DEFAULT_TARGET, params.max_subsystems)?;
         let kept = json!({ "max_subsystems": params.max_subsystems });
         change.put(key, Entry::new(Section::Nvmf, "nvmf_set_max_subsystems", &kept)?);

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::engine::nvmf::PoolParams;
 use crate::error::RpcError;
+use crate::manager::nvmf::PoolParams;
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -14,22 +14,22 @@ pub(super) fn register(registry: &mut Registry) {
 
 fn add(call: &Call<'_>, params: PoolParams) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name.clone());
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let nqn = super::nqn(&params.nqn)?;
     let pool = params.pool().map_err(super::invalid)?;
-    call.engine.change(|change| change.add_pool(&target, &nqn, pool)).map_err(super::invalid)?;
+    call.manager.change(|change| change.add_pool(&target, &nqn, pool)).map_err(super::invalid)?;
     Ok(true)
 }
 
 fn remove(call: &Call<'_>, params: super::subsystem::Query) -> Result<bool, RpcError> {
     let (target, nqn) = params.names(call)?;
-    call.engine.change(|change| change.remove_pool(&target, &nqn)).map_err(super::invalid)?;
+    call.manager.change(|change| change.remove_pool(&target, &nqn)).map_err(super::invalid)?;
     Ok(true)
 }
 
 /// A list with the pool of a subsystem; empty if it has none.
 fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let (target, nqn) = params.find(&model)?;
     let Some(pool) = target.subsystems.get(&nqn).and_then(|it| it.pool.as_ref()) else {
         return Ok(Vec::new());

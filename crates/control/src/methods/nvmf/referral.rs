@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::AddressParams;
-use crate::engine::nvmf::Referral;
 use crate::error::RpcError;
+use crate::manager::nvmf::Referral;
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -25,9 +25,9 @@ struct Add {
 
 fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let referral = referral(&params.address, params.secure_channel, params.subnqn)?;
-    let added = call.engine.change(|change| change.add_referral(&target, referral));
+    let added = call.manager.change(|change| change.add_referral(&target, referral));
     added.map_err(|error| RpcError::internal("Internal error").because(error))?;
     Ok(true)
 }
@@ -42,9 +42,9 @@ struct Remove {
 
 fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     let referral = referral(&params.address, false, params.subnqn)?;
-    let removed = call.engine.change(|change| change.remove_referral(&target, &referral));
+    let removed = call.manager.change(|change| change.remove_referral(&target, &referral));
     removed.map_err(|error| RpcError::internal("Unable to remove a referral.").because(error))?;
     Ok(true)
 }
@@ -70,6 +70,6 @@ struct Get {
 
 fn get(call: &Call<'_>, params: Get) -> Result<Vec<Referral>, RpcError> {
     let target = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &target)?;
-    Ok(call.engine.model().nvmf.target(&target)?.referrals.clone())
+    super::check_target(call.manager, &target)?;
+    Ok(call.manager.model().nvmf.target(&target)?.referrals.clone())
 }

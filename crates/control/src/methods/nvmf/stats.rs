@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::engine::nvmf::ListenAddress;
 use crate::error::RpcError;
+use crate::manager::nvmf::ListenAddress;
 use crate::method::{Call, Registry, States};
 
 /// Times are given in nanoseconds.
@@ -27,7 +27,7 @@ fn find(
     call: &Call<'_>,
     params: &super::subsystem::Query,
 ) -> Result<(Option<Arc<Target>>, Nqn), RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     let (target, nqn) = params.find(&model)?;
     Ok((target.cores(), nqn))
 }
@@ -100,8 +100,8 @@ struct Get {
 
 fn get(call: &Call<'_>, params: Get) -> Result<Value, RpcError> {
     let name = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &name)?;
-    let cores = call.engine.model().nvmf.target(&name)?.cores();
+    super::check_target(call.manager, &name)?;
+    let cores = call.manager.model().nvmf.target(&name)?.cores();
     let groups = cores.iter().flat_map(|cores| cores.poll_groups()).enumerate();
     let groups: Vec<Value> = groups.map(|(core, group)| describe_group(core, &group)).collect();
     let hosts = cores.iter().flat_map(|cores| cores.hosts());

@@ -6,11 +6,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::engine::Model;
-use crate::engine::nvmf::{
+use crate::error::{RpcError, code};
+use crate::manager::Model;
+use crate::manager::nvmf::{
     DEFAULT_MAX_NAMESPACES, Namespace, NvmfTarget, Pool, Subsystem, SubsystemOptions, hex,
 };
-use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -73,7 +73,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         ("max_write_zeroes_size_kib", params.max_write_zeroes_size_kib.is_some_and(|k| k != 0)),
     ])?;
     let target = super::target_name(params.tgt_name);
-    call.engine.model().nvmf.target(&target).map(|_| ()).map_err(|error| {
+    call.manager.model().nvmf.target(&target).map(|_| ()).map_err(|error| {
         RpcError::internal(format!("Unable to find target {target}")).because(error)
     })?;
     let unable = |detail: String| {
@@ -103,7 +103,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         min_cntlid,
         max_cntlid,
     };
-    call.engine
+    call.manager
         .change(|change| change.create_subsystem(&target, &nqn, options))
         .map_err(|error| unable(error.to_string()))?;
     Ok(true)
@@ -121,7 +121,7 @@ impl Query {
     /// The names of the target, which must exist, and of the subsystem.
     pub(super) fn names(self, call: &Call<'_>) -> Result<(String, Nqn), RpcError> {
         let target = super::target_name(self.tgt_name);
-        super::check_target(call.engine, &target)?;
+        super::check_target(call.manager, &target)?;
         Ok((target, super::nqn(&self.nqn)?))
     }
 
@@ -142,7 +142,7 @@ impl Query {
 
 fn delete(call: &Call<'_>, params: Query) -> Result<bool, RpcError> {
     let (target, nqn) = params.names(call)?;
-    call.engine.change(|change| change.delete_subsystem(&target, &nqn)).map_err(super::invalid)?;
+    call.manager.change(|change| change.delete_subsystem(&target, &nqn)).map_err(super::invalid)?;
     Ok(true)
 }
 
@@ -155,8 +155,8 @@ struct Get {
 
 fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     let name = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &name)?;
-    let model = call.engine.model();
+    super::check_target(call.manager, &name)?;
+    let model = call.manager.model();
     let target = model.nvmf.target(&name)?;
     let Some(wanted) = params.nqn else {
         let subsystems = target.subsystems.values().map(describe);

@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::options;
-use crate::engine::nvmf::DEFAULT_MAX_SUBSYSTEMS;
 use crate::error::{RpcError, code};
+use crate::manager::nvmf::DEFAULT_MAX_SUBSYSTEMS;
 use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, refuse};
 
@@ -34,7 +34,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
     refuse(&[("dup_host_policy", policy != "allow")])?;
     let filter = params.discovery_filter.as_ref().map(options::filter).transpose()?;
     let name = params.name;
-    if call.engine.model().nvmf.targets.contains_key(&name) {
+    if call.manager.model().nvmf.targets.contains_key(&name) {
         return Err(RpcError::new(code::INVALID_PARAMS, "Target already exists."));
     }
     let unable = |detail: String| {
@@ -48,7 +48,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<String, RpcError> {
         0 => DEFAULT_MAX_SUBSYSTEMS,
         number => number,
     };
-    call.engine
+    call.manager
         .change(|change| change.create_target(&name, max_subsystems, filter))
         .map_err(|error| unable(error.to_string()))?;
     Ok(name)
@@ -61,16 +61,16 @@ struct Delete {
 }
 
 fn delete(call: &Call<'_>, params: Delete) -> Result<bool, RpcError> {
-    if !call.engine.model().nvmf.targets.contains_key(&params.name) {
+    if !call.manager.model().nvmf.targets.contains_key(&params.name) {
         let text = "The specified target doesn't exist, cannot delete it.";
         return Err(RpcError::new(code::INVALID_PARAMS, text));
     }
-    call.engine.change(|change| change.delete_target(&params.name))?;
+    call.manager.change(|change| change.delete_target(&params.name))?;
     Ok(true)
 }
 
 fn get(call: &Call<'_>, _params: NoParams) -> Result<Vec<String>, RpcError> {
-    Ok(call.engine.model().nvmf.targets.keys().cloned().collect())
+    Ok(call.manager.model().nvmf.targets.keys().cloned().collect())
 }
 
 #[cfg(test)]
@@ -80,18 +80,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::engine::{Engine, EngineConfig};
+    use crate::manager::{Manager, ManagerConfig};
     use crate::role::Peer;
 
     #[test]
     fn a_target_has_a_filter_of_its_own() {
-        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
-        engine.start();
+        let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
+        manager.start();
         let create = |name: &str, filter: Value| {
             let params = json!({ "name": name, "discovery_filter": filter });
             let raw = serde_json::value::to_raw_value(&params).unwrap();
             let peer = Peer::this_process();
-            Registry::new().call(&engine, peer, "nvmf_create_target", Some(&raw))
+            Registry::new().call(&manager, peer, "nvmf_create_target", Some(&raw))
         };
         assert_eq!(create("a", json!("svcid,address")), Ok(json!("a")));
         assert_eq!(create("b", json!(["transport"])), Ok(json!("b")));
@@ -102,7 +102,7 @@ mod tests {
                 "{wrong}"
             );
         }
-        let model = engine.model();
+        let model = manager.model();
         let kept: Vec<&Value> = model.catalogue.entries().map(|(_, entry)| &entry.params).collect();
         let filters: Vec<&Value> = kept.iter().map(|params| &params["discovery_filter"]).collect();
         assert_eq!(filters, [&json!("address,svcid"), &json!("transport")]);

@@ -4,8 +4,8 @@ use raceline_target::TargetConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::engine::nvmf::TransportOptions;
 use crate::error::{RpcError, code};
+use crate::manager::nvmf::TransportOptions;
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -103,7 +103,7 @@ const MAX_IO_QPAIRS: u16 = 127;
 
 fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name.clone());
-    super::check_target(call.engine, &target)?;
+    super::check_target(call.manager, &target)?;
     if !params.trtype.eq_ignore_ascii_case("tcp") {
         let text = format!("Invalid transport type '{}'", params.trtype);
         return Err(RpcError::new(code::INVALID_PARAMS, text));
@@ -114,7 +114,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     ])?;
     check_ranges(&params)?;
     let io_queues = io_queues(params.max_io_qpairs_per_ctrlr, params.max_qpairs_per_ctrlr)?;
-    let existing = call.engine.model().nvmf.target(&target)?.transport.is_some();
+    let existing = call.manager.model().nvmf.target(&target)?.transport.is_some();
     if existing {
         let text = format!("Transport type '{}' already exists", params.trtype);
         return Err(RpcError::internal(text));
@@ -134,7 +134,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         min_kato: params.min_kato,
     };
     let kept = serde_json::to_value(&params).unwrap_or_default();
-    call.engine
+    call.manager
         .change(|change| change.create_transport(&target, options, kept))
         .map_err(|error| RpcError::internal("Failed to create transport.").because(error))?;
     Ok(true)
@@ -189,9 +189,9 @@ struct Get {
 
 fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     let name = super::target_name(params.tgt_name);
-    super::check_target(call.engine, &name)?;
+    super::check_target(call.manager, &name)?;
     let other = params.trtype.filter(|trtype| !trtype.eq_ignore_ascii_case("tcp"));
-    let transport = call.engine.transport_params(&name);
+    let transport = call.manager.transport_params(&name);
     match (other, transport) {
         (None, Some(params)) => Ok(vec![params]),
         (None, None) => Ok(Vec::new()),

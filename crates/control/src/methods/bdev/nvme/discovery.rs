@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{Attach, Name, default_hostnqn, host_config, invalid};
-use crate::engine::catalogue::{Entry, Section};
-use crate::engine::discovery::{Discovery, MAX_SUBSYSTEMS};
-use crate::engine::nvmf::ListenAddress;
-use crate::engine::{Engine, Phase};
 use crate::error::RpcError;
+use crate::manager::catalogue::{Entry, Section};
+use crate::manager::discovery::{Discovery, MAX_SUBSYSTEMS};
+use crate::manager::nvmf::ListenAddress;
+use crate::manager::{Manager, Phase};
 use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, refuse};
 
@@ -66,8 +66,8 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
     let trsvcid = params.trsvcid.filter(|port| !port.is_empty());
     let params =
         Start { trsvcid: Some(trsvcid.unwrap_or_else(|| DISCOVERY_PORT.to_owned())), ..params };
-    let discovery = new_discovery(call.engine, &params)?;
-    let hostnqn = Some(params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.engine)));
+    let discovery = new_discovery(call.manager, &params)?;
+    let hostnqn = Some(params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.manager)));
     // SPDK's clients may send a time limit alone.
     let wait_for_attach = params.wait_for_attach || params.attach_timeout_ms > 0;
     let timeout = match params.attach_timeout_ms {
@@ -75,37 +75,37 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
         timeout_ms => Duration::from_millis(timeout_ms).min(MAX_ATTACH_WAIT),
     };
     let canonical = Start { hostnqn, wait_for_attach, ..params };
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         let entry = Entry::new(Section::Bdev, "bdev_nvme_start_discovery", &canonical)?;
         change.follow_discovery(&discovery, entry)
     })?;
     // A start waits for nothing outside: what stands on these devices waits for them.
-    if !wait_for_attach || call.engine.phase() != Phase::Runtime {
+    if !wait_for_attach || call.manager.phase() != Phase::Runtime {
         return Ok(true);
     }
-    while !call.engine.is_ending() {
+    while !call.manager.is_ending() {
         let left = timeout.saturating_sub(began.elapsed());
         if discovery.wait_attached(left.min(END_INTERVAL)) {
             return Ok(true);
         }
-        if left.is_zero() || !is_followed(call.engine, &discovery) {
+        if left.is_zero() || !is_followed(call.manager, &discovery) {
             break;
         }
     }
     let problem = discovery.problem().unwrap_or_else(|| "it is not all attached yet".to_owned());
-    if is_followed(call.engine, &discovery) {
-        forget(call.engine, &discovery.name)?;
+    if is_followed(call.manager, &discovery) {
+        forget(call.manager, &discovery.name)?;
     }
     Err(RpcError::errno(libc::ETIMEDOUT).because(problem))
 }
 
-fn is_followed(engine: &Engine, discovery: &Arc<Discovery>) -> bool {
-    let model = engine.model();
+fn is_followed(manager: &Manager, discovery: &Arc<Discovery>) -> bool {
+    let model = manager.model();
     let followed = model.discoveries.get(&discovery.name);
     followed.is_some_and(|followed| Arc::ptr_eq(followed, discovery))
 }
 
-fn new_discovery(engine: &Engine, params: &Start) -> Result<Arc<Discovery>, RpcError> {
+fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, RpcError> {
     let Start { name, .. } = params;
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         let detail = format!("a name has 1 to {MAX_NAME_BYTES} bytes without control characters");
@@ -119,7 +119,7 @@ fn new_discovery(engine: &Engine, params: &Start) -> Result<Arc<Discovery>, RpcE
         Nqn::new(text).map_err(|error| invalid(what).because(error))
     };
     let names = params.subsystems.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-    let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(engine));
+    let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(manager));
     let attach = Attach {
         name: name.clone(),
         trtype: params.trtype.clone(),
@@ -131,32 +131,32 @@ fn new_discovery(engine: &Engine, params: &Start) -> Result<Arc<Discovery>, RpcE
         reconnect_delay_sec: params.reconnect_delay_sec,
         ..Attach::default()
     };
-    let config = host_config(engine, &attach, &hostnqn)?;
+    let config = host_config(manager, &attach, &hostnqn)?;
     let max_bdevs = usize::try_from(super::DEFAULT_MAX_BDEVS).unwrap_or(usize::MAX);
     Ok(Discovery::new(name, config, max_bdevs, names))
 }
 
 fn stop(call: &Call<'_>, params: Name) -> Result<bool, RpcError> {
-    if !call.engine.model().discoveries.contains_key(&params.name) {
+    if !call.manager.model().discoveries.contains_key(&params.name) {
         let text = format!(
             "there is no discovery service `{}`: bdev_nvme_get_discovery_info lists them",
             params.name
         );
         return Err(RpcError::errno(libc::ENOENT).because(text));
     }
-    forget(call.engine, &params.name)?;
+    forget(call.manager, &params.name)?;
     Ok(true)
 }
 
-fn forget(engine: &Engine, name: &str) -> Result<(), RpcError> {
-    let attached = engine.change(|change| change.forget_discovery(name))?;
+fn forget(manager: &Manager, name: &str) -> Result<(), RpcError> {
+    let attached = manager.change(|change| change.forget_discovery(name))?;
     // Ending takes as long as the controllers need to shut down: others need not wait for it.
     attached.iter().for_each(|controller| controller.link.end());
     Ok(())
 }
 
 fn get_info(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
-    let model = call.engine.model();
+    let model = call.manager.model();
     Ok(model.discoveries.values().map(|discovery| describe(discovery)).collect())
 }
 

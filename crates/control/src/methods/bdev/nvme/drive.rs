@@ -4,10 +4,10 @@ use raceline_bdev::{IoPath, PciAddress};
 use serde::{Deserialize, Serialize};
 
 use super::{Attach, invalid};
-use crate::engine::controllers::drive::LocalDrive;
-use crate::engine::controllers::link::Link;
-use crate::engine::{Engine, EngineError};
 use crate::error::RpcError;
+use crate::manager::controllers::drive::LocalDrive;
+use crate::manager::controllers::link::Link;
+use crate::manager::{Manager, ManagerError};
 use crate::method::Call;
 use crate::params::refuse;
 
@@ -49,14 +49,14 @@ pub(super) fn attach(
     let address = params.traddr.parse();
     let address: PciAddress =
         address.map_err(|error| invalid("traddr is no PCI address".to_owned()).because(error))?;
-    refuse_attached(call.engine, address)?;
-    let drives = &call.engine.config().drives;
+    refuse_attached(call.manager, address)?;
+    let drives = &call.manager.config().drives;
     let io_path = match params.io_path {
         None | Some(Way::Block) => IoPath::Block,
         Some(Way::Passthrough) => IoPath::Passthrough,
     };
     let drive = LocalDrive::find(drives, address, params.serial.as_deref(), io_path);
-    let drive = drive.map_err(EngineError::from)?;
+    let drive = drive.map_err(ManagerError::from)?;
     // After a restart, another drive in the same place must not be mistaken for this one.
     let serial = Some(drive.serial().to_owned()).filter(|serial| !serial.is_empty());
     let canonical =
@@ -65,8 +65,8 @@ pub(super) fn attach(
 }
 
 /// Refuses a drive that is attached already: a drive has one address.
-fn refuse_attached(engine: &Engine, address: PciAddress) -> Result<(), RpcError> {
-    let model = engine.model();
+fn refuse_attached(manager: &Manager, address: PciAddress) -> Result<(), RpcError> {
+    let model = manager.model();
     let other = model.controllers.values().find(|controller| match &controller.link {
         Link::Drive(drive) => drive.address() == address,
         Link::Remote(_) => false,

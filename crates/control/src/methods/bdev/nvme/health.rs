@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use zerocopy::FromBytes as _;
 
 use super::Name;
-use crate::engine::controllers::link::Link;
 use crate::error::RpcError;
+use crate::manager::controllers::link::Link;
 use crate::method::{Call, Registry, States};
 
 /// 0 degrees Celsius in kelvins, rounded to the degree.
@@ -18,7 +18,7 @@ pub(super) fn register(registry: &mut Registry) {
 
 fn get(call: &Call<'_>, Name { name }: Name) -> Result<Value, RpcError> {
     // The lock is not held while the controller answers.
-    let found = call.engine.model().controllers.get(&name).cloned();
+    let found = call.manager.model().controllers.get(&name).cloned();
     let controller = found.ok_or_else(|| {
         RpcError::internal("Device not found").because(format!("there is no controller `{name}`"))
     })?;

@@ -1,7 +1,7 @@
 //! `bdev_nvme_set_hotplug`: attaches local drives that are plugged in.
 
-use crate::engine::controllers::hotplug::{HotplugOptions, MAX_DRIVES, METHOD};
 use crate::error::RpcError;
+use crate::manager::controllers::hotplug::{HotplugOptions, MAX_DRIVES, METHOD};
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -18,6 +18,6 @@ fn set(call: &Call<'_>, params: HotplugOptions) -> Result<bool, RpcError> {
         );
         return Err(RpcError::invalid_params(detail));
     }
-    call.engine.change(|change| change.set_hotplug(params))?;
+    call.manager.change(|change| change.set_hotplug(params))?;
     Ok(true)
 }

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{NO_FAST_FAIL, ONE_PATH, is_one_path, refuse_because};
-use crate::engine::Engine;
-use crate::engine::catalogue::{self, Key, Section};
 use crate::error::RpcError;
+use crate::manager::Manager;
+use crate::manager::catalogue::{self, Key, Section};
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -96,8 +96,8 @@ pub(super) struct Options {
 
 impl Options {
     /// The current options.
-    pub(super) fn current(engine: &Engine) -> Self {
-        let model = engine.model();
+    pub(super) fn current(manager: &Manager) -> Self {
+        let model = manager.model();
         let kept = model.catalogue.get(&key());
         kept.and_then(|entry| serde_json::from_value(entry.params.clone()).ok()).unwrap_or_default()
     }
@@ -128,7 +128,7 @@ fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
     }
     let (loss, delay) = (params.ctrlr_loss_timeout_sec, params.reconnect_delay_sec);
     super::backoff(loss.unwrap_or(0), delay.unwrap_or(0))?;
-    call.engine.change(|change| {
+    call.manager.change(|change| {
         if !change.model().controllers.is_empty() {
             let text = "RPC not permitted with nvme controllers already attached";
             return Err(RpcError::new(-libc::EPERM, text));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::engine::EngineConfig;
+use crate::manager::ManagerConfig;
 use crate::params::raw_params;
 use crate::role::Peer;
 
@@ -16,40 +16,40 @@ fn attach(more: Value) -> Attach {
     serde_json::from_value(params).unwrap()
 }
 
-fn config(engine: &Engine, more: Value) -> Result<HostConfig, RpcError> {
-    host_config(engine, &attach(more), "nqn.2026-01.io.x:h")
+fn config(manager: &Manager, more: Value) -> Result<HostConfig, RpcError> {
+    host_config(manager, &attach(more), "nqn.2026-01.io.x:h")
 }
 
-fn set_options(engine: &Engine, options: Value) -> Result<(), RpcError> {
+fn set_options(manager: &Manager, options: Value) -> Result<(), RpcError> {
     let raw = raw_params(Some(&options)).unwrap();
     let method = "bdev_nvme_set_options";
-    Registry::new().call(engine, Peer::this_process(), method, raw.as_deref()).map(drop)
+    Registry::new().call(manager, Peer::this_process(), method, raw.as_deref()).map(drop)
 }
 
 #[test]
 fn parameters_are_those_of_the_connection() {
-    let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
-    let plain = config(&engine, json!({})).unwrap();
+    let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
+    let plain = config(&manager, json!({})).unwrap();
     assert_eq!((plain.source, plain.priority, plain.ack_timeout), (None, None, None));
-    let asked = config(&engine, json!({ "hostaddr": "127.0.0.7", "priority": "5" })).unwrap();
+    let asked = config(&manager, json!({ "hostaddr": "127.0.0.7", "priority": "5" })).unwrap();
     assert_eq!(asked.source, Some("127.0.0.7".parse().unwrap()));
     assert_eq!(asked.priority, Some(5));
-    assert_eq!(config(&engine, json!({ "priority": "0" })).unwrap().priority, None);
+    assert_eq!(config(&manager, json!({ "priority": "0" })).unwrap().priority, None);
     for more in [json!({ "hostaddr": "::1" }), json!({ "priority": "-1" })] {
-        assert_eq!(config(&engine, more).unwrap_err().code, -libc::EINVAL);
+        assert_eq!(config(&manager, more).unwrap_err().code, -libc::EINVAL);
     }
 }
 
 #[test]
 fn options_are_those_of_later_connections() {
-    let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
+    let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
     let options = json!({
         "action_on_timeout": "reset", "timeout_us": 4_000_000, "timeout_admin_us": 5_000_000,
         "transport_ack_timeout": 10, "tcp_connect_timeout_ms": 700, "keep_alive_timeout_ms": 9000,
         "transport_tos": 4, "generate_uuids": true, "multipath_opts": { "policy": "active_passive" },
     });
-    set_options(&engine, options).unwrap();
-    let made = config(&engine, json!({ "fabrics_connect_timeout_us": 800_000 })).unwrap();
+    set_options(&manager, options).unwrap();
+    let made = config(&manager, json!({ "fabrics_connect_timeout_us": 800_000 })).unwrap();
     assert_eq!(made.command_timeout, Some(Duration::from_secs(4)));
     assert_eq!(made.admin_timeout, Some(Duration::from_secs(5)));
     assert_eq!(made.ack_timeout, Some(Duration::from_millis(1024)));
@@ -61,7 +61,7 @@ fn options_are_those_of_later_connections() {
         (json!({ "multipath_opts": { "policy": "active_active" } }), "parameter multipath_opts"),
         (json!({ "transport_ack_timeout": 32 }), "Invalid argument"),
     ] {
-        let error = set_options(&engine, options).unwrap_err();
+        let error = set_options(&manager, options).unwrap_err();
         assert!(error.message.contains(named) && error.data.is_some(), "{error:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use super::catalogue::{Entry, Key, Record};
 use super::journal::JournalError;
 use super::notify::EventKind;
-use super::{Engine, EngineError, Model, generation, lock};
+use super::{Manager, ManagerError, Model, generation, lock};
 
 /// The locks and the position that keep records in order.
 #[derive(Default)]
@@ -41,27 +41,27 @@ impl Keeping {
 /// The effect comes first, then its record: what was recorded has happened, and is kept even when a
 /// later step of the change fails. A step that fails must have undone its own effect.
 pub struct Change<'a> {
-    engine: &'a Engine,
+    manager: &'a Manager,
     records: Vec<Record>,
     events: Vec<(EventKind, String)>,
 }
 
-impl Engine {
+impl Manager {
     /// Makes a change: there is no other way. Its records are added to the journal and the catalogue
-    /// together; [`Engine::wait_durable`] then waits until they are on stable media.
+    /// together; [`Manager::wait_durable`] then waits until they are on stable media.
     ///
     /// # Errors
     /// When the change fails, or cannot be written down: in the latter case nothing was done.
-    pub fn change<T, E: From<EngineError>>(
+    pub fn change<T, E: From<ManagerError>>(
         &self,
         make: impl FnOnce(&mut Change<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         let _one_at_a_time = self.keeping.hold_changes();
         let keep = !self.replaying.is_restoring();
         if keep {
-            self.config.journal.reserve().map_err(EngineError::Journal)?;
+            self.config.journal.reserve().map_err(ManagerError::Journal)?;
         }
-        let mut change = Change { engine: self, records: Vec::new(), events: Vec::new() };
+        let mut change = Change { manager: self, records: Vec::new(), events: Vec::new() };
         let made = make(&mut change);
         // A record follows its effect, so what was recorded has happened, also when a later step
         // failed.
@@ -77,7 +77,7 @@ impl Engine {
         records.into_iter().for_each(|record| model.catalogue.apply(record));
         events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
         drop(model);
-        self.keeping.advance(kept.map_err(EngineError::Journal)?);
+        self.keeping.advance(kept.map_err(ManagerError::Journal)?);
         if has_records {
             self.config.journal.changed(&self.model().catalogue);
         }
@@ -93,14 +93,14 @@ impl Engine {
         &self,
         record: Record,
         effect: impl FnOnce(&mut Model),
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if self.replaying.is_restoring() {
             let text = "the daemon is still starting: try again in a moment";
-            return Err(EngineError::Invalid(text.to_owned()));
+            return Err(ManagerError::Invalid(text.to_owned()));
         }
         let position = {
             let _in_order = lock(&self.keeping.in_order);
-            let position = self.config.journal.keep(&record).map_err(EngineError::Journal)?;
+            let position = self.config.journal.keep(&record).map_err(ManagerError::Journal)?;
             let mut model = self.model_mut();
             model.catalogue.apply(record);
             effect(&mut model);
@@ -109,7 +109,7 @@ impl Engine {
             position
         };
         self.keeping.advance(position);
-        self.config.journal.wait(position).map_err(EngineError::Journal)
+        self.config.journal.wait(position).map_err(ManagerError::Journal)
     }
 
     /// Undoes a record that could not be kept, in memory.
@@ -140,20 +140,20 @@ impl Engine {
 }
 
 impl Change<'_> {
-    /// The engine, for its constant parts.
+    /// The manager, for its constant parts.
     #[must_use]
-    pub fn engine(&self) -> &Engine {
-        self.engine
+    pub fn manager(&self) -> &Manager {
+        self.manager
     }
 
     /// What exists now.
     pub fn model(&self) -> RwLockReadGuard<'_, Model> {
-        self.engine.model()
+        self.manager.model()
     }
 
     /// The current objects, for changes; the lock is held only briefly.
     pub fn model_mut(&mut self) -> RwLockWriteGuard<'_, Model> {
-        self.engine.model_mut()
+        self.manager.model_mut()
     }
 
     /// Records that this call makes the part of the configuration under `key`.

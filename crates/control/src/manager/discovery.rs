@@ -17,8 +17,8 @@ use super::catalogue::{Entry, Key};
 use super::controllers::Controller;
 use super::controllers::link::Link;
 use super::nvmf::ListenAddress;
-use super::threads::SharedEngine;
-use super::{Change, Engine, EngineError, Model, Phase};
+use super::threads::SharedManager;
+use super::{Change, Manager, ManagerError, Model, Phase};
 
 /// The largest number of subsystems that one service gives names to: each attached one takes two threads.
 pub const MAX_SUBSYSTEMS: usize = 1024;
@@ -308,20 +308,20 @@ impl Change<'_> {
         &mut self,
         discovery: &Arc<Discovery>,
         entry: Entry,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let taken = self.model().discoveries.values().any(|other| {
             other.name == discovery.name
                 || other.address == discovery.address
                 || other.referrals().contains(&discovery.address)
         });
         if taken {
-            return Err(EngineError::exists("discovery service", &discovery.name));
+            return Err(ManagerError::exists("discovery service", &discovery.name));
         }
-        let engine = Arc::downgrade(&self.engine().threads.shared);
+        let manager = Arc::downgrade(&self.manager().threads.shared);
         let thread = std::thread::Builder::new().name(format!("disc-{}", discovery.name));
         let followed = Arc::clone(discovery);
-        let spawned = thread.spawn(move || Follower::new(engine, followed).run());
-        spawned.map_err(|error| EngineError::Invalid(format!("no thread: {error}")))?;
+        let spawned = thread.spawn(move || Follower::new(manager, followed).run());
+        spawned.map_err(|error| ManagerError::Invalid(format!("no thread: {error}")))?;
         let name = discovery.name.clone();
         self.model_mut().discoveries.insert(name, Arc::clone(discovery));
         self.put(discovery.key.clone(), entry);
@@ -333,8 +333,8 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is none of that name, or a device does not become quiet.
-    pub fn forget_discovery(&mut self, name: &str) -> Result<Vec<Arc<Controller>>, EngineError> {
-        let missing = || EngineError::missing("discovery service", name);
+    pub fn forget_discovery(&mut self, name: &str) -> Result<Vec<Arc<Controller>>, ManagerError> {
+        let missing = || ManagerError::missing("discovery service", name);
         let discovery = self.model().discoveries.get(name).cloned().ok_or_else(missing)?;
         discovery.end();
         let attached: Vec<Arc<Controller>> =
@@ -366,7 +366,7 @@ impl Change<'_> {
 
 /// The thread that follows one service.
 struct Follower {
-    engine: Weak<SharedEngine>,
+    manager: Weak<SharedManager>,
     discovery: Arc<Discovery>,
     host: Option<Host>,
     /// The state of the connection that was last handled.
@@ -376,25 +376,25 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(engine: Weak<SharedEngine>, discovery: Arc<Discovery>) -> Self {
-        Self { engine, discovery, host: None, seen: 0, turn: 0 }
+    fn new(manager: Weak<SharedManager>, discovery: Arc<Discovery>) -> Self {
+        Self { manager, discovery, host: None, seen: 0, turn: 0 }
     }
 
     fn run(mut self) {
         while !self.discovery.stopped.load(Ordering::Relaxed) {
-            let Some(shared) = self.engine.upgrade() else { break };
-            let Some(engine) = shared.get().map(Weak::upgrade) else {
-                // The engine is not shared yet, so nothing can be followed.
+            let Some(shared) = self.manager.upgrade() else { break };
+            let Some(manager) = shared.get().map(Weak::upgrade) else {
+                // The manager is not shared yet, so nothing can be followed.
                 self.pause(FOLLOW_INTERVAL);
                 continue;
             };
-            let Some(engine) = engine else { break };
-            if engine.phase() != Phase::Runtime {
-                drop(engine);
+            let Some(manager) = manager else { break };
+            if manager.phase() != Phase::Runtime {
+                drop(manager);
                 self.pause(Duration::from_millis(20));
                 continue;
             }
-            drop((engine, shared));
+            drop((manager, shared));
             self.look();
             self.detach_stale();
             self.attach_due();
@@ -404,9 +404,9 @@ impl Follower {
         }
     }
 
-    /// The engine, for a short use.
-    fn engine(&self) -> Option<Arc<Engine>> {
-        self.engine.upgrade()?.get()?.upgrade()
+    /// The manager, for a short use.
+    fn manager(&self) -> Option<Arc<Manager>> {
+        self.manager.upgrade()?.get()?.upgrade()
     }
 
     /// Waits for this time, or until the service is stopped.
@@ -471,8 +471,8 @@ impl Follower {
 
     /// Writes down the numbers of the subsystems, before there are devices with these names.
     fn keep_names(&self) {
-        let Some(engine) = self.engine() else { return };
-        let kept = engine.change(|change| {
+        let Some(manager) = self.manager() else { return };
+        let kept = manager.change(|change| {
             if !change.is_followed(&self.discovery) {
                 return Ok(());
             }
@@ -483,7 +483,7 @@ impl Follower {
             entry.params[NAMES_MEMBER] = json!(names);
             drop(state);
             change.put(key.clone(), entry);
-            Ok::<_, EngineError>(())
+            Ok::<_, ManagerError>(())
         });
         if let Err(error) = kept {
             let name = &self.discovery.name;
@@ -498,8 +498,8 @@ impl Follower {
             let (true, Some(controller)) = (found.is_stale(), &found.controller) else { continue };
             // Ended first: otherwise requests that wait for the controller would never end.
             controller.link.end();
-            let Some(engine) = self.engine() else { return };
-            let detached = engine.change(|change| {
+            let Some(manager) = self.manager() else { return };
+            let detached = manager.change(|change| {
                 if !change.is_followed(&self.discovery) {
                     return Ok(());
                 }
@@ -508,7 +508,7 @@ impl Follower {
                     change.detach_gone(&controller.name)?;
                 }
                 self.discovery.lock().found[number].leave(!is_here);
-                Ok::<_, EngineError>(())
+                Ok::<_, ManagerError>(())
             });
             match detached {
                 Ok(()) => tracing::info!("controller {} is gone", controller.name),
@@ -549,8 +549,8 @@ impl Follower {
 
     /// Notices that a client has detached a found controller: it then stays detached.
     fn notice_detached(&self, number: usize, found: &Found) {
-        let (Some(controller), Some(engine)) = (&found.controller, self.engine()) else { return };
-        let model = engine.model();
+        let (Some(controller), Some(manager)) = (&found.controller, self.manager()) else { return };
+        let model = manager.model();
         let attached = model.controllers.get(&controller.name);
         if !attached.is_some_and(|attached| Arc::ptr_eq(attached, controller)) {
             self.discovery.lock().found[number].leave(true);
@@ -576,10 +576,10 @@ impl Follower {
         let key = Key::new(&["bdev-nvme-discovered", name]);
         let link = Link::Remote(connected?);
         let controller = Controller::new(name.to_owned(), link, key, self.discovery.max_bdevs);
-        let engine = self.engine().ok_or_else(|| "the daemon ends".to_owned())?;
-        let attached = engine.change(|change| {
+        let manager = self.manager().ok_or_else(|| "the daemon ends".to_owned())?;
+        let attached = manager.change(|change| {
             if !change.is_followed(&self.discovery) {
-                return Err(EngineError::missing("discovery service", &self.discovery.name));
+                return Err(ManagerError::missing("discovery service", &self.discovery.name));
             }
             change.attach(&controller)?;
             self.discovery.lock().found[number].controller = Some(Arc::clone(&controller));

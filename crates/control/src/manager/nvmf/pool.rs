@@ -1,7 +1,7 @@
 //! Pools: devices that hosts themselves divide into namespaces, and the pools' maps in the catalogue.
 //!
 //! A change by a host is no call of a client: a thread of the target asks for it while the target's own
-//! state is locked. Changes of clients ([`Engine::change`]) wait for the target, so a host's change does
+//! state is locked. Changes of clients ([`Manager::change`]) wait for the target, so a host's change does
 //! not wait for its turn among them. It only puts the new map into the one call that makes the pool again,
 //! and waits until that is on stable media.
 
@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::change::{entry, key};
-use crate::engine::bdevs::Claim;
-use crate::engine::catalogue::{Entry, Key, Record};
-use crate::engine::threads::SharedEngine;
-use crate::engine::{Change, Engine, EngineError, Model};
+use crate::manager::bdevs::Claim;
+use crate::manager::catalogue::{Entry, Key, Record};
+use crate::manager::threads::SharedManager;
+use crate::manager::{Change, Manager, ManagerError, Model};
 
 /// The call that makes a pool.
 const METHOD: &str = "nvmf_subsystem_add_pool";
@@ -94,7 +94,7 @@ impl PoolParams {
     ///
     /// # Errors
     /// When a name is invalid, or a number is out of range; the error names it.
-    pub fn pool(&self) -> Result<Pool, EngineError> {
+    pub fn pool(&self) -> Result<Pool, ManagerError> {
         let namespaces = self.namespaces.iter().map(PoolNamespaceParams::namespace);
         Ok(Pool {
             bdev_name: self.bdev_name.clone(),
@@ -122,9 +122,9 @@ impl PoolParams {
 }
 
 impl PoolNamespaceParams {
-    fn namespace(&self) -> Result<PoolNamespace, EngineError> {
+    fn namespace(&self) -> Result<PoolNamespace, ManagerError> {
         let end = self.first_unit.checked_add(self.unit_count).ok_or_else(|| {
-            EngineError::Invalid(format!("namespace {} of the pool has no end", self.nsid))
+            ManagerError::Invalid(format!("namespace {} of the pool has no end", self.nsid))
         })?;
         Ok(PoolNamespace {
             nsid: NamespaceId(self.nsid),
@@ -152,9 +152,9 @@ impl PoolNamespaceParams {
     }
 }
 
-fn nqns(names: &[String]) -> Result<Vec<Nqn>, EngineError> {
+fn nqns(names: &[String]) -> Result<Vec<Nqn>, ManagerError> {
     let parse = |name: &String| {
-        let invalid = |error| EngineError::Invalid(format!("`{}`: {error}", name.escape_debug()));
+        let invalid = |error| ManagerError::Invalid(format!("`{}`: {error}", name.escape_debug()));
         Nqn::new(name).map_err(invalid)
     };
     names.iter().map(parse).collect()
@@ -168,35 +168,38 @@ fn pool_key(target: &str, nqn: &Nqn) -> Key {
     key(target, &["subsystem", nqn.as_str(), "pool"])
 }
 
-fn pool_entry(target: &str, nqn: &Nqn, pool: &Pool) -> Result<Entry, EngineError> {
+fn pool_entry(target: &str, nqn: &Nqn, pool: &Pool) -> Result<Entry, ManagerError> {
     let params = serde_json::to_value(PoolParams::of(nqn, pool))
-        .map_err(|error| EngineError::Invalid(format!("the pool cannot be kept: {error}")))?;
+        .map_err(|error| ManagerError::Invalid(format!("the pool cannot be kept: {error}")))?;
     Ok(entry(target, METHOD, params))
 }
 
 /// Writes down the maps of one target's pools.
 pub(super) struct CatalogueStore {
-    engine: Weak<SharedEngine>,
+    manager: Weak<SharedManager>,
     target: String,
 }
 
 impl CatalogueStore {
-    pub(super) fn new(engine: &Engine, target: &str) -> Arc<Self> {
-        Arc::new(Self { engine: Arc::downgrade(&engine.threads.shared), target: target.to_owned() })
+    pub(super) fn new(manager: &Manager, target: &str) -> Arc<Self> {
+        Arc::new(Self {
+            manager: Arc::downgrade(&manager.threads.shared),
+            target: target.to_owned(),
+        })
     }
 }
 
 impl PoolStore for CatalogueStore {
     fn save(&self, subsystem: &Nqn, map: &PoolMap) -> std::io::Result<()> {
-        let engine = self.engine.upgrade().and_then(|shared| shared.get()?.upgrade());
-        let engine = engine.ok_or_else(|| std::io::Error::other("the daemon ends"))?;
-        engine.keep_map(&self.target, subsystem, map).map_err(std::io::Error::other)
+        let manager = self.manager.upgrade().and_then(|shared| shared.get()?.upgrade());
+        let manager = manager.ok_or_else(|| std::io::Error::other("the daemon ends"))?;
+        manager.keep_map(&self.target, subsystem, map).map_err(std::io::Error::other)
     }
 }
 
 /// The pool's configuration in the form that the cores take.
 pub(super) fn pool_config(
-    engine: &Engine,
+    manager: &Manager,
     target: &str,
     pool: &Pool,
     bdev: SharedBdev,
@@ -204,7 +207,7 @@ pub(super) fn pool_config(
     PoolConfig {
         bdev,
         map: pool.map.clone(),
-        store: CatalogueStore::new(engine, target),
+        store: CatalogueStore::new(manager, target),
         managers: match &pool.managers[..] {
             [] => HostAccess::Any,
             managers => HostAccess::List(managers.to_vec()),
@@ -212,23 +215,23 @@ pub(super) fn pool_config(
     }
 }
 
-impl Engine {
+impl Manager {
     /// Writes down a host's change of a pool. A thread of the target calls it and holds the target's state:
     /// so it must not wait for a change, and a thread that waits for the target must hold none of the locks
     /// taken here.
-    fn keep_map(&self, target: &str, nqn: &Nqn, map: &PoolMap) -> Result<(), EngineError> {
+    fn keep_map(&self, target: &str, nqn: &Nqn, map: &PoolMap) -> Result<(), ManagerError> {
         let key = pool_key(target, nqn);
         let (before, after) = {
             let model = self.model();
             let pool = model.nvmf.target(target)?.subsystem(nqn)?.pool.clone();
-            let missing = || EngineError::missing(POOL, nqn.as_str());
+            let missing = || ManagerError::missing(POOL, nqn.as_str());
             let pool = pool.filter(|_| model.catalogue.get(&key).is_some()).ok_or_else(missing)?;
             let after = Pool { map: map.clone(), ..pool.clone() };
             (pool, after)
         };
         let record = |pool: &Pool| {
             let entry = pool_entry(target, nqn, pool)?;
-            Ok::<_, EngineError>(Record::Put { key: key.clone(), entry })
+            Ok::<_, ManagerError>(Record::Put { key: key.clone(), entry })
         };
         let kept = self.keep(record(&after)?, |model| set_pool(model, target, nqn, after));
         if kept.is_err() {
@@ -254,20 +257,20 @@ impl Change<'_> {
     /// # Errors
     /// When the subsystem or device is missing, the subsystem has a pool, the device is in use, or the map
     /// does not fit the device.
-    pub fn add_pool(&mut self, target: &str, nqn: &Nqn, pool: Pool) -> Result<(), EngineError> {
+    pub fn add_pool(&mut self, target: &str, nqn: &Nqn, pool: Pool) -> Result<(), ManagerError> {
         let (cores, found) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             let subsystem = found.subsystem(nqn)?;
             if subsystem.pool.is_some() {
-                return Err(EngineError::exists(POOL, nqn.as_str()));
+                return Err(ManagerError::exists(POOL, nqn.as_str()));
             }
             for namespace in &pool.map.namespaces {
                 subsystem.check_nsid(namespace.nsid.0)?;
             }
             let bdev = match model.bdev(&pool.bdev_name) {
                 Ok(bdev) => Ok((bdev.name.clone(), Arc::clone(&bdev.device))),
-                Err(EngineError::Away { reason, .. }) if self.may_wait() => Err(reason),
+                Err(ManagerError::Away { reason, .. }) if self.may_wait() => Err(reason),
                 Err(error) => return Err(error),
             };
             (found.cores(), bdev)
@@ -296,10 +299,10 @@ impl Change<'_> {
         nqn: &Nqn,
         (pool, device): (&Pool, SharedBdev),
         cores: Option<Arc<Target>>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let fits = pool.map.fits(&device.info());
         fits.map_err(|error| {
-            EngineError::Invalid(format!(
+            ManagerError::Invalid(format!(
                 "device `{}` is not that of the pool: {error}",
                 pool.bdev_name
             ))
@@ -307,7 +310,7 @@ impl Change<'_> {
         let claim = Claim::Pool { target: target.to_owned(), nqn: nqn.as_str().to_owned() };
         self.claim_bdev(&pool.bdev_name, claim)?;
         let Some(cores) = cores else { return Ok(()) };
-        let given = cores.set_pool(nqn, pool_config(self.engine(), target, pool, device));
+        let given = cores.set_pool(nqn, pool_config(self.manager(), target, pool, device));
         if given.is_err() {
             self.release_bdev(&pool.bdev_name);
         }
@@ -315,16 +318,16 @@ impl Change<'_> {
     }
 
     /// Gives hosts a pool whose device has come.
-    pub(in crate::engine) fn show_waiting_pool(
+    pub(in crate::manager) fn show_waiting_pool(
         &mut self,
         target: &str,
         nqn: &Nqn,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let (cores, pool, device) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             let pool = found.subsystem(nqn)?.pool.clone();
-            let pool = pool.ok_or_else(|| EngineError::missing(POOL, nqn.as_str()))?;
+            let pool = pool.ok_or_else(|| ManagerError::missing(POOL, nqn.as_str()))?;
             let device = Arc::clone(&model.bdev(&pool.bdev_name)?.device);
             (found.cores(), pool, device)
         };
@@ -335,11 +338,11 @@ impl Change<'_> {
     }
 
     /// Takes a pool from hosts whose device has disappeared by itself; it comes back with the device.
-    pub(in crate::engine) fn hide_pool(
+    pub(in crate::manager) fn hide_pool(
         &mut self,
         target: &str,
         nqn: &Nqn,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if let Some(cores) = self.cores_of(target, nqn)? {
             cores.remove_pool(nqn)?;
         }
@@ -357,12 +360,12 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When it has none, or a namespace of it is being made or formatted.
-    pub fn remove_pool(&mut self, target: &str, nqn: &Nqn) -> Result<(), EngineError> {
+    pub fn remove_pool(&mut self, target: &str, nqn: &Nqn) -> Result<(), ManagerError> {
         let (cores, pool) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             let pool = found.subsystem(nqn)?.pool.clone();
-            let missing = || EngineError::missing(POOL, nqn.as_str());
+            let missing = || ManagerError::missing(POOL, nqn.as_str());
             (found.cores(), pool.ok_or_else(missing)?)
         };
         if let Some(cores) = cores.filter(|_| pool.missing.is_none()) {

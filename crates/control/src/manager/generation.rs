@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use raceline_target::Target;
 
 use super::catalogue::{Key, Record};
-use super::{Engine, EngineError};
+use super::{Manager, ManagerError};
 
 /// log2 of the steps for each change that has been written down.
 const GENERATION_BITS: u32 = 20;
@@ -29,7 +29,7 @@ fn is_near_end(generation: u64, changes: u64) -> bool {
     generation.saturating_add(MARGIN) >= end
 }
 
-impl Engine {
+impl Manager {
     /// The first generation of a new target.
     pub(super) fn first_generation(&self) -> u64 {
         let first = self.config.changes_before << GENERATION_BITS;
@@ -53,7 +53,7 @@ impl Engine {
         if !self.generation_needs_change() {
             return;
         }
-        if let Err(error) = self.change(|_| Ok::<_, EngineError>(())) {
+        if let Err(error) = self.change(|_| Ok::<_, ManagerError>(())) {
             tracing::warn!("discovery's generation may go back after a restart: {error}");
         }
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::EngineError;
+use crate::manager::ManagerError;
 
 /// Where to listen, in canonical form: alternative spellings give the same value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -30,8 +30,8 @@ impl ListenAddress {
         adrfam: Option<&str>,
         traddr: &str,
         trsvcid: Option<&str>,
-    ) -> Result<Self, EngineError> {
-        let invalid = |text: String| EngineError::Invalid(text);
+    ) -> Result<Self, ManagerError> {
+        let invalid = |text: String| ManagerError::Invalid(text);
         if !trtype.eq_ignore_ascii_case("tcp") {
             return Err(invalid(format!("trtype {} is not supported: use TCP", quoted(trtype))));
         }
@@ -56,10 +56,10 @@ impl ListenAddress {
     ///
     /// # Errors
     /// Never for a value that [`ListenAddress::parse`] made.
-    pub fn socket(&self) -> Result<SocketAddr, EngineError> {
+    pub fn socket(&self) -> Result<SocketAddr, ManagerError> {
         let parsed = self.traddr.parse().ok().zip(self.trsvcid.parse().ok());
         let (ip, port): (IpAddr, u16) =
-            parsed.ok_or_else(|| EngineError::Invalid(format!("{self} is no address")))?;
+            parsed.ok_or_else(|| ManagerError::Invalid(format!("{self} is no address")))?;
         Ok(SocketAddr::new(ip, port))
     }
 }

@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::catalogue::{Entry, Key, Section};
 use super::nvmf::ListenAddress;
 use super::threads::End;
-use super::{Change, Engine, EngineError, Model, Phase, bdevs};
+use super::{Change, Manager, ManagerError, Model, Phase, bdevs};
 use crate::error::{RpcError, code};
 
 /// Interval between attempts to make missing parts.
@@ -79,10 +79,10 @@ impl Model {
     ///
     /// # Errors
     /// When there is no such device; the error says why, if it is configured and missing.
-    pub fn bdev(&self, name: &str) -> Result<&bdevs::Entry, EngineError> {
+    pub fn bdev(&self, name: &str) -> Result<&bdevs::Entry, ManagerError> {
         self.bdevs.find(name).ok_or_else(|| match self.why_missing(name) {
-            Some(reason) => EngineError::Away { name: name.to_owned(), reason },
-            None => EngineError::NoBdev(name.to_owned()),
+            Some(reason) => ManagerError::Away { name: name.to_owned(), reason },
+            None => ManagerError::NoBdev(name.to_owned()),
         })
     }
 
@@ -140,7 +140,7 @@ impl Model {
     }
 }
 
-impl Engine {
+impl Manager {
     /// Makes a part of the configuration during the start. A part that needs something outside that is
     /// absent is noted as missing instead.
     ///
@@ -194,14 +194,14 @@ impl Engine {
         })
     }
 
-    /// Retries missing parts until none is left, or the engine ends.
+    /// Retries missing parts until none is left, or the manager ends.
     pub(super) fn follow_missing(&self) {
-        let Some(engine) = self.threads.shared.get().cloned() else { return };
+        let Some(manager) = self.threads.shared.get().cloned() else { return };
         if self.model().missing.is_empty() {
             return;
         }
         let end = Arc::clone(&self.threads.end);
-        if let Err(error) = self.threads.spawn("missing", move || follow(&engine, &end)) {
+        if let Err(error) = self.threads.spawn("missing", move || follow(&manager, &end)) {
             tracing::error!("what is missing is not tried again: no thread: {error}");
         }
     }
@@ -220,7 +220,7 @@ impl Engine {
                 }
             }
             tracing::info!("`{}` has come", missing.name);
-            Ok::<_, EngineError>(())
+            Ok::<_, ManagerError>(())
         });
         if let Err(error) = done {
             tracing::warn!("`{}`: {error}", missing.name);
@@ -259,10 +259,10 @@ fn probe(address: SocketAddr, source: Option<IpAddr>) -> io::Result<()> {
     socket.connect_timeout(&address.into(), PROBE_TIMEOUT)
 }
 
-fn follow(engine: &Weak<Engine>, end: &End) {
+fn follow(manager: &Weak<Manager>, end: &End) {
     while !end.wait(RETRY_INTERVAL) {
-        let Some(engine) = engine.upgrade() else { return };
-        let missing = engine.model().missing.clone();
+        let Some(manager) = manager.upgrade() else { return };
+        let missing = manager.model().missing.clone();
         if missing.is_empty() {
             return;
         }
@@ -271,8 +271,8 @@ fn follow(engine: &Weak<Engine>, end: &End) {
                 return;
             }
             // The part may have been deleted meanwhile.
-            if engine.model().missing.contains_key(key) {
-                engine.try_again(key, missing);
+            if manager.model().missing.contains_key(key) {
+                manager.try_again(key, missing);
             }
         }
     }
@@ -284,10 +284,10 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When it is missing.
-    pub fn check_not_missing(&self, key: &Key) -> Result<(), EngineError> {
-        let comes = self.engine().replaying.is_coming(key);
+    pub fn check_not_missing(&self, key: &Key) -> Result<(), ManagerError> {
+        let comes = self.manager().replaying.is_coming(key);
         match self.model().missing.get(key) {
-            Some(missing) if !comes => Err(EngineError::NameTaken(missing.name.clone())),
+            Some(missing) if !comes => Err(ManagerError::NameTaken(missing.name.clone())),
             _ => Ok(()),
         }
     }
@@ -297,10 +297,10 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When such a device waits.
-    pub(super) fn check_not_waiting(&self, name: &str) -> Result<(), EngineError> {
+    pub(super) fn check_not_waiting(&self, name: &str) -> Result<(), ManagerError> {
         let model = self.model();
         match model.catalogue.get(&Key::new(&["bdev", name])).and_then(Entry::base_name) {
-            Some(_) => Err(EngineError::NameTaken(name.to_owned())),
+            Some(_) => Err(ManagerError::NameTaken(name.to_owned())),
             None => Ok(()),
         }
     }
@@ -308,7 +308,7 @@ impl Change<'_> {
     /// Whether an object may be made before the device on which it stands is there.
     #[must_use]
     pub(super) fn may_wait(&self) -> bool {
-        self.engine().replaying.is_restoring() || self.engine().phase() != Phase::Runtime
+        self.manager().replaying.is_restoring() || self.manager().phase() != Phase::Runtime
     }
 
     /// Forgets a missing part, and what would be shown of it to hosts; gives whether it was missing.
@@ -334,7 +334,7 @@ impl Change<'_> {
     /// A device has come: shows to hosts what has waited for it, and makes the devices that stand on it.
     pub fn arrived(&mut self, name: &str) {
         self.show_arrived(name);
-        let methods = Arc::clone(&self.engine().replaying.methods);
+        let methods = Arc::clone(&self.manager().replaying.methods);
         methods.examine(self, name);
     }
 

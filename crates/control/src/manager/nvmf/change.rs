@@ -11,9 +11,9 @@ use super::{
     DEFAULT_TARGET, ListenAddress, MAX_HOSTS, MAX_LISTENERS, NvmfTarget, Referral, Subsystem,
     SubsystemOptions, Transport, TransportOptions,
 };
-use crate::engine::catalogue::{Entry, Key, Section};
-use crate::engine::options::{FilterOptions, option_key};
-use crate::engine::{Change, EngineError, Phase};
+use crate::manager::catalogue::{Entry, Key, Section};
+use crate::manager::options::{FilterOptions, option_key};
+use crate::manager::{Change, ManagerError, Phase};
 
 /// The key of a part of a target.
 pub(super) fn key(target: &str, parts: &[&str]) -> Key {
@@ -42,9 +42,9 @@ impl Change<'_> {
         name: &str,
         max_subsystems: u32,
         filter: Option<FilterOptions>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if self.model().nvmf.targets.contains_key(name) {
-            return Err(EngineError::exists("target", name));
+            return Err(ManagerError::exists("target", name));
         }
         let target = NvmfTarget { max_subsystems, filter, ..NvmfTarget::default() };
         self.model_mut().nvmf.targets.insert(name.to_owned(), target);
@@ -62,7 +62,7 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is no such target.
-    pub fn set_max_subsystems(&mut self, target: &str, max: u32) -> Result<(), EngineError> {
+    pub fn set_max_subsystems(&mut self, target: &str, max: u32) -> Result<(), ManagerError> {
         self.model_mut().nvmf.target_mut(target)?.max_subsystems = max;
         Ok(())
     }
@@ -71,9 +71,9 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is none, or its cores do not end.
-    pub fn delete_target(&mut self, name: &str) -> Result<(), EngineError> {
+    pub fn delete_target(&mut self, name: &str) -> Result<(), ManagerError> {
         let removed = self.model_mut().nvmf.targets.remove(name);
-        let target = removed.ok_or_else(|| EngineError::missing("target", name))?;
+        let target = removed.ok_or_else(|| ManagerError::missing("target", name))?;
         self.remove(key(name, &[]));
         if name == DEFAULT_TARGET {
             // The default target exists at each start, so its removal is recorded as a call.
@@ -86,7 +86,7 @@ impl Change<'_> {
         }
         match target.transport {
             Some(transport) => {
-                self.engine().note_generation(&transport.target);
+                self.manager().note_generation(&transport.target);
                 Ok(live::stop(transport.target)?)
             }
             None => Ok(()),
@@ -102,20 +102,20 @@ impl Change<'_> {
         target: &str,
         options: TransportOptions,
         params: Value,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if self.model().nvmf.target(target)?.transport.is_some() {
-            return Err(EngineError::exists("transport", "TCP"));
+            return Err(ManagerError::exists("transport", "TCP"));
         }
-        let mut config = live::target_config(&options, self.engine());
+        let mut config = live::target_config(&options, self.manager());
         self.model().apply_options(&mut config);
         let cpus = config.cores.clone();
         let cores = Arc::new(Target::start(config)?);
         let populated = {
             let model = self.model();
-            live::populate(self.engine(), &cores, target, &model)
+            live::populate(self.manager(), &cores, target, &model)
         };
         if let Err(error) = populated {
-            self.engine().note_generation(&cores);
+            self.manager().note_generation(&cores);
             live::stop(cores)?;
             return Err(error);
         }
@@ -134,17 +134,17 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         options: SubsystemOptions,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let cores = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             if found.subsystems.contains_key(nqn) {
-                return Err(EngineError::exists("subsystem", nqn.as_str()));
+                return Err(ManagerError::exists("subsystem", nqn.as_str()));
             }
             let max = found.max_subsystems;
             if found.subsystems.len() >= usize::try_from(max).unwrap_or(usize::MAX) {
                 let text = format!("target {target} has {max} subsystems already");
-                return Err(EngineError::Invalid(text));
+                return Err(ManagerError::Invalid(text));
             }
             found.cores()
         };
@@ -168,7 +168,7 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is none, or its devices do not become quiet.
-    pub fn delete_subsystem(&mut self, target: &str, nqn: &Nqn) -> Result<(), EngineError> {
+    pub fn delete_subsystem(&mut self, target: &str, nqn: &Nqn) -> Result<(), ManagerError> {
         let cores = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
@@ -195,7 +195,7 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         allow: bool,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if nqn.is_discovery() {
             // Any host may use discovery; the log depends on which host asks.
             return Ok(());
@@ -215,17 +215,17 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is no such subsystem, or the host is on its list.
-    pub fn add_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), EngineError> {
+    pub fn add_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), ManagerError> {
         let cores = self.cores_of(target, nqn)?;
         {
             let model = self.model();
             let hosts = &model.nvmf.target(target)?.subsystem(nqn)?.hosts;
             if hosts.contains(host) {
-                return Err(EngineError::exists("host", host.as_str()));
+                return Err(ManagerError::exists("host", host.as_str()));
             }
             if hosts.len() >= MAX_HOSTS {
                 let text = format!("{nqn} has {MAX_HOSTS} hosts already");
-                return Err(EngineError::Invalid(text));
+                return Err(ManagerError::Invalid(text));
             }
         }
         if let Some(cores) = cores {
@@ -242,10 +242,10 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is no such subsystem, or the host is not on its list.
-    pub fn remove_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), EngineError> {
+    pub fn remove_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), ManagerError> {
         let cores = self.cores_of(target, nqn)?;
         if !self.model().nvmf.target(target)?.subsystem(nqn)?.hosts.contains(host) {
-            return Err(EngineError::missing("host", host.as_str()));
+            return Err(ManagerError::missing("host", host.as_str()));
         }
         if let Some(cores) = cores {
             cores.remove_host(nqn, host)?;
@@ -262,7 +262,7 @@ impl Change<'_> {
         &self,
         target: &str,
         nqn: &Nqn,
-    ) -> Result<Option<Arc<Target>>, EngineError> {
+    ) -> Result<Option<Arc<Target>>, ManagerError> {
         let model = self.model();
         let found = model.nvmf.target(target)?;
         found.subsystem(nqn)?;
@@ -274,7 +274,7 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         change: impl FnOnce(&mut Subsystem),
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         change(self.model_mut().nvmf.target_mut(target)?.subsystem_mut(nqn)?);
         Ok(())
     }
@@ -288,24 +288,24 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         address: &ListenAddress,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let cores = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             let listeners = listeners(found, nqn)?;
             if listeners.contains(address) {
-                return Err(EngineError::exists("listener", &address.to_string()));
+                return Err(ManagerError::exists("listener", &address.to_string()));
             }
             if listeners.len() >= MAX_LISTENERS {
                 let text = format!("{nqn} has {MAX_LISTENERS} listeners already");
-                return Err(EngineError::Invalid(text));
+                return Err(ManagerError::Invalid(text));
             }
-            found.cores().ok_or_else(|| EngineError::missing("transport", "TCP"))?
+            found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?
         };
         let socket = address.socket()?;
         let listen = || cores.add_subsystem_listener(nqn, socket);
         // A listener that is restored waits for its address to become free; a client can ask again itself.
-        let real = match self.engine().phase() {
+        let real = match self.manager().phase() {
             Phase::Runtime => listen(),
             Phase::Startup | Phase::Starting => Target::listen_after_restart(listen),
         };
@@ -329,14 +329,14 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         address: &ListenAddress,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let cores = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             if !listeners(found, nqn)?.contains(address) {
-                return Err(EngineError::missing("listener", &address.to_string()));
+                return Err(ManagerError::missing("listener", &address.to_string()));
             }
-            found.cores().ok_or_else(|| EngineError::missing("transport", "TCP"))?
+            found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?
         };
         cores.remove_subsystem_listener(nqn, address.socket()?)?;
         {
@@ -352,12 +352,12 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is such a referral.
-    pub fn add_referral(&mut self, target: &str, referral: Referral) -> Result<(), EngineError> {
+    pub fn add_referral(&mut self, target: &str, referral: Referral) -> Result<(), ManagerError> {
         let cores = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             if found.referrals.iter().any(|other| other.is_same(&referral)) {
-                return Err(EngineError::exists("referral", &referral.address.to_string()));
+                return Err(ManagerError::exists("referral", &referral.address.to_string()));
             }
             found.cores()
         };
@@ -380,12 +380,12 @@ impl Change<'_> {
         &mut self,
         target: &str,
         referral: &Referral,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let cores = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             if !found.referrals.iter().any(|other| other.is_same(referral)) {
-                return Err(EngineError::missing("referral", &referral.address.to_string()));
+                return Err(ManagerError::missing("referral", &referral.address.to_string()));
             }
             found.cores()
         };
@@ -412,7 +412,7 @@ fn referral_key(target: &str, referral: &Referral) -> Key {
     key(target, &["referral", &referral.address.to_string(), &referral.subnqn])
 }
 
-fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), EngineError> {
+fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), ManagerError> {
     let config: SubsystemConfig = live::subsystem_config(nqn, options, &[]);
     let printable = |text: &str| text.bytes().all(|byte| (0x20..=0x7e).contains(&byte));
     for (what, text, max) in
@@ -420,17 +420,20 @@ fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), EngineEr
     {
         if text.len() > max || !printable(text) {
             let text = format!("{what} must be at most {max} printable ASCII characters");
-            return Err(EngineError::Invalid(text));
+            return Err(ManagerError::Invalid(text));
         }
     }
     let max = SubsystemConfig::MAX_NAMESPACES;
     if !(1..=max).contains(&config.max_namespaces) {
-        return Err(EngineError::Invalid(format!("max_namespaces must be 1 to {max}")));
+        return Err(ManagerError::Invalid(format!("max_namespaces must be 1 to {max}")));
     }
     Ok(())
 }
 
-fn listeners<'a>(target: &'a NvmfTarget, nqn: &Nqn) -> Result<&'a Vec<ListenAddress>, EngineError> {
+fn listeners<'a>(
+    target: &'a NvmfTarget,
+    nqn: &Nqn,
+) -> Result<&'a Vec<ListenAddress>, ManagerError> {
     if nqn.is_discovery() {
         return Ok(&target.discovery_listeners);
     }
@@ -440,7 +443,7 @@ fn listeners<'a>(target: &'a NvmfTarget, nqn: &Nqn) -> Result<&'a Vec<ListenAddr
 fn listeners_mut<'a>(
     target: &'a mut NvmfTarget,
     nqn: &Nqn,
-) -> Result<&'a mut Vec<ListenAddress>, EngineError> {
+) -> Result<&'a mut Vec<ListenAddress>, ManagerError> {
     if nqn.is_discovery() {
         return Ok(&mut target.discovery_listeners);
     }

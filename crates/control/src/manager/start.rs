@@ -1,9 +1,9 @@
-//! The start of an engine: its phases, the work at the end of the first phase, and why a start has failed.
+//! The start of a manager: its phases, the work at the end of the first phase, and why a start has failed.
 
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::{Engine, lock};
+use super::{Manager, lock};
 
 /// The phase of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Phase {
 }
 
 /// Work at the end of the startup phase; its error says why the start has failed.
-pub type AtStart = Box<dyn FnOnce(&Engine) -> Result<(), String> + Send>;
+pub type AtStart = Box<dyn FnOnce(&Manager) -> Result<(), String> + Send>;
 
 /// The progress of the start.
 pub(super) struct Start {
@@ -27,7 +27,7 @@ pub(super) struct Start {
     changed: Condvar,
     /// The work for the end of the startup phase.
     left: Mutex<Option<AtStart>>,
-    /// Why this engine must not go on.
+    /// Why this manager must not go on.
     failure: OnceLock<String>,
 }
 
@@ -48,7 +48,7 @@ impl Start {
     }
 }
 
-impl Engine {
+impl Manager {
     /// When it began.
     #[must_use]
     pub fn began(&self) -> Instant {
@@ -74,7 +74,7 @@ impl Engine {
     /// Ends the startup phase, and does the work that was set for this moment.
     ///
     /// # Errors
-    /// When the work fails: the engine is then half configured, and must not go on.
+    /// When the work fails: the manager is then half configured, and must not go on.
     pub fn start_all(&self) -> Result<(), String> {
         let left = lock(&self.start.left).take();
         self.start.set_phase(Phase::Starting);
@@ -93,7 +93,7 @@ impl Engine {
         made
     }
 
-    /// Why this engine must not go on, if that is so.
+    /// Why this manager must not go on, if that is so.
     pub fn failure(&self) -> Option<&str> {
         self.start.failure.get().map(String::as_str)
     }

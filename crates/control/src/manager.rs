@@ -1,8 +1,8 @@
 //! The manager: all objects by name, and the one place through which they change.
 //!
-//! One change is made at a time, under [`Engine::change`]. A reader never waits for a change: the model is
+//! One change is made at a time, under [`Manager::change`]. A reader never waits for a change: the model is
 //! locked only briefly, never while a device opens or a core answers. The calls of a configuration are made
-//! through [`Replay`], so the engine knows no method.
+//! through [`Replay`], so the manager knows no method.
 
 pub mod bdevs;
 pub mod catalogue;
@@ -31,7 +31,7 @@ use raceline_bdev::{Drives, Identity};
 use raceline_target::Target;
 
 pub use change::Change;
-pub use error::EngineError;
+pub use error::ManagerError;
 pub use replay::Replay;
 pub use start::{AtStart, Phase};
 
@@ -52,8 +52,8 @@ use threads::Threads;
 
 use crate::logging::Logging;
 
-/// The parameters of an engine.
-pub struct EngineConfig {
+/// The parameters of a manager.
+pub struct ManagerConfig {
     /// The CPUs of the target's cores; empty: one core that is not pinned.
     pub cores: Vec<usize>,
     /// Source of identities when none is given.
@@ -70,7 +70,7 @@ pub struct EngineConfig {
     pub changes_before: u64,
 }
 
-impl Default for EngineConfig {
+impl Default for ManagerConfig {
     fn default() -> Self {
         Self {
             cores: Vec::new(),
@@ -88,8 +88,8 @@ impl Default for EngineConfig {
 ///
 /// Each part has the locks that guard it. Locks are taken in this order: the lock of a change, the lock of
 /// its records, the model.
-pub struct Engine {
-    config: EngineConfig,
+pub struct Manager {
+    config: ManagerConfig,
     /// The progress of the start.
     start: Start,
     model: RwLock<Model>,
@@ -128,10 +128,10 @@ pub struct Model {
     pub target_options: TargetOptions,
 }
 
-impl Engine {
-    /// An engine in its startup phase; `methods` make the calls of its configuration.
+impl Manager {
+    /// A manager in its startup phase; `methods` make the calls of its configuration.
     #[must_use]
-    pub fn new(config: EngineConfig, methods: Arc<dyn Replay>) -> Self {
+    pub fn new(config: ManagerConfig, methods: Arc<dyn Replay>) -> Self {
         Self {
             config,
             start: Start::new(),
@@ -152,9 +152,9 @@ impl Engine {
         lock(&self.core_locks)
     }
 
-    /// The engine's parameters.
+    /// The manager's parameters.
     #[must_use]
-    pub fn config(&self) -> &EngineConfig {
+    pub fn config(&self) -> &ManagerConfig {
         &self.config
     }
 
@@ -169,7 +169,7 @@ impl Engine {
     ///
     /// # Errors
     /// When a core does not end in time.
-    pub fn shut_down(&self) -> Result<(), EngineError> {
+    pub fn shut_down(&self) -> Result<(), ManagerError> {
         self.end_threads();
         let _one_at_a_time = self.keeping.hold_changes();
         let targets = std::mem::take(&mut self.model_mut().nvmf.targets);
@@ -193,7 +193,7 @@ impl Engine {
     ///
     /// # Errors
     /// When a core does not answer.
-    pub fn sizes_changed(&self) -> Result<(), EngineError> {
+    pub fn sizes_changed(&self) -> Result<(), ManagerError> {
         let cores = self.cores();
         cores.iter().try_for_each(|cores| Ok(cores.refresh_sizes()?))
     }

@@ -18,7 +18,7 @@ use raceline_target::Target;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::EngineError;
+use super::ManagerError;
 use super::options::FilterOptions;
 
 pub(crate) use change::hex;
@@ -171,7 +171,7 @@ pub struct NewNamespace {
     pub no_auto_visible: bool,
 }
 
-impl super::Engine {
+impl super::Manager {
     /// The call that made the transport of a target.
     pub(crate) fn transport_params(&self, target: &str) -> Option<serde_json::Value> {
         let key = super::catalogue::Key::new(&["nvmf", target, "transport"]);
@@ -192,12 +192,12 @@ impl Nvmf {
     ///
     /// # Errors
     /// When there is none.
-    pub fn target(&self, name: &str) -> Result<&NvmfTarget, EngineError> {
-        self.targets.get(name).ok_or_else(|| EngineError::missing("target", name))
+    pub fn target(&self, name: &str) -> Result<&NvmfTarget, ManagerError> {
+        self.targets.get(name).ok_or_else(|| ManagerError::missing("target", name))
     }
 
-    pub(super) fn target_mut(&mut self, name: &str) -> Result<&mut NvmfTarget, EngineError> {
-        self.targets.get_mut(name).ok_or_else(|| EngineError::missing("target", name))
+    pub(super) fn target_mut(&mut self, name: &str) -> Result<&mut NvmfTarget, ManagerError> {
+        self.targets.get_mut(name).ok_or_else(|| ManagerError::missing("target", name))
     }
 }
 
@@ -206,12 +206,12 @@ impl NvmfTarget {
     ///
     /// # Errors
     /// When there is none.
-    pub fn subsystem(&self, nqn: &Nqn) -> Result<&Subsystem, EngineError> {
-        self.subsystems.get(nqn).ok_or_else(|| EngineError::missing("subsystem", nqn.as_str()))
+    pub fn subsystem(&self, nqn: &Nqn) -> Result<&Subsystem, ManagerError> {
+        self.subsystems.get(nqn).ok_or_else(|| ManagerError::missing("subsystem", nqn.as_str()))
     }
 
-    pub(super) fn subsystem_mut(&mut self, nqn: &Nqn) -> Result<&mut Subsystem, EngineError> {
-        let missing = || EngineError::missing("subsystem", nqn.as_str());
+    pub(super) fn subsystem_mut(&mut self, nqn: &Nqn) -> Result<&mut Subsystem, ManagerError> {
+        let missing = || ManagerError::missing("subsystem", nqn.as_str());
         self.subsystems.get_mut(nqn).ok_or_else(missing)
     }
 
@@ -227,16 +227,16 @@ impl Subsystem {
     ///
     /// # Errors
     /// When there is none.
-    pub fn namespace(&self, nsid: u32) -> Result<&Namespace, EngineError> {
-        let missing = || EngineError::missing("namespace", &nsid.to_string());
+    pub fn namespace(&self, nsid: u32) -> Result<&Namespace, ManagerError> {
+        let missing = || ManagerError::missing("namespace", &nsid.to_string());
         self.namespaces.get(&nsid).ok_or_else(missing)
     }
 
     /// The lowest free namespace number.
-    fn free_nsid(&self) -> Result<u32, EngineError> {
+    fn free_nsid(&self) -> Result<u32, ManagerError> {
         let max = self.options.max_namespaces;
         (1..=max).find(|nsid| !self.has_nsid(*nsid)).ok_or_else(|| {
-            EngineError::Invalid(format!("{} has {max} namespaces already", self.options.nqn))
+            ManagerError::Invalid(format!("{} has {max} namespaces already", self.options.nqn))
         })
     }
 
@@ -251,14 +251,14 @@ impl Subsystem {
     }
 
     /// Checks whether a new namespace can have this number.
-    fn check_nsid(&self, nsid: u32) -> Result<(), EngineError> {
+    fn check_nsid(&self, nsid: u32) -> Result<(), ManagerError> {
         if self.has_nsid(nsid) {
-            return Err(EngineError::exists("namespace", &nsid.to_string()));
+            return Err(ManagerError::exists("namespace", &nsid.to_string()));
         }
         let max = self.options.max_namespaces;
         if nsid == 0 || nsid > max {
             let text = format!("nsid {nsid} is not within 1 to max_namespaces {max}");
-            return Err(EngineError::Invalid(text));
+            return Err(ManagerError::Invalid(text));
         }
         Ok(())
     }

@@ -11,9 +11,9 @@ use uuid::Uuid;
 use super::change::{entry, hex, key};
 use super::live;
 use super::{Namespace, NewNamespace};
-use crate::engine::bdevs::Claim;
-use crate::engine::catalogue::Key;
-use crate::engine::{Change, EngineError};
+use crate::manager::bdevs::Claim;
+use crate::manager::catalogue::Key;
+use crate::manager::{Change, ManagerError};
 
 impl Change<'_> {
     /// Exports a device as a namespace; gives its number. During the start, a namespace whose device is
@@ -26,7 +26,7 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         new: &NewNamespace,
-    ) -> Result<u32, EngineError> {
+    ) -> Result<u32, ManagerError> {
         let (cores, nsid, found) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
@@ -37,7 +37,7 @@ impl Change<'_> {
             };
             let bdev = match model.bdev(&new.bdev_name) {
                 Ok(bdev) => Ok((bdev.name.clone(), bdev.uuid, Arc::clone(&bdev.device))),
-                Err(EngineError::Away { reason, .. }) if self.may_wait() => Err(reason),
+                Err(ManagerError::Away { reason, .. }) if self.may_wait() => Err(reason),
                 Err(error) => return Err(error),
             };
             (found.cores(), nsid, bdev)
@@ -85,7 +85,7 @@ impl Change<'_> {
         nsid: u32,
         (namespace, device): (&Namespace, SharedBdev),
         cores: Option<Arc<Target>>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let (of, nqn_text) = (target.to_owned(), nqn.as_str().to_owned());
         let name = &namespace.bdev_name;
         self.claim_bdev(name, Claim::Namespace { target: of, nqn: nqn_text, nsid })?;
@@ -99,12 +99,12 @@ impl Change<'_> {
     }
 
     /// Shows a namespace whose device has come.
-    pub(in crate::engine) fn show_waiting(
+    pub(in crate::manager) fn show_waiting(
         &mut self,
         target: &str,
         nqn: &Nqn,
         nsid: u32,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let (cores, before, uuid, device) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
@@ -132,12 +132,12 @@ impl Change<'_> {
     }
 
     /// Takes a namespace from hosts whose device has disappeared by itself; it comes back with the device.
-    pub(in crate::engine) fn hide_waiting(
+    pub(in crate::manager) fn hide_waiting(
         &mut self,
         target: &str,
         nqn: &Nqn,
         nsid: u32,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if let Some(cores) = self.cores_of(target, nqn)? {
             cores.remove_namespace(nqn, NamespaceId(nsid))?;
         }
@@ -162,7 +162,7 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         nsid: u32,
-    ) -> Result<Option<Arc<Target>>, EngineError> {
+    ) -> Result<Option<Arc<Target>>, ManagerError> {
         let model = self.model();
         let found = model.nvmf.target(target)?;
         let subsystem = found.subsystem(nqn)?;
@@ -171,9 +171,9 @@ impl Change<'_> {
         };
         if let Some(reason) = &pool.missing {
             let text = format!("the pool of namespace {nsid} is missing: {reason}");
-            return Err(EngineError::Invalid(text));
+            return Err(ManagerError::Invalid(text));
         }
-        let missing = || EngineError::missing("transport", "TCP");
+        let missing = || ManagerError::missing("transport", "TCP");
         found.cores().map(Some).ok_or_else(missing)
     }
 
@@ -187,7 +187,7 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         nsid: u32,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if let Some(cores) = self.cores_of_pool(target, nqn, nsid)? {
             return Ok(cores.remove_namespace(nqn, NamespaceId(nsid))?);
         }
@@ -219,7 +219,7 @@ impl Change<'_> {
         nsid: u32,
         host: &Nqn,
         visible: bool,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         if let Some(cores) = self.cores_of_pool(target, nqn, nsid)? {
             // The same as attaching and detaching it; the target writes it down through the pool's store.
             let changed = match visible {
@@ -237,7 +237,7 @@ impl Change<'_> {
                 let text = format!(
                     "every host sees namespace {nsid}: add it with no_auto_visible instead"
                 );
-                return Err(EngineError::Invalid(text));
+                return Err(ManagerError::Invalid(text));
             }
             found.cores().filter(|_| namespace.missing.is_none())
         };

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::Controller;
 use super::drive::LocalDrive;
 use super::link::Link;
-use crate::engine::catalogue::{Entry, Key, Section};
-use crate::engine::options::option_key;
-use crate::engine::threads::SharedEngine;
-use crate::engine::{Change, Engine, EngineError, Model, Phase};
+use crate::manager::catalogue::{Entry, Key, Section};
+use crate::manager::options::option_key;
+use crate::manager::threads::SharedManager;
+use crate::manager::{Change, Manager, ManagerError, Model, Phase};
 
 /// The method that turns the watching on and off.
 pub const METHOD: &str = "bdev_nvme_set_hotplug";
@@ -76,7 +76,7 @@ impl HotplugOptions {
     }
 }
 
-/// The watching, one for each engine.
+/// The watching, one for each manager.
 #[derive(Default)]
 pub struct Hotplug {
     state: Mutex<State>,
@@ -105,11 +105,11 @@ struct State {
 
 impl Hotplug {
     fn lock(&self) -> MutexGuard<'_, State> {
-        crate::engine::lock(&self.state)
+        crate::manager::lock(&self.state)
     }
 
     /// Ends the thread.
-    pub(in crate::engine) fn end(&self) {
+    pub(in crate::manager) fn end(&self) {
         self.lock().is_ended = true;
         self.changed.notify_all();
     }
@@ -245,7 +245,7 @@ fn number_in(controller: &str) -> Option<usize> {
 
 impl Model {
     /// Why a device is missing whose drive has been taken before.
-    pub(in crate::engine) fn why_not_plugged(&self, controller: &str) -> Option<String> {
+    pub(in crate::manager) fn why_not_plugged(&self, controller: &str) -> Option<String> {
         let number = number_in(controller)?;
         let state = self.hotplug.lock();
         let serial = state.options.drives.get(number)?;
@@ -284,7 +284,7 @@ fn key_of(name: &str) -> Key {
     Key::new(&["bdev-nvme-hotplug", name])
 }
 
-impl Engine {
+impl Manager {
     /// How it is configured.
     #[must_use]
     pub fn hotplug_options(&self) -> HotplugOptions {
@@ -298,9 +298,9 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When drives would change their numbers, or no thread can be started.
-    pub fn set_hotplug(&mut self, options: HotplugOptions) -> Result<(), EngineError> {
+    pub fn set_hotplug(&mut self, options: HotplugOptions) -> Result<(), ManagerError> {
         let hotplug = Arc::clone(&self.model().hotplug);
-        let seen = options.enable.then(|| Seen::now(&self.engine().config().drives));
+        let seen = options.enable.then(|| Seen::now(&self.manager().config().drives));
         let mut state = hotplug.lock();
         // A drive keeps its number, and a detached drive stays detached, whatever the call says.
         let mut options = options.bounded();
@@ -309,15 +309,15 @@ impl Change<'_> {
         } else if !options.drives.starts_with(&state.options.drives) {
             let known = state.options.drives.join(", ");
             let text = format!("drives have numbers already, in this order: {known}");
-            return Err(EngineError::Invalid(text));
+            return Err(ManagerError::Invalid(text));
         }
         options.detached.extend(state.options.detached.iter().cloned());
         let needs_thread = (options.enable || !options.drives.is_empty()) && !state.is_running;
         if needs_thread {
-            let threads = &self.engine().threads;
-            let (engine, watched) = (Arc::downgrade(&threads.shared), Arc::clone(&hotplug));
-            let spawned = threads.spawn("nvme-hotplug", move || watch(&engine, &watched));
-            spawned.map_err(|error| EngineError::Invalid(format!("no thread: {error}")))?;
+            let threads = &self.manager().threads;
+            let (manager, watched) = (Arc::downgrade(&threads.shared), Arc::clone(&hotplug));
+            let spawned = threads.spawn("nvme-hotplug", move || watch(&manager, &watched));
+            spawned.map_err(|error| ManagerError::Invalid(format!("no thread: {error}")))?;
             state.is_running = true;
         }
         let was_enabled = std::mem::replace(&mut state.options, options).enable;
@@ -337,7 +337,7 @@ impl Change<'_> {
     ///
     /// # Errors
     /// Never, except for bugs of this program.
-    pub fn dismiss_drive(&mut self, controller: &Controller) -> Result<(), EngineError> {
+    pub fn dismiss_drive(&mut self, controller: &Controller) -> Result<(), ManagerError> {
         let Link::Drive(drive) = &controller.link else { return Ok(()) };
         let hotplug = Arc::clone(&self.model().hotplug);
         let mut state = hotplug.lock();
@@ -351,27 +351,27 @@ impl Change<'_> {
     }
 
     /// Writes down the options.
-    fn keep_hotplug(&mut self) -> Result<(), EngineError> {
+    fn keep_hotplug(&mut self) -> Result<(), ManagerError> {
         let options = self.model().hotplug.lock().options.clone();
         self.put(option_key(METHOD), Entry::new(Section::Bdev, METHOD, &options)?);
         Ok(())
     }
 }
 
-/// Looks for drives until the watching is turned off, or the engine is gone.
-fn watch(engine: &Weak<SharedEngine>, hotplug: &Arc<Hotplug>) {
+/// Looks for drives until the watching is turned off, or the manager is gone.
+fn watch(manager: &Weak<SharedManager>, hotplug: &Arc<Hotplug>) {
     while hotplug.wait() {
-        let Some(shared) = engine.upgrade() else { return };
-        // The engine is not shared yet, so nothing can be followed.
+        let Some(shared) = manager.upgrade() else { return };
+        // The manager is not shared yet, so nothing can be followed.
         let Some(weak) = shared.get() else { continue };
-        let Some(engine) = weak.upgrade() else { return };
-        if engine.phase() == Phase::Runtime && !engine.is_ending() {
-            engine.look_for_drives(hotplug);
+        let Some(manager) = weak.upgrade() else { return };
+        if manager.phase() == Phase::Runtime && !manager.is_ending() {
+            manager.look_for_drives(hotplug);
         }
     }
 }
 
-impl Engine {
+impl Manager {
     fn look_for_drives(&self, hotplug: &Hotplug) {
         let mut seen = Seen::now(&self.config().drives);
         let (others, addresses) = {
@@ -420,7 +420,7 @@ impl Engine {
                 change.detach_gone(&controller.name)?;
             }
             hotplug.lock().attached.remove(&number);
-            Ok::<_, EngineError>(())
+            Ok::<_, ManagerError>(())
         });
         match gone {
             Ok(()) => tracing::info!("controller {} is gone with its drive", controller.name),
@@ -462,7 +462,7 @@ impl Engine {
                 (known || is_next) && !state.options.detached.contains(&drive.serial)
             };
             if !wanted {
-                return Err(EngineError::Invalid("it is not wanted any more".to_owned()));
+                return Err(ManagerError::Invalid("it is not wanted any more".to_owned()));
             }
             let names = change.attach(&controller)?;
             let mut state = hotplug.lock();
@@ -481,7 +481,7 @@ impl Engine {
             tracing::info!("the drive at {address} was plugged in: controller {name}, {names}");
             Ok(())
         });
-        taken.map_err(|error: EngineError| {
+        taken.map_err(|error: ManagerError| {
             controller.link.end();
             error.to_string()
         })

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::catalogue::{Catalogue, Entry, Key, Section};
-use super::{Engine, Phase};
+use super::{Manager, Phase};
 use crate::error::RpcError;
 
 /// Why a target cannot be made again.
@@ -31,9 +31,9 @@ pub enum RestoreError {
     },
 }
 
-impl Engine {
+impl Manager {
     /// Makes the configuration of a catalogue, as far as the current phase allows: to be called before and
-    /// after [`Engine::start`]. Nothing of it is written down again. If it fails, the target is incomplete
+    /// after [`Manager::start`]. Nothing of it is written down again. If it fails, the target is incomplete
     /// and must not be used.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use super::super::EngineConfig;
+    use super::super::ManagerConfig;
     use super::super::catalogue::Record;
     use super::*;
     use crate::method::Registry;
@@ -121,11 +121,11 @@ mod tests {
     }
 
     fn restore(catalogue: &Catalogue) -> Result<(), RestoreError> {
-        let engine = Engine::new(EngineConfig::default(), Arc::new(Registry::new()));
-        engine.restore(catalogue).unwrap();
-        assert!(engine.model().bdevs.find("m").is_none());
-        engine.start();
-        engine.restore(catalogue)
+        let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
+        manager.restore(catalogue).unwrap();
+        assert!(manager.model().bdevs.find("m").is_none());
+        manager.start();
+        manager.restore(catalogue)
     }
 
     #[test]

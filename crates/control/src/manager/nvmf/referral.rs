@@ -5,7 +5,7 @@ use raceline_target::HostAccess;
 use serde::Serialize;
 
 use super::ListenAddress;
-use crate::engine::EngineError;
+use crate::manager::ManagerError;
 
 /// TRTYPE of TCP in the Discovery log.
 const TRTYPE_TCP: u8 = 3;
@@ -32,9 +32,9 @@ impl Referral {
     ///
     /// # Errors
     /// When the name is invalid.
-    pub(super) fn to_target(&self) -> Result<raceline_target::Referral, EngineError> {
+    pub(super) fn to_target(&self) -> Result<raceline_target::Referral, ManagerError> {
         let subnqn =
-            Nqn::new(&self.subnqn).map_err(|error| EngineError::Invalid(error.to_string()))?;
+            Nqn::new(&self.subnqn).map_err(|error| ManagerError::Invalid(error.to_string()))?;
         let ListenAddress { adrfam, traddr, trsvcid, .. } = self.address.clone();
         Ok(raceline_target::Referral {
             trtype: TRTYPE_TCP,

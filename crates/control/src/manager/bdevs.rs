@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::catalogue::{self, Key};
 use super::notify::EventKind;
 use super::sampling::Sampling;
-use super::{Change, Engine, EngineError};
+use super::{Change, Manager, ManagerError};
 
 /// The longest name of a device in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
@@ -223,12 +223,12 @@ impl Bdevs {
     ///
     /// # Errors
     /// When the name is taken or unusable.
-    pub fn check_name(&self, name: &str) -> Result<(), EngineError> {
+    pub fn check_name(&self, name: &str) -> Result<(), ManagerError> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
-            return Err(EngineError::BadName(name.escape_debug().to_string()));
+            return Err(ManagerError::BadName(name.escape_debug().to_string()));
         }
         if self.names.contains_key(name) {
-            return Err(EngineError::NameTaken(name.to_owned()));
+            return Err(ManagerError::NameTaken(name.to_owned()));
         }
         Ok(())
     }
@@ -240,12 +240,12 @@ impl Bdevs {
         names.find(|name| !self.names.contains_key(name)).unwrap_or_default()
     }
 
-    pub(super) fn insert(&mut self, entry: Entry) -> Result<(), EngineError> {
+    pub(super) fn insert(&mut self, entry: Entry) -> Result<(), ManagerError> {
         self.check_name(&entry.name)?;
         let uuid = entry.uuid.to_string();
         for name in entry.aliases.iter().chain([&uuid]) {
             if self.names.contains_key(name) {
-                return Err(EngineError::NameTaken(name.clone()));
+                return Err(ManagerError::NameTaken(name.clone()));
             }
         }
         self.last += 1;
@@ -277,7 +277,7 @@ impl Bdevs {
     }
 }
 
-impl Engine {
+impl Manager {
     /// Waits for a device for `timeout` at most, and describes it. Blocks.
     pub fn wait_bdev<T>(
         &self,
@@ -309,7 +309,7 @@ impl Change<'_> {
         &mut self,
         bdev: Entry,
         entry: Option<catalogue::Entry>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), ManagerError> {
         let (name, key) = (bdev.name.clone(), bdev.key.clone());
         self.check_not_missing(&Key::new(&["bdev", &name]))?;
         if entry.is_some() {
@@ -327,11 +327,11 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is no such device, or it is claimed already.
-    pub fn claim_bdev(&mut self, name: &str, claim: Claim) -> Result<(), EngineError> {
+    pub fn claim_bdev(&mut self, name: &str, claim: Claim) -> Result<(), ManagerError> {
         let mut model = self.model_mut();
         let bdev = model.bdev(name)?;
         if let Some(other) = &bdev.claim {
-            return Err(EngineError::Claimed { name: name.to_owned(), by: other.to_string() });
+            return Err(ManagerError::Claimed { name: name.to_owned(), by: other.to_string() });
         }
         model.bdevs.set_claim(name, Some(claim));
         Ok(())
@@ -347,7 +347,7 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is none, or it does not become quiet.
-    pub fn remove_bdev(&mut self, name: &str) -> Result<Entry, EngineError> {
+    pub fn remove_bdev(&mut self, name: &str) -> Result<Entry, ManagerError> {
         self.take_bdev(name, true)
     }
 
@@ -356,11 +356,11 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is none, or it does not become quiet.
-    pub fn unplug_bdev(&mut self, name: &str) -> Result<Entry, EngineError> {
+    pub fn unplug_bdev(&mut self, name: &str) -> Result<Entry, ManagerError> {
         self.take_bdev(name, false)
     }
 
-    fn take_bdev(&mut self, name: &str, forget: bool) -> Result<Entry, EngineError> {
+    fn take_bdev(&mut self, name: &str, forget: bool) -> Result<Entry, ManagerError> {
         let (name, above, claim) = {
             let model = self.model();
             let bdev = model.bdev(name)?;
@@ -370,7 +370,7 @@ impl Change<'_> {
             (bdev.name.clone(), above, bdev.claim.clone())
         };
         let parse =
-            |nqn: &str| Nqn::new(nqn).map_err(|error| EngineError::Invalid(error.to_string()));
+            |nqn: &str| Nqn::new(nqn).map_err(|error| ManagerError::Invalid(error.to_string()));
         match (claim, forget) {
             (Some(Claim::Namespace { target, nqn, nsid }), true) => {
                 self.remove_namespace(&target, &parse(&nqn)?, nsid)?;
@@ -393,7 +393,7 @@ impl Change<'_> {
             self.take_bdev(&name, forget)?;
         }
         let removed = self.model_mut().bdevs.remove(&name);
-        let bdev = removed.ok_or_else(|| EngineError::NoBdev(name.clone()))?;
+        let bdev = removed.ok_or_else(|| ManagerError::NoBdev(name.clone()))?;
         for base in &bdev.bases {
             self.release_bdev(base);
         }

@@ -9,7 +9,7 @@ use crate::error::RpcError;
 /// Why the manager cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum EngineError {
+pub enum ManagerError {
     /// A name that no device can have.
     #[error("`{0}` cannot be a name: 1 to 255 bytes without control characters")]
     BadName(String),
@@ -68,7 +68,7 @@ pub enum EngineError {
     Invalid(String),
 }
 
-impl EngineError {
+impl ManagerError {
     pub(crate) fn missing(what: &'static str, name: &str) -> Self {
         Self::Missing { what, name: name.escape_debug().to_string() }
     }
@@ -130,8 +130,8 @@ fn open_errno(error: &OpenError) -> i32 {
 }
 
 /// What most methods answer: the errno, and the full text as detail.
-impl From<EngineError> for RpcError {
-    fn from(error: EngineError) -> Self {
+impl From<ManagerError> for RpcError {
+    fn from(error: ManagerError) -> Self {
         Self::errno(error.errno()).because(error)
     }
 }

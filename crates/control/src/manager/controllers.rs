@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::bdevs::{Details, Entry};
 use super::catalogue::Key;
-use super::threads::SharedEngine;
-use super::{Change, Engine, EngineError, Model};
+use super::threads::SharedManager;
+use super::{Change, Manager, ManagerError, Model};
 use link::{Link, OpenFailure, Present};
 
 /// SPDK's name of the module.
@@ -117,7 +117,7 @@ impl Difference {
     }
 }
 
-impl Engine {
+impl Manager {
     /// Checks the sizes of the devices of a drive; remote controllers report changes of size themselves.
     fn rescan_devices(&self, controller: &Arc<Controller>) {
         if !matches!(controller.link, Link::Drive(_)) {
@@ -147,7 +147,7 @@ impl Engine {
             if attached.is_some_and(|attached| Arc::ptr_eq(&attached, controller)) {
                 change.follow(controller, Opening::Lenient)?;
             }
-            Ok::<_, EngineError>(())
+            Ok::<_, ManagerError>(())
         });
         if let Err(error) = followed {
             tracing::warn!(
@@ -172,19 +172,19 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When the name is taken, or a device cannot be made.
-    pub fn attach(&mut self, controller: &Arc<Controller>) -> Result<Vec<String>, EngineError> {
+    pub fn attach(&mut self, controller: &Arc<Controller>) -> Result<Vec<String>, ManagerError> {
         if self.model().controllers.contains_key(&controller.name) {
-            return Err(EngineError::NameTaken(controller.name.clone()));
+            return Err(ManagerError::NameTaken(controller.name.clone()));
         }
         self.check_not_missing(&controller.key)?;
         let name = controller.name.clone();
         self.model_mut().controllers.insert(name.clone(), Arc::clone(controller));
         let followed = self.follow(controller, Opening::Strict).and_then(|names| {
-            let engine = Arc::downgrade(&self.engine().threads.shared);
+            let manager = Arc::downgrade(&self.manager().threads.shared);
             let thread = std::thread::Builder::new().name(format!("nvme-{name}"));
             let watched = Arc::clone(controller);
-            let spawned = thread.spawn(move || watch(&engine, &watched));
-            spawned.map_err(|error| EngineError::Invalid(format!("no thread: {error}")))?;
+            let spawned = thread.spawn(move || watch(&manager, &watched));
+            spawned.map_err(|error| ManagerError::Invalid(format!("no thread: {error}")))?;
             Ok(names)
         });
         followed.inspect_err(|_| drop(self.detach(&name)))
@@ -194,7 +194,7 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is none of that name, or a device does not become quiet.
-    pub fn detach(&mut self, name: &str) -> Result<Arc<Controller>, EngineError> {
+    pub fn detach(&mut self, name: &str) -> Result<Arc<Controller>, ManagerError> {
         let controller = self.take_controller(name, Self::remove_bdev)?;
         self.remove(controller.key.clone());
         Ok(controller)
@@ -205,16 +205,16 @@ impl Change<'_> {
     ///
     /// # Errors
     /// As [`Self::detach`].
-    pub(super) fn detach_gone(&mut self, name: &str) -> Result<(), EngineError> {
+    pub(super) fn detach_gone(&mut self, name: &str) -> Result<(), ManagerError> {
         self.take_controller(name, Self::unplug_bdev).map(drop)
     }
 
     fn take_controller(
         &mut self,
         name: &str,
-        take_bdev: impl Fn(&mut Self, &str) -> Result<Entry, EngineError>,
-    ) -> Result<Arc<Controller>, EngineError> {
-        let missing = || EngineError::missing("controller", name);
+        take_bdev: impl Fn(&mut Self, &str) -> Result<Entry, ManagerError>,
+    ) -> Result<Arc<Controller>, ManagerError> {
+        let missing = || ManagerError::missing("controller", name);
         let controller = self.model().controllers.get(name).cloned().ok_or_else(missing)?;
         controller.detached.store(true, Ordering::Relaxed);
         let devices = devices_of(&self.model(), &controller);
@@ -230,7 +230,7 @@ impl Change<'_> {
         &mut self,
         controller: &Arc<Controller>,
         opening: Opening,
-    ) -> Result<Vec<String>, EngineError> {
+    ) -> Result<Vec<String>, ManagerError> {
         let Difference { come, gone } = Difference::of(&self.model(), controller);
         for name in gone {
             tracing::info!("device `{name}` is gone from its controller");
@@ -254,14 +254,14 @@ impl Change<'_> {
                     super::lock(&controller.unopened).remove(&nsid);
                     names.push(name);
                 }
-                Err(Unplugged::Engine(error)) => return Err(error),
+                Err(Unplugged::Manager(error)) => return Err(error),
                 Err(Unplugged::Open(OpenFailure::Drive(error))) if opening == Opening::Strict => {
                     return Err(error.into());
                 }
                 Err(Unplugged::Open(error)) => controller.note_unopened(nsid, error.to_string()),
             }
         }
-        self.engine().sizes_changed()?;
+        self.manager().sizes_changed()?;
         Ok(names)
     }
 
@@ -271,12 +271,12 @@ impl Change<'_> {
         namespace: Present,
     ) -> Result<String, Unplugged> {
         let name = format!("{}n{}", controller.name, namespace.nsid);
-        let identity = &self.engine().config().identity;
+        let identity = &self.manager().config().identity;
         let opened = controller.link.open(namespace.nsid, identity);
         let (device, uuid) = opened.map_err(Unplugged::Open)?;
         let details = Attached { controller: Arc::clone(controller), namespace };
         let bdev = Entry::with_uuid(&name, uuid, MODULE, "NVMe disk", device);
-        self.add_bdev(bdev.described_by(details), None).map_err(Unplugged::Engine)?;
+        self.add_bdev(bdev.described_by(details), None).map_err(Unplugged::Manager)?;
         self.arrived(&name);
         Ok(name)
     }
@@ -285,7 +285,7 @@ impl Change<'_> {
 /// Why a namespace is not a device.
 enum Unplugged {
     Open(OpenFailure),
-    Engine(EngineError),
+    Manager(ManagerError),
 }
 
 /// The names of the devices that are namespaces of a controller.
@@ -297,23 +297,23 @@ fn devices_of(model: &Model, controller: &Arc<Controller>) -> Vec<String> {
     model.bdevs.iter().filter(is_its).map(|bdev| bdev.name.clone()).collect()
 }
 
-/// Follows a controller until it is detached or the engine is gone.
-fn watch(engine: &Weak<SharedEngine>, controller: &Arc<Controller>) {
+/// Follows a controller until it is detached or the manager is gone.
+fn watch(manager: &Weak<SharedManager>, controller: &Arc<Controller>) {
     let (mut seen, mut followed) = (0, 0);
     loop {
         seen = controller.link.wait_change(seen, FOLLOW_INTERVAL);
-        let Some(shared) = engine.upgrade() else { return };
+        let Some(shared) = manager.upgrade() else { return };
         if controller.detached.load(Ordering::Relaxed) {
             return;
         }
-        // The engine is not shared yet, so nothing can be followed.
+        // The manager is not shared yet, so nothing can be followed.
         let Some(weak) = shared.get() else { continue };
-        let Some(engine) = weak.upgrade() else { return };
+        let Some(manager) = weak.upgrade() else { return };
         // A namespace of a drive that another program had may be free now.
         let again = matches!(controller.link, Link::Drive(_))
             && !super::lock(&controller.unopened).is_empty();
         if followed != seen || again {
-            engine.follow(controller);
+            manager.follow(controller);
             followed = seen;
         }
     }

@@ -12,18 +12,18 @@ use raceline_target::{
 
 use super::pool::pool_config;
 use super::{Namespace, Subsystem, SubsystemOptions, TransportOptions};
-use crate::engine::{Engine, EngineError, Model};
+use crate::manager::{Manager, ManagerError, Model};
 
 /// How long readers of a target may hold it while it is being stopped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The part of a transport's options that the cores need.
-pub(super) fn target_config(options: &TransportOptions, engine: &Engine) -> TargetConfig {
-    let first_generation = engine.first_generation();
-    let engine = engine.config();
+pub(super) fn target_config(options: &TransportOptions, manager: &Manager) -> TargetConfig {
+    let first_generation = manager.first_generation();
+    let manager = manager.config();
     TargetConfig {
-        cores: engine.cores.clone(),
-        accel: Some(engine.accel.clone()),
+        cores: manager.cores.clone(),
+        accel: Some(manager.accel.clone()),
         socket_priority: options.sock_priority,
         max_io_bytes: options.max_io_size,
         in_capsule_bytes: options.in_capsule_data_size,
@@ -80,11 +80,11 @@ pub(super) fn namespace_config(
 
 /// Gives new cores everything that the model has.
 pub(super) fn populate(
-    engine: &Engine,
+    manager: &Manager,
     cores: &Target,
     name: &str,
     model: &Model,
-) -> Result<(), EngineError> {
+) -> Result<(), ManagerError> {
     let target = model.nvmf.target(name)?;
     let options = &model.target_options;
     cores.set_retry_delays(options.retry_delays)?;
@@ -103,7 +103,7 @@ pub(super) fn populate(
         }
         if let Some(pool) = subsystem.pool.as_ref().filter(|pool| pool.missing.is_none()) {
             let bdev = model.bdev(&pool.bdev_name)?;
-            cores.set_pool(nqn, pool_config(engine, name, pool, Arc::clone(&bdev.device)))?;
+            cores.set_pool(nqn, pool_config(manager, name, pool, Arc::clone(&bdev.device)))?;
         }
     }
     for referral in &target.referrals {

@@ -1,4 +1,4 @@
-//! The seam to the methods: the engine makes the calls of a configuration again without knowing them.
+//! The seam to the methods: the manager makes the calls of a configuration again without knowing them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::catalogue::Key;
-use super::{Change, Engine, Phase, lock};
+use super::{Change, Manager, Phase, lock};
 use crate::error::RpcError;
 
 /// Makes the calls that a configuration consists of. The layer of methods implements it, and passes itself
-/// to [`Engine::new`]: the engine imports no method.
+/// to [`Manager::new`]: the manager imports no method.
 pub trait Replay: Send + Sync {
     /// The name that the method has now; `None` if there is no such method under this or an older name.
     fn current_name(&self, method: &str) -> Option<&'static str>;
@@ -29,14 +29,15 @@ pub trait Replay: Send + Sync {
     ///
     /// # Errors
     /// The method's error; or that there is no such method.
-    fn call(&self, engine: &Engine, method: &str, params: Option<&Value>) -> Result<(), RpcError>;
+    fn call(&self, manager: &Manager, method: &str, params: Option<&Value>)
+    -> Result<(), RpcError>;
 
     /// A device has come: makes the configured devices that stand on it and are missing, unless clients
     /// have asked that this waits for their call.
     fn examine(&self, change: &mut Change<'_>, device: &str);
 }
 
-/// The engine's state for making calls again.
+/// The manager's state for making calls again.
 pub(super) struct Replaying {
     /// Makes the calls.
     pub(super) methods: Arc<dyn Replay>,

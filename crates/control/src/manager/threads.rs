@@ -1,4 +1,4 @@
-//! The threads that watch things outside of an engine, and their end.
+//! The threads that watch things outside of a manager, and their end.
 
 use std::convert::Infallible;
 use std::io;
@@ -7,20 +7,20 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Engine, lock};
+use super::{Manager, lock};
 
 /// How long a shutdown waits for these threads. A thread may be connecting to a controller, which takes
 /// half a second to probe it and two seconds to attach it.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where threads find the engine, once it is shared.
-pub(crate) type SharedEngine = OnceLock<Weak<Engine>>;
+/// Where threads find the manager, once it is shared.
+pub(crate) type SharedManager = OnceLock<Weak<Manager>>;
 
-/// The threads of one engine.
+/// The threads of one manager.
 #[derive(Default)]
 pub(super) struct Threads {
-    /// The engine, for threads that must not keep it alive.
-    pub(super) shared: Arc<SharedEngine>,
+    /// The manager, for threads that must not keep it alive.
+    pub(super) shared: Arc<SharedManager>,
     /// Signals the end to threads that wait for it.
     pub(super) end: Arc<End>,
     /// Threads that the shutdown waits for.
@@ -62,13 +62,13 @@ impl Threads {
                 tracing::warn!("the thread `{name}` is left behind: it has not ended in time");
             } else if thread.join().is_err() {
                 // The panic has been logged with its reason.
-                tracing::error!("a thread of the engine has panicked");
+                tracing::error!("a thread of the manager has panicked");
             }
         }
     }
 }
 
-/// The end of an engine.
+/// The end of a manager.
 #[derive(Default)]
 pub(super) struct End {
     has_come: Mutex<bool>,
@@ -95,14 +95,14 @@ impl End {
     }
 }
 
-impl Engine {
-    /// Lets the engine's own threads find it: they make devices come and go with what is attached.
+impl Manager {
+    /// Lets the manager's own threads find it: they make devices come and go with what is attached.
     pub fn share(self: &Arc<Self>) {
         // A second call would set the same value.
         let _ = self.threads.shared.set(Arc::downgrade(self));
     }
 
-    /// Whether the engine shuts down: threads that wait for something outside then stop waiting.
+    /// Whether the manager shuts down: threads that wait for something outside then stop waiting.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.threads.end.has_come()
@@ -116,7 +116,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Manager {
     fn drop(&mut self) {
         self.end_threads();
     }
@@ -129,9 +129,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::engine::controllers::hotplug::HotplugOptions;
-    use crate::engine::{Change, EngineConfig, Phase, Replay};
     use crate::error::RpcError;
+    use crate::manager::controllers::hotplug::HotplugOptions;
+    use crate::manager::{Change, ManagerConfig, Phase, Replay};
 
     /// Methods that never find what they need.
     struct Nothing;
@@ -149,7 +149,7 @@ mod tests {
             Ok(())
         }
 
-        fn call(&self, _: &Engine, _method: &str, _: Option<&Value>) -> Result<(), RpcError> {
+        fn call(&self, _: &Manager, _method: &str, _: Option<&Value>) -> Result<(), RpcError> {
             Err(RpcError::errno(libc::ENOENT))
         }
 
@@ -157,19 +157,19 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_has_ended_has_left_no_thread_behind() {
-        let engine = Arc::new(Engine::new(EngineConfig::default(), Arc::new(Nothing)));
-        engine.share();
-        engine.make_or_miss("bdev_aio_create", Some(&json!({ "name": "gone" }))).unwrap();
-        engine.start_all().unwrap();
+    fn a_manager_that_has_ended_has_left_no_thread_behind() {
+        let manager = Arc::new(Manager::new(ManagerConfig::default(), Arc::new(Nothing)));
+        manager.share();
+        manager.make_or_miss("bdev_aio_create", Some(&json!({ "name": "gone" }))).unwrap();
+        manager.start_all().unwrap();
         let options = HotplugOptions { enable: true, ..HotplugOptions::default() };
-        engine.change(|change| change.set_hotplug(options)).unwrap();
-        assert_eq!(lock(&engine.threads.running).len(), 2);
-        let hotplug = Arc::clone(&engine.model().hotplug);
-        let holders = || (Arc::strong_count(&engine.threads.end), Arc::strong_count(&hotplug));
-        // The engine and a thread hold the end; the model, this test and a thread hold the watching.
+        manager.change(|change| change.set_hotplug(options)).unwrap();
+        assert_eq!(lock(&manager.threads.running).len(), 2);
+        let hotplug = Arc::clone(&manager.model().hotplug);
+        let holders = || (Arc::strong_count(&manager.threads.end), Arc::strong_count(&hotplug));
+        // The manager and a thread hold the end; the model, this test and a thread hold the watching.
         assert_eq!(holders(), (2, 3));
-        engine.shut_down().unwrap();
+        manager.shut_down().unwrap();
         assert_eq!(holders(), (1, 2));
     }
 

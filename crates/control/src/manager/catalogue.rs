@@ -10,7 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::EngineError;
+use super::ManagerError;
 
 /// The parts of a configuration, by SPDK's names; in the order in which they are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -144,9 +144,9 @@ impl Entry {
         section: Section,
         method: &str,
         params: &impl Serialize,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, ManagerError> {
         let params = serde_json::to_value(params)
-            .map_err(|error| EngineError::Invalid(format!("{method} cannot be kept: {error}")))?;
+            .map_err(|error| ManagerError::Invalid(format!("{method} cannot be kept: {error}")))?;
         Ok(Self { section, method: method.to_owned(), params })
     }
 
