@@ -18,11 +18,11 @@ use raceline_target::TargetError;
 
 use crate::accel::Device;
 use crate::distance::Distance;
-use crate::engine::{EngineError, Progress, Session};
 use crate::gap::product::filled_ram;
 use crate::limit::report::{median, size_name};
 use crate::model::published;
 use crate::quiet::{self, Disturbance, Machine};
+use crate::runner::{Progress, RunError, Session};
 
 use self::side::Side;
 
@@ -131,7 +131,7 @@ pub enum DigestError {
     Target(#[from] TargetError),
     /// A host failed.
     #[error("the host: {0}")]
-    Host(#[from] EngineError),
+    Host(#[from] RunError),
     /// The engines are not available.
     #[error("{0}")]
     Table(#[from] TableError),

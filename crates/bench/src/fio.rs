@@ -11,7 +11,7 @@ mod units;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::engine::stage::JobSpec;
+use crate::runner::stage::JobSpec;
 
 use self::keys::Draft;
 pub use self::keys::{KEYS, Key, REFUSED};

@@ -22,11 +22,11 @@ use raceline_reactor::{Backend, HugePages, Mode};
 use raceline_target::TargetError;
 
 use crate::distance::Distance;
-use crate::engine::{EngineError, Session};
 use crate::histogram::Latencies;
 use crate::job::JobError;
 use crate::limit::report::median;
 use crate::limit::{self, Fixed, Limit, LimitConfig, LimitError, Tuning, fill_region};
+use crate::runner::{RunError, Session};
 
 pub use grid::{Case, Selection, UnknownSelection, full, quick};
 
@@ -151,7 +151,7 @@ pub enum GapError {
     Invalid(String),
     /// Raceline's host failed.
     #[error("the host: {0}")]
-    Host(#[from] EngineError),
+    Host(#[from] RunError),
     /// A command failed.
     #[error("{case}: {why}")]
     Command {

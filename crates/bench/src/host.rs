@@ -24,8 +24,8 @@ use raceline_proto::nvme::Nqn;
 use raceline_reactor::{Backend, Mode};
 use raceline_target::TargetError;
 
-use crate::engine::EngineError;
 use crate::job::JobError;
+use crate::runner::RunError;
 
 pub(crate) use bed::{Bed, Round};
 
@@ -95,7 +95,7 @@ pub enum HostBenchError {
     Target(#[from] TargetError),
     /// The host failed.
     #[error("the host: {0}")]
-    Host(#[from] EngineError),
+    Host(#[from] RunError),
     /// A command failed.
     #[error("{way}: {why}")]
     Command {

@@ -1,7 +1,7 @@
 //! Workloads, statistics and reports.
 //!
 //! A [`job::QueueJob`] chooses the next command of one queue and checks the data that come back; it does no
-//! I/O and reads no clock. [`engine::run`] drives one job per queue over NVMe/TCP, and [`report::Report`]
+//! I/O and reads no clock. [`runner::run`] drives one job per queue over NVMe/TCP, and [`report::Report`]
 //! presents the results.
 
 pub mod accel;
@@ -11,7 +11,6 @@ pub mod cost;
 pub mod cpu;
 pub mod digest;
 pub mod distance;
-pub mod engine;
 pub mod fio;
 pub mod gap;
 pub mod histogram;
@@ -26,6 +25,7 @@ pub mod permutation;
 pub mod quiet;
 pub mod random;
 pub mod report;
+pub mod runner;
 pub mod workload;
 
 pub use histogram::Latencies;

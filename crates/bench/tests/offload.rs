@@ -8,7 +8,7 @@ use std::time::Duration;
 use raceline_accel::{Framework, Injection, InjectionKind, OpCode};
 use raceline_bdev::RamBdev;
 use raceline_bench::RwMode;
-use raceline_bench::engine::{EngineConfig, Outcome, run};
+use raceline_bench::runner::{Outcome, RunConfig, run};
 use raceline_dsa::EmulatedEngine;
 use raceline_dsa::emulated::EmulatedConfig;
 use raceline_host::HostConfig;
@@ -53,7 +53,7 @@ fn verified(target: &Framework, host: &Framework, io_bytes: u32) -> Outcome {
     config.header_digest = true;
     config.data_digest = true;
     config.io_queues = 2;
-    let engine = EngineConfig {
+    let config = RunConfig {
         host: config,
         accel: Some(host.clone()),
         nsid: NamespaceId(1),
@@ -73,7 +73,7 @@ fn verified(target: &Framework, host: &Framework, io_bytes: u32) -> Outcome {
         reactor_mode: Mode::Interrupt,
         backend: Backend::Auto,
     };
-    let outcome = run(&engine, &mut |_| true).expect("a run");
+    let outcome = run(&config, &mut |_| true).expect("a run");
     target.shutdown().expect("the target ends");
     assert!(outcome.error.is_none(), "{:?}", outcome.error);
     assert!(outcome.verified > 0);

@@ -9,11 +9,11 @@ use raceline_bdev::{DeviceSpec, Identity};
 use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::Counts;
 use raceline_bench::distance::{SURELY_NEAR, round_trip};
-use raceline_bench::engine::{self, EngineConfig, Outcome};
 use raceline_bench::job::JobError;
 use raceline_bench::report::{
     JobReport, Report, Side, StageReport, binary_bytes, grouped, latency_text,
 };
+use raceline_bench::runner::{self, Outcome, RunConfig};
 use raceline_bench::{Latencies, RwMode};
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -136,14 +136,14 @@ fn measure(
 ) -> Result<Measured, Failure> {
     let style = &voice.style;
     let part = part_time(args.seconds);
-    let config = |mode, depth, verify| EngineConfig {
+    let config = |mode, depth, verify| RunConfig {
         mode,
         depth,
         verify,
         ..usual(address, identity, backend, part)
     };
-    let go = |config: &EngineConfig| {
-        let outcome = engine::run(config, &mut |_| interrupt.requested().is_none());
+    let go = |config: &RunConfig| {
+        let outcome = runner::run(config, &mut |_| interrupt.requested().is_none());
         if let Some(signal) = interrupt.requested() {
             return Err(Failure::signal(signal));
         }
@@ -189,14 +189,9 @@ fn measure(
 }
 
 /// The configuration that all parts of the demo share.
-fn usual(
-    address: SocketAddr,
-    identity: &Identity,
-    backend: Backend,
-    part: Duration,
-) -> EngineConfig {
+fn usual(address: SocketAddr, identity: &Identity, backend: Backend, part: Duration) -> RunConfig {
     let (hostnqn, hostid) = naming::host(identity, None, None);
-    EngineConfig {
+    RunConfig {
         host: HostConfig::new(address, demo_nqn(), hostnqn, hostid),
         accel: None,
         nsid: NamespaceId(1),

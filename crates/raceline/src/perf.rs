@@ -9,10 +9,10 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use raceline_accel::Framework;
 use raceline_bench::acceleration::Acceleration;
-use raceline_bench::engine::stage::{FileSpec, StageConfig};
-use raceline_bench::engine::{self, CloneOutcome, EngineError, Progress, StageOutcome};
 use raceline_bench::job::JobError;
 use raceline_bench::report::{JobReport, Precondition, Report, Side, StageReport, Verified};
+use raceline_bench::runner::stage::{FileSpec, StageConfig};
+use raceline_bench::runner::{self, CloneOutcome, Progress, RunError, StageOutcome};
 use raceline_host::HostConfig;
 use raceline_host::blocking::Host;
 
@@ -82,12 +82,12 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
     }
 }
 
-/// An error of the engine as a failure of the verb.
-pub(crate) fn failure(error: EngineError) -> Failure {
+/// An error of a run as a failure of the verb.
+pub(crate) fn failure(error: RunError) -> Failure {
     match error {
-        EngineError::Host(error) => remote::failure(&error),
-        EngineError::Invalid(message) => Failure::usage(message),
-        error @ (EngineError::Misfit(_) | EngineError::Grant { .. }) => Failure::usage(error),
+        RunError::Host(error) => remote::failure(&error),
+        RunError::Invalid(message) => Failure::usage(message),
+        error @ (RunError::Misfit(_) | RunError::Grant { .. }) => Failure::usage(error),
         other => Failure::runtime(other),
     }
 }
@@ -101,14 +101,14 @@ struct Runner {
 
 impl Runner {
     fn run(&mut self, stage: &Stage) -> Result<StageOutcome, Failure> {
-        let outcome = engine::run_stage(&stage.config, &mut |progress| {
+        let outcome = runner::run_stage(&stage.config, &mut |progress| {
             self.bar.show(progress);
             self.interrupt.requested().is_none()
         });
         outcome.map_err(|error| {
             self.bar.clear();
             match error {
-                EngineError::Stopped => Failure::signal(self.interrupt.requested().unwrap_or(0)),
+                RunError::Stopped => Failure::signal(self.interrupt.requested().unwrap_or(0)),
                 error => located(stage, error),
             }
         })
@@ -116,14 +116,14 @@ impl Runner {
 }
 
 /// The same for a stage, whose jobs may come from a file: the failure then names the wrong line.
-fn located(stage: &Stage, error: EngineError) -> Failure {
+fn located(stage: &Stage, error: RunError) -> Failure {
     let origin = |job: usize| stage.jobs.get(job).and_then(|job| job.origin.as_ref());
     match error {
-        EngineError::Misfit(misfit) => match origin(misfit.job) {
+        RunError::Misfit(misfit) => match origin(misfit.job) {
             Some(origin) => Failure::usage(origin.describe(&misfit)),
-            None => failure(EngineError::Misfit(misfit)),
+            None => failure(RunError::Misfit(misfit)),
         },
-        EngineError::Grant { granted, asked } if origin(0).is_some() => {
+        RunError::Grant { granted, asked } if origin(0).is_some() => {
             let file = origin(0).map_or("", |origin| &origin.file);
             Failure::usage(format!(
                 "{file}: the controller grants {granted} I/O queues, and the jobs that run at the same \

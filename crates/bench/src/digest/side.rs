@@ -13,8 +13,8 @@ use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target
 
 use super::{Case, DigestConfig, DigestError, Run, Who};
 use crate::accel::Device;
-use crate::engine::{EngineConfig, Progress, Session};
 use crate::job::JobError;
+use crate::runner::{Progress, RunConfig, Session};
 use crate::workload::RwMode;
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:digest";
@@ -77,7 +77,7 @@ impl Side {
         host.data_digest = self.who != Who::Nobody;
         // A sleeping host sends no keep alive.
         host.kato_ms = 0;
-        let engine = EngineConfig {
+        let run = RunConfig {
             host,
             accel: None,
             nsid: NamespaceId(1),
@@ -97,7 +97,7 @@ impl Side {
             reactor_mode: Mode::Interrupt,
             backend: config.backend,
         };
-        Ok(Session::connect(&engine, watch)?)
+        Ok(Session::connect(&run, watch)?)
     }
 
     /// One run; before and after it, target and host sleep.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::units::{self, KbBase};
 use super::{FileName, FioJob, Lines, Problem, RemoteKeys};
-use crate::engine::stage::{Cpus, JobSpec, Size, Volume};
+use crate::runner::stage::{Cpus, JobSpec, Size, Volume};
 use crate::workload::RwMode;
 
 /// Most clones of a job.

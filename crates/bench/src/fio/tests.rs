@@ -7,8 +7,8 @@ use proptest::prelude::*;
 mod forms;
 
 use super::*;
-use crate::engine::stage::{Cpus, Size, Volume};
 use crate::job::Batch;
+use crate::runner::stage::{Cpus, Size, Volume};
 use crate::workload::RwMode;
 
 fn read(text: &str) -> Result<Vec<FioJob>, String> {

@@ -15,9 +15,9 @@ use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target
 
 use super::daemon::Served;
 use super::{Case, GapConfig, GapError, Kind};
-use crate::engine::stage::Volume;
-use crate::engine::{EngineConfig, EngineError, Outcome, Progress, Session};
 use crate::random::Random;
+use crate::runner::stage::Volume;
+use crate::runner::{Outcome, Progress, RunConfig, RunError, Session};
 use crate::workload::RwMode;
 
 pub(super) const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:gap";
@@ -79,7 +79,7 @@ impl Product {
     fn fill(&self, config: &GapConfig) -> Result<(), GapError> {
         let io_bytes = FILL_IO_BYTES;
         let case = Case { io_bytes, write: true, depth: FILL_DEPTH, connections: 1 };
-        let mut stage = EngineConfig { mode: RwMode::Write, ..self.engine(config, case) }.stage();
+        let mut stage = RunConfig { mode: RwMode::Write, ..self.run_config(config, case) }.stage();
         for job in &mut stage.jobs {
             (job.volume, job.ramp, job.runtime) = (Volume::Passes(1), Duration::ZERO, None);
         }
@@ -94,17 +94,17 @@ impl Product {
         config: &GapConfig,
         case: Case,
         watch: &'a mut dyn FnMut(Progress) -> bool,
-    ) -> Result<Session<'a>, EngineError> {
-        Session::connect(&self.engine(config, case), watch)
+    ) -> Result<Session<'a>, RunError> {
+        Session::connect(&self.run_config(config, case), watch)
     }
 
-    fn engine(&self, config: &GapConfig, case: Case) -> EngineConfig {
+    fn run_config(&self, config: &GapConfig, case: Case) -> RunConfig {
         let mut host = HostConfig::new(self.address, name(SUBSYSTEM), name(HOST), HostId(UUID));
         host.io_queues = case.connections;
         host.io_entries = case.depth.saturating_add(1);
         // A sleeping host sends no keep alive.
         host.kato_ms = 0;
-        EngineConfig {
+        RunConfig {
             host,
             accel: None,
             nsid: NamespaceId(1),
@@ -131,7 +131,7 @@ impl Product {
         &self,
         config: &GapConfig,
         session: &mut Session<'_>,
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<Outcome, RunError> {
         let set_mode = |session: &Session<'_>, mode| {
             self.set_mode(mode);
             session.set_mode(mode);

@@ -10,10 +10,10 @@ use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target
 
 use super::{HostBenchConfig, HostBenchError};
 use crate::distance::Distance;
-use crate::engine::stage::{Cpus, FileSpec, JobSpec, StageConfig};
-use crate::engine::{Session, StageOutcome};
 use crate::gap::product::filled_ram;
 use crate::quiet::{self, Disturbance, Machine};
+use crate::runner::stage::{Cpus, FileSpec, JobSpec, StageConfig};
+use crate::runner::{Session, StageOutcome};
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:bench-host";
 const HOST: &str = "nqn.2026-01.io.raceline:bench-host-host";

@@ -9,10 +9,10 @@
 use super::bed::{Bed, Way};
 use super::report::{Cell, Row, Section, Unit};
 use super::{HostBenchError, Round};
-use crate::engine::StageOutcome;
-use crate::engine::stage::JobSpec;
 use crate::histogram::Latencies;
 use crate::limit::report::median;
+use crate::runner::StageOutcome;
+use crate::runner::stage::JobSpec;
 
 const IO_BYTES: u32 = 4096;
 /// Most commands in flight in the open loop: enough that the rate is the limit.
@@ -197,7 +197,7 @@ fn keeps(outcome: &StageOutcome) -> bool {
 }
 
 fn iops(outcome: &StageOutcome) -> f64 {
-    let of = |clone: &crate::engine::CloneOutcome| {
+    let of = |clone: &crate::runner::CloneOutcome| {
         clone.read.count() as f64 / clone.measured.as_secs_f64()
     };
     outcome.clones.iter().map(of).sum()

@@ -7,9 +7,9 @@
 use super::bed::Bed;
 use super::report::{Cell, Row, Section, Unit};
 use super::{HostBenchError, Round};
-use crate::engine::StageOutcome;
-use crate::engine::stage::{JobSpec, Route};
 use crate::histogram::Latencies;
+use crate::runner::StageOutcome;
+use crate::runner::stage::{JobSpec, Route};
 use crate::workload::RwMode;
 
 /// Connections of each way, in total.

@@ -5,12 +5,12 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::Duration;
 
 use raceline_accel::Framework;
-use raceline_bench::engine::stage::{
-    Cpus, FileSpec, JobSpec, Misfit, Route, Size, StageConfig, Volume,
-};
 use raceline_bench::fio::{self, FioJob, Lines, RemoteKeys};
 use raceline_bench::job::Batch;
 use raceline_bench::report::binary_bytes;
+use raceline_bench::runner::stage::{
+    Cpus, FileSpec, JobSpec, Misfit, Route, Size, StageConfig, Volume,
+};
 use raceline_bench::{Access, RwMode};
 use raceline_reactor::Mode;
 

@@ -1,7 +1,7 @@
 //! The targets of a run: those on the command line, and how job files refer to them.
 
-use raceline_bench::engine::stage::FileSpec;
 use raceline_bench::fio::RemoteKeys;
+use raceline_bench::runner::stage::FileSpec;
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 

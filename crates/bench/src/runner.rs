@@ -36,7 +36,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(35);
 
 /// The settings of a run, for the usual case: one job on one namespace.
 #[derive(Clone, Debug)]
-pub struct EngineConfig {
+pub struct RunConfig {
     /// The controller; `io_queues` and `io_entries` are the queues that the run uses.
     pub host: HostConfig,
     /// The engine that computes digests; `None`: the CPU.
@@ -75,7 +75,7 @@ pub struct EngineConfig {
     pub backend: Backend,
 }
 
-impl EngineConfig {
+impl RunConfig {
     /// The same settings as a stage of one job.
     pub(crate) fn stage(&self) -> StageConfig {
         let cores = self.cores.clone();
@@ -118,7 +118,7 @@ impl EngineConfig {
 
 /// Why a run was impossible.
 #[derive(Debug, thiserror::Error)]
-pub enum EngineError {
+pub enum RunError {
     /// The controller cannot be reached or used.
     #[error("{0}")]
     Host(#[from] HostError),
@@ -227,9 +227,9 @@ pub enum Progress {
 /// # Errors
 /// When the run cannot begin; a failure during the run is in [`Outcome::error`].
 pub fn run(
-    config: &EngineConfig,
+    config: &RunConfig,
     watch: &mut dyn FnMut(Progress) -> bool,
-) -> Result<Outcome, EngineError> {
+) -> Result<Outcome, RunError> {
     Session::connect(config, watch)?.run(config.seed)
 }
 
@@ -240,7 +240,7 @@ pub fn run(
 pub fn run_stage(
     config: &StageConfig,
     watch: &mut dyn FnMut(Progress) -> bool,
-) -> Result<StageOutcome, EngineError> {
+) -> Result<StageOutcome, RunError> {
     Session::connect_stage(config, watch)?.run_stage()
 }
 
@@ -259,9 +259,9 @@ impl<'a> Session<'a> {
     /// # Errors
     /// When connecting fails, or the options do not fit the namespace.
     pub fn connect(
-        config: &EngineConfig,
+        config: &RunConfig,
         watch: &'a mut dyn FnMut(Progress) -> bool,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, RunError> {
         Self::connect_stage(&config.stage(), watch)
     }
 
@@ -272,7 +272,7 @@ impl<'a> Session<'a> {
     pub fn connect_stage(
         config: &StageConfig,
         watch: &'a mut dyn FnMut(Progress) -> bool,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, RunError> {
         let layout = config.layout()?;
         let mut config = config.clone();
         for (index, host) in config.hosts.iter_mut().enumerate() {
@@ -294,7 +294,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// When the run cannot begin; a failure during the run is in [`Outcome::error`].
-    pub fn run(&mut self, seed: u64) -> Result<Outcome, EngineError> {
+    pub fn run(&mut self, seed: u64) -> Result<Outcome, RunError> {
         self.plans.iter_mut().flatten().for_each(|plan| plan.workload.seed = seed);
         let file = self.config.jobs[0].files[0];
         let namespace = find_namespace(&self.associations[file.host], file.nsid)?;
@@ -326,7 +326,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// When the run cannot begin; failures during the run are in [`CloneOutcome::error`].
-    pub fn run_stage(&mut self) -> Result<StageOutcome, EngineError> {
+    pub fn run_stage(&mut self) -> Result<StageOutcome, RunError> {
         let start = self.coordinator.begin(&self.config, &self.layout, &self.plans)?;
         self.coordinator.collect(&self.config, &self.layout, start)
     }
@@ -358,7 +358,7 @@ impl Coordinator<'_> {
         config: &StageConfig,
         layout: &Layout,
         events: &mpsc::Sender<Event>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), RunError> {
         for (thread, cpus) in layout.threads.iter().enumerate() {
             let core = CoreConfig {
                 loads: load_configs(config, layout, thread),
@@ -390,7 +390,7 @@ impl Coordinator<'_> {
                 let _ = made.set(core.counters());
                 Ok(core)
             });
-            self.cores.push(handle.map_err(EngineError::Reactor)?);
+            self.cores.push(handle.map_err(RunError::Reactor)?);
             self.counters.push(counters.get().cloned().unwrap_or_default());
         }
         Ok(())
@@ -401,7 +401,7 @@ impl Coordinator<'_> {
         &mut self,
         config: &StageConfig,
         layout: &Layout,
-    ) -> Result<(Vec<Association>, Vec<Vec<Plan>>), EngineError> {
+    ) -> Result<(Vec<Association>, Vec<Vec<Plan>>), RunError> {
         let associations = self.connect(config.hosts.len())?;
         for (index, association) in associations.iter().enumerate() {
             let granted = association.io_queues;
@@ -411,7 +411,7 @@ impl Coordinator<'_> {
             }
             let asked = layout.queues[index];
             if granted < asked {
-                return Err(EngineError::Grant { granted, asked });
+                return Err(RunError::Grant { granted, asked });
             }
         }
         let plan = |job| stage::plan(job, &config.hosts, &associations);
@@ -430,7 +430,7 @@ impl Coordinator<'_> {
         config: &StageConfig,
         layout: &Layout,
         plans: &[Vec<Plan>],
-    ) -> Result<Instant, EngineError> {
+    ) -> Result<Instant, RunError> {
         let start = Instant::now() + START_DELAY;
         let mut jobs: Vec<Vec<QueueJob>> = self.cores.iter().map(|_| Vec::new()).collect();
         for (stream, load) in (0..).zip(&layout.loads) {
@@ -448,7 +448,7 @@ impl Coordinator<'_> {
                 runtime: job.runtime,
                 commands: plan.commands_of(load.queue, job.queues),
             });
-            let misfit = |error| EngineError::Misfit(Misfit::of_workload(load.job, error));
+            let misfit = |error| RunError::Misfit(Misfit::of_workload(load.job, error));
             jobs[load.thread].push(made.map_err(misfit)?);
         }
         for (core, jobs) in self.cores.iter().zip(jobs) {
@@ -459,7 +459,7 @@ impl Coordinator<'_> {
     }
 
     /// Waits for each admin queue's first success, or the first failure of any.
-    fn connect(&mut self, hosts: usize) -> Result<Vec<Association>, EngineError> {
+    fn connect(&mut self, hosts: usize) -> Result<Vec<Association>, RunError> {
         let mut up: Vec<Option<Association>> = vec![None; hosts];
         while up.iter().any(Option::is_none) {
             match self.next_event(TICK)? {
@@ -468,14 +468,14 @@ impl Coordinator<'_> {
                     Event::Down(_, error) | Event::Failed(_, error) | Event::QueueLost(_, _, error),
                 ) => return Err(error.into()),
                 Some(_) => {}
-                None if !(self.watch)(Progress::Connecting) => return Err(EngineError::Stopped),
+                None if !(self.watch)(Progress::Connecting) => return Err(RunError::Stopped),
                 None => {}
             }
         }
         Ok(up.into_iter().flatten().collect())
     }
 
-    fn wait_ready(&mut self) -> Result<(), EngineError> {
+    fn wait_ready(&mut self) -> Result<(), RunError> {
         let mut ready = 0;
         while ready < self.cores.len() {
             match self.next_event(TICK)? {
@@ -484,7 +484,7 @@ impl Coordinator<'_> {
                     Event::Down(_, error) | Event::Failed(_, error) | Event::QueueLost(_, _, error),
                 ) => return Err(error.into()),
                 Some(_) => {}
-                None if !(self.watch)(Progress::Connecting) => return Err(EngineError::Stopped),
+                None if !(self.watch)(Progress::Connecting) => return Err(RunError::Stopped),
                 None => {}
             }
         }
@@ -497,7 +497,7 @@ impl Coordinator<'_> {
         config: &StageConfig,
         layout: &Layout,
         start: Instant,
-    ) -> Result<StageOutcome, EngineError> {
+    ) -> Result<StageOutcome, RunError> {
         let (measure_from, end) = config.window(start);
         let cores = layout.bound_cores();
         let mut clones = config.empty_clones();
@@ -585,13 +585,13 @@ impl Coordinator<'_> {
         }
     }
 
-    fn next_event(&self, wait: Duration) -> Result<Option<Event>, EngineError> {
+    fn next_event(&self, wait: Duration) -> Result<Option<Event>, RunError> {
         match self.events.recv_timeout(wait) {
             Ok(event) => Ok(Some(event)),
             Err(RecvTimeoutError::Timeout) if self.cores.iter().all(ReactorHandle::is_running) => {
                 Ok(None)
             }
-            Err(_) => Err(EngineError::Lost("ended unexpectedly")),
+            Err(_) => Err(RunError::Lost("ended unexpectedly")),
         }
     }
 

@@ -8,7 +8,7 @@ use raceline_host::{Association, CorePlace, HostConfig, NamespaceInfo, QueueKind
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode};
 
-use super::EngineError;
+use super::RunError;
 use crate::job::{Batch, JobConfigError};
 use crate::workload::{RwMode, Span, Workload};
 
@@ -192,7 +192,7 @@ pub(super) struct Layout {
 
 impl StageConfig {
     /// Assigns queues and threads.
-    pub(super) fn layout(&self) -> Result<Layout, EngineError> {
+    pub(super) fn layout(&self) -> Result<Layout, RunError> {
         let machine = std::thread::available_parallelism().map_or(1, usize::from);
         let mut layout = Layout {
             threads: Vec::new(),
@@ -243,7 +243,7 @@ impl Layout {
         &mut self,
         job: &JobSpec,
         thread: usize,
-    ) -> Result<BTreeMap<usize, u16>, EngineError> {
+    ) -> Result<BTreeMap<usize, u16>, RunError> {
         let mut qids = BTreeMap::new();
         for file in &job.files {
             if qids.contains_key(&file.host) {
@@ -263,7 +263,7 @@ impl Layout {
                 continue;
             }
             *queues = queues.checked_add(1).ok_or_else(|| {
-                EngineError::Invalid("a controller has at most 65535 I/O queues".to_owned())
+                RunError::Invalid("a controller has at most 65535 I/O queues".to_owned())
             })?;
             qids.insert(file.host, *queues);
         }
@@ -280,7 +280,7 @@ impl Layout {
     }
 
     /// Checks that every thread that uses a host's maps has a queue of each map.
-    pub(super) fn check_maps(&self, host: usize, maps: &QueueMaps) -> Result<(), EngineError> {
+    pub(super) fn check_maps(&self, host: usize, maps: &QueueMaps) -> Result<(), RunError> {
         let threads = self.place(host, usize::MAX).count;
         for kind in QueueKind::ALL {
             let count = usize::from(maps.count(kind));
@@ -349,9 +349,9 @@ pub(super) fn plan(
     (position, job): (usize, &JobSpec),
     hosts: &[HostConfig],
     associations: &[Association],
-) -> Result<Vec<Plan>, EngineError> {
+) -> Result<Vec<Plan>, RunError> {
     let misfit = |file: Option<usize>, (key, message): (&'static str, String)| {
-        EngineError::Misfit(Misfit { job: position, key, file, message })
+        RunError::Misfit(Misfit { job: position, key, file, message })
     };
     let mut plans = Vec::with_capacity(usize::from(job.clones));
     for clone in 0..job.clones.max(1) {
@@ -422,9 +422,9 @@ impl Plan {
 }
 
 /// Checks that no other job or clone writes the blocks that a job verifies.
-pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<(), EngineError> {
+pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<(), RunError> {
     let misfit = |job: usize, key: &'static str, message: String| {
-        EngineError::Misfit(Misfit { job, key, file: None, message })
+        RunError::Misfit(Misfit { job, key, file: None, message })
     };
     check_twice(jobs)?;
     let ranges: Vec<Vec<(FileSpec, u64, u64)>> = jobs
@@ -469,7 +469,7 @@ pub(super) fn check_overlaps(jobs: &[JobSpec], plans: &[Vec<Plan>]) -> Result<()
 }
 
 /// Refuses to verify a namespace that a job names twice: two passes over it cannot be verified.
-fn check_twice(jobs: &[JobSpec]) -> Result<(), EngineError> {
+fn check_twice(jobs: &[JobSpec]) -> Result<(), RunError> {
     for (job, spec) in jobs.iter().enumerate().filter(|(_, spec)| spec.verify) {
         let known = |index: &usize| spec.files[..*index].contains(&spec.files[*index]);
         if let Some(file) = (0..spec.files.len()).find(known) {
@@ -477,7 +477,7 @@ fn check_twice(jobs: &[JobSpec]) -> Result<(), EngineError> {
             let message = format!(
                 "to verify, a job may use namespace {nsid} of a target only once: name it once"
             );
-            return Err(EngineError::Misfit(Misfit {
+            return Err(RunError::Misfit(Misfit {
                 job,
                 key: "filename",
                 file: Some(file),
@@ -488,15 +488,15 @@ fn check_twice(jobs: &[JobSpec]) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn invalid(message: String) -> EngineError {
-    EngineError::Invalid(message)
+fn invalid(message: String) -> RunError {
+    RunError::Invalid(message)
 }
 
 /// The namespace, if it exists in the subsystem.
 pub(super) fn find_namespace(
     association: &Association,
     nsid: NamespaceId,
-) -> Result<NamespaceInfo, EngineError> {
+) -> Result<NamespaceInfo, RunError> {
     let found = association.namespaces.iter().find(|namespace| namespace.nsid == nsid);
     found.cloned().ok_or_else(|| {
         let known: Vec<String> =

@@ -159,7 +159,7 @@ fn a_namespace_that_is_named_twice_is_not_verified() {
     let twice = JobSpec { files: vec![file(1), file(2), file(1)], ..job(1, 1, Cpus::Any) };
     assert!(check_twice(std::slice::from_ref(&twice)).is_ok(), "nobody looks");
     let verifies = JobSpec { verify: true, ..twice.clone() };
-    let Err(EngineError::Misfit(misfit)) = check_twice(&[twice, verifies]) else {
+    let Err(RunError::Misfit(misfit)) = check_twice(&[twice, verifies]) else {
         panic!("it is not refused")
     };
     assert_eq!((misfit.job, misfit.key, misfit.file), (1, "filename", Some(2)));
