@@ -210,7 +210,7 @@ pub fn run_controller(setup: u8, stream: &[u8], feed: Feed) -> Trace {
         allow_hdgst: true,
         allow_ddgst: true,
     });
-    let mut end = Controller { queue, transfers: HashMap::new(), admin: false };
+    let mut end = Controller { queue, r2ts: HashMap::new(), admin: false };
     let mut trace = Trace::default();
     if setup & setup::RAW == 0 {
         let mut request = Vec::new();
@@ -227,7 +227,7 @@ pub fn run_controller(setup: u8, stream: &[u8], feed: Feed) -> Trace {
 /// The controller's end, and the data that its R2Ts still ask for.
 struct Controller {
     queue: ControllerQueue,
-    transfers: HashMap<u16, (CommandId, u32, u32)>,
+    r2ts: HashMap<u16, (CommandId, u32, u32)>,
     admin: bool,
 }
 
@@ -257,9 +257,9 @@ impl Controller {
         }
         let slot = cid.0 % SLOTS;
         match sqe.opc & 3 {
-            1 if len > 0 && !self.transfers.contains_key(&slot) => {
+            1 if len > 0 && !self.r2ts.contains_key(&slot) => {
                 let len = len.min(R2T_BYTES);
-                self.transfers.insert(slot, (cid, 0, len));
+                self.r2ts.insert(slot, (cid, 0, len));
                 self.queue.r2t(slot, cid, 0, len, out);
             }
             2 if len > 0 => self.queue.c2h_data(cid, 0, len.min(4096), true, false, out),
@@ -282,23 +282,23 @@ impl End for Controller {
                 self.answer(&sqe, in_capsule, &mut trace.sent);
             }
             Event::Data { dest, offset, bytes } => trace.data(dest_number(dest), offset, bytes),
-            Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
+            Event::DataEnd { dest, offset, len, ddgst, last_pdu } => {
                 assert_eq!(ddgst.is_some(), self.queue.data_digest());
                 let done = match dest {
                     DataDest::Capsule => true,
                     DataDest::Slot(slot) => {
-                        let transfer = self.transfers.get_mut(&slot).expect("a live R2T");
-                        assert_eq!(offset, transfer.1, "in order");
-                        assert!(len <= MAX_H2C_DATA && len <= transfer.2 - offset, "in range");
-                        transfer.1 += len;
-                        transfer.1 == transfer.2
+                        let r2t = self.r2ts.get_mut(&slot).expect("a live R2T");
+                        assert_eq!(offset, r2t.1, "in order");
+                        assert!(len <= MAX_H2C_DATA && len <= r2t.2 - offset, "in range");
+                        r2t.1 += len;
+                        r2t.1 == r2t.2
                     }
                 };
-                assert_eq!(transfer_done, done);
+                assert_eq!(last_pdu, done);
                 let text = format!("{ddgst:?} {done}");
                 trace.data_end(dest_number(dest), offset, len, text);
                 if let (DataDest::Slot(slot), true) = (dest, done) {
-                    let (cid, ..) = self.transfers.remove(&slot).expect("a live R2T");
+                    let (cid, ..) = self.r2ts.remove(&slot).expect("a live R2T");
                     self.queue.response(&Cqe { cid, ..Cqe::default() }, &mut trace.sent);
                 }
             }

@@ -32,9 +32,9 @@ mod log;
 mod management;
 mod queues;
 mod registers;
+mod sgl;
 mod subsystem;
 mod tolerance;
-mod transfer;
 mod view;
 
 pub use admin::{Facts, asks_for_controllers};

@@ -274,7 +274,7 @@ fn capsule_cmd_with_data() {
         events[1..],
         [
             Event::Data { dest, offset: 0, bytes: &[0xde, 0xad, 0xbe, 0xef] },
-            Event::DataEnd { dest, offset: 0, len: 4, ddgst: None, transfer_done: true },
+            Event::DataEnd { dest, offset: 0, len: 4, ddgst: None, last_pdu: true },
         ]
     );
 }
@@ -436,7 +436,7 @@ fn r2t_and_h2c_data() {
         controller_events(&mut controller, &out),
         Ok(vec![
             Event::Data { dest, offset: 0x1000, bytes: &[1, 2, 3, 4, 5, 6, 7, 8] },
-            Event::DataEnd { dest, offset: 0x1000, len: 8, ddgst: None, transfer_done: true },
+            Event::DataEnd { dest, offset: 0x1000, len: 8, ddgst: None, last_pdu: true },
         ])
     );
 }

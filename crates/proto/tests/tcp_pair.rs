@@ -57,10 +57,10 @@ fn traffic(mut pair: Pair, delivery: Delivery, in_capsule: bool) {
     pair.r2t(5, 12, 0, 12_000);
     pair.r2t(0, 13, 0, 12);
     pair.exchange();
-    assert_eq!(pair.transfers_done, [5, 0]);
+    assert_eq!(pair.r2ts_done, [5, 0]);
     pair.r2t(5, 12, 12_000, 8_000);
     pair.exchange();
-    assert_eq!(pair.transfers_done, [5, 0, 5]);
+    assert_eq!(pair.r2ts_done, [5, 0, 5]);
     assert_eq!(pair.slot_data[&5], long);
     assert_eq!(pair.slot_data[&0], short);
     pair.respond(12);
@@ -151,7 +151,7 @@ fn several_r2ts_of_one_command_are_outstanding() {
         pair.answer(&grant);
     }
     pair.exchange();
-    assert_eq!(pair.transfers_done, [2, 1, 3]);
+    assert_eq!(pair.r2ts_done, [2, 1, 3]);
     assert_eq!(pair.slot_data[&1], data[..10_000]);
     assert_eq!(pair.slot_data[&2][10_000..], data[10_000..15_000]);
     assert_eq!(pair.slot_data[&3][15_000..], data[15_000..]);
@@ -218,12 +218,12 @@ fn data_of_a_cancelled_transfer_vanish() {
     let rest = pair.to_controller.split_off(1000);
     pair.deliver_to_controller().unwrap();
     assert!(pair.controller.payload_wanted().is_some());
-    pair.controller.cancel_transfer(4);
+    pair.controller.cancel_r2t(4);
     assert_eq!(pair.controller.payload_wanted(), None);
     pair.to_controller = rest;
     pair.write_command(2, &[8; 16], true);
     pair.exchange();
-    assert!(pair.transfers_done.is_empty());
+    assert!(pair.r2ts_done.is_empty());
     assert_eq!(pair.capsule_data.last().unwrap().1, [8; 16]);
 }
 

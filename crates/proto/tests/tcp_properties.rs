@@ -133,7 +133,7 @@ proptest! {
             let dest = DataDest::Capsule;
             let event = Event::Data { dest, offset: 0, bytes: data };
             prop_assert_eq!(controller.receive(&mut input), Ok(Some(event)));
-            let Ok(Some(Event::DataEnd { offset: 0, len: got, ddgst, transfer_done: true, .. })) =
+            let Ok(Some(Event::DataEnd { offset: 0, len: got, ddgst, last_pdu: true, .. })) =
                 controller.receive(&mut input)
             else { panic!("the end") };
             prop_assert_eq!(got, len);
@@ -192,7 +192,7 @@ proptest! {
                 );
                 prop_assert_eq!(
                     controller.receive(&mut input),
-                    Ok(Some(Event::DataEnd { dest, offset, len: piece, ddgst, transfer_done: last }))
+                    Ok(Some(Event::DataEnd { dest, offset, len: piece, ddgst, last_pdu: last }))
                 );
                 offset += piece;
             }

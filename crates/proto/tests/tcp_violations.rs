@@ -55,7 +55,7 @@ fn in_capsule(opc: u8, address: u64, length: u32) -> Sqe {
 }
 
 /// H2CData, C2HData or R2T.
-fn transfer(head: (u8, u8, u8, u32), cccid: u16, ttag: u16, offset: u32, len: u32) -> Vec<u8> {
+fn data_pdu(head: (u8, u8, u8, u32), cccid: u16, ttag: u16, offset: u32, len: u32) -> Vec<u8> {
     let (pdu_type, flags, pdo, plen) = head;
     let mut bytes = pdu(pdu_type, flags, 24, pdo, plen, &cccid.to_le_bytes());
     bytes.extend(ttag.to_le_bytes());
@@ -66,15 +66,15 @@ fn transfer(head: (u8, u8, u8, u32), cccid: u16, ttag: u16, offset: u32, len: u3
 }
 
 fn h2c(flags: u8, cccid: u16, ttag: u16, offset: u32, len: u32) -> Vec<u8> {
-    transfer((6, flags, 24, len.wrapping_add(24)), cccid, ttag, offset, len)
+    data_pdu((6, flags, 24, len.wrapping_add(24)), cccid, ttag, offset, len)
 }
 
 fn c2h(flags: u8, cccid: u16, offset: u32, len: u32) -> Vec<u8> {
-    transfer((7, flags, 24, len.wrapping_add(24)), cccid, 0, offset, len)
+    data_pdu((7, flags, 24, len.wrapping_add(24)), cccid, 0, offset, len)
 }
 
 fn r2t(cccid: u16, offset: u32, len: u32) -> Vec<u8> {
-    transfer((9, 0, 0, 24), cccid, 0x77, offset, len)
+    data_pdu((9, 0, 0, 24), cccid, 0x77, offset, len)
 }
 
 fn response(cid: u16) -> Vec<u8> {
@@ -231,7 +231,7 @@ fn controller_cases() -> Vec<Case> {
         bytes[1] = flags;
         bytes
     };
-    let h2c_h = |pdo, plen| transfer((6, HDGSTF | LAST, pdo, plen), R2T_CID, R2T_TTAG, 4096, 4096);
+    let h2c_h = |pdo, plen| data_pdu((6, HDGSTF | LAST, pdo, plen), R2T_CID, R2T_TTAG, 4096, 4096);
     vec![
         // Type and state.
         case("capsule first", New, capsule(0, 72, &flush), 2, 0),
@@ -286,14 +286,14 @@ fn controller_cases() -> Vec<Case> {
         case(
             "H2CData DATAL below PLEN",
             Plain,
-            transfer((6, 0, 24, 1024), R2T_CID, R2T_TTAG, 4096, 512),
+            data_pdu((6, 0, 24, 1024), R2T_CID, R2T_TTAG, 4096, 512),
             1,
             4,
         ),
         case(
             "H2CData DATAL max",
             Plain,
-            transfer((6, 0, 24, 23_u32.wrapping_add(24)), R2T_CID, R2T_TTAG, 4096, u32::MAX),
+            data_pdu((6, 0, 24, 23_u32.wrapping_add(24)), R2T_CID, R2T_TTAG, 4096, u32::MAX),
             1,
             4,
         ),
@@ -335,7 +335,7 @@ fn controller_cases() -> Vec<Case> {
         case(
             "DATAL 6 with DDGST",
             Ddgst,
-            transfer((6, DDGSTF, 24, 34), R2T_CID, R2T_TTAG, 4096, 6),
+            data_pdu((6, DDGSTF, 24, 34), R2T_CID, R2T_TTAG, 4096, 6),
             1,
             16,
         ),
@@ -454,7 +454,7 @@ fn host_cases() -> Vec<Case> {
         case("R2T PLEN 20", Plain, pdu(9, 0, 24, 0, 20, &[]), 1, 4),
         case("R2T PLEN 24 with HDGST", Hdgst, pdu(9, HDGSTF, 24, 0, 24, &[]), 1, 4),
         case("C2HData PLEN below PDO", Plain, pdu(7, 0, 24, 24, 20, &[]), 1, 4),
-        case("DATAL is not PLEN", Plain, transfer((7, 0, 24, 540), READ_CID, 0, 0, 512), 1, 4),
+        case("DATAL is not PLEN", Plain, data_pdu((7, 0, 24, 540), READ_CID, 0, 0, 512), 1, 4),
         case("C2HTermReq PLEN 8", Plain, term_req(3, 1, 8), 1, 4),
         case("HDGST wrong", Hdgst, bad_digest, 3, 0),
         // ICResp.
@@ -477,7 +477,7 @@ fn host_cases() -> Vec<Case> {
         case("C2HData for a write", Plain, c2h(LAST, WRITE_CID, 0, 512), 1, 8),
         case("C2HData for a Flush", Plain, c2h(LAST, FLUSH_CID, 0, 512), 1, 8),
         case("DATAL 0", Plain, c2h(LAST, READ_CID, 0, 0), 1, 16),
-        case("DATAL 2, DDGST", Ddgst, transfer((7, DDGSTF, 24, 30), READ_CID, 0, 0, 2), 1, 16),
+        case("DATAL 2, DDGST", Ddgst, data_pdu((7, DDGSTF, 24, 30), READ_CID, 0, 0, 2), 1, 16),
         case("DATAO 4", Plain, c2h(0, READ_CID, 4, 512), 1, 12),
         case("DATAO max", Plain, c2h(0, READ_CID, u32::MAX, 512), 1, 12),
         case("beyond the read", Plain, c2h(LAST, READ_CID, 0, 8196), 4, 0),

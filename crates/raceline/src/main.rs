@@ -14,6 +14,7 @@ mod log;
 mod manage;
 mod naming;
 mod perf;
+mod read_write;
 mod remote;
 mod rpc;
 mod serve;
@@ -21,7 +22,6 @@ mod shell;
 mod signals;
 mod table;
 mod tally;
-mod transfer;
 
 use std::process::ExitCode;
 
@@ -54,8 +54,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Serve(args) => serve::run(&args, settings),
         Verb::Discover(args) => discover::run(&args),
         Verb::Identify(args) => identify::run(&args),
-        Verb::Read(args) => transfer::read(&args),
-        Verb::Write(args) => transfer::write(&args),
+        Verb::Read(args) => read_write::read(&args),
+        Verb::Write(args) => read_write::write(&args),
         Verb::Perf(args) => perf::run(&args),
         Verb::Bdev(args) => manage::bdev(&args),
         Verb::Subsys(args) => manage::subsystem(&args),

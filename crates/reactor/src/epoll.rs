@@ -19,6 +19,7 @@ use socket2::SockRef;
 use crate::accel::accelerator::Accelerator;
 use crate::flow::{Flight, SocketClass};
 use crate::io::file_op::FileOp;
+use crate::io::nonblocking::{receive, transmit};
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
 use crate::io::socket::{
@@ -26,7 +27,6 @@ use crate::io::socket::{
 };
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
-use crate::io::transfer::{receive, transmit};
 use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };

@@ -6,6 +6,7 @@
 
 pub(crate) mod arrival;
 pub(crate) mod file_op;
+pub(crate) mod nonblocking;
 pub mod nvme;
 pub(crate) mod provided;
 pub(crate) mod slab;
@@ -14,7 +15,6 @@ pub(crate) mod socket_option;
 pub(crate) mod staging;
 pub mod stream;
 pub(crate) mod timer;
-pub(crate) mod transfer;
 pub(crate) mod transport;
 
 use std::fs::File;

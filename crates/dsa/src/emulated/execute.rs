@@ -207,7 +207,7 @@ pub(super) unsafe fn execute(descriptor: &Descriptor, fault: Option<Fault>) -> C
         _ => size,
     };
     // SAFETY: the caller's; no more than the transfer size is touched.
-    unsafe { transfer(descriptor, bytes, &mut completion) };
+    unsafe { perform(descriptor, bytes, &mut completion) };
     if completion.status == Status::PageFault {
         let reads = matches!(
             DeviceOperation::from_code(descriptor.operation_code()),
@@ -228,7 +228,7 @@ pub(super) unsafe fn execute(descriptor: &Descriptor, fault: Option<Fault>) -> C
 /// # Safety
 ///
 /// As of [`execute`].
-unsafe fn transfer(descriptor: &Descriptor, bytes: u32, completion: &mut Completion) {
+unsafe fn perform(descriptor: &Descriptor, bytes: u32, completion: &mut Completion) {
     use DeviceOperation as Op;
     let len = usize::try_from(bytes).unwrap_or(0);
     let source: *const u8 = ptr::with_exposed_provenance(address(descriptor.source()));

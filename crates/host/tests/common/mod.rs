@@ -294,15 +294,15 @@ impl Target {
                     let (_, data) = connection.transfer(dest).as_mut().unwrap();
                     data[offset as usize..][..bytes.len()].copy_from_slice(bytes);
                 }
-                Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
+                Event::DataEnd { dest, offset, len, ddgst, last_pdu } => {
                     let (_, data) = connection.transfer(dest).as_mut().unwrap();
                     let part = &data[offset as usize..][..len as usize];
                     assert!(ddgst.is_none_or(|ddgst| ddgst == raceline_crc32c::crc32c(part)));
                     let all = (offset + len) as usize == data.len();
-                    if transfer_done && all {
+                    if last_pdu && all {
                         let (sqe, data) = connection.transfer(dest).take().unwrap();
                         self.command(index, &sqe, data);
-                    } else if transfer_done && let DataDest::Slot(slot) = dest {
+                    } else if last_pdu && let DataDest::Slot(slot) = dest {
                         // The second half of a large write has an R2T of its own.
                         let (start, end) = (offset + len, u32::try_from(data.len()).unwrap());
                         let cid = connection.transfer(dest).as_ref().unwrap().0.command_id();

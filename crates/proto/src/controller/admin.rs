@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::management::MANAGEMENT_COMMANDS;
-use super::transfer::{direction_of, is_odd_and_empty, sgl_transfer};
+use super::sgl::{direction_of, is_odd_and_empty, sgl_transfer};
 use super::{AdminOutcome, Controller, ErrorEntry, IoCounters, Tolerance};
 use crate::nvme::identify::cns;
 use crate::nvme::opcode::{admin, fabrics};

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use zerocopy::FromBytes;
 
+use super::sgl::sgl_transfer;
 use super::subsystem::{Limits, Subsystem};
-use super::transfer::sgl_transfer;
 use super::view::TargetView;
 use crate::nvme::fabrics::{CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectWords};
 use crate::nvme::opcode::fabrics;

@@ -3,8 +3,8 @@
 
 use zerocopy::FromBytes;
 
+use super::sgl::sgl_transfer;
 use super::subsystem::{Limits, Namespace, find_namespace};
-use super::transfer::sgl_transfer;
 use crate::nvme::opcode::{fabrics, io};
 use crate::nvme::rw::{
     BlockRange, DATASET_DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, PROTECTION_INFO,

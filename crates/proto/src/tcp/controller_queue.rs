@@ -80,7 +80,7 @@ pub enum Event<'a> {
         /// Transport Error.
         ddgst: Option<u32>,
         /// Whether it was the last PDU of the R2T, whose slot is free again; always for a capsule.
-        transfer_done: bool,
+        last_pdu: bool,
     },
     /// The host's H2CTermReq: close at once.
     Terminated(TermReq),
@@ -103,7 +103,7 @@ struct Commands {
     config: ControllerQueueConfig,
     /// Limit of in-capsule data for commands that are not Fabrics commands.
     in_capsule_limit: u32,
-    transfers: Vec<Transfer>,
+    r2ts: Vec<R2tSlot>,
     /// Bits of a TTAG that are the slot; the generation of the slot is above them.
     slot_bits: u32,
     current: Option<Incoming>,
@@ -111,7 +111,7 @@ struct Commands {
 
 /// One R2T slot.
 #[derive(Clone, Copy, Debug, Default)]
-struct Transfer {
+struct R2tSlot {
     /// An R2T is out, and its data have not all been announced.
     live: bool,
     /// TTAG of the R2T sent last. It exposes a host that uses an older one.
@@ -129,7 +129,7 @@ struct Incoming {
     dest: DataDest,
     offset: u32,
     len: u32,
-    transfer_done: bool,
+    last_pdu: bool,
 }
 
 impl ControllerQueue {
@@ -145,14 +145,13 @@ impl ControllerQueue {
         );
         let slots = config.max_r2t_slots;
         let slot_bits = u32::from(slots).next_power_of_two().ilog2();
-        let transfers =
-            (0..slots).map(|slot| Transfer { ttag: slot, ..Transfer::default() }).collect();
+        let r2ts = (0..slots).map(|slot| R2tSlot { ttag: slot, ..R2tSlot::default() }).collect();
         Self {
             receiver: Receiver::new(Role::Controller, CPDA),
             commands: Commands {
                 config,
                 in_capsule_limit: config.in_capsule_bytes,
-                transfers,
+                r2ts,
                 slot_bits,
                 current: None,
             },
@@ -191,14 +190,14 @@ impl ControllerQueue {
             }
             let event = match (self.receiver.body(input), self.commands.current) {
                 (None, _) => return Ok(None),
-                (Some(_), None) => continue, // of a cancelled transfer
+                (Some(_), None) => continue, // of a cancelled R2T
                 (Some(Body::Bytes { offset, bytes }), Some(incoming)) => {
                     Event::Data { dest: incoming.dest, offset: incoming.offset + offset, bytes }
                 }
                 (Some(Body::End { ddgst }), Some(incoming)) => {
                     self.commands.current = None;
-                    let Incoming { dest, offset, len, transfer_done } = incoming;
-                    Event::DataEnd { dest, offset, len, ddgst, transfer_done }
+                    let Incoming { dest, offset, len, last_pdu } = incoming;
+                    Event::DataEnd { dest, offset, len, ddgst, last_pdu }
                 }
             };
             return Ok(Some(event));
@@ -354,7 +353,7 @@ impl ControllerQueue {
     }
 
     /// Appends an R2T for `[offset, offset + len)` of the command's data. The slot is taken until
-    /// its [`Event::DataEnd`] says `transfer_done`.
+    /// its [`Event::DataEnd`] says `last_pdu`.
     ///
     /// The host must have room for it, see [`ControllerQueue::r2t_limit`], and the R2Ts of one
     /// command go through its data in order. With data digests `len` must be a multiple of 4:
@@ -367,13 +366,13 @@ impl ControllerQueue {
             return;
         }
         let slot_bits = self.commands.slot_bits;
-        let transfer = &mut self.commands.transfers[usize::from(slot)];
-        assert!(!transfer.live, "R2T slot {slot} is taken");
+        let r2t = &mut self.commands.r2ts[usize::from(slot)];
+        assert!(!r2t.live, "R2T slot {slot} is taken");
         assert!(len > 0, "an R2T asks for data");
         let end = offset.checked_add(len).expect("a command's data are below 4 GiB");
         // The next generation of the slot. With 2^16 slots no bit is left for a generation.
-        let ttag = transfer.ttag.wrapping_add(1_u16.checked_shl(slot_bits).unwrap_or(0));
-        *transfer = Transfer { live: true, ttag, cid, next: offset, end };
+        let ttag = r2t.ttag.wrapping_add(1_u16.checked_shl(slot_bits).unwrap_or(0));
+        *r2t = R2tSlot { live: true, ttag, cid, next: offset, end };
         let common = self.framing.common(PduType::R2t, 0, 0);
         let pdu = R2tPdu {
             common,
@@ -389,8 +388,8 @@ impl ControllerQueue {
     /// Forgets the R2T of a command that is being torn down: its data are dropped, and H2CData
     /// PDUs for it that begin later are a violation. If the connection is to live on, the command must
     /// take its data to the end instead.
-    pub fn cancel_transfer(&mut self, slot: u16) {
-        self.commands.transfers[usize::from(slot)].live = false;
+    pub fn cancel_r2t(&mut self, slot: u16) {
+        self.commands.r2ts[usize::from(slot)].live = false;
         if self.commands.current.is_some_and(|incoming| incoming.dest == DataDest::Slot(slot)) {
             self.commands.current = None;
         }
@@ -509,7 +508,7 @@ impl Commands {
             dest: DataDest::Capsule,
             offset: 0,
             len: in_capsule,
-            transfer_done: true,
+            last_pdu: true,
         });
         Ok(Event::Command { sqe, in_capsule })
     }
@@ -523,35 +522,34 @@ impl Commands {
         let pdu: H2cDataPdu = receive::parse(header);
         let ttag = pdu.ttag.get();
         let slot = u32::from(ttag) & ((1 << self.slot_bits) - 1);
-        let transfer =
-            self.transfers.get_mut(slot as usize).filter(|transfer| transfer.ttag == ttag);
-        let transfer = transfer.ok_or(Violation::TtagUnknown)?;
-        if !transfer.live {
+        let r2t = self.r2ts.get_mut(slot as usize).filter(|r2t| r2t.ttag == ttag);
+        let r2t = r2t.ok_or(Violation::TtagUnknown)?;
+        if !r2t.live {
             return Err(Violation::TtagNotWaiting);
         }
-        if pdu.cccid.get() != transfer.cid.0 {
+        if pdu.cccid.get() != r2t.cid.0 {
             return Err(Violation::CccidMismatch);
         }
         let (offset, len) = (pdu.datao.get(), shape.data_len);
-        if offset != transfer.next {
+        if offset != r2t.next {
             return Err(Violation::H2cDataoNotNext);
         }
         let end = offset
             .checked_add(len)
-            .filter(|&end| end <= transfer.end)
+            .filter(|&end| end <= r2t.end)
             .ok_or(Violation::H2cDataOutOfRange)?;
         if len > self.config.max_h2c_data {
             return Err(Violation::H2cDataTooLong);
         }
-        let transfer_done = end == transfer.end;
-        if transfer_done != (shape.flags & flags::LAST_PDU != 0) {
+        let last_pdu = end == r2t.end;
+        if last_pdu != (shape.flags & flags::LAST_PDU != 0) {
             return Err(Violation::H2cLastInvalid);
         }
-        transfer.next = end;
-        transfer.live = !transfer_done;
+        r2t.next = end;
+        r2t.live = !last_pdu;
         let [low, high, ..] = slot.to_le_bytes();
         let dest = DataDest::Slot(u16::from_le_bytes([low, high]));
-        self.current = Some(Incoming { dest, offset, len, transfer_done });
+        self.current = Some(Incoming { dest, offset, len, last_pdu });
         Ok(())
     }
 }

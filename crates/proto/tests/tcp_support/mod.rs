@@ -126,7 +126,7 @@ pub struct Pair {
     /// Data that came for R2T slots: buffer per slot, and how many R2Ts have ended.
     pub slot_data: HashMap<u16, Vec<u8>>,
     pub commands: Vec<Sqe>,
-    pub transfers_done: Vec<u16>,
+    pub r2ts_done: Vec<u16>,
     pub outcomes: Vec<Outcome>,
     pub grants: Vec<R2tGrant>,
     /// Host answers grants by itself.
@@ -149,7 +149,7 @@ impl Pair {
             capsule_data: Vec::new(),
             slot_data: HashMap::new(),
             commands: Vec::new(),
-            transfers_done: Vec::new(),
+            r2ts_done: Vec::new(),
             outcomes: Vec::new(),
             grants: Vec::new(),
             answer_grants: true,
@@ -171,7 +171,7 @@ impl Pair {
     pub fn deliver_to_controller(&mut self) -> Result<(), FatalError> {
         let bytes = std::mem::take(&mut self.to_controller);
         let Self { controller, capsule_data, slot_data, .. } = self;
-        let (commands, transfers_done) = (&mut self.commands, &mut self.transfers_done);
+        let (commands, r2ts_done) = (&mut self.commands, &mut self.r2ts_done);
         let mut connected = false;
         let header_or_data = std::cell::RefCell::new((capsule_data, slot_data));
         let write = |dest: DataDest, offset: u32, bytes: &[u8]| {
@@ -208,10 +208,10 @@ impl Pair {
                     }
                 }
                 Event::Data { dest, offset, bytes } => write(dest, offset, bytes),
-                Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
+                Event::DataEnd { dest, offset, len, ddgst, last_pdu } => {
                     check(dest, offset, len, ddgst);
-                    if let (DataDest::Slot(slot), true) = (dest, transfer_done) {
-                        transfers_done.push(slot);
+                    if let (DataDest::Slot(slot), true) = (dest, last_pdu) {
+                        r2ts_done.push(slot);
                     }
                 }
                 Event::Terminated(reason) => panic!("terminated: {reason:?}"),

@@ -10,9 +10,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 
 use crate::flow::SocketClass;
+use crate::io::nonblocking::is_transient;
 use crate::io::slab::Slab;
 use crate::io::stream::{ByteStream, Interest, Source, StreamListener};
-use crate::io::transfer::is_transient;
 use crate::io::{Completion, ListenerId, Outcome, RecvBuffers, SocketId, Token};
 use crate::memory::stream::fence;
 use crate::send::SendBatch;

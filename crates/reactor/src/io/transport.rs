@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use socket2::SockRef;
 
 use crate::io::RecvBuffers;
+use crate::io::nonblocking::{receive, transmit};
 use crate::io::socket::{reset_on_close, unread};
 use crate::io::stream::{ByteStream, Source};
-use crate::io::transfer::{receive, transmit};
 use crate::send::SendBatch;
 use crate::sim::SimSocket;
 

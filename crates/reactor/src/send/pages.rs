@@ -46,7 +46,7 @@ impl PagePipe {
         self.filled
     }
 
-    /// As [`crate::io::transfer::transmit`] with some of the batch's next bytes: up to the next large
+    /// As [`crate::io::nonblocking::transmit`] with some of the batch's next bytes: up to the next large
     /// payload, or as much of that as the socket, which must be non-blocking, takes.
     pub(crate) fn transmit(
         &mut self,
@@ -194,7 +194,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::io::transfer::transmit;
+    use crate::io::nonblocking::transmit;
     use crate::memory::buffer::{IoBuf, SharedBuf};
     use crate::send::Payload;
     use crate::socket;

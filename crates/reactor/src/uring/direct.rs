@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 
 use super::{Kind, UringIo};
 use crate::flow::{SocketClass, policy};
+use crate::io::nonblocking::{is_transient, receive, transmit};
 use crate::io::socket::reset_on_close;
-use crate::io::transfer::{is_transient, receive, transmit};
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
 use crate::memory::buffer::IoBuf;
 use crate::send::SendBatch;

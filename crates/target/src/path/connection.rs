@@ -205,8 +205,8 @@ impl Connection {
             Event::Data { dest, offset, bytes } => {
                 self.commands.take_data(cx, core, dest, offset, (bytes, rest));
             }
-            Event::DataEnd { dest, offset, len, ddgst, transfer_done } => {
-                let end = DataEnd { dest, offset, len, ddgst, transfer_done };
+            Event::DataEnd { dest, offset, len, ddgst, last_pdu } => {
+                let end = DataEnd { dest, offset, len, ddgst, last_pdu };
                 if let Some(command) = self.commands.end_data(cx, core, end) {
                     self.execute(cx, core, command);
                 }

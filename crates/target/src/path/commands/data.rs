@@ -21,7 +21,7 @@ pub(crate) struct DataEnd {
     pub(crate) len: u32,
     pub(crate) ddgst: Option<u32>,
     /// No other PDU has data for the command.
-    pub(crate) transfer_done: bool,
+    pub(crate) last_pdu: bool,
 }
 
 impl Commands {
@@ -140,7 +140,7 @@ impl Commands {
         core: &mut Core,
         end: DataEnd,
     ) -> Option<CommandSlot> {
-        let DataEnd { dest, offset, len, ddgst, transfer_done } = end;
+        let DataEnd { dest, offset, len, ddgst, last_pdu } = end;
         let receiver = self.receiver(dest);
         if dest == DataDest::Capsule {
             self.capsule = None;
@@ -150,15 +150,15 @@ impl Commands {
         let start = offset as usize;
         let bytes = start..start + len as usize;
         // A command whose data come in one PDU, as they usually do.
-        let all = transfer_done && offset == 0;
+        let all = last_pdu && offset == 0;
         if ddgst.is_some() {
             self.moved = self.moved.saturating_add(len as usize);
         }
         let waits = ddgst.is_some_and(|ddgst| self.check_data(cx, key, bytes, ddgst, all));
-        if transfer_done {
+        if last_pdu {
             self.large_writes -= u16::from(self.slots.get(key).lands_direct());
         }
-        if transfer_done && !waits { self.complete_data(cx, core, command) } else { None }
+        if last_pdu && !waits { self.complete_data(cx, core, command) } else { None }
     }
 
     /// All data of a command have come, and their digests have been checked. Gives the command back when

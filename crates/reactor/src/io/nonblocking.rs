@@ -1,4 +1,4 @@
-//! Non-blocking transfers between a socket and the memory of an operation.
+//! Receives and sends that do not block, between a socket and the memory of an operation.
 
 #![allow(unsafe_code)]
 
