@@ -7,16 +7,16 @@ use std::ops::Range;
 
 use raceline_accel::Copier;
 
+use self::digested::DigestedPayloads;
 pub use self::payload::Payload;
-use self::stage::Stage;
 use crate::flow::policy::LARGE_BYTES;
 use crate::memory::buffer::SharedBuf;
 use crate::memory::stream;
 
+mod digested;
 pub(crate) mod neighbours;
 pub mod pages;
 mod payload;
-mod stage;
 
 /// Most segments that one system call takes (IOV_MAX of Linux).
 pub const IOV_MAX: usize = 1024;
@@ -49,7 +49,7 @@ pub struct SendBatch {
     /// Most bytes of one system call.
     call_bytes_max: usize,
     /// Payloads that are digested on their way, and their copies.
-    stage: Stage,
+    digested: DigestedPayloads,
     /// The system call leaves some bytes to another one that follows at once.
     more: bool,
     /// What the system call gets where that is not `segments` as they are; rebuilt for each call.
@@ -77,7 +77,7 @@ impl SendBatch {
             large: 0,
             kept: 0,
             call_bytes_max: usize::MAX,
-            stage: Stage::default(),
+            digested: DigestedPayloads::default(),
             more: false,
             cut: Vec::new(),
             message,
@@ -157,7 +157,7 @@ impl SendBatch {
     /// Whether all of its large payloads may leave by reference, and one is large.
     #[inline]
     pub(crate) fn may_leave_by_reference(&self) -> bool {
-        self.kept > 0 && self.kept == self.large && !self.takes_turns() && !self.stage.is_used()
+        self.kept > 0 && self.kept == self.large && !self.takes_turns() && !self.digested.is_used()
     }
 
     /// Whether a segment is (what is left of) a large payload, of a batch that may leave by reference.
@@ -193,7 +193,7 @@ impl SendBatch {
         if len > 0 {
             self.count_payload(len);
             self.push_segment(std::ptr::null(), len);
-            self.stage.push(payload, self.headers.len(), copier);
+            self.digested.push(payload, self.headers.len(), copier);
         }
         self.push_bytes(&[0; size_of::<u32>()]);
     }
@@ -219,7 +219,7 @@ impl SendBatch {
         self.kept = 0;
         self.beyond = 0;
         self.next = 0;
-        self.stage.clear();
+        self.digested.clear();
     }
 
     /// Copies the next bytes to send, as many as fit and are ready, at least one if there are any;
@@ -255,7 +255,7 @@ impl SendBatch {
     pub fn advance(&mut self, sent: usize) {
         assert!(sent <= self.remaining, "{sent} bytes sent of {}", self.remaining);
         self.remaining -= sent;
-        if self.remaining == 0 && !self.stage.is_used() {
+        if self.remaining == 0 && !self.digested.is_used() {
             self.next = self.segments.len();
             return;
         }
@@ -264,7 +264,7 @@ impl SendBatch {
             let segment = &mut self.segments[self.next];
             let len = left.min(segment.iov_len);
             if segment.iov_base.is_null() {
-                self.stage.advance(len);
+                self.digested.advance(len);
             } else {
                 segment.iov_base = segment.iov_base.wrapping_byte_add(len);
             }
@@ -296,7 +296,7 @@ impl SendBatch {
 
     /// The segments that one system call may take.
     fn describe(&mut self) -> &[libc::iovec] {
-        if self.call_bytes_max == usize::MAX && !self.stage.is_used() {
+        if self.call_bytes_max == usize::MAX && !self.digested.is_used() {
             self.more = false;
             return &self.segments[self.next..];
         }
@@ -305,9 +305,9 @@ impl SendBatch {
 
     /// The same where it is less than all that is left, or some of it has to be copied first.
     fn describe_part(&mut self) -> &[libc::iovec] {
-        self.stage.fill(&mut self.headers, self.call_bytes_max);
+        self.digested.fill(&mut self.headers, self.call_bytes_max);
         self.cut.clear();
-        let mut copies = self.stage.copies();
+        let mut copies = self.digested.copies();
         let mut room = self.call_bytes_max;
         let mut described = 0;
         for segment in &self.segments[self.next..] {
@@ -326,7 +326,7 @@ impl SendBatch {
                 break;
             }
         }
-        self.more = self.stage.is_used() && !self.takes_turns() && described < self.remaining;
+        self.more = self.digested.is_used() && !self.takes_turns() && described < self.remaining;
         &self.cut
     }
 

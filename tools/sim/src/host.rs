@@ -16,7 +16,7 @@ use crate::content::{Place, WriteId};
 use crate::link::FaultIo;
 use crate::model::Fate;
 use crate::plan::HostPlan;
-use crate::world::{Shared, Stage};
+use crate::world::{Duty, Shared};
 
 /// Index of the first I/O queue in tokens; the controller has two below.
 const FIRST_QUEUE_INDEX: u32 = 2;
@@ -31,7 +31,7 @@ const DEALLOCATE_RANGES: u64 = 3;
 /// Blocks that get most commands when there is a hot spot.
 const HOT_BLOCKS: u64 = 12;
 
-/// The stage of a host's life.
+/// The state of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It works.
@@ -48,7 +48,7 @@ pub struct Host {
     pub index: usize,
     /// Its I/O.
     pub io: FaultIo,
-    /// The stage of its life.
+    /// Its state.
     pub life: Life,
     plan: HostPlan,
     pool: BufferPool,
@@ -147,7 +147,7 @@ impl Host {
         while let Some((queue, done)) = self.queues.poll_done() {
             self.end(queue, &done, shared)?;
         }
-        if self.life == Life::Working && shared.stage != Stage::Rest {
+        if self.life == Life::Working && shared.duty != Duty::Rest {
             self.submit_some(shared)?;
         }
         let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
@@ -289,11 +289,11 @@ impl Host {
             if self.queues.room(queue) < 2 || shared.below(3) == 0 {
                 return Ok(());
             }
-            let operation = match shared.stage {
-                Stage::Rest => None,
-                Stage::Verify => next_verification(shared),
-                Stage::Work if shared.issued >= shared.issue_until => None,
-                Stage::Work => {
+            let operation = match shared.duty {
+                Duty::Rest => None,
+                Duty::Verify => next_verification(shared),
+                Duty::Work if shared.issued >= shared.issue_until => None,
+                Duty::Work => {
                     shared.issued += 1;
                     Some(random_operation(shared)?)
                 }

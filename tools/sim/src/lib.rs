@@ -2,7 +2,7 @@
 //!
 //! A seed decides the plan of a run (cores, hosts, queues, digests, limits, pools, network,
 //! faults), and everything that happens in it. All written data name their write, and a
-//! [`model`] of every block judges what is read. A run has a stage with faults, one without, in
+//! [`model`] of every block judges what is read. A run has a part with faults, one without, in
 //! which everything must recover, a verification of all blocks, a rest, and a regular end after
 //! which the target must be as empty as it was.
 

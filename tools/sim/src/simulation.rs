@@ -10,12 +10,12 @@ use crate::host::{Host, Life};
 use crate::link::FaultIo;
 use crate::paths::Paths;
 use crate::plan::Plan;
-use crate::world::{Log, Shared, Stage, Totals};
+use crate::world::{Duty, Log, Shared, Totals};
 
 /// Share of the commands during which faults come; the rest must succeed without faults.
 const FAULTY_SHARE: (u64, u64) = (3, 4);
 /// Virtual time in which everything must work again when faults have ended, and in which each
-/// later stage must end. Far longer than any timeout.
+/// later part of the run must end. Far longer than any timeout.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Virtual time without commands: several keep alive timeouts.
 const REST: Duration = Duration::from_secs(16);
@@ -135,7 +135,7 @@ impl Run {
         self.shared.plan.commands * part / whole
     }
 
-    // ---------------------------------------------------------------------- stages
+    // ---------------------------------------------------------------------- the parts of a run
 
     fn work_with_faults(&mut self) -> Result<(), String> {
         let commands = self.faulty_commands();
@@ -177,7 +177,7 @@ impl Run {
             let places = (0..blocks).rev().map(|lba| Place { namespace, lba });
             self.shared.unverified.extend(places);
         }
-        self.shared.stage = Stage::Verify;
+        self.shared.duty = Duty::Verify;
         self.until("the verification", |run| {
             run.shared.unverified.is_empty() && run.outstanding() == 0
         })
@@ -185,7 +185,7 @@ impl Run {
 
     /// Hosts send no commands for [`REST`]: controllers are kept alive, no connection is lost.
     fn rest(&mut self) -> Result<(), String> {
-        self.shared.stage = Stage::Rest;
+        self.shared.duty = Duty::Rest;
         let end = self.world.elapsed() + REST;
         self.until("the rest", |run| run.world.elapsed() >= end)?;
         if self.all_ready() { Ok(()) } else { Err("a host was lost while nothing happened".into()) }
@@ -288,7 +288,7 @@ impl Run {
         for index in 0..self.hosts.len() {
             let index = (index + first) % self.hosts.len();
             busy |= self.hosts[index].turn(&mut self.shared)?;
-            if self.hosts[index].life == Life::Ended && self.shared.stage != Stage::Rest {
+            if self.hosts[index].life == Life::Ended && self.shared.duty != Duty::Rest {
                 self.hosts[index] = self.new_host(index)?;
                 busy = true;
             }

@@ -111,9 +111,9 @@ impl Log {
     }
 }
 
-/// The work of the hosts at this stage of the run.
+/// What the hosts do in this part of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum Duty {
     /// Random commands.
     Work,
     /// Every block is read once.
@@ -154,10 +154,10 @@ pub struct Shared {
     /// The last events.
     pub log: Log,
     /// The work of the hosts.
-    pub stage: Stage,
+    pub duty: Duty,
     /// Random commands submitted.
     pub issued: u64,
-    /// How many are to be submitted at this stage.
+    /// How many are to be submitted in this part of the run.
     pub issue_until: u64,
     /// Blocks still to be verified.
     pub unverified: Vec<Place>,
@@ -189,7 +189,7 @@ impl Shared {
             totals: Totals::default(),
             queue_counters: Vec::new(),
             log,
-            stage: Stage::Work,
+            duty: Duty::Work,
             issued: 0,
             issue_until: 0,
             unverified: Vec::new(),
@@ -228,13 +228,13 @@ impl Shared {
         WriteId(self.next_write)
     }
 
-    /// Whether commands are to be submitted at this stage.
+    /// Whether commands are to be submitted in this part of the run.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        match self.stage {
-            Stage::Work => self.issued < self.issue_until,
-            Stage::Verify => !self.unverified.is_empty(),
-            Stage::Rest => false,
+        match self.duty {
+            Duty::Work => self.issued < self.issue_until,
+            Duty::Verify => !self.unverified.is_empty(),
+            Duty::Rest => false,
         }
     }
 

@@ -29,7 +29,7 @@ use in_flight::{InFlight, is_of_split};
 /// Token indices of the timers; queues count from 0.
 const FOLLOW_INDEX: u32 = u32::MAX;
 const WAIT_INDEX: u32 = u32::MAX - 1;
-/// Bytes of the receive buffer of a queue: more than what a queue stages.
+/// Bytes of the receive buffer of a queue: more than its staging memory.
 const STAGING_BYTES: usize = 72 << 10;
 /// Turns within which a closed queue has given everything back: its socket goes at once.
 const CLOSE_TURNS: usize = 8;

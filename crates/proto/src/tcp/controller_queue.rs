@@ -14,7 +14,7 @@ use super::pdu::{
     self, ADMIN_IN_CAPSULE_BYTES, C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, H2cDataPdu, IcReq,
     IcReqPdu, IcRespPdu, MAX_PDA, MIN_MAXH2CDATA, PduType, R2tPdu, TermReq, flags,
 };
-use super::receive::{self, Body, Receiver, Role, Shape, Stage};
+use super::receive::{self, Body, QueueState, Receiver, Role, Shape};
 use super::send::{self, Framing};
 
 /// CPDA: the target wants no padding. Linux accepts nothing else.
@@ -175,7 +175,7 @@ impl ControllerQueue {
     #[inline]
     pub fn receive<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, FatalError> {
         loop {
-            if self.receiver.stage() == Stage::Closed {
+            if self.receiver.state() == QueueState::Closed {
                 *input = &[];
                 return Ok(None);
             }
@@ -231,15 +231,15 @@ impl ControllerQueue {
             },
             Err(error) => Err(error),
         };
-        let (shape, event) = received.inspect_err(|_| self.receiver.advance(Stage::Closed))?;
+        let (shape, event) = received.inspect_err(|_| self.receiver.advance(QueueState::Closed))?;
         self.receiver.begin_body(shape);
         match &event {
             Some(Event::Connected(request)) => {
                 self.requested = *request;
-                self.receiver.advance(Stage::Answering);
+                self.receiver.advance(QueueState::Answering);
             }
             Some(Event::Terminated(_)) => {
-                self.receiver.advance(Stage::Closed);
+                self.receiver.advance(QueueState::Closed);
                 self.may_terminate = false;
             }
             Some(_) => {}
@@ -274,7 +274,7 @@ impl ControllerQueue {
     #[inline]
     #[must_use]
     pub fn commands_ahead<'a>(&self, input: &'a [u8]) -> CommandsAhead<'a> {
-        let known = self.receiver.stage() == Stage::Ready && self.receiver.at_header();
+        let known = self.receiver.state() == QueueState::Ready && self.receiver.at_header();
         CommandsAhead::new(if known { input } else { &[] })
     }
 
@@ -299,7 +299,7 @@ impl ControllerQueue {
     /// Whether the connection is about to end: nothing is received or sent any more.
     #[must_use]
     pub fn is_closing(&self) -> bool {
-        self.receiver.stage() == Stage::Closed
+        self.receiver.state() == QueueState::Closed
     }
 
     /// Whether PDUs carry header digests.
@@ -334,7 +334,7 @@ impl ControllerQueue {
         if self.is_closing() {
             return;
         }
-        assert_eq!(self.receiver.stage(), Stage::Answering, "an ICResp answers an ICReq");
+        assert_eq!(self.receiver.state(), QueueState::Answering, "an ICResp answers an ICReq");
         let config = self.commands.config;
         let header_digest = self.requested.header_digest && config.allow_hdgst;
         let data_digest = self.requested.data_digest && config.allow_ddgst;
@@ -349,7 +349,7 @@ impl ControllerQueue {
         out.extend_from_slice(pdu.as_bytes());
         self.framing = Framing::new(header_digest, data_digest, self.requested.hpda);
         self.receiver.set_digests(header_digest, data_digest);
-        self.receiver.advance(Stage::Ready);
+        self.receiver.advance(QueueState::Ready);
     }
 
     /// Appends an R2T for `[offset, offset + len)` of the command's data. The slot is taken until
@@ -460,7 +460,7 @@ impl ControllerQueue {
             send::put_term_req(PduType::C2hTermReq, error, out);
         }
         self.may_terminate = false;
-        self.receiver.advance(Stage::Closed);
+        self.receiver.advance(QueueState::Closed);
     }
 }
 

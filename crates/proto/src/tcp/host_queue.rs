@@ -13,7 +13,7 @@ use super::pdu::{
     self, C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, CommonHeader, H2cDataPdu, IcReqPdu, IcResp,
     IcRespPdu, MAX_PDA, MIN_MAXH2CDATA, PduType, R2tPdu, TermReq, flags,
 };
-use super::receive::{self, Body, Receiver, Role, Shape, Stage};
+use super::receive::{self, Body, QueueState, Receiver, Role, Shape};
 use super::send::{self, Framing};
 
 /// What a host asks for on a connection.
@@ -257,7 +257,7 @@ impl HostQueue {
             },
             Err(error) => Err(error),
         };
-        let (shape, event) = received.inspect_err(|_| self.receiver.advance(Stage::Closed))?;
+        let (shape, event) = received.inspect_err(|_| self.receiver.advance(QueueState::Closed))?;
         self.receiver.begin_body(shape);
         match &event {
             HostEvent::Connected(response) => {
@@ -266,10 +266,10 @@ impl HostQueue {
                 self.bare_capsule = self.framing.common(PduType::CapsuleCmd, 0, 0);
                 self.max_h2c_data = max_h2c_data;
                 self.receiver.set_digests(header_digest, data_digest);
-                self.receiver.advance(Stage::Ready);
+                self.receiver.advance(QueueState::Ready);
             }
             HostEvent::Terminated(_) => {
-                self.receiver.advance(Stage::Closed);
+                self.receiver.advance(QueueState::Closed);
                 self.may_terminate = false;
             }
             _ => {}
@@ -297,7 +297,7 @@ impl HostQueue {
     /// Whether the connection is about to end: nothing is received or sent any more.
     #[must_use]
     pub fn is_closing(&self) -> bool {
-        self.receiver.stage() == Stage::Closed
+        self.receiver.state() == QueueState::Closed
     }
 
     /// Whether PDUs carry header digests.
@@ -372,7 +372,7 @@ impl HostQueue {
         if self.is_closing() {
             return;
         }
-        assert_eq!(self.receiver.stage(), Stage::Ready, "a command follows the ICResp");
+        assert_eq!(self.receiver.state(), QueueState::Ready, "a command follows the ICResp");
         assert_eq!(len == 0, direction == Direction::None, "a direction has data");
         assert!(
             !in_capsule || direction == Direction::HostToController,
@@ -477,7 +477,7 @@ impl HostQueue {
             send::put_term_req(PduType::H2cTermReq, error, out);
         }
         self.may_terminate = false;
-        self.receiver.advance(Stage::Closed);
+        self.receiver.advance(QueueState::Closed);
     }
 }
 

@@ -22,9 +22,9 @@ pub(super) enum Role {
     Host,
 }
 
-/// The stage of the connection; it never goes back.
+/// The state of the queue's connection; it never goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
+pub(super) enum QueueState {
     /// The ICReq (controller) or ICResp (host) has not come.
     Uninitialized,
     /// A controller has got the ICReq and not yet answered it.
@@ -84,14 +84,14 @@ enum DataDigest {
 #[derive(Debug)]
 pub(super) struct Receiver {
     role: Role,
-    stage: Stage,
+    state: QueueState,
     header_digest: bool,
     data_digest: bool,
     alignment: u32,
     phase: Phase,
     held: [u8; MAX_TERM_LEN],
     /// The last valid common header, and its shape. Commands of one kind have equal common headers. An
-    /// equal one is valid, too, as long as stage and digests stay the same.
+    /// equal one is valid, too, as long as state and digests stay the same.
     judged: Option<([u8; CommonHeader::LEN], Shape)>,
 }
 
@@ -101,7 +101,7 @@ impl Receiver {
     pub(super) fn new(role: Role, pda: u8) -> Self {
         Self {
             role,
-            stage: Stage::Uninitialized,
+            state: QueueState::Uninitialized,
             header_digest: false,
             data_digest: false,
             alignment: alignment(pda),
@@ -111,14 +111,14 @@ impl Receiver {
         }
     }
 
-    pub(super) fn stage(&self) -> Stage {
-        self.stage
+    pub(super) fn state(&self) -> QueueState {
+        self.state
     }
 
-    /// Goes on to a later stage.
-    pub(super) fn advance(&mut self, stage: Stage) {
-        assert!(stage >= self.stage, "a connection goes from {:?} to {stage:?}", self.stage);
-        self.stage = stage;
+    /// Goes on to a later state.
+    pub(super) fn advance(&mut self, state: QueueState) {
+        assert!(state >= self.state, "a connection goes from {:?} to {state:?}", self.state);
+        self.state = state;
         self.judged = None;
     }
 
@@ -422,26 +422,26 @@ impl Receiver {
             Role::Host => (PduType::IcResp, PduType::C2hTermReq),
         };
         let pdu_type = PduType::from_wire(byte);
-        match self.stage {
-            Stage::Uninitialized => match pdu_type {
+        match self.state {
+            QueueState::Uninitialized => match pdu_type {
                 Some(pdu_type) if pdu_type == first => Ok(pdu_type),
                 // The answer to an ICReq that the controller rejects.
                 Some(PduType::C2hTermReq) if self.role == Role::Host => Ok(PduType::C2hTermReq),
                 _ => Err(Violation::NotInitialized),
             },
-            Stage::Answering => match pdu_type {
+            QueueState::Answering => match pdu_type {
                 Some(pdu_type) if pdu_type == term_req => Ok(pdu_type),
                 Some(pdu_type) if pdu_type == first => Err(Violation::AlreadyInitialized),
                 _ => Err(Violation::NotInitialized),
             },
-            Stage::Ready => match pdu_type {
+            QueueState::Ready => match pdu_type {
                 Some(pdu_type) if pdu_type == first => Err(Violation::AlreadyInitialized),
                 Some(pdu_type) if pdu_type.is_from_host() == (self.role == Role::Controller) => {
                     Ok(pdu_type)
                 }
                 _ => Err(Violation::TypeInvalid),
             },
-            Stage::Closed => unreachable!("a closed queue parses nothing"),
+            QueueState::Closed => unreachable!("a closed queue parses nothing"),
         }
     }
 }

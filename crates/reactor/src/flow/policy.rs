@@ -46,15 +46,15 @@ pub const MAX_H2C_DATA_BYTES: u32 = 128 << 10;
 pub const PREFETCH_COMMANDS: usize = 16;
 /// Cache lines of each page that are fetched (lab 0044).
 pub const PREFETCH_LINES: usize = 4;
-/// Large stages of one thread; each is as large as the second-level cache (lab 0019).
-pub const STAGES_MAX: usize = 8;
+/// Large buffers for copies of one thread; each is as large as the second-level cache (lab 0019).
+pub const COPY_BUFFERS_MAX: usize = 8;
 
 const _: () = {
     assert!(SPILLING_32NDS < FLOODED_32NDS && FLOODED_32NDS <= 32);
     assert!(SMALL_STAGING_BYTES < IN_PLACE_BYTES_MIN);
     assert!(
         IN_PLACE_BYTES_MIN <= STAGING_BYTES / 2,
-        "what lands in place need not be staged first"
+        "what lands in place need not go through staging memory"
     );
     assert!(STAGING_BYTES / 2 < LARGE_BYTES, "a large payload never comes through own staging");
     assert!(LARGE_BYTES <= SHARE_BYTES, "a piece fits into a share");

@@ -20,7 +20,7 @@ use crate::path::choice::pass_is_over;
 use crate::path::commands::{Commands, DataEnd};
 use crate::path::core::Core;
 use crate::path::inbox::Inbox;
-use crate::path::life::{Life, Stage};
+use crate::path::life::{Life, LifeState};
 use crate::path::range_lock::LockId;
 use crate::path::slots::{CommandSlot, NoSlot};
 use crate::records::names::{ConnKey, EngineToken, Home, SlotKey};
@@ -89,10 +89,11 @@ impl Connection {
 
     /// Starts a receive if none is in flight and the connection wants bytes.
     pub(crate) fn start_recv(&mut self, cx: &mut Context<'_>) {
-        let unwanted =
-            self.commands.are_paused() || self.life.draining || self.life.stage == Stage::Closing;
+        let unwanted = self.commands.are_paused()
+            || self.life.draining
+            || self.life.state == LifeState::Closing;
         if !unwanted {
-            let (open, place) = (self.life.stage == Stage::Open, (self.socket, self.token()));
+            let (open, place) = (self.life.state == LifeState::Open, (self.socket, self.token()));
             self.inbox.start(cx, &mut self.commands, open, place);
         }
     }
@@ -114,7 +115,7 @@ impl Connection {
                 return self.close(cx, core, "receiving failed");
             }
         };
-        if self.life.stage >= Stage::Terminating {
+        if self.life.state >= LifeState::Terminating {
             return self.start_recv(cx);
         }
         self.commands.counters().receives.add(1);
@@ -143,7 +144,7 @@ impl Connection {
         let mut unseen = input.len();
         while !self.commands.are_paused()
             && !self.life.draining
-            && self.life.stage < Stage::Terminating
+            && self.life.state < LifeState::Terminating
         {
             let pass_bytes = self.inbox.pass_bytes();
             let pass_over = pass_is_over(self.commands.moved, pass_bytes) && !input.is_empty();
@@ -167,7 +168,7 @@ impl Connection {
                 Err(error) => self.fatal(cx, core, &error),
             }
         }
-        let left = if self.life.stage < Stage::Terminating { input.len() } else { 0 };
+        let left = if self.life.state < LifeState::Terminating { input.len() } else { 0 };
         if self.inbox.return_staging(staging, end - left..end) {
             self.start_recv(cx);
         }
@@ -304,13 +305,13 @@ impl Connection {
         token: EngineToken,
         done: WorkDone,
     ) -> bool {
-        let closing = self.life.stage == Stage::Closing;
+        let closing = self.life.state == LifeState::Closing;
         self.commands.take_accelerated(cx, core, token, done, closing)
     }
 
     /// A fence over the command's range is down: executes the command, or drops it with its connection.
     pub(crate) fn handle_unfenced(&mut self, cx: &mut Context<'_>, core: &mut Core, slot: SlotKey) {
-        let closing = self.life.stage == Stage::Closing;
+        let closing = self.life.state == LifeState::Closing;
         match self.commands.slots.resume(slot) {
             Some(command) if closing => self.commands.slots.release(command),
             Some(command) => self.execute(cx, core, command),
@@ -326,7 +327,7 @@ impl Connection {
         first: SlotKey,
         lock: (DeviceId, Option<LockId>),
     ) {
-        let closing = self.life.stage == Stage::Closing;
+        let closing = self.life.state == LifeState::Closing;
         self.commands.lock_granted(cx, core, first, lock, closing);
     }
 
@@ -336,7 +337,7 @@ impl Connection {
     pub(crate) fn flush(&mut self, cx: &mut Context<'_>) {
         self.commands.out.clean();
         self.commands.count_busy(cx.now);
-        if self.life.stage != Stage::Closing {
+        if self.life.state != LifeState::Closing {
             let token = self.token();
             self.commands.out.flush(cx, self.socket, token);
         }

@@ -1,4 +1,4 @@
-//! The stage of a connection's life, and its deadlines.
+//! The state of a connection's life, and its deadlines.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ const EARLY_TERMINATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long commands in flight may take when the target stops.
 const COMMANDS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The stage of a connection's life. Only ever moves down this list.
+/// The state of a connection's life. Only ever moves down this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub(crate) enum LifeState {
     /// Waits for ICReq.
     Greeting,
     /// Takes commands.
@@ -22,9 +22,9 @@ pub(crate) enum Stage {
     Closing,
 }
 
-/// A connection's stage and deadlines.
+/// A connection's state and deadlines.
 pub(crate) struct Life {
-    pub(crate) stage: Stage,
+    pub(crate) state: LifeState,
     /// The target is stopping: no new commands, close when those in flight are answered.
     pub(crate) draining: bool,
     /// Counts as a socket before Connect.
@@ -40,7 +40,7 @@ impl Life {
     /// A socket that was accepted now; the host has to send ICReq within this time.
     pub(crate) fn new(now: Instant, ic_req: Duration) -> Self {
         Self {
-            stage: Stage::Greeting,
+            state: LifeState::Greeting,
             draining: false,
             early: true,
             awaiting: 0,
@@ -52,7 +52,7 @@ impl Life {
 
     /// ICReq has come; Connect has to complete within this time from the accept.
     pub(crate) fn open(&mut self, connect: Duration) {
-        self.stage = Stage::Open;
+        self.state = LifeState::Open;
         self.deadline = Some(self.accepted + connect);
     }
 
@@ -68,7 +68,7 @@ impl Life {
 
     /// The host has to close before a deadline.
     pub(crate) fn terminate(&mut self, now: Instant) {
-        self.stage = Stage::Terminating;
+        self.state = LifeState::Terminating;
         let wait = if self.early { EARLY_TERMINATE_TIMEOUT } else { TERMINATE_TIMEOUT };
         self.deadline = Some(now + wait);
     }
@@ -80,7 +80,7 @@ impl Life {
     }
 
     pub(crate) fn close(&mut self) {
-        self.stage = Stage::Closing;
+        self.state = LifeState::Closing;
         self.deadline = None;
     }
 
@@ -88,7 +88,7 @@ impl Life {
     /// timer is needed, or one that expires soon enough is set.
     #[inline]
     pub(crate) fn arm(&mut self, other: Option<Instant>) -> Option<Instant> {
-        if self.stage == Stage::Closing {
+        if self.state == LifeState::Closing {
             return None;
         }
         let at = [self.deadline, other].into_iter().flatten().min()?;
@@ -103,11 +103,11 @@ impl Life {
     pub(crate) fn expire(&mut self, now: Instant) -> Option<&'static str> {
         self.timer_armed = None;
         self.deadline.take_if(|deadline| *deadline <= now)?;
-        Some(match self.stage {
+        Some(match self.state {
             _ if self.draining => "commands in flight did not finish in time",
-            Stage::Greeting => "no ICReq in time",
-            Stage::Open => "no Connect in time",
-            Stage::Terminating | Stage::Closing => "the host did not close after TermReq",
+            LifeState::Greeting => "no ICReq in time",
+            LifeState::Open => "no Connect in time",
+            LifeState::Terminating | LifeState::Closing => "the host did not close after TermReq",
         })
     }
 }

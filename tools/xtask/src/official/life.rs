@@ -14,8 +14,8 @@ const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const OTHER_NQN: &str = "nqn.2016-06.io.spdk:cnode2";
 const FRIEND: &str = "nqn.2014-08.org.nvmexpress:friend";
 
-/// A stage's name, the methods that it needs, and its checks.
-type Stage<'a> = (&'static str, &'static [&'static str], fn(&mut Life<'a>) -> Result<()>);
+/// A part of the life: its name, the methods that it needs, and its checks.
+type Part<'a> = (&'static str, &'static [&'static str], fn(&mut Life<'a>) -> Result<()>);
 
 /// All work of one release on one daemon.
 struct Life<'a> {
@@ -27,19 +27,19 @@ struct Life<'a> {
     methods: Vec<String>,
 }
 
-/// Runs all stages; each stage is a check, and needs the stages before it.
+/// Runs all parts; each part is a check, and needs the parts before it.
 pub(super) fn run<'a>(
     tree: &'a Tree,
     release: &'a Release,
     program: &'a Path,
     checks: &mut Checks,
 ) {
-    let name = |stage: &str| format!("{}-{stage}", release.version);
+    let name = |part: &str| format!("{}-{part}", release.version);
     let mut life = match Life::begin(tree, release, program) {
         Ok(life) => life,
         Err(error) => return checks.not_ok(&name("begin"), &format!("{error:#}")),
     };
-    let stages: [Stage<'a>; 13] = [
+    let parts: [Part<'a>; 13] = [
         ("start", &[], Life::start),
         ("bdevs", &["bdev_aio_create", "bdev_split_create"], Life::bdevs),
         ("export", &[], Life::export),
@@ -54,10 +54,10 @@ pub(super) fn run<'a>(
         ("save-and-load", &["framework_get_config"], Life::save_and_load),
         ("deletes", &[], Life::deletes),
     ];
-    for (stage, needs, action) in stages {
+    for (part, needs, action) in parts {
         match needs.iter().find(|method| !life.has(method)) {
-            Some(method) => checks.skip(&name(stage), &format!("this daemon has no {method}")),
-            None => checks.run(&name(stage), || action(&mut life).and_then(|()| life.healthy())),
+            Some(method) => checks.skip(&name(part), &format!("this daemon has no {method}")),
+            None => checks.run(&name(part), || action(&mut life).and_then(|()| life.healthy())),
         }
     }
     checks.run(&name("end"), || life.end());

@@ -8,7 +8,7 @@ use raceline_reactor::Context;
 
 use super::{Connection, Role};
 use crate::path::core::Core;
-use crate::path::life::Stage;
+use crate::path::life::LifeState;
 use crate::path::slots::CommandSlot;
 use crate::records::counters::QueueCounters;
 use crate::records::names::{Place, SlotKey};
@@ -83,7 +83,7 @@ impl Connection {
         request: &ConnectRequest,
         counters: Arc<QueueCounters>,
     ) -> Option<Result<(), ConnectError>> {
-        let open = self.life.stage == Stage::Open;
+        let open = self.life.state == LifeState::Open;
         let Role::Admin(association) = &mut self.role else { return None };
         let result = association.join(cx.now, open, from, request, counters);
         self.run_actions(cx, core);

@@ -16,7 +16,7 @@ use crate::changes::snapshot::Seen;
 use crate::path::association::{Association, controller_gone};
 use crate::path::commands::IoQueue;
 use crate::path::core::Core;
-use crate::path::life::Stage;
+use crate::path::life::LifeState;
 use crate::path::outbox::Answers;
 use crate::path::slots::{CommandSlot, Slots};
 use crate::records::ledger::QueueRecord;
@@ -178,7 +178,7 @@ impl Connection {
                 let Some(command) = command else { return };
                 let cid = self.commands.slots.get(command.key()).cid();
                 self.commands.slots.release(command);
-                if self.life.stage < Stage::Terminating {
+                if self.life.state < LifeState::Terminating {
                     self.connected(core, &request, cid, home.cntlid);
                 }
                 return;

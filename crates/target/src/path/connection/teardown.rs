@@ -6,7 +6,7 @@ use raceline_reactor::Context;
 use super::{Connection, Role};
 use crate::changes::message::Message;
 use crate::path::core::Core;
-use crate::path::life::Stage;
+use crate::path::life::LifeState;
 
 impl Connection {
     // ------------------------------------------------------------------------ deadlines
@@ -61,7 +61,7 @@ impl Connection {
     /// Whether the connection is draining and all commands that reached a device are answered.
     pub(crate) fn is_drained(&self) -> bool {
         self.life.draining
-            && self.life.stage < Stage::Closing
+            && self.life.state < LifeState::Closing
             && self.commands.out.is_idle()
             && self.has_no_queues()
             && self.commands.are_drained()
@@ -69,7 +69,7 @@ impl Connection {
 
     /// Closes the socket. The connection itself is removed when its operations have finished.
     pub(crate) fn close(&mut self, cx: &mut Context<'_>, core: &mut Core, why: &str) {
-        if self.life.stage == Stage::Closing {
+        if self.life.state == LifeState::Closing {
             return;
         }
         tracing::debug!(peer = %self.ends.peer, why, "closing connection");
@@ -85,7 +85,7 @@ impl Connection {
 
     /// Whether nothing of the connection is in flight any more, so that it can be removed.
     pub(crate) fn is_gone(&self) -> bool {
-        self.life.stage == Stage::Closing
+        self.life.state == LifeState::Closing
             && !self.inbox.is_receiving()
             && !self.commands.out.is_sending()
             && self.commands.slots.in_use() == 0

@@ -11,22 +11,22 @@ use raceline_accel::Copier;
 
 use super::Payload;
 use crate::flow::Machine;
-use crate::flow::policy::{LARGE_BYTES, STAGES_MAX};
+use crate::flow::policy::{COPY_BUFFERS_MAX, LARGE_BYTES};
 
 /// Most bytes that are copied for one system call: as many as a second-level cache holds. Each call lets
 /// the peer begin, and the peer's work on the socket costs this side more than the third-level cache
 /// does: with 128 KiB a call, large reads were a quarter slower (lab 0019).
-fn stage_bytes() -> usize {
+fn copy_buffer_bytes() -> usize {
     Machine::current().l2_bytes.max(LARGE_BYTES)
 }
 
 thread_local! {
-    static STAGES: RefCell<Stages> = const { RefCell::new(Stages { spare: Vec::new(), used: 0 }) };
+    static COPY_BUFFERS: RefCell<CopyBuffers> = const { RefCell::new(CopyBuffers { spare: Vec::new(), used: 0 }) };
 }
 
-/// A thread's large stages. A batch keeps one between calls only while its socket is full. When all
-/// stages are in use, other batches get small ones.
-struct Stages {
+/// A thread's large buffers for copies. A batch keeps one between calls only while its socket is full. When all
+/// buffers are in use, other batches get small ones.
+struct CopyBuffers {
     /// The one that was used last is at the end.
     spare: Vec<Box<[u8]>>,
     used: usize,
@@ -34,7 +34,7 @@ struct Stages {
 
 /// Payloads that are digested, and the copies of the bytes that leave next.
 #[derive(Default)]
-pub(super) struct Stage {
+pub(super) struct DigestedPayloads {
     /// How to copy; `None` while nothing is to be digested.
     copier: Option<Copier>,
     /// In the order in which they leave; those whose copies have left stay until the end.
@@ -56,7 +56,7 @@ struct Digested {
     place: usize,
 }
 
-impl Stage {
+impl DigestedPayloads {
     /// Adds a payload, which leaves after what has been pushed before.
     pub(super) fn push(&mut self, payload: Payload, place: usize, copier: Copier) {
         self.copier = Some(copier);
@@ -124,30 +124,30 @@ impl Stage {
 
     fn give_back(&mut self) {
         if let Some(memory) = self.memory.take()
-            && memory.len() == stage_bytes()
+            && memory.len() == copy_buffer_bytes()
         {
             // At the end of a thread there is no list any more.
-            let _ = STAGES.try_with(|stages| {
-                let stages = &mut *stages.borrow_mut();
-                stages.used = stages.used.saturating_sub(1);
-                stages.spare.push(memory);
+            let _ = COPY_BUFFERS.try_with(|buffers| {
+                let buffers = &mut *buffers.borrow_mut();
+                buffers.used = buffers.used.saturating_sub(1);
+                buffers.spare.push(memory);
             });
         }
     }
 }
 
-impl Drop for Stage {
+impl Drop for DigestedPayloads {
     fn drop(&mut self) {
         self.give_back();
     }
 }
 
 fn take() -> Box<[u8]> {
-    let large = STAGES.try_with(|stages| {
-        let stages = &mut *stages.borrow_mut();
-        (stages.used < STAGES_MAX).then(|| {
-            stages.used += 1;
-            stages.spare.pop().unwrap_or_else(|| vec![0; stage_bytes()].into())
+    let large = COPY_BUFFERS.try_with(|buffers| {
+        let buffers = &mut *buffers.borrow_mut();
+        (buffers.used < COPY_BUFFERS_MAX).then(|| {
+            buffers.used += 1;
+            buffers.spare.pop().unwrap_or_else(|| vec![0; copy_buffer_bytes()].into())
         })
     });
     large.ok().flatten().unwrap_or_else(|| vec![0; LARGE_BYTES].into())
@@ -174,7 +174,7 @@ mod tests {
         Arc::new(region)
     }
 
-    /// Three payloads, the second longer than two stages, with headers and an undigested one between;
+    /// Three payloads, the second longer than two buffers, with headers and an undigested one between;
     /// and the bytes that must leave.
     fn sample(region: &Arc<Region>) -> (Box<SendBatch>, Vec<u8>) {
         let handle = RegionHandle::new(Arc::clone(region));
@@ -212,7 +212,7 @@ mod tests {
                 let described = batch.described();
                 let ready = bytes_of(&mut batch);
                 assert!(!ready.is_empty() && described == ready, "{step}");
-                assert!(ready.len() <= stage_bytes() + 100, "{step}");
+                assert!(ready.len() <= copy_buffer_bytes() + 100, "{step}");
                 assert_eq!(batch.has_more(), ready.len() < batch.len());
                 let count = step.min(ready.len());
                 sent.extend(&ready[..count]);
@@ -250,27 +250,27 @@ mod tests {
     #[test]
     fn memory_is_lent_and_comes_back() {
         let region = region();
-        let used = || STAGES.with_borrow(|stages| (stages.used, stages.spare.len()));
-        let mut batches: Vec<_> = (0..STAGES_MAX + 2).map(|_| sample(&region)).collect();
+        let used = || COPY_BUFFERS.with_borrow(|buffers| (buffers.used, buffers.spare.len()));
+        let mut batches: Vec<_> = (0..COPY_BUFFERS_MAX + 2).map(|_| sample(&region)).collect();
         for (batch, expected) in &mut batches {
             let ready = bytes_of(batch);
             assert_eq!(ready, expected[..ready.len()]);
         }
-        assert_eq!(used(), (STAGES_MAX, 0));
+        assert_eq!(used(), (COPY_BUFFERS_MAX, 0));
         for (batch, _) in &mut batches {
             batch.clear();
         }
-        assert_eq!(used(), (0, STAGES_MAX));
+        assert_eq!(used(), (0, COPY_BUFFERS_MAX));
         let (mut batch, expected) = sample(&region);
         while !batch.is_empty() {
             let ready = bytes_of(&mut batch).len();
             batch.advance(ready);
         }
-        assert_eq!((used(), expected.is_empty()), ((0, STAGES_MAX), false));
+        assert_eq!((used(), expected.is_empty()), ((0, COPY_BUFFERS_MAX), false));
         let (mut batch, _) = sample(&region);
         bytes_of(&mut batch);
-        assert_eq!(used(), (1, STAGES_MAX - 1));
+        assert_eq!(used(), (1, COPY_BUFFERS_MAX - 1));
         drop(batch);
-        assert_eq!(used(), (0, STAGES_MAX));
+        assert_eq!(used(), (0, COPY_BUFFERS_MAX));
     }
 }
