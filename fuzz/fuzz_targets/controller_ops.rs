@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
     Action, AdminOutcome, Association, ConnectRequest, Controller, Facts, HostAccess, IoCounters,
-    Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem, TargetView,
+    Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem, TargetSnapshot,
     Visibility, connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
@@ -48,7 +48,7 @@ fn namespace(nsid: u32, seed: u8) -> Namespace {
 }
 
 /// A target; the seed says which namespaces it has and how, and rarely that there is no subsystem.
-fn view(generation: u64, seed: u8) -> Arc<TargetView> {
+fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
     let nsids = [1, 2, 5, 1024].into_iter().filter(|nsid| u64::from(seed) & nsid != 0);
     let namespaces = nsids.map(|nsid| namespace(u32::try_from(nsid).unwrap(), seed)).collect();
     let subsystem = Subsystem {
@@ -71,7 +71,7 @@ fn view(generation: u64, seed: u8) -> Arc<TargetView> {
     let subsystems = if seed == 0xff { vec![] } else { vec![Arc::new(subsystem)] };
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4420 + u16::from(seed & 64)));
     let listeners = vec![ListenerInfo { address, port_id: 1, open: true }];
-    Arc::new(TargetView { generation, subsystems, listeners, ..TargetView::default() })
+    Arc::new(TargetSnapshot { generation, subsystems, listeners, ..TargetSnapshot::default() })
 }
 
 fn connect(
@@ -93,7 +93,7 @@ fn connect(
 
 struct Driver {
     controller: Controller,
-    view: Arc<TargetView>,
+    snapshot: Arc<TargetSnapshot>,
     now: Instant,
     held: usize,
     abandoned: bool,
@@ -128,7 +128,7 @@ impl Driver {
     }
 
     fn io(&self, sqe: &Sqe, data: &[u8]) {
-        let Some(subsystem) = self.view.subsystems.first() else { return };
+        let Some(subsystem) = self.snapshot.subsystems.first() else { return };
         let Ok((command, transfer)) = parse_io(sqe, &subsystem.namespaces, &subsystem.limits)
         else {
             return;
@@ -171,8 +171,8 @@ impl Driver {
                 }
             }
             5 => {
-                self.view = view(self.view.generation + 1, a);
-                self.controller.handle_view(Arc::clone(&self.view));
+                self.snapshot = snapshot(self.snapshot.generation + 1, a);
+                self.controller.handle_snapshot(Arc::clone(&self.snapshot));
             }
             6 => {
                 let words = ConnectWords {
@@ -182,7 +182,7 @@ impl Driver {
                 };
                 let patch = if tag & 8 == 0 { &[] } else { &bytes[2..] };
                 if let Some(request) = connect(words, CNTLID, &Nqn::new(SUBNQN).unwrap(), patch) {
-                    let _ = find_subsystem(&self.view, &request, 1);
+                    let _ = find_subsystem(&self.snapshot, &request, 1);
                     let _ = self.controller.handle_io_connect(self.now, &request);
                 }
             }
@@ -194,18 +194,23 @@ impl Driver {
 
 fuzz_target!(|data: &[u8]| {
     let Some((&kind, mut steps)) = data.split_first() else { return };
-    let view = view(1, 7);
+    let snapshot = snapshot(1, 7);
     let subnqn = if kind & 1 == 0 { Nqn::new(SUBNQN).unwrap() } else { Nqn::discovery() };
     let kato = u32::from(kind >> 2) * 100;
     let words = ConnectWords { sqsize: 31, kato, ..ConnectWords::default() };
     let request = connect(words, ControllerId::DYNAMIC, &subnqn, &[]).unwrap();
-    let role = find_subsystem(&view, &request, 1).unwrap();
+    let role = find_subsystem(&snapshot, &request, 1).unwrap();
     let local_address = SocketAddr::from((Ipv4Addr::LOCALHOST, 8009));
-    let association =
-        Association { cntlid: CNTLID, request, role, view: Arc::clone(&view), local_address };
+    let association = Association {
+        cntlid: CNTLID,
+        request,
+        role,
+        snapshot: Arc::clone(&snapshot),
+        local_address,
+    };
     let now = Instant::now();
     let controller = Controller::new(association, now);
-    let mut driver = Driver { controller, view, now, held: 0, abandoned: false };
+    let mut driver = Driver { controller, snapshot, now, held: 0, abandoned: false };
     if kind & 2 == 0 {
         driver.command(&PropertyAccess::set(CC, Configuration::ENABLED.0));
     }

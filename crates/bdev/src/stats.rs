@@ -118,7 +118,7 @@ impl DeviceStats {
         core.set_detail(inner.histogram, self.depth_wanted.load(Ordering::Relaxed));
         inner.cores.push(Arc::clone(&core));
         drop(inner);
-        Meter { device: Arc::clone(self), core, seen: 0, detail: Detail::default() }
+        Meter { device: Arc::clone(self), core, version: 0, detail: Detail::default() }
     }
 
     /// What all cores have done since the last [`Self::reset`].
@@ -318,7 +318,7 @@ pub struct Meter {
     device: Arc<DeviceStats>,
     core: Arc<CoreStats>,
     /// The version of `detail`.
-    seen: u64,
+    version: u64,
     detail: Detail,
 }
 
@@ -331,7 +331,7 @@ impl Meter {
     /// Whether more than counts is wanted: a histogram, or the depth.
     #[inline]
     pub fn is_precise(&mut self) -> bool {
-        if self.core.version.load(Ordering::Relaxed) != self.seen {
+        if self.core.version.load(Ordering::Relaxed) != self.version {
             self.refresh();
         }
         self.detail.is_precise()
@@ -388,7 +388,7 @@ impl Meter {
 
     #[cold]
     fn refresh(&mut self) {
-        self.seen = self.core.version.load(Ordering::Acquire);
+        self.version = self.core.version.load(Ordering::Acquire);
         self.detail = self.core.detail().clone();
         if !self.detail.depth {
             self.core.in_flight.store(0, Ordering::Relaxed);

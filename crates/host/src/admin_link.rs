@@ -89,11 +89,11 @@ impl AdminLink {
         self.link.state.get().failed
     }
 
-    /// Waits until its state, its namespaces or its discovery log are newer than version `seen` (0 at
+    /// Waits until its state, its namespaces or its discovery log are newer than `version` (0 at
     /// first), or the time is over. Returns the version to wait with next.
     #[must_use]
-    pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
-        self.link.state.wait(seen, timeout)
+    pub fn wait_change(&self, version: u64, timeout: Duration) -> u64 {
+        self.link.state.wait(version, timeout)
     }
 
     /// An Identify structure.

@@ -40,9 +40,9 @@ enum Change {
 }
 
 impl Change {
-    fn between(followed: Option<&Association>, seen: &LinkSnapshot) -> Self {
-        match (followed, &seen.association) {
-            _ if seen.failed.is_some() => Self::GivenUp,
+    fn between(followed: Option<&Association>, snapshot: &LinkSnapshot) -> Self {
+        match (followed, &snapshot.association) {
+            _ if snapshot.failed.is_some() => Self::GivenUp,
             (Some(followed), Some(up)) if followed.is(up) => Self::None,
             (_, Some(_)) => Self::Up,
             (Some(_), None) => Self::Down,
@@ -74,23 +74,23 @@ impl AssociationFollower {
     /// Looks at the association and has the queues follow it; asks for a timer to look again, unless
     /// the controller was given up. Gives what it saw.
     pub(crate) fn follow(&mut self, cx: &mut Context<'_>, queues: &mut IoQueueSet) -> LinkSnapshot {
-        let seen = self.state.get();
+        let snapshot = self.state.get();
         self.look_at = None;
-        let change = Change::between(self.followed.as_ref(), &seen);
+        let change = Change::between(self.followed.as_ref(), &snapshot);
         match change {
             Change::None => {}
             Change::Up | Change::Down => {
                 if self.followed.take().is_some() {
                     queues.handle_down(cx, &HostError::Closed);
                 }
-                if let Some(association) = &seen.association {
+                if let Some(association) = &snapshot.association {
                     queues.handle_up(cx, association);
                 }
-                self.followed.clone_from(&seen.association);
+                self.followed.clone_from(&snapshot.association);
             }
             Change::GivenUp => {
                 queues.close(cx);
-                return seen;
+                return snapshot;
             }
         }
         if self.followed.is_some() && queues.is_ready() {
@@ -98,7 +98,7 @@ impl AssociationFollower {
         } else {
             self.look_soon(cx);
         }
-        seen
+        snapshot
     }
 
     /// Looks at the association soon, because a queue is lost.
@@ -194,8 +194,8 @@ mod tests {
 
         let first = association(1);
         bench.set(Some(&first), None);
-        let seen = bench.follow();
-        assert_eq!((seen.version, bench.queues.len()), (1, 1));
+        let snapshot = bench.follow();
+        assert_eq!((snapshot.version, bench.queues.len()), (1, 1));
         assert!(!bench.queues.is_lost(), "it connects");
         assert_eq!(bench.looks_after(), Some(LOOK_SOON_INTERVAL), "it is not ready yet");
 
@@ -242,18 +242,18 @@ mod tests {
     fn what_queues_are_told() {
         let (one, other) = (association(1), association(1));
         let later = Association { namespaces: Arc::new([]), ..one.clone() };
-        let seen = |up: Option<&Association>| LinkSnapshot {
+        let snapshot = |up: Option<&Association>| LinkSnapshot {
             association: up.cloned(),
             ..LinkSnapshot::default()
         };
-        let change = |followed, up| Change::between(followed, &seen(up));
+        let change = |followed, up| Change::between(followed, &snapshot(up));
         assert_eq!(change(None, None), Change::None);
         assert_eq!(change(None, Some(&one)), Change::Up);
         assert_eq!(change(Some(&one), Some(&one)), Change::None);
         assert_eq!(change(Some(&one), Some(&later)), Change::None, "only its namespaces changed");
         assert_eq!(change(Some(&one), Some(&other)), Change::Up);
         assert_eq!(change(Some(&one), None), Change::Down);
-        let failed = LinkSnapshot { failed: Some(HostError::Reset), ..seen(Some(&one)) };
+        let failed = LinkSnapshot { failed: Some(HostError::Reset), ..snapshot(Some(&one)) };
         assert_eq!(Change::between(Some(&one), &failed), Change::GivenUp);
     }
 }

@@ -137,11 +137,11 @@ impl RemoteController {
         }
     }
 
-    /// Waits until its state or its namespaces are newer than version `seen` (0 at first), or the time is
+    /// Waits until its state or its namespaces are newer than `version` (0 at first), or the time is
     /// over. Returns the version to wait with next.
     #[must_use]
-    pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
-        self.remote.admin.wait_change(seen, timeout)
+    pub fn wait_change(&self, version: u64, timeout: Duration) -> u64 {
+        self.remote.admin.wait_change(version, timeout)
     }
 
     /// Bytes of a log page.

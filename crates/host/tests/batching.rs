@@ -37,7 +37,7 @@ fn gathering(i10: Option<I10Config>) -> World {
     let mut world = ready(&HostConfig { i10, ..config() }, script);
     world.submit(read(1000), 1000);
     assert_eq!(world.queues.counters().totals().pdus_sent, 3, "ICReq, Connect, and at depth 1");
-    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 1);
+    world.run(Duration::from_secs(1), |world| world.target.received.io.len() == 1);
     settle(&mut world);
     world
 }
@@ -71,7 +71,7 @@ fn commands_take_the_queue_of_their_map() {
             assert_eq!(position, qid - 1);
             assert!(world.take_done(user).result.is_ok());
             let place = (u16::try_from(qid).unwrap(), user);
-            assert_eq!(world.target.seen.places.last(), Some(&place), "of {granted} queues");
+            assert_eq!(world.target.received.places.last(), Some(&place), "of {granted} queues");
         }
     }
 }
@@ -85,7 +85,7 @@ fn a_batch_leaves_together_and_not_late() {
     assert_eq!(sent(&world), (0, 0), "15 wait for a 16th");
     world.submit(read(15), 15);
     assert_eq!(sent(&world), (16, 1));
-    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 17);
+    world.run(Duration::from_secs(1), |world| world.target.received.io.len() == 17);
 
     let mut world = gathering(Some(I10Config::default()));
     world.submit(read(0), 0);
@@ -103,8 +103,8 @@ fn a_command_of_high_priority_takes_all_with_it() {
     let urgent = Hints { high_priority: true, more: false };
     world.submit(read(2).with_hints(urgent), 2);
     assert_eq!(sent(&world), (3, 1));
-    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 4);
-    let slbas: Vec<u64> = world.target.seen.places.iter().map(|place| place.1).collect();
+    world.run(Duration::from_secs(1), |world| world.target.received.io.len() == 4);
+    let slbas: Vec<u64> = world.target.received.places.iter().map(|place| place.1).collect();
     assert_eq!(slbas, [1000, 0, 1, 2]);
 }
 
@@ -141,7 +141,7 @@ fn a_batch_of_submissions_keeps_what_is_refused() {
     assert_eq!(users, [3, 4]);
     assert!(batch.iter().all(|(command, _)| command.hints == Hints::default()));
     assert_eq!(world.queues.counters().totals().sends - before, 1, "three in one send");
-    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 3);
+    world.run(Duration::from_secs(1), |world| world.target.received.io.len() == 3);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn one_pdu_per_send_is_what_it_says() {
     );
     let mut batch: VecDeque<(Command, u64)> = (0..9).map(|user| (write(user), user)).collect();
     world.with(|_, queues, cx| queues.submit_batch(cx, 0, &mut batch)).unwrap();
-    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 9);
+    world.run(Duration::from_secs(1), |world| world.target.received.io.len() == 9);
     let totals = world.queues.counters().totals();
     assert_eq!(totals.sends, totals.pdus_sent);
 }
@@ -180,8 +180,8 @@ fn commands_go_before_data_and_leave_them_room() {
         for user in 0..20 {
             world.submit(read(user), user);
         }
-        world.run(Duration::from_millis(500), |world| world.target.seen.io.len() == 21);
-        let slbas: Vec<u64> = world.target.seen.places.iter().map(|place| place.1).collect();
+        world.run(Duration::from_millis(500), |world| world.target.received.io.len() == 21);
+        let slbas: Vec<u64> = world.target.received.places.iter().map(|place| place.1).collect();
         let mut expected: Vec<u64> = (0..20).collect();
         expected.insert(commands_before, 500);
         assert_eq!(slbas, expected, "{send_pdus} PDUs per send");
@@ -236,7 +236,7 @@ fn nothing_is_forgotten_or_overtaken() {
         // A turn of both ends takes less than 2 ms: commands wait for nothing else.
         world.run(Duration::from_millis(20), |world| world.queues.outstanding() == 0);
         assert_eq!(world.done.len() as u64, next, "seed {seed}");
-        let slbas: Vec<u64> = world.target.seen.places.iter().map(|place| place.1).collect();
+        let slbas: Vec<u64> = world.target.received.places.iter().map(|place| place.1).collect();
         assert_eq!(slbas, (0..next).collect::<Vec<u64>>(), "seed {seed}");
     }
 }

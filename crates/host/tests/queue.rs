@@ -115,7 +115,7 @@ fn much_is_asked_for_in_steps() {
         assert_eq!(world.queues.counters().totals().pdus_sent - before, 6);
         if hold_io {
             let all = usize::try_from(COMMANDS).unwrap();
-            world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == all);
+            world.run(Duration::from_secs(1), |world| world.target.received.io.len() == all);
             continue;
         }
         for user in 0..COMMANDS {
@@ -143,7 +143,7 @@ fn what_is_on_its_way_is_bounded() {
     });
     let end = world.world.elapsed() + Duration::from_millis(100);
     world.run(Duration::from_secs(1), |world| world.world.elapsed() >= end);
-    assert_eq!(world.target.seen.io.len(), ON_ITS_WAY);
+    assert_eq!(world.target.received.io.len(), ON_ITS_WAY);
 }
 
 /// The core's sum is exact also when queues go whose commands are not answered.
@@ -218,7 +218,7 @@ fn errors_name_the_culprit() {
 #[test]
 fn flow_control_stays_on_where_the_target_wants_it() {
     let mut world = ready(&config(), Script { refuse_cattr: true, ..Script::default() });
-    assert!(world.target.seen.flow_off_connects >= 2 && world.target.seen.connects >= 4);
+    assert!(world.target.received.flow_off_connects >= 2 && world.target.received.connects >= 4);
     world.submit(read(0, 8), 1);
     assert!(world.take_done(1).result.is_ok());
 
@@ -237,7 +237,7 @@ fn success_in_place_of_responses_ends_flow_control() {
     // Without it the queue would be idle between the reads, and room is never asked for then.
     world.target.script.hold_io = true;
     world.submit(write(0, &[5; BLOCK]), 0);
-    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 1);
+    world.run(Duration::from_secs(1), |world| world.target.received.io.len() == 1);
     world.target.script.hold_io = false;
     for user in 1..20 {
         world.submit(read(0, 8), user);
@@ -359,7 +359,7 @@ fn after_a_loss_reads_go_again_and_writes_do_not() {
     world.submit(read(0, 1), 1);
     world.submit(write(1, &[3; BLOCK]), 2);
     world.submit(write(64, &[3; 32 * BLOCK]), 3);
-    world.run(Duration::from_secs(1), |world| world.target.seen.io.len() == 3);
+    world.run(Duration::from_secs(1), |world| world.target.received.io.len() == 3);
     world.world.reset_connections(common::address());
     // Submitted while there is no connection: neither lost nor in doubt.
     world.run(Duration::from_secs(1), |world| !world.queues.is_ready());
@@ -372,7 +372,7 @@ fn after_a_loss_reads_go_again_and_writes_do_not() {
     assert_eq!(read_data(done.data), [9; BLOCK]);
     assert!(world.take_done(4).result.is_ok());
     assert_eq!(world.target.storage[BLOCK..3 * BLOCK], [[0; BLOCK], [4; BLOCK]].concat());
-    let writes = world.target.seen.io.iter().filter(|&&opcode| opcode == io::WRITE).count();
+    let writes = world.target.received.io.iter().filter(|&&opcode| opcode == io::WRITE).count();
     assert_eq!(writes, 3, "no write was sent twice");
 }
 
@@ -380,7 +380,7 @@ fn after_a_loss_reads_go_again_and_writes_do_not() {
 fn waiting_for_a_connection_does_not_count_as_taking_long() {
     let mut world = ready(&config(), Script { hold_io: true, ..Script::default() });
     world.submit(read(0, 1), 1);
-    world.run(Duration::from_secs(1), |world| !world.target.seen.io.is_empty());
+    world.run(Duration::from_secs(1), |world| !world.target.received.io.is_empty());
     world.target.script.away = true;
     world.world.reset_connections(common::address());
     let end = world.world.elapsed() + Duration::from_secs(90);
@@ -451,9 +451,9 @@ fn keep_alive_is_sent_and_its_absence_noticed() {
     let end = world.world.elapsed() + Duration::from_secs(60);
     world.run(Duration::from_secs(70), |world| world.world.elapsed() > end);
     assert!(
-        (23..=25).contains(&world.target.seen.keep_alives),
+        (23..=25).contains(&world.target.received.keep_alives),
         "{}",
-        world.target.seen.keep_alives
+        world.target.received.keep_alives
     );
     assert_eq!(world.events.len(), 1);
     world.target.script.ignore_keep_alive = true;
@@ -488,7 +488,7 @@ fn disconnecting_shuts_the_controller_down() {
     world.run(Duration::from_secs(5), |world| {
         world.controller.is_finished() && world.queues.is_closed()
     });
-    assert_eq!(world.target.seen.shutdowns, 1);
+    assert_eq!(world.target.received.shutdowns, 1);
     assert!(matches!(world.events.last(), Some(ControllerEvent::Closed)));
 }
 
@@ -535,7 +535,7 @@ fn a_controller_that_stays_away_is_given_up() {
     let config = HostConfig { backoff, ..config() };
     let mut world = ready(&config, Script { hold_io: true, ..Script::default() });
     world.submit(read(0, 1), 1);
-    world.run(Duration::from_secs(1), |world| !world.target.seen.io.is_empty());
+    world.run(Duration::from_secs(1), |world| !world.target.received.io.is_empty());
     world.target.script.away = true;
     world.world.reset_connections(common::address());
     world.run(Duration::from_secs(1), |world| !world.queues.is_ready());

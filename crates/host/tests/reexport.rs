@@ -79,10 +79,10 @@ fn a_target_exports_what_another_target_exports() {
 /// Waits for news of the controller until `holds`.
 fn wait_until(controller: &RemoteController, what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    let mut seen = 0;
+    let mut version = 0;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
-        seen = controller.wait_change(seen, Duration::from_millis(100));
+        version = controller.wait_change(version, Duration::from_millis(100));
     }
 }
 

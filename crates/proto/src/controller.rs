@@ -33,9 +33,9 @@ mod management;
 mod queues;
 mod registers;
 mod sgl;
+mod snapshot;
 mod subsystem;
 mod tolerance;
-mod view;
 
 pub use admin::{Facts, asks_for_controllers};
 pub use connect::{
@@ -48,12 +48,12 @@ pub use io::{IoCommand, parse_io, parse_ranges};
 pub use keep_alive::{ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, TRAFFIC_REPORT_INTERVAL};
 pub use log::IoCounters;
 pub use management::ManagementCommand;
+pub use snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot};
 pub use subsystem::{
     HostAccess, Limits, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace, Pool,
     Subsystem, SubsystemError, Visibility, find_namespace,
 };
 pub use tolerance::Tolerance;
-pub use view::{DiscoveryFilter, ListenerInfo, Referral, TargetView};
 
 use changed::ChangedNamespaces;
 use discovery::DiscoveryLog;
@@ -78,7 +78,7 @@ pub struct Association {
     /// What [`find_subsystem`] found.
     pub role: Role,
     /// What the target offers at this moment.
-    pub view: Arc<TargetView>,
+    pub snapshot: Arc<TargetSnapshot>,
     /// The address that the host connected to.
     pub local_address: SocketAddr,
 }
@@ -184,8 +184,8 @@ pub struct Controller {
 /// What a controller gives access to.
 #[derive(Debug)]
 enum Kind {
-    /// An NVM subsystem, as of the latest view: all of it, and what the host sees of it.
-    Io { whole: Arc<Subsystem>, seen: Arc<Subsystem> },
+    /// An NVM subsystem, as of the latest snapshot: all of it, and what the host sees of it.
+    Io { whole: Arc<Subsystem>, visible: Arc<Subsystem> },
     /// The discovery service.
     Discovery(Box<DiscoveryService>),
 }
@@ -210,15 +210,15 @@ impl Controller {
     /// A controller that is not enabled yet.
     #[must_use]
     pub fn new(association: Association, now: Instant) -> Self {
-        let Association { cntlid, request, role, view, local_address } = association;
+        let Association { cntlid, request, role, snapshot, local_address } = association;
         let (kind, is_discovery) = match role {
             Role::Io(whole) => {
-                let seen = whole.seen_by(&request.hostnqn);
-                (Kind::Io { whole, seen }, false)
+                let visible = whole.visible_to(&request.hostnqn);
+                (Kind::Io { whole, visible }, false)
             }
             Role::Discovery => {
-                let limits = view.discovery_limits;
-                let log = DiscoveryLog::new(view, &request.hostnqn, local_address);
+                let limits = snapshot.discovery_limits;
+                let log = DiscoveryLog::new(snapshot, &request.hostnqn, local_address);
                 (Kind::Discovery(Box::new(DiscoveryService { log, limits })), true)
             }
         };
@@ -264,12 +264,12 @@ impl Controller {
         self.hostid
     }
 
-    /// The part of its subsystem that its host sees, as of the latest view; `None` for a discovery
+    /// The part of its subsystem that its host sees, as of the latest snapshot; `None` for a discovery
     /// controller.
     #[must_use]
     pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
         match &self.kind {
-            Kind::Io { seen, .. } => Some(seen),
+            Kind::Io { visible, .. } => Some(visible),
             Kind::Discovery(_) => None,
         }
     }
@@ -335,20 +335,20 @@ impl Controller {
     }
 
     /// What the target offers has changed.
-    pub fn handle_view(&mut self, view: Arc<TargetView>) {
+    pub fn handle_snapshot(&mut self, snapshot: Arc<TargetSnapshot>) {
         if self.abandoned {
             return;
         }
-        let (whole, seen) = match &mut self.kind {
-            Kind::Io { whole, seen } => (whole, seen),
+        let (whole, visible) = match &mut self.kind {
+            Kind::Io { whole, visible } => (whole, visible),
             Kind::Discovery(service) => {
-                if service.log.update(view) && self.keep_alive.has_timeout() {
+                if service.log.update(snapshot) && self.keep_alive.has_timeout() {
                     self.events.raise(EventKind::DiscoveryChanged, &mut self.actions);
                 }
                 return;
             }
         };
-        let Some(new) = view.subsystem(&whole.nqn) else {
+        let Some(new) = snapshot.subsystem(&whole.nqn) else {
             return self.abandon(AbandonReason::SubsystemRemoved);
         };
         if Arc::ptr_eq(new, whole) {
@@ -357,12 +357,12 @@ impl Controller {
         if !new.hosts.admits(&self.hostnqn) {
             return self.abandon(AbandonReason::HostRemoved);
         }
-        let now_seen = new.seen_by(&self.hostnqn);
-        if self.changed.compare(&seen.namespaces, &now_seen.namespaces) {
+        let now_visible = new.visible_to(&self.hostnqn);
+        if self.changed.compare(&visible.namespaces, &now_visible.namespaces) {
             self.events.raise(EventKind::NamespaceChanged, &mut self.actions);
         }
         *whole = Arc::clone(new);
-        *seen = now_seen;
+        *visible = now_visible;
     }
 
     /// Records a command that failed; failed admin commands are recorded without being told.

@@ -132,14 +132,14 @@ fn what_is_wrong_is_said_with_what_would_be_right() {
     let error = daemon.refused(&["ns", "set", NQN, "7", "--show", HOST]);
     assert!(error.contains("every host sees namespace 7") && error.contains("--hidden"), "{error}");
     daemon.ok(&["ns", "add", NQN, "m1", "--hidden"]);
-    let seen_by = |nsid: &str| {
+    let visible_to = |nsid: &str| {
         let table = daemon.ok(&["ns", "ls"]);
         let mut rows = table.lines().filter(|row| row.contains(&format!("{NQN}  {nsid} ")));
         rows.next().and_then(|row| row.split_whitespace().last()).unwrap().to_owned()
     };
-    assert_eq!((&*seen_by("7"), &*seen_by("1")), ("all", "none"));
+    assert_eq!((&*visible_to("7"), &*visible_to("1")), ("all", "none"));
     daemon.ok(&["ns", "set", NQN, "1", "--show", HOST]);
-    assert_eq!(seen_by("1"), HOST);
+    assert_eq!(visible_to("1"), HOST);
     daemon.ok(&["ns", "rm", NQN, "1"]);
     let error = daemon.refused(&["bdev", "set", "m0", "--size", "16M"]);
     assert!(error.contains("keeps its size"), "{error}");

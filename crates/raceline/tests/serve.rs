@@ -13,7 +13,7 @@ use support::{Served, call, configure};
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
 /// Everything that clients can ask for.
-fn picture(socket: &Path) -> Value {
+fn snapshot(socket: &Path) -> Value {
     let mut all = serde_json::Map::new();
     for method in ["bdev_get_bdevs", "nvmf_get_subsystems", "nvmf_get_transports"] {
         all.insert(method.to_owned(), call(socket, method, Value::Null).unwrap());
@@ -41,15 +41,15 @@ fn what_was_acknowledged_is_there_after_a_kill() {
     let arguments = ["--state-dir", state.to_str().unwrap()];
     let served = Served::start(&socket, &arguments);
     configure(&socket, NQN, 2048);
-    let (before, identity) = (picture(&socket), identify(&socket));
+    let (before, identity) = (snapshot(&socket), identify(&socket));
     served.end(Signal::KILL);
     let served = Served::start(&socket, &arguments);
-    assert_eq!(picture(&socket), before);
+    assert_eq!(snapshot(&socket), before);
     assert_eq!(identify(&socket), identity);
     assert_eq!(served.end(Signal::TERM).code, Some(0));
     assert!(!socket.exists());
     let served = Served::start(&socket, &arguments);
-    assert_eq!(picture(&socket), before);
+    assert_eq!(snapshot(&socket), before);
     call(&socket, "spdk_kill_instance", json!({ "sig_name": "SIGTERM" })).unwrap();
     assert_eq!(served.finish().code, Some(0));
 }

@@ -396,7 +396,7 @@ fn make_until_refused(socket: &Path, prefix: &str) -> (usize, Value) {
 }
 
 /// Everything that clients can ask for.
-fn picture(socket: &Path) -> Value {
+fn snapshot(socket: &Path) -> Value {
     let ask = |method: &str| call(socket, method, Value::Null).unwrap();
     json!([ask("bdev_get_bdevs"), ask("nvmf_get_subsystems"), ask("nvmf_get_transports")])
 }
@@ -430,7 +430,7 @@ fn survive_a_full_disk(kind: &str) {
     // Room reserved earlier is used up first; after that nothing changes any more.
     let (made, error) = make_until_refused(&socket, "n");
     check_full(&error);
-    let before = picture(&socket);
+    let before = snapshot(&socket);
     assert_eq!(before[0].as_array().unwrap().len(), made + 1);
     for (method, params) in [
         ("bdev_null_create", json!({ "name": "x", "num_blocks": 8, "block_size": 512 })),
@@ -439,29 +439,29 @@ fn survive_a_full_disk(kind: &str) {
         ("bdev_malloc_delete", json!({ "name": "M" })),
     ] {
         check_full(&call(&socket, method, params).unwrap_err());
-        assert_eq!(picture(&socket), before, "{method}");
+        assert_eq!(snapshot(&socket), before, "{method}");
     }
     io.join().unwrap();
     // A kill and a start while the disk is full bring back exactly that.
     served.end(Signal::KILL);
     let served = disk.start(&socket);
-    assert_eq!(picture(&socket), before);
+    assert_eq!(snapshot(&socket), before);
     check_full(&make_until_refused(&socket, "more").1);
-    let before = picture(&socket);
+    let before = snapshot(&socket);
     disk.make_room();
     let params = json!({ "name": "after", "num_blocks": 8, "block_size": 512 });
     call(&socket, "bdev_null_create", params).unwrap();
     call(&socket, "bdev_null_delete", json!({ "name": "after" })).unwrap();
-    assert_eq!(picture(&socket), before);
+    assert_eq!(snapshot(&socket), before);
     served.end(Signal::KILL);
     let served = disk.start(&socket);
-    assert_eq!(picture(&socket), before);
+    assert_eq!(snapshot(&socket), before);
     // The daemon ends in good order, and a checkpoint without room loses nothing.
     disk.fill();
     let output = served.end(Signal::TERM);
     assert!(matches!(output.code, Some(0 | 1)), "{}", output.stderr);
     let served = disk.start(&socket);
-    assert_eq!(picture(&socket), before);
+    assert_eq!(snapshot(&socket), before);
     served.end(Signal::KILL);
 }
 

@@ -103,7 +103,7 @@ impl Bdev for FaultyBdev {
             lie: self.lie,
             owner,
             held: Vec::new(),
-            snapshots: Vec::new(),
+            old_contents: Vec::new(),
         }))
     }
 }
@@ -120,7 +120,7 @@ struct FaultyChannel {
     /// Delayed requests by the index of their timer.
     held: Vec<Option<Held>>,
     /// Old contents, for stale reads.
-    snapshots: Vec<(u64, Vec<u8>)>,
+    old_contents: Vec<(u64, Vec<u8>)>,
 }
 
 struct Held {
@@ -146,7 +146,7 @@ impl FaultyChannel {
 
     /// Puts back the old contents.
     fn overlay(&self, offset: u64, bytes: &mut [u8]) {
-        for (at, old) in self.snapshots.iter().rev() {
+        for (at, old) in self.old_contents.iter().rev() {
             for (old, at) in old.iter().zip(*at..) {
                 let index = at.checked_sub(offset).and_then(|index| usize::try_from(index).ok());
                 if let Some(byte) = index.and_then(|index| bytes.get_mut(index)) {
@@ -183,7 +183,7 @@ impl FaultyChannel {
         let Request { tag, op } = request;
         match (op, self.lie) {
             (Op::Write { offset, data, fua }, Some(Lie::StaleRead)) => {
-                self.snapshots.push((offset, data.to_vec()));
+                self.old_contents.push((offset, data.to_vec()));
                 self.inner.submit(cx, Request { tag, op: Op::Write { offset, data, fua } }, done);
             }
             (Op::Read { offset, len, buf }, Some(Lie::StaleRead)) if lies => {

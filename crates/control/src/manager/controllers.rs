@@ -299,9 +299,9 @@ fn devices_of(model: &Model, controller: &Arc<Controller>) -> Vec<String> {
 
 /// Follows a controller until it is detached or the manager is gone.
 fn watch(manager: &Weak<SharedManager>, controller: &Arc<Controller>) {
-    let (mut seen, mut followed) = (0, 0);
+    let (mut version, mut followed) = (0, 0);
     loop {
-        seen = controller.link.wait_change(seen, FOLLOW_INTERVAL);
+        version = controller.link.wait_change(version, FOLLOW_INTERVAL);
         let Some(shared) = manager.upgrade() else { return };
         if controller.detached.load(Ordering::Relaxed) {
             return;
@@ -312,9 +312,9 @@ fn watch(manager: &Weak<SharedManager>, controller: &Arc<Controller>) {
         // A namespace of a drive that another program had may be free now.
         let again = matches!(controller.link, Link::Drive(_))
             && !super::lock(&controller.unopened).is_empty();
-        if followed != seen || again {
+        if followed != version || again {
             manager.follow(controller);
-            followed = seen;
+            followed = version;
         }
     }
 }

@@ -370,14 +370,14 @@ struct Follower {
     discovery: Arc<Discovery>,
     host: Option<Host>,
     /// The state of the connection that was last handled.
-    seen: u64,
+    version: u64,
     /// Index of the service's address that is tried next.
     turn: usize,
 }
 
 impl Follower {
     fn new(manager: Weak<SharedManager>, discovery: Arc<Discovery>) -> Self {
-        Self { manager, discovery, host: None, seen: 0, turn: 0 }
+        Self { manager, discovery, host: None, version: 0, turn: 0 }
     }
 
     fn run(mut self) {
@@ -420,7 +420,7 @@ impl Follower {
     fn look(&mut self) {
         if self.host.is_none() {
             match self.connect() {
-                Ok(host) => (self.host, self.seen) = (Some(host), 0),
+                Ok(host) => (self.host, self.version) = (Some(host), 0),
                 Err(error) => {
                     self.discovery.lock().problem = Some(error);
                     return self.pause(RETRY_INTERVAL);
@@ -428,11 +428,11 @@ impl Follower {
             }
         }
         let Some(host) = &self.host else { return };
-        let seen = host.wait_change(self.seen, FOLLOW_INTERVAL);
-        if seen == self.seen {
+        let version = host.wait_change(self.version, FOLLOW_INTERVAL);
+        if version == self.version {
             return;
         }
-        self.seen = seen;
+        self.version = version;
         let log = match host.is_up() {
             true => host.discover().map_err(|error| error.to_string()),
             false => Err("the connection is lost".to_owned()),

@@ -29,11 +29,11 @@ struct History {
     /// Whether room is being prepared now.
     preparing: bool,
     /// Statistics of the crashes that were checked.
-    seen: Seen,
+    statistics: Statistics,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct Statistics {
     crashes: usize,
     cut_off: usize,
     unacknowledged_kept: usize,
@@ -109,8 +109,8 @@ fn judge(history: &History, recovered: &Recovered) -> Result<usize, String> {
 fn check(history: &mut History, image: &Image, random: &mut Random) -> Result<(), String> {
     for _ in 0..CRASHES_PER_POINT {
         let crashed = image.crash(random);
-        history.seen.preparing += usize::from(history.preparing);
-        history.seen.zeroes_behind += usize::from(ends_in_zeroes(&crashed));
+        history.statistics.preparing += usize::from(history.preparing);
+        history.statistics.zeroes_behind += usize::from(ends_in_zeroes(&crashed));
         // Power is also cut during recovery.
         let recovering = SimDisk::new(crashed.clone());
         let images = Arc::new(Mutex::new(Vec::new()));
@@ -119,14 +119,14 @@ fn check(history: &mut History, image: &Image, random: &mut Random) -> Result<()
         let (_, recovered) =
             ChangeLog::open(Arc::new(recovering.clone())).map_err(|error| error.to_string())?;
         let found = judge(history, &recovered)?;
-        history.seen.crashes += 1;
-        history.seen.cut_off += recovered.notes.len();
-        history.seen.unacknowledged_kept += usize::from(found > history.acknowledged);
+        history.statistics.crashes += 1;
+        history.statistics.cut_off += recovered.notes.len();
+        history.statistics.unacknowledged_kept += usize::from(found > history.acknowledged);
         for image in images.lock().unwrap().drain(..) {
             let (_, _, recovered) =
                 open(image.crash(random)).map_err(|error| format!("opened twice: {error}"))?;
             judge(history, &recovered).map_err(|error| format!("opened twice: {error}"))?;
-            history.seen.during_recovery += 1;
+            history.statistics.during_recovery += 1;
         }
         // A change that one recovery has shown stays.
         let again = recovering.image().crash(random);
@@ -153,7 +153,7 @@ fn prepare_room(log: &mut ChangeLog, bytes: u64) -> Result<(), String> {
 }
 
 /// Runs one history. Gives its statistics, or the first violation.
-fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, String> {
+fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Statistics, String> {
     let mut random = Random(seed);
     let history = Arc::new(Mutex::new(History::default()));
     let violation = Arc::new(Mutex::new(None));
@@ -224,8 +224,8 @@ fn run(seed: u64, steps: usize, prepare: impl Fn(&mut Image)) -> Result<Seen, St
             return Err(violation);
         }
     }
-    let seen = history.lock().unwrap().seen.clone();
-    Ok(seen)
+    let statistics = history.lock().unwrap().statistics.clone();
+    Ok(statistics)
 }
 
 fn random_change(random: &mut Random) -> Value {
@@ -249,16 +249,16 @@ fn nothing_acknowledged_is_lost_wherever_power_is_cut() {
         Some(seed) => seed..seed + 1,
         None => 0..variable("RACELINE_STATE_SEEDS").unwrap_or(SEEDS),
     };
-    let mut total = Seen::default();
+    let mut total = Statistics::default();
     for seed in seeds.clone() {
         match run(seed, STEPS, |_| {}) {
-            Ok(seen) => {
-                total.crashes += seen.crashes;
-                total.cut_off += seen.cut_off;
-                total.unacknowledged_kept += seen.unacknowledged_kept;
-                total.during_recovery += seen.during_recovery;
-                total.preparing += seen.preparing;
-                total.zeroes_behind += seen.zeroes_behind;
+            Ok(statistics) => {
+                total.crashes += statistics.crashes;
+                total.cut_off += statistics.cut_off;
+                total.unacknowledged_kept += statistics.unacknowledged_kept;
+                total.during_recovery += statistics.during_recovery;
+                total.preparing += statistics.preparing;
+                total.zeroes_behind += statistics.zeroes_behind;
             }
             Err(violation) => panic!("RACELINE_STATE_SEED={seed}: {violation}"),
         }

@@ -81,10 +81,10 @@ impl LinkState {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Waits until the state is newer than `seen`, and gives its version.
-    pub(crate) fn wait(&self, seen: u64, timeout: Duration) -> u64 {
+    /// Waits until the state is newer than `version`, and gives the version that it has then.
+    pub(crate) fn wait(&self, version: u64, timeout: Duration) -> u64 {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_old = |state: &mut LinkSnapshot| state.version == seen;
+        let is_old = |state: &mut LinkSnapshot| state.version == version;
         let waited = self.changed.wait_timeout_while(state, timeout, is_old);
         waited.unwrap_or_else(PoisonError::into_inner).0.version
     }

@@ -88,11 +88,11 @@ impl Allowed {
     }
 
     /// Takes over what the controller says now; while no association is up, that is nothing new.
-    fn update(&mut self, seen: LinkSnapshot) {
-        if let Some(association) = &seen.association {
+    fn update(&mut self, snapshot: LinkSnapshot) {
+        if let Some(association) = &snapshot.association {
             *self = Self::by(association);
         }
-        self.version = seen.version;
+        self.version = snapshot.version;
     }
 
     #[inline(always)]
@@ -371,8 +371,8 @@ impl CallerQueues {
 
     /// Has the queues follow the association.
     fn follow(&mut self) {
-        let seen = self.follower.follow(&mut self.driver.cx(), &mut self.queues);
-        self.allowed.update(seen);
+        let snapshot = self.follower.follow(&mut self.driver.cx(), &mut self.queues);
+        self.allowed.update(snapshot);
     }
 
     #[inline(always)]

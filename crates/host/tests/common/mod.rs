@@ -115,9 +115,9 @@ pub struct Script {
     pub queues_granted: Option<u16>,
 }
 
-/// What was seen.
+/// What has come from the host.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Received {
     pub connects: u32,
     pub flow_off_connects: u32,
     pub keep_alives: u32,
@@ -156,7 +156,7 @@ pub struct Target {
     connections: Vec<Connection>,
     pub storage: Vec<u8>,
     pub script: Script,
-    pub seen: Seen,
+    pub received: Received,
     cc: u32,
     next_cntlid: u16,
 }
@@ -171,7 +171,7 @@ impl Target {
             connections: Vec::new(),
             storage: vec![0; BLOCK * BLOCKS],
             script: Script::default(),
-            seen: Seen::default(),
+            received: Received::default(),
             cc: 0,
             next_cntlid: 1,
         }
@@ -310,7 +310,7 @@ impl Target {
                     }
                 }
                 Event::Terminated(_) => {
-                    self.seen.terminated += 1;
+                    self.received.terminated += 1;
                     self.close(index);
                     return;
                 }
@@ -370,9 +370,9 @@ impl Target {
 
     fn connect(&mut self, index: usize, sqe: &Sqe) {
         let words = ConnectWords::parse(sqe);
-        self.seen.connects += 1;
+        self.received.connects += 1;
         let wants_off = words.cattr & 4 != 0;
-        self.seen.flow_off_connects += u32::from(wants_off);
+        self.received.flow_off_connects += u32::from(wants_off);
         if wants_off && self.script.refuse_cattr {
             self.respond(index, sqe, Status::CONNECT_INVALID_PARAMETERS.dnr(), 46, 0);
             return;
@@ -397,7 +397,7 @@ impl Target {
             (fabrics::OPCODE, fabrics::PROPERTY_SET) => {
                 assert_eq!(sqe.cdw11.get(), CC);
                 self.cc = sqe.cdw12.get();
-                self.seen.shutdowns += u32::from(self.cc >> 14 & 3 == 1);
+                self.received.shutdowns += u32::from(self.cc >> 14 & 3 == 1);
                 self.respond(index, sqe, Status::SUCCESS, 0, 0);
             }
             (fabrics::OPCODE, _) => {
@@ -419,7 +419,7 @@ impl Target {
                 self.respond(index, sqe, Status::SUCCESS, last << 16 | last, 0);
             }
             (admin::KEEP_ALIVE, _) => {
-                self.seen.keep_alives += 1;
+                self.received.keep_alives += 1;
                 if !self.script.ignore_keep_alive {
                     self.respond(index, sqe, Status::SUCCESS, 0, 0);
                 }
@@ -469,9 +469,9 @@ impl Target {
     }
 
     fn io(&mut self, index: usize, sqe: &Sqe, data: &[u8]) {
-        self.seen.io.push(sqe.opc);
+        self.received.io.push(sqe.opc);
         let qid = self.connections[index].qid.unwrap_or(0);
-        self.seen.places.push((qid, BlockRange::parse(sqe).slba));
+        self.received.places.push((qid, BlockRange::parse(sqe).slba));
         if self.script.hold_io {
             return;
         }

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use super::sgl::sgl_transfer;
+use super::snapshot::TargetSnapshot;
 use super::subsystem::{Limits, Subsystem};
-use super::view::TargetView;
 use crate::nvme::fabrics::{CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectWords};
 use crate::nvme::opcode::fabrics;
 use crate::nvme::{ControllerId, Direction, HostId, HostNqn, Nqn, QueueId, Sqe, Status, Transfer};
@@ -163,12 +163,12 @@ pub enum Role {
 }
 
 impl Role {
-    /// The limits that it grants, in a target of that view.
+    /// The limits that it grants, in a target of that snapshot.
     #[must_use]
-    pub fn limits<'a>(&'a self, view: &'a TargetView) -> &'a Limits {
+    pub fn limits<'a>(&'a self, snapshot: &'a TargetSnapshot) -> &'a Limits {
         match self {
             Self::Io(subsystem) => &subsystem.limits,
-            Self::Discovery => &view.discovery_limits,
+            Self::Discovery => &snapshot.discovery_limits,
         }
     }
 
@@ -187,14 +187,14 @@ impl Role {
 ///
 /// When a check fails: the error of the first that does.
 pub fn find_subsystem(
-    view: &TargetView,
+    snapshot: &TargetSnapshot,
     request: &ConnectRequest,
     port_id: u16,
 ) -> Result<Role, ConnectError> {
     let role = if request.subnqn.is_discovery() {
         Role::Discovery
     } else {
-        match view.subsystem(&request.subnqn) {
+        match snapshot.subsystem(&request.subnqn) {
             Some(subsystem) => Role::Io(Arc::clone(subsystem)),
             None => return Err(ConnectError::in_data(IPO_SUBNQN).transient()),
         }
@@ -203,12 +203,12 @@ pub fn find_subsystem(
         let status = Status::CONNECT_INVALID_HOST.dnr();
         return Err(ConnectError { status, ipo: IPO_HOSTNQN, in_data: true });
     }
-    if role.subsystem().is_some_and(|subsystem| !view.leads_to(port_id, subsystem)) {
+    if role.subsystem().is_some_and(|subsystem| !snapshot.leads_to(port_id, subsystem)) {
         // the listener may be about to be added, as after a restart
         let status = Status::CONNECT_INVALID_HOST;
         return Err(ConnectError { status, ipo: IPO_SUBNQN, in_data: true });
     }
-    let limits = role.limits(view);
+    let limits = role.limits(snapshot);
     let most =
         if request.qid.is_admin() { limits.max_admin_entries } else { limits.max_queue_entries };
     check_entries(request, most)?;

@@ -1,15 +1,15 @@
 //! The Discovery log page of one host (Fabrics 1.1, 5.3).
 //!
 //! A host reads the page in pieces and checks with GENCTR that they belong together. All
-//! pieces therefore come from the same view as the first piece.
+//! pieces therefore come from the same snapshot as the first piece.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
+use super::snapshot::{ListenerInfo, Referral, TargetSnapshot};
 use super::subsystem::Limits;
-use super::view::{ListenerInfo, Referral, TargetView};
 use crate::nvme::discovery::{
     DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPLICATE, EFLAGS_PERSISTENT,
     SUBTYPE_CURRENT_DISCOVERY, SUBTYPE_NVM, SUBTYPE_REFERRAL, TREQ_DISABLE_SQ_FLOW,
@@ -28,10 +28,10 @@ const _: () = assert!(DiscoveryHeader::LEN == RECORD_LEN);
 
 /// The page as it was at one moment.
 #[derive(Clone, Debug)]
-struct Snapshot {
-    /// GENCTR: the generation of the view when what this host sees last changed.
+struct Edition {
+    /// GENCTR: the generation of the snapshot when what this host sees last changed.
     genctr: u64,
-    view: Arc<TargetView>,
+    snapshot: Arc<TargetSnapshot>,
 }
 
 /// The Discovery log of one association.
@@ -40,23 +40,23 @@ pub(crate) struct DiscoveryLog {
     host: HostNqn,
     /// The address that the host connected to.
     local: SocketAddr,
-    current: Snapshot,
+    current: Edition,
     /// What the host is reading.
-    reading: Snapshot,
+    reading: Edition,
 }
 
 impl DiscoveryLog {
-    pub(crate) fn new(view: Arc<TargetView>, host: &HostNqn, local: SocketAddr) -> Self {
-        let current = Snapshot { genctr: view.generation, view };
+    pub(crate) fn new(snapshot: Arc<TargetSnapshot>, host: &HostNqn, local: SocketAddr) -> Self {
+        let current = Edition { genctr: snapshot.generation, snapshot };
         let local = SocketAddr::new(local.ip().to_canonical(), local.port());
         Self { host: host.clone(), local, reading: current.clone(), current }
     }
 
-    /// Takes a new view; says whether this host sees a difference.
-    pub(crate) fn update(&mut self, view: Arc<TargetView>) -> bool {
-        let changed = !self.records(&self.current.view).eq(self.records(&view));
-        let genctr = if changed { view.generation } else { self.current.genctr };
-        self.current = Snapshot { genctr, view };
+    /// Takes a new snapshot; says whether this host sees a difference.
+    pub(crate) fn update(&mut self, snapshot: Arc<TargetSnapshot>) -> bool {
+        let changed = !self.records(&self.current.snapshot).eq(self.records(&snapshot));
+        let genctr = if changed { snapshot.generation } else { self.current.genctr };
+        self.current = Edition { genctr, snapshot };
         changed
     }
 
@@ -65,7 +65,7 @@ impl DiscoveryLog {
         if offset == 0 {
             self.reading = self.current.clone();
         }
-        let count = self.records(&self.reading.view).count();
+        let count = self.records(&self.reading.snapshot).count();
         let offset = usize::try_from(offset).map_err(|_| Status::INVALID_FIELD.dnr())?;
         if offset > (count + 1) * RECORD_LEN {
             return Err(Status::INVALID_FIELD.dnr());
@@ -77,7 +77,7 @@ impl DiscoveryLog {
         };
         let mut page = Copier { skip: offset, reply };
         page.copy(header.as_bytes());
-        for record in self.records(&self.reading.view) {
+        for record in self.records(&self.reading.snapshot) {
             if page.reply.is_empty() {
                 break;
             }
@@ -90,32 +90,36 @@ impl DiscoveryLog {
 
     /// The records that this host sees: every subsystem that admits it at every listener that leads there,
     /// the entrances to this service, and the referrals to other places.
-    fn records<'a>(&'a self, view: &'a TargetView) -> impl Iterator<Item = Record<'a>> + 'a {
+    fn records<'a>(
+        &'a self,
+        snapshot: &'a TargetSnapshot,
+    ) -> impl Iterator<Item = Record<'a>> + 'a {
         let admitted =
-            view.subsystems.iter().filter(|subsystem| subsystem.hosts.admits(&self.host));
+            snapshot.subsystems.iter().filter(|subsystem| subsystem.hosts.admits(&self.host));
         let subsystems = admitted.flat_map(move |subsystem| {
-            let listeners = view.listeners.iter().filter(|l| l.leads_to(subsystem));
+            let listeners = snapshot.listeners.iter().filter(|l| l.leads_to(subsystem));
             listeners.filter_map(move |listener| {
                 Some(Record::Subsystem {
                     nqn: &subsystem.nqn,
                     admin_entries: subsystem.limits.max_admin_entries,
-                    address: self.address(view, listener)?,
+                    address: self.address(snapshot, listener)?,
                     port_id: listener.port_id,
                 })
             })
         });
-        let entrances = view.discovery_ports.iter().filter_map(move |&port_id| {
-            let address = self.address(view, view.listener(port_id)?)?;
-            let admin_entries = view.discovery_limits.max_admin_entries;
+        let entrances = snapshot.discovery_ports.iter().filter_map(move |&port_id| {
+            let address = self.address(snapshot, snapshot.listener(port_id)?)?;
+            let admin_entries = snapshot.discovery_limits.max_admin_entries;
             Some(Record::Entrance { admin_entries, address, port_id })
         });
-        let referrals = view.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
+        let referrals =
+            snapshot.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
         subsystems.chain(entrances).chain(referrals.map(Record::Referral))
     }
 
     /// The listener's address as this host can use it. A listener on every address is given as the
     /// address that the host connected to, and a loopback address only to hosts on loopback.
-    fn address(&self, view: &TargetView, listener: &ListenerInfo) -> Option<SocketAddr> {
+    fn address(&self, snapshot: &TargetSnapshot, listener: &ListenerInfo) -> Option<SocketAddr> {
         let (bound, local) = (listener.address.ip(), self.local.ip());
         let ip = if bound.is_unspecified() {
             (bound.is_ipv6() || local.is_ipv4()).then_some(local)?
@@ -123,7 +127,7 @@ impl DiscoveryLog {
             (!bound.is_loopback() || local.is_loopback()).then_some(bound.to_canonical())?
         };
         let address = SocketAddr::new(ip, listener.address.port());
-        let filter = view.discovery_filter;
+        let filter = snapshot.discovery_filter;
         let shown = !(filter.address && address.ip() != local
             || filter.service && address.port() != self.local.port());
         shown.then_some(address)

@@ -320,13 +320,14 @@ impl Subsystem {
     /// The subsystem with only the namespaces that this host sees, all of them visible; the
     /// subsystem itself when the host sees all.
     #[must_use]
-    pub fn seen_by(self: &Arc<Self>, host: &HostNqn) -> Arc<Self> {
+    pub fn visible_to(self: &Arc<Self>, host: &HostNqn) -> Arc<Self> {
         if self.namespaces.iter().all(|namespace| namespace.visibility == Visibility::All) {
             return Arc::clone(self);
         }
-        let seen = self.namespaces.iter().filter(|namespace| namespace.visibility.includes(host));
+        let visible =
+            self.namespaces.iter().filter(|namespace| namespace.visibility.includes(host));
         let namespaces =
-            seen.map(|namespace| Namespace { visibility: Visibility::All, ..namespace.clone() });
+            visible.map(|namespace| Namespace { visibility: Visibility::All, ..namespace.clone() });
         Arc::new(Self { namespaces: namespaces.collect(), ..Self::clone(self) })
     }
 

@@ -1,7 +1,7 @@
 //! Connect: every check, in order, with its status and the place of the parameter.
 
 use raceline_proto::controller::{
-    AbandonReason, Action, ConnectError, HostAccess, Limits, Role, Subsystem, TargetView,
+    AbandonReason, Action, ConnectError, HostAccess, Limits, Role, Subsystem, TargetSnapshot,
     Tolerance, connect_transfer, parse_connect,
 };
 use raceline_proto::nvme::fabrics::ConnectWords;
@@ -12,8 +12,8 @@ use raceline_proto::nvme::{Nqn, QueueId, SglDescriptor, Sqe, Status};
 use zerocopy::IntoBytes;
 
 use super::support::{
-    CNTLID, Connect, HOSTID, HOSTNQN, Host, OTHER_HOSTNQN, OTHER_SUBNQN, SUBNQN, nqn, subsystem,
-    view,
+    CNTLID, Connect, HOSTID, HOSTNQN, Host, OTHER_HOSTNQN, OTHER_SUBNQN, SUBNQN, nqn, snapshot,
+    subsystem,
 };
 
 /// Connect Invalid Parameters; DW0 is IATTR in bits 23:16 and IPO in bits 15:0.
@@ -26,7 +26,7 @@ fn assert_invalid(result: Result<(), ConnectError>, dw0: u32, dnr: bool) {
 }
 
 fn admit(connect: &Connect) -> Result<(), ConnectError> {
-    connect.admit(&view(1, subsystem())).map(drop)
+    connect.admit(&snapshot(1, subsystem())).map(drop)
 }
 
 #[test]
@@ -36,11 +36,11 @@ fn a_right_connect_is_admitted() {
     assert_eq!((request.queue_entries, request.kato_ms), (32, 5000));
     assert_eq!((request.hostid, request.qid), (HOSTID, QueueId::ADMIN));
     assert!(!request.disable_sq_flow);
-    assert!(matches!(connect.admit(&view(1, subsystem())), Ok(Role::Io(_))));
+    assert!(matches!(connect.admit(&snapshot(1, subsystem())), Ok(Role::Io(_))));
     let mut connect = Connect::admin(Nqn::discovery().as_str());
     connect.words.cattr = 4;
     assert!(connect.parse().unwrap().disable_sq_flow);
-    assert_eq!(connect.admit(&TargetView::default()), Ok(Role::Discovery));
+    assert_eq!(connect.admit(&TargetSnapshot::default()), Ok(Role::Discovery));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn any_text_is_the_name_of_a_host() {
         let mut any = subsystem();
         any.hosts = HostAccess::Any;
         for subsystem in [named, any] {
-            let mut host = Host::connect_to(&connect, &view(1, subsystem), "192.0.2.1:4420");
+            let mut host = Host::connect_to(&connect, &snapshot(1, subsystem), "192.0.2.1:4420");
             host.enable();
             assert_eq!(host.controller.poll_tolerance(), Some(Tolerance::HostName), "{name}");
             assert_eq!(host.controller.poll_tolerance(), None, "once");
@@ -149,7 +149,8 @@ fn any_text_is_the_name_of_a_host() {
 fn any_text_is_the_name_of_a_subsystem() {
     for name in chosen_names() {
         let named = Subsystem { nqn: nqn(&name), ..subsystem() }.validated().unwrap();
-        let mut host = Host::connect_to(&Connect::admin(&name), &view(1, named), "192.0.2.1:4420");
+        let mut host =
+            Host::connect_to(&Connect::admin(&name), &snapshot(1, named), "192.0.2.1:4420");
         host.enable();
         let page = host.identify(cns::CONTROLLER, 0).ok().data;
         let field = page[768..1024].try_into().unwrap();
@@ -165,9 +166,9 @@ fn host_must_be_allowed() {
     assert_eq!(error.status, Status::CONNECT_INVALID_HOST.dnr());
     let mut open = subsystem();
     open.hosts = HostAccess::Any;
-    assert!(connect.admit(&view(1, open.clone())).is_ok());
+    assert!(connect.admit(&snapshot(1, open.clone())).is_ok());
     open.hosts = HostAccess::List(vec![]);
-    assert!(Connect::admin(SUBNQN).admit(&view(1, open)).is_err(), "nobody is admitted");
+    assert!(Connect::admin(SUBNQN).admit(&snapshot(1, open)).is_err(), "nobody is admitted");
 }
 
 #[test]
@@ -178,7 +179,7 @@ fn a_host_without_a_name_is_admitted_where_any_host_is() {
     assert_eq!((error.status, error.dw0()), (Status::CONNECT_INVALID_HOST.dnr(), 0x1_0200));
     let mut open = subsystem();
     open.hosts = HostAccess::Any;
-    let mut host = Host::connect_to(&connect, &view(1, open), "192.0.2.1:4420");
+    let mut host = Host::connect_to(&connect, &snapshot(1, open), "192.0.2.1:4420");
     host.enable();
     // its I/O queues have no name, either
     assert_invalid(host.io_connect(&Connect::io(1)), 0x1_0010, true);
@@ -186,7 +187,7 @@ fn a_host_without_a_name_is_admitted_where_any_host_is() {
     queue.data.hostnqn = [0; 256];
     host.io_connect(&queue).unwrap();
     // it is not on a list that comes later
-    host.controller.handle_view(view(2, subsystem()));
+    host.controller.handle_snapshot(snapshot(2, subsystem()));
     assert_eq!(host.actions(), [Action::Abandon { reason: AbandonReason::HostRemoved }]);
 }
 
@@ -219,16 +220,16 @@ fn the_admin_queue_is_as_deep_as_the_target_says() {
     let mut deep = subsystem();
     deep.limits.max_admin_entries = 4096;
     let discovery_limits = Limits { max_admin_entries: 64, ..Limits::DEFAULT };
-    let view = TargetView { discovery_limits, ..(*view(1, deep)).clone() };
+    let snapshot = TargetSnapshot { discovery_limits, ..(*snapshot(1, deep)).clone() };
     let mut connect = Connect::admin(SUBNQN);
     let mut discovery = Connect::admin(Nqn::discovery().as_str());
     for (sqsize, deep, shallow) in [(63, true, true), (64, true, false), (4096, false, false)] {
         (connect.words.sqsize, discovery.words.sqsize) = (sqsize, sqsize);
-        assert_eq!(connect.admit(&view).is_ok(), deep, "{sqsize}");
-        assert_eq!(discovery.admit(&view).is_ok(), shallow, "{sqsize}");
+        assert_eq!(connect.admit(&snapshot).is_ok(), deep, "{sqsize}");
+        assert_eq!(discovery.admit(&snapshot).is_ok(), shallow, "{sqsize}");
     }
     connect.words.sqsize = 4095;
-    connect.admit(&view).unwrap();
+    connect.admit(&snapshot).unwrap();
 }
 
 #[test]
@@ -312,7 +313,7 @@ fn io_connect_needs_an_enabled_controller() {
 
 #[test]
 fn discovery_controllers_have_no_io_queues() {
-    let mut host = Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009");
+    let mut host = Host::discovery(&snapshot(1, subsystem()), 0, "192.0.2.1:8009");
     assert_invalid(host.io_connect(&Connect::io(1)), 42, true);
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use raceline_proto::controller::{Action, HostAccess, ListenerInfo, Subsystem, TargetView};
+use raceline_proto::controller::{Action, HostAccess, ListenerInfo, Subsystem, TargetSnapshot};
 use raceline_proto::nvme::discovery::{DiscoveryEntry, DiscoveryHeader};
 use raceline_proto::nvme::feature::fid;
 use raceline_proto::nvme::log::lid;
@@ -10,19 +10,19 @@ use raceline_proto::nvme::{Nqn, Status};
 use zerocopy::FromBytes;
 
 use super::support::{
-    Connect, Host, OTHER_HOSTNQN, OTHER_SUBNQN, SUBNQN, listener, nqn, subsystem, view,
+    Connect, Host, OTHER_HOSTNQN, OTHER_SUBNQN, SUBNQN, listener, nqn, snapshot, subsystem,
 };
 
 const LOCAL: &str = "192.0.2.1:8009";
 
-fn target(generation: u64, listeners: Vec<ListenerInfo>) -> Arc<TargetView> {
+fn target(generation: u64, listeners: Vec<ListenerInfo>) -> Arc<TargetSnapshot> {
     let hidden = Subsystem {
         nqn: nqn(OTHER_SUBNQN),
         hosts: HostAccess::List(vec![nqn(OTHER_HOSTNQN)]),
         ..subsystem()
     };
     let subsystems = vec![Arc::new(hidden), Arc::new(subsystem())];
-    Arc::new(TargetView { generation, subsystems, listeners, ..TargetView::default() })
+    Arc::new(TargetSnapshot { generation, subsystems, listeners, ..TargetSnapshot::default() })
 }
 
 struct Log {
@@ -94,9 +94,9 @@ fn hosts_without_a_name_see_what_admits_any_host() {
     let mut connect = Connect::admin(Nqn::discovery().as_str());
     connect.data.hostnqn = [0; 256];
     let open = Subsystem { nqn: nqn(OTHER_SUBNQN), hosts: HostAccess::Any, ..subsystem() };
-    let mut view = TargetView::clone(&view(1, subsystem()));
-    view.subsystems.insert(0, Arc::new(open));
-    let mut host = Host::connect_to(&connect, &Arc::new(view), LOCAL);
+    let mut snapshot = TargetSnapshot::clone(&snapshot(1, subsystem()));
+    snapshot.subsystems.insert(0, Arc::new(open));
+    let mut host = Host::connect_to(&connect, &Arc::new(snapshot), LOCAL);
     host.enable();
     let log = read(&mut host);
     let names: Vec<_> = log.entries.iter().map(|e| Nqn::from_field(&e.subnqn).unwrap()).collect();
@@ -157,7 +157,7 @@ fn a_page_is_read_from_one_snapshot() {
     let mut host = Host::discovery(&one, 0, LOCAL);
     let before = host.log(lid::DISCOVERY, 0, 2048, true).ok().data;
     let two = target(2, vec![listener("192.0.2.7:4420", 1), listener("192.0.2.8:4420", 1)]);
-    host.controller.handle_view(two);
+    host.controller.handle_snapshot(two);
     let tail = host.log(lid::DISCOVERY, 1024, 1024, true).ok().data;
     assert_eq!(tail, before[1024..], "the rest of what was begun");
     let log = read(&mut host);
@@ -174,9 +174,9 @@ fn genctr_changes_when_what_the_host_sees_does() {
     let mut grown = subsystem();
     grown.namespaces.pop();
     other.subsystems = vec![Arc::new(grown)];
-    host.controller.handle_view(Arc::new(other));
+    host.controller.handle_snapshot(Arc::new(other));
     assert_eq!(read(&mut host).header.genctr.get(), 1);
-    host.controller.handle_view(target(3, vec![listener("192.0.2.1:4421", 1)]));
+    host.controller.handle_snapshot(target(3, vec![listener("192.0.2.1:4421", 1)]));
     assert_eq!(read(&mut host).header.genctr.get(), 3);
 }
 
@@ -187,11 +187,11 @@ fn a_persistent_host_hears_of_changes() {
     host.set_feature(fid::ASYNC_EVENT_CONFIG, 1 << 31).ok();
     let (first, second) = (host.request_event(), host.request_event());
     let event = |cid| Action::CompleteAer { cid, status: Status::SUCCESS, dw0: 0x0070_f002 };
-    host.controller.handle_view(target(2, listeners.clone()));
+    host.controller.handle_snapshot(target(2, listeners.clone()));
     assert_eq!(host.actions(), [], "nothing that it sees");
-    host.controller.handle_view(target(3, vec![]));
+    host.controller.handle_snapshot(target(3, vec![]));
     assert_eq!(host.actions(), [event(first)]);
-    host.controller.handle_view(target(4, listeners.clone()));
+    host.controller.handle_snapshot(target(4, listeners.clone()));
     assert_eq!(host.actions(), [], "masked");
     // reading the rest of an old page leaves the change to be reported
     host.log(lid::DISCOVERY, 1024, 1024, false).ok();
@@ -199,7 +199,7 @@ fn a_persistent_host_hears_of_changes() {
     let third = host.request_event();
     host.log(lid::DISCOVERY, 0, 1024, false).ok();
     assert_eq!(host.actions(), []);
-    host.controller.handle_view(target(5, vec![]));
+    host.controller.handle_snapshot(target(5, vec![]));
     assert_eq!(host.actions(), [event(third)]);
 }
 
@@ -208,14 +208,14 @@ fn a_host_without_keep_alive_does_not_hear_of_changes() {
     let mut host = Host::discovery(&target(1, vec![listener("192.0.2.1:4420", 1)]), 0, LOCAL);
     host.set_feature(fid::ASYNC_EVENT_CONFIG, 1 << 31).ok();
     host.request_event();
-    host.controller.handle_view(target(2, vec![]));
+    host.controller.handle_snapshot(target(2, vec![]));
     assert_eq!(host.actions(), []);
 }
 
 #[test]
 fn a_target_without_subsystems_has_an_empty_log() {
-    let mut host = Host::discovery(&Arc::new(TargetView::default()), 0, LOCAL);
+    let mut host = Host::discovery(&Arc::new(TargetSnapshot::default()), 0, LOCAL);
     let log = read(&mut host);
     assert_eq!((log.header.numrec.get(), log.entries.len()), (0, 0));
-    assert_eq!(view(1, subsystem()).subsystems.len(), 1);
+    assert_eq!(snapshot(1, subsystem()).subsystems.len(), 1);
 }

@@ -7,7 +7,7 @@ use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::property::Configuration;
 use raceline_proto::nvme::{CommandId, QueueId, Sqe, Status};
 
-use super::support::{Host, namespace, subsystem, view};
+use super::support::{Host, namespace, snapshot, subsystem};
 
 const NAMESPACE_CHANGED: u32 = 0x0004_0002;
 
@@ -26,7 +26,7 @@ fn listening() -> Host {
 fn change(host: &mut Host, generation: u64) {
     let mut changed = subsystem();
     changed.namespaces[0].block_count = 1000 + generation;
-    host.controller.handle_view(view(generation, changed));
+    host.controller.handle_snapshot(snapshot(generation, changed));
 }
 
 fn abort(host: &mut Host, sqid: u16, cid: u16) -> AdminOutcome {
@@ -49,11 +49,11 @@ fn an_added_and_a_removed_namespace_are_changes() {
     let cid = host.request_event();
     let mut more = subsystem();
     more.namespaces.push(namespace(3));
-    host.controller.handle_view(view(2, more));
+    host.controller.handle_snapshot(snapshot(2, more));
     assert_eq!(host.actions(), [completed(cid)]);
     host.log(lid::CHANGED_NAMESPACES, 0, 4096, false).ok();
     let cid = host.request_event();
-    host.controller.handle_view(view(3, subsystem()));
+    host.controller.handle_snapshot(snapshot(3, subsystem()));
     assert_eq!(host.actions(), [completed(cid)]);
 }
 

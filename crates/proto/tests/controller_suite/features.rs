@@ -5,7 +5,7 @@ use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::property::Configuration;
 use raceline_proto::nvme::{Sqe, Status};
 
-use super::support::{Connect, HOSTID, Host, subsystem, view};
+use super::support::{Connect, HOSTID, Host, snapshot, subsystem};
 
 const CURRENT: u32 = 0;
 const DEFAULT: u32 = 1;
@@ -209,7 +209,7 @@ fn keep_alive_timer_is_rounded() {
 
 #[test]
 fn discovery_controllers_have_events_and_keep_alive() {
-    let mut host = Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009");
+    let mut host = Host::discovery(&snapshot(1, subsystem()), 0, "192.0.2.1:8009");
     host.set_feature(fid::ASYNC_EVENT_CONFIG, 1 << 31).ok();
     assert_eq!(get(&mut host, fid::ASYNC_EVENT_CONFIG), 1 << 31);
     host.set_feature(fid::KEEP_ALIVE_TIMER, 30_000).ok();

@@ -9,7 +9,7 @@ use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{Nqn, SglDescriptor, Sqe};
 use zerocopy::FromBytes;
 
-use super::support::{CNTLID, Host, SUBNQN, namespace, subsystem, view};
+use super::support::{CNTLID, Host, SUBNQN, namespace, snapshot, subsystem};
 
 fn u16_at(data: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes(data[offset..offset + 2].try_into().unwrap())
@@ -137,13 +137,13 @@ fn vwc_is_present_when_any_namespace_has_a_volatile_cache() {
     let mut host = Host::ready_with(volatile);
     assert_eq!(host.identify(cns::CONTROLLER, 0).ok().data[525], 0b101);
     // recomputed when the namespaces change
-    host.controller.handle_view(view(2, subsystem()));
+    host.controller.handle_snapshot(snapshot(2, subsystem()));
     assert_eq!(host.identify(cns::CONTROLLER, 0).ok().data[525], 0b100);
 }
 
 #[test]
 fn discovery_controller_says_so() {
-    let mut host = Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009");
+    let mut host = Host::discovery(&snapshot(1, subsystem()), 0, "192.0.2.1:8009");
     let data = host.identify(cns::CONTROLLER, 0).ok().data;
     let identify = IdentifyController::read_from_bytes(&data).unwrap();
     assert_eq!(data[111], 2, "CNTRLTYPE");
@@ -313,7 +313,7 @@ fn the_only_combination_of_command_sets_is_nvm() {
     }
     let other = host.command(&with_controller(CNTLID.0 + 1));
     assert_eq!(other.status, Status::INVALID_FIELD.dnr());
-    let mut discovery = Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009");
+    let mut discovery = Host::discovery(&snapshot(1, subsystem()), 0, "192.0.2.1:8009");
     let status = discovery.command(&with_controller(u16::MAX)).status;
     assert_eq!(status, Status::INVALID_FIELD.dnr());
 }

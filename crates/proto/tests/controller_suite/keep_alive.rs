@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use raceline_proto::controller::{
     ASSOCIATION_TIMEOUT, AbandonReason, Action, DISCOVERY_IDLE_TIMEOUT, HostAccess,
-    TRAFFIC_REPORT_INTERVAL, TargetView,
+    TRAFFIC_REPORT_INTERVAL, TargetSnapshot,
 };
 use raceline_proto::nvme::Status;
 use raceline_proto::nvme::feature::fid;
 use raceline_proto::nvme::property::Configuration;
 use std::sync::Arc;
 
-use super::support::{Connect, Host, SUBNQN, listener, nqn, subsystem, view};
+use super::support::{Connect, Host, SUBNQN, listener, nqn, snapshot, subsystem};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -75,7 +75,7 @@ fn any_command_restarts_the_timer() {
 fn kato_is_rounded_up() {
     let mut connect = Connect::admin(SUBNQN);
     connect.words.kato = 1;
-    let mut host = Host::connect_to(&connect, &view(1, subsystem()), "192.0.2.1:4420");
+    let mut host = Host::connect_to(&connect, &snapshot(1, subsystem()), "192.0.2.1:4420");
     host.enable();
     let timeout = SECOND + TRAFFIC_REPORT_INTERVAL;
     assert_expires_after(&mut host, timeout, AbandonReason::KeepAliveExpired);
@@ -85,7 +85,7 @@ fn kato_is_rounded_up() {
 fn kato_is_what_the_target_rounds_to() {
     let mut slow = subsystem();
     (slow.limits.keep_alive_granularity, slow.limits.min_keep_alive_ms) = (50, 12_000);
-    let slow = view(1, slow);
+    let slow = snapshot(1, slow);
     for (asked, seconds) in [(1, 15), (15_000, 15), (15_001, 20), (0, 0)] {
         let mut connect = Connect::admin(SUBNQN);
         connect.words.kato = asked;
@@ -109,7 +109,7 @@ fn kato_is_what_the_target_rounds_to() {
 fn kato_0_is_no_timeout() {
     let mut connect = Connect::admin(SUBNQN);
     connect.words.kato = 0;
-    let mut host = Host::connect_to(&connect, &view(1, subsystem()), "192.0.2.1:4420");
+    let mut host = Host::connect_to(&connect, &snapshot(1, subsystem()), "192.0.2.1:4420");
     host.enable();
     assert_eq!(host.controller.poll_timeout(), None);
     host.advance(86_400 * SECOND);
@@ -156,7 +156,7 @@ fn nothing_expires_while_queues_drain() {
 fn a_controller_that_is_never_enabled_ends() {
     let mut connect = Connect::admin(SUBNQN);
     connect.words.kato = 0;
-    let mut host = Host::connect_to(&connect, &view(1, subsystem()), "192.0.2.1:4420");
+    let mut host = Host::connect_to(&connect, &snapshot(1, subsystem()), "192.0.2.1:4420");
     assert_expires_after(&mut host, ASSOCIATION_TIMEOUT, AbandonReason::NotEnabled);
 }
 
@@ -171,7 +171,7 @@ fn a_controller_that_is_disabled_for_long_ends() {
 
 #[test]
 fn an_idle_discovery_controller_ends() {
-    let mut host = Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009");
+    let mut host = Host::discovery(&snapshot(1, subsystem()), 0, "192.0.2.1:8009");
     host.advance(100 * SECOND);
     host.keep_alive().ok();
     assert_expires_after(&mut host, DISCOVERY_IDLE_TIMEOUT, AbandonReason::DiscoveryIdle);
@@ -179,7 +179,7 @@ fn an_idle_discovery_controller_ends() {
 
 #[test]
 fn a_persistent_discovery_controller_has_its_kato() {
-    let mut host = Host::discovery(&view(1, subsystem()), 30_000, "192.0.2.1:8009");
+    let mut host = Host::discovery(&snapshot(1, subsystem()), 30_000, "192.0.2.1:8009");
     let timeout = 30 * SECOND + TRAFFIC_REPORT_INTERVAL;
     assert_expires_after(&mut host, timeout, AbandonReason::KeepAliveExpired);
 }
@@ -189,10 +189,10 @@ fn a_removed_subsystem_ends_its_associations() {
     let mut host = Host::ready();
     host.request_event();
     let listeners = vec![listener("192.0.2.1:4420", 1)];
-    let empty = TargetView { generation: 2, listeners, ..TargetView::default() };
-    host.controller.handle_view(Arc::new(empty));
+    let empty = TargetSnapshot { generation: 2, listeners, ..TargetSnapshot::default() };
+    host.controller.handle_snapshot(Arc::new(empty));
     assert_eq!(host.actions(), abandoned(AbandonReason::SubsystemRemoved));
-    host.controller.handle_view(view(3, subsystem()));
+    host.controller.handle_snapshot(snapshot(3, subsystem()));
     assert_eq!(host.actions(), []);
 }
 
@@ -201,6 +201,6 @@ fn a_host_that_is_not_allowed_any_more_ends() {
     let mut host = Host::ready();
     let mut closed = subsystem();
     closed.hosts = HostAccess::List(vec![nqn(super::support::OTHER_HOSTNQN)]);
-    host.controller.handle_view(view(2, closed));
+    host.controller.handle_snapshot(snapshot(2, closed));
     assert_eq!(host.actions(), abandoned(AbandonReason::HostRemoved));
 }

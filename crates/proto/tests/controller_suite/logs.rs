@@ -8,7 +8,7 @@ use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::{CommandId, NamespaceId, QueueId, Sqe, Status};
 use zerocopy::FromBytes;
 
-use super::support::{Host, namespace, subsystem, view};
+use super::support::{Host, namespace, snapshot, subsystem};
 
 fn entries(host: &mut Host) -> Vec<ErrorLogEntry> {
     let data = host.log(lid::ERROR, 0, 4096, false).ok().data;
@@ -142,9 +142,9 @@ fn changed_namespaces_are_listed_once() {
     let mut changed = subsystem();
     changed.namespaces[0].block_count += 1;
     changed.namespaces[1] = namespace(9);
-    host.controller.handle_view(view(2, changed.clone()));
+    host.controller.handle_snapshot(snapshot(2, changed.clone()));
     changed.namespaces.remove(1);
-    host.controller.handle_view(view(3, changed));
+    host.controller.handle_snapshot(snapshot(3, changed));
     let list = |host: &mut Host, rae| {
         let data = host.log(lid::CHANGED_NAMESPACES, 0, 4096, rae).ok().data;
         let nsids = data.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap()));
@@ -156,9 +156,9 @@ fn changed_namespaces_are_listed_once() {
 }
 
 #[test]
-fn an_equal_view_changes_nothing() {
+fn an_equal_snapshot_changes_nothing() {
     let mut host = Host::ready();
-    host.controller.handle_view(view(2, subsystem()));
+    host.controller.handle_snapshot(snapshot(2, subsystem()));
     assert!(host.log(lid::CHANGED_NAMESPACES, 0, 4096, false).ok().data.iter().all(|&b| b == 0));
 }
 
@@ -203,7 +203,7 @@ fn unknown_pages_are_invalid_log_pages() {
         let status = host.log(lid, 0, 512, false).status;
         assert_eq!(status, Status::INVALID_LOG_PAGE.dnr(), "{lid:#x}");
     }
-    let mut host = Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009");
+    let mut host = Host::discovery(&snapshot(1, subsystem()), 0, "192.0.2.1:8009");
     for lid in [lid::ERROR, lid::SMART, lid::FIRMWARE, lid::CHANGED_NAMESPACES, lid::EFFECTS] {
         assert_eq!(host.log(lid, 0, 512, false).status, Status::INVALID_LOG_PAGE.dnr());
     }

@@ -8,7 +8,7 @@ use raceline_proto::nvme::property::{
 };
 use raceline_proto::nvme::{Nqn, QueueId, SglDescriptor, Sqe, Status};
 
-use super::support::{Connect, Host, subsystem, view};
+use super::support::{Connect, Host, snapshot, subsystem};
 
 const RESET: Configuration = Configuration(0x0046_0000);
 
@@ -137,7 +137,7 @@ fn all_command_sets_may_be_selected() {
     host.io_connect(&Connect::io(1)).unwrap();
     // A discovery controller does not offer it, and has no I/O queue for which it would matter.
     let connect = Connect::admin(Nqn::discovery().as_str());
-    let mut host = Host::connect_to(&connect, &view(1, subsystem()), "192.0.2.1:8009");
+    let mut host = Host::connect_to(&connect, &snapshot(1, subsystem()), "192.0.2.1:8009");
     let cap = host.property(CAP, PropertySize::Eight).ok();
     assert_eq!(cap.dw1 >> 5 & 0xff, 1, "CSS: NVM only");
     host.set_cc(all).ok();

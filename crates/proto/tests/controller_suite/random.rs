@@ -16,7 +16,7 @@ use raceline_proto::nvme::rw::BlockRange;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, Nqn, QueueId, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::support::{Connect, Host, PORT, SUBNQN, namespace, subsystem, view};
+use super::support::{Connect, Host, PORT, SUBNQN, namespace, snapshot, subsystem};
 
 /// Random bytes with opcode, PSDT, FCTYPE and SGL biased towards what exists.
 fn any_sqe() -> impl Strategy<Value = Sqe> {
@@ -59,7 +59,7 @@ fn any_namespace() -> impl Strategy<Value = Namespace> {
 enum Step {
     Command(Sqe),
     Wait(u32),
-    View(u8),
+    Snapshot(u8),
     IoConnect(u16),
     IoClosed(u16),
     Drained,
@@ -69,7 +69,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => any_sqe().prop_map(Step::Command),
         1 => (0..200_000_u32).prop_map(Step::Wait),
-        1 => any::<u8>().prop_map(Step::View),
+        1 => any::<u8>().prop_map(Step::Snapshot),
         1 => (0..20_u16).prop_map(Step::IoConnect),
         1 => (0..20_u16).prop_map(Step::IoClosed),
         1 => Just(Step::Drained),
@@ -86,10 +86,10 @@ fn run(host: &mut Host, steps: Vec<Step>) {
                 }
             }
             Step::Wait(ms) => host.advance(Duration::from_millis(ms.into())),
-            Step::View(size) => {
+            Step::Snapshot(size) => {
                 let mut changed = subsystem();
                 changed.namespaces = (1..=u32::from(size)).map(namespace).collect();
-                host.controller.handle_view(view(generation, changed));
+                host.controller.handle_snapshot(snapshot(generation, changed));
             }
             Step::IoConnect(qid) => drop(host.io_connect(&Connect::io(qid))),
             Step::IoClosed(qid) => host.controller.io_queue_closed(QueueId(qid)),
@@ -117,7 +117,7 @@ proptest! {
         steps in prop::collection::vec(any_step(), 0..60),
         kato in 0..20_000_u32,
     ) {
-        run(&mut Host::discovery(&view(1, subsystem()), kato, "192.0.2.1:8009"), steps);
+        run(&mut Host::discovery(&snapshot(1, subsystem()), kato, "192.0.2.1:8009"), steps);
     }
 
     #[test]
@@ -129,7 +129,7 @@ proptest! {
         discovery: bool,
     ) {
         let mut host = if discovery {
-            Host::discovery(&view(1, subsystem()), 0, "192.0.2.1:8009")
+            Host::discovery(&snapshot(1, subsystem()), 0, "192.0.2.1:8009")
         } else {
             Host::ready()
         };
@@ -202,7 +202,7 @@ proptest! {
                 prop_assert_eq!(len, 1024);
                 prop_assert!(request.queue_entries <= 65_536);
                 prop_assert_eq!(request.hostid.0, data.hostid);
-                let _ = find_subsystem(&view(1, subsystem()), &request, PORT);
+                let _ = find_subsystem(&snapshot(1, subsystem()), &request, PORT);
             }
             Err(error) => prop_assert!(!error.status.is_success()),
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::controller::{
     Action, AdminOutcome, Association, ConnectError, ConnectRequest, Controller, Facts, HostAccess,
-    Limits, ListenerInfo, MAX_NSID, Namespace, Role, Subsystem, TargetView, Visibility,
+    Limits, ListenerInfo, MAX_NSID, Namespace, Role, Subsystem, TargetSnapshot, Visibility,
     connect_transfer, find_subsystem, parse_connect,
 };
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
@@ -78,12 +78,12 @@ pub(crate) fn listener(address: &str, port_id: u16) -> ListenerInfo {
 }
 
 /// What the target offers, with that subsystem.
-pub(crate) fn view(generation: u64, subsystem: Subsystem) -> Arc<TargetView> {
-    Arc::new(TargetView {
+pub(crate) fn snapshot(generation: u64, subsystem: Subsystem) -> Arc<TargetSnapshot> {
+    Arc::new(TargetSnapshot {
         generation,
         subsystems: vec![Arc::new(subsystem)],
         listeners: vec![listener("192.0.2.1:4420", PORT)],
-        ..TargetView::default()
+        ..TargetSnapshot::default()
     })
 }
 
@@ -114,12 +114,12 @@ impl Connect {
     }
 
     /// All checks that come before there is a controller.
-    pub(crate) fn admit(&self, view: &TargetView) -> Result<Role, ConnectError> {
-        find_subsystem(view, &self.parse()?, PORT)
+    pub(crate) fn admit(&self, snapshot: &TargetSnapshot) -> Result<Role, ConnectError> {
+        find_subsystem(snapshot, &self.parse()?, PORT)
     }
 }
 
-/// A host's view of one controller.
+/// A host's snapshot of one controller.
 pub(crate) struct Host {
     pub(crate) controller: Controller,
     pub(crate) now: Instant,
@@ -147,13 +147,17 @@ impl Answer {
 
 impl Host {
     /// Connected, not enabled.
-    pub(crate) fn connect_to(connect: &Connect, view: &Arc<TargetView>, local: &str) -> Self {
+    pub(crate) fn connect_to(
+        connect: &Connect,
+        snapshot: &Arc<TargetSnapshot>,
+        local: &str,
+    ) -> Self {
         let start = Instant::now();
         let association = Association {
             cntlid: CNTLID,
             request: connect.parse().unwrap(),
-            role: connect.admit(view).unwrap(),
-            view: Arc::clone(view),
+            role: connect.admit(snapshot).unwrap(),
+            snapshot: Arc::clone(snapshot),
             local_address: local.parse::<SocketAddr>().unwrap(),
         };
         let controller = Controller::new(association, start);
@@ -161,7 +165,7 @@ impl Host {
     }
 
     pub(crate) fn connected() -> Self {
-        Self::connect_to(&Connect::admin(SUBNQN), &view(1, subsystem()), "192.0.2.1:4420")
+        Self::connect_to(&Connect::admin(SUBNQN), &snapshot(1, subsystem()), "192.0.2.1:4420")
     }
 
     /// Connected and enabled.
@@ -171,16 +175,16 @@ impl Host {
 
     pub(crate) fn ready_with(subsystem: Subsystem) -> Self {
         let mut host =
-            Self::connect_to(&Connect::admin(SUBNQN), &view(1, subsystem), "192.0.2.1:4420");
+            Self::connect_to(&Connect::admin(SUBNQN), &snapshot(1, subsystem), "192.0.2.1:4420");
         host.enable();
         host
     }
 
     /// A discovery controller, enabled.
-    pub(crate) fn discovery(view: &Arc<TargetView>, kato_ms: u32, local: &str) -> Self {
+    pub(crate) fn discovery(snapshot: &Arc<TargetSnapshot>, kato_ms: u32, local: &str) -> Self {
         let mut connect = Connect::admin(Nqn::discovery().as_str());
         connect.words.kato = kato_ms;
-        let mut host = Self::connect_to(&connect, view, local);
+        let mut host = Self::connect_to(&connect, snapshot, local);
         host.enable();
         host
     }

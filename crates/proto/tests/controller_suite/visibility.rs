@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use raceline_proto::controller::{
     Action, DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem,
-    TargetView, Visibility, find_subsystem,
+    TargetSnapshot, Visibility, find_subsystem,
 };
 use raceline_proto::nvme::discovery::DiscoveryEntry;
 use raceline_proto::nvme::feature::fid;
@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 
 use super::support::{
     Connect, HOSTNQN, Host, OTHER_HOSTNQN, OTHER_SUBNQN, SUBNQN, listener, namespace, nqn,
-    subsystem, view,
+    snapshot, subsystem,
 };
 
 fn active(host: &mut Host) -> Vec<u32> {
@@ -47,18 +47,18 @@ fn the_host_that_gains_or_loses_a_namespace_is_told_and_no_other() {
     let mut host = Host::ready_with(masked(&[]));
     host.set_feature(fid::ASYNC_EVENT_CONFIG, 1 << 8).ok();
     let event = host.request_event();
-    host.controller.handle_view(view(2, masked(&[OTHER_HOSTNQN])));
+    host.controller.handle_snapshot(snapshot(2, masked(&[OTHER_HOSTNQN])));
     assert_eq!(host.actions(), []);
-    host.controller.handle_view(view(3, masked(&[OTHER_HOSTNQN, HOSTNQN])));
+    host.controller.handle_snapshot(snapshot(3, masked(&[OTHER_HOSTNQN, HOSTNQN])));
     assert_eq!(active(&mut host), [1, 2]);
     let told = Action::CompleteAer { cid: event, status: Status::SUCCESS, dw0: 0x0004_0002 };
     assert_eq!(host.actions(), [told]);
     let page = host.log(lid::CHANGED_NAMESPACES, 0, 4096, false).ok().data;
     assert_eq!(page[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
     host.request_event();
-    host.controller.handle_view(view(4, masked(&[HOSTNQN])));
+    host.controller.handle_snapshot(snapshot(4, masked(&[HOSTNQN])));
     assert_eq!(host.actions(), [], "of the other host only");
-    host.controller.handle_view(view(5, masked(&[])));
+    host.controller.handle_snapshot(snapshot(5, masked(&[])));
     assert_eq!(host.actions().len(), 1);
 }
 
@@ -102,7 +102,7 @@ fn closed(port_id: u16) -> ListenerInfo {
 }
 
 /// Ports 1 and 2 lead to one subsystem each, 3 to both, 4 to none.
-fn two_subsystems() -> TargetView {
+fn two_subsystems() -> TargetSnapshot {
     let first = Subsystem {
         nqn: nqn(OTHER_SUBNQN),
         ports: vec![1, 3],
@@ -110,20 +110,20 @@ fn two_subsystems() -> TargetView {
         ..subsystem()
     };
     let second = Subsystem { ports: vec![2, 3], ..subsystem() };
-    TargetView {
+    TargetSnapshot {
         generation: 1,
         subsystems: vec![Arc::new(first), Arc::new(second)],
         listeners: (1..=4).map(closed).collect(),
-        ..TargetView::default()
+        ..TargetSnapshot::default()
     }
 }
 
 #[test]
 fn a_subsystem_is_reached_by_its_own_listeners_only() {
-    let view = two_subsystems();
+    let snapshot = two_subsystems();
     let request = Connect::admin(SUBNQN).parse().unwrap();
     for (port, reached) in [(1, false), (2, true), (3, true), (4, false), (5, false)] {
-        match find_subsystem(&view, &request, port) {
+        match find_subsystem(&snapshot, &request, port) {
             Ok(_) => assert!(reached, "port {port}"),
             Err(error) => {
                 assert!(!reached, "port {port}: {error}");
@@ -133,12 +133,12 @@ fn a_subsystem_is_reached_by_its_own_listeners_only() {
         }
     }
     let discovery = Connect::admin(Nqn::discovery().as_str()).parse().unwrap();
-    find_subsystem(&view, &discovery, 4).unwrap();
+    find_subsystem(&snapshot, &discovery, 4).unwrap();
 }
 
 /// What the Discovery log says to our host: SUBTYPE, SUBNQN without its beginning, TRSVCID.
-fn log(view: TargetView, local: &str) -> Vec<(u8, String, String)> {
-    let mut host = Host::discovery(&Arc::new(view), 0, local);
+fn log(snapshot: TargetSnapshot, local: &str) -> Vec<(u8, String, String)> {
+    let mut host = Host::discovery(&Arc::new(snapshot), 0, local);
     let page = host.log(lid::DISCOVERY, 0, 16 * 1024, true).ok().data;
     let entries =
         page.chunks_exact(1024).skip(1).map(|e| DiscoveryEntry::read_from_bytes(e).unwrap());
@@ -158,28 +158,28 @@ fn entry(subtype: u8, name: &str, service: &str) -> (u8, String, String) {
 
 #[test]
 fn discovery_lists_a_subsystem_at_its_own_listeners() {
-    let mut view = two_subsystems();
+    let mut snapshot = two_subsystems();
     let all = [
         entry(2, "other", "4421"),
         entry(2, "other", "4423"),
         entry(2, "subsystem", "4422"),
         entry(2, "subsystem", "4423"),
     ];
-    assert_eq!(log(view.clone(), "192.0.2.1:8009"), all);
-    view.discovery_ports = vec![4];
-    let [.., last] = &log(view, "192.0.2.1:8009")[..] else { panic!("an empty log") };
+    assert_eq!(log(snapshot.clone(), "192.0.2.1:8009"), all);
+    snapshot.discovery_ports = vec![4];
+    let [.., last] = &log(snapshot, "192.0.2.1:8009")[..] else { panic!("an empty log") };
     assert_eq!(*last, entry(3, "discovery", "4424"));
 }
 
 #[test]
 fn discovery_filters_by_how_the_host_came() {
-    let mut view = two_subsystems();
-    view.discovery_filter = DiscoveryFilter { service: true, address: false };
+    let mut snapshot = two_subsystems();
+    snapshot.discovery_filter = DiscoveryFilter { service: true, address: false };
     let by_service = [entry(2, "other", "4423"), entry(2, "subsystem", "4423")];
-    assert_eq!(log(view.clone(), "192.0.2.1:4423"), by_service);
-    view.discovery_filter = DiscoveryFilter { service: false, address: true };
-    assert_eq!(log(view.clone(), "192.0.2.1:4423").len(), 4);
-    assert_eq!(log(view, "192.0.2.9:4423"), []);
+    assert_eq!(log(snapshot.clone(), "192.0.2.1:4423"), by_service);
+    snapshot.discovery_filter = DiscoveryFilter { service: false, address: true };
+    assert_eq!(log(snapshot.clone(), "192.0.2.1:4423").len(), 4);
+    assert_eq!(log(snapshot, "192.0.2.9:4423"), []);
 }
 
 #[test]
@@ -194,21 +194,21 @@ fn referrals_are_listed_for_the_hosts_that_they_are_for_and_a_change_is_told() {
         hosts,
     };
     let others = HostAccess::List(vec![nqn(OTHER_HOSTNQN)]);
-    let mut view = TargetView { generation: 1, ..TargetView::default() };
-    let mut host = Host::discovery(&Arc::new(view.clone()), 5000, "192.0.2.1:8009");
+    let mut snapshot = TargetSnapshot { generation: 1, ..TargetSnapshot::default() };
+    let mut host = Host::discovery(&Arc::new(snapshot.clone()), 5000, "192.0.2.1:8009");
     host.set_feature(fid::ASYNC_EVENT_CONFIG, 1 << 31).ok();
     host.request_event();
 
-    view.generation = 2;
-    view.referrals = vec![referral(Nqn::discovery(), others)];
-    host.controller.handle_view(Arc::new(view.clone()));
+    snapshot.generation = 2;
+    snapshot.referrals = vec![referral(Nqn::discovery(), others)];
+    host.controller.handle_snapshot(Arc::new(snapshot.clone()));
     assert_eq!(host.actions(), [], "it is for another host");
 
-    view.generation = 3;
-    view.referrals.push(referral(Nqn::discovery(), HostAccess::Any));
-    view.referrals.push(referral(nqn(OTHER_SUBNQN), HostAccess::Any));
-    host.controller.handle_view(Arc::new(view.clone()));
+    snapshot.generation = 3;
+    snapshot.referrals.push(referral(Nqn::discovery(), HostAccess::Any));
+    snapshot.referrals.push(referral(nqn(OTHER_SUBNQN), HostAccess::Any));
+    host.controller.handle_snapshot(Arc::new(snapshot.clone()));
     assert_eq!(host.actions().len(), 1);
     let expected = [entry(1, "discovery", "8009"), entry(2, "other", "8009")];
-    assert_eq!(log(view, "192.0.2.1:8009"), expected);
+    assert_eq!(log(snapshot, "192.0.2.1:8009"), expected);
 }

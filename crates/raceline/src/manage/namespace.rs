@@ -72,7 +72,7 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
                     None => "missing".to_owned(),
                 },
                 text(&namespace["uuid"]),
-                seen_by(namespace),
+                visible_to(namespace),
             ]);
         }
         table
@@ -80,7 +80,7 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
 }
 
 /// The hosts that see a namespace, among those that may connect.
-fn seen_by(namespace: &Value) -> String {
+fn visible_to(namespace: &Value) -> String {
     let hosts: Vec<String> = elements(namespace, "visible_to").iter().map(text).collect();
     match namespace["no_auto_visible"] == true {
         false => "all".to_owned(),

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{
-    DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem, TargetView,
-    Visibility,
+    DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem,
+    TargetSnapshot, Visibility,
 };
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
@@ -173,7 +173,7 @@ impl Control {
             subsystems.extend(entry.published.clone());
         }
         state.generation += 1;
-        let view = Arc::new(TargetView {
+        let target = Arc::new(TargetSnapshot {
             generation: state.generation,
             subsystems: subsystems.iter().map(|s| Arc::clone(&s.subsystem)).collect(),
             listeners: state.listeners.clone(),
@@ -182,10 +182,10 @@ impl Control {
             discovery_filter: state.discovery_filter,
             discovery_limits: self.shared.config.discovery_limits(),
         });
-        let snapshot = Arc::new(Snapshot { view, subsystems });
+        let snapshot = Arc::new(Snapshot { target, subsystems });
         self.ask_all(ANSWER_TIMEOUT, |reply| {
             let snapshot = Arc::clone(&snapshot);
-            Message::View { snapshot, reply }
+            Message::Snapshot { snapshot, reply }
         })?;
         Ok(())
     }

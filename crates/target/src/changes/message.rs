@@ -32,16 +32,16 @@ pub(crate) enum Message {
     },
     /// Control: stop listening.
     CloseListener { address: SocketAddr, reply: Reply<()> },
-    /// Control: open a device's channel, before any view shows it.
+    /// Control: open a device's channel, before any snapshot shows it.
     OpenDevice { id: DeviceId, bdev: SharedBdev, reply: Reply<Result<(), TargetError>> },
-    /// Control: no view shows the device any more; close it once it is quiet.
+    /// Control: no snapshot shows the device any more; close it once it is quiet.
     CloseDevice { id: DeviceId, reply: Reply<()> },
-    /// Control: zero the first `bytes` of a device that no view shows.
+    /// Control: zero the first `bytes` of a device that no snapshot shows.
     Wipe { id: DeviceId, bytes: u64, reply: Reply<Result<(), BdevError>> },
     /// Control: the result of a command about namespaces; with success, DW0.
     Managed { to: CommandPlace, result: Result<u32, Status> },
     /// Control: what exists has changed.
-    View { snapshot: Arc<Snapshot>, reply: Reply<()> },
+    Snapshot { snapshot: Arc<Snapshot>, reply: Reply<()> },
     /// Control: close this host's controllers of a subsystem.
     DisconnectHost { nqn: Nqn, host: Nqn, reply: Reply<()> },
     /// Control: close everything, then end.

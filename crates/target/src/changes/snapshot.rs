@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use raceline_proto::controller::{Subsystem, TargetView};
+use raceline_proto::controller::{Subsystem, TargetSnapshot};
 use raceline_proto::nvme::{HostNqn, Nqn};
 
 use crate::records::counters::{QueueCounters, QueueTotals};
@@ -20,10 +20,10 @@ impl DeviceId {
     }
 }
 
-/// The view that controllers show to hosts, and which device is behind each namespace.
+/// What controllers show to hosts, and which device is behind each namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
-    pub(crate) view: Arc<TargetView>,
+    pub(crate) target: Arc<TargetSnapshot>,
     /// By ascending NQN; the same [`Arc`] as before where nothing has changed.
     pub(crate) subsystems: Vec<Arc<SubsystemDevices>>,
 }
@@ -47,37 +47,37 @@ pub(crate) struct SubsystemDevices {
 
 impl SubsystemDevices {
     /// The part that this host sees: namespaces and their devices, in the same order.
-    pub(crate) fn seen_by(&self, host: &HostNqn) -> Self {
-        let subsystem = self.subsystem.seen_by(host);
+    pub(crate) fn visible_to(&self, host: &HostNqn) -> Self {
+        let subsystem = self.subsystem.visible_to(host);
         if Arc::ptr_eq(&subsystem, &self.subsystem) {
             return self.clone();
         }
         let all = self.subsystem.namespaces.iter().zip(self.devices.iter());
-        let seen = all.filter(|(namespace, _)| namespace.visibility.includes(host));
-        let devices = seen.map(|(_, device)| *device).collect();
+        let visible = all.filter(|(namespace, _)| namespace.visibility.includes(host));
+        let devices = visible.map(|(_, device)| *device).collect();
         Self { subsystem, devices, ..self.clone() }
     }
 }
 
 /// A queue's copy of its subsystem: the part that its host sees.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct VisibleSubsystem {
     host: HostNqn,
     all: Arc<SubsystemDevices>,
     /// What the host sees.
     pub(crate) devices: SubsystemDevices,
 }
 
-impl Seen {
+impl VisibleSubsystem {
     pub(crate) fn new(all: &Arc<SubsystemDevices>, host: &HostNqn) -> Self {
-        Self { host: host.clone(), all: Arc::clone(all), devices: all.seen_by(host) }
+        Self { host: host.clone(), all: Arc::clone(all), devices: all.visible_to(host) }
     }
 
     /// Takes the subsystem of a newer snapshot.
     pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) {
         if !Arc::ptr_eq(&self.all, all) {
             self.all = Arc::clone(all);
-            self.devices = all.seen_by(&self.host);
+            self.devices = all.visible_to(&self.host);
         }
     }
 

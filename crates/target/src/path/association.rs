@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use raceline_proto::controller::{
     Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ErrorEntry, Facts, IoCounters,
-    ManagementCommand, TargetView, asks_for_controllers,
+    ManagementCommand, TargetSnapshot, asks_for_controllers,
 };
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{
@@ -332,11 +332,11 @@ impl Association {
     }
 
     /// A new snapshot is there. Gives whether the connection's listener still leads here.
-    pub(crate) fn handle_view(&mut self, view: &Arc<TargetView>, port_id: u16) -> bool {
-        self.controller.handle_view(Arc::clone(view));
-        match view.subsystem(&self.nqn) {
-            Some(subsystem) => view.leads_to(port_id, subsystem),
-            None => view.listener(port_id).is_some(),
+    pub(crate) fn handle_snapshot(&mut self, snapshot: &Arc<TargetSnapshot>, port_id: u16) -> bool {
+        self.controller.handle_snapshot(Arc::clone(snapshot));
+        match snapshot.subsystem(&self.nqn) {
+            Some(subsystem) => snapshot.leads_to(port_id, subsystem),
+            None => snapshot.listener(port_id).is_some(),
         }
     }
 }

@@ -21,7 +21,7 @@ use raceline_proto::nvme::{Cqe, Direction, QueueId, Sqe, Status};
 use raceline_reactor::{Context, IoBuf};
 
 use crate::changes::message::Message;
-use crate::changes::snapshot::Seen;
+use crate::changes::snapshot::VisibleSubsystem;
 use crate::path::core::Core;
 use crate::path::outbox::Outbox;
 use crate::path::slots::{CommandSlot, NoSlot, Phase, Slots};
@@ -36,7 +36,7 @@ pub(crate) use data::DataEnd;
 pub(crate) struct IoQueue {
     pub(crate) qid: QueueId,
     pub(crate) home: Home,
-    pub(crate) seen: Seen,
+    pub(crate) visible: VisibleSubsystem,
 }
 
 /// The commands of one connection.

@@ -205,7 +205,7 @@ impl Core {
     #[inline(always)]
     pub(crate) fn submit(&mut self, cx: &mut Context<'_>, id: DeviceId, tag: Tag, op: Op) {
         let entry = self.devices.get_mut(usize::from(id.0)).and_then(Option::as_mut);
-        let device = entry.expect("views show only devices that are open");
+        let device = entry.expect("snapshots show only devices that are open");
         let before = self.done.len();
         device.in_flight += 1;
         device.channel.submit(cx, Request { tag: tag.to_bits(), op }, &mut self.done);
@@ -348,7 +348,7 @@ impl Core {
 
     // ------------------------------------------------------------------------ zeroing
 
-    /// Zeroes the first `bytes` of a device that no view shows, and says when that is done and on
+    /// Zeroes the first `bytes` of a device that no snapshot shows, and says when that is done and on
     /// stable media.
     pub(crate) fn wipe(
         &mut self,

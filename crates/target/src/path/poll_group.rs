@@ -251,10 +251,15 @@ impl PollGroup {
 
     // --------------------------------------------------------------------- changes
 
-    fn view(&mut self, cx: &mut Context<'_>, snapshot: &Arc<Snapshot>, reply: &Reply<()>) {
+    fn replace_snapshot(
+        &mut self,
+        cx: &mut Context<'_>,
+        snapshot: &Arc<Snapshot>,
+        reply: &Reply<()>,
+    ) {
         self.core.snapshot = Arc::clone(snapshot);
         for key in self.keys() {
-            self.with(cx, key, |connection, cx, core| connection.handle_view(cx, core));
+            self.with(cx, key, |connection, cx, core| connection.handle_snapshot(cx, core));
         }
         // The control thread may have given up waiting.
         let _ = reply.send((self.core.index, ()));
@@ -386,7 +391,7 @@ impl Service for PollGroup {
                     connection.managed(core, to.slot, result);
                 });
             }
-            Message::View { snapshot, reply } => self.view(cx, &snapshot, &reply),
+            Message::Snapshot { snapshot, reply } => self.replace_snapshot(cx, &snapshot, &reply),
             Message::DisconnectHost { nqn, host, reply } => {
                 self.disconnect_host(cx, &nqn, &host);
                 let _ = reply.send((self.core.index, ()));

@@ -26,7 +26,7 @@ pub(crate) struct Wipes {
 }
 
 impl Wipes {
-    /// Begins to zero the first `bytes` of a device that no view shows; says when that is done and on
+    /// Begins to zero the first `bytes` of a device that no snapshot shows; says when that is done and on
     /// stable media. Gives the number under which [`Self::go_on`] knows it.
     pub(crate) fn begin(
         &mut self,

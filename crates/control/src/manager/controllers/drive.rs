@@ -15,12 +15,12 @@ pub struct LocalDrive {
     /// Serial number of the attached drive: another drive in its place is not mistaken for it.
     serial: String,
     io_path: IoPath,
-    seen: Mutex<Seen>,
+    last: Mutex<Observation>,
     woken: Condvar,
 }
 
-/// The last observation.
-struct Seen {
+/// What was found when the drive was looked at last.
+struct Observation {
     /// The drive, or the reason why it is absent.
     drive: Result<Drive, String>,
     /// Its Identify data, if this process may ask for it.
@@ -48,7 +48,12 @@ impl LocalDrive {
             address,
             serial: drive.serial.clone(),
             io_path,
-            seen: Mutex::new(Seen { drive: Ok(drive), info, generation: 1, is_ended: false }),
+            last: Mutex::new(Observation {
+                drive: Ok(drive),
+                info,
+                generation: 1,
+                is_ended: false,
+            }),
             woken: Condvar::new(),
         })
     }
@@ -70,19 +75,19 @@ impl LocalDrive {
     /// # Errors
     /// Why the drive is absent.
     pub fn drive(&self) -> Result<Drive, String> {
-        self.seen().drive.clone()
+        self.last().drive.clone()
     }
 
     /// Its Identify data; `None` if this process may not ask for it.
     #[must_use]
     pub fn info(&self) -> Option<Arc<ControllerInfo>> {
-        self.seen().info.clone()
+        self.last().info.clone()
     }
 
     /// SPDK's word for its state.
     #[must_use]
     pub fn state(&self) -> &'static str {
-        match self.seen().drive.as_ref().map(|drive| drive.state.as_str()) {
+        match self.last().drive.as_ref().map(|drive| drive.state.as_str()) {
             Ok("live") => "enabled",
             Ok("new" | "connecting" | "resetting") => "resetting",
             Ok(_) | Err(_) => "failed",
@@ -131,8 +136,8 @@ impl LocalDrive {
     /// Observes the drive after `interval`, or at the end; gives how often the observation has changed.
     #[must_use]
     pub fn wait_change(&self, interval: Duration) -> u64 {
-        let waited = self.woken.wait_timeout_while(self.seen(), interval, |seen| !seen.is_ended);
-        if waited.is_ok_and(|(seen, _)| seen.is_ended) {
+        let waited = self.woken.wait_timeout_while(self.last(), interval, |last| !last.is_ended);
+        if waited.is_ok_and(|(last, _)| last.is_ended) {
             return 0;
         }
         self.look()
@@ -142,30 +147,30 @@ impl LocalDrive {
     fn look(&self) -> u64 {
         // Asking the drive takes time; others may read the last observation meanwhile.
         let drive = self.now();
-        let mut seen = self.seen();
+        let mut last = self.last();
         let drive = drive.map_err(|error| error.to_string());
-        if drive == seen.drive {
-            return seen.generation;
+        if drive == last.drive {
+            return last.generation;
         }
-        match (&seen.drive, &drive) {
+        match (&last.drive, &drive) {
             (Err(_), Ok(_)) => tracing::info!("the drive at {} has come back", self.address),
             (Ok(_), Err(reason)) => tracing::warn!("a drive is gone: {reason}"),
             _ => {}
         }
-        seen.drive = drive.clone();
-        seen.generation += 1;
-        let generation = seen.generation;
-        drop(seen);
+        last.drive = drive.clone();
+        last.generation += 1;
+        let generation = last.generation;
+        drop(last);
         if let Ok(drive) = drive {
             let info = identify(&self.drives, &drive);
-            self.seen().info = info;
+            self.last().info = info;
         }
         generation
     }
 
     /// Ends waits in `wait_change`.
     pub fn end(&self) {
-        self.seen().is_ended = true;
+        self.last().is_ended = true;
         self.woken.notify_all();
     }
 
@@ -173,8 +178,8 @@ impl LocalDrive {
         find(&self.drives, self.address, Some(&self.serial))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        super::super::lock(&self.seen)
+    fn last(&self) -> MutexGuard<'_, Observation> {
+        super::super::lock(&self.last)
     }
 }
 

@@ -136,10 +136,10 @@ impl Hotplug {
 
 impl State {
     /// Begins the watching: present drives are left alone, except drives that have a number.
-    fn begin(&mut self, seen: &Seen) {
+    fn begin(&mut self, snapshot: &Snapshot) {
         self.settling.clear();
-        self.occupied = seen.addresses.clone();
-        self.note_found(&seen.drives);
+        self.occupied = snapshot.addresses.clone();
+        self.note_found(&snapshot.drives);
     }
 
     /// Notes the serial numbers of drives that were present from the beginning.
@@ -153,8 +153,8 @@ impl State {
 
     /// Compares with the last look: which drives were plugged in and which have gone. `others` are drives
     /// that a client has attached, or that are configured.
-    fn look(&mut self, seen: &Seen, others: &BTreeSet<String>, now: Instant) -> Looked {
-        let Seen { addresses, drives } = seen;
+    fn look(&mut self, snapshot: &Snapshot, others: &BTreeSet<String>, now: Instant) -> Looked {
+        let Snapshot { addresses, drives } = snapshot;
         let mut looked = Looked::default();
         self.settling.retain(|address, _| addresses.contains(address));
         self.refused.retain(|address| addresses.contains(address));
@@ -199,23 +199,23 @@ impl State {
             return false;
         }
         let first = self.settling.entry(drive.address);
-        let (seen, since) = first.or_insert_with(|| (drive.clone(), now));
-        if seen != drive {
-            (*seen, *since) = (drive.clone(), now);
+        let (known, since) = first.or_insert_with(|| (drive.clone(), now));
+        if known != drive {
+            (*known, *since) = (drive.clone(), now);
         }
         drive.state == "live" && now.saturating_duration_since(*since) >= SETTLE_TIME
     }
 }
 
 /// The drives at one moment.
-struct Seen {
+struct Snapshot {
     /// Addresses that have a drive.
     addresses: BTreeSet<PciAddress>,
     /// Drives that the kernel's driver has started.
     drives: Vec<Drive>,
 }
 
-impl Seen {
+impl Snapshot {
     fn now(drives: &Drives) -> Self {
         let addresses: BTreeSet<PciAddress> = drives.addresses().into_iter().collect();
         let drives = addresses.iter().filter_map(|address| drives.find(*address).ok()).collect();
@@ -300,7 +300,7 @@ impl Change<'_> {
     /// When drives would change their numbers, or no thread can be started.
     pub fn set_hotplug(&mut self, options: HotplugOptions) -> Result<(), ManagerError> {
         let hotplug = Arc::clone(&self.model().hotplug);
-        let seen = options.enable.then(|| Seen::now(&self.manager().config().drives));
+        let snapshot = options.enable.then(|| Snapshot::now(&self.manager().config().drives));
         let mut state = hotplug.lock();
         // A drive keeps its number, and a detached drive stays detached, whatever the call says.
         let mut options = options.bounded();
@@ -321,8 +321,8 @@ impl Change<'_> {
             state.is_running = true;
         }
         let was_enabled = std::mem::replace(&mut state.options, options).enable;
-        if let (Some(seen), false) = (seen, was_enabled) {
-            state.begin(&seen);
+        if let (Some(snapshot), false) = (snapshot, was_enabled) {
+            state.begin(&snapshot);
             let count = state.found.len();
             tracing::info!(
                 "drives that are plugged in are attached; {count} that are there are not"
@@ -373,13 +373,13 @@ fn watch(manager: &Weak<SharedManager>, hotplug: &Arc<Hotplug>) {
 
 impl Manager {
     fn look_for_drives(&self, hotplug: &Hotplug) {
-        let mut seen = Seen::now(&self.config().drives);
+        let mut snapshot = Snapshot::now(&self.config().drives);
         let (others, addresses) = {
             let model = self.model();
             (model.drives_of_clients(), model.addresses_of_clients())
         };
-        seen.drives.retain(|drive| !addresses.contains(&drive.address));
-        let Looked { gone, come, new } = hotplug.lock().look(&seen, &others, Instant::now());
+        snapshot.drives.retain(|drive| !addresses.contains(&drive.address));
+        let Looked { gone, come, new } = hotplug.lock().look(&snapshot, &others, Instant::now());
         gone.into_iter().for_each(|number| self.let_go(hotplug, number));
         for (number, drive) in come {
             if self.is_ending() {

@@ -162,12 +162,12 @@ impl Link {
         }
     }
 
-    /// Waits until something has changed since `seen`, 0 at first, or for `timeout`; gives the value of
-    /// `seen` for the next call.
+    /// Waits until something has changed since `version`, 0 at first, or for `timeout`; gives the value of
+    /// `version` for the next call.
     #[must_use]
-    pub fn wait_change(&self, seen: u64, timeout: Duration) -> u64 {
+    pub fn wait_change(&self, version: u64, timeout: Duration) -> u64 {
         match self {
-            Self::Remote(remote) => remote.wait_change(seen, timeout),
+            Self::Remote(remote) => remote.wait_change(version, timeout),
             Self::Drive(drive) => drive.wait_change(timeout),
         }
     }

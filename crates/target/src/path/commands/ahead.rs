@@ -18,7 +18,7 @@ impl Commands {
     #[inline(always)]
     pub(crate) fn look_ahead(&self, core: &mut Core, input: &[u8]) -> usize {
         let Some(queue) = &self.io else { return 0 };
-        let devices = &queue.seen.devices;
+        let devices = &queue.visible.devices;
         let mut ahead = self.out.queue.commands_ahead(input);
         for sqe in ahead.by_ref().take(policy::PREFETCH_COMMANDS) {
             if sqe.opc != io::READ {

@@ -49,7 +49,7 @@ impl Commands {
         else {
             return None;
         };
-        let devices = &queue.seen.devices;
+        let devices = &queue.visible.devices;
         let block_size = u64::from(devices.subsystem.namespaces[namespace].block_size);
         let device = devices.devices[namespace];
         let place = Place { device, offset: slba * block_size, block_size };

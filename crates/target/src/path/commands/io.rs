@@ -55,7 +55,7 @@ impl Commands {
         rest: &[u8],
     ) -> Result<usize, Violation> {
         let Some(io) = &self.io else { return Ok(0) };
-        let subsystem = &io.seen.devices.subsystem;
+        let subsystem = &io.visible.devices.subsystem;
         let parsed = parse_io(sqe, &subsystem.namespaces, &subsystem.limits);
         if let Some(taken) = self.answer_now(cx, core, sqe, &parsed, (in_capsule, rest)) {
             return Ok(taken);
@@ -82,7 +82,7 @@ impl Commands {
             Ok(parsed) => parsed,
             Err(status) => return self.fused_refuse(core, command, status),
         };
-        let devices = &io.seen.devices;
+        let devices = &io.visible.devices;
         let namespace = what.namespace();
         let block_size = u64::from(devices.subsystem.namespaces[namespace].block_size);
         let device = devices.devices[namespace];
@@ -298,9 +298,9 @@ impl Commands {
             Some(job) => (job.device, job.block_size),
             None => return,
         };
-        let position = io.seen.devices.devices.iter().position(|id| *id == device);
-        // The view may have changed while the data was under way.
-        let subsystem = Arc::clone(&io.seen.devices.subsystem);
+        let position = io.visible.devices.devices.iter().position(|id| *id == device);
+        // The snapshot may have changed while the data was under way.
+        let subsystem = Arc::clone(&io.visible.devices.subsystem);
         let Some(namespace) = position.and_then(|i| subsystem.namespaces.get(i)) else {
             return self.refuse(core, command, Status::INVALID_NAMESPACE.dnr());
         };

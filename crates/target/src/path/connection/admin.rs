@@ -105,16 +105,16 @@ impl Connection {
     }
 
     /// A new snapshot is there.
-    pub(crate) fn handle_view(&mut self, cx: &mut Context<'_>, core: &mut Core) {
-        let (view, port_id) = (&core.snapshot.view, self.ends.port_id);
+    pub(crate) fn handle_snapshot(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        let (snapshot, port_id) = (&core.snapshot.target, self.ends.port_id);
         let gone = match (&mut self.role, &mut self.commands.io) {
             (Role::Admin(association), _) => {
-                let reached = association.handle_view(view, port_id);
+                let reached = association.handle_snapshot(snapshot, port_id);
                 (!reached).then_some("its listener was removed")
             }
-            (Role::Io, Some(io)) => match core.snapshot.subsystem(io.seen.nqn()) {
-                Some(subsystem) if view.leads_to(port_id, &subsystem.subsystem) => {
-                    io.seen.update(subsystem);
+            (Role::Io, Some(io)) => match core.snapshot.subsystem(io.visible.nqn()) {
+                Some(subsystem) if snapshot.leads_to(port_id, &subsystem.subsystem) => {
+                    io.visible.update(subsystem);
                     None
                 }
                 Some(_) => Some("its listener was removed"),

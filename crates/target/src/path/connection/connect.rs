@@ -12,7 +12,7 @@ use raceline_reactor::{Context, IoBuf};
 use super::{Connection, Role};
 use crate::changes::config::SubsystemConfig;
 use crate::changes::message::Message;
-use crate::changes::snapshot::Seen;
+use crate::changes::snapshot::VisibleSubsystem;
 use crate::path::association::{Association, controller_gone};
 use crate::path::commands::IoQueue;
 use crate::path::core::Core;
@@ -78,9 +78,9 @@ impl Connection {
         request: ConnectRequest,
         cid: CommandId,
     ) -> Result<(), ConnectError> {
-        let view = Arc::clone(&core.snapshot.view);
+        let snapshot = Arc::clone(&core.snapshot.target);
         let place = core.place(self.key);
-        let role = find_subsystem(&view, &request, self.ends.port_id)?;
+        let role = find_subsystem(&snapshot, &request, self.ends.port_id)?;
         let nqn = request.subnqn.clone();
         let subsystem = core.snapshot.subsystem(&nqn);
         let ids = subsystem.map_or(SubsystemConfig::CONTROLLER_IDS, |s| s.controller_ids.clone());
@@ -92,7 +92,8 @@ impl Connection {
             })?;
         let joining = request.clone();
         let local_address = self.ends.local;
-        let association = controller::Association { cntlid, request, role, view, local_address };
+        let association =
+            controller::Association { cntlid, request, role, snapshot, local_address };
         let controller = Controller::new(association, cx.now);
         if let Some(stats) = &stats {
             stats.attach(Arc::clone(self.commands.counters()));
@@ -144,7 +145,7 @@ impl Connection {
 
     /// Connect on an I/O queue: the core that has the controller decides.
     fn ask_home(&mut self, core: &mut Core, request: ConnectRequest) -> Result<(), ConnectError> {
-        find_subsystem(&core.snapshot.view, &request, self.ends.port_id)?;
+        find_subsystem(&core.snapshot.target, &request, self.ends.port_id)?;
         let home = core
             .shared
             .find_controller(request.cntlid, &request.subnqn)
@@ -166,15 +167,15 @@ impl Connection {
             return;
         };
         let port_id = self.ends.port_id;
-        let view = &core.snapshot.view;
+        let snapshot = &core.snapshot.target;
         let subsystem = core.snapshot.subsystem(&request.subnqn);
-        let reached = subsystem.filter(|s| view.leads_to(port_id, &s.subsystem));
+        let reached = subsystem.filter(|s| snapshot.leads_to(port_id, &s.subsystem));
         // Slot 0 is the only one before Connect; a close has freed it.
         let command = self.commands.slots.resume_at(0);
-        let error = match (result, reached.map(|s| Seen::new(s, &request.hostnqn))) {
-            (Ok(()), Some(seen)) => {
+        let error = match (result, reached.map(|s| VisibleSubsystem::new(s, &request.hostnqn))) {
+            (Ok(()), Some(visible)) => {
                 self.role = Role::Io;
-                self.commands.io = Some(IoQueue { qid: request.qid, home, seen });
+                self.commands.io = Some(IoQueue { qid: request.qid, home, visible });
                 let Some(command) = command else { return };
                 let cid = self.commands.slots.get(command.key()).cid();
                 self.commands.slots.release(command);

@@ -19,9 +19,9 @@ fn drive(place: u8, serial: &str) -> Drive {
     }
 }
 
-fn seen(drives: &[Drive]) -> Seen {
+fn snapshot(drives: &[Drive]) -> Snapshot {
     let addresses = drives.iter().map(|drive| drive.address).collect();
-    Seen { addresses, drives: drives.to_vec() }
+    Snapshot { addresses, drives: drives.to_vec() }
 }
 
 /// A watching that begins while these drives are present.
@@ -35,20 +35,20 @@ impl Watched {
     fn begin(drives: &[Drive]) -> Self {
         let mut state = State::default();
         state.options.enable = true;
-        state.begin(&seen(drives));
+        state.begin(&snapshot(drives));
         Self { state, now: Instant::now(), others: BTreeSet::new() }
     }
 
     /// The serial numbers of new drives that would be taken when these have been there for `LATER`.
     fn taken(&mut self, drives: &[Drive]) -> Vec<String> {
-        let early = self.look(&seen(drives));
+        let early = self.look(&snapshot(drives));
         assert!(early.new.is_empty(), "taken at first sight");
         self.now += LATER;
-        self.look(&seen(drives)).new.into_iter().map(|drive| drive.serial).collect()
+        self.look(&snapshot(drives)).new.into_iter().map(|drive| drive.serial).collect()
     }
 
-    fn look(&mut self, seen: &Seen) -> Looked {
-        self.state.look(seen, &self.others, self.now)
+    fn look(&mut self, snapshot: &Snapshot) -> Looked {
+        self.state.look(snapshot, &self.others, self.now)
     }
 }
 
@@ -65,14 +65,14 @@ fn what_was_there_is_left_alone_wherever_it_goes() {
     // Another drive in its place is new.
     assert_eq!(watched.taken(&[drive(4, "NEW")]), ["NEW"]);
     // After turning off and on again, all present drives are left alone.
-    watched.state.begin(&seen(&[drive(4, "NEW")]));
+    watched.state.begin(&snapshot(&[drive(4, "NEW")]));
     assert!(watched.taken(&[drive(4, "NEW")]).is_empty());
 }
 
 /// When the machine starts, the kernel may list a drive before it knows its serial number.
 #[test]
 fn a_drive_that_was_starting_was_there() {
-    let starting = Seen { addresses: [drive(4, "").address].into(), drives: Vec::new() };
+    let starting = Snapshot { addresses: [drive(4, "").address].into(), drives: Vec::new() };
     let mut watched = Watched::begin(&[]);
     watched.state.begin(&starting);
     assert!(watched.taken(&[drive(4, "SLOW")]).is_empty());
@@ -111,14 +111,14 @@ fn a_drive_with_a_number_comes_back_at_once() {
         drives: vec!["X".to_owned(), "B".to_owned()],
         ..HotplugOptions::default()
     };
-    watched.state.begin(&seen(&[drive(7, "B")]));
-    let looked = watched.look(&seen(&[drive(4, "A"), drive(7, "B")]));
+    watched.state.begin(&snapshot(&[drive(7, "B")]));
+    let looked = watched.look(&snapshot(&[drive(4, "A"), drive(7, "B")]));
     assert_eq!(looked.come, [(1, drive(7, "B"))]);
     let again = watched.now + RETRY_INTERVAL;
     watched.state.problems.insert(1, ("in use".to_owned(), again));
-    assert!(watched.look(&seen(&[drive(7, "B")])).come.is_empty());
+    assert!(watched.look(&snapshot(&[drive(7, "B")])).come.is_empty());
     watched.now = again;
-    assert_eq!(watched.look(&seen(&[drive(7, "B")])).come.len(), 1);
+    assert_eq!(watched.look(&snapshot(&[drive(7, "B")])).come.len(), 1);
 }
 
 #[test]

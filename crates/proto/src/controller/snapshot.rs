@@ -12,7 +12,7 @@ use crate::nvme::Nqn;
 pub struct ListenerInfo {
     /// The address as bound; an unspecified IP listens on every address.
     pub address: SocketAddr,
-    /// PORTID in the Discovery log; no other listener of the view has it.
+    /// PORTID in the Discovery log; no other listener of the snapshot has it.
     pub port_id: u16,
     /// It leads to every subsystem, not only to those that name it in [`Subsystem::ports`].
     pub open: bool,
@@ -57,8 +57,8 @@ pub struct DiscoveryFilter {
 
 /// Everything a target offers at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetView {
-    /// Greater than the generation of any earlier view.
+pub struct TargetSnapshot {
+    /// Greater than the generation of any earlier snapshot.
     pub generation: u64,
     /// The subsystems, by ascending NQN.
     pub subsystems: Vec<Arc<Subsystem>>,
@@ -75,8 +75,8 @@ pub struct TargetView {
     pub discovery_limits: Limits,
 }
 
-impl Default for TargetView {
-    /// An empty view.
+impl Default for TargetSnapshot {
+    /// An empty snapshot.
     fn default() -> Self {
         Self {
             generation: 0,
@@ -90,7 +90,7 @@ impl Default for TargetView {
     }
 }
 
-impl TargetView {
+impl TargetSnapshot {
     /// The subsystem of that name.
     #[must_use]
     pub fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
