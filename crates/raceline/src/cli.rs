@@ -1,5 +1,6 @@
 //! The command line: verbs and options, in the vocabulary of nvme-cli and fio.
 
+pub(crate) mod adq;
 pub(crate) mod bench;
 pub(crate) mod export;
 pub(crate) mod host;
@@ -84,6 +85,8 @@ pub(crate) enum Verb {
     Perf(perf::PerfArgs),
     /// Measure this machine's limit, and how close to it Raceline is
     Bench(bench::BenchArgs),
+    /// Give an application queues of a network device of its own (ADQ, or what comes close), and take them back
+    Adq(adq::AdqArgs),
     /// Show it all at work in this process: export, connect, verify, measure
     Demo(DemoArgs),
     /// Print a completion script for a shell; names are completed as the daemon has them

@@ -2,6 +2,7 @@
 
 mod accel;
 mod admission;
+mod adq;
 mod bench;
 mod cli;
 mod demo;
@@ -66,6 +67,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Config(args) => manage::config(&args),
         Verb::Rpc(args) => rpc::run(&args),
         Verb::Bench(args) => bench::run(&args),
+        Verb::Adq(args) => adq::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Completions(args) => shell::completions(&args),
         Verb::Man(args) => shell::man(&args),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::failure::code;
@@ -36,6 +36,14 @@ impl Interrupt {
     /// When the signals cannot be caught.
     pub(crate) fn catch_with_reports() -> io::Result<Self> {
         Self::catch_all(&[SIGINT, SIGTERM, SIGUSR1])
+    }
+
+    /// The same as [`Self::catch`], and the end of the terminal's session requests the end as well.
+    ///
+    /// # Errors
+    /// When the signals cannot be caught.
+    pub(crate) fn catch_with_hangup() -> io::Result<Self> {
+        Self::catch_all(&[SIGINT, SIGTERM, SIGHUP])
     }
 
     fn catch_all(numbers: &[i32]) -> io::Result<Self> {
