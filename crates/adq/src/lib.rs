@@ -11,6 +11,7 @@ pub mod error;
 pub mod facts;
 pub mod guard;
 pub mod journal;
+pub mod judge;
 pub mod machine;
 pub mod plan;
 pub mod revert;

@@ -42,10 +42,11 @@ pub struct Ended {
 }
 
 /// The Debian package of each program in use.
-pub const PACKAGES: [(&str, &str); 5] = [
+pub const PACKAGES: [(&str, &str); 6] = [
     ("ethtool", "ethtool"),
     ("tc", "iproute2"),
     ("devlink", "iproute2"),
+    ("ip", "iproute2"),
     ("modprobe", "kmod"),
     ("systemctl", "systemd"),
 ];

@@ -11,6 +11,7 @@ use raceline_adq::apply::apply;
 use raceline_adq::error::{Error, Result};
 use raceline_adq::facts::{Facts, Sysctl};
 use raceline_adq::journal::{Disk, Journal, Store};
+use raceline_adq::judge::judge;
 use raceline_adq::plan::{Plan, Profile, Request, Role, plan};
 use raceline_adq::revert::{Fate, revert};
 use raceline_adq::show::{Condition, show};
@@ -410,4 +411,28 @@ fn another_network_namespace_is_refused() {
     let error = revert(&mut fake, &mut store, false).unwrap_err().to_string();
     assert!(error.contains("was applied in the network namespace net:[4026532177]"), "{error}");
     revert(&mut fake, &mut store, true).unwrap();
+}
+
+/// What a target with a profile says about the devices of its listeners.
+#[test]
+fn listeners_are_judged_by_their_devices() {
+    let listeners = ["192.0.2.1:4420", "0.0.0.0:4420", "127.0.0.1:4420", "192.0.2.9:4420"]
+        .map(|text| text.parse().unwrap());
+    let mut fake = Fake::new(facts("mlx5"));
+    let lines = judge(&fake, &listeners).unwrap();
+    assert!(lines[0].starts_with("0.0.0.0:4420 stands for all addresses"), "{lines:#?}");
+    assert!(lines[1].contains("the loopback, which has no receive queues"), "{lines:#?}");
+    assert_eq!(lines[2], "no interface here has the address of 192.0.2.9:4420");
+    assert_eq!(
+        lines[3],
+        "eth0 (mlx5_core) has no traffic classes: a table of queues and rules take their place"
+    );
+    let wanted = "eth0 (mlx5_core) is not set up: `raceline adq apply eth0 --listener 192.0.2.1:4420` makes ";
+    assert!(lines[4].starts_with(wanted), "{lines:#?}");
+    let request = Request { listeners: vec![listeners[0]], ..Request::default() };
+    let plan = plan(&fake.facts.clone(), &request).unwrap();
+    let folder = folder();
+    run(&mut fake, &plan, &mut Disk::new(folder.path(), "eth0")).unwrap();
+    let lines = judge(&fake, &listeners[..1]).unwrap();
+    assert_eq!(lines.len(), 1, "{lines:#?}");
 }

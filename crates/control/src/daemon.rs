@@ -40,6 +40,8 @@ pub struct DaemonConfig {
     pub state_dir: Option<PathBuf>,
     /// Wait for framework_start_init.
     pub wait_for_rpc: bool,
+    /// Connections follow the queues of the network device, where no option says otherwise.
+    pub follows_device_queues: bool,
     /// What is logged.
     pub logging: Logging,
 }
@@ -103,6 +105,7 @@ impl Daemon {
             cores: config.cores,
             identity: Identity::of_this_machine(),
             logging: config.logging,
+            follows_device_queues: config.follows_device_queues,
             ..ManagerConfig::default()
         };
         let file = config.config.map(|path| read_config(&path).map(|calls| (path, calls)));

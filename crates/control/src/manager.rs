@@ -64,6 +64,8 @@ pub struct ManagerConfig {
     pub journal: Box<dyn Journal>,
     /// What is logged.
     pub logging: Logging,
+    /// Connections follow the queues of the network device, where no option says otherwise.
+    pub follows_device_queues: bool,
     /// Which engines compute digests.
     pub accel: Framework,
     /// The number of all changes ever made, this start included: numbering continues from there.
@@ -78,6 +80,7 @@ impl Default for ManagerConfig {
             drives: Drives::default(),
             journal: Box::new(NoJournal),
             logging: Logging::default(),
+            follows_device_queues: false,
             accel: Framework::software(),
             changes_before: 0,
         }

@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::table::{Table, printable};
 use crate::tally::Tally;
-use crate::{limits, naming, shell};
+use crate::{limits, naming, profile, shell};
 
 /// Model number that subsystems report.
 pub(crate) const MODEL: &str = "Raceline";
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     });
     let serial = args.serial.clone().unwrap_or_else(|| naming::serial(&identity, &nqn));
 
-    let target = Target::start(TargetConfig {
+    let mut config = TargetConfig {
         cores: cores.clone(),
         mode: args.mode.into(),
         backend: args.io.into(),
@@ -91,8 +91,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         max_queue_entries: args.max_queue_depth.saturating_add(1),
         pass_bytes: args.pass_bytes,
         ..TargetConfig::default()
-    })
-    .map_err(Failure::runtime)?;
+    };
+    if args.profile.is_some() {
+        config.follow_device_queues();
+    }
+    let target = Target::start(config).map_err(Failure::runtime)?;
     let devices = args.devices.iter().zip(devices).enumerate().map(|(ordinal, (spec, bdev))| {
         let uuid = memory_uuid(&identity, &nqn, ordinal, spec);
         NamespaceConfig { uuid, ..NamespaceConfig::new(bdev) }
@@ -100,6 +103,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let ready = set_up(&target, &nqn, serial, &admission, devices.collect())?;
 
     eprint!("{}", describe(&ready, &admission));
+    if args.profile.is_some() {
+        profile::tell(&ready.listeners);
+    }
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
 

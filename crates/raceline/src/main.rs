@@ -15,6 +15,7 @@ mod log;
 mod manage;
 mod naming;
 mod perf;
+mod profile;
 mod read_write;
 mod remote;
 mod rpc;

@@ -1,5 +1,6 @@
 //! `raceline serve`: a target that SPDK's clients configure, which runs until a signal.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use raceline_control::daemon::{Daemon, DaemonConfig};
@@ -10,7 +11,7 @@ use serde::Serialize;
 use crate::cli::serve::ServeArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
-use crate::{limits, log, shell};
+use crate::{limits, log, profile, shell};
 
 /// How often it checks that the daemon is healthy, and tells systemd.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,9 +39,13 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
         config: args.config.clone(),
         state_dir: args.state_dir.clone(),
         wait_for_rpc: args.wait_for_rpc,
+        follows_device_queues: args.profile.is_some(),
         logging: Logging::new(settings, Box::new(log::apply)),
     })
     .map_err(Failure::runtime)?;
+    if args.profile.is_some() {
+        profile::tell(&listeners(&daemon));
+    }
     let ready = Ready {
         ready: true,
         socket: daemon.socket().display().to_string(),
@@ -55,6 +60,18 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
     tell(&[NotifyState::Stopping]);
     let stopped = daemon.stop().map_err(Failure::runtime);
     ended.and(stopped)
+}
+
+/// Where the subsystems of the configuration listen.
+fn listeners(daemon: &Daemon) -> Vec<SocketAddr> {
+    let model = daemon.manager().model();
+    let targets = model.nvmf.targets.values();
+    let subsystems = targets.flat_map(|target| target.subsystems.values());
+    let all = subsystems.flat_map(|subsystem| &subsystem.listeners);
+    let mut sockets: Vec<SocketAddr> = all.filter_map(|address| address.socket().ok()).collect();
+    sockets.sort_unstable();
+    sockets.dedup();
+    sockets
 }
 
 /// Waits for the signal to end, and feeds systemd's watchdog while the daemon is healthy.

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use support::Export;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_raceline");
 /// A step takes milliseconds; a machine under load takes longer.
@@ -262,4 +265,18 @@ fn a_full_disk_is_named_before_anything_is_changed() {
     }
     fails(&output, 1, "make room, or name another place with --state-dir");
     assert_eq!(bed.read_back(), before);
+}
+
+#[test]
+fn an_export_says_what_its_device_cannot_do() {
+    if let Err(error) = Command::new("ip").arg("-V").output() {
+        eprintln!("skipped: ip: {error}");
+        return;
+    }
+    let export = Export::start(&["ram:8M", "-l", "127.0.0.1:0", "--profile", "adq"]);
+    let listener = export.ready["listeners"][0].as_str().unwrap().to_owned();
+    let output = support::run(&export.host(&["identify"]));
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let said = export.terminate();
+    assert!(said.contains(&format!("profile adq: {listener} is on the loopback")), "{said}");
 }

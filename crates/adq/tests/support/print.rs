@@ -9,6 +9,10 @@ use serde_json::{Value, json};
 pub(crate) fn print(facts: &Facts, program: &str, words: &[&str]) -> Option<String> {
     match (program, words) {
         (_, ["--version"]) => Some("1".to_owned()),
+        ("ip", ["-j", "addr", "show"]) => {
+            let address = json!([{ "family": "inet", "local": "192.0.2.1", "prefixlen": 24 }]);
+            Some(json!([{ "ifname": facts.interface, "addr_info": address }]).to_string())
+        }
         ("modinfo", _) => facts.driver_in_tree.map(|own| if own { "Y\n" } else { "\n" }.to_owned()),
         ("systemctl", ["is-active", name]) => {
             Some(facts.services.get(*name).map_or("unknown", String::as_str).to_owned())

@@ -7,7 +7,9 @@ use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
 use raceline_target::DEFAULT_QUEUE_DEPTH;
 
-use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice};
+use super::values::{
+    self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, TargetProfile,
+};
 use crate::accel::{AccelChoice, accel_choice};
 
 const DEVICE_HELP: &str = "\
@@ -82,6 +84,11 @@ pub(crate) struct ExportArgs {
     /// How long to look for packets in the network device's queue before waiting for an interrupt
     #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
     pub(crate) busy_poll: Option<Duration>,
+
+    /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
+    /// queue, priority 1 and 50 us of busy polling, where no option says otherwise
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) profile: Option<TargetProfile>,
 
     /// Which engine does which operation on data [default: software]
     #[arg(long, value_name = "LIST", value_parser = accel_choice, long_help = ACCEL_HELP)]

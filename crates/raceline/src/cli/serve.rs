@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::values::CoreList;
+use super::values::{CoreList, TargetProfile};
 
 /// The socket that SPDK's clients use by default.
 pub(crate) const DEFAULT_SOCKET: &str = "/var/tmp/spdk.sock";
@@ -37,6 +37,11 @@ pub(crate) struct ServeArgs {
     /// Keep every change here, and begin with what is there
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
+
+    /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
+    /// queue, priority 1 and 50 us of busy polling, where no option says otherwise
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) profile: Option<TargetProfile>,
 
     /// Let this user (by number) change things, repeatable
     #[arg(long = "rpc-admin", value_name = "UID")]

@@ -48,6 +48,28 @@ fn export_with_everything() {
 }
 
 #[test]
+fn adq_takes_recipes_and_journals() {
+    let line = "adq apply eth0 --listener 192.0.2.1:4420 --listener [2001:db8::1]:4420 --role host --queues 4 \
+                --profile paper --confirm-within 60s --state-dir /tmp -o json";
+    let Verb::Adq(args) = parse(line).unwrap() else { unreachable!() };
+    let adq::Action::Apply(args) = args.action else { unreachable!() };
+    assert_eq!((args.recipe.listeners.len(), args.recipe.queues), (2, Some(4)));
+    assert_eq!(args.recipe.role, adq::RoleChoice::Host);
+    assert_eq!(args.recipe.profile, adq::ProfileChoice::Paper);
+    assert_eq!(args.confirm_within.unwrap().as_secs(), 60);
+    for (line, message) in [
+        ("adq plan eth0 --listener 4420", "write ADDR:PORT, as in 192.0.2.1:4420"),
+        ("adq plan eth0 --queues 0", "0 is not in 1..=256"),
+        ("adq plan eth0 --role both", "[possible values: target, host]"),
+        ("adq revert", "required arguments were not provided"),
+        ("export ram:1M --profile fast", "[possible values: adq]"),
+    ] {
+        let error = parse(line).unwrap_err();
+        assert!(error.contains(message), "{error}");
+    }
+}
+
+#[test]
 fn host_verbs_share_their_options() {
     let options = format!(
         "{TARGET} -q nqn.2014-08.org.example:h -I 6ba7b810-9dad-11d1-80b4-00c04fd430c8 -k 30 -o json -g -G"

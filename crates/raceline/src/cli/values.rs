@@ -96,6 +96,13 @@ impl From<PlacementChoice> for PlacementPolicy {
     }
 }
 
+/// `--profile` of a target: options that go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum TargetProfile {
+    /// Queues of a network device for this target alone
+    Adq,
+}
+
 /// `-o`: the form of output, for users or for programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OutputFormat {

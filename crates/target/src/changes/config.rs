@@ -135,9 +135,33 @@ impl Default for TargetConfig {
     }
 }
 
+/// The priority that leads to the queues of one application: the map of traffic classes of `raceline adq`
+/// has class 1 there.
+const QUEUE_PRIORITY: u32 = 1;
+/// How long a receive looks into the queue of one application itself.
+const QUEUE_BUSY_POLL: Duration = Duration::from_micros(50);
+
 impl TargetConfig {
     /// Permitted values of [`Self::max_admin_entries`]; the specification sets the least (Fabrics 1.1, 5.3).
     pub const ADMIN_ENTRIES: RangeInclusive<u16> = MIN_ADMIN_ENTRIES..=4096;
+
+    /// Makes connections follow the queues of the network device, where no option says otherwise: placement
+    /// by queue, priority 1, and 50 us of busy polling. If the kernel does not permit this process to busy
+    /// poll, that stays off, and a warning says why.
+    pub fn follow_device_queues(&mut self) {
+        if self.placement == PlacementPolicy::Balanced {
+            self.placement = PlacementPolicy::Napi;
+        }
+        if self.socket_priority == 0 {
+            self.socket_priority = QUEUE_PRIORITY;
+        }
+        if self.busy_poll.is_none() {
+            match raceline_reactor::socket::check_busy_poll(QUEUE_BUSY_POLL) {
+                Ok(()) => self.busy_poll = Some(QUEUE_BUSY_POLL),
+                Err(error) => tracing::warn!("no busy polling: {error}"),
+            }
+        }
+    }
 
     /// The I/O buffers of one core.
     pub(crate) fn buffers(&self) -> PoolConfig {
@@ -448,4 +472,28 @@ pub enum TargetError {
     /// A reactor does not answer.
     #[error("core {0} does not answer: it is stuck or has stopped")]
     Unresponsive(usize),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_follow_device_queues_unless_an_option_says_otherwise() {
+        let mut config = TargetConfig::default();
+        config.follow_device_queues();
+        assert_eq!((config.placement, config.socket_priority), (PlacementPolicy::Napi, 1));
+        let allowed = raceline_reactor::socket::check_busy_poll(QUEUE_BUSY_POLL).is_ok();
+        assert_eq!(config.busy_poll, allowed.then_some(QUEUE_BUSY_POLL));
+        let chosen = Duration::from_micros(7);
+        let mut config = TargetConfig {
+            placement: PlacementPolicy::Cpu,
+            socket_priority: 3,
+            busy_poll: Some(chosen),
+            ..TargetConfig::default()
+        };
+        config.follow_device_queues();
+        assert_eq!((config.placement, config.socket_priority), (PlacementPolicy::Cpu, 3));
+        assert_eq!(config.busy_poll, Some(chosen));
+    }
 }

@@ -108,6 +108,9 @@ impl Change<'_> {
         }
         let mut config = live::target_config(&options, self.manager());
         self.model().apply_options(&mut config);
+        if self.manager().config().follows_device_queues {
+            config.follow_device_queues();
+        }
         let cpus = config.cores.clone();
         let cores = Arc::new(Target::start(config)?);
         let populated = {
