@@ -8,7 +8,7 @@ use crate::guard;
 use crate::journal::{Entry, Journal, Progress, Store, already};
 use crate::machine::Machine;
 use crate::plan::{Plan, State, Step};
-use crate::revert::{Fate, undo};
+use crate::revert::{Fate, revert};
 use crate::setting::{NO_QUEUE, Setting, Use};
 
 /// What is told about each step before it is made; an answer of false gives everything back.
@@ -45,13 +45,13 @@ pub fn apply(
             Err(Error::Missing("it was interrupted".to_owned()))
         };
         if let Err(source) = made {
-            return Err(roll_back(machine, &mut facts, journal, store, (number, step), source));
+            return Err(roll_back(machine, store, (number, step), source));
         }
     }
     if let Err((at, source)) = settle(machine, &mut facts, &mut journal, store) {
         let number = journal.entries[at].step.unwrap_or(1);
         let step = &plan.steps[number - 1];
-        return Err(roll_back(machine, &mut facts, journal, store, (number, step), source));
+        return Err(roll_back(machine, store, (number, step), source));
     }
     Ok(journal)
 }
@@ -161,30 +161,28 @@ fn settle(
 
 fn roll_back(
     machine: &mut dyn Machine,
-    facts: &mut Facts,
-    journal: Journal,
     store: &mut dyn Store,
     (number, step): (usize, &Step),
     source: Error,
 ) -> Error {
     let (setting, source) = (step.setting.to_string(), Box::new(source));
-    let fates = undo(machine, facts, &journal, false);
-    let mut left: Vec<String> = fates
-        .iter()
-        .filter_map(|(setting, fate)| match fate {
-            Fate::Failed(reason) => Some(format!("{setting}: {reason}")),
-            Fate::Left { now, .. } => Some(format!("{setting} is {now}, which nobody here set")),
-            _ => None,
-        })
-        .collect();
-    if left.is_empty()
-        && let Err(error) = store.remove()
-    {
-        left.push(error.to_string());
-    }
+    let left = match revert(machine, store, false) {
+        Ok(reverted) => {
+            let settings = reverted.into_iter().flat_map(|reverted| reverted.settings);
+            let left = settings.filter_map(|(setting, fate)| match fate {
+                Fate::Failed(reason) => Some(format!("{setting}: {reason}")),
+                Fate::Left { now, .. } => {
+                    Some(format!("{setting} is {now}, which someone else set"))
+                }
+                _ => None,
+            });
+            left.collect::<Vec<_>>().join("; ")
+        }
+        Err(error) => error.to_string(),
+    };
     if left.is_empty() {
         Error::RolledBack { number, setting, source }
     } else {
-        Error::Stuck { number, setting, source, left: left.join("; ") }
+        Error::Stuck { number, setting, source, left }
     }
 }

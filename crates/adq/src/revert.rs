@@ -167,7 +167,7 @@ enum Verdict {
 }
 
 /// Gives back what the journal's steps did. The list has each setting that was touched.
-pub(crate) fn undo(
+fn undo(
     machine: &mut dyn Machine,
     facts: &mut Facts,
     journal: &Journal,

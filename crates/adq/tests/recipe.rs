@@ -234,6 +234,32 @@ fn an_interface_is_found_under_its_new_name_and_missed_when_gone() {
     assert_eq!(fake.facts.services, before.services);
 }
 
+/// An interface that goes or gets a new name during `apply`: what is left of it is given back.
+#[test]
+fn an_interface_that_goes_in_the_middle_is_dealt_with() {
+    for device in ["ice-out-of-tree", "mlx5", "veth"] {
+        let before = facts(device);
+        let plan = plan_for(&before);
+        for at in 0..changes(&before) {
+            for accident in [Accident::Vanish(at), Accident::Rename(at)] {
+                let (folder, mut fake) = (folder(), Fake::new(before.clone()));
+                fake.accident = Some(accident);
+                let mut store = Disk::new(folder.path(), "eth0");
+                let name = format!("{device}, {accident:?}");
+                let error = run(&mut fake, &plan, &mut store).unwrap_err();
+                assert!(matches!(error, Error::RolledBack { .. }), "{name}: {error}");
+                assert!(store.load().unwrap().is_none(), "{name}: the journal is still there");
+                assert_eq!(fake.facts.sysctls, before.sysctls, "{name}");
+                assert_eq!(fake.facts.services, before.services, "{name}");
+                if accident == Accident::Rename(at) {
+                    fake.facts.interface = "eth0".to_owned();
+                    assert_eq!(comparable(&fake.facts), comparable(&before), "{name}");
+                }
+            }
+        }
+    }
+}
+
 /// Two interfaces share sysctls: these go back when the last recipe goes.
 #[test]
 fn what_two_recipes_share_stays_until_the_last_revert() {

@@ -124,6 +124,12 @@ fn a_pair_is_set_shown_and_given_back_exactly() {
         serde_json::from_slice(&bed.adq(&["plan", "ra", "-o", "json"]).stdout).unwrap();
     assert_eq!((plan["way"].as_str(), plan["driver"].as_str()), (Some("veth"), Some("veth")));
     assert_eq!(bed.read_back(), before, "a plan changed something");
+    // The same plan is made of the facts alone, as on another machine.
+    let file = bed.state.path().join("facts");
+    std::fs::write(&file, plan.to_string()).unwrap();
+    let again = bed.adq(&["plan", "other", "--facts", file.to_str().unwrap()]);
+    assert_eq!(again.stdout, bed.adq(&["plan", "ra"]).stdout);
+    std::fs::remove_file(file).unwrap();
 
     let applied = succeeds(bed.with_state(&APPLY));
     assert!(applied.contains("steps are done and read back"), "{applied}");

@@ -29,6 +29,10 @@ pub(crate) enum Accident {
     DieAfter(usize),
     /// The change is taken, and has no effect.
     Ignore(usize),
+    /// The interface goes after the change.
+    Vanish(usize),
+    /// The interface gets the name lan0 after the change.
+    Rename(usize),
 }
 
 /// Such a machine.
@@ -78,9 +82,13 @@ impl Fake {
         }
     }
 
-    fn end(&self) {
-        if self.accident == self.changes.checked_sub(1).map(Accident::DieAfter) {
-            panic!("killed");
+    fn end(&mut self) {
+        let number = self.changes - 1;
+        match self.accident {
+            Some(Accident::DieAfter(at)) if at == number => panic!("killed"),
+            Some(Accident::Vanish(at)) if at == number => self.exists = false,
+            Some(Accident::Rename(at)) if at == number => self.facts.interface = "lan0".to_owned(),
+            _ => {}
         }
     }
 
@@ -395,7 +403,9 @@ impl Machine for Fake {
         }
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let of_machine = program == "systemctl";
-        let facts = if self.exists || of_machine { Some(&self.facts) } else { None };
+        let named = ["ethtool", "tc"].contains(&program) && words != ["--version"];
+        let is_there = self.exists && (!named || words.contains(&self.facts.interface.as_str()));
+        let facts = if is_there || of_machine { Some(&self.facts) } else { None };
         let printed = facts.and_then(|facts| print::print(facts, program, &words));
         let success = printed.is_some();
         let stderr = if success { "" } else { "Operation not supported" }.to_owned();
@@ -416,7 +426,13 @@ impl Machine for Fake {
             }
         };
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let done = if effect { self.perform(program, &words) } else { Ok(()) };
+        let named = ["ethtool", "tc"].contains(&program);
+        let is_there = !named || (self.exists && words.contains(&self.facts.interface.as_str()));
+        let done = match (is_there, effect) {
+            (false, _) => Err("No such device".to_owned()),
+            (true, true) => self.perform(program, &words),
+            (true, false) => Ok(()),
+        };
         self.end();
         let stderr = done.as_ref().err().cloned().unwrap_or_default();
         Ok(Ended { success: done.is_ok(), stdout: String::new(), stderr })
