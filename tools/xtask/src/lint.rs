@@ -37,6 +37,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/dsa/src/queue.rs",
     "crates/dsa/tests/device.rs",
     "crates/dsa/tests/queue.rs",
+    "crates/environment/src/ethtool/driver.rs",
     "crates/host/src/caller/memory.rs",
     "crates/host/src/caller/queues.rs",
     "crates/host/src/caller/queues/in_flight.rs",
