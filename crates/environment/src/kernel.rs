@@ -8,39 +8,40 @@ use serde::{Deserialize, Serialize};
 use crate::reading::Reading;
 use crate::system::{System, parse};
 
-/// Modules that storage over a network uses, and those that the papers' recipes need.
-const MODULES: &[&str] = &[
-    "nvme",
-    "nvme_core",
-    "nvme_tcp",
-    "nvme_rdma",
-    "nvmet",
-    "nvmet_tcp",
-    "nvmet_rdma",
-    "tls",
-    "iscsi_tcp",
-    "iscsi_target_mod",
-    "rdma_rxe",
-    "ice",
-    "mlx5_core",
-    "cxgb4",
-    "iw_cxgb4",
-    "cxgbit",
-    "idxd",
-    "ublk_drv",
-    "null_blk",
-    "sch_mqprio",
-    "sch_ingress",
-    "sch_netem",
-    "sch_fq",
-    "cls_flower",
-    "cls_bpf",
-    "act_mirred",
-    "act_skbedit",
-    "veth",
-    "ifb",
-    "tcp_bbr",
-    "nf_conntrack",
+/// Modules that storage over a network uses, and those that the papers' recipes need; each with its option
+/// in the kernel's configuration.
+const MODULES: &[(&str, &str)] = &[
+    ("nvme", "BLK_DEV_NVME"),
+    ("nvme_core", "NVME_CORE"),
+    ("nvme_tcp", "NVME_TCP"),
+    ("nvme_rdma", "NVME_RDMA"),
+    ("nvmet", "NVME_TARGET"),
+    ("nvmet_tcp", "NVME_TARGET_TCP"),
+    ("nvmet_rdma", "NVME_TARGET_RDMA"),
+    ("tls", "TLS"),
+    ("iscsi_tcp", "ISCSI_TCP"),
+    ("iscsi_target_mod", "ISCSI_TARGET"),
+    ("rdma_rxe", "RDMA_RXE"),
+    ("ice", "ICE"),
+    ("mlx5_core", "MLX5_CORE"),
+    ("cxgb4", "CHELSIO_T4"),
+    ("iw_cxgb4", "INFINIBAND_CXGB4"),
+    ("cxgbit", "ISCSI_TARGET_CXGB4"),
+    ("idxd", "INTEL_IDXD"),
+    ("ublk_drv", "BLK_DEV_UBLK"),
+    ("null_blk", "BLK_DEV_NULL_BLK"),
+    ("sch_mqprio", "NET_SCH_MQPRIO"),
+    ("sch_ingress", "NET_SCH_INGRESS"),
+    ("sch_netem", "NET_SCH_NETEM"),
+    ("sch_fq", "NET_SCH_FQ"),
+    ("cls_flower", "NET_CLS_FLOWER"),
+    ("cls_bpf", "NET_CLS_BPF"),
+    ("act_mirred", "NET_ACT_MIRRED"),
+    ("act_skbedit", "NET_ACT_SKBEDIT"),
+    ("veth", "VETH"),
+    ("ifb", "IFB"),
+    ("tcp_bbr", "TCP_CONG_BBR"),
+    ("nf_conntrack", "NF_CONNTRACK"),
 ];
 
 /// The kernel.
@@ -60,7 +61,8 @@ pub struct Kernel {
     pub interrupt_time_counted: Reading<bool>,
     /// Whether modules can be loaded.
     pub loads_modules: Reading<bool>,
-    /// What is there of the modules that matter: `loaded`, `built in`, `can be loaded`, `absent`.
+    /// What is there of the modules that matter: `loaded`, `built in`, `can be loaded`,
+    /// `not installed`, `absent`.
     pub modules: BTreeMap<String, Reading<String>>,
     /// The clock by which the kernel tells time.
     pub clock_source: Reading<String>,
@@ -89,7 +91,7 @@ impl Kernel {
             loads_modules: option("MODULES")
                 .map(|value| value.is_some())
                 .or(|| Reading::Read(system.has("/proc/modules"))),
-            modules: modules(system, &release),
+            modules: modules(system, &release, &configuration),
             clock_source: system
                 .text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             io_uring_disabled: system.number("/proc/sys/kernel/io_uring_disabled"),
@@ -154,13 +156,17 @@ fn preemption(system: &System, configuration: &Reading<String>) -> Reading<Strin
     })
 }
 
-fn modules(system: &System, release: &Reading<String>) -> BTreeMap<String, Reading<String>> {
+fn modules(
+    system: &System,
+    release: &Reading<String>,
+    configuration: &Reading<String>,
+) -> BTreeMap<String, Reading<String>> {
     let loaded = system.text("/proc/modules");
     let folder = release.clone().map(|release| format!("/lib/modules/{release}"));
     let listed =
         |name: &str| folder.clone().then(|folder| system.text(&format!("{folder}/{name}")));
     let (built_in, can_be_loaded) = (listed("modules.builtin"), listed("modules.dep"));
-    let state = |name: &str| {
+    let state = |name: &str, option: &str| {
         let is_loaded = loaded.text().is_some_and(|text| {
             text.lines().any(|line| line.split_whitespace().next() == Some(name))
         });
@@ -170,17 +176,21 @@ fn modules(system: &System, release: &Reading<String>) -> BTreeMap<String, Readi
         if built_in.text().is_some_and(|text| lists(text, name)) {
             return Reading::Read("built in".to_owned());
         }
-        match can_be_loaded.text() {
-            Some(text) if lists(text, name) => Reading::Read("can be loaded".to_owned()),
-            Some(_) => Reading::Read("absent".to_owned()),
-            // A module that is built in and has parameters, or is loaded, has a folder there.
-            None if system.has(&format!("/sys/module/{name}")) => {
-                Reading::Read("built in".to_owned())
-            }
-            None => can_be_loaded.clone(),
-        }
+        let is_listed = can_be_loaded.text().map(|text| lists(text, name));
+        let chosen = configuration.text().map(|text| chosen(text, option));
+        let state = match (is_listed, chosen.as_ref().map(Option::as_deref)) {
+            (_, Some(Some("y"))) => "built in",
+            (Some(true), _) => "can be loaded",
+            (Some(false), _) | (_, Some(None)) => "absent",
+            // It was built, and its file is not there.
+            (None, Some(Some(_))) => "not installed",
+            // A module that is built in and has parameters has a folder there.
+            (None, None) if system.has(&format!("/sys/module/{name}")) => "built in",
+            (None, None) => return can_be_loaded.clone(),
+        };
+        Reading::Read(state.to_owned())
     };
-    MODULES.iter().map(|name| ((*name).to_owned(), state(name))).collect()
+    MODULES.iter().map(|(name, option)| ((*name).to_owned(), state(name, option))).collect()
 }
 
 /// Whether a list of files of modules has a module. File names may have `-` where modules have `_`.

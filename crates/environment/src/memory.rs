@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpu::kib;
+use crate::cpu::{kib, status};
 use crate::reading::Reading;
 use crate::system::System;
 
@@ -66,7 +66,7 @@ impl Memory {
             transparent_huge_pages: system.chosen(&format!("{THP}/enabled")),
             transparent_defrag: system.chosen(&format!("{THP}/defrag")),
             numa_balancing: system.flag("/proc/sys/kernel/numa_balancing"),
-            lock_limit_bytes: limit(system, "Max locked memory"),
+            lock_limit_bytes: lock_limit(system),
             file_limit: limit(system, "Max open files"),
         }
     }
@@ -105,6 +105,17 @@ pub(crate) fn pools(system: &System, folder: &str, name: &str) -> Reading<BTreeM
 /// Free huge pages, by the size of a page in KiB.
 pub(crate) fn free_pages(system: &System) -> Reading<BTreeMap<u64, u64>> {
     pools(system, HUGE, "free_hugepages")
+}
+
+/// The limit on locked memory, which does not hold for processes with CAP_IPC_LOCK.
+fn lock_limit(system: &System) -> Reading<Option<u64>> {
+    const IPC_LOCK: u64 = 1 << 14;
+    let capabilities = status(system, "CapEff");
+    let capabilities = capabilities.text().and_then(|text| u64::from_str_radix(text, 16).ok());
+    if capabilities.is_some_and(|capabilities| capabilities & IPC_LOCK != 0) {
+        return Reading::Read(None);
+    }
+    limit(system, "Max locked memory")
 }
 
 /// A soft limit of this process.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpu::Cpu;
 use crate::drives::{self, Drive};
 use crate::idle::Idle;
-use crate::interface::Interface;
+use crate::interface::{self, Interface};
 use crate::kernel::Kernel;
 use crate::memory::Memory;
 use crate::network::Network;
@@ -69,7 +69,7 @@ impl Environment {
 
     /// Reads a machine.
     #[must_use]
-    pub fn read_of(system: &System, interface: Option<&str>) -> Self {
+    pub fn read_of(system: &System, asked: Option<&str>) -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             schema: SCHEMA,
@@ -82,9 +82,12 @@ impl Environment {
             memory: Memory::read(system),
             kernel: Kernel::read(system),
             network: Network::read(system),
-            interface: match interface {
+            interface: match asked {
                 Some(name) => Interface::read(system, name),
-                None => Reading::unread("no interface was asked for"),
+                None => interface::names(system).then(|names| {
+                    let names = names.join(", ");
+                    Reading::unread(format!("no interface was asked for; there are: {names}"))
+                }),
             },
             drives: drives::read(system),
             services: Services::read(system),

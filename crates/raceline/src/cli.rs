@@ -2,6 +2,7 @@
 
 pub(crate) mod adq;
 pub(crate) mod bench;
+pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod manage;
@@ -87,6 +88,8 @@ pub(crate) enum Verb {
     Bench(bench::BenchArgs),
     /// Give an application queues of a network device of its own (ADQ, or what comes close), and take them back
     Adq(adq::AdqArgs),
+    /// Check whether this machine is fit for measurements; changes nothing
+    Doctor(doctor::DoctorArgs),
     /// Show it all at work in this process: export, connect, verify, measure
     Demo(DemoArgs),
     /// Print a completion script for a shell; names are completed as the daemon has them

@@ -7,6 +7,7 @@ mod bench;
 mod cli;
 mod demo;
 mod discover;
+mod doctor;
 mod export;
 mod failure;
 mod identify;
@@ -69,6 +70,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Rpc(args) => rpc::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Adq(args) => adq::run(&args),
+        Verb::Doctor(args) => doctor::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Completions(args) => shell::completions(&args),
         Verb::Man(args) => shell::man(&args),
