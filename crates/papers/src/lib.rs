@@ -4,5 +4,6 @@
 //! leaves one [`record::Record`] for each experiment. Everything that is derived, shown or compared comes
 //! from records, so that a report can be made again, and by others.
 
+pub mod bed;
 pub mod experiment;
 pub mod record;

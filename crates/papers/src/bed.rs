@@ -1,0 +1,114 @@
+//! Test beds: the network between host and target, and the network namespaces of both.
+//!
+//! A bed exists from its creation until it is dropped, and leaves nothing behind. Sockets belong to the network
+//! namespace of the thread that makes them, and a thread inherits the namespace of the thread that starts it:
+//! so [`in_target_ns`] and [`in_host_ns`] are all that a target and a host need.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::record::{self, StandIn};
+
+/// A network between host and target.
+pub trait Bed: Send + Sync {
+    /// Its kind and description, as a record holds them.
+    fn describe(&self) -> record::Bed;
+
+    /// The address at which a host reaches a target that listens in the target's namespace.
+    fn target_addr(&self) -> IpAddr;
+
+    /// What stands in for which piece of a published network.
+    fn stand_ins(&self) -> Vec<StandIn>;
+
+    /// Moves the calling thread into the target's network namespace.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    fn enter_target(&self) -> io::Result<()>;
+
+    /// Moves the calling thread into the host's network namespace.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    fn enter_host(&self) -> io::Result<()>;
+}
+
+/// Runs `work` on a thread of its own in the target's network namespace.
+///
+/// # Errors
+/// When the namespace cannot be entered, or `work` panics.
+pub fn in_target_ns<T: Send>(bed: &dyn Bed, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    apart(|| bed.enter_target(), work)
+}
+
+/// Runs `work` on a thread of its own in the host's network namespace.
+///
+/// # Errors
+/// When the namespace cannot be entered, or `work` panics.
+pub fn in_host_ns<T: Send>(bed: &dyn Bed, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    apart(|| bed.enter_host(), work)
+}
+
+fn apart<T: Send>(
+    enter: impl FnOnce() -> io::Result<()> + Send,
+    work: impl FnOnce() -> T + Send,
+) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| enter().map(|()| work()));
+        let panicked = |_| Err(io::Error::other("a thread of the test bed panicked"));
+        thread.join().unwrap_or_else(panicked)
+    })
+}
+
+/// Host and target in the namespace of this process, over its loopback device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loopback;
+
+impl Bed for Loopback {
+    fn describe(&self) -> record::Bed {
+        record::Bed {
+            kind: "loopback".to_owned(),
+            description: "Host and target run on one machine, over its loopback device.".to_owned(),
+        }
+    }
+
+    fn target_addr(&self) -> IpAddr {
+        Ipv4Addr::LOCALHOST.into()
+    }
+
+    fn stand_ins(&self) -> Vec<StandIn> {
+        vec![StandIn {
+            of: "network and NIC between two machines".to_owned(),
+            by: "the loopback device of one machine".to_owned(),
+            effect: "There are no interrupts, no receive queues (NAPI) and no line rate; one copy of the data replaces the transfer."
+                .to_owned(),
+        }]
+    }
+
+    fn enter_target(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn enter_host(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_runs_on_a_thread_of_its_own() {
+        let here = std::thread::current().id();
+        let there = in_target_ns(&Loopback, || std::thread::current().id()).unwrap();
+        assert_ne!(here, there);
+        assert_eq!(in_host_ns(&Loopback, || 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let error = in_host_ns(&Loopback, || panic!("on purpose")).unwrap_err();
+        assert!(error.to_string().contains("panicked"), "{error}");
+    }
+}
