@@ -29,6 +29,7 @@ use crate::limit::{self, Fixed, Limit, LimitConfig, LimitError, Tuning, fill_reg
 use crate::runner::{RunError, Session};
 
 pub use grid::{Case, Selection, UnknownSelection, full, quick};
+pub use product::filled_ram;
 
 use self::product::Product;
 use crate::quiet::{self, Disturbance, Machine};

@@ -87,6 +87,15 @@ impl Latencies {
         if self.count() == 0 { 0.0 } else { self.histogram.stdev() }
     }
 
+    /// All records: pairs of upper bound in nanoseconds and number, ascending, without empty ones.
+    #[must_use]
+    pub fn buckets(&self) -> Vec<(u64, u64)> {
+        let bucket = |value: hdrhistogram::iterators::IterationValue<u64>| {
+            (value.value_iterated_to(), value.count_at_value())
+        };
+        self.histogram.iter_recorded().map(bucket).collect()
+    }
+
     /// The latency that `percentile` percent of the records do not exceed; 0 if there is none.
     #[must_use]
     pub fn percentile_ns(&self, percentile: f64) -> u64 {
@@ -147,6 +156,15 @@ mod tests {
         close(latencies.percentile_ns(99.9), 10_000);
         close(latencies.percentile_ns(99.995), 5_000_000);
         assert_eq!(latencies.max_ns(), 5_000_000);
+    }
+
+    #[test]
+    fn buckets_hold_all_records() {
+        let latencies = record([100, 100, 5_000_000]);
+        let buckets = latencies.buckets();
+        assert_eq!(buckets[0], (100, 2));
+        assert_eq!((buckets.len(), buckets[1].1), (2, 1));
+        close(buckets[1].0, 5_000_000);
     }
 
     #[test]

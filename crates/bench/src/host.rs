@@ -10,6 +10,7 @@
 //! ways are not stages (for example threads of the program's own) uses [`Bed::rounds_of`] with a closure
 //! for each way.
 
+pub mod affinity;
 mod bed;
 mod gather;
 mod maps;
@@ -28,6 +29,7 @@ use crate::job::JobError;
 use crate::runner::RunError;
 
 pub(crate) use bed::{Bed, Round};
+pub use share::PATHS as SHARE_PATHS;
 
 /// The cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

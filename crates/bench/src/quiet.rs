@@ -60,7 +60,7 @@ pub(crate) fn choose<T>(
 
 /// The processor usage of a machine so far.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Machine {
+pub struct Machine {
     at: Instant,
     total: Totals,
     own: CpuTime,
@@ -76,13 +76,15 @@ struct Totals {
 
 impl Machine {
     /// Reads the usage now; all values are zero where /proc is not mounted.
-    pub(crate) fn now() -> Self {
+    #[must_use]
+    pub fn now() -> Self {
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         Self { at: Instant::now(), total: Totals::parse(&stat), own: CpuTime::now() }
     }
 
     /// Usage of other processes since `earlier`, and stolen time.
-    pub(crate) fn since(&self, earlier: &Self) -> Disturbance {
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Disturbance {
         let all = self.total.cores * self.at.duration_since(earlier.at);
         let own = self.own.since(earlier.own);
         let busy = self.total.busy.saturating_sub(earlier.total.busy);

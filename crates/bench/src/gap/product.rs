@@ -193,7 +193,10 @@ fn device(config: &GapConfig) -> Result<SharedBdev, GapError> {
 }
 
 /// Memory as a device, with random data.
-pub(crate) fn filled_ram(bytes: usize, pages: HugePages, seed: u64) -> io::Result<SharedBdev> {
+///
+/// # Errors
+/// When the memory cannot be mapped.
+pub fn filled_ram(bytes: usize, pages: HugePages, seed: u64) -> io::Result<SharedBdev> {
     let device = RamBdev::with_pages(bytes as u64, pages)?;
     let mut random = Random::new(seed);
     let mut block = vec![0; FILL_BYTES];

@@ -27,8 +27,8 @@ use crate::histogram::Latencies;
 use crate::limit::report::median;
 use crate::random::Random;
 
-const NSID: NamespaceId = NamespaceId(1);
-const IO_BYTES: usize = 4096;
+pub(super) const NSID: NamespaceId = NamespaceId(1);
+pub(super) const IO_BYTES: usize = 4096;
 /// Threads of the program that submit to one queue.
 const SUBMITTERS: usize = 4;
 /// Operations that each of them submits before it waits for all of them.
@@ -51,6 +51,15 @@ enum Path {
     HandedOffAndWait,
 }
 
+/// The names of the paths, in the order of [`Path`].
+pub const PATHS: [&str; Path::ALL.len()] = [
+    "sends itself, polls",
+    "sends itself, is woken",
+    "hands off, looks for the end",
+    "blocking face",
+    "hands off, is woken",
+];
+
 /// The objects that a path needs.
 enum Means {
     Shared(SharedQueues),
@@ -67,13 +76,7 @@ impl Path {
     ];
 
     fn name(self) -> &'static str {
-        match self {
-            Self::DirectAndPoll => "sends itself, polls",
-            Self::DirectAndWait => "sends itself, is woken",
-            Self::HandedOffAndLook => "hands off, looks for the end",
-            Self::Blocking => "blocking face",
-            Self::HandedOffAndWait => "hands off, is woken",
-        }
+        PATHS[self as usize]
     }
 }
 
@@ -375,14 +378,14 @@ fn submit_bursts(
 }
 
 /// The addresses to read.
-struct Blocks {
+pub(super) struct Blocks {
     block_bytes: usize,
     per_io: u64,
     ios: u64,
 }
 
 impl Blocks {
-    fn of(host: &CallerHost) -> Result<Self, HostBenchError> {
+    pub(super) fn of(host: &CallerHost) -> Result<Self, HostBenchError> {
         let none = || HostBenchError::Command {
             way: "share".to_owned(),
             why: "the target has no namespace 1".to_owned(),
@@ -393,17 +396,17 @@ impl Blocks {
         Ok(Self { block_bytes, per_io, ios: (info.block_count / per_io).max(1) })
     }
 
-    fn pick(&self, random: &mut Random) -> u64 {
+    pub(super) fn pick(&self, random: &mut Random) -> u64 {
         random.below(self.ios) * self.per_io
     }
 }
 
-fn failed(way: &'static str) -> impl Fn(HostError) -> HostBenchError {
+pub(super) fn failed(way: &'static str) -> impl Fn(HostError) -> HostBenchError {
     move |error| HostBenchError::Command { way: way.to_owned(), why: error.to_string() }
 }
 
 /// Voluntary context switches of all threads so far.
-fn context_switches() -> u64 {
+pub(super) fn context_switches() -> u64 {
     let of = |entry: std::fs::DirEntry| -> Option<u64> {
         let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
@@ -414,7 +417,7 @@ fn context_switches() -> u64 {
 }
 
 /// Binds the calling thread, and threads that it starts, to a core if possible.
-fn pin(core: usize) -> Option<CpuSet> {
+pub(super) fn pin(core: usize) -> Option<CpuSet> {
     let before = sched_getaffinity(None).ok()?;
     let mut one = CpuSet::new();
     one.set(core);
@@ -422,7 +425,7 @@ fn pin(core: usize) -> Option<CpuSet> {
     Some(before)
 }
 
-fn unpin(before: Option<CpuSet>) {
+pub(super) fn unpin(before: Option<CpuSet>) {
     if let Some(before) = before
         && let Err(error) = sched_setaffinity(None, &before)
     {
