@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct Experiment {
     /// Its name for commands, e.g. `ADQ-F6`.
     pub id: String,
+    /// Other names of it, e.g. of the table beside a figure.
+    #[serde(default)]
+    pub aliases: Vec<String>,
     /// One line.
     pub title: String,
     /// The question that it answers.
@@ -40,6 +43,19 @@ pub struct Experiment {
     /// What this experiment cannot show on a small machine.
     #[serde(default)]
     pub limits: Vec<String>,
+}
+
+impl Experiment {
+    /// All its names, the first of which is its ID.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.id.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
+    /// The metric of this name.
+    #[must_use]
+    pub fn metric(&self, id: &str) -> Option<&Metric> {
+        self.metrics.iter().find(|metric| metric.id == id)
+    }
 }
 
 /// The code that measures, and its settings.

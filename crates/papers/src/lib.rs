@@ -5,5 +5,11 @@
 //! from records, so that a report can be made again, and by others.
 
 pub mod bed;
+pub mod catalogue;
+pub mod compare;
 pub mod experiment;
 pub mod record;
+pub mod run;
+pub mod statistics;
+pub mod subject;
+pub mod table;

@@ -1,0 +1,184 @@
+//! Two runs of the same experiments, point by point.
+
+use serde_json::Value;
+
+use crate::record::{Point, Record};
+use crate::statistics::{Estimate, median_estimate, values};
+
+/// One metric of one point in both runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The experiment.
+    pub experiment: String,
+    /// The series.
+    pub series: String,
+    /// The column.
+    pub x: String,
+    /// The metric.
+    pub metric: String,
+    /// The median of the first run.
+    pub a: Estimate,
+    /// The median of the second run.
+    pub b: Estimate,
+}
+
+impl Row {
+    /// The second over the first.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.b.value / self.a.value
+    }
+
+    /// Whether the intervals of both have a value in common; `None` if one has no interval.
+    #[must_use]
+    pub fn agrees(&self) -> Option<bool> {
+        Some(self.a.interval?.meets(&self.b.interval?))
+    }
+
+    /// The least and the greatest ratio that both intervals permit.
+    #[must_use]
+    pub fn ratio_range(&self) -> Option<(f64, f64)> {
+        let (a, b) = (self.a.interval?, self.b.interval?);
+        (a.low > 0.0).then(|| (b.low / a.high, b.high / a.low))
+    }
+}
+
+/// The share of rows that agree, in percent, and the number of rows that have intervals.
+#[must_use]
+pub fn agreement(rows: &[Row]) -> (f64, usize) {
+    let known: Vec<bool> = rows.iter().filter_map(Row::agrees).collect();
+    let agree = known.iter().filter(|&&agrees| agrees).count();
+    (100.0 * agree as f64 / known.len().max(1) as f64, known.len())
+}
+
+/// The rows of two runs of an experiment, over these metrics.
+#[must_use]
+pub fn rows(a: &Record, b: &Record, metrics: &[&str]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for point in &a.points {
+        let is_it = |other: &&Point| (&other.series, &other.x) == (&point.series, &point.x);
+        let Some(other) = b.points.iter().find(is_it) else { continue };
+        for metric in metrics {
+            let estimate = |point| median_estimate(&values(point, metric));
+            if let (Some(a_value), Some(b_value)) = (estimate(point), estimate(other)) {
+                rows.push(Row {
+                    experiment: a.experiment.clone(),
+                    series: point.series.clone(),
+                    x: point.x.clone(),
+                    metric: (*metric).to_owned(),
+                    a: a_value,
+                    b: b_value,
+                });
+            }
+        }
+    }
+    rows
+}
+
+/// What differs between the conditions of two records: `path: first | second`, one for each difference.
+/// Points, times and seeds are results or chosen freely, and do not count.
+#[must_use]
+pub fn differences(a: &Record, b: &Record) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut differ = |path: &str, a: &dyn std::fmt::Debug, b: &dyn std::fmt::Debug| {
+        let (a, b) = (format!("{a:?}"), format!("{b:?}"));
+        if a != b {
+            found.push(format!("{path}: {a} | {b}"));
+        }
+    };
+    differ("bed", &a.bed.kind, &b.bed.kind);
+    differ("effort", &a.effort, &b.effort);
+    for key in a.settings.keys().chain(b.settings.keys()) {
+        // What the run found out by itself.
+        if key.starts_with("ceiling_iops") || key.starts_with("rate_iops/") {
+            continue;
+        }
+        let of = |record: &Record| record.settings.get(key).cloned().unwrap_or_default();
+        differ(&format!("settings.{key}"), &of(a), &of(b));
+    }
+    walk("environment", &a.environment, &b.environment, &mut found);
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Keys of an environment that change from moment to moment.
+const TRANSIENT: [&str; 7] = ["date", "time", "uptime", "load", "loadavg", "free", "unix_s"];
+
+fn walk(path: &str, a: &Value, b: &Value, found: &mut Vec<String>) {
+    if let (Value::Object(first), Value::Object(second)) = (a, b) {
+        for key in first.keys().chain(second.keys().filter(|key| !first.contains_key(*key))) {
+            let transient = |word: &&str| key.to_lowercase().contains(*word);
+            if !TRANSIENT.iter().any(|word| transient(&word)) {
+                let of = |map: &serde_json::Map<String, Value>| {
+                    map.get(key).cloned().unwrap_or(Value::Null)
+                };
+                walk(&format!("{path}.{key}"), &of(first), &of(second), found);
+            }
+        }
+    } else if a != b {
+        found.push(format!("{path}: {a} | {b}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::record::{Bed, Effort, Run, SCHEMA};
+
+    fn record(values: &[f64], environment: Value) -> Record {
+        let run = |(block, &value): (u32, &f64)| Run {
+            block,
+            values: BTreeMap::from([("iops".to_owned(), value)]),
+            latencies: Vec::new(),
+            target_bound: None,
+            foreign_percent: 0.0,
+            stolen_percent: 0.0,
+        };
+        let runs = (0..).zip(values).map(run).collect();
+        Record {
+            schema: SCHEMA,
+            experiment: "X".to_owned(),
+            version: String::new(),
+            started_unix_s: 0,
+            took_s: 0.0,
+            seed: 1,
+            effort: Effort::Quick,
+            bed: Bed { kind: "loopback".to_owned(), description: String::new() },
+            stand_ins: Vec::new(),
+            settings: BTreeMap::new(),
+            environment,
+            points: vec![Point { series: "s".to_owned(), x: "1".to_owned(), runs }],
+            missing: Vec::new(),
+            discarded_blocks: 0,
+            complete: true,
+        }
+    }
+
+    #[test]
+    fn rows_agree_when_their_intervals_meet() {
+        let a = record(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], Value::Null);
+        let near = record(&[6.0, 7.0, 8.0, 9.0, 10.0, 11.0], Value::Null);
+        let far = record(&[7.0, 7.0, 8.0, 9.0, 10.0, 11.0], Value::Null);
+        let agree = |b: &Record| rows(&a, b, &["iops", "none"])[0].agrees();
+        assert_eq!((agree(&near), agree(&far)), (Some(true), Some(false)));
+        let row = &rows(&a, &near, &["iops"])[0];
+        assert!((row.ratio() - 8.5 / 3.5).abs() < 1e-12);
+        assert_eq!(row.ratio_range(), Some((1.0, 11.0)));
+        assert_eq!(agreement(&rows(&a, &near, &["iops"])), (100.0, 1));
+        let few = record(&[1.0], Value::Null);
+        assert_eq!(rows(&a, &few, &["iops"])[0].agrees(), None);
+    }
+
+    #[test]
+    fn conditions_differ_by_value_and_not_by_time() {
+        let a = record(&[1.0], json!({"cpu": {"model": "A"}, "date": 1, "kernel": "6"}));
+        let b = record(&[1.0], json!({"cpu": {"model": "B"}, "date": 2, "kernel": "6"}));
+        assert_eq!(differences(&a, &b), ["environment.cpu.model: \"A\" | \"B\""]);
+        assert_eq!(differences(&a, &a), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,445 @@
+//! One column: all its series in turn, in one block forward and in the next backward.
+
+use std::time::Instant;
+
+use raceline_bdev::SharedBdev;
+use raceline_bench::Latencies;
+use raceline_bench::distance::Distance;
+use raceline_bench::job::JobError;
+use raceline_bench::quiet::{Disturbance, Machine};
+use raceline_bench::runner::{Progress, Session, StageOutcome};
+use raceline_bench::workload::Access;
+use raceline_reactor::Mode;
+
+use super::Point;
+use super::stage::{self, MEASURED, Pace};
+use crate::experiment::Column;
+use crate::record::Run;
+use crate::run::cpu::{Costs, Sample};
+use crate::run::local::{self, Local};
+use crate::run::settings::{LoadSettings, SubjectKind};
+use crate::run::values::{Counted, buckets};
+use crate::run::{Journal, Options, RunError, Timing};
+use crate::subject::{Counts, Needs, Raceline, Running, Spdk, Subject};
+
+/// A run of the search for a ceiling takes this part of a usual run, but no less than the least.
+const CEILING_PART: f64 = 0.5;
+const CEILING_MIN: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// Of this many blocks, one more may be thrown away because something disturbed it.
+const DISCARD_PART: u32 = 3;
+
+/// What a column needs.
+pub(super) struct ColumnRun<'a> {
+    pub(super) column: &'a Column,
+    pub(super) points: &'a [Point<'a>],
+    pub(super) options: &'a Options<'a>,
+    pub(super) device: &'a SharedBdev,
+}
+
+/// What carries out the runs of a series.
+enum Means {
+    Remote(Box<dyn Subject>),
+    Local(Local),
+    /// The file lives as long as the generator.
+    File(
+        Local,
+        #[expect(dead_code, reason = "it is removed when it is dropped")]
+        crate::subject::TemporaryFile,
+    ),
+}
+
+/// A series that could be started.
+struct Started<'a> {
+    point: &'a Point<'a>,
+    means: Means,
+    target_cpus: Vec<usize>,
+    host_cpus: Vec<usize>,
+}
+
+impl ColumnRun<'_> {
+    /// Measures all blocks that the record lacks.
+    pub(super) fn measure(&self, journal: &mut Journal<'_>) -> Result<(), RunError> {
+        let mut started = Vec::new();
+        for point in self.points {
+            match self.start(point) {
+                Ok(series) => started.push(series),
+                Err(why) => {
+                    let what = format!("series {}, column {}", point.series.id, self.column.id);
+                    journal.missing(&what, &why, self.options.timing.blocks as usize);
+                }
+            }
+            self.check_stop()?;
+        }
+        let rate = self.rate(&started, journal)?;
+        let blocks = self.blocks(&mut started, rate, journal);
+        for series in started {
+            if let Means::Remote(subject) = series.means {
+                // A failure of the measurement says more than one of the end.
+                let stopped = subject.stop().map_err(RunError::Failed);
+                if blocks.is_ok() {
+                    stopped?;
+                }
+            }
+        }
+        blocks
+    }
+
+    fn start<'a>(&self, point: &'a Point<'a>) -> Result<Started<'a>, String> {
+        let settings = &point.settings;
+        let (target, host) = self.options.cpus.split_at(settings.target_cores);
+        let host_cpus = host[..settings.host_cores].to_vec();
+        let needs = Needs {
+            settings,
+            bed: self.options.bed,
+            cpus: target,
+            device: self.device,
+            engine: self.options.engine.as_ref(),
+        };
+        let job = job(settings, self.options.timing, self.options.seed);
+        let local = |device: &SharedBdev| Local::start(device, host_cpus[0], job);
+        let means = match (settings.subject, &self.options.target) {
+            (SubjectKind::Local, _) => Means::Local(local(self.device)?),
+            (SubjectKind::LocalFile, _) => {
+                let bytes = u64::from(settings.memory_mib) << 20;
+                let folder = self.options.out.clone().unwrap_or_else(std::env::temp_dir);
+                let file = crate::subject::TemporaryFile::filled_in(&folder, bytes)?;
+                Means::File(local(&file.device(false)?)?, file)
+            }
+            (SubjectKind::Raceline, Some((address, nqn))) => {
+                Means::Remote(Box::new(Running { address: *address, nqn: nqn.clone() }))
+            }
+            (SubjectKind::Raceline | SubjectKind::Handoff, _) => {
+                Means::Remote(Box::new(Raceline::start(&needs)?))
+            }
+            (SubjectKind::Spdk, _) => {
+                let folder = self.options.spdk.as_ref().ok_or("there is no SPDK")?;
+                let subject = Spdk::start(folder, &needs)?;
+                subject.sleep();
+                Means::Remote(Box::new(subject))
+            }
+            (SubjectKind::Nvmet, _) => return Err("there is no kernel target".to_owned()),
+        };
+        Ok(Started { point, means, target_cpus: target.to_vec(), host_cpus })
+    }
+
+    /// The rate of all series: of the settings, or a part of the slowest one's ceiling.
+    fn rate(
+        &self,
+        started: &[Started<'_>],
+        journal: &mut Journal<'_>,
+    ) -> Result<Option<u64>, RunError> {
+        let Some(settings) = started.first().map(|series| &series.point.settings) else {
+            return Ok(None);
+        };
+        if settings.rate_percent == 0 {
+            return Ok((settings.rate_iops > 0).then_some(settings.rate_iops));
+        }
+        let name = format!("ceiling_iops/{}", self.column.id);
+        let known = journal.record.settings.get(&name).and_then(|text| text.parse::<f64>().ok());
+        let ceiling = match known {
+            Some(ceiling) => ceiling,
+            None => {
+                let mut ceiling = f64::INFINITY;
+                for series in started {
+                    self.check_stop()?;
+                    ceiling = ceiling.min(self.ceiling(series)?);
+                }
+                journal.setting(&name, format!("{ceiling:.0}"));
+                ceiling
+            }
+        };
+        let rate = ceiling * f64::from(settings.rate_percent) / 100.0;
+        let rate = format!("{:.0}", rate.max(1.0)).parse().unwrap_or(1);
+        journal.setting(&format!("rate_iops/{}", self.column.id), rate);
+        Ok(Some(rate))
+    }
+
+    /// IOPS of a series in a closed loop.
+    fn ceiling(&self, series: &Started<'_>) -> Result<f64, RunError> {
+        let Means::Remote(subject) = &series.means else { return Ok(f64::INFINITY) };
+        let time = self.options.timing.time.mul_f64(CEILING_PART).max(CEILING_MIN);
+        let pace =
+            Pace { ramp: self.options.timing.ramp, time, rate_iops: None, seed: self.options.seed };
+        let config = stage::config(&series.point.settings, &**subject, &series.host_cpus, pace);
+        let mut watch = |_: Progress| !(self.options.stop)();
+        let fail = |error: String| self.failed(series, &error);
+        subject.wake();
+        let mut session =
+            Session::connect_stage(&config, &mut watch).map_err(|error| fail(error.to_string()))?;
+        session.set_mode(series.point.settings.host_mode.into());
+        let outcome = session.run_stage().map_err(|error| fail(error.to_string()))?;
+        session.set_mode(Mode::Interrupt);
+        drop(session);
+        subject.sleep();
+        self.check_stop()?;
+        let (latencies, measured, ..) =
+            figures(&outcome, 0).map_err(|why| self.failed(series, &why))?;
+        Ok(latencies.count() as f64 / measured.as_secs_f64())
+    }
+
+    fn blocks(
+        &self,
+        started: &mut [Started<'_>],
+        rate: Option<u64>,
+        journal: &mut Journal<'_>,
+    ) -> Result<(), RunError> {
+        let ids: Vec<&str> = started.iter().map(|it| it.point.series.id.as_str()).collect();
+        let first = journal.next_block(&ids, &self.column.id);
+        let mut watches: Vec<_> =
+            started.iter().map(|_| |_: Progress| !(self.options.stop)()).collect();
+        let mut sessions = Vec::with_capacity(started.len());
+        for (series, watch) in started.iter().zip(&mut watches) {
+            sessions.push(self.connect(series, rate, watch)?);
+        }
+        let mut allowed = self.options.timing.blocks / DISCARD_PART;
+        let mut distance = self.distance(started);
+        let mut block = first;
+        while block < self.options.timing.blocks && !started.is_empty() {
+            let near = distance.wait(self.options.stop);
+            let mut runs = Vec::with_capacity(started.len());
+            let mut disturbed = false;
+            for position in order(started.len(), block) {
+                self.check_stop()?;
+                let (run, disturbance) =
+                    self.run(&mut started[position], &mut sessions[position], block)?;
+                disturbed |= disturbance.is_too_much();
+                runs.push((started[position].point.series.id.clone(), run));
+            }
+            let still = distance.look();
+            disturbed |= distance.is_far(near) || distance.is_far(still);
+            self.check_stop()?;
+            let idle = |(_, run): &&(String, Run)| run.latencies.is_empty();
+            if disturbed && allowed > 0 {
+                allowed -= 1;
+                journal.record.discarded_blocks += 1;
+                continue;
+            }
+            if let Some((id, _)) = runs.iter().find(idle) {
+                let why = "no command ended during a run: the machine is overloaded, or the run too short";
+                let column = &self.column.id;
+                return Err(RunError::Failed(format!("series {id}, column {column}: {why}")));
+            }
+            subtract_local(started, &mut runs);
+            journal.add_block(&self.column.id, runs)?;
+            block += 1;
+        }
+        for (series, session) in started.iter().zip(sessions) {
+            // A target that is stopped could not end its connections.
+            if let Means::Remote(subject) = &series.means {
+                subject.wake();
+            }
+            drop(session);
+        }
+        Ok(())
+    }
+
+    fn connect<'w>(
+        &self,
+        series: &Started<'_>,
+        rate_iops: Option<u64>,
+        watch: &'w mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Option<Session<'w>>, RunError> {
+        let Means::Remote(subject) = &series.means else { return Ok(None) };
+        let settings = &series.point.settings;
+        let Timing { ramp, time, .. } = self.options.timing;
+        let pace = Pace { ramp, time: settings.scaled(time), rate_iops, seed: self.options.seed };
+        let config = stage::config(settings, &**subject, &series.host_cpus, pace);
+        subject.wake();
+        let session = Session::connect_stage(&config, watch);
+        subject.sleep();
+        self.check_stop()?;
+        session.map(Some).map_err(|error| self.failed(series, &error.to_string()))
+    }
+
+    fn distance(&self, started: &[Started<'_>]) -> Distance {
+        let first = started.first();
+        let target = first.and_then(|series| series.target_cpus.first().copied());
+        Distance::between(target, first.and_then(|series| series.host_cpus.first().copied()))
+    }
+
+    /// One run of one series; before and after it, its host and target sleep.
+    fn run(
+        &self,
+        series: &mut Started<'_>,
+        session: &mut Option<Session<'_>>,
+        block: u32,
+    ) -> Result<(Run, Disturbance), RunError> {
+        let settings = &series.point.settings;
+        let process = match &series.means {
+            Means::Remote(subject) => subject.process(),
+            Means::Local(_) | Means::File(..) => None,
+        };
+        let machine = Machine::now();
+        let before = Sample::now(process, &series.target_cpus);
+        let since = Instant::now();
+        let counted = match (&mut series.means, session) {
+            (Means::Remote(subject), Some(session)) => {
+                subject.wake();
+                session.set_mode(settings.host_mode.into());
+                let counts = subject.counts();
+                let outcome = session.run_stage();
+                session.set_mode(Mode::Interrupt);
+                let after = subject.counts();
+                let alive = subject.check();
+                subject.sleep();
+                alive.map_err(|why| self.failed(series, &why))?;
+                let outcome = outcome.map_err(|error| self.failed(series, &error.to_string()))?;
+                remote(&outcome, settings, counts, after)
+                    .map_err(|why| self.failed(series, &why))?
+            }
+            (Means::Local(local) | Means::File(local, _), _) => {
+                let job = local::Job {
+                    seed: self.options.seed.wrapping_add(block.into()),
+                    ..job(settings, self.options.timing, self.options.seed)
+                };
+                alone(local.run(job).map_err(|why| self.failed(series, &why))?)
+            }
+            (Means::Remote(_), None) => return Err(self.failed(series, "it is not connected")),
+        };
+        let window = since.elapsed();
+        let costs = Sample::now(process, &series.target_cpus).since(&before);
+        let mut disturbance = Machine::now().since(&machine);
+        if process.is_some() || self.options.target.is_some() {
+            // The target is another process: its usage is part of the measurement.
+            disturbance.foreign_percent = 0.0;
+        }
+        // A run in which nothing happened says nothing about the target.
+        disturbance.apart |= counted.latencies.count() == 0;
+        let mut counted = Counted { window, costs, ..counted };
+        if counted.commands <= 0.0 {
+            // The target does not count: the rate of the measured time holds for the ramp, too.
+            let rate = counted.latencies.count() as f64 / counted.measured.as_secs_f64();
+            counted.commands = (rate * window.as_secs_f64()).max(1.0);
+        }
+        let cpus = self.options.cpus.len();
+        let run = Run {
+            block,
+            values: counted.values(settings, cpus),
+            latencies: buckets(&counted.latencies),
+            target_bound: counted.target_bound(settings),
+            foreign_percent: disturbance.foreign_percent,
+            stolen_percent: disturbance.stolen_percent,
+        };
+        Ok((run, disturbance))
+    }
+
+    fn failed(&self, series: &Started<'_>, why: &str) -> RunError {
+        if (self.options.stop)() {
+            return RunError::Stopped;
+        }
+        RunError::Failed(format!(
+            "series {}, column {}: {why}",
+            series.point.series.id, self.column.id
+        ))
+    }
+
+    fn check_stop(&self) -> Result<(), RunError> {
+        if (self.options.stop)() { Err(RunError::Stopped) } else { Ok(()) }
+    }
+}
+
+/// The order of the series in a block: forward in even ones, backward in the others.
+fn order(count: usize, block: u32) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    if block % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+fn job(settings: &LoadSettings, timing: Timing, seed: u64) -> local::Job {
+    let mode = settings.mode();
+    local::Job {
+        io_bytes: settings.io_bytes,
+        depth: settings.depth,
+        write: mode.read_percent(0) == 0,
+        random: mode.access() == Access::Random,
+        ramp: timing.ramp,
+        time: settings.scaled(timing.time),
+        seed,
+    }
+}
+
+/// Latencies of the measured commands, how long they were measured, commands missed, and bytes of others.
+type Figures = (Latencies, std::time::Duration, u64, u64);
+
+/// `other_io_bytes` are the bytes of a command of the jobs beside the measured one.
+fn figures(outcome: &StageOutcome, other_io_bytes: u64) -> Result<Figures, String> {
+    let (mut all, mut time, mut missed, mut other) =
+        (Latencies::new(), std::time::Duration::ZERO, 0, 0);
+    for clone in &outcome.clones {
+        if let Some(error) = &clone.error {
+            return Err(match error {
+                JobError::Io(why) => why.clone(),
+                JobError::Mismatch(mismatch) => mismatch.to_string(),
+            });
+        }
+        if clone.job == MEASURED {
+            all.merge(&clone.read);
+            all.merge(&clone.write);
+            time = time.max(clone.measured);
+            missed += clone.missed;
+        } else {
+            other += (clone.read.count() + clone.write.count()) * other_io_bytes;
+        }
+    }
+    Ok((all, time, missed, other))
+}
+
+/// What a run over the network has counted; costs and window are still to be set.
+fn remote(
+    outcome: &StageOutcome,
+    settings: &LoadSettings,
+    before: Counts,
+    after: Counts,
+) -> Result<Counted, String> {
+    let (latencies, time, missed, other_bytes) =
+        figures(outcome, stage::other_io_bytes(settings).into())?;
+    let commands = after.commands.zip(before.commands).map(|(after, before)| after - before);
+    let digests = after.digests.0 - before.digests.0;
+    let fallbacks = after.digests.1 - before.digests.1;
+    Ok(Counted {
+        latencies,
+        measured: time,
+        missed,
+        other_bytes,
+        window: time,
+        commands: commands.unwrap_or(0) as f64,
+        busy: after.busy.zip(before.busy).map(|(after, before)| after.saturating_sub(before)),
+        costs: Costs::default(),
+        fallback_share: if digests > 0 { fallbacks as f64 / digests as f64 } else { 0.0 },
+        host: Some(outcome.cost.per_io()),
+    })
+}
+
+/// What a run without a network has counted.
+fn alone(run: local::Measured) -> Counted {
+    Counted {
+        latencies: run.latencies,
+        measured: run.time,
+        missed: 0,
+        other_bytes: 0,
+        window: run.time,
+        commands: run.commands as f64,
+        busy: None,
+        costs: Costs::default(),
+        fallback_share: 0.0,
+        host: None,
+    }
+}
+
+/// Adds the difference of the mean latency to that of the local series of the same block.
+fn subtract_local(started: &[Started<'_>], runs: &mut [(String, Run)]) {
+    let Some(local) = started.first().map(|series| &series.point.settings.delta_to) else { return };
+    let mean = |run: &Run| run.values.get("mean_us").copied();
+    let found = runs.iter().find(|(series, _)| series == local);
+    let Some(base) = found.and_then(|(_, run)| mean(run)) else { return };
+    for (series, run) in runs.iter_mut() {
+        if let Some(mean) = mean(run)
+            && series != local
+        {
+            run.values.insert("delta_us".to_owned(), mean - base);
+        }
+    }
+}

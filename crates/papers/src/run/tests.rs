@@ -1,0 +1,211 @@
+//! Tiny experiments from end to end: measured, broken off, gone on with, and with pieces missing.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::bed::Loopback;
+use crate::catalogue::Catalogue;
+
+fn catalogue() -> Catalogue {
+    Catalogue::builtin().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Runs of tests that run at the same time would starve each other: each has the cores alone.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path>) -> Options<'a> {
+    let ms = Duration::from_millis;
+    Options {
+        effort: Effort::Quick,
+        timing: Timing { blocks: 2, ramp: ms(10), time: ms(120) },
+        seed: 7,
+        out: out.map(std::path::Path::to_owned),
+        bed: &Loopback,
+        spdk: None,
+        target: None,
+        engine: None,
+        cpus: raceline_reactor::affinity::allowed_cores().unwrap(),
+        environment: serde_json::Value::Null,
+        version: "test".to_owned(),
+        stop,
+    }
+}
+
+/// An experiment of the catalogue with one column and small memory.
+fn tiny(id: &str, columns: usize) -> Experiment {
+    let mut experiment = catalogue().find(id).unwrap().clone();
+    experiment.axis.columns.truncate(columns);
+    experiment.procedure.settings.insert("memory_mib".to_owned(), 16.into());
+    experiment
+}
+
+#[test]
+fn a_tiny_experiment_leaves_a_complete_record() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let experiment = tiny("CH-F2", 1);
+    let options = options(&|| false, Some(folder.path()));
+    if options.cpus.len() < 2 {
+        return;
+    }
+    let mut steps = Vec::new();
+    let record = run(&experiment, &options, &mut |progress| steps.push(progress)).unwrap();
+    assert!(record.complete);
+    let stored = load_record(&record_path(folder.path(), "CH-F2")).unwrap();
+    assert_eq!(
+        (stored.settings, stored.missing),
+        (record.settings.clone(), record.missing.clone())
+    );
+    for (stored, measured) in stored.points.iter().zip(&record.points) {
+        let latencies = |point: &crate::record::Point| -> Vec<_> {
+            point.runs.iter().map(|run| run.latencies.clone()).collect()
+        };
+        assert_eq!(latencies(stored), latencies(measured));
+    }
+    for series in ["handoff", "interrupt", "adaptive", "poll"] {
+        let point = record.points.iter().find(|point| point.series == series);
+        let point = point.unwrap_or_else(|| panic!("{series} was not measured"));
+        assert_eq!(point.runs.len(), 2);
+        for run in &point.runs {
+            let commands: u64 = run.latencies.iter().map(|(_, count)| count).sum();
+            assert!(commands > 0 && run.values["iops"] > 0.0, "{series}: {run:?}");
+            assert!(run.values["cpu_ns_per_io"] > 0.0, "{series}: {run:?}");
+            // Runs this short on a shared machine are far from exact.
+            assert!(run.values["little_percent"] > 20.0, "{series}: {run:?}");
+        }
+    }
+    let missing: Vec<&str> = record.missing.iter().map(|missing| missing.what.as_str()).collect();
+    assert!(missing.iter().any(|what| what.contains("spdk")), "{missing:?}");
+    assert!(record.stand_ins.iter().any(|it| it.of.contains("nvmet")), "{:?}", record.stand_ins);
+    let last = steps.last().unwrap();
+    assert_eq!((last.done, last.total), (8, 8));
+}
+
+#[test]
+fn local_and_remote_give_the_added_latency() {
+    let _alone = alone();
+    let experiment = tiny("CH-T2", 2);
+    let options = options(&|| false, None);
+    if options.cpus.len() < 2 {
+        return;
+    }
+    let record = run(&experiment, &options, &mut |_| {}).unwrap();
+    let find = |series: &str, x: &str| {
+        record.points.iter().find(|point| point.series == series && point.x == x).cloned()
+    };
+    for x in ["read", "write"] {
+        let (local, poll) = (find("local", x).unwrap(), find("poll", x).unwrap());
+        for (local, poll) in local.runs.iter().zip(&poll.runs) {
+            let delta = poll.values["mean_us"] - local.values["mean_us"];
+            assert!((poll.values["delta_us"] - delta).abs() < 1e-9);
+            assert!(delta > 0.0, "the network is not free: {delta}");
+            assert!(!local.values.contains_key("delta_us"));
+        }
+    }
+}
+
+#[test]
+fn a_run_that_broke_off_goes_on() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let mut experiment = tiny("CONNECTIONS", 2);
+    experiment.series.truncate(2);
+    let runs = AtomicUsize::new(0);
+    let stop = || runs.load(Ordering::Relaxed) >= 2;
+    let first = options(&stop, Some(folder.path()));
+    if first.cpus.len() < 2 {
+        return;
+    }
+    let mut count = |_| {
+        runs.fetch_add(1, Ordering::Relaxed);
+    };
+    let error = run(&experiment, &first, &mut count).unwrap_err();
+    assert!(matches!(error, RunError::Stopped), "{error}");
+    let kept = load_record(&record_path(folder.path(), "CONNECTIONS")).unwrap();
+    assert!(!kept.complete && !kept.points.is_empty());
+    let record = run(&experiment, &options(&|| false, Some(folder.path())), &mut |_| {}).unwrap();
+    assert!(record.complete);
+    assert_eq!(record.started_unix_s, kept.started_unix_s);
+    for old in &kept.points {
+        let new = record.points.iter().find(|new| (&new.series, &new.x) == (&old.series, &old.x));
+        assert_eq!(new.unwrap().runs[..old.runs.len()], old.runs[..], "blocks are kept");
+    }
+    assert!(record.points.iter().all(|point| point.runs.len() == 2), "{record:?}");
+    // Another seed begins anew.
+    let other = Options { seed: 8, ..options(&|| true, Some(folder.path())) };
+    assert!(matches!(run(&experiment, &other, &mut |_| {}), Err(RunError::Stopped)));
+    let fresh = load_record(&record_path(folder.path(), "CONNECTIONS")).unwrap();
+    assert!(fresh.points.is_empty() && fresh.seed == 8);
+}
+
+#[test]
+fn an_open_loop_keeps_its_rate() {
+    let _alone = alone();
+    let mut experiment = tiny("LATENCY", 1);
+    experiment.series.truncate(1);
+    let mut options = options(&|| false, None);
+    if options.cpus.len() < 2 {
+        return;
+    }
+    options.timing.time = Duration::from_millis(100);
+    let record = run(&experiment, &options, &mut |_| {}).unwrap();
+    let rate: f64 = record.settings["rate_iops/10"].parse().unwrap();
+    for run in &record.points[0].runs {
+        let ratio = run.values["iops"] / rate;
+        assert!((0.5..1.5).contains(&ratio), "{ratio} of the rate");
+    }
+}
+
+#[test]
+fn cores_that_the_machine_lacks_are_missing() {
+    let experiment = tiny("ADQ-F6", 7);
+    let options = Options { cpus: vec![0], ..options(&|| false, None) };
+    let record = run(&experiment, &options, &mut |_| {}).unwrap();
+    assert!(record.complete && record.points.is_empty());
+    assert_eq!(record.missing.len(), 7, "{:?}", record.missing);
+    assert!(record.missing[6].why.contains("8 cores of the target"), "{:?}", record.missing[6]);
+    assert!(record.stand_ins.iter().any(|it| it.of.contains("NAPI")));
+}
+
+#[test]
+fn threads_and_a_worker_leave_records() {
+    let _alone = alone();
+    let options = options(&|| false, None);
+    if options.cpus.len() < 2 {
+        return;
+    }
+    for id in ["NT-AFF", "NT-DIRECT"] {
+        let mut experiment = catalogue().find(id).unwrap().clone();
+        experiment.axis.columns.truncate(1);
+        let record = run(&experiment, &options, &mut |_| {}).unwrap();
+        assert_eq!(record.points.len(), experiment.series.len(), "{id}");
+        let mean = |point: &crate::record::Point| point.runs[0].values["mean_us"];
+        assert!(record.points.iter().all(|point| mean(point) > 0.0), "{id}");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named() {
+    let _alone = alone();
+    let experiment = tiny("MESSAGES", 1);
+    let out = std::path::Path::new("/proc/no-such-folder");
+    let error = run(&experiment, &options(&|| false, Some(out)), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("/proc/no-such-folder/MESSAGES.json"), "{error}");
+    assert!(error.to_string().contains("--out"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_no_record_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("X.json");
+    for (text, why) in [("{", "no record"), ("{\"schema\": 9}", "layout 9"), ("{}", "schema")] {
+        std::fs::write(&path, text).unwrap();
+        let error = load_record(&path).unwrap_err().to_string();
+        assert!(error.contains(why) && error.contains("X.json"), "{error}");
+    }
+    let error = load_folder(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("raceline bench run"), "{error}");
+}

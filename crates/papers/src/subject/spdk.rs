@@ -1,0 +1,202 @@
+//! SPDK's target as a process of its own.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use raceline_proto::nvme::Nqn;
+use serde_json::{Value, json};
+
+use super::{Counts, Needs, Subject};
+use crate::bed;
+
+const NQN: &str = "nqn.2026-01.io.raceline:spdk";
+/// How long the target may take until it listens, and to end.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+const END_LIMIT: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_millis(50);
+const BLOCK_BYTES: u32 = 512;
+/// Lines of the target's output in an error.
+const TAIL_LINES: usize = 5;
+
+/// SPDK's target.
+pub struct Spdk {
+    child: Child,
+    address: SocketAddr,
+    files: [PathBuf; 3],
+}
+
+/// The program in a folder in which SPDK was built.
+pub(super) fn program(folder: &Path) -> PathBuf {
+    folder.join("build/bin/nvmf_tgt")
+}
+
+impl Spdk {
+    /// Starts it with a device in memory and waits until it listens.
+    ///
+    /// # Errors
+    /// When it does not start; the error has the end of its output.
+    pub fn start(folder: &Path, needs: &Needs<'_>) -> Result<Self, String> {
+        let ip = needs.bed.target_addr();
+        let port = || -> std::io::Result<u16> {
+            Ok(TcpListener::bind(SocketAddr::new(ip, 0))?.local_addr()?.port())
+        };
+        let port = bed::in_target_ns(needs.bed, port).and_then(|port| port);
+        let port = port.map_err(|error| format!("no port for SPDK's target: {error}"))?;
+        let address = SocketAddr::new(ip, port);
+        let file = |end: &str| {
+            std::env::temp_dir().join(format!("raceline-spdk-{}-{port}.{end}", std::process::id()))
+        };
+        let files = [file("json"), file("sock"), file("log")];
+        let text = configuration(address, needs.settings.memory_mib).to_string();
+        let fail = |error: std::io::Error| format!("SPDK's target: {error}");
+        fs::write(&files[0], text).map_err(fail)?;
+        let log = fs::File::create(&files[2]).map_err(fail)?;
+        let cores: Vec<String> = needs.cpus.iter().map(ToString::to_string).collect();
+        let mut command = Command::new(program(folder));
+        command.args(["-m", &format!("[{}]", cores.join(",")), "--no-pci"]);
+        command.arg("--disable-cpumask-locks").arg("-c").arg(&files[0]).arg("-r").arg(&files[1]);
+        command.stdin(Stdio::null()).stderr(log.try_clone().map_err(fail)?).stdout(log);
+        let child = bed::in_target_ns(needs.bed, || command.spawn());
+        let child = child.and_then(|child| child).map_err(fail)?;
+        let mut target = Self { child, address, files };
+        target.wait_until_ready(needs)?;
+        Ok(target)
+    }
+
+    fn wait_until_ready(&mut self, needs: &Needs<'_>) -> Result<(), String> {
+        let end = Instant::now() + READY_LIMIT;
+        let address = self.address;
+        let reach = || bed::in_host_ns(needs.bed, || TcpStream::connect(address).is_ok());
+        while !reach().unwrap_or(false) {
+            self.check()?;
+            if Instant::now() >= end {
+                let seconds = READY_LIMIT.as_secs();
+                return Err(format!(
+                    "SPDK's target does not listen after {seconds} s{}",
+                    self.tail()
+                ));
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    fn tail(&self) -> String {
+        let text = fs::read_to_string(&self.files[2]).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(TAIL_LINES).collect();
+        if lines.is_empty() {
+            return String::new();
+        }
+        format!(": {}", lines.into_iter().rev().collect::<Vec<_>>().join(" / "))
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        if let Some(pid) = pid
+            && let Err(error) = rustix::process::kill_process(pid, signal)
+        {
+            tracing::warn!(%error, "SPDK's target cannot be signalled");
+        }
+    }
+}
+
+/// The configuration of a target with one namespace.
+fn configuration(address: SocketAddr, memory_mib: u32) -> Value {
+    let call = |method: &str, params: Value| json!({"method": method, "params": params});
+    let blocks = (u64::from(memory_mib) << 20) / u64::from(BLOCK_BYTES);
+    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+    let listen = json!({
+        "trtype": "TCP", "adrfam": family,
+        "traddr": address.ip().to_string(), "trsvcid": address.port().to_string(),
+    });
+    let memory = json!({"name": "Memory", "num_blocks": blocks, "block_size": BLOCK_BYTES});
+    let subsystem = json!({"nqn": NQN, "allow_any_host": true, "serial_number": "PAPERS"});
+    let namespace = json!({"nqn": NQN, "namespace": {"nsid": 1, "bdev_name": "Memory"}});
+    json!({"subsystems": [
+        {"subsystem": "bdev", "config": [
+            call("bdev_set_options", json!({"bdev_auto_examine": false})),
+            call("bdev_malloc_create", memory),
+        ]},
+        {"subsystem": "nvmf", "config": [
+            call("nvmf_create_transport", json!({"trtype": "TCP", "max_queue_depth": 256})),
+            call("nvmf_create_subsystem", subsystem),
+            call("nvmf_subsystem_add_ns", namespace),
+            call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": listen})),
+        ]},
+    ]})
+}
+
+impl Subject for Spdk {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn nqn(&self) -> Nqn {
+        Nqn::new(NQN).expect("a constant NQN")
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(self.child.id())
+    }
+
+    fn wake(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn sleep(&self) {
+        // It would take its core away from the others.
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    fn counts(&self) -> Counts {
+        Counts::default()
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => {
+                Err(format!("SPDK's target has ended with {status}{}", self.tail()))
+            }
+            Err(error) => Err(format!("SPDK's target: {error}")),
+        }
+    }
+
+    fn stop(self: Box<Self>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl Drop for Spdk {
+    fn drop(&mut self) {
+        self.wake();
+        self.signal(rustix::process::Signal::TERM);
+        let end = Instant::now() + END_LIMIT;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(NAP);
+        }
+        // It has ended already, or is ended now.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for file in &self.files {
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_has_the_address_and_size() {
+        let value = configuration("127.0.0.1:4420".parse().unwrap(), 64);
+        let bdev = &value["subsystems"][0]["config"][1]["params"];
+        assert_eq!(bdev["num_blocks"], 131_072);
+        let listen = &value["subsystems"][1]["config"][3]["params"]["listen_address"];
+        assert_eq!((&listen["traddr"], &listen["trsvcid"]), (&"127.0.0.1".into(), &"4420".into()));
+    }
+}
