@@ -7,6 +7,7 @@ mod engines;
 mod gap;
 mod host;
 mod limit;
+mod papers;
 mod progress;
 
 use crate::cli::bench::{BenchArgs, Experiment};
@@ -15,6 +16,10 @@ use crate::failure::Failure;
 /// Runs the experiment.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.experiment {
+        Experiment::List(args) => papers::list(args),
+        Experiment::Show(args) => papers::show(args),
+        Experiment::Run(args) => papers::run(args),
+        Experiment::Compare(args) => papers::compare(args),
         Experiment::Limit(args) => limit::run(args),
         Experiment::Gap(args) => gap::run(args),
         Experiment::Accel(args) => accel::run(args),

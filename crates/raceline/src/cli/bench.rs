@@ -2,6 +2,7 @@
 
 pub(crate) mod distance;
 pub(crate) mod host;
+pub(crate) mod papers;
 
 use std::time::Duration;
 
@@ -23,6 +24,14 @@ pub(crate) struct BenchArgs {
 /// What to measure.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum Experiment {
+    /// List the experiments of the catalogue: those of the field's papers, and Raceline's own
+    List(papers::ListArgs),
+    /// Show what an experiment varies, measures and compares, with all published numbers
+    Show(papers::ShowArgs),
+    /// Run experiments of the catalogue
+    Run(papers::RunArgs),
+    /// Compare two runs, point by point
+    Compare(papers::CompareArgs),
     /// Measure what this machine's TCP gives to a pair that does nothing but move NVMe's bytes
     Limit(LimitArgs),
     /// Measure target and host against that limit, pair of short runs by pair

@@ -86,7 +86,7 @@ impl From<CaseChoice> for Case {
 }
 
 /// `ADDR:PORT,NQN`.
-fn target(text: &str) -> Result<(SocketAddr, Nqn), String> {
+pub(super) fn target(text: &str) -> Result<(SocketAddr, Nqn), String> {
     let parts = text.split_once(',').and_then(|(at, nqn)| Some((at.parse().ok()?, nqn)));
     let (address, nqn) =
         parts.ok_or("a target is written ADDR:PORT,NQN, as in 10.0.0.2:4420,NQN")?;

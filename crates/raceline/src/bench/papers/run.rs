@@ -1,0 +1,221 @@
+//! `raceline bench run`: measures experiments, shows the progress, and prints the table of each.
+
+use std::sync::{Mutex, PoisonError};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use raceline_bench::accel::Device;
+use raceline_bench::machine::Origin;
+use raceline_papers::bed::{Bed, Loopback};
+use raceline_papers::experiment::Experiment;
+use raceline_papers::record::Effort;
+use raceline_papers::run::{self, Options, RunError, Timing};
+use raceline_papers::table;
+use raceline_reactor::affinity::allowed_cores;
+
+use super::super::engines;
+use super::catalogue;
+use crate::cli::bench::OffloadChoice;
+use crate::cli::bench::papers::RunArgs;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{limits, shell};
+
+/// Runs the experiments one after the other.
+pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
+    let (catalogue, added) = catalogue(&args.file)?;
+    let all = args.ids.iter().any(|id| id.eq_ignore_ascii_case("all"));
+    let mut experiments: Vec<&Experiment> = Vec::new();
+    if all {
+        experiments.extend(catalogue.all());
+    } else {
+        let named = if args.ids.is_empty() { &added } else { &args.ids };
+        for id in named {
+            let found = catalogue.find(id).map_err(Failure::usage)?;
+            if !experiments.iter().any(|it| it.id == found.id) {
+                experiments.push(found);
+            }
+        }
+    }
+    limits::raise_file_descriptors();
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let bed = Loopback;
+    let shared = Shared { args, cpus: cpus(args)?, bed: &bed, interrupt: &Mutex::new(interrupt) };
+    let bar = Bar::new(&experiments, &shared);
+    let mut failures = Vec::new();
+    for (number, experiment) in experiments.iter().enumerate() {
+        bar.begin(number, experiment);
+        match shared.run(experiment, &mut |progress| bar.show(number, &progress)) {
+            Ok(record) => {
+                let text = table::text(experiment, &record);
+                bar.bar.suspend(|| shell::print(format!("{text}\n").as_bytes()))?;
+            }
+            Err(error) => {
+                bar.bar.suspend(|| shared.stopped(&error))?;
+                failures.push(format!("{}: {error}", experiment.id));
+            }
+        }
+    }
+    bar.bar.finish_and_clear();
+    match &failures[..] {
+        [] => Ok(()),
+        failures => Err(Failure::runtime(failures.join("; "))),
+    }
+}
+
+/// The CPUs to use.
+fn cpus(args: &RunArgs) -> Result<Vec<usize>, Failure> {
+    let allowed = allowed_cores().map_err(Failure::runtime)?;
+    if args.cpus.is_empty() {
+        return Ok(allowed);
+    }
+    for (index, cpu) in args.cpus.iter().enumerate() {
+        if !allowed.contains(cpu) {
+            let message = format!("--cpus: this process may not use CPU {cpu}, only {allowed:?}");
+            return Err(Failure::usage(message));
+        }
+        if args.cpus[..index].contains(cpu) {
+            return Err(Failure::usage(format!("--cpus: CPU {cpu} is there twice")));
+        }
+    }
+    Ok(args.cpus.clone())
+}
+
+fn effort(args: &RunArgs) -> Effort {
+    match (args.quick, args.full) {
+        (true, _) => Effort::Quick,
+        (_, true) => Effort::Full,
+        _ => Effort::Normal,
+    }
+}
+
+fn timing(args: &RunArgs) -> Timing {
+    let usual = Timing::of(effort(args));
+    Timing {
+        blocks: args.blocks.unwrap_or(usual.blocks),
+        ramp: args.ramp_time.unwrap_or(usual.ramp),
+        time: args.runtime.unwrap_or(usual.time),
+    }
+}
+
+/// What all experiments share.
+struct Shared<'a> {
+    args: &'a RunArgs,
+    cpus: Vec<usize>,
+    bed: &'a dyn Bed,
+    /// Threads of a measurement ask it, too.
+    interrupt: &'a Mutex<Interrupt>,
+}
+
+impl Shared<'_> {
+    fn run(
+        &self,
+        experiment: &Experiment,
+        report: &mut (dyn FnMut(run::Progress) + Send),
+    ) -> Result<raceline_papers::record::Record, RunError> {
+        let engine = if run::uses_engine(experiment) {
+            self.engine().map_err(|failure| RunError::Failed(failure.message))?
+        } else {
+            None
+        };
+        let origin = Origin::here();
+        let stop = || self.signal().is_some();
+        let options = Options {
+            effort: effort(self.args),
+            timing: timing(self.args),
+            seed: self.args.seed,
+            out: Some(self.args.out.clone()),
+            bed: self.bed,
+            spdk: self.args.spdk.clone(),
+            target: self.args.target.clone(),
+            engine,
+            cpus: self.cpus.clone(),
+            environment: serde_json::json!({
+                "processor": origin.processor,
+                "kernel": origin.kernel,
+            }),
+            version: origin.version.to_owned(),
+            stop: &stop,
+        };
+        run::run(experiment, &options, report)
+    }
+
+    /// The engine that computes digests.
+    fn engine(&self) -> Result<Option<Device>, Failure> {
+        let host_core = self.cpus.get(1).copied();
+        match self.args.offload {
+            Some(OffloadChoice::None) => Ok(None),
+            Some(OffloadChoice::Dsa) => engines::dsa().map(Some),
+            Some(OffloadChoice::DsaEmulated) => engines::emulated_dsa(host_core).map(Some),
+            None => match engines::dsa() {
+                Ok(device) => Ok(Some(device)),
+                Err(_) => engines::emulated_dsa(host_core).map(Some),
+            },
+        }
+    }
+
+    fn signal(&self) -> Option<i32> {
+        self.interrupt.lock().unwrap_or_else(PoisonError::into_inner).requested()
+    }
+
+    /// Ends the command after a signal, or when no record can be written; other failures are of one
+    /// experiment only.
+    fn stopped(&self, error: &RunError) -> Result<(), Failure> {
+        if let Some(signal) = self.signal() {
+            eprintln!(
+                "raceline: what was measured is in {}; the same command goes on from there",
+                self.args.out.display()
+            );
+            return Err(Failure::signal(signal));
+        }
+        match error {
+            RunError::Store(error) => Err(Failure::runtime(error)),
+            error => {
+                eprintln!("raceline: {error}");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// One bar over the runs of all experiments.
+struct Bar {
+    bar: ProgressBar,
+    /// Runs of each experiment, as far as they are known.
+    totals: Mutex<Vec<u64>>,
+    names: Vec<String>,
+}
+
+impl Bar {
+    fn new(experiments: &[&Experiment], shared: &Shared<'_>) -> Self {
+        let blocks = u64::from(timing(shared.args).blocks);
+        let quick = effort(shared.args) == Effort::Quick;
+        let runs = |experiment: &&Experiment| {
+            let shown = experiment.axis.columns.iter().filter(|it| !(quick && it.full_only));
+            (shown.count() * experiment.series.len()) as u64 * blocks
+        };
+        let totals: Vec<u64> = experiments.iter().map(runs).collect();
+        let target = ProgressDrawTarget::stderr();
+        let bar = ProgressBar::with_draw_target(Some(totals.iter().sum()), target);
+        let template = "{msg} {wide_bar} {pos} of {len} runs, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        let names = experiments.iter().map(|experiment| experiment.id.clone()).collect();
+        Self { bar, totals: Mutex::new(totals), names }
+    }
+
+    fn begin(&self, number: usize, experiment: &Experiment) {
+        let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bar.set_position(totals[..number].iter().sum());
+        self.bar.set_message(format!("[{}/{}] {}", number + 1, self.names.len(), experiment.id));
+    }
+
+    fn show(&self, number: usize, progress: &run::Progress) {
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        totals[number] = progress.total as u64;
+        self.bar.set_length(totals.iter().sum());
+        self.bar.set_position(totals[..number].iter().sum::<u64>() + progress.done as u64);
+        let (at, of, id) = (number + 1, self.names.len(), &self.names[number]);
+        self.bar.set_message(format!("[{at}/{of}] {id}  {}", progress.last));
+    }
+}

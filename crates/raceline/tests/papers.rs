@@ -1,0 +1,166 @@
+//! The catalogue of experiments as users run it: listed, shown, run, broken off, gone on with, and compared.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{Scratch, run};
+
+/// Two ways at one depth.
+const MINE: &str = r#"id = "MINE"
+title = "Two modes"
+question = "Which mode is faster?"
+source = "this test"
+
+[procedure]
+name = "load"
+settings = { memory_mib = 16, depth = 4 }
+
+[axis]
+label = "Depth"
+
+[[axis.columns]]
+id = "4"
+
+[[series]]
+id = "poll"
+label = "polling"
+
+[[series]]
+id = "interrupt"
+label = "interrupts"
+settings = { target_mode = "interrupt" }
+
+[[metrics]]
+id = "iops"
+label = "IOPS"
+unit = "1/s"
+better = "higher"
+
+[[comparisons]]
+label = "IOPS, polling over interrupts"
+metric = "iops"
+of = "poll"
+over = "interrupt"
+
+[[figures]]
+title = "IOPS"
+kind = "dots"
+metrics = ["iops"]
+"#;
+
+fn ok(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert_eq!(output.code, Some(0), "{arguments:?}: {}", output.stderr);
+    output.stdout
+}
+
+fn fails(arguments: &[&str], code: i32) -> String {
+    let output = run(arguments);
+    assert_eq!(output.code, Some(code), "{arguments:?}: {}", output.stderr);
+    output.stderr
+}
+
+fn record(folder: &str) -> Value {
+    let text = std::fs::read_to_string(Path::new(folder).join("MINE.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Whether this machine has a core for each side.
+fn has_two_cores() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2)
+}
+
+#[test]
+fn experiments_are_listed_and_shown() {
+    let list = ok(&["bench", "list"]);
+    assert!(list.contains("ADQ-F6") && list.contains("DSA-128K-LAT"), "{list}");
+    let all: Value = serde_json::from_str(&ok(&["bench", "list", "-o", "json"])).unwrap();
+    assert!(all.as_array().unwrap().len() >= 20);
+    let shown = ok(&["bench", "show", "ch-t1"]);
+    assert!(
+        shown.contains("CH-F1:") && shown.contains("NVMe/TCP, 8K: bandwidth 90.7 Gbit/s"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn faults_of_users_are_named() {
+    let error = fails(&["bench", "run", "ADQ-F9"], 2);
+    assert!(error.contains("no experiment `ADQ-F9`: is it ADQ-F"), "{error}");
+    let scratch = Scratch::new();
+    let file = scratch.path("mine.toml");
+    std::fs::write(&file, MINE.replace("depth = 4 }", "deep = 4 }")).unwrap();
+    let error = fails(&["bench", "run", "--file", &file], 2);
+    assert!(error.contains("mine.toml, line 8, `deep`: unknown field"), "{error}");
+    let error = fails(&["bench", "run", "GAP", "--cpus", "0,0"], 2);
+    assert!(error.contains("CPU 0 is there twice"), "{error}");
+    let error = fails(&["bench", "compare", &scratch.path("a"), &scratch.path("b")], 1);
+    assert!(error.contains("cannot read"), "{error}");
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_and_is_compared() {
+    if !has_two_cores() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (file, out) = (scratch.path("mine.toml"), scratch.path("out"));
+    std::fs::write(&file, MINE).unwrap();
+    let words = [
+        "bench",
+        "run",
+        "--file",
+        &file,
+        "--out",
+        &out,
+        "--blocks",
+        "6",
+        "--runtime",
+        "100ms",
+        "--ramp_time",
+        "10ms",
+    ];
+    let mut child = Command::new(env!("CARGO_BIN_EXE_raceline"))
+        .args(words)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !Path::new(&out).join("MINE.json").exists() {
+        assert!(Instant::now() < deadline, "no block within a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let kept = record(&out);
+    assert_eq!(kept["complete"], false);
+    let table = ok(&words);
+    assert!(table.contains("Which mode is faster?"), "{table}");
+    assert!(table.contains("| IOPS, polling over interrupts | 4 | "), "{table}");
+    let whole = record(&out);
+    assert_eq!(
+        (&whole["complete"], &whole["started_unix_s"]),
+        (&true.into(), &kept["started_unix_s"])
+    );
+    for point in 0..2 {
+        let runs = |record: &Value| record["points"][point]["runs"].as_array().unwrap().clone();
+        assert_eq!(runs(&whole).len(), 6);
+        let (kept, whole) = (runs(&kept), runs(&whole));
+        assert_eq!(kept[0]["latencies"], whole[0]["latencies"], "the first block is kept");
+    }
+    let same = ok(&["bench", "compare", &out, &out]);
+    assert!(same.contains("100.0 % of 2 values agree"), "{same}");
+    let other = scratch.path("other");
+    std::fs::create_dir(&other).unwrap();
+    let mut changed = whole;
+    changed["environment"]["kernel"] = "2.6.32".into();
+    std::fs::write(Path::new(&other).join("MINE.json"), changed.to_string()).unwrap();
+    let error = fails(&["bench", "compare", &out, &other], 1);
+    assert!(error.contains("environment.kernel") && error.contains("--anyway"), "{error}");
+    ok(&["bench", "compare", &out, &other, "--anyway"]);
+}
