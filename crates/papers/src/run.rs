@@ -282,7 +282,11 @@ impl<'a> Journal<'a> {
                 Some(value) => format!("{series}, {column}: {value:.0}"),
                 None => format!("{series}, {column}"),
             };
-            self.point(&series, column).push(run);
+            // A series that was missing when the run broke off begins with blocks that the others have.
+            let runs = self.point(&series, column);
+            if runs.iter().all(|known| known.block != run.block) {
+                runs.push(run);
+            }
             let (done, total) = (self.done, self.total.max(self.done));
             (self.report)(Progress { done, total, last });
         }

@@ -36,8 +36,6 @@ pub struct Raceline {
     mode: Mode,
     polls: bool,
     framework: Framework,
-    /// The file of the hand-off kind, which is removed at the end.
-    _file: Option<TemporaryFile>,
 }
 
 impl Raceline {
@@ -49,11 +47,10 @@ impl Raceline {
         let settings = needs.settings;
         let framework = framework(needs)?;
         let hands_off = settings.subject == SubjectKind::Handoff;
-        let (device, file) = if hands_off {
-            let file = TemporaryFile::filled(u64::from(settings.memory_mib) << 20)?;
-            (file.device(true)?, Some(file))
+        let device = if hands_off {
+            TemporaryFile::filled(u64::from(settings.memory_mib) << 20)?.into_device(true)?
         } else {
-            (Arc::clone(needs.device), None)
+            Arc::clone(needs.device)
         };
         let config = config(settings, needs.cpus, framework.clone());
         let mode = config.mode;
@@ -62,7 +59,7 @@ impl Raceline {
         let (target, address) = started.map_err(|error| format!("the test bed: {error}"))??;
         target.set_mode(Mode::Interrupt);
         let polls = mode == Mode::Poll;
-        Ok(Self { target, address, mode, polls, framework, _file: file })
+        Ok(Self { target, address, mode, polls, framework })
     }
 }
 
@@ -183,7 +180,8 @@ fn name() -> Nqn {
     Nqn::new(SUBSYSTEM).expect("a constant NQN")
 }
 
-/// A file with random data, which is removed when it is dropped.
+/// A file with random data, which has no name any more once it is a device: nothing is left of it, even if this
+/// program is killed.
 pub(crate) struct TemporaryFile {
     path: PathBuf,
 }
@@ -199,6 +197,8 @@ impl TemporaryFile {
     /// A file in this folder.
     pub(crate) fn filled_in(folder: &Path, bytes: u64) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
+        fs::create_dir_all(folder)
+            .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!("raceline-papers-{}-{number}", std::process::id()));
         let file = Self { path };
@@ -217,7 +217,7 @@ impl TemporaryFile {
     }
 
     /// The file as a device.
-    pub(crate) fn device(&self, buffered: bool) -> Result<SharedBdev, String> {
+    pub(crate) fn into_device(self, buffered: bool) -> Result<SharedBdev, String> {
         let path = self.path.display().to_string().replace('\\', "\\\\").replace(',', "\\,");
         let text = format!("file:{path}{}", if buffered { ",buffered" } else { "" });
         let spec: DeviceSpec = text.parse().map_err(|error| format!("{error}"))?;

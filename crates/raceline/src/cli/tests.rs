@@ -276,6 +276,20 @@ fn bench_distance_takes_cores() {
 }
 
 #[test]
+fn bench_run_takes_experiments() {
+    let line = "bench run ADQ-F6 ch-t2 --quick --out /tmp/r --cpus 1,0 --blocks 7 --runtime 100ms --offload none";
+    let Verb::Bench(args) = parse(line).unwrap() else { unreachable!() };
+    let bench::Experiment::Run(args) = args.experiment else { unreachable!() };
+    assert_eq!((args.ids.len(), args.cpus, args.blocks), (2, vec![1, 0], Some(7)));
+    assert!(args.quick && !args.full && args.offload == Some(bench::OffloadChoice::None));
+    parse("bench run --file mine.toml").unwrap();
+    let error = parse("bench run").unwrap_err();
+    assert!(error.contains("<ID>"), "{error}");
+    let Verb::Bench(args) = parse("bench compare a b --anyway").unwrap() else { unreachable!() };
+    assert!(matches!(args.experiment, bench::Experiment::Compare(args) if args.anyway));
+}
+
+#[test]
 fn bench_says_what_would_be_right() {
     for (options, message) in [
         ("limit --depth 0", "a number from 1 to 4096"),
@@ -289,6 +303,8 @@ fn bench_says_what_would_be_right() {
         ("accel --size 0", "an operand has 1 byte to 64M"),
         ("accel --depth 1025", "a number from 1 to 1024"),
         ("digest --depth 0", "a number from 1 to 4096"),
+        ("run all --quick --full", "cannot be used with"),
+        ("run all --blocks 0", "1..=1000"),
         ("digest --quick --depth 1", "cannot be used with"),
         ("distance --cores 0,0", "core 0 is there twice"),
         ("gap --points size=4k", "points are chosen as in io=4k|16k,rw=read,depth=1|32"),

@@ -41,12 +41,6 @@ pub(super) struct ColumnRun<'a> {
 enum Means {
     Remote(Box<dyn Subject>),
     Local(Local),
-    /// The file lives as long as the generator.
-    File(
-        Local,
-        #[expect(dead_code, reason = "it is removed when it is dropped")]
-        crate::subject::TemporaryFile,
-    ),
 }
 
 /// A series that could be started.
@@ -104,7 +98,7 @@ impl ColumnRun<'_> {
                 let bytes = u64::from(settings.memory_mib) << 20;
                 let folder = self.options.out.clone().unwrap_or_else(std::env::temp_dir);
                 let file = crate::subject::TemporaryFile::filled_in(&folder, bytes)?;
-                Means::File(local(&file.device(false)?)?, file)
+                Means::Local(local(&file.into_device(false)?)?)
             }
             (SubjectKind::Raceline, Some((address, nqn))) => {
                 Means::Remote(Box::new(Running { address: *address, nqn: nqn.clone() }))
@@ -184,14 +178,30 @@ impl ColumnRun<'_> {
         rate: Option<u64>,
         journal: &mut Journal<'_>,
     ) -> Result<(), RunError> {
-        let ids: Vec<&str> = started.iter().map(|it| it.point.series.id.as_str()).collect();
-        let first = journal.next_block(&ids, &self.column.id);
         let mut watches: Vec<_> =
             started.iter().map(|_| |_: Progress| !(self.options.stop)()).collect();
         let mut sessions = Vec::with_capacity(started.len());
         for (series, watch) in started.iter().zip(&mut watches) {
             sessions.push(self.connect(series, rate, watch)?);
         }
+        let measured = self.measure_blocks(started, &mut sessions, journal);
+        for series in started.iter() {
+            // A target that is stopped could not end its connections.
+            if let Means::Remote(subject) = &series.means {
+                subject.wake();
+            }
+        }
+        measured
+    }
+
+    fn measure_blocks(
+        &self,
+        started: &mut [Started<'_>],
+        sessions: &mut [Option<Session<'_>>],
+        journal: &mut Journal<'_>,
+    ) -> Result<(), RunError> {
+        let ids: Vec<&str> = started.iter().map(|it| it.point.series.id.as_str()).collect();
+        let first = journal.next_block(&ids, &self.column.id);
         let mut allowed = self.options.timing.blocks / DISCARD_PART;
         let mut distance = self.distance(started);
         let mut block = first;
@@ -223,13 +233,6 @@ impl ColumnRun<'_> {
             subtract_local(started, &mut runs);
             journal.add_block(&self.column.id, runs)?;
             block += 1;
-        }
-        for (series, session) in started.iter().zip(sessions) {
-            // A target that is stopped could not end its connections.
-            if let Means::Remote(subject) = &series.means {
-                subject.wake();
-            }
-            drop(session);
         }
         Ok(())
     }
@@ -268,7 +271,7 @@ impl ColumnRun<'_> {
         let settings = &series.point.settings;
         let process = match &series.means {
             Means::Remote(subject) => subject.process(),
-            Means::Local(_) | Means::File(..) => None,
+            Means::Local(_) => None,
         };
         let machine = Machine::now();
         let before = Sample::now(process, &series.target_cpus);
@@ -288,7 +291,7 @@ impl ColumnRun<'_> {
                 remote(&outcome, settings, counts, after)
                     .map_err(|why| self.failed(series, &why))?
             }
-            (Means::Local(local) | Means::File(local, _), _) => {
+            (Means::Local(local), _) => {
                 let job = local::Job {
                     seed: self.options.seed.wrapping_add(block.into()),
                     ..job(settings, self.options.timing, self.options.seed)
