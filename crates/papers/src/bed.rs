@@ -4,10 +4,21 @@
 //! namespace of the thread that makes them, and a thread inherits the namespace of the thread that starts it:
 //! so [`in_target_ns`] and [`in_host_ns`] are all that a target and a host need.
 
+pub mod link;
+pub mod namespace;
+pub mod neighbour;
+mod netlink;
+mod program;
+pub mod relay;
+pub mod veth;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::record::{self, StandIn};
+
+use self::link::LinkOptions;
+use self::veth::{Veth, VethError};
 
 /// A network between host and target.
 pub trait Bed: Send + Sync {
@@ -31,6 +42,44 @@ pub trait Bed: Send + Sync {
     /// # Errors
     /// When the namespace cannot be entered.
     fn enter_host(&self) -> io::Result<()>;
+}
+
+/// Which bed is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// A veth pair where this process may make one; else the loopback.
+    #[default]
+    Auto,
+    /// The loopback.
+    Loopback,
+    /// A veth pair, or an error.
+    Veth,
+}
+
+/// A bed that was made.
+pub struct Made {
+    /// The bed.
+    pub bed: Box<dyn Bed>,
+    /// Why it is not the veth pair that `Auto` prefers.
+    pub instead: Option<String>,
+}
+
+/// Makes a bed; `options` are those of a veth pair.
+///
+/// # Errors
+/// When a veth pair is wanted and cannot be made, or its options are out of range.
+pub fn make(wanted: Wanted, options: &LinkOptions) -> Result<Made, VethError> {
+    if wanted == Wanted::Loopback {
+        return Ok(Made { bed: Box::new(Loopback), instead: None });
+    }
+    match Veth::make(options) {
+        Ok(bed) => Ok(Made { bed: Box::new(bed), instead: None }),
+        Err(error @ VethError::Options(_)) => Err(error),
+        Err(error) if wanted == Wanted::Auto => {
+            Ok(Made { bed: Box::new(Loopback), instead: Some(error.to_string()) })
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Runs `work` on a thread of its own in the target's network namespace.
@@ -104,6 +153,20 @@ mod tests {
         let there = in_target_ns(&Loopback, || std::thread::current().id()).unwrap();
         assert_ne!(here, there);
         assert_eq!(in_host_ns(&Loopback, || 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn auto_gives_a_bed_in_any_case_and_says_why_it_is_the_loopback() {
+        let usual = LinkOptions::default();
+        let kind = |made: &Made| made.bed.describe().kind;
+        assert_eq!(kind(&make(Wanted::Loopback, &usual).unwrap()), "loopback");
+        let auto = make(Wanted::Auto, &usual).unwrap();
+        assert_eq!(kind(&auto) == "loopback", auto.instead.is_some());
+        // A kernel that loses 50 % of packets on request has sch_netem; others are not the place for this bed.
+        let shape = link::Shape { loss_percent: Some(50.0), ..link::Shape::default() };
+        let lossy = make(Wanted::Auto, &LinkOptions { shape, ..usual.clone() }).unwrap();
+        assert_eq!(kind(&lossy) == "loopback", lossy.instead.is_some());
+        assert!(make(Wanted::Auto, &LinkOptions { mtu: 1, ..usual }).is_err());
     }
 
     #[test]
