@@ -5,6 +5,7 @@
 //! so [`in_target_ns`] and [`in_host_ns`] are all that a target and a host need.
 
 pub mod link;
+pub mod named;
 pub mod namespace;
 pub mod neighbour;
 mod netlink;

@@ -1,6 +1,7 @@
 //! `raceline bench`: experiments that measure how fast this machine and this program are.
 
 mod accel;
+mod bed;
 mod digest;
 mod distance;
 mod engines;
@@ -26,5 +27,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Experiment::Digest(args) => digest::run(args),
         Experiment::Host(args) => host::run(args),
         Experiment::Distance(args) => distance::run(args),
+        Experiment::Bed(args) => bed::run(args),
     }
 }

@@ -109,7 +109,9 @@ pub enum VethError {
         found: String,
     },
     /// The kernel lacks a queueing discipline.
-    #[error("this kernel cannot limit the link to {shape}: {why} (a rate takes sch_tbf, delay and loss take sch_netem)")]
+    #[error(
+        "this kernel cannot limit the link to {shape}: {why} (a rate takes sch_tbf, delay and loss take sch_netem)"
+    )]
     Shape {
         /// What was asked for.
         shape: Shape,

@@ -1,5 +1,6 @@
 //! Arguments of `raceline bench`.
 
+pub(crate) mod bed;
 pub(crate) mod distance;
 pub(crate) mod host;
 pub(crate) mod papers;
@@ -44,6 +45,8 @@ pub(crate) enum Experiment {
     Host(host::HostBenchArgs),
     /// Measure how far cores are apart: how long a cache line takes from one to another and back
     Distance(DistanceArgs),
+    /// Make, show or remove a test bed: two network namespaces and the link between them
+    Bed(bed::BedArgs),
 }
 
 /// Arguments of `bench limit`.
