@@ -9,6 +9,7 @@ pub mod catalogue;
 pub mod compare;
 pub mod experiment;
 pub mod record;
+pub mod report;
 pub mod run;
 pub mod statistics;
 pub mod subject;

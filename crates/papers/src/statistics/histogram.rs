@@ -62,7 +62,7 @@ impl Histogram {
     pub fn distribution(&self) -> Vec<(f64, u64)> {
         let mut seen = 0;
         let share = |(&ns, &count): (&u64, &u64)| {
-            seen += count;
+            seen = count.saturating_add(seen);
             (seen as f64 / self.total.max(1) as f64, ns)
         };
         self.counts.iter().map(share).collect()
@@ -72,7 +72,7 @@ impl Histogram {
         let wanted = share * self.total as f64;
         let mut seen = 0;
         for (&ns, &count) in &self.counts {
-            seen += count;
+            seen = count.saturating_add(seen);
             if seen as f64 >= wanted - 1e-6 {
                 return Some(ns);
             }
