@@ -20,6 +20,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Experiment::List(args) => papers::list(args),
         Experiment::Show(args) => papers::show(args),
         Experiment::Run(args) => papers::run(args),
+        Experiment::Report(args) => papers::report(args),
         Experiment::Compare(args) => papers::compare(args),
         Experiment::Limit(args) => limit::run(args),
         Experiment::Gap(args) => gap::run(args),

@@ -100,6 +100,8 @@ fn faults_of_users_are_named() {
     assert!(error.contains("CPU 0 is there twice"), "{error}");
     let error = fails(&["bench", "compare", &scratch.path("a"), &scratch.path("b")], 1);
     assert!(error.contains("cannot read"), "{error}");
+    let error = fails(&["bench", "report", &scratch.path("a")], 1);
+    assert!(error.contains("cannot read the folder") && error.contains("bench run"), "{error}");
 }
 
 #[test]
@@ -155,6 +157,13 @@ fn a_run_that_is_killed_goes_on_and_is_compared() {
     }
     let same = ok(&["bench", "compare", &out, &out]);
     assert!(same.contains("100.0 % of 2 values agree"), "{same}");
+    let said = ok(&["bench", "report", &out, "--file", &file]);
+    assert!(said.contains("report.html: 1 of "), "{said}");
+    let page = std::fs::read_to_string(Path::new(&out).join("report/report.html")).unwrap();
+    assert!(page.contains("Which mode is faster?") && page.contains("<svg"), "no plot on the page");
+    // Without its file the experiment is unknown: nothing is left to report.
+    let error = fails(&["bench", "report", &out], 1);
+    assert!(error.contains("MINE.json: its experiment \"MINE\" is not one"), "{error}");
     let other = scratch.path("other");
     std::fs::create_dir(&other).unwrap();
     let mut changed = whole;

@@ -1,6 +1,7 @@
 //! `raceline bench list`, `show`, `run` and `compare`: the catalogue of experiments.
 
 mod compare;
+mod report;
 mod run;
 
 use std::fmt::Write as _;
@@ -16,6 +17,7 @@ use crate::failure::Failure;
 use crate::shell;
 
 pub(super) use compare::run as compare;
+pub(super) use report::run as report;
 pub(super) use run::run;
 
 /// The experiments of the program and of these files; gives the names of the latter, too.

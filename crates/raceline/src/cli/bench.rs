@@ -31,6 +31,8 @@ pub(crate) enum Experiment {
     Show(papers::ShowArgs),
     /// Run experiments of the catalogue
     Run(papers::RunArgs),
+    /// Make a page about what was measured, with plots, beside the published numbers
+    Report(papers::ReportArgs),
     /// Compare two runs, point by point
     Compare(papers::CompareArgs),
     /// Measure what this machine's TCP gives to a pair that does nothing but move NVMe's bytes

@@ -106,6 +106,28 @@ pub(crate) struct RunArgs {
     pub(crate) seed: u64,
 }
 
+/// Arguments of `bench report`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+The page needs no network and no scripts; it follows the system's light or dark colours, and prints. It has a summary, \
+and for each experiment our ratios beside the published ones, plots, what stood in for what, and every value. Beside it \
+are the same tables as Markdown, JSON and CSV, and each plot as SVG.
+
+Example: raceline bench report raceline-results --out report.html")]
+pub(crate) struct ReportArgs {
+    /// The folder of the records
+    #[arg(value_name = "DIR", default_value = "raceline-results")]
+    pub(crate) folder: PathBuf,
+
+    /// The page [default: report/report.html in the folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// Add the experiment of a file of your own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Vec<PathBuf>,
+}
+
 /// Arguments of `bench compare`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CompareArgs {
