@@ -87,7 +87,8 @@ pub struct HostConfig {
     /// How long a receive that finds nothing looks into the network device's queue itself, rather
     /// than wait for an interrupt; `None`: not at all.
     pub busy_poll: Option<Duration>,
-    /// Priority of what is sent, for queueing disciplines (SO_PRIORITY); `None`: the kernel's.
+    /// Priority of what is sent, for queueing disciplines (SO_PRIORITY), from the first packet on; `None`:
+    /// the kernel's. Above 6 it needs CAP_NET_ADMIN.
     pub priority: Option<u32>,
     /// Which connections are good for the I/O queues of a core.
     pub placement: HostPlacement,

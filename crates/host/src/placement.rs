@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     fn from(napi_id: u32, cpu: usize) -> Arrival {
-        Arrival { napi_id: NonZeroU32::new(napi_id), cpu: Some(cpu) }
+        Arrival { napi_id: NonZeroU32::new(napi_id), cpu: Some(cpu), mark: None }
     }
 
     fn on_cpu(own: usize) -> Search {

@@ -32,9 +32,6 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
     if let Some(time) = args.busy_poll {
         raceline_reactor::socket::check_busy_poll(time).map_err(Failure::runtime)?;
     }
-    if let Some(priority) = args.maps.priority {
-        raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
-    }
     let mut targets = Targets::new(args)?;
     let mut stages = plan::stages(args, &mut targets)?;
     let cores = args.cores.clone().unwrap_or_default().0;

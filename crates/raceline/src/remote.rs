@@ -118,6 +118,10 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
     let mut config = HostConfig::new(address, subnqn, hostnqn, hostid);
     config.source = args.source;
+    if let Some(priority) = args.priority {
+        raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
+        config.priority = Some(priority);
+    }
     // -1, the only negative value, means no limit.
     config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())

@@ -23,7 +23,8 @@ use crate::io::nonblocking::{receive, transmit};
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
 use crate::io::socket::{
-    self, ACCEPT_PAUSE, Inner, Socket, accept_outcome, is_transient_accept_error, not_usable,
+    self, ACCEPT_PAUSE, ConnectOptions, Inner, ListenOptions, Socket, accept_outcome,
+    is_transient_accept_error, not_usable,
 };
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
@@ -36,6 +37,7 @@ use crate::send::neighbours::Neighbours;
 use crate::thread::stats::IoCounts;
 use crate::thread::waker::Waker;
 
+mod connect;
 mod files;
 mod provided;
 mod sleeper;
@@ -406,45 +408,6 @@ impl EpollIo {
         }
     }
 
-    /// Starts a connect; `None` if it goes on in the background.
-    fn try_connect(
-        &mut self,
-        address: SocketAddr,
-        source: Option<IpAddr>,
-        token: Token,
-    ) -> Option<io::Result<Socket>> {
-        let fd = match socket::for_connect(address, source) {
-            Ok(fd) => fd,
-            Err(error) => return Some(Err(error)),
-        };
-        match SockRef::from(&fd).connect(&address.into()) {
-            Ok(()) => return Some(Socket::from_fd(fd)),
-            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            Err(error) => return Some(Err(error)),
-        }
-        let raw = fd.as_raw_fd();
-        let Ok(id) = self.connects.insert(ConnectSlot { fd, token }) else {
-            return Some(Err(io::ErrorKind::QuotaExceeded.into()));
-        };
-        let data = CONNECT << 32 | u64::from(id);
-        if let Err(error) = self.control(libc::EPOLL_CTL_ADD, raw, WRITABLE | EDGE, data) {
-            self.connects.remove(id);
-            return Some(Err(error));
-        }
-        None
-    }
-
-    fn finish_connect(&mut self, connect: u32, done: &mut Vec<Completion>) {
-        let Some(ConnectSlot { fd, token }) = self.connects.remove(connect) else { return };
-        // The core that adopts the socket watches it. An error here does no harm.
-        let _ = self.control(libc::EPOLL_CTL_DEL, fd.as_raw_fd(), 0, 0);
-        let result = match SockRef::from(&fd).take_error() {
-            Ok(None) => Socket::from_fd(fd),
-            Ok(Some(error)) | Err(error) => Err(error),
-        };
-        done.push(Completion { token, outcome: Outcome::Connected(result) });
-    }
-
     /// Gives a file operation to the helper threads, or back if there is no such file.
     fn start_file_op(&mut self, file: FileId, token: Token, op: FileOp) {
         let (result, error) = match (self.files.get(file.0), &mut self.workers) {
@@ -550,7 +513,16 @@ impl Io for EpollIo {
         address: SocketAddr,
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
-        let (fd, address) = socket::listen(address)?;
+        self.listen_with(address, ListenOptions::default(), token)
+    }
+
+    fn listen_with(
+        &mut self,
+        address: SocketAddr,
+        options: ListenOptions<'_>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let (fd, address) = socket::listen(address, options)?;
         let raw = fd.as_raw_fd();
         let slot = ListenerSlot { fd, token };
         let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
@@ -583,7 +555,11 @@ impl Io for EpollIo {
     }
 
     fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token) {
-        if let Some(result) = self.try_connect(address, source, token) {
+        self.connect_with(address, ConnectOptions { source, ..Default::default() }, token);
+    }
+
+    fn connect_with(&mut self, address: SocketAddr, options: ConnectOptions, token: Token) {
+        if let Some(result) = self.try_connect(address, options, token) {
             self.finish(token, Outcome::Connected(result));
         }
     }

@@ -26,7 +26,7 @@ use std::time::Instant;
 use crate::accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 use crate::flow::{Flight, SocketClass};
 use crate::io::nvme::NvmeFormat;
-use crate::io::socket::Socket;
+use crate::io::socket::{ConnectOptions, ListenOptions, Socket};
 use crate::io::stream::StreamListener;
 use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
@@ -215,6 +215,21 @@ pub trait Io {
     fn listen(&mut self, address: SocketAddr, token: Token)
     -> io::Result<(ListenerId, SocketAddr)>;
 
+    /// [`Io::listen`] with a socket that is told more before. Where no socket of the kernel listens, the
+    /// options have no meaning.
+    ///
+    /// # Errors
+    /// As [`Io::listen`], and that of setsockopt(2).
+    fn listen_with(
+        &mut self,
+        address: SocketAddr,
+        options: ListenOptions<'_>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let _ = options;
+        self.listen(address, token)
+    }
+
     /// Stops listening; no more completions for it arrive.
     fn close_listener(&mut self, listener: ListenerId);
 
@@ -234,6 +249,12 @@ pub trait Io {
     /// Starts connecting, from an address of this machine if one is named; finishes as
     /// [`Outcome::Connected`]. The kernel chooses the port, and without a name the address, too.
     fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token);
+
+    /// [`Io::connect`] with a socket that is told more before. Where no socket of the kernel connects,
+    /// options beside the source have no meaning.
+    fn connect_with(&mut self, address: SocketAddr, options: ConnectOptions, token: Token) {
+        self.connect(address, options.source, token);
+    }
 
     /// Makes a socket (from an accept or connect, maybe on another core) usable here.
     ///

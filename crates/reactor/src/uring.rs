@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use crate::accel::accelerator::Accelerator;
@@ -26,7 +26,8 @@ use crate::io::nvme::NvmeFormat;
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
 use crate::io::socket::{
-    self, ACCEPT_PAUSE, Inner, Socket, accept_outcome, is_transient_accept_error, not_usable,
+    self, ACCEPT_PAUSE, ConnectOptions, Inner, ListenOptions, Socket, accept_outcome,
+    is_transient_accept_error, not_usable,
 };
 use crate::io::staging::CoreStaging;
 use crate::io::stream::StreamListener;
@@ -41,6 +42,7 @@ use crate::send::pages::PagePipe;
 use crate::thread::stats::IoCounts;
 use crate::thread::waker::Waker;
 
+mod closing;
 mod direct;
 mod fixed;
 pub(crate) mod nvme;
@@ -483,17 +485,6 @@ impl UringIo {
         }
     }
 
-    /// Closes the descriptor of a closed socket once nothing is in flight.
-    fn close_if_idle(&mut self, socket: u32) {
-        let idle = |slot: &&SocketSlot| slot.closing && slot.recv.is_none() && slot.send.is_none();
-        if self.sockets.get(socket).filter(idle).is_some()
-            && let Some(slot) = self.sockets.remove(socket)
-            && slot.own_staging.is_some()
-        {
-            self.staging.lose();
-        }
-    }
-
     /// One operation of a file has finished.
     fn file_idle(&mut self, file: u32) {
         let Some(slot) = self.files.get_mut(file) else { return };
@@ -541,7 +532,16 @@ impl Io for UringIo {
         address: SocketAddr,
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
-        let (fd, address) = socket::listen(address)?;
+        self.listen_with(address, ListenOptions::default(), token)
+    }
+
+    fn listen_with(
+        &mut self,
+        address: SocketAddr,
+        options: ListenOptions<'_>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let (fd, address) = socket::listen(address, options)?;
         let slot = ListenerSlot { fd, token, accept: None, closing: false };
         let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         self.start_accept(id);
@@ -561,7 +561,11 @@ impl Io for UringIo {
     }
 
     fn connect(&mut self, address: SocketAddr, source: Option<IpAddr>, token: Token) {
-        match socket::for_connect(address, source) {
+        self.connect_with(address, ConnectOptions { source, ..Default::default() }, token);
+    }
+
+    fn connect_with(&mut self, address: SocketAddr, options: ConnectOptions, token: Token) {
+        match socket::for_connect(address, options) {
             Ok(fd) => {
                 let address = Box::new(address.into());
                 self.start(token, Kind::Connect { fd, address });
@@ -757,40 +761,6 @@ impl Io for UringIo {
 
     fn counts(&self) -> IoCounts {
         IoCounts { shared_sends: self.neighbours.in_shares(), ..self.counts }
-    }
-}
-
-impl Drop for UringIo {
-    /// The kernel may write to the memory of operations in flight, so they are cancelled and
-    /// waited for.
-    fn drop(&mut self) {
-        self.timers = TimerQueue::with_capacity(0);
-        let cancel = opcode::AsyncCancel2::new(CancelBuilder::any().all()).build();
-        self.push(cancel.user_data(CANCEL_DATA));
-        let mut done = Vec::new();
-        for listener in self.listeners.ids().collect::<Vec<_>>() {
-            self.close_listener(ListenerId(listener));
-        }
-        for socket in self.sockets.ids().collect::<Vec<_>>() {
-            self.close(SocketId(socket), false);
-        }
-        self.close_all_provided();
-        if let Err(error) = self.finish_nvme(&mut done) {
-            tracing::error!("NVMe commands in flight, their memory is kept: {error}");
-            self.ops.leak();
-            return;
-        }
-        while self.ops.live() > 0 {
-            let refilled = self.refill();
-            if let Err(error) = self.enter(refilled) {
-                tracing::error!(
-                    "io_uring broke with operations in flight, their memory is kept: {error}"
-                );
-                self.ops.leak();
-                return;
-            }
-            self.harvest(&mut done);
-        }
     }
 }
 

@@ -5,6 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{RawHost, Wants, config, eventually, pattern, ram, start, status};
+use raceline_reactor::Backend;
 use raceline_target::{PlacementPolicy, Target, TargetConfig, TargetError};
 
 const BS: u32 = 512;
@@ -38,6 +39,55 @@ fn by_cpu_every_connection_has_a_core_and_works() {
     drop(admin);
     eventually("all connections are gone", || target.stats().connections == [0, 0]);
     target.shutdown().unwrap();
+}
+
+/// CPUs that this process may use, at most two.
+fn cpus() -> Vec<usize> {
+    let mut cpus = raceline_reactor::affinity::allowed_cores().unwrap();
+    cpus.truncate(2);
+    cpus
+}
+
+#[test]
+fn the_listener_of_the_cpu_gets_the_connection() {
+    for backend in [Backend::Auto, Backend::Epoll] {
+        let cores = cpus();
+        let placement = PlacementPolicy::Listener;
+        let base = config(1);
+        let config = TargetConfig { cores: cores.clone(), placement, backend, ..base };
+        let (target, address) = start(config, vec![ram("1M")]);
+        // Another socket on the port would get some of the connections.
+        let again = target.add_listener(address).unwrap_err();
+        assert!(again.to_string().contains("in use"), "{again}");
+        let mut expected = vec![0; cores.len()];
+        let mut hosts = Vec::new();
+        for (index, &cpu) in cores.iter().enumerate() {
+            for _ in 0..=index {
+                let connect = move || {
+                    raceline_reactor::affinity::pin_to_core(cpu).unwrap();
+                    RawHost::admin(address, Wants::default()).0
+                };
+                hosts.push(std::thread::spawn(connect).join().unwrap());
+                expected[index] += 1;
+                assert_eq!(target.stats().connections, expected, "{backend:?}");
+            }
+        }
+        drop(hosts);
+        eventually("all connections are gone", || {
+            target.stats().connections.iter().sum::<usize>() == 0
+        });
+        target.remove_listener(address).unwrap();
+        std::net::TcpListener::bind(address).unwrap();
+        target.shutdown().unwrap();
+    }
+}
+
+#[test]
+fn listeners_by_cpu_need_bound_cores() {
+    let placement = PlacementPolicy::Listener;
+    let config = TargetConfig { cores: Vec::new(), placement, ..config(1) };
+    let error = Target::start(config).err().unwrap();
+    assert_eq!(error.to_string(), "cores whose listeners are chosen by CPU must be bound to CPUs");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use raceline_proto::nvme::{Cqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
 use raceline_reactor::flow::{SocketClass, Traffic, policy};
 use raceline_reactor::io::SocketId;
+use raceline_reactor::socket::ConnectOptions;
 use raceline_reactor::{Arrival, Context, IoBuf, Socket};
 
 use super::{Ending, Link, QueueEvent, QueuePair, SqFlow, State};
@@ -40,7 +41,11 @@ impl QueuePair {
                 let adopted = socket.and_then(|socket| cx.io.adopt(socket));
                 self.begin(cx, adopted);
             }
-            None => cx.io.connect(*address, *source, self.token),
+            None => {
+                let priority = self.config.priority.unwrap_or_default();
+                let options = ConnectOptions { source: *source, priority };
+                cx.io.connect_with(*address, options, self.token);
+            }
         }
     }
 
@@ -121,13 +126,11 @@ impl QueuePair {
         if let Some(time) = self.config.busy_poll {
             socket.set_busy_poll(time)?;
         }
-        if let Some(priority) = self.config.priority {
-            socket.set_priority(priority)?;
-        }
         if let Some(time) = self.config.ack_timeout {
             socket.set_user_timeout(time)?;
         }
-        self.arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
+        let (napi_id, cpu) = (socket.incoming_napi_id(), socket.incoming_cpu());
+        self.arrival = Arrival { napi_id, cpu, mark: None };
         let kept = self.search.accepts(self.arrival);
         tracing::debug!(
             qid = self.config.qid.0,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
-use raceline_target::DEFAULT_QUEUE_DEPTH;
+use raceline_target::{DEFAULT_QUEUE_DEPTH, PlacementPolicy};
 
 use super::values::{
-    self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, TargetProfile,
+    self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, ReuseportChoice, TargetProfile,
 };
 use crate::accel::{AccelChoice, accel_choice};
 
@@ -81,9 +81,19 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) placement: PlacementChoice,
 
+    /// Listen on every core, and let the kernel choose the listener of a new connection (SO_REUSEPORT with
+    /// a BPF program); needs --cores
+    #[arg(long, value_enum, value_name = "HOW", conflicts_with = "placement", requires = "cores")]
+    pub(crate) reuseport: Option<ReuseportChoice>,
+
     /// How long to look for packets in the network device's queue before waiting for an interrupt
     #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
     pub(crate) busy_poll: Option<Duration>,
+
+    /// Priority of what is sent, for the kernel's queueing disciplines (SO_PRIORITY); above 6 it needs
+    /// CAP_NET_ADMIN
+    #[arg(long, value_name = "N", default_value = "0", value_parser = values::sock_priority)]
+    pub(crate) sock_priority: u32,
 
     /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
     /// queue, priority 1 and 50 us of busy polling, where no option says otherwise
@@ -114,4 +124,14 @@ pub(crate) struct ExportArgs {
     /// Bytes that one connection moves before its neighbours on the same core have their turn
     #[arg(long, value_name = "SIZE", default_value = "256k", value_parser = values::pass_bytes)]
     pub(crate) pass_bytes: u32,
+}
+
+impl ExportArgs {
+    /// Which core gets a new connection, by `--placement` or `--reuseport`.
+    pub(crate) fn placement(&self) -> PlacementPolicy {
+        match self.reuseport {
+            Some(ReuseportChoice::Cpu) => PlacementPolicy::Listener,
+            None => self.placement.into(),
+        }
+    }
 }

@@ -50,6 +50,12 @@ pub(crate) struct AddressArgs {
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=86_400))]
     pub(crate) ctrl_loss_tmo: i64,
 
+    /// Priority of what is sent, for the kernel's queueing disciplines (SO_PRIORITY); above 6 it needs
+    /// CAP_NET_ADMIN
+    #[arg(long = "sock-priority", value_name = "N", help_heading = "Host")]
+    #[arg(value_parser = values::sock_priority)]
+    pub(crate) priority: Option<u32>,
+
     /// Taken as nvme-cli has it: this host never wants submission queue flow control
     #[arg(short = 'd', long = "disable-sqflow", hide = true)]
     pub(crate) disable_sqflow: bool,

@@ -42,10 +42,6 @@ pub(crate) struct QueueArgs {
     /// of these, up to 16 times
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) placement: HostPlacementChoice,
-
-    /// Priority of what is sent, for the kernel's queueing disciplines (SO_PRIORITY)
-    #[arg(long = "sock-priority", value_name = "N")]
-    pub(crate) priority: Option<u32>,
 }
 
 /// `--placement` of the host.

@@ -84,6 +84,8 @@ pub(crate) enum PlacementChoice {
     Napi,
     /// The one whose CPU processed the connection's first packets
     Cpu,
+    /// The one that has the connections with the same mark of the packet filter (SO_MARK)
+    Mark,
 }
 
 impl From<PlacementChoice> for PlacementPolicy {
@@ -92,6 +94,7 @@ impl From<PlacementChoice> for PlacementPolicy {
             PlacementChoice::Balanced => Self::Balanced,
             PlacementChoice::Napi => Self::Napi,
             PlacementChoice::Cpu => Self::Cpu,
+            PlacementChoice::Mark => Self::Mark,
         }
     }
 }
@@ -101,6 +104,13 @@ impl From<PlacementChoice> for PlacementPolicy {
 pub(crate) enum TargetProfile {
     /// Queues of a network device for this target alone
     Adq,
+}
+
+/// `--reuseport`: how the kernel chooses among the listeners of the cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ReuseportChoice {
+    /// By the CPU that processed the request for the connection
+    Cpu,
 }
 
 /// `-o`: the form of output, for users or for programs.
@@ -275,6 +285,12 @@ pub(crate) fn busy_poll(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("a number of microseconds from 1 to {BUSY_POLL_MAX_US}"))
 }
 
+/// A priority of sent packets, as the kernel takes it.
+pub(crate) fn sock_priority(text: &str) -> Result<u32, String> {
+    let priority = text.parse().ok().filter(|priority| *priority <= i32::MAX.unsigned_abs());
+    priority.ok_or_else(|| format!("a number from 0 to {}", i32::MAX))
+}
+
 /// A serial number: 1 to 20 printable ASCII characters.
 pub(crate) fn serial(text: &str) -> Result<String, String> {
     let printable = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
@@ -360,6 +376,11 @@ mod tests {
         }
         assert_eq!(time("9999999h").unwrap_err(), "at most a year");
         assert_eq!(positive_time("0ms").unwrap_err(), "must be more than 0");
+        assert_eq!(sock_priority("0"), Ok(0));
+        assert_eq!(sock_priority("2147483647"), Ok(2_147_483_647));
+        for text in ["-1", "2147483648", "high", ""] {
+            assert_eq!(sock_priority(text).unwrap_err(), "a number from 0 to 2147483647");
+        }
         assert_eq!(busy_poll("50"), Ok(Duration::from_micros(50)));
         for text in ["", "0", "-1", "50us", "10001"] {
             assert_eq!(busy_poll(text).unwrap_err(), "a number of microseconds from 1 to 10000");

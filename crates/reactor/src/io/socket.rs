@@ -32,6 +32,28 @@ pub struct BufferSizes {
     pub receive: Option<usize>,
 }
 
+/// What a socket of the kernel is told before it listens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenOptions<'a> {
+    /// The priority of its answers to requests for connections (SO_PRIORITY); 0: the kernel's. Accepted
+    /// sockets do not inherit it: [`Socket::set_priority`].
+    pub priority: u32,
+    /// It is one of a group of listeners on one address (SO_REUSEPORT): the first to listen gets the
+    /// requests that the first of these CPUs processes, and so on. Requests that other CPUs process are
+    /// spread by a hash. All of a group are closed together.
+    pub group: Option<&'a [usize]>,
+}
+
+/// What a socket of the kernel is told before it connects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// The address of this machine to connect from; `None`: the kernel chooses it.
+    pub source: Option<IpAddr>,
+    /// The priority of all that it sends, the request for the connection included (SO_PRIORITY); 0: the
+    /// kernel's.
+    pub priority: u32,
+}
+
 /// A connected socket that belongs to no core yet: the result of an accept or connect. It can
 /// be sent to another thread and adopted there. Dropped, it is closed.
 pub struct Socket {
@@ -129,6 +151,12 @@ impl Socket {
         socket_option::incoming_cpu(&self.kernel_socket()?)
     }
 
+    /// The mark that the packet filter has given the connection (SO_MARK); `None` when it has none, in
+    /// simulation, and without the kernel's TCP.
+    pub fn mark(&self) -> Option<NonZeroU32> {
+        socket_option::mark(&self.kernel_socket()?)
+    }
+
     /// Has a receive that finds nothing look into the receive queue itself for at most `time`,
     /// rather than wait for an interrupt; does nothing where no socket of the kernel carries the bytes.
     ///
@@ -151,6 +179,14 @@ impl Socket {
             Some(fd) => socket_option::set_priority(&fd, priority),
             None => Ok(()),
         }
+    }
+
+    /// The priority of what is sent; `None` where no socket of the kernel carries the bytes.
+    ///
+    /// # Errors
+    /// The error of getsockopt(2).
+    pub fn priority(&self) -> io::Result<Option<u32>> {
+        self.kernel_socket().map(|fd| socket_option::priority(&fd)).transpose()
     }
 
     /// Has the kernel give the connection up when data stay unacknowledged for this long
@@ -180,7 +216,8 @@ impl fmt::Debug for Socket {
 /// Whether this process may give its sockets this priority.
 ///
 /// # Errors
-/// `PermissionDenied` for a priority above 6 where the kernel wants CAP_NET_ADMIN for that.
+/// `PermissionDenied`, saying what is needed, for a priority above 6 where the kernel wants CAP_NET_ADMIN
+/// for that.
 pub fn check_priority(priority: u32) -> io::Result<()> {
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     socket_option::set_priority(&socket, priority)
@@ -202,7 +239,30 @@ pub fn check_busy_poll(time: Duration) -> io::Result<()> {
 }
 
 /// A non-blocking listening socket and its real address.
-pub(crate) fn listen(address: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+pub(crate) fn listen(
+    address: SocketAddr,
+    options: ListenOptions<'_>,
+) -> io::Result<(OwnedFd, SocketAddr)> {
+    let socket = for_listen(address)?;
+    socket.set_nonblocking(true)?;
+    // Accepted sockets inherit it.
+    socket.set_tcp_nodelay(true)?;
+    if options.priority != 0 {
+        socket_option::set_priority(&socket, options.priority)?;
+    }
+    if options.group.is_some() {
+        socket.set_reuse_port(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    if let Some(cpus) = options.group {
+        socket_option::steer_by_cpu(&socket, cpus)?;
+    }
+    let address = ip_address(&socket.local_addr()?)?;
+    Ok((socket.into(), address))
+}
+
+fn for_listen(address: SocketAddr) -> io::Result<socket2::Socket> {
     let socket =
         socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // A restarted target must not wait for connections of its former life to time out.
@@ -211,22 +271,28 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
         // `[::]:4420` and `0.0.0.0:4420` are two listeners, whichever comes first.
         socket.set_only_v6(true)?;
     }
-    socket.set_nonblocking(true)?;
-    // Accepted sockets inherit it.
-    socket.set_tcp_nodelay(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(LISTEN_BACKLOG)?;
-    let address = ip_address(&socket.local_addr()?)?;
-    Ok((socket.into(), address))
+    Ok(socket)
 }
 
-/// A non-blocking socket that is to be connected to `address`, from `source` if that is named.
-pub(crate) fn for_connect(address: SocketAddr, source: Option<IpAddr>) -> io::Result<OwnedFd> {
+/// Whether nobody listens on an address. The kernel would let the first listener of a group
+/// ([`ListenOptions::group`]) join a group of another process of the same user.
+///
+/// # Errors
+/// `AddrInUse` if somebody does, or another error of bind(2).
+pub fn check_free(address: SocketAddr) -> io::Result<()> {
+    for_listen(address)?.bind(&address.into())
+}
+
+/// A non-blocking socket that is to be connected to `address`.
+pub(crate) fn for_connect(address: SocketAddr, options: ConnectOptions) -> io::Result<OwnedFd> {
     let socket =
         socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     let fd = OwnedFd::from(socket);
-    if let Some(source) = source {
+    if options.priority != 0 {
+        socket_option::set_priority(&fd, options.priority)?;
+    }
+    if let Some(source) = options.source {
         bind_source(&fd, address, source).map_err(|error| source_error(source, error))?;
     }
     Ok(fd)
@@ -351,7 +417,8 @@ mod tests {
     #[test]
     fn listeners_give_their_real_address() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
-            let (fd, address) = listen(address.parse().unwrap()).unwrap();
+            let options = ListenOptions::default();
+            let (fd, address) = listen(address.parse().unwrap(), options).unwrap();
             assert_ne!(address.port(), 0);
             let stream = TcpStream::connect(address).unwrap();
             let socket = Socket::from_fd(stream.into()).unwrap();
@@ -364,7 +431,8 @@ mod tests {
 
     #[test]
     fn unacknowledged_data_may_wait_so_long() {
-        let (_listener, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let options = ListenOptions::default();
+        let (_listener, address) = listen("127.0.0.1:0".parse().unwrap(), options).unwrap();
         let socket = Socket::from_fd(TcpStream::connect(address).unwrap().into()).unwrap();
         socket.set_user_timeout(Duration::from_secs(1 << 30)).unwrap();
         socket.set_user_timeout(Duration::from_millis(1024)).unwrap();
@@ -375,14 +443,63 @@ mod tests {
 
     #[test]
     fn both_families_can_have_the_same_port() {
-        let (_six, address) = listen("[::]:0".parse().unwrap()).unwrap();
+        let options = ListenOptions::default();
+        let (_six, address) = listen("[::]:0".parse().unwrap(), options).unwrap();
         let four = SocketAddr::new("0.0.0.0".parse().unwrap(), address.port());
-        assert_eq!(listen(four).unwrap().1, four);
+        assert_eq!(listen(four, options).unwrap().1, four);
     }
 
     #[test]
     fn a_socket_that_is_not_connected_is_refused() {
-        let fd = for_connect("127.0.0.1:1".parse().unwrap(), None).unwrap();
+        let options = ConnectOptions::default();
+        let fd = for_connect("127.0.0.1:1".parse().unwrap(), options).unwrap();
         assert!(Socket::from_fd(fd).is_err());
+    }
+
+    #[test]
+    fn a_group_of_listeners_is_chosen_from_by_cpu() {
+        let cpus: Vec<usize> = crate::thread::affinity::allowed_cores().unwrap();
+        let options = ListenOptions { group: Some(&cpus), ..ListenOptions::default() };
+        let (first, address) = listen("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let others = cpus[1..].iter().map(|_| listen(address, options).unwrap().0);
+        let group: Vec<OwnedFd> = std::iter::once(first).chain(others).collect();
+        assert_eq!(check_free(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(listen(address, ListenOptions::default()).is_err());
+        for (index, &cpu) in cpus.iter().enumerate() {
+            // On loopback, the sender's CPU processes the packet.
+            let connect = move || {
+                crate::thread::affinity::pin_to_core(cpu).unwrap();
+                TcpStream::connect(address).unwrap()
+            };
+            let streams: Vec<TcpStream> =
+                (0..8).map(|_| std::thread::spawn(connect).join().unwrap()).collect();
+            for stream in &streams {
+                let (accepted, peer) = SockRef::from(&group[index]).accept().unwrap();
+                drop(accepted);
+                let mut own = streams.iter().map(|stream| stream.local_addr().unwrap());
+                assert!(own.any(|own| Some(own) == peer.as_socket()), "{stream:?}");
+            }
+        }
+        drop(group);
+        check_free(address).unwrap();
+    }
+
+    #[test]
+    fn priority_is_set_before_the_first_packet() {
+        let any = "127.0.0.1:0".parse().unwrap();
+        let (listener, address) = listen(any, ListenOptions { priority: 4, group: None }).unwrap();
+        assert_eq!(socket_option::priority(&listener).unwrap(), 4);
+        let fd = for_connect(address, ConnectOptions { priority: 5, source: None }).unwrap();
+        assert_eq!(socket_option::priority(&fd).unwrap(), 5);
+        let _ = SockRef::from(&fd).connect(&address.into());
+        SockRef::from(&listener).set_nonblocking(false).unwrap();
+        let (accepted, _) = SockRef::from(&listener).accept().unwrap();
+        // This is why an accepted socket is told again.
+        assert_eq!(socket_option::priority(&accepted).unwrap(), 0);
+        let socket = Socket::from_fd(accepted.into()).unwrap();
+        socket.set_priority(6).unwrap();
+        assert_eq!(socket.priority().unwrap(), Some(6));
+        assert_eq!(Socket::from_fd(fd).unwrap().priority().unwrap(), Some(5));
+        assert!(check_priority(6).is_ok());
     }
 }

@@ -25,12 +25,39 @@ pub(crate) fn incoming_cpu(fd: &impl AsRawFd) -> Option<usize> {
     usize::try_from(get(fd, libc::SO_INCOMING_CPU).ok()?).ok()
 }
 
+/// The mark of a socket (SO_MARK). An accepted socket has that of its listener, or with
+/// `net.ipv4.tcp_fwmark_accept` that of the packet that asked for the connection. `None`: 0, which is no
+/// mark.
+pub(crate) fn mark(fd: &impl AsRawFd) -> Option<NonZeroU32> {
+    NonZeroU32::new(get(fd, libc::SO_MARK).ok()?.cast_unsigned())
+}
+
 /// The priority of what is sent (SO_PRIORITY): queueing disciplines sort by it.
 ///
 /// # Errors
-/// `PermissionDenied` for a priority above 6 where the kernel wants CAP_NET_ADMIN for that.
+/// `PermissionDenied`, saying what is needed, for a priority above 6 where the kernel wants CAP_NET_ADMIN
+/// for that; `InvalidInput` for a number that the kernel's type does not hold.
 pub(crate) fn set_priority(fd: &impl AsRawFd, priority: u32) -> io::Result<()> {
-    set(fd, libc::SO_PRIORITY, c_int::try_from(priority).unwrap_or(c_int::MAX))
+    let Ok(value) = c_int::try_from(priority) else {
+        let text = format!("socket priority {priority} is above {}", c_int::MAX);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    };
+    set(fd, libc::SO_PRIORITY, value).map_err(|error| priority_error(error, priority))
+}
+
+fn priority_error(error: io::Error, priority: u32) -> io::Error {
+    let reason = match error.kind() {
+        io::ErrorKind::PermissionDenied => "above 6 it needs CAP_NET_ADMIN".to_owned(),
+        _ => error.to_string(),
+    };
+    let text = format!("socket priority {priority} cannot be set: {reason}");
+    io::Error::new(error.kind(), text)
+}
+
+/// The priority of what is sent.
+pub(crate) fn priority(fd: &impl AsRawFd) -> io::Result<u32> {
+    let value = get(fd, libc::SO_PRIORITY)?;
+    Ok(value.cast_unsigned())
 }
 
 /// What busy polling a process is permitted.
@@ -69,6 +96,54 @@ fn busy_poll_error(error: io::Error, time_us: c_int) -> io::Error {
         _ => (error.kind(), error.to_string()),
     };
     io::Error::new(kind, format!("cannot busy poll for {time_us} us: {reason}"))
+}
+
+/// Has the listeners of an address (SO_REUSEPORT) be chosen by CPU: the listener that was the `i`-th to
+/// listen gets the requests for connections that CPU `cpus[i]` processes. Where there is none, the kernel
+/// chooses by a hash.
+pub(crate) fn steer_by_cpu(fd: &impl AsRawFd, cpus: &[usize]) -> io::Result<()> {
+    let mut program = cpu_program(cpus)?;
+    let length = u16::try_from(program.len()).map_err(|_| too_many_cpus(cpus))?;
+    let program = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel reads the program, whose instructions live across the call.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).unwrap_or_default(),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A classic BPF program that gives the position of this CPU among `cpus`, or a number that no listener has.
+fn cpu_program(cpus: &[usize]) -> io::Result<Vec<libc::sock_filter>> {
+    // linux/filter.h: loads from this address on are facts about the packet; this one is its CPU.
+    const CPU: u32 = 0xffff_f000 + 36;
+    const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+    const JUMP_IF_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+    const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+    /// Most instructions of a program (BPF_MAXINSNS), of which each CPU takes two.
+    const INSTRUCTIONS_MAX: usize = 4096;
+    if 2 * cpus.len() + 2 > INSTRUCTIONS_MAX {
+        return Err(too_many_cpus(cpus));
+    }
+    let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    let mut program = vec![instruction(LOAD, 0, CPU)];
+    for (index, &cpu) in (0..).zip(cpus) {
+        let cpu = u32::try_from(cpu).map_err(|_| too_many_cpus(cpus))?;
+        program.push(instruction(JUMP_IF_EQUAL, 1, cpu));
+        program.push(instruction(RETURN, 0, index));
+    }
+    program.push(instruction(RETURN, 0, u32::MAX));
+    Ok(program)
+}
+
+fn too_many_cpus(cpus: &[usize]) -> io::Error {
+    let text = format!("{} CPUs are too many for a program that chooses listeners", cpus.len());
+    io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
 /// Bytes sent that the peer has not acknowledged (SIOCOUTQ).
@@ -142,8 +217,48 @@ mod tests {
     fn what_is_no_socket_has_neither() {
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         assert_eq!((incoming_napi_id(&file), incoming_cpu(&file)), (None, None));
+        assert_eq!(mark(&file), None);
         let error = set_busy_poll(&file, Duration::from_micros(7)).unwrap_err();
         assert!(error.to_string().starts_with("cannot busy poll for 7 us: "), "{error}");
+    }
+
+    #[test]
+    fn the_program_for_listeners_has_bounds() {
+        let program = cpu_program(&[4, 6]).unwrap();
+        let steps: Vec<_> = program.iter().map(|step| (step.code, step.jf, step.k)).collect();
+        let load = (0x20, 0, 0xffff_f024);
+        let rest = [(0x15, 1, 4), (0x06, 0, 0), (0x15, 1, 6), (0x06, 0, 1), (0x06, 0, u32::MAX)];
+        assert_eq!((steps[0], &steps[1..]), (load, &rest[..]));
+        assert!(cpu_program(&vec![0; 2047]).is_ok());
+        let error = cpu_program(&vec![0; 2048]).unwrap_err();
+        assert!(error.to_string().starts_with("2048 CPUs are too many"), "{error}");
+    }
+
+    #[test]
+    fn accepted_sockets_have_the_mark_of_their_listener() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let marked = set(&listener, libc::SO_MARK, 9).is_ok();
+        let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        // Marks need CAP_NET_ADMIN.
+        assert_eq!(mark(&accepted), marked.then_some(9).and_then(NonZeroU32::new));
+    }
+
+    #[test]
+    fn a_priority_that_is_refused_says_what_is_needed() {
+        let (_stream, fd) = accepted();
+        let error = set_priority(&fd, u32::MAX).unwrap_err();
+        assert_eq!(error.to_string(), "socket priority 4294967295 is above 2147483647");
+        let refused = priority_error(io::Error::from_raw_os_error(libc::EPERM), 7);
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(
+            refused.to_string(),
+            "socket priority 7 cannot be set: above 6 it needs CAP_NET_ADMIN"
+        );
+        match set_priority(&fd, 7) {
+            Ok(()) => assert_eq!(priority(&fd).unwrap(), 7),
+            Err(error) => assert_eq!(error.to_string(), refused.to_string()),
+        }
     }
 
     #[test]

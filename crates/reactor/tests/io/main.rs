@@ -34,7 +34,7 @@ use provided::{
 use raceline_reactor::flow::SocketClass;
 use raceline_reactor::io::FileId;
 use raceline_reactor::io::RecvBuffers;
-use raceline_reactor::socket::BufferSizes;
+use raceline_reactor::socket::{BufferSizes, ConnectOptions, ListenOptions};
 use raceline_reactor::{
     EpollIo, HugePages, IoBuf, Outcome, Payload, Region, RegionHandle, SendBatch, Token, UringIo,
     Wait,
@@ -106,6 +106,7 @@ everywhere!(
     misuse_completes_with_an_error,
     connect_refused,
     connect_from_a_source_address,
+    a_connection_has_its_priority_from_the_start,
     connect_timing_out_is_cut_off_by_dropping,
     accept_many,
     closed_listeners_refuse,
@@ -505,6 +506,29 @@ fn connect_refused(mut bed: Bed) {
     bed.io.close_listener(listener);
     bed.poll(Wait::No);
     assert_eq!(errno(&bed.connect(address).unwrap_err()), libc::ECONNREFUSED);
+}
+
+fn a_connection_has_its_priority_from_the_start(mut bed: Bed) {
+    let (token, accept) = (bed.token(), bed.token());
+    let options = ListenOptions { priority: 3, ..ListenOptions::default() };
+    let any = "127.0.0.1:0".parse().unwrap();
+    let (listener, address) = bed.io.listen_with(any, options, accept).unwrap();
+    bed.io.connect_with(address, ConnectOptions { priority: 6, source: None }, token);
+    let one = match bed.wait_for(token) {
+        Outcome::Connected(result) => result.unwrap(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(one.priority().unwrap(), Some(6));
+    assert_eq!(bed.accepted(accept).priority().unwrap(), Some(0));
+    bed.io.close_listener(listener);
+    let refused = ConnectOptions { priority: u32::MAX, source: None };
+    bed.io.connect_with(address, refused, token);
+    match bed.wait_for(token) {
+        Outcome::Connected(Err(error)) => {
+            assert!(error.to_string().starts_with("socket priority 4294967295"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 /// The kernel would take 127.0.0.1, and ::1.

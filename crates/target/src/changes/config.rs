@@ -39,7 +39,8 @@ pub struct TargetConfig {
     /// How long a receive that finds nothing polls the network device's queue itself instead of
     /// waiting for an interrupt; `None`: not at all.
     pub busy_poll: Option<Duration>,
-    /// The priority of sent packets (SO_PRIORITY), for queueing disciplines.
+    /// The priority of sent packets (SO_PRIORITY), for queueing disciplines: those of listeners and of
+    /// connections. Above 6 it needs CAP_NET_ADMIN.
     pub socket_priority: u32,
     /// How long sent bytes may stay without an acknowledgement before the target gives the connection
     /// up (TCP_USER_TIMEOUT); `None`: as long as the kernel tries.
@@ -207,13 +208,16 @@ impl TargetConfig {
         if self.pass_bytes < MIN_PASS_BYTES {
             return bad("bytes of a pass", "at least 4096");
         }
+        if self.placement == PlacementPolicy::Listener && self.cores.is_empty() {
+            return bad("cores whose listeners are chosen by CPU", "bound to CPUs");
+        }
         if let Some(time) = self.busy_poll {
             raceline_reactor::socket::check_busy_poll(time).map_err(TargetError::BusyPoll)?;
         }
         let priority = self.socket_priority;
         if priority != 0 {
             raceline_reactor::socket::check_priority(priority)
-                .map_err(|error| TargetError::SocketPriority { priority, error })?;
+                .map_err(TargetError::SocketPriority)?;
         }
         Ok(())
     }
@@ -307,13 +311,8 @@ pub enum TargetError {
     #[error("{0}")]
     BusyPoll(std::io::Error),
     /// The kernel refuses this socket priority.
-    #[error("socket priority {priority} is refused ({error}): above 6 it needs CAP_NET_ADMIN")]
-    SocketPriority {
-        /// The priority.
-        priority: u32,
-        /// What the kernel said.
-        error: std::io::Error,
-    },
+    #[error("{0}")]
+    SocketPriority(std::io::Error),
     /// A reactor thread could not start.
     #[error("cannot start the reactor on core {core}: {error}")]
     Reactor {

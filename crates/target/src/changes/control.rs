@@ -5,6 +5,8 @@
 //! and closed after none does.
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,6 +25,7 @@ use crate::changes::pool_map::PoolNamespace;
 use crate::changes::pool_state::PoolState;
 use crate::changes::snapshot::{DeviceId, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
+use crate::records::placement::PlacementPolicy;
 use crate::records::registry::Shared;
 
 /// How long a core may take to answer the control thread: it answers within a turn of its loop.
@@ -248,16 +251,61 @@ impl Control {
         Ok(results)
     }
 
-    /// Sends a message to the core that has the listeners, and waits for the answer.
-    pub(crate) fn ask_listener<T>(
+    /// The cores that listen: the first, or all.
+    fn listening_cores(&self) -> Range<usize> {
+        match self.shared.config.placement {
+            PlacementPolicy::Listener => 0..self.shared.cores(),
+            _ => 0..1,
+        }
+    }
+
+    /// Opens the listener, on each core that listens. Gives the real address.
+    pub(crate) fn open_listener(
         &self,
+        address: SocketAddr,
+        port_id: u16,
+        streams: Option<&Arc<dyn StreamProvider>>,
+    ) -> Result<SocketAddr, TargetError> {
+        if streams.is_some() && self.listening_cores().len() > 1 {
+            let what = "the placement of connections with byte streams of a provider";
+            return Err(TargetError::Config { what, need: "another than by listener" });
+        }
+        let mut real = address;
+        // One after the other: the group of listeners is in the order of the cores.
+        for core in self.listening_cores() {
+            let streams = streams.cloned();
+            let opened =
+                self.ask(core, |reply| Message::Listen { address: real, port_id, streams, reply })?;
+            match opened {
+                Ok(address) => real = address,
+                Err(error) => {
+                    self.close_listener(real)?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(real)
+    }
+
+    /// Closes the listener, on each core that listens.
+    pub(crate) fn close_listener(&self, address: SocketAddr) -> Result<(), TargetError> {
+        for core in self.listening_cores() {
+            self.ask(core, |reply| Message::CloseListener { address, reply })?;
+        }
+        Ok(())
+    }
+
+    /// Sends a message to a core, and waits for the answer.
+    fn ask<T>(
+        &self,
+        core: usize,
         message: impl FnOnce(Reply<T>) -> Message,
     ) -> Result<T, TargetError> {
         let (reply, answers): (_, Receiver<(usize, T)>) = mpsc::channel();
-        self.shared.send(0, message(reply));
+        self.shared.send(core, message(reply));
         match answers.recv_timeout(ANSWER_TIMEOUT) {
             Ok((_, result)) => Ok(result),
-            Err(_) => Err(TargetError::Unresponsive(0)),
+            Err(_) => Err(TargetError::Unresponsive(core)),
         }
     }
 

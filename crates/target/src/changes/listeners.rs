@@ -10,7 +10,6 @@ use raceline_reactor::StreamProvider;
 
 use crate::changes::config::TargetError;
 use crate::changes::control::State;
-use crate::changes::message::Message;
 use crate::changes::target::Target;
 
 /// How long the target retries to listen on an address that is in use after a restart.
@@ -232,12 +231,7 @@ impl Target {
             if address.port() != 0 {
                 self.control.publish(state)?;
             }
-            self.control.ask_listener(|reply| Message::Listen {
-                address,
-                port_id,
-                streams,
-                reply,
-            })?
+            self.control.open_listener(address, port_id, streams.as_ref())
         });
         match listening {
             Ok(real) => {
@@ -306,7 +300,7 @@ impl Target {
         for ListenerInfo { address, port_id, .. } in unused {
             state.listeners.retain(|listener| listener.port_id != port_id);
             state.streams.remove(&port_id);
-            self.control.ask_listener(|reply| Message::CloseListener { address, reply })?;
+            self.control.close_listener(address)?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use raceline_bdev::Done;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::io::ListenerId;
+use raceline_reactor::socket::{ListenOptions, check_free};
 use raceline_reactor::{
     Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token,
 };
@@ -18,7 +19,7 @@ use crate::path::association::controller_gone;
 use crate::path::connection::{Connection, Ends};
 use crate::path::core::Core;
 use crate::records::names::{CommandPlace, ConnKey, EngineToken, MAX_CONNECTIONS, Tag};
-use crate::records::placement::{Arrival, Seat};
+use crate::records::placement::{Arrival, PlacementPolicy, Seat};
 use crate::records::registry::Shared;
 
 /// Token index bit that marks a listener.
@@ -134,7 +135,16 @@ impl PollGroup {
                 streams = None;
                 cx.io.listen_provided(listener?, token)?
             }
-            None => cx.io.listen(address, token)?,
+            None => {
+                let config = &self.core.shared.config;
+                let by_cpu = config.placement == PlacementPolicy::Listener;
+                if by_cpu && self.core.index == 0 && address.port() != 0 {
+                    check_free(address)?;
+                }
+                let group = by_cpu.then_some(&config.cores[..]);
+                let options = ListenOptions { priority: config.socket_priority, group };
+                cx.io.listen_with(address, options, token)?
+            }
         };
         self.next_listener += 1;
         self.listeners.push(Listener { id, address, index, port_id, streams });
@@ -176,7 +186,8 @@ impl PollGroup {
         {
             tracing::warn!(%peer, %error, "a connection without acknowledgement timeout");
         }
-        let arrival = Arrival { napi_id: socket.incoming_napi_id(), cpu: socket.incoming_cpu() };
+        let (napi_id, cpu) = (socket.incoming_napi_id(), socket.incoming_cpu());
+        let arrival = Arrival { napi_id, cpu, mark: socket.mark() };
         let carried = match streams {
             Some(streams) => streams.accepted(socket),
             None => Ok(socket),
@@ -188,9 +199,10 @@ impl PollGroup {
                 return self.core.shared.leave(peer.ip());
             }
         };
-        let seat = self.core.shared.place(arrival);
+        let seat = self.core.shared.place(arrival, self.core.index);
         let core = seat.core();
-        tracing::debug!(%peer, core, napi_id = arrival.napi_id, cpu = arrival.cpu, "accepted");
+        let Arrival { napi_id, cpu, mark } = arrival;
+        tracing::debug!(%peer, core, napi_id, cpu, mark, "accepted");
         if core == self.core.index {
             self.adopt(cx, seat, socket, Ends { peer, local, port_id });
         } else {

@@ -18,6 +18,13 @@ pub enum PlacementPolicy {
     /// On the core bound to the CPU that processed the packets of the connection's handshake; where
     /// the target has no such core, as [`Self::Balanced`].
     Cpu,
+    /// All connections with one mark of the packet filter (SO_MARK) on one core, and the marks spread
+    /// over the cores; without a mark, as [`Self::Balanced`].
+    Mark,
+    /// On the core that has accepted it: every core listens, and the kernel gives a connection to the
+    /// listener of the core whose CPU processed the request for it (SO_REUSEPORT with a BPF program). Where
+    /// the target has no such core, the kernel chooses one by a hash. All cores are bound.
+    Listener,
 }
 
 /// A connection's place on a core, to be given back by [`Placement::unplace`].
@@ -25,7 +32,7 @@ pub enum PlacementPolicy {
 #[must_use = "a seat that is not given back counts forever"]
 pub(crate) struct Seat {
     core: usize,
-    /// The receive queue that counts this connection.
+    /// The receive queue, or the mark, that counts this connection.
     queue: Option<NonZeroU32>,
 }
 
@@ -34,7 +41,7 @@ pub(crate) struct Seat {
 pub(crate) struct Placement {
     policy: PlacementPolicy,
     cores: Vec<Load>,
-    /// Queues that have connections, so never more than there are connections.
+    /// Receive queues, or marks, that have connections, so never more than there are connections.
     queues: HashMap<NonZeroU32, Queue>,
 }
 
@@ -67,12 +74,14 @@ impl Placement {
         Self { policy, cores: (0..cores).map(load).collect(), queues: HashMap::new() }
     }
 
-    /// Chooses a core for a new connection and counts it there.
-    pub(crate) fn place(&mut self, arrival: Arrival) -> Seat {
+    /// Chooses a core for a new connection, which core `listener` has accepted, and counts it there.
+    pub(crate) fn place(&mut self, arrival: Arrival, listener: usize) -> Seat {
         let seat = match (self.policy, arrival) {
-            (PlacementPolicy::Napi, Arrival { napi_id: Some(id), .. }) => {
+            (PlacementPolicy::Napi, Arrival { napi_id: Some(id), .. })
+            | (PlacementPolicy::Mark, Arrival { mark: Some(id), .. }) => {
                 Seat { core: self.core_of_queue(id), queue: Some(id) }
             }
+            (PlacementPolicy::Listener, _) => Seat { core: listener, queue: None },
             (PlacementPolicy::Cpu, Arrival { cpu: Some(cpu), .. }) => {
                 let bound = self.cores.iter().position(|load| load.cpu == Some(cpu));
                 Seat { core: bound.unwrap_or_else(|| self.least_connections()), queue: None }
@@ -129,18 +138,18 @@ mod tests {
     use super::*;
 
     fn from_queue(id: u32) -> Arrival {
-        Arrival { napi_id: NonZeroU32::new(id), cpu: Some(0) }
+        Arrival { napi_id: NonZeroU32::new(id), cpu: Some(0), mark: None }
     }
 
     fn on_cpu(cpu: usize) -> Arrival {
-        Arrival { napi_id: NonZeroU32::new(9), cpu: Some(cpu) }
+        Arrival { napi_id: NonZeroU32::new(9), cpu: Some(cpu), mark: None }
     }
 
     fn place_all(
         placement: &mut Placement,
         arrivals: impl IntoIterator<Item = Arrival>,
     ) -> Vec<Seat> {
-        arrivals.into_iter().map(|arrival| placement.place(arrival)).collect()
+        arrivals.into_iter().map(|arrival| placement.place(arrival, 0)).collect()
     }
 
     fn cores(seats: &[Seat]) -> Vec<usize> {
@@ -188,18 +197,18 @@ mod tests {
         let mut placement = Placement::new(PlacementPolicy::Napi, &[0, 1], 2);
         let mut seats = place_all(&mut placement, [1, 1, 2].map(from_queue));
         placement.unplace(seats.remove(0));
-        assert_eq!(placement.place(from_queue(1)).core(), 0, "it still has one");
+        assert_eq!(placement.place(from_queue(1), 0).core(), 0, "it still has one");
         assert_eq!(placement.connections(), [2, 1]);
 
         let mut placement = Placement::new(PlacementPolicy::Napi, &[0, 1], 2);
-        let seat = placement.place(from_queue(1));
-        let other = placement.place(from_queue(0));
+        let seat = placement.place(from_queue(1), 0);
+        let other = placement.place(from_queue(0), 0);
         assert_eq!((seat.core(), other.core()), (0, 1));
         placement.unplace(seat);
         assert!(placement.queues.is_empty());
         assert_eq!(placement.cores[0].queues, 0);
-        assert_eq!(placement.place(from_queue(2)).core(), 0);
-        assert_eq!(placement.place(from_queue(1)).core(), 1, "a new life may be elsewhere");
+        assert_eq!(placement.place(from_queue(2), 0).core(), 0);
+        assert_eq!(placement.place(from_queue(1), 0).core(), 1, "a new life may be elsewhere");
     }
 
     #[test]
@@ -217,5 +226,24 @@ mod tests {
         let mut placement = Placement::new(PlacementPolicy::Cpu, &[], 2);
         let seats = place_all(&mut placement, [1, 1, 1].map(on_cpu));
         assert_eq!(cores(&seats), [0, 1, 0]);
+    }
+
+    #[test]
+    fn connections_of_one_mark_share_a_core() {
+        let marked = |mark| Arrival { mark: NonZeroU32::new(mark), ..from_queue(7) };
+        let mut placement = Placement::new(PlacementPolicy::Mark, &[0, 1], 2);
+        let seats = place_all(&mut placement, [5, 5, 6, 5, 0].map(marked));
+        // Without a mark: where the fewest connections are, whatever the queue.
+        assert_eq!(cores(&seats), [0, 0, 1, 0, 1]);
+        seats.into_iter().for_each(|seat| placement.unplace(seat));
+        assert!(placement.queues.is_empty());
+    }
+
+    #[test]
+    fn who_has_accepted_a_connection_keeps_it() {
+        let mut placement = Placement::new(PlacementPolicy::Listener, &[4, 6], 2);
+        let seats = [1, 1, 0, 1].map(|core| placement.place(on_cpu(4), core));
+        assert_eq!(cores(&seats), [1, 1, 0, 1]);
+        assert_eq!(placement.connections(), [1, 3]);
     }
 }

@@ -100,8 +100,8 @@ impl Shared {
     }
 
     /// Chooses a core for a new connection and counts it there.
-    pub(crate) fn place(&self, arrival: Arrival) -> Seat {
-        self.lock().placement.place(arrival)
+    pub(crate) fn place(&self, arrival: Arrival, listener: usize) -> Seat {
+        self.lock().placement.place(arrival, listener)
     }
 
     /// The connection is gone.

@@ -1,0 +1,56 @@
+//! How sockets of a ring end, and the ring itself.
+
+use io_uring::opcode;
+use io_uring::types::CancelBuilder;
+
+use super::direct::SocketSlot;
+use super::{CANCEL_DATA, UringIo};
+use crate::io::timer::TimerQueue;
+use crate::io::{Io as _, ListenerId, SocketId};
+
+impl UringIo {
+    /// Closes the descriptor of a closed socket once nothing is in flight.
+    pub(super) fn close_if_idle(&mut self, socket: u32) {
+        let idle = |slot: &&SocketSlot| slot.closing && slot.recv.is_none() && slot.send.is_none();
+        if self.sockets.get(socket).filter(idle).is_some()
+            && let Some(slot) = self.sockets.remove(socket)
+            && slot.own_staging.is_some()
+        {
+            self.staging.lose();
+        }
+    }
+}
+
+impl Drop for UringIo {
+    /// The kernel may write to the memory of operations in flight, so they are cancelled and
+    /// waited for.
+    fn drop(&mut self) {
+        self.timers = TimerQueue::with_capacity(0);
+        let cancel = opcode::AsyncCancel2::new(CancelBuilder::any().all()).build();
+        self.push(cancel.user_data(CANCEL_DATA));
+        let mut done = Vec::new();
+        for listener in self.listeners.ids().collect::<Vec<_>>() {
+            self.close_listener(ListenerId(listener));
+        }
+        for socket in self.sockets.ids().collect::<Vec<_>>() {
+            self.close(SocketId(socket), false);
+        }
+        self.close_all_provided();
+        if let Err(error) = self.finish_nvme(&mut done) {
+            tracing::error!("NVMe commands in flight, their memory is kept: {error}");
+            self.ops.leak();
+            return;
+        }
+        while self.ops.live() > 0 {
+            let refilled = self.refill();
+            if let Err(error) = self.enter(refilled) {
+                tracing::error!(
+                    "io_uring broke with operations in flight, their memory is kept: {error}"
+                );
+                self.ops.leak();
+                return;
+            }
+            self.harvest(&mut done);
+        }
+    }
+}
