@@ -96,6 +96,9 @@ pub struct HostConfig {
     pub i10: Option<I10Config>,
     /// PDUs in one send at most: 1 shows what sending them together saves.
     pub send_pdus: u16,
+    /// Tell the kernel with each call whether more bytes follow (MSG_MORE, MSG_EOR). Large writes are copied
+    /// then.
+    pub send_flags: bool,
     /// Large writes are sent out of the program's memory without a copy, over io_uring. Such memory comes
     /// back when the controller has answered. A controller that answers before it has the data may be sent
     /// what the memory holds by then. The same may happen to a controller on the same machine that has not
@@ -136,6 +139,7 @@ impl HostConfig {
             placement: HostPlacement::Any,
             i10: None,
             send_pdus: MAX_SEND_PDUS,
+            send_flags: false,
             zero_copy: true,
         }
     }
@@ -184,6 +188,7 @@ impl HostConfig {
             placement: HostPlacement::Any,
             i10: None,
             send_pdus: self.send_pdus,
+            send_flags: self.send_flags,
             zero_copy: self.zero_copy,
         }
     }
@@ -280,6 +285,8 @@ pub struct QueuePairConfig {
     pub i10: Option<I10Config>,
     /// PDUs in one send at most, 1..=[`MAX_SEND_PDUS`].
     pub send_pdus: u16,
+    /// Tell the kernel whether more bytes follow.
+    pub send_flags: bool,
     /// Large writes are sent without a copy.
     pub zero_copy: bool,
 }

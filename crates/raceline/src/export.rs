@@ -10,6 +10,7 @@ use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::{Cost, CostPerIo};
 use raceline_bench::report::binary_bytes;
 use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::stats::DepartureCounts;
 use raceline_target::{
     HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
 };
@@ -55,6 +56,63 @@ struct CostLine {
     cost: CostPerIo,
     #[serde(skip_serializing_if = "Acceleration::is_empty")]
     acceleration: Acceleration,
+    #[serde(skip_serializing_if = "Departures::is_empty")]
+    departures: Departures,
+}
+
+/// How batches that are not simply copied have left since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct Departures {
+    zero_copy_sends: u64,
+    zero_copy_bytes: u64,
+    zero_copy_copied: u64,
+    zero_copy_refused: u64,
+    more_sends: u64,
+    eor_sends: u64,
+    uncorks: u64,
+}
+
+impl Departures {
+    fn of(target: &Target) -> Self {
+        let mut all = DepartureCounts::default();
+        target.stats().loops.iter().for_each(|core| all.add(&core.departures));
+        Self {
+            zero_copy_sends: all.zero_copy_sends,
+            zero_copy_bytes: all.zero_copy_bytes,
+            zero_copy_copied: all.zero_copy_copied,
+            zero_copy_refused: all.zero_copy_refused,
+            more_sends: all.more_sends,
+            eor_sends: all.eor_sends,
+            uncorks: all.uncorks,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Lines for users; none if nothing was counted.
+    fn to_table(self) -> String {
+        let mut text = String::new();
+        if self.zero_copy_sends > 0 {
+            text.push_str(&format!(
+                "  without copy  {} sends of {} bytes since the start; the kernel copied {} after \
+                 all and refused {}\n",
+                self.zero_copy_sends,
+                self.zero_copy_bytes,
+                self.zero_copy_copied,
+                self.zero_copy_refused
+            ));
+        }
+        if self.more_sends + self.eor_sends > 0 {
+            text.push_str(&format!(
+                "  send flags    {} with MSG_MORE, {} with MSG_EOR since the start; {} were sent on \
+                 by a timer\n",
+                self.more_sends, self.eor_sends, self.uncorks
+            ));
+        }
+        text
+    }
 }
 
 /// Exports the devices until SIGINT or SIGTERM.
@@ -86,6 +144,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         placement: args.placement(),
         busy_poll: args.busy_poll,
         socket_priority: args.sock_priority,
+        zero_copy: args.zero_copy.into(),
+        zero_copy_bytes: args.zero_copy_bytes,
+        send_flags: args.send_flags,
         accel: Some(framework.clone()),
         max_io_bytes: args.max_io_size,
         in_capsule_bytes: args.in_capsule,
@@ -136,12 +197,13 @@ fn serve(
             let cost = std::mem::replace(&mut lap, Tally::start(target, cores)).cost(target);
             let acceleration = Acceleration::since(framework, &lap_statistics);
             lap_statistics = framework.statistics();
-            report(&cost, acceleration)?;
+            report(&cost, acceleration, Departures::of(target))?;
         }
         if let Some(signal) = signal {
             let cost = all.cost(target);
             if cost.ios > 0 {
-                report(&cost, Acceleration::since(framework, &Statistics::default()))?;
+                let acceleration = Acceleration::since(framework, &Statistics::default());
+                report(&cost, acceleration, Departures::of(target))?;
             }
             return Ok(signal);
         }
@@ -154,12 +216,13 @@ fn serve(
 }
 
 /// Reports to users on standard error, to programs as one line on standard output.
-fn report(cost: &Cost, acceleration: Acceleration) -> Result<(), Failure> {
+fn report(cost: &Cost, acceleration: Acceleration, departures: Departures) -> Result<(), Failure> {
     if cost.ios == 0 {
         eprintln!("nothing was read or written since the last report");
     }
-    eprint!("{}{}", cost.to_table("this target"), acceleration.to_table());
-    let line = CostLine { cost: cost.per_io(), acceleration };
+    let tables = [cost.to_table("this target"), departures.to_table(), acceleration.to_table()];
+    eprint!("{}", tables.concat());
+    let line = CostLine { cost: cost.per_io(), acceleration, departures };
     let line = serde_json::to_string(&line).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())
 }
@@ -284,6 +347,25 @@ mod tests {
              \"listeners\":[\"127.0.0.1:4420\",\"[::]:1\"],\
              \"namespaces\":[{\"nsid\":1,\"device\":\"ram:64M\",\"block_size\":512,\
              \"block_count\":131072,\"uuid\":\"00000000-0000-0000-0000-000000000007\"}],\"pid\":123}"
+        );
+    }
+
+    #[test]
+    fn what_was_not_copied_is_told_and_silence_is_nothing() {
+        assert_eq!(Departures::default().to_table(), "");
+        let sent = Departures {
+            zero_copy_sends: 3,
+            zero_copy_bytes: 400_000,
+            zero_copy_copied: 1,
+            eor_sends: 9,
+            more_sends: 2,
+            ..Departures::default()
+        };
+        assert_eq!(
+            sent.to_table(),
+            "  without copy  3 sends of 400000 bytes since the start; the kernel copied 1 after all \
+             and refused 0\n  \
+             send flags    2 with MSG_MORE, 9 with MSG_EOR since the start; 0 were sent on by a timer\n"
         );
     }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use crate::accel::accelerator::Accelerator;
-use crate::flow::{Flight, SocketClass};
+use crate::flow::{Departure, Flight, SocketClass};
 use crate::io::file_op::FileOp;
 use crate::io::nonblocking::{receive, transmit};
 use crate::io::provided::Provided;
@@ -32,9 +32,9 @@ use crate::io::{
     AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
 };
 use crate::memory::buffer::{IoBuf, SharedBuf};
-use crate::send::SendBatch;
 use crate::send::neighbours::Neighbours;
-use crate::thread::stats::IoCounts;
+use crate::send::{SendBatch, UNCORK_AFTER};
+use crate::thread::stats::{DepartureStats, IoCounts};
 use crate::thread::waker::Waker;
 
 mod connect;
@@ -101,6 +101,7 @@ pub struct EpollIo {
     neighbours: Neighbours,
     flight: Flight,
     counts: IoCounts,
+    departures: Arc<DepartureStats>,
     /// Tries the sockets themselves before it asks which are ready.
     eager: bool,
     /// Polls since events were asked for.
@@ -118,6 +119,8 @@ struct SocketSlot {
     hung_up: bool,
     /// It is in `attempts`.
     attempting: bool,
+    /// The last bytes that were sent wait in the kernel for more.
+    corked: bool,
 }
 
 struct ListenerSlot {
@@ -134,6 +137,8 @@ enum Timer {
     Token(Token),
     /// Time to accept again.
     Accept(u32),
+    /// Time to look whether what was to follow has.
+    Uncork(u32),
 }
 
 impl EpollIo {
@@ -170,6 +175,7 @@ impl EpollIo {
             neighbours: Neighbours::default(),
             flight: Flight::default(),
             counts: IoCounts::default(),
+            departures: Arc::default(),
             eager: false,
             polls_without_events: 0,
         };
@@ -258,9 +264,12 @@ impl EpollIo {
             if let Some(slot) = self.sockets.get_mut(socket) {
                 slot.attempting = false;
                 slot.try_recv(&mut self.counts, done);
-                done.extend(slot.try_send(&mut self.counts));
+                done.extend(slot.try_send(&mut self.counts, &self.departures));
                 if slot.has_share_to_come() {
                     self.unfinished.push(socket);
+                }
+                if slot.corked {
+                    self.timers.push(self.now + UNCORK_AFTER, Timer::Uncork(socket));
                 }
             }
         }
@@ -426,7 +435,18 @@ impl EpollIo {
             match timer {
                 Timer::Token(token) => done.push(Completion { token, outcome: Outcome::Timer }),
                 Timer::Accept(listener) => self.resume_accept(listener),
+                Timer::Uncork(socket) => self.uncork(socket),
             }
+        }
+    }
+
+    /// What should have followed did not: the kernel sends what it has.
+    fn uncork(&mut self, socket: u32) {
+        if let Some(slot) = self.sockets.get_mut(socket)
+            && std::mem::take(&mut slot.corked)
+        {
+            self.departures.uncorks.add(1);
+            socket::uncork(&slot.fd);
         }
     }
 
@@ -471,7 +491,11 @@ impl SocketSlot {
     }
 
     /// Sends until the batch or its share is gone, or the socket is full.
-    fn try_send(&mut self, counts: &mut IoCounts) -> Option<Completion> {
+    fn try_send(
+        &mut self,
+        counts: &mut IoCounts,
+        departures: &DepartureStats,
+    ) -> Option<Completion> {
         if !self.writable {
             return None;
         }
@@ -483,6 +507,10 @@ impl SocketSlot {
             counts.system_calls += 1;
             match transmit(&self.fd, &mut batch) {
                 Ok(sent) => {
+                    if batch.is_flagged() {
+                        departures.count_flags(batch.flags());
+                        self.corked = batch.leaves_corked() && sent == batch.len();
+                    }
                     counts.sent(sent);
                     batch.advance(sent);
                     if batch.takes_turns() && !batch.is_empty() {
@@ -580,6 +608,7 @@ impl Io for EpollIo {
             writable: true,
             hung_up: false,
             attempting: false,
+            corked: false,
         };
         let id = self.sockets.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         let events = READABLE | WRITABLE | HUNG_UP | EDGE;
@@ -629,9 +658,16 @@ impl Io for EpollIo {
         match self.sockets.get_mut(socket.0) {
             Some(slot) if slot.send.is_none() => {
                 self.neighbours.plan(socket, &slot.class, self.now, &mut batch);
+                if slot.class.departure == Departure::Flagged {
+                    batch.flag();
+                    slot.corked = false;
+                }
                 slot.send = Some((token, batch));
                 if self.eager {
-                    self.ready.extend(slot.try_send(&mut self.counts));
+                    self.ready.extend(slot.try_send(&mut self.counts, &self.departures));
+                    if slot.corked {
+                        self.timers.push(self.now + UNCORK_AFTER, Timer::Uncork(socket.0));
+                    }
                     if slot.has_share_to_come() {
                         self.unfinished.push(socket.0);
                     }
@@ -752,5 +788,9 @@ impl Io for EpollIo {
 
     fn counts(&self) -> IoCounts {
         IoCounts { shared_sends: self.neighbours.in_shares(), ..self.counts }
+    }
+
+    fn departures(&self) -> Arc<DepartureStats> {
+        Arc::clone(&self.departures)
     }
 }

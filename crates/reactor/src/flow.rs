@@ -15,7 +15,7 @@ pub mod flight;
 pub mod machine;
 pub mod policy;
 
-pub use class::{SocketClass, Traffic};
+pub use class::{Departure, SocketClass, Traffic};
 pub use flight::{Flight, Load};
 pub use machine::Machine;
 pub use policy::Regime;

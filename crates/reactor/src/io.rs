@@ -31,7 +31,7 @@ use crate::io::stream::StreamListener;
 use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
 use crate::sim::Random;
-use crate::thread::stats::IoCounts;
+use crate::thread::stats::{DepartureStats, IoCounts};
 use crate::thread::waker::Waker;
 
 /// Names the receiver of a completion: its `owner`, which of the owner's objects (`index`), and which
@@ -379,5 +379,10 @@ pub trait Io {
     /// What it has asked of the kernel so far (in simulation, nothing), and what it has decided.
     fn counts(&self) -> IoCounts {
         IoCounts::default()
+    }
+
+    /// Where it counts how batches leave that are not simply copied.
+    fn departures(&self) -> Arc<DepartureStats> {
+        Arc::default()
     }
 }

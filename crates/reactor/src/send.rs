@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use raceline_accel::Copier;
 
@@ -17,6 +18,13 @@ mod digested;
 pub(crate) mod neighbours;
 pub mod pages;
 mod payload;
+
+/// [`SendBatch::call_bytes_max`] of a batch that does not leave in shares, and is flagged.
+const WHOLE_FLAGGED: usize = usize::MAX - 1;
+
+/// How long the last bytes of a batch wait in the kernel for the batch that was to follow
+/// ([`SendBatch::set_followed`]). By itself the kernel waits for 200 ms.
+pub(crate) const UNCORK_AFTER: Duration = Duration::from_micros(100);
 
 /// Most segments that one system call takes (IOV_MAX of Linux).
 pub const IOV_MAX: usize = 1024;
@@ -50,8 +58,12 @@ pub struct SendBatch {
     call_bytes_max: usize,
     /// Payloads that are digested on their way, and their copies.
     digested: DigestedPayloads,
-    /// The system call leaves some bytes to another one that follows at once.
-    more: bool,
+    /// What the system call is told of the bytes that follow: MSG_MORE, MSG_EOR or nothing.
+    flags: libc::c_int,
+    /// Another batch follows this one at once.
+    followed: bool,
+    /// Its socket's system calls are told of the bytes that follow.
+    flagged: bool,
     /// What the system call gets where that is not `segments` as they are; rebuilt for each call.
     cut: Vec<libc::iovec>,
     message: libc::msghdr,
@@ -78,7 +90,9 @@ impl SendBatch {
             kept: 0,
             call_bytes_max: usize::MAX,
             digested: DigestedPayloads::default(),
-            more: false,
+            flags: 0,
+            followed: false,
+            flagged: false,
             cut: Vec::new(),
             message,
         })
@@ -97,7 +111,60 @@ impl SendBatch {
 
     /// True if it leaves in shares: what one system call leaves has to wait for the next poll.
     pub(crate) fn takes_turns(&self) -> bool {
-        self.call_bytes_max != usize::MAX
+        self.call_bytes_max < WHOLE_FLAGGED
+    }
+
+    /// From now on, system calls are told whether more bytes follow ([`crate::flow::Departure::Flagged`]).
+    pub(crate) fn flag(&mut self) {
+        // Not the value by which `describe` knows that there is nothing to tell.
+        self.call_bytes_max = self.call_bytes_max.min(WHOLE_FLAGGED);
+        self.flagged = true;
+    }
+
+    /// Whether system calls are told whether more bytes follow.
+    pub(crate) fn is_flagged(&self) -> bool {
+        self.flagged
+    }
+
+    /// Says whether its owner sends another batch as soon as this one is sent. It matters for a socket
+    /// that tells the kernel ([`crate::flow::Departure::Flagged`]): the last bytes of a batch that is
+    /// followed wait for the next one, for at most 100 us.
+    pub fn set_followed(&mut self, followed: bool) {
+        self.followed = followed;
+    }
+
+    /// Whether its last bytes wait in the kernel for another batch.
+    pub(crate) fn leaves_corked(&self) -> bool {
+        self.flagged && self.followed
+    }
+
+    /// Whether it may leave without a copy, and be kept: its payloads are in regions, or zeroes, and those
+    /// of at least `least` bytes are half of it or more.
+    pub(crate) fn may_be_kept(&self, least: usize) -> bool {
+        if self.payloads.is_empty() || self.takes_turns() || self.digested.is_used() {
+            return false;
+        }
+        let mut large = 0;
+        for payload in &self.payloads {
+            match payload {
+                Payload::Region(..) if payload.len() >= least => large += payload.len(),
+                Payload::Region(..) | Payload::Zeroes(_) => {}
+                // A command may wait for the buffer.
+                Payload::Buf(..) | Payload::Shared(..) => return false,
+            }
+        }
+        large >= self.remaining / 2 && large > 0
+    }
+
+    /// An empty batch of the same size.
+    pub(crate) fn twin(&self) -> Box<SendBatch> {
+        SendBatch::new(self.header_capacity, self.segment_capacity)
+    }
+
+    /// Whether it has at least the room of another one.
+    pub(crate) fn is_as_large_as(&self, other: &SendBatch) -> bool {
+        self.header_capacity >= other.header_capacity
+            && self.segment_capacity >= other.segment_capacity
     }
 
     /// True if `header_bytes` more and `payloads` more fit, in any order.
@@ -297,7 +364,7 @@ impl SendBatch {
     /// The segments that one system call may take.
     fn describe(&mut self) -> &[libc::iovec] {
         if self.call_bytes_max == usize::MAX && !self.digested.is_used() {
-            self.more = false;
+            self.flags = 0;
             return &self.segments[self.next..];
         }
         self.describe_part()
@@ -326,7 +393,13 @@ impl SendBatch {
                 break;
             }
         }
-        self.more = self.digested.is_used() && !self.takes_turns() && described < self.remaining;
+        let more = described < self.remaining;
+        self.flags = match (more || self.followed, self.flagged) {
+            (true, true) => libc::MSG_MORE,
+            (false, true) => libc::MSG_EOR,
+            (_, false) if more && self.digested.is_used() && !self.takes_turns() => libc::MSG_MORE,
+            (_, false) => 0,
+        };
         &self.cut
     }
 
@@ -347,9 +420,16 @@ impl SendBatch {
         bytes
     }
 
+    /// What a system call is to be told of the bytes that follow those that [`Self::prepare`] described.
+    #[inline]
+    pub(crate) fn flags(&self) -> libc::c_int {
+        self.flags
+    }
+
     /// Whether what [`Self::prepare`] described is followed by more at once.
+    #[cfg(test)]
     pub(crate) fn has_more(&self) -> bool {
-        self.more
+        self.flags == libc::MSG_MORE
     }
 
     #[inline]

@@ -27,7 +27,7 @@ use crate::io::provided::Provided;
 use crate::io::slab::Slab;
 use crate::io::socket::{
     self, ACCEPT_PAUSE, ConnectOptions, Inner, ListenOptions, Socket, accept_outcome,
-    is_transient_accept_error, not_usable,
+    is_transient_accept_error,
 };
 use crate::io::staging::CoreStaging;
 use crate::io::stream::StreamListener;
@@ -39,22 +39,26 @@ use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
 use crate::send::neighbours::Neighbours;
 use crate::send::pages::PagePipe;
-use crate::thread::stats::IoCounts;
+use crate::thread::stats::{DepartureStats, IoCounts};
 use crate::thread::waker::Waker;
 
 mod closing;
 mod direct;
+mod files;
 mod fixed;
+mod flagged;
 pub(crate) mod nvme;
 mod ops;
 mod provided;
 mod ring;
+mod zero_copy;
 
 use direct::{RecvAt, SocketSlot};
 use fixed::FixedMemory;
 use nvme::NvmeRing;
 use ops::{Kind, OpSlab, whole};
 use ring::open_ring;
+use zero_copy::ZeroCopy;
 
 /// Completions taken from the ring at once.
 const HARVEST: usize = 64;
@@ -90,6 +94,8 @@ pub struct UringIo {
     provided: Provided,
     staging: CoreStaging,
     pages: PagePipe,
+    zero_copy: ZeroCopy,
+    departures: Arc<DepartureStats>,
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
     fixed: FixedMemory,
@@ -123,6 +129,8 @@ enum Timer {
     Token(Token),
     /// Time to accept again.
     Accept(u32),
+    /// Time to look whether what was to follow has.
+    Uncork(u32),
 }
 
 impl UringIo {
@@ -140,6 +148,7 @@ impl UringIo {
         {
             return Err(io::ErrorKind::Unsupported.into());
         }
+        let zero_copy = ZeroCopy::new(ring::knows_zero_copy(&ring));
         let mut io = UringIo {
             ring,
             ops: OpSlab::new(),
@@ -150,6 +159,8 @@ impl UringIo {
             provided: Provided::default(),
             staging: CoreStaging::default(),
             pages: PagePipe::default(),
+            zero_copy,
+            departures: Arc::default(),
             listeners: Slab::new(),
             files: Slab::new(),
             fixed: FixedMemory::default(),
@@ -211,7 +222,9 @@ impl UringIo {
             Kind::Accept { listener } => {
                 self.listeners.get(*listener).map(|slot| slot.fd.as_raw_fd())
             }
-            Kind::Recv { socket, .. } | Kind::Send { socket, .. } => {
+            Kind::Recv { socket, .. }
+            | Kind::Send { socket, .. }
+            | Kind::SendKept { socket, .. } => {
                 self.sockets.get(*socket).map(|slot| slot.fd.as_raw_fd())
             }
             Kind::Watch { slot, .. } => self.provided.fd(*slot),
@@ -291,7 +304,7 @@ impl UringIo {
             for entry in &entries[..count] {
                 // SAFETY: `fill` initialised the first `count`.
                 let entry = unsafe { entry.assume_init_ref() };
-                self.handle(entry.user_data(), entry.result(), cqueue::more(entry.flags()), done);
+                self.handle(entry.user_data(), entry.result(), entry.flags(), done);
             }
             if count < HARVEST {
                 return;
@@ -299,7 +312,11 @@ impl UringIo {
         }
     }
 
-    fn handle(&mut self, user_data: u64, result: i32, more: bool, done: &mut Vec<Completion>) {
+    fn handle(&mut self, user_data: u64, result: i32, flags: u32, done: &mut Vec<Completion>) {
+        if cqueue::notif(flags) {
+            return self.handle_notice(user_data, result);
+        }
+        let more = cqueue::more(flags);
         match user_data {
             CANCEL_DATA => return,
             NVME_DATA => {
@@ -331,6 +348,7 @@ impl UringIo {
                 self.handle_accept(user_data, listener, result, more, done);
             }
             Kind::Watch { .. } => self.handle_watch(user_data),
+            Kind::SendKept { .. } => self.handle_kept(user_data, token, result, more, done),
             _ => self.settle(user_data, token, result, done),
         }
     }
@@ -369,6 +387,9 @@ impl UringIo {
             }
             (Kind::Send { socket, batch }, result) => {
                 if let Ok(sent) = result {
+                    if batch.is_flagged() {
+                        self.departures.count_flags(batch.flags());
+                    }
                     self.counts.sent(*sent);
                     batch.advance(*sent);
                 }
@@ -386,7 +407,13 @@ impl UringIo {
                 Kind::Read { .. } | Kind::Write { .. } | Kind::Sync { .. } | Kind::Allocate { .. },
                 Err(_),
             ) => again,
-            (Kind::Connect { .. } | Kind::Accept { .. } | Kind::Watch { .. }, _) => false,
+            (
+                Kind::Connect { .. }
+                | Kind::Accept { .. }
+                | Kind::Watch { .. }
+                | Kind::SendKept { .. },
+                _,
+            ) => false,
             // On a file it is done at once, with result 0.
             (Kind::Allocate { len, progress, .. }, Ok(count)) => {
                 *progress += *count as u64;
@@ -399,7 +426,9 @@ impl UringIo {
     /// Turns a finished operation into what its owner gets.
     fn complete(&mut self, kind: Kind, result: io::Result<usize>) -> Outcome {
         match kind {
-            Kind::Accept { .. } | Kind::Watch { .. } => unreachable!("they are handled apart"),
+            Kind::Accept { .. } | Kind::Watch { .. } | Kind::SendKept { .. } => {
+                unreachable!("they are handled apart")
+            }
             Kind::Connect { fd, .. } => {
                 Outcome::Connected(result.and_then(|_| Socket::from_fd(fd)))
             }
@@ -415,11 +444,8 @@ impl UringIo {
                     slot.send = None;
                 }
                 self.close_if_idle(socket);
-                // Cut short by a close: the kernel reports what it had taken until then.
-                let cut = || io::Error::from_raw_os_error(libc::ECANCELED);
-                let result =
-                    result.and_then(|_| if batch.is_empty() { Ok(()) } else { Err(cut()) });
-                Outcome::Sent(result, batch)
+                self.note_corked(socket, &batch);
+                Outcome::Sent(sent_whole(result, &batch), batch)
             }
             Kind::Read { file, buf, progress, .. } => {
                 self.file_idle(file);
@@ -485,38 +511,12 @@ impl UringIo {
         }
     }
 
-    /// One operation of a file has finished.
-    fn file_idle(&mut self, file: u32) {
-        let Some(slot) = self.files.get_mut(file) else { return };
-        slot.in_flight -= 1;
-        if slot.closing && slot.in_flight == 0 {
-            self.files.remove(file);
-        }
-    }
-
-    /// Starts a file operation, or gives it back if there is no such file.
-    fn start_file_op(&mut self, file: FileId, token: Token, kind: Kind) {
-        match self.files.get_mut(file.0).filter(|slot| !slot.closing) {
-            Some(slot) => {
-                slot.in_flight += 1;
-                self.start(token, kind);
-            }
-            None => {
-                let outcome = match kind {
-                    Kind::Read { buf, .. } => Outcome::Read(Err(not_usable()), buf),
-                    Kind::Write { buf, .. } => Outcome::Written(Err(not_usable()), buf),
-                    _ => Outcome::Synced(Err(not_usable())),
-                };
-                self.finish(token, outcome);
-            }
-        }
-    }
-
     fn expire_timers(&mut self, done: &mut Vec<Completion>) {
         while let Some(timer) = self.timers.pop_due(self.now) {
             match timer {
                 Timer::Token(token) => done.push(Completion { token, outcome: Outcome::Timer }),
                 Timer::Accept(listener) => self.start_accept(listener),
+                Timer::Uncork(socket) => self.uncork(socket),
             }
         }
     }
@@ -762,6 +762,16 @@ impl Io for UringIo {
     fn counts(&self) -> IoCounts {
         IoCounts { shared_sends: self.neighbours.in_shares(), ..self.counts }
     }
+
+    fn departures(&self) -> Arc<DepartureStats> {
+        Arc::clone(&self.departures)
+    }
+}
+
+/// The result of a send. Cut short by a close: the kernel reports what it had taken until then.
+fn sent_whole(result: io::Result<usize>, batch: &SendBatch) -> io::Result<()> {
+    let cut = || io::Error::from_raw_os_error(libc::ECANCELED);
+    result.and_then(|_| if batch.is_empty() { Ok(()) } else { Err(cut()) })
 }
 
 /// POLLIN, as the ring takes it.

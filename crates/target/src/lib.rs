@@ -53,8 +53,9 @@ mod path;
 mod records;
 
 pub use changes::config::{
-    DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, MIN_PASS_BYTES, NamespaceConfig, PreConnectLimits,
-    SubsystemConfig, TargetConfig, TargetError,
+    DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_ZERO_COPY_BYTES, MIN_PASS_BYTES,
+    MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig,
+    TargetError, ZeroCopySend,
 };
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,

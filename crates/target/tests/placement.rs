@@ -43,7 +43,7 @@ fn by_cpu_every_connection_has_a_core_and_works() {
 
 /// CPUs that this process may use, at most two.
 fn cpus() -> Vec<usize> {
-    let mut cpus = raceline_reactor::affinity::allowed_cores().unwrap();
+    let mut cpus = raceline_reactor::affinity::allowed_cores().expect("a list of cores");
     cpus.truncate(2);
     cpus
 }

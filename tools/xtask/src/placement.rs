@@ -18,6 +18,7 @@ use crate::setup;
 use crate::step::{Checks, Outcome};
 
 mod host;
+mod send;
 
 /// Queues of the link.
 const QUEUES: &str = "4";
@@ -63,6 +64,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         by_queue(tree, &bed, &cpus, &["--busy-poll", BUSY_POLL_US, "--mode", "interrupt"])
     });
     checks.run("cpu", || by_cpu(tree, &bed, &cpus));
+    send::check(&mut checks, tree, &bed, &cpus);
     host::check(&mut checks, tree, &bed, &cpus);
     if has_program("setpriv") {
         checks.run("busy-poll-unprivileged", || unprivileged_busy_poll(tree));
@@ -162,12 +164,12 @@ fn core_list(cpus: &[usize]) -> String {
     cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Ends a target by SIGTERM; exit code 0 is required.
-fn stop(target: Running) -> Result<()> {
+/// Ends a target by SIGTERM; exit code 0 is required. Gives what it has printed.
+fn stop(target: Running) -> Result<String> {
     target.signal("TERM");
     let ended = target.wait()?;
     ensure!(ended.success(), "the target: {}\n{}", ended.why(), ended.tail(10));
-    Ok(())
+    Ok(ended.output)
 }
 
 /// The target's output comes through a thread, maybe after the job has ended.
@@ -183,6 +185,12 @@ fn wait_for_arrivals(target: &mut Running, count: usize) -> Result<Vec<Arrival>>
         ensure!(Instant::now() < end, "{} connections\n{}", arrivals.len(), tail(output, 10));
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Where a target is.
+struct Place {
+    nqn: String,
+    port: String,
 }
 
 /// Two network namespaces and the link between them; gone with this value.
@@ -248,27 +256,37 @@ impl TestBed {
         queues: usize,
         job_options: &[&str],
     ) -> Result<(Running, Ended)> {
+        let (target, place) = self.target(tree, cpus, target_options)?;
+        let ended = self.job(tree, &place, queues, "1")?.args(job_options).run()?;
+        ensure!(ended.success(), "perf: {}\n{}", ended.why(), ended.tail(10));
+        Ok((target, ended))
+    }
+
+    /// A target on these cores, and where it is.
+    fn target(&self, tree: &Tree, cpus: &[usize], options: &[&str]) -> Result<(Running, Place)> {
         let mut target = self
             .raceline(tree, &self.target)?
             .args(["export", "ram:64M", "-l", &format!("{TARGET}:0"), "--insecure"])
             .args(["--allow-any-host", "--cores", &core_list(cpus)])
-            .args(target_options)
+            .args(options)
             .limit(120)
             .start()?;
         let ready: Value = serde_json::from_str(&target.wait_for("\"ready\"", READY_LIMIT_S)?)?;
         let nqn = ready["nqn"].as_str().context("no nqn in the ready line")?;
         let listener = ready["listeners"][0].as_str().context("no listener in the ready line")?;
         let port = listener.rsplit(':').next().unwrap_or_default();
-        let ended = self
-            .raceline(tree, &self.host)?
+        Ok((target, Place { nqn: nqn.to_owned(), port: port.to_owned() }))
+    }
+
+    /// A verifying job of so many seconds with this number of queues.
+    fn job(&self, tree: &Tree, place: &Place, queues: usize, seconds: &str) -> Result<Task> {
+        let Place { nqn, port } = place;
+        let task = self.raceline(tree, &self.host)?;
+        Ok(task
             .args(["perf", "-a", TARGET, "-s", port, "-n", nqn, "-i", &queues.to_string()])
-            .args(["--rw", "randrw", "--iodepth", "4", "--runtime", "1", "--ramp_time", "0"])
+            .args(["--rw", "randrw", "--iodepth", "4", "--runtime", seconds, "--ramp_time", "0"])
             .args(["--verify"])
-            .args(job_options)
-            .limit(90)
-            .run()?;
-        ensure!(ended.success(), "perf: {}\n{}", ended.why(), ended.tail(10));
-        Ok((target, ended))
+            .limit(90))
     }
 
     /// The program, in one of the namespaces.

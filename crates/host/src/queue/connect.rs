@@ -5,7 +5,7 @@ use raceline_proto::nvme::fabrics::{
 };
 use raceline_proto::nvme::{Cqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
-use raceline_reactor::flow::{SocketClass, Traffic, policy};
+use raceline_reactor::flow::{Departure, SocketClass, Traffic, policy};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::socket::ConnectOptions;
 use raceline_reactor::{Arrival, Context, IoBuf, Socket};
@@ -89,7 +89,11 @@ impl QueuePair {
                 traffic: Traffic::Commands,
                 share: policy::SHARE_BYTES,
                 core_staging: policy::TURN_BYTES,
-                by_reference: self.config.zero_copy,
+                departure: match (self.config.send_flags, self.config.zero_copy) {
+                    (true, _) => Departure::Flagged,
+                    (false, true) => Departure::ByReference,
+                    (false, false) => Departure::Copied,
+                },
             };
             cx.io.declare(socket, class);
         }

@@ -75,10 +75,15 @@ impl QueuePair {
         }
         self.put_data(accelerator, &mut filling);
         self.put_commands(accelerator, &mut filling);
+        let full = filling.pdus_left == 0;
         self.gathering.handle_sent(self.pending.len());
         if batch.is_empty() {
             self.batch = Some(batch);
             return;
+        }
+        if self.config.send_flags {
+            // Only where nothing but the size of this batch keeps the rest back.
+            batch.set_followed(full && !(self.pending.is_empty() && self.grants.is_empty()));
         }
         self.start_send(cx, batch);
         self.watch_deadlines(cx);

@@ -9,6 +9,7 @@ use raceline_target::{DEFAULT_QUEUE_DEPTH, PlacementPolicy};
 
 use super::values::{
     self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, ReuseportChoice, TargetProfile,
+    ZeroCopyChoice,
 };
 use crate::accel::{AccelChoice, accel_choice};
 
@@ -94,6 +95,18 @@ pub(crate) struct ExportArgs {
     /// CAP_NET_ADMIN
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::sock_priority)]
     pub(crate) sock_priority: u32,
+
+    /// Which connections send large reads from memory without a copy (io_uring only)
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t)]
+    pub(crate) zero_copy: ZeroCopyChoice,
+
+    /// Fewest bytes of a read that --zero-copy is for
+    #[arg(long, value_name = "SIZE", default_value = "16k", value_parser = values::zero_copy_bytes)]
+    pub(crate) zero_copy_bytes: u32,
+
+    /// Tell the kernel with each send whether more bytes follow (MSG_MORE, MSG_EOR)
+    #[arg(long)]
+    pub(crate) send_flags: bool,
 
     /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
     /// queue, priority 1 and 50 us of busy polling, where no option says otherwise

@@ -42,6 +42,10 @@ pub(crate) struct QueueArgs {
     /// of these, up to 16 times
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) placement: HostPlacementChoice,
+
+    /// Tell the kernel with each send whether more bytes follow (MSG_MORE, MSG_EOR)
+    #[arg(long)]
+    pub(crate) send_flags: bool,
 }
 
 /// `--placement` of the host.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use raceline_bdev::ByteSize;
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{Backend, Mode};
-use raceline_target::{MIN_PASS_BYTES, PlacementPolicy};
+use raceline_target::{MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, PlacementPolicy, ZeroCopySend};
 use uuid::Uuid;
 
 /// The port that is registered for NVMe over TCP.
@@ -111,6 +111,28 @@ pub(crate) enum TargetProfile {
 pub(crate) enum ReuseportChoice {
     /// By the CPU that processed the request for the connection
     Cpu,
+}
+
+/// `--zero-copy`: the connections that send without a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ZeroCopyChoice {
+    /// None
+    #[default]
+    Off,
+    /// Those of other machines
+    Auto,
+    /// All, each until the kernel says that it copies in any case
+    On,
+}
+
+impl From<ZeroCopyChoice> for ZeroCopySend {
+    fn from(choice: ZeroCopyChoice) -> Self {
+        match choice {
+            ZeroCopyChoice::Off => Self::Off,
+            ZeroCopyChoice::Auto => Self::Auto,
+            ZeroCopyChoice::On => Self::On,
+        }
+    }
 }
 
 /// `-o`: the form of output, for users or for programs.
@@ -239,6 +261,13 @@ pub(crate) fn pass_bytes(text: &str) -> Result<u32, String> {
         .ok()
         .filter(|bytes| *bytes >= MIN_PASS_BYTES)
         .ok_or_else(|| "a pass has from 4k to 3G bytes".to_owned())
+}
+
+/// Fewest bytes of a read that leaves without a copy.
+pub(crate) fn zero_copy_bytes(text: &str) -> Result<u32, String> {
+    let ByteSize(bytes) = size(text)?;
+    let bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes >= MIN_ZERO_COPY_BYTES);
+    bytes.ok_or_else(|| "a size from 4k to 3G".to_owned())
 }
 
 /// The size of a command: at least 512 bytes.
@@ -376,6 +405,10 @@ mod tests {
         }
         assert_eq!(time("9999999h").unwrap_err(), "at most a year");
         assert_eq!(positive_time("0ms").unwrap_err(), "must be more than 0");
+        assert_eq!((zero_copy_bytes("4k"), zero_copy_bytes("1m")), (Ok(4096), Ok(1 << 20)));
+        for text in ["4095", "4G"] {
+            assert_eq!(zero_copy_bytes(text).unwrap_err(), "a size from 4k to 3G", "{text}");
+        }
         assert_eq!(sock_priority("0"), Ok(0));
         assert_eq!(sock_priority("2147483647"), Ok(2_147_483_647));
         for text in ["-1", "2147483648", "high", ""] {

@@ -143,6 +143,7 @@ fn stage(args: &PerfArgs, jobs: Vec<Planned>, targets: &Targets) -> Result<Stage
         host.io_queues = args.queues;
         (host.write_queues, host.poll_queues) = (args.maps.write, args.maps.poll);
         host.i10 = args.maps.i10;
+        host.send_flags = args.maps.send_flags;
         host.placement = args.maps.placement.into();
         host
     };

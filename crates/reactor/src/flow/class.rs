@@ -12,6 +12,25 @@ pub enum Traffic {
     Commands,
 }
 
+/// How the bytes of a socket's batches come into the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Departure {
+    /// By a copy.
+    #[default]
+    Copied,
+    /// By a copy, with what the sender knows of the bytes that follow: each call that leaves bytes of its
+    /// batch to another one says so (MSG_MORE), and the last one ends a record (MSG_EOR), unless the owner
+    /// has said that another batch follows ([`crate::SendBatch::set_followed`]).
+    Flagged,
+    /// Large payloads that stay as they are may leave without a copy
+    /// ([`crate::SendBatch::push_kept`]).
+    ByReference,
+    /// A batch that consists for the most part of payloads of at least so many bytes in memory of regions
+    /// ([`crate::Payload::Region`]) may leave without a copy. It is kept until the kernel has told that
+    /// nobody reads its memory any more; its owner gets another one back. Over io_uring only.
+    ZeroCopy(usize),
+}
+
 /// How a socket is to be treated beside the others of its core. An owner declares it with
 /// [`crate::Io::declare`] when the socket is adopted, and again when it learns more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +41,8 @@ pub struct SocketClass {
     pub share: usize,
     /// Bytes of the core's staging memory that one of its receives may fill; 0: it has only its own.
     pub core_staging: usize,
-    /// Large payloads that stay as they are may leave without a copy
-    /// ([`crate::SendBatch::push_kept`]).
-    pub by_reference: bool,
+    /// How its bytes come into the kernel.
+    pub departure: Departure,
 }
 
 impl SocketClass {
@@ -33,7 +51,7 @@ impl SocketClass {
         traffic: Traffic::Admin,
         share: usize::MAX,
         core_staging: 0,
-        by_reference: false,
+        departure: Departure::Copied,
     };
 
     /// Whether its sends take turns with those of others.

@@ -30,8 +30,7 @@ pub(crate) fn receive(fd: &OwnedFd, buffers: &mut RecvBuffers) -> io::Result<usi
 /// with [`SendBatch::advance`]. `WouldBlock` when it takes nothing.
 pub(crate) fn transmit(fd: &OwnedFd, batch: &mut SendBatch) -> io::Result<usize> {
     let message: *const libc::msghdr = batch.prepare();
-    let more = if batch.has_more() { libc::MSG_MORE } else { 0 };
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | batch.flags();
     // SAFETY: the vectors name memory that the batch owns, which has not changed since.
     let result = unsafe { libc::sendmsg(fd.as_raw_fd(), message, flags) };
     usize::try_from(result).map_err(|_| io::Error::last_os_error())

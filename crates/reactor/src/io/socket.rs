@@ -355,6 +355,14 @@ pub(crate) fn prepare_close(fd: &OwnedFd, copied_since: Option<usize>, reset: bo
     }
 }
 
+/// Has the kernel send what it keeps until more comes (MSG_MORE).
+pub(crate) fn uncork(fd: &OwnedFd) {
+    // TCP_NODELAY is on already. To set it again sends what waits (tcp(7)).
+    if let Err(error) = SockRef::from(fd).set_tcp_nodelay(true) {
+        tracing::debug!("TCP_NODELAY: {error}");
+    }
+}
+
 /// Stops a listening socket at once, even while an operation holds it open.
 pub(crate) fn stop_listening(fd: &impl AsFd) {
     if let Err(error) = SockRef::from(fd).shutdown(std::net::Shutdown::Both) {

@@ -304,6 +304,7 @@ impl<S: Service> Core<S> {
             let channel = framework.open_channel(&channel).map_err(io::Error::other)?;
             *io.accelerator() = Accelerator::new(channel);
         }
+        stats.set_departures(io.departures());
         let (sender, mailbox) = mailbox(io.waker());
         let now = io.now();
         let service = builder(&mut Context { io: &mut *io, pool: &pool, now })?;

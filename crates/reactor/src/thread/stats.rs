@@ -1,6 +1,7 @@
 //! What a core's loop does with its time, readable from other threads while it runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Number of buckets of the loop-time histogram. Bucket `n` counts busy turns that took from
@@ -60,6 +61,76 @@ impl IoCounts {
     }
 }
 
+/// How batches that are not simply copied have left a core. Written by that core alone, and only when such
+/// a batch leaves.
+#[derive(Debug, Default)]
+pub struct DepartureStats {
+    pub(crate) zero_copy_sends: Counter,
+    pub(crate) zero_copy_bytes: Counter,
+    pub(crate) zero_copy_copied: Counter,
+    pub(crate) zero_copy_refused: Counter,
+    pub(crate) more_sends: Counter,
+    pub(crate) eor_sends: Counter,
+    pub(crate) uncorks: Counter,
+}
+
+/// The values of [`DepartureStats`] at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DepartureCounts {
+    /// Batches that left without a copy ([`crate::flow::Departure::ZeroCopy`]).
+    pub zero_copy_sends: u64,
+    /// Their bytes.
+    pub zero_copy_bytes: u64,
+    /// How often the kernel told that it has copied after all; the socket then copies by itself.
+    pub zero_copy_copied: u64,
+    /// How often the kernel refused to send without a copy: the batch was copied.
+    pub zero_copy_refused: u64,
+    /// System calls of flagged sockets that told that more follows (MSG_MORE).
+    pub more_sends: u64,
+    /// System calls of flagged sockets that ended a record (MSG_EOR).
+    pub eor_sends: u64,
+    /// How often what was told to follow did not, and the kernel was told to send.
+    pub uncorks: u64,
+}
+
+impl DepartureStats {
+    /// Reads all counters, each by itself.
+    #[must_use]
+    pub fn snapshot(&self) -> DepartureCounts {
+        DepartureCounts {
+            zero_copy_sends: self.zero_copy_sends.get(),
+            zero_copy_bytes: self.zero_copy_bytes.get(),
+            zero_copy_copied: self.zero_copy_copied.get(),
+            zero_copy_refused: self.zero_copy_refused.get(),
+            more_sends: self.more_sends.get(),
+            eor_sends: self.eor_sends.get(),
+            uncorks: self.uncorks.get(),
+        }
+    }
+
+    /// A flagged system call has taken bytes.
+    pub(crate) fn count_flags(&self, flags: libc::c_int) {
+        match flags {
+            libc::MSG_MORE => self.more_sends.add(1),
+            libc::MSG_EOR => self.eor_sends.add(1),
+            _ => {}
+        }
+    }
+}
+
+impl DepartureCounts {
+    /// Adds the counts of another core.
+    pub fn add(&mut self, other: &DepartureCounts) {
+        self.zero_copy_sends += other.zero_copy_sends;
+        self.zero_copy_bytes += other.zero_copy_bytes;
+        self.zero_copy_copied += other.zero_copy_copied;
+        self.zero_copy_refused += other.zero_copy_refused;
+        self.more_sends += other.more_sends;
+        self.eor_sends += other.eor_sends;
+        self.uncorks += other.uncorks;
+    }
+}
+
 /// Counters of one core's loop. Written by that core alone, with plain loads and stores; on cache lines
 /// of their own (two, since the prefetcher fetches pairs), so that data of other threads do not slow the
 /// core down.
@@ -77,6 +148,8 @@ pub struct LoopStats {
     received_bytes: Counter,
     sent_bytes: Counter,
     shared_sends: Counter,
+    /// Written by its [`crate::Io`] itself.
+    departures: OnceLock<Arc<DepartureStats>>,
     buckets: [Counter; LOOP_TIME_BUCKETS],
 }
 
@@ -91,6 +164,8 @@ pub struct LoopSnapshot {
     pub waits: u64,
     /// What its [`crate::Io`] has done.
     pub io: IoCounts,
+    /// How its [`crate::Io`] has sent batches that are not simply copied.
+    pub departures: DepartureCounts,
     /// Time that went into busy turns, with the polls that found their work but without sleep.
     /// On a core that spins, the rest is time in which it looked for work and found none.
     pub busy: Duration,
@@ -116,10 +191,17 @@ impl LoopStats {
                 sent_bytes: self.sent_bytes.get(),
                 shared_sends: self.shared_sends.get(),
             },
+            departures: self.departures.get().map(|stats| stats.snapshot()).unwrap_or_default(),
             busy: Duration::from_nanos(self.busy_ns.get()),
             longest: Duration::from_nanos(self.longest_ns.get()),
             buckets: std::array::from_fn(|bucket| self.buckets[bucket].get()),
         }
+    }
+
+    /// Where the core's [`crate::Io`] counts how batches leave.
+    pub(crate) fn set_departures(&self, stats: Arc<DepartureStats>) {
+        // There is one Io to a core.
+        let _ = self.departures.set(stats);
     }
 
     pub(crate) fn record_turn(&self, may_wait: bool, io: IoCounts) {

@@ -1,12 +1,17 @@
 //! How sockets of a ring end, and the ring itself.
 
+use std::time::{Duration, Instant};
+
 use io_uring::opcode;
 use io_uring::types::CancelBuilder;
 
 use super::direct::SocketSlot;
-use super::{CANCEL_DATA, UringIo};
+use super::{CANCEL_DATA, Timer, UringIo};
 use crate::io::timer::TimerQueue;
 use crate::io::{Io as _, ListenerId, SocketId};
+
+/// How long a ring that ends waits until the kernel has done with what was sent without a copy.
+const NOTICE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl UringIo {
     /// Closes the descriptor of a closed socket once nothing is in flight.
@@ -41,7 +46,19 @@ impl Drop for UringIo {
             self.ops.leak();
             return;
         }
+        // What a peer does not acknowledge, the kernel keeps for minutes.
+        let give_up = Instant::now() + NOTICE_PATIENCE;
         while self.ops.live() > 0 {
+            if self.ops.live() == self.zero_copy.waiting() {
+                if Instant::now() >= give_up {
+                    tracing::info!(
+                        "the kernel has not done with what was sent: its memory is kept"
+                    );
+                    self.ops.leak();
+                    return;
+                }
+                self.timers.push(give_up, Timer::Accept(u32::MAX));
+            }
             let refilled = self.refill();
             if let Err(error) = self.enter(refilled) {
                 tracing::error!(

@@ -9,7 +9,7 @@
 use std::os::fd::OwnedFd;
 
 use super::{Kind, UringIo};
-use crate::flow::{SocketClass, policy};
+use crate::flow::{Departure, SocketClass, policy};
 use crate::io::nonblocking::{is_transient, receive, transmit};
 use crate::io::socket::reset_on_close;
 use crate::io::{Completion, Outcome, RecvBuffers, SocketId, Token};
@@ -57,6 +57,10 @@ pub(super) struct SocketSlot {
     pub(super) own_staging: Option<IoBuf>,
     /// If it has sent by reference: bytes sent since, which were copied.
     pub(super) copied_since: Option<usize>,
+    /// The kernel has told that it copies what is sent without a copy.
+    pub(super) copies_anyway: bool,
+    /// The last bytes that were sent wait in the kernel for more.
+    pub(super) corked: bool,
     /// The `user_data` of a send in the ring.
     pub(super) send: Option<u64>,
     /// Closed by the owner; the descriptor waits for the operations.
@@ -71,6 +75,8 @@ impl SocketSlot {
             class: SocketClass::ADMIN,
             own_staging: None,
             copied_since: None,
+            copies_anyway: false,
+            corked: false,
             send: None,
             closing: false,
         }
@@ -100,7 +106,17 @@ impl UringIo {
     /// Sends on a usable socket: all of it at once, or the rest through the ring.
     pub(super) fn start_send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         let Some(slot) = self.sockets.get_mut(socket.0) else { return };
-        let by_reference = slot.class.by_reference && self.pages.takes(&batch);
+        let by_reference = match slot.class.departure {
+            Departure::Copied => false,
+            Departure::ByReference => self.pages.takes(&batch),
+            Departure::ZeroCopy(least) => {
+                if self.zero_copy.takes(slot.copies_anyway, &batch, least) {
+                    return self.send_kept(socket, batch, token);
+                }
+                false
+            }
+            Departure::Flagged => return self.send_flagged(socket, batch, token),
+        };
         if by_reference && slot.copied_since.is_none() {
             reset_on_close(&slot.fd);
         }
@@ -136,7 +152,7 @@ impl UringIo {
     }
 
     /// The ring sends the rest: one system call in each poll, when the socket has room.
-    fn send_in_ring(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+    pub(super) fn send_in_ring(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
         let user_data = self.start(token, Kind::Send { socket: socket.0, batch });
         if let Some(slot) = self.sockets.get_mut(socket.0) {
             slot.send = Some(user_data);

@@ -11,6 +11,7 @@ use socket2::SockAddr;
 
 use super::FILE_IO_MAX;
 use super::fixed::{FIXED_INDEX, FixedMemory};
+use super::zero_copy::Kept;
 use crate::io::nvme::{self, NvmeFormat};
 use crate::io::stream::Interest;
 use crate::io::{AllocateMode, RecvBuffers, Token};
@@ -45,8 +46,10 @@ const REGISTER_BUFFERS: u8 = 0;
 const RELEASE_MAX: u64 = 1 << 30;
 
 /// All that a ring may do, as the kernel wants to know it.
-pub(super) fn permitted() -> Vec<Restriction> {
-    let operations = OPCODES.into_iter().map(Restriction::sqe_op);
+/// A kernel refuses a list with an operation that it does not know.
+pub(super) fn permitted(zero_copy: bool) -> Vec<Restriction> {
+    let newer = zero_copy.then_some(opcode::SendMsgZc::CODE);
+    let operations = OPCODES.into_iter().chain(newer).map(Restriction::sqe_op);
     operations.chain([Restriction::register_op(REGISTER_BUFFERS)]).collect()
 }
 
@@ -71,6 +74,12 @@ pub(super) enum Kind {
     Send {
         socket: u32,
         batch: Box<SendBatch>,
+    },
+    /// A send without a copy. The batch stays here until the kernel has told that nobody reads its memory.
+    SendKept {
+        socket: u32,
+        batch: Box<SendBatch>,
+        kept: Kept,
     },
     Read {
         file: u32,
@@ -109,7 +118,8 @@ impl Kind {
             | Self::Watch { .. }
             | Self::Connect { .. }
             | Self::Recv { .. }
-            | Self::Send { .. } => None,
+            | Self::Send { .. }
+            | Self::SendKept { .. } => None,
         }
     }
 }
@@ -181,10 +191,12 @@ impl OpSlot {
             }
             Kind::Send { batch, .. } => {
                 // MSG_WAITALL: the kernel itself goes on after a partial send.
-                let flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
-                let message = batch.prepare();
+                let message: *const libc::msghdr = batch.prepare();
+                let more = if batch.is_flagged() { batch.flags() } else { 0 };
+                let flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL | more;
                 opcode::SendMsg::new(fd, message).flags(flags.cast_unsigned()).build()
             }
+            Kind::SendKept { batch, kept, .. } => kept.submission(fd, batch),
             Kind::Read { buf, offset, progress, .. } => {
                 let offset = *offset + *progress as u64;
                 let rest = &mut buf[*progress..];
@@ -245,7 +257,8 @@ impl OpSlot {
             | Kind::Watch { .. }
             | Kind::Connect { .. }
             | Kind::Recv { .. }
-            | Kind::Send { .. } => unreachable!("an operation on a socket"),
+            | Kind::Send { .. }
+            | Kind::SendKept { .. } => unreachable!("an operation on a socket"),
         }
     }
 

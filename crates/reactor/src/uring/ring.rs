@@ -35,7 +35,13 @@ pub(super) fn open_ring() -> io::Result<IoUring> {
         result => result?,
     };
     // System-call filters do not see what a ring does: it gets a list of its own.
-    ring.submitter().register_restrictions(&mut ops::permitted())?;
+    ring.submitter().register_restrictions(&mut ops::permitted(knows_zero_copy(&ring)))?;
     ring.submitter().register_enable_rings()?;
     Ok(ring)
+}
+
+/// Whether the kernel is one that sends without a copy what has several parts. That came with the same
+/// version as deferred completions.
+pub(super) fn knows_zero_copy(ring: &IoUring) -> bool {
+    ring.params().is_setup_single_issuer()
 }

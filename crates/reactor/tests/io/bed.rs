@@ -27,6 +27,8 @@ pub(crate) struct Bed {
     pub(crate) done: Vec<Completion>,
     /// Makes the streams of what is accepted and connected; `None`: the kernel.
     pub(crate) provider: Option<Arc<dyn StreamProvider>>,
+    /// Its back end is io_uring.
+    pub(crate) is_ring: bool,
     /// It has no stack of its own.
     wraps: bool,
     /// Its streams begin with a handshake.
@@ -43,12 +45,18 @@ impl Bed {
             pool,
             done: Vec::new(),
             provider: None,
+            is_ring: false,
             wraps: false,
             handshakes: false,
             tokens: 0,
         };
         bed.io.timer(Instant::now() + WATCHDOG, WATCHDOG_TOKEN);
         bed
+    }
+
+    /// With io_uring as its back end.
+    pub(crate) fn of_ring(self) -> Bed {
+        Bed { is_ring: true, ..self }
     }
 
     /// With streams over the kernel's.

@@ -1,6 +1,6 @@
 //! Payloads whose memory the kernel may read after their batch has come back.
 
-use raceline_reactor::flow::SocketClass;
+use raceline_reactor::flow::{Departure, SocketClass};
 use raceline_reactor::{SendBatch, Wait};
 
 use crate::bed::Bed;
@@ -21,7 +21,7 @@ pub(crate) fn kept_payloads_arrive_and_come_back(mut bed: Bed) {
         }
         batch
     };
-    let class = SocketClass { by_reference: true, ..SocketClass::ADMIN };
+    let class = SocketClass { departure: Departure::ByReference, ..SocketClass::ADMIN };
     let (one, two) = bed.pair();
     bed.io.declare(one, class);
     let send = bed.start_send(one, batch_of(3));

@@ -5,8 +5,10 @@
 mod bed;
 #[path = "../common/mod.rs"]
 mod common;
+mod departure;
 mod files;
 mod kept;
+mod options;
 mod provided;
 #[path = "../common/scramble.rs"]
 mod scramble;
@@ -19,12 +21,18 @@ use std::time::{Duration, Instant};
 
 use bed::Bed;
 use common::{errno, open_descriptors, pattern, received, temporary_file};
+use departure::{
+    a_back_end_that_ends_amid_a_kept_send_is_bounded, a_close_keeps_what_the_kernel_still_reads,
+    flagged_batches_arrive_whole, regions_leave_without_a_copy_and_are_kept_meanwhile,
+    what_should_have_been_followed_leaves_soon,
+};
 use files::{
     file_errors, file_ranges_are_released_and_zeroed, file_reads_and_writes,
     files_close_after_their_operations, files_use_a_pool_that_was_lent,
     nvme_commands_go_piece_by_piece,
 };
 use kept::kept_payloads_arrive_and_come_back;
+use options::a_connection_has_its_priority_from_the_start;
 use provided::{
     a_handshake_that_stalls_costs_nothing, a_peer_that_is_killed_ends_its_connection,
     a_peer_that_sends_single_bytes_is_understood, a_wrong_key_ends_both_ends,
@@ -34,7 +42,7 @@ use provided::{
 use raceline_reactor::flow::SocketClass;
 use raceline_reactor::io::FileId;
 use raceline_reactor::io::RecvBuffers;
-use raceline_reactor::socket::{BufferSizes, ConnectOptions, ListenOptions};
+use raceline_reactor::socket::BufferSizes;
 use raceline_reactor::{
     EpollIo, HugePages, IoBuf, Outcome, Payload, Region, RegionHandle, SendBatch, Token, UringIo,
     Wait,
@@ -103,6 +111,11 @@ everywhere!(
     close_returns_all_buffers,
     close_while_sending_returns_the_batch,
     kept_payloads_arrive_and_come_back,
+    regions_leave_without_a_copy_and_are_kept_meanwhile,
+    a_close_keeps_what_the_kernel_still_reads,
+    a_back_end_that_ends_amid_a_kept_send_is_bounded,
+    flagged_batches_arrive_whole,
+    what_should_have_been_followed_leaves_soon,
     misuse_completes_with_an_error,
     connect_refused,
     connect_from_a_source_address,
@@ -211,7 +224,7 @@ conformance!(
 
 fn uring_bed() -> Option<Bed> {
     match UringIo::new() {
-        Ok(io) => Some(Bed::new(Box::new(io))),
+        Ok(io) => Some(Bed::new(Box::new(io)).of_ring()),
         Err(error) => {
             eprintln!("SKIPPED: io_uring cannot be used here: {error}");
             None
@@ -506,29 +519,6 @@ fn connect_refused(mut bed: Bed) {
     bed.io.close_listener(listener);
     bed.poll(Wait::No);
     assert_eq!(errno(&bed.connect(address).unwrap_err()), libc::ECONNREFUSED);
-}
-
-fn a_connection_has_its_priority_from_the_start(mut bed: Bed) {
-    let (token, accept) = (bed.token(), bed.token());
-    let options = ListenOptions { priority: 3, ..ListenOptions::default() };
-    let any = "127.0.0.1:0".parse().unwrap();
-    let (listener, address) = bed.io.listen_with(any, options, accept).unwrap();
-    bed.io.connect_with(address, ConnectOptions { priority: 6, source: None }, token);
-    let one = match bed.wait_for(token) {
-        Outcome::Connected(result) => result.unwrap(),
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(one.priority().unwrap(), Some(6));
-    assert_eq!(bed.accepted(accept).priority().unwrap(), Some(0));
-    bed.io.close_listener(listener);
-    let refused = ConnectOptions { priority: u32::MAX, source: None };
-    bed.io.connect_with(address, refused, token);
-    match bed.wait_for(token) {
-        Outcome::Connected(Err(error)) => {
-            assert!(error.to_string().starts_with("socket priority 4294967295"), "{error}");
-        }
-        other => panic!("{other:?}"),
-    }
 }
 
 /// The kernel would take 127.0.0.1, and ::1.

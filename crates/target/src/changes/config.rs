@@ -10,6 +10,7 @@ use raceline_proto::controller::{
     DISCOVERY_LIMITS, HostAccess, Limits, MAX_NSID, MIN_ADMIN_ENTRIES, SubsystemError, Visibility,
 };
 use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::flow::policy;
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
 use crate::changes::pool_map::MapError;
@@ -24,6 +25,27 @@ pub const DEFAULT_QUEUE_DEPTH: u16 = 128;
 
 /// Fewest bytes that a connection may be configured to move in a pass.
 pub const MIN_PASS_BYTES: u32 = 4096;
+
+/// Fewest bytes of a read from memory that leaves without a copy, by default.
+pub const DEFAULT_ZERO_COPY_BYTES: u32 = 16 << 10;
+
+const _: () = assert!(DEFAULT_ZERO_COPY_BYTES as usize == policy::ZERO_COPY_BYTES_MIN);
+
+/// Fewest bytes of a read that may be configured to leave without a copy: a page.
+pub const MIN_ZERO_COPY_BYTES: u32 = 4096;
+
+/// Which connections send reads from memory without a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZeroCopySend {
+    /// None.
+    #[default]
+    Off,
+    /// Those of other machines.
+    Auto,
+    /// All. If the kernel copies after all, as between sockets of one machine, the connection copies from
+    /// then on.
+    On,
+}
 
 /// Cores, memory and limits of a target. Constant while it runs.
 #[derive(Clone, Debug)]
@@ -42,6 +64,14 @@ pub struct TargetConfig {
     /// The priority of sent packets (SO_PRIORITY), for queueing disciplines: those of listeners and of
     /// connections. Above 6 it needs CAP_NET_ADMIN.
     pub socket_priority: u32,
+    /// Which connections send reads from memory without a copy, where io_uring is used. Memory that waits to
+    /// be sent may be written meanwhile, as while it is copied.
+    pub zero_copy: ZeroCopySend,
+    /// Reads of fewer bytes are copied; at least [`MIN_ZERO_COPY_BYTES`].
+    pub zero_copy_bytes: u32,
+    /// Tell the kernel with each call whether more bytes follow (MSG_MORE, MSG_EOR). It has no effect on
+    /// connections that send without a copy.
+    pub send_flags: bool,
     /// How long sent bytes may stay without an acknowledgement before the target gives the connection
     /// up (TCP_USER_TIMEOUT); `None`: as long as the kernel tries.
     pub ack_timeout: Option<Duration>,
@@ -116,6 +146,9 @@ impl Default for TargetConfig {
             placement: PlacementPolicy::default(),
             busy_poll: None,
             socket_priority: 0,
+            zero_copy: ZeroCopySend::Off,
+            zero_copy_bytes: DEFAULT_ZERO_COPY_BYTES,
+            send_flags: false,
             ack_timeout: None,
             accel: None,
             first_generation: 0,
@@ -207,6 +240,9 @@ impl TargetConfig {
         }
         if self.pass_bytes < MIN_PASS_BYTES {
             return bad("bytes of a pass", "at least 4096");
+        }
+        if self.zero_copy_bytes < MIN_ZERO_COPY_BYTES {
+            return bad("bytes of a read that is not copied", "at least 4096");
         }
         if self.placement == PlacementPolicy::Listener && self.cores.is_empty() {
             return bad("cores whose listeners are chosen by CPU", "bound to CPUs");

@@ -4,8 +4,12 @@
 //! header (`AtOnce`) take no slot, so their path is not stored. Thresholds come from
 //! [`raceline_reactor::flow::policy`]; no other file of the target asks it for one on the data path.
 
+use std::net::IpAddr;
+
 use raceline_reactor::flow::policy::{self, Regime};
-use raceline_reactor::flow::{SocketClass, Traffic};
+use raceline_reactor::flow::{Departure, SocketClass, Traffic};
+
+use crate::changes::config::{TargetConfig, ZeroCopySend};
 
 pub(crate) use raceline_reactor::flow::policy::MAX_H2C_DATA_BYTES;
 
@@ -147,13 +151,33 @@ pub(crate) fn staging_bytes(is_admin: bool) -> usize {
 
 /// The class of the socket of a queue with this staging memory. `None`: the class that every socket has
 /// before its queue is connected, which is right for an admin queue.
-pub(crate) fn socket_class(staging_bytes: usize, pass_bytes: usize) -> Option<SocketClass> {
+pub(crate) fn socket_class(
+    staging_bytes: usize,
+    pass_bytes: usize,
+    departure: Departure,
+) -> Option<SocketClass> {
     (staging_bytes == policy::STAGING_BYTES).then_some(SocketClass {
         traffic: Traffic::Responses,
         share: pass_bytes,
         core_staging: policy::TURN_BYTES,
-        by_reference: false,
+        departure,
     })
+}
+
+/// How the bytes of a connection between these addresses leave. Between two sockets of one machine the kernel
+/// copies in any case, only later and at a higher price.
+pub(crate) fn departure(config: &TargetConfig, local: IpAddr, peer: IpAddr) -> Departure {
+    let (local, peer) = (local.to_canonical(), peer.to_canonical());
+    let without_copy = match config.zero_copy {
+        ZeroCopySend::Off => false,
+        ZeroCopySend::On => true,
+        ZeroCopySend::Auto => !peer.is_loopback() && peer != local,
+    };
+    match (without_copy, config.send_flags) {
+        (true, _) => Departure::ZeroCopy(config.zero_copy_bytes as usize),
+        (false, true) => Departure::Flagged,
+        (false, false) => Departure::Copied,
+    }
 }
 
 /// How much of its staging memory a receive may fill; `large_data_next`: data of large writes are awaited
@@ -171,6 +195,34 @@ pub(crate) fn pass_is_over(moved_bytes: usize, pass_bytes: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_copied_goes_to_other_machines() {
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let leaves = |zero_copy, send_flags, local, peer| {
+            let config = TargetConfig { zero_copy, send_flags, ..TargetConfig::default() };
+            departure(&config, address(local), address(peer))
+        };
+        let kept = Departure::ZeroCopy(policy::ZERO_COPY_BYTES_MIN);
+        let same = [
+            ("127.0.0.1", "127.0.0.1"),
+            ("127.0.0.1", "127.0.0.2"),
+            ("::1", "::1"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
+            ("::ffff:127.0.0.1", "::ffff:127.0.0.1"),
+            ("2001:db8::1", "2001:db8::1"),
+        ];
+        for (local, peer) in same {
+            assert_eq!(leaves(ZeroCopySend::Auto, false, local, peer), Departure::Copied, "{peer}");
+            assert_eq!(leaves(ZeroCopySend::On, false, local, peer), kept);
+        }
+        for (local, peer) in [("10.0.0.1", "10.0.0.2"), ("2001:db8::1", "2001:db8::2")] {
+            assert_eq!(leaves(ZeroCopySend::Auto, true, local, peer), kept);
+            assert_eq!(leaves(ZeroCopySend::Off, true, local, peer), Departure::Flagged);
+            assert_eq!(leaves(ZeroCopySend::Off, false, local, peer), Departure::Copied);
+        }
+    }
 
     #[test]
     fn reads_take_the_shortest_way() {

@@ -16,7 +16,7 @@ use raceline_reactor::{Context, SendBatch, Token, WorkDone};
 
 use crate::changes::snapshot::DeviceId;
 use crate::path::association::Association;
-use crate::path::choice::pass_is_over;
+use crate::path::choice::{departure, pass_is_over};
 use crate::path::commands::{Commands, DataEnd};
 use crate::path::core::Core;
 use crate::path::inbox::Inbox;
@@ -72,7 +72,10 @@ impl Connection {
             ends,
             life: Life::new(now, config.pre_connect.ic_req),
             role: Role::New,
-            inbox: Inbox::new(config.pass_bytes as usize),
+            inbox: Inbox::new(
+                config.pass_bytes as usize,
+                departure(config, ends.local.ip(), ends.peer.ip()),
+            ),
             commands: Commands::new(key, ends.peer, core),
         }
     }

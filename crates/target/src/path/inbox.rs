@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use raceline_reactor::flow::Departure;
 use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, IoBuf, Token};
 
@@ -23,12 +24,14 @@ pub(crate) struct Inbox {
     direct: Option<SlotKey>,
     /// How many bytes the connection may move in a pass.
     pass_bytes: usize,
+    /// How sent bytes leave.
+    departure: Departure,
     /// The rest of what was received waits for the next pass.
     deferred: bool,
 }
 
 impl Inbox {
-    pub(crate) fn new(pass_bytes: usize) -> Self {
+    pub(crate) fn new(pass_bytes: usize, departure: Departure) -> Self {
         Self {
             staging: Some(IoBuf::heap(EARLY_STAGING_BYTES)),
             staging_bytes: EARLY_STAGING_BYTES,
@@ -36,6 +39,7 @@ impl Inbox {
             receiving: false,
             direct: None,
             pass_bytes,
+            departure,
             deferred: false,
         }
     }
@@ -69,7 +73,8 @@ impl Inbox {
         let Some(mut staging) = self.staging.take() else { return };
         if staging.len() < self.staging_bytes {
             staging = IoBuf::heap(self.staging_bytes);
-            if let Some(class) = socket_class(self.staging_bytes, self.pass_bytes) {
+            let class = socket_class(self.staging_bytes, self.pass_bytes, self.departure);
+            if let Some(class) = class {
                 cx.io.declare(socket, class);
             }
         }
