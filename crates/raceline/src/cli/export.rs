@@ -8,8 +8,8 @@ use raceline_proto::nvme::Nqn;
 use raceline_target::{DEFAULT_QUEUE_DEPTH, PlacementPolicy};
 
 use super::values::{
-    self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, ReuseportChoice, TargetProfile,
-    ZeroCopyChoice,
+    self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, ReuseportChoice,
+    TargetProfile, ZeroCopyChoice,
 };
 use crate::accel::{AccelChoice, accel_choice};
 
