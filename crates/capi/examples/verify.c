@@ -1,7 +1,7 @@
-// Writes a pattern to a namespace over NVMe/TCP, reads it back, and compares: libraceline in use.
+// An example of libraceline: it writes a pattern to a namespace over NVMe/TCP, reads it back, and compares.
 //
 // Build:  cc -std=c11 -Wall -Wextra verify.c -I../include -L../../../target/release -lraceline
-// Run:    ./a.out ADDRESS PORT NQN     (it overwrites the first blocks of namespace 1)
+// Run:    ./a.out ADDRESS PORT NQN     (this overwrites the first 4 MiB of namespace 1)
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ enum { OPERATIONS = 256, DEPTH = 32, BYTES = 16 * 1024 };
 
 static const uint32_t NSID = 1;
 
-// Says what a call has said, and ends.
+// Ends the program with the library's text if a call has given a negative code.
 static void check(int code, const char *what)
 {
 	if (code < 0) {
@@ -28,7 +28,7 @@ static void fill(unsigned char *buffer, uint64_t operation)
 		buffer[i] = (unsigned char)(operation * 31 + i / 7);
 }
 
-// Submits one operation of a pass.
+// Submits one operation: a write in pass 0, a read in pass 1.
 static int submit(raceline_queues *queues, const raceline_namespace *ns, int pass,
 		  unsigned char *buffer, uint64_t operation)
 {
@@ -42,7 +42,8 @@ static int submit(raceline_queues *queues, const raceline_namespace *ns, int pas
 	return raceline_read(queues, NSID, slba, buffer, BYTES, 0, operation);
 }
 
-// Writes all, or reads all and compares, with DEPTH operations on their way.
+// Runs one pass: writes all in pass 0, reads and compares all in pass 1. It keeps up to DEPTH operations
+// outstanding. A buffer is the library's from the submission until the completion.
 static void run(raceline_queues *queues, const raceline_namespace *ns, unsigned char *memory, int pass)
 {
 	static unsigned char expected[BYTES];
@@ -62,7 +63,7 @@ static void run(raceline_queues *queues, const raceline_namespace *ns, unsigned 
 			check(submit(queues, ns, pass, buffer, next), "submit");
 			next++;
 		}
-		// Sends what was submitted, and waits for at least one end.
+		// Sends the submitted operations, and waits for at least one completion.
 		int count = raceline_wait(queues, done, 1, DEPTH, -1);
 
 		check(count, "wait");

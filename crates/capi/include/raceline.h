@@ -3,22 +3,30 @@
  *
  * Made by `cargo xtask capi` from crates/capi/src; do not edit.
  *
- * Calls give 0 (RACELINE_OK) or a number of things, or a negative code. raceline_error_text() then
- * says what was wrong and what to do, for the last call that failed on the same thread.
+ * Results. A call that gives an int32_t gives 0 (RACELINE_OK) or a count when it succeeds, and a negative
+ * code when it fails. After a failure, raceline_error_text() says on the same thread what was wrong
+ * and what to do.
  *
- * Threads. A raceline_host may be used by several threads at a time. A raceline_queues is used by one
- * thread at a time, of which the library makes sure: a call beside another on the same queues gives
- * RACELINE_BUSY and does nothing. It may be used by one thread after another. No handle and no buffer
- * goes through fork(): open them in the process that uses them.
+ * Threads. Several threads may use one raceline_host at a time. One thread at a time may use a
+ * raceline_queues; another thread may use it after that one. The library checks this: a call on
+ * queues that are in another call gives RACELINE_BUSY and does nothing else. Handles and buffers do
+ * not survive fork(): the process that uses them opens them.
  *
- * Memory. Whoever submits an operation leaves its memory alone until its completion was given by
- * raceline_poll() or raceline_wait(), or until raceline_queues_close() has returned: not read while a
- * read, not written while a write, compare or deallocate is on its way. All memory will do, with any
- * alignment; data are not copied.
+ * Memory. The caller owns the memory of an operation, and lends it to the library when a call that
+ * submits the operation gives RACELINE_OK. The loan ends when raceline_poll() or raceline_wait() has
+ * given the operation's completion, or when raceline_queues_close() has given RACELINE_OK. During the
+ * loan the caller keeps the memory allocated. It neither reads nor writes the memory of a read, and
+ * does not write the memory of a write or a compare. The memory may have any alignment; the library
+ * does not copy the data. When a call that submits gives a negative code, nothing is lent.
  *
- * Polling. Queues that have operations outstanding are polled at least once per command timeout: what
- * nobody has looked for counts as not having come. While there is no connection, operations wait;
- * reads that were on their way are sent again, and anything else ends with RACELINE_UNKNOWN_FATE.
+ * Polling. The library looks for completions only inside raceline_poll() and raceline_wait(). The
+ * caller calls one of them at least once per command_timeout_ms while operations are outstanding. A
+ * completion that the library has not seen within that time counts as missing.
+ *
+ * Lost connections. The library makes lost connections of queues again inside raceline_poll() and
+ * raceline_wait(). Operations that were not sent wait for that. Reads that were sent are sent again.
+ * Other operations that were sent may have been executed, and end with RACELINE_UNKNOWN_FATE. When
+ * the controller is given up (ctrl_loss_tmo_s), all outstanding operations end with an error.
  */
 
 
@@ -29,213 +37,229 @@
 #include <stdint.h>
 
 /**
- * All is well.
+ * The call, or the operation of a completion, has succeeded.
  */
 #define RACELINE_OK 0
 
 /**
- * An argument is not one that the call can use: the text names it.
+ * The call cannot use an argument: raceline_error_text() names it.
  */
 #define RACELINE_INVALID -1
 
 /**
- * The queue is full: take completions, then submit again.
+ * The queues have no room for the operation: take completions, then submit it again.
  */
 #define RACELINE_FULL -2
 
 /**
- * The controller was given up or disconnected, or the handle was closed: there is nothing to wait
- * for.
+ * The controller was given up or disconnected, or the handle was closed. No completion will come any
+ * more.
  */
 #define RACELINE_CLOSED -3
 
 /**
- * The controller cannot be reached.
+ * The controller cannot be reached: its name has no address, or the connection failed or timed out.
  */
 #define RACELINE_CANNOT_CONNECT -4
 
 /**
- * The controller was reached, and refuses or cannot be used.
+ * The controller was reached, but it refuses the host, or the library cannot use it.
  */
 #define RACELINE_REFUSED -5
 
 /**
- * The controller completed the command with an error: the completion has its status.
+ * The controller completed the command with an error: `status` of the completion says which.
  */
 #define RACELINE_COMMAND_FAILED -6
 
 /**
- * The connection was lost after the command may have been sent: it may have been executed.
+ * The connection was lost when the command may already have been sent. The controller may have
+ * executed the command, or may still do so. The library does not send it again.
  */
 #define RACELINE_UNKNOWN_FATE -7
 
 /**
- * The connection was lost for good before the command had an effect.
+ * The connection was lost before the command had an effect. The library does not send the command
+ * again.
  */
 #define RACELINE_NOT_SENT -8
 
 /**
- * The command was not completed in time.
+ * The command was not completed within command_timeout_ms.
  */
 #define RACELINE_TIMEOUT -9
 
 /**
- * Data arrived spoiled, again and again.
+ * The data of a read had a wrong data digest each time, also after the library had sent the command
+ * again, up to 5 times.
  */
 #define RACELINE_DIGEST -10
 
 /**
- * Another thread is in a call with the same queues.
+ * Another thread is in a call on the same queues; this call has done nothing.
  */
 #define RACELINE_BUSY -11
 
 /**
- * The operating system has no memory or descriptors left.
+ * The operating system has refused memory, a file descriptor, or an operation on one.
  */
 #define RACELINE_NO_MEMORY -12
 
 /**
- * A fault of the library. The handle is of no use any more but to be closed.
+ * The library has a fault. If the call was on queues, only raceline_queues_close() still works on them.
  */
 #define RACELINE_INTERNAL -13
 
 /**
- * Flag of raceline_config: protect PDU headers by CRC32C.
+ * Flag of raceline_config: a CRC32C protects the headers of PDUs.
  */
 #define RACELINE_HEADER_DIGEST 1
 
 /**
- * Flag of raceline_config: protect data by CRC32C.
+ * Flag of raceline_config: a CRC32C protects the data of PDUs.
  */
 #define RACELINE_DATA_DIGEST 2
 
 /**
- * Flag of raceline_config: let up to 16 commands or 64 KiB gather for at most 50 us before they are
- * sent together.
+ * Flag of raceline_config: each queue gathers commands before it sends them together.
+ *
+ * A queue sends its waiting commands when there are 16, when they have 64 KiB of data, or when the first
+ * has waited for 50 us. A command on a queue that has nothing in flight is not held back.
  */
 #define RACELINE_I10 4
 
 /**
- * Flag of raceline_namespace: it cannot be written.
+ * Flag of raceline_namespace: the controller refuses writes to the namespace.
  */
 #define RACELINE_NAMESPACE_READ_ONLY 1
 
 /**
- * Flag of raceline_namespace: raceline_write_zeroes() works.
+ * Flag of raceline_namespace: the controller supports raceline_write_zeroes().
  */
 #define RACELINE_NAMESPACE_WRITE_ZEROES 2
 
 /**
- * Flag of raceline_namespace: raceline_deallocate() works.
+ * Flag of raceline_namespace: the controller supports raceline_deallocate().
  */
 #define RACELINE_NAMESPACE_DEALLOCATE 4
 
 /**
- * Flag of raceline_namespace: what is written is on stable media only after raceline_flush().
+ * Flag of raceline_namespace: the controller has a volatile write cache. Written data are on stable media
+ * only after raceline_flush() or with RACELINE_FUA.
  */
 #define RACELINE_NAMESPACE_CACHE 8
 
 /**
- * Flag of an operation: it goes to a poll queue, where there are some.
+ * Flag of an operation: it goes to a poll queue, if these queues have any. Otherwise the flag has no effect.
  */
 #define RACELINE_POLLED 1
 
 /**
- * Flag of writes and write zeroes: the blocks are on stable media when it completes.
+ * Flag of raceline_write() and raceline_write_zeroes(): the blocks are on stable media when the operation
+ * completes.
  */
 #define RACELINE_FUA 2
 
 /**
- * Flag of write zeroes: the controller may free the blocks.
+ * Flag of raceline_write_zeroes(): the controller may free the blocks.
  */
 #define RACELINE_DEALLOCATE 4
 
 /**
- * A connected controller. A thread of the library keeps it alive, and connects it again.
+ * A connected controller. raceline_connect() makes it, and raceline_disconnect() ends it. Several threads
+ * may use it at a time. A thread of the library sends its keep alives, and reconnects it when it is lost.
  */
 typedef struct raceline_host raceline_host;
 
 /**
- * Queues with their connections, for one thread at a time.
+ * I/O queues with one connection each. raceline_queues_open() makes them, and raceline_queues_close() ends
+ * them. One thread at a time may use them.
  */
 typedef struct raceline_queues raceline_queues;
 
 /**
- * A controller and how to talk to it. Begin with raceline_config_init(), which fills in everything
- * but traddr and nqn.
+ * A controller, and how to connect to it. raceline_config_init() fills in everything but traddr and nqn,
+ * which the caller must set.
+ *
+ * The texts end with a 0 byte, have at most 4096 bytes and are UTF-8. They belong to the caller:
+ * raceline_connect() reads them, and no call needs them after that one has returned.
  */
 typedef struct {
   /**
-   * Bytes of this structure: sizeof(raceline_config), as raceline_config_init() sets it.
+   * Bytes of this structure: sizeof(raceline_config). raceline_config_init() sets it.
    */
   size_t size;
   /**
-   * Address or name of the target.
+   * Address of the target, or a name that the system resolves; the first address of a name is used.
    */
   const char *traddr;
   /**
-   * Port; NULL for 4420.
+   * Port of the target, in decimal digits; NULL: 4420.
    */
   const char *trsvcid;
   /**
-   * Name of the subsystem.
+   * NQN of the subsystem.
    */
   const char *nqn;
   /**
-   * Name of this host; NULL for that of /etc/nvme/hostnqn, else one of this machine's own.
+   * NQN of this host. NULL: the one in /etc/nvme/hostnqn; without that file, one that is made from
+   * the identity of this machine and stays the same.
    */
   const char *hostnqn;
   /**
-   * UUID that goes with the name; NULL for that of /etc/nvme/hostid, else one that follows from
-   * the name.
+   * UUID that identifies this host together with hostnqn. NULL: the one in /etc/nvme/hostid, if this
+   * host uses the NQN in /etc/nvme/hostnqn; otherwise one that is made from the NQN.
    */
   const char *hostid;
   /**
-   * RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10
+   * Any of RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10.
    */
   uint32_t flags;
   /**
-   * I/O queues for all raceline_queues_open() together; only for reads when there are write
-   * queues.
+   * I/O queues that the library asks the controller for, for all raceline_queues_open() of this host
+   * together. They take all operations; when nr_write_queues is not 0, they take only reads.
    */
   uint16_t nr_io_queues;
   /**
-   * More of them, for what is no read.
+   * Further I/O queues, for operations that are not reads.
    */
   uint16_t nr_write_queues;
   /**
-   * More of them, for operations with RACELINE_POLLED.
+   * Further I/O queues, for operations with RACELINE_POLLED.
    */
   uint16_t nr_poll_queues;
   /**
-   * Entries of each I/O queue: one less operations may be on their way, up to 4095.
+   * Entries of each I/O queue, from 2 to 4096. A queue has at most one command less outstanding. A
+   * controller that allows fewer entries reduces the number.
    */
   uint16_t queue_size;
   /**
-   * Keep alive timeout; 0 turns it off.
+   * Keep alive timeout in milliseconds; 0: no keep alive.
    */
   uint32_t keep_alive_ms;
   /**
-   * A connection whose command takes longer is given up; 0: none is.
+   * Milliseconds after which the library gives up the connection of a command that has no completion;
+   * 0: commands have no time limit.
    */
   uint32_t command_timeout_ms;
   /**
-   * How long each step of connecting may take.
+   * Milliseconds that each of three steps may take: the TCP connection, the answer to ICReq, and the
+   * answer to Connect.
    */
   uint32_t connect_timeout_ms;
   /**
-   * How long a lost controller is connected again before it is given up: -1 for ever, 0 not at
-   * all.
+   * Seconds for which the library tries to reconnect a lost controller before it gives the controller
+   * up. -1: it never gives up. 0: it does not reconnect.
    */
   int32_t ctrl_loss_tmo_s;
 } raceline_config;
 
 /**
- * A namespace.
+ * What the controller says of a namespace. The caller owns the structure.
  */
 typedef struct {
   /**
-   * Its identifier.
+   * Identifier of the namespace.
    */
   uint32_t nsid;
   /**
@@ -243,29 +267,31 @@ typedef struct {
    */
   uint32_t block_size;
   /**
-   * How many blocks it has.
+   * Number of blocks.
    */
   uint64_t block_count;
   /**
-   * Bytes that one command moves at most; larger operations go in several commands.
+   * Most bytes that one command moves; UINT32_MAX: the controller sets no limit. The library sends a
+   * larger operation as several commands, which are not one atomic write.
    */
   uint32_t max_transfer_bytes;
   /**
-   * RACELINE_NAMESPACE_*
+   * Any of RACELINE_NAMESPACE_*.
    */
   uint32_t flags;
   /**
-   * UUID, zeroes for none.
+   * UUID; zeroes: the namespace has none.
    */
   uint8_t uuid[16];
   /**
-   * NGUID, zeroes for none.
+   * NGUID; zeroes: the namespace has none.
    */
   uint8_t nguid[16];
 } raceline_namespace;
 
 /**
- * What raceline_queues_open() is to open. All zeroes but the size: one queue.
+ * What raceline_queues_open() is to open. When all fields but the size are 0, that is one queue, and
+ * raceline_wait() sleeps at once.
  */
 typedef struct {
   /**
@@ -273,29 +299,29 @@ typedef struct {
    */
   size_t size;
   /**
-   * As in raceline_config; 0 for 1.
+   * Queues for all operations, or only for reads when nr_write_queues is not 0. 0 means 1.
    */
   uint16_t nr_io_queues;
   /**
-   * As in raceline_config.
+   * Further queues, for operations that are not reads.
    */
   uint16_t nr_write_queues;
   /**
-   * As in raceline_config.
+   * Further queues, for operations with RACELINE_POLLED.
    */
   uint16_t nr_poll_queues;
   /**
-   * Must be 0.
+   * The caller sets it to 0.
    */
   uint16_t reserved;
   /**
-   * How long raceline_wait() looks for completions itself before it sleeps, in microseconds.
+   * Microseconds for which raceline_wait() looks for completions before it sleeps.
    */
   uint32_t spin_us;
 } raceline_queues_options;
 
 /**
- * Some blocks.
+ * Consecutive blocks, for raceline_deallocate().
  */
 typedef struct {
   /**
@@ -303,50 +329,51 @@ typedef struct {
    */
   uint64_t slba;
   /**
-   * How many.
+   * Number of blocks.
    */
   uint32_t block_count;
   /**
-   * 0.
+   * The caller sets it to 0.
    */
   uint32_t reserved;
 } raceline_range;
 
 /**
- * An operation that has ended.
+ * The end of an operation. The caller owns the structure; the library writes it once.
  */
 typedef struct {
   /**
-   * The name that the caller gave it.
+   * The `user` that the caller gave when it submitted the operation.
    */
   uint64_t user;
   /**
-   * First block of the operation, or of its command that failed.
+   * First block of the command that failed; 0 on success, or if that command names no blocks.
    */
   uint64_t slba;
   /**
-   * Number of blocks of the command that failed; 0 on success.
+   * Number of blocks of the command that failed; 0 on success, or if that command names no blocks.
    */
   uint32_t block_count;
   /**
-   * Namespace of the command that failed.
+   * Namespace of the command that failed; 0 on success.
    */
   uint32_t nsid;
   /**
-   * RACELINE_OK, or why it failed.
+   * RACELINE_OK, or the code that says why the operation failed. When several commands of an operation
+   * fail, the first failure counts.
    */
   int32_t result;
   /**
-   * NVMe status of RACELINE_COMMAND_FAILED: status code in bits 7:0, its type in bits 10:8, DNR in
-   * bit 14.
+   * NVMe status if `result` is RACELINE_COMMAND_FAILED, otherwise 0. Bits 7:0 are the status code, bits
+   * 10:8 its type, and bit 14 is Do Not Retry.
    */
   uint16_t status;
   /**
-   * NVMe opcode of the command that failed.
+   * NVMe opcode of the command that failed; 0 on success.
    */
   uint8_t opcode;
   /**
-   * 0.
+   * Always 0.
    */
   uint8_t reserved;
 } raceline_completion;
@@ -356,48 +383,71 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * What was wrong with the last call that failed on this thread, and what to do about it; empty when
- * none has. Valid until the next call that fails on this thread.
+ * Says what was wrong with the last call that failed on this thread, and what to do about it.
+ *
+ * The text is empty when no call has failed on this thread. The library owns the text: it is valid
+ * until the next call that fails on this thread, or until the thread ends. Never NULL.
  */
 const char *raceline_error_text(void);
 
 /**
- * What a code means, in a few words. Never null.
+ * Says what a code means. The library owns the text, which is valid for as long as the library is
+ * loaded. Never NULL: a code that the library does not know is called unknown.
  */
 const char *raceline_code_text(int32_t code);
 
 /**
- * The library's version, major << 16 | minor << 8 | patch.
+ * Gives the library's version: major << 16 | minor << 8 | patch.
  */
 uint32_t raceline_version(void);
 
 /**
- * Fills a configuration with what is usual. `size` is sizeof(raceline_config).
+ * Fills a configuration with default values. `size` is sizeof(raceline_config) of the caller.
+ *
+ * The values are one I/O queue of 128 entries, a keep alive timeout of 5 s, a command timeout of 30 s, a
+ * connect timeout of 10 s, and 600 s for reconnecting. traddr and nqn become NULL. RACELINE_INVALID
+ * means that the caller's header does not fit this library.
  */
-int32_t raceline_config_init(raceline_config *config, size_t size);
+int32_t raceline_config_init(raceline_config *config,
+                             size_t size);
 
 /**
- * Connects to a controller and waits until it is up: at most a few times connect_timeout_ms.
+ * Connects to a controller, and waits until the controller is ready and the library knows its namespaces.
+ *
+ * On success `*host` is a handle, which the caller ends with raceline_disconnect(). On failure `*host` is
+ * NULL. The call makes one attempt. The three steps of connecting take at most connect_timeout_ms
+ * each, and each admin command after them takes at most command_timeout_ms.
+ *
+ * It gives RACELINE_INVALID when `config` cannot be used, RACELINE_CANNOT_CONNECT when the controller
+ * cannot be reached, and RACELINE_REFUSED when the controller refuses this host or cannot be used.
  */
 int32_t raceline_connect(const raceline_config *config,
                          raceline_host **host);
 
 /**
- * Shuts the controller down in order and waits for that; the handle is closed then. Queues that are
- * still open end with it, and are closed on their own.
+ * Shuts the controller down in order, waits until that has ended, and closes the handle.
+ *
+ * Later calls on the handle give RACELINE_CLOSED. Queues of this host that are still open take no more
+ * operations, and their outstanding operations end with an error. The caller still closes each of them
+ * with raceline_queues_close().
  */
 int32_t raceline_disconnect(raceline_host *host);
 
 /**
- * Writes the identifiers of the active namespaces, in ascending order, up to `max` of them to `nsids`,
- * and gives how many there are.
+ * Writes the identifiers of the active namespaces to `nsids`, in ascending order and at most `max` of them.
+ *
+ * It gives the number of active namespaces, which may be more than `max`. While the controller is lost,
+ * it gives those that the library knew at raceline_connect().
  */
 int32_t raceline_namespace_ids(const raceline_host *host,
                                uint32_t *nsids,
                                size_t max);
 
 /**
- * Describes a namespace as it is now. `size` is sizeof(raceline_namespace).
+ * Describes a namespace as the library knows it now. `size` is sizeof(raceline_namespace) of the caller.
+ *
+ * It gives RACELINE_INVALID when the controller has no active namespace `nsid`: raceline_error_text() then
+ * lists those that it has.
  */
 int32_t raceline_namespace_info(const raceline_host *host,
                                 uint32_t nsid,
@@ -405,23 +455,38 @@ int32_t raceline_namespace_info(const raceline_host *host,
                                 size_t size);
 
 /**
- * Opens queues and waits until they are connected. `options` may be NULL: one queue.
+ * Opens queues, and waits until all are connected, at most 1 s longer than connect_timeout_ms.
+ *
+ * NULL for `options` means one queue and a spin_us of 50. On success `*queues` is a handle, which the
+ * caller ends with raceline_queues_close(). On failure `*queues` is NULL. RACELINE_INVALID also means
+ * that fewer queues are left, of those that raceline_connect() asked for and the controller granted.
  */
 int32_t raceline_queues_open(const raceline_host *host,
                              const raceline_queues_options *options,
                              raceline_queues **queues);
 
 /**
- * Closes queues. What is on its way ends here, without a completion: writes may have been executed or
- * not. The memory of all operations is the caller's again.
+ * Closes queues. Later calls on the handle give RACELINE_CLOSED.
+ *
+ * Outstanding operations end without a completion; the controller may have executed them or not. When the
+ * call gives RACELINE_OK, the library uses the memory of no operation any more. When another thread is in
+ * a call on these queues, this call gives RACELINE_BUSY, and the queues stay open.
  */
 int32_t raceline_queues_close(raceline_queues *queues);
 
 /**
- * Reads blocks from `slba` on into `data`; `bytes` are whole blocks. RACELINE_POLLED.
+ * Submits a read of the blocks from `slba` on into `data`. `bytes` is the size of one or more whole blocks.
+ * The flag RACELINE_POLLED is possible.
  *
- * Like all operations, it leaves with the next raceline_send(), raceline_poll() or raceline_wait();
- * `user` comes back with its completion. RACELINE_FULL asks to take completions first.
+ * What follows holds for all six operations. RACELINE_OK means that the queues have taken the operation, and
+ * that one completion with this `user` will come, unless the queues are closed first. The operation is sent
+ * by the next raceline_send(), or when raceline_poll() or raceline_wait() next looks at the connections.
+ * Operations may complete in any order.
+ *
+ * A negative code means that the operation was not taken, and that no completion will come.
+ * RACELINE_FULL: the caller takes completions, and submits the operation again. RACELINE_INVALID:
+ * an argument is wrong, such as the namespace, the size or a flag. RACELINE_CLOSED: the controller was given
+ * up or disconnected, or the queues were closed.
  */
 int32_t raceline_read(raceline_queues *queues,
                       uint32_t nsid,
@@ -432,7 +497,8 @@ int32_t raceline_read(raceline_queues *queues,
                       uint64_t user);
 
 /**
- * Writes blocks from `slba` on from `data`; `bytes` are whole blocks. RACELINE_POLLED, RACELINE_FUA.
+ * Submits a write of `data` to the blocks from `slba` on. `bytes` is the size of one or more whole blocks.
+ * The flags RACELINE_POLLED and RACELINE_FUA are possible.
  */
 int32_t raceline_write(raceline_queues *queues,
                        uint32_t nsid,
@@ -443,8 +509,11 @@ int32_t raceline_write(raceline_queues *queues,
                        uint64_t user);
 
 /**
- * Compares blocks from `slba` on with `data`; where they differ, the status is Compare Failure, 285h.
- * RACELINE_POLLED.
+ * Submits a comparison of the blocks from `slba` on with `data`. `bytes` is the size of one or more whole
+ * blocks. The flag RACELINE_POLLED is possible.
+ *
+ * If they differ, the completion's `result` is RACELINE_COMMAND_FAILED, and bits 10:0 of its `status` are
+ * 285h, Compare Failure.
  */
 int32_t raceline_compare(raceline_queues *queues,
                          uint32_t nsid,
@@ -455,7 +524,8 @@ int32_t raceline_compare(raceline_queues *queues,
                          uint64_t user);
 
 /**
- * Makes blocks read zeroes. RACELINE_POLLED, RACELINE_FUA, RACELINE_DEALLOCATE.
+ * Submits a write of zeroes to `block_count` blocks from `slba` on, without sending zeroes. `block_count` is at
+ * least 1. The flags RACELINE_POLLED, RACELINE_FUA and RACELINE_DEALLOCATE are possible.
  */
 int32_t raceline_write_zeroes(raceline_queues *queues,
                               uint32_t nsid,
@@ -465,7 +535,9 @@ int32_t raceline_write_zeroes(raceline_queues *queues,
                               uint64_t user);
 
 /**
- * Frees up to 256 ranges of blocks. The ranges are copied. RACELINE_POLLED.
+ * Submits the deallocation of `count` ranges of blocks, from 1 to 256. The flag RACELINE_POLLED is possible.
+ *
+ * The library copies the ranges before the call returns: `ranges` is then the caller's again.
  */
 int32_t raceline_deallocate(raceline_queues *queues,
                             uint32_t nsid,
@@ -475,7 +547,10 @@ int32_t raceline_deallocate(raceline_queues *queues,
                             uint64_t user);
 
 /**
- * When it completes, all that completed before it was submitted is on stable media. RACELINE_POLLED.
+ * Submits a flush of a namespace. The flag RACELINE_POLLED is possible.
+ *
+ * When the flush completes with RACELINE_OK, all writes to the namespace whose completion was given before
+ * the flush was submitted are on stable media.
  */
 int32_t raceline_flush(raceline_queues *queues,
                        uint32_t nsid,
@@ -483,24 +558,41 @@ int32_t raceline_flush(raceline_queues *queues,
                        uint64_t user);
 
 /**
- * Sends what was submitted, on this thread.
+ * Sends the submitted operations now, on the calling thread and without waiting.
+ *
+ * Operations that a socket does not take yet, or that RACELINE_I10 holds back, are sent later, inside
+ * raceline_poll() or raceline_wait().
  */
 int32_t raceline_send(raceline_queues *queues);
 
 /**
- * How many more operations the queues take, all together.
+ * Gives how many more commands all queues together can take. An operation of more bytes than
+ * max_transfer_bytes takes several of them.
  */
 int32_t raceline_room(raceline_queues *queues);
 
 /**
- * Receives what has come and sends what can go, without waiting; writes up to `max` completions and
- * gives how many. When one of them failed, raceline_completion_text() says how.
+ * Gives completions without waiting: it writes at most `max` of them, and gives how many it wrote.
+ *
+ * If the library has received completions that the caller has not taken, the call gives those, and neither
+ * sends nor receives. Otherwise it receives what has arrived, sends what was submitted, and gives the
+ * completions that came of it; 0 means that there are none.
+ *
+ * `completion.result` says whether an operation has succeeded; raceline_completion_text() says it in words.
+ * RACELINE_CLOSED: the controller was given up or disconnected, and all completions were given.
  */
-int32_t raceline_poll(raceline_queues *queues, raceline_completion *completions, size_t max);
+int32_t raceline_poll(raceline_queues *queues,
+                      raceline_completion *completions,
+                      size_t max);
 
 /**
- * As raceline_poll(), waiting for at least `min` completions: up to `timeout_ns` nanoseconds, or
- * without end when that is negative. First it looks as long as spin_us says, then it sleeps.
+ * As raceline_poll(), but waits until there are at least `min` completions.
+ *
+ * It waits at most `timeout_ns` nanoseconds; a negative number means no limit. While it waits, it sends and
+ * receives. It looks for completions for spin_us, then sleeps until something arrives. A `min` above `max`
+ * counts as `max`. When the time is over, or when no operation is outstanding, the call gives the completions
+ * that there are: fewer than `min`, maybe 0. When at least `min` completions were received before the call,
+ * or when `timeout_ns` is 0, the call neither sends nor receives.
  */
 int32_t raceline_wait(raceline_queues *queues,
                       raceline_completion *completions,
@@ -509,21 +601,30 @@ int32_t raceline_wait(raceline_queues *queues,
                       int64_t timeout_ns);
 
 /**
- * Says in words what a completion says: which command, of which blocks, failed why. Writes up to
- * `size` bytes with a 0 at their end, and gives how many the whole text has without it.
+ * Says in words which command of an operation failed, on which blocks, and why; on success "success".
+ *
+ * It writes at most `size` bytes to `text`, the last of which is 0. A longer text is cut off. It gives the
+ * number of bytes of the whole text without the 0. `text` may be NULL if `size` is 0. Any thread may
+ * call it.
  */
-int32_t raceline_completion_text(const raceline_completion *completion, char *text, size_t size);
+int32_t raceline_completion_text(const raceline_completion *completion,
+                                 char *text,
+                                 size_t size);
 
 /**
- * Memory of `bytes` zeroes that begins at a page, in huge pages where the kernel has some. Data move
- * without a copy from and to any memory; this is what direct I/O would want, too. NULL when there is
- * no memory.
+ * Allocates `bytes` bytes of zeroes that begin at a page, in huge pages where the kernel has some.
+ *
+ * The caller owns the memory until it calls raceline_buffer_free(). Operations do not need such memory:
+ * they move data to and from any memory without a copy. NULL means failure (RACELINE_NO_MEMORY):
+ * raceline_error_text() says why.
  */
 void *raceline_buffer_alloc(size_t bytes);
 
 /**
- * Gives memory of raceline_buffer_alloc() back. No operation may have it. NULL is nothing to give;
- * any other address is refused.
+ * Frees memory of raceline_buffer_alloc(), on any thread. No outstanding operation may use the memory.
+ *
+ * For NULL the call does nothing and gives RACELINE_OK. For any address that raceline_buffer_alloc()
+ * has not given, or that was freed, it gives RACELINE_INVALID.
  */
 int32_t raceline_buffer_free(void *buffer);
 

@@ -1,4 +1,4 @@
-//! What every entry has in common: no panic goes out, and no pointer comes in unchecked.
+//! What every entry has in common: no panic leaves the library, and every pointer is checked before its use.
 
 #![allow(unsafe_code)]
 
@@ -7,13 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::status::{Failure, RACELINE_INTERNAL, report};
 
-/// The longest text that is read from a caller.
+/// The most bytes of a text that the library takes from a caller, without the 0 at the text's end.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// Runs the body of an entry: a failure becomes its code, and a panic does not go on.
+/// Runs the body of an entry. A failure becomes its code; a panic ends here and becomes `RACELINE_INTERNAL`.
 #[inline(always)]
 pub(crate) fn guard(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
-    // After a panic, what the body was about to change is not used again: handles are poisoned.
+    // What the body was changing when it panicked is not used again: `Exclusive` marks its handle as broken.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => report(failure),
@@ -25,7 +25,7 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
     }
 }
 
-/// Refuses null and what is not aligned for a `T`.
+/// Refuses a pointer that is null, and one that is not aligned for a `T`.
 #[inline(always)]
 pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     if pointer.is_null() {
@@ -40,20 +40,20 @@ pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A structure of the caller's, to be read.
+/// A structure of the caller's that the library reads.
 ///
 /// # Safety
-/// Unless null or not aligned, it is valid for reads while it is borrowed.
+/// `pointer` is null, not aligned, or valid for reads while the structure is borrowed.
 pub(crate) unsafe fn read<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Failure> {
     check(pointer, name)?;
     // SAFETY: not null, aligned, and valid as the caller promises.
     Ok(unsafe { &*pointer })
 }
 
-/// Where a result goes.
+/// Writes a result to where the caller wants it.
 ///
 /// # Safety
-/// Unless null or not aligned, it is valid for writes of a `T`.
+/// `pointer` is null, not aligned, or valid for writes of a `T`.
 pub(crate) unsafe fn write<T>(pointer: *mut T, name: &str, value: T) -> Result<(), Failure> {
     check(pointer, name)?;
     // SAFETY: not null, aligned, and valid as the caller promises.
@@ -64,7 +64,7 @@ pub(crate) unsafe fn write<T>(pointer: *mut T, name: &str, value: T) -> Result<(
 /// A text of the caller's; `None` for null.
 ///
 /// # Safety
-/// Unless null, it ends with a 0 byte and is valid for reads while it is borrowed.
+/// `pointer` is null, or its text ends with a 0 byte and is valid for reads while the text is borrowed.
 pub(crate) unsafe fn text<'a>(
     pointer: *const c_char,
     name: &str,
@@ -72,7 +72,7 @@ pub(crate) unsafe fn text<'a>(
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null, and ends, as the caller promises.
+    // SAFETY: not null, and ended by a 0 byte, as the caller promises.
     let bytes = unsafe { CStr::from_ptr(pointer) }.to_bytes();
     if bytes.len() > MAX_TEXT_BYTES {
         return Err(Failure::invalid(format!("{name} has more than {MAX_TEXT_BYTES} bytes")));

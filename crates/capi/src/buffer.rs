@@ -1,4 +1,4 @@
-//! Page-aligned memory for callers that want some.
+//! Page-aligned memory that callers may take and give back.
 
 #![allow(unsafe_code)]
 
@@ -12,12 +12,14 @@ use raceline_reactor::{HugePages, PageBuf};
 use crate::boundary::guard;
 use crate::status::{Failure, RACELINE_NO_MEMORY, RACELINE_OK, report};
 
-/// All buffers by their address; taking one and giving it back are no part of the I/O path.
+/// All buffers by their address. The lock is not on the I/O path: no operation takes a buffer or gives one back.
 static BUFFERS: LazyLock<Mutex<HashMap<usize, PageBuf>>> = LazyLock::new(Mutex::default);
 
-/// Memory of `bytes` zeroes that begins at a page, in huge pages where the kernel has some. Data move
-/// without a copy from and to any memory; this is what direct I/O would want, too. NULL when there is
-/// no memory.
+/// Allocates `bytes` bytes of zeroes that begin at a page, in huge pages where the kernel has some.
+///
+/// The caller owns the memory until it calls raceline_buffer_free(). Operations do not need such memory:
+/// they move data to and from any memory without a copy. NULL means failure (RACELINE_NO_MEMORY):
+/// raceline_error_text() says why.
 #[unsafe(no_mangle)]
 pub extern "C" fn raceline_buffer_alloc(bytes: usize) -> *mut c_void {
     let mut start: *mut c_void = null_mut();
@@ -36,8 +38,10 @@ pub extern "C" fn raceline_buffer_alloc(bytes: usize) -> *mut c_void {
     start
 }
 
-/// Gives memory of raceline_buffer_alloc() back. No operation may have it. NULL is nothing to give;
-/// any other address is refused.
+/// Frees memory of raceline_buffer_alloc(), on any thread. No outstanding operation may use the memory.
+///
+/// For NULL the call does nothing and gives RACELINE_OK. For any address that raceline_buffer_alloc()
+/// has not given, or that was freed, it gives RACELINE_INVALID.
 #[unsafe(no_mangle)]
 pub extern "C" fn raceline_buffer_free(buffer: *mut c_void) -> i32 {
     if buffer.is_null() {

@@ -1,4 +1,4 @@
-//! The controller to connect to, and how, as the caller says it.
+//! What the caller says about the controller to connect to, and about the connections.
 
 #![allow(unsafe_code)]
 
@@ -15,58 +15,71 @@ use uuid::Uuid;
 use crate::boundary::{check, guard, text};
 use crate::status::{Failure, RACELINE_CANNOT_CONNECT, RACELINE_OK};
 
-/// The port of NVMe/TCP.
+/// The port that is registered for NVMe/TCP.
 const DEFAULT_PORT: u16 = 4420;
 
-/// Flag of raceline_config: protect PDU headers by CRC32C.
+/// Flag of raceline_config: a CRC32C protects the headers of PDUs.
 pub const RACELINE_HEADER_DIGEST: u32 = 1;
-/// Flag of raceline_config: protect data by CRC32C.
+/// Flag of raceline_config: a CRC32C protects the data of PDUs.
 pub const RACELINE_DATA_DIGEST: u32 = 2;
-/// Flag of raceline_config: let up to 16 commands or 64 KiB gather for at most 50 us before they are
-/// sent together.
+/// Flag of raceline_config: each queue gathers commands before it sends them together.
+///
+/// A queue sends its waiting commands when there are 16, when they have 64 KiB of data, or when the first
+/// has waited for 50 us. A command on a queue that has nothing in flight is not held back.
 pub const RACELINE_I10: u32 = 4;
 
-/// A controller and how to talk to it. Begin with raceline_config_init(), which fills in everything
-/// but traddr and nqn.
+/// A controller, and how to connect to it. raceline_config_init() fills in everything but traddr and nqn,
+/// which the caller must set.
+///
+/// The texts end with a 0 byte, have at most 4096 bytes and are UTF-8. They belong to the caller:
+/// raceline_connect() reads them, and no call needs them after that one has returned.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct raceline_config {
-    /// Bytes of this structure: sizeof(raceline_config), as raceline_config_init() sets it.
+    /// Bytes of this structure: sizeof(raceline_config). raceline_config_init() sets it.
     pub size: usize,
-    /// Address or name of the target.
+    /// Address of the target, or a name that the system resolves; the first address of a name is used.
     pub traddr: *const c_char,
-    /// Port; NULL for 4420.
+    /// Port of the target, in decimal digits; NULL: 4420.
     pub trsvcid: *const c_char,
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub nqn: *const c_char,
-    /// Name of this host; NULL for that of /etc/nvme/hostnqn, else one of this machine's own.
+    /// NQN of this host. NULL: the one in /etc/nvme/hostnqn; without that file, one that is made from
+    /// the identity of this machine and stays the same.
     pub hostnqn: *const c_char,
-    /// UUID that goes with the name; NULL for that of /etc/nvme/hostid, else one that follows from
-    /// the name.
+    /// UUID that identifies this host together with hostnqn. NULL: the one in /etc/nvme/hostid, if this
+    /// host uses the NQN in /etc/nvme/hostnqn; otherwise one that is made from the NQN.
     pub hostid: *const c_char,
-    /// RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10
+    /// Any of RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10.
     pub flags: u32,
-    /// I/O queues for all raceline_queues_open() together; only for reads when there are write
-    /// queues.
+    /// I/O queues that the library asks the controller for, for all raceline_queues_open() of this host
+    /// together. They take all operations; when nr_write_queues is not 0, they take only reads.
     pub nr_io_queues: u16,
-    /// More of them, for what is no read.
+    /// Further I/O queues, for operations that are not reads.
     pub nr_write_queues: u16,
-    /// More of them, for operations with RACELINE_POLLED.
+    /// Further I/O queues, for operations with RACELINE_POLLED.
     pub nr_poll_queues: u16,
-    /// Entries of each I/O queue: one less operations may be on their way, up to 4095.
+    /// Entries of each I/O queue, from 2 to 4096. A queue has at most one command less outstanding. A
+    /// controller that allows fewer entries reduces the number.
     pub queue_size: u16,
-    /// Keep alive timeout; 0 turns it off.
+    /// Keep alive timeout in milliseconds; 0: no keep alive.
     pub keep_alive_ms: u32,
-    /// A connection whose command takes longer is given up; 0: none is.
+    /// Milliseconds after which the library gives up the connection of a command that has no completion;
+    /// 0: commands have no time limit.
     pub command_timeout_ms: u32,
-    /// How long each step of connecting may take.
+    /// Milliseconds that each of three steps may take: the TCP connection, the answer to ICReq, and the
+    /// answer to Connect.
     pub connect_timeout_ms: u32,
-    /// How long a lost controller is connected again before it is given up: -1 for ever, 0 not at
-    /// all.
+    /// Seconds for which the library tries to reconnect a lost controller before it gives the controller
+    /// up. -1: it never gives up. 0: it does not reconnect.
     pub ctrl_loss_tmo_s: i32,
 }
 
-/// Fills a configuration with what is usual. `size` is sizeof(raceline_config).
+/// Fills a configuration with default values. `size` is sizeof(raceline_config) of the caller.
+///
+/// The values are one I/O queue of 128 entries, a keep alive timeout of 5 s, a command timeout of 30 s, a
+/// connect timeout of 10 s, and 600 s for reconnecting. traddr and nqn become NULL. RACELINE_INVALID
+/// means that the caller's header does not fit this library.
 ///
 /// # Safety
 /// `config` is valid for writes of `size` bytes.
@@ -95,17 +108,17 @@ pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size
             connect_timeout_ms: 10_000,
             ctrl_loss_tmo_s: 600,
         };
-        // SAFETY: not null, aligned, and as large, as the caller promises.
+        // SAFETY: not null and aligned, and the caller promises `size` bytes, which are enough.
         unsafe { config.write(default) };
         Ok(RACELINE_OK)
     })
 }
 
-/// A structure that begins with its size; a caller made for an older library knows fewer fields.
+/// A copy of a structure of the caller's, which begins with its own size in bytes. A size below that of this
+/// library's `T` is refused.
 ///
 /// # Safety
-/// Unless null or not aligned, `pointer` is valid for reads of a `usize`, and of as many bytes as that
-/// says.
+/// `pointer` is null, not aligned, or valid for reads of a `usize` and of as many bytes as that `usize` says.
 pub(crate) unsafe fn sized<T: Copy>(pointer: *const T, name: &str) -> Result<T, Failure> {
     check(pointer, name)?;
     // SAFETY: not null, aligned, and begins with its size, as the caller promises.
@@ -113,15 +126,15 @@ pub(crate) unsafe fn sized<T: Copy>(pointer: *const T, name: &str) -> Result<T, 
     if size < size_of::<T>() {
         return Err(too_small(name, size, size_of::<T>()));
     }
-    // SAFETY: as large as that, as it says itself.
+    // SAFETY: it has `size` bytes, as the caller promises, and `size` is at least that of a `T`.
     Ok(unsafe { *pointer })
 }
 
 impl raceline_config {
-    /// As the host library wants it.
+    /// The same as the host library's configuration.
     ///
     /// # Safety
-    /// Its texts are null or end with a 0 byte.
+    /// Each text is null or ends with a 0 byte.
     pub(crate) unsafe fn parse(&self) -> Result<HostConfig, Failure> {
         const { assert!(offset_of!(raceline_config, size) == 0) };
         // SAFETY: as the caller promises.
@@ -185,7 +198,7 @@ fn parse_hostid(text: &str) -> Result<HostId, Failure> {
     Ok(HostId(*uuid.as_bytes()))
 }
 
-/// The first address of a name.
+/// The first address of a name, or the address that the text itself is.
 fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
     let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
     let unknown = |why: String| Failure {

@@ -1,7 +1,7 @@
-//! What the caller's pointers point at: a header that outlives what it names.
+//! Handles: each points at a header, which outlives the value that the header names.
 //!
-//! A header is never freed or used again, so that a handle that was closed is told apart from one
-//! that is open, whatever else happened since. It costs the size of this structure per handle.
+//! The library never frees a header or uses it again. So a call on a closed handle is always recognised,
+//! also when other handles were opened since. The cost is one header per handle that was ever opened.
 
 #![allow(unsafe_code)]
 
@@ -15,18 +15,18 @@ use crate::status::{Failure, RACELINE_BUSY, RACELINE_CLOSED, RACELINE_INTERNAL};
 const OPEN: u32 = 1;
 const IN_USE: u32 = 2;
 const CLOSED: u32 = 3;
-/// A call has panicked.
+/// A call has panicked: the handle can only be closed.
 const BROKEN: u32 = 4;
 
-/// What a value must say about itself to be named by a handle.
+/// What a type of values tells about itself, so that a handle can name such a value.
 pub(crate) trait Named {
-    /// How messages call it.
+    /// The word for the value in messages.
     const NAME: &'static str;
-    /// What its headers begin with.
+    /// The first bytes of a header of this type.
     const MAGIC: u64;
 }
 
-/// A value that one thread at a time uses.
+/// The header of a value that one thread at a time uses.
 #[repr(C)]
 pub(crate) struct Exclusive<T> {
     magic: u64,
@@ -48,11 +48,11 @@ impl<T: Named + Send> Exclusive<T> {
         }))
     }
 
-    /// The use of the value of a handle.
+    /// Runs `body` on the value of a handle.
     ///
     /// # Safety
-    /// Unless null or not aligned, the handle is valid for reads of a header; a wrong one is
-    /// told apart as far as its first bytes do that.
+    /// The handle is null, not aligned, or valid for reads of a header. A pointer to anything else is refused
+    /// if its first bytes are not [`Named::MAGIC`].
     #[inline(always)]
     pub(crate) unsafe fn with<R>(
         handle: *const Self,
@@ -118,7 +118,7 @@ impl<T: Named + Send> Exclusive<T> {
     }
 }
 
-/// A value that many threads use at a time.
+/// The header of a value that several threads use at a time.
 #[repr(C)]
 pub(crate) struct Shared<T> {
     magic: u64,
@@ -131,7 +131,7 @@ impl<T: Named + Clone> Shared<T> {
         keep(Box::new(Self { magic: T::MAGIC, value: RwLock::new(Some(value)) }))
     }
 
-    /// The value of a handle.
+    /// A clone of the value of a handle.
     ///
     /// # Safety
     /// As [`Exclusive::with`].
@@ -165,7 +165,7 @@ impl<T: Named + Clone> Shared<T> {
     }
 }
 
-/// Gives a header away and never takes it back. Its address is noted, so that leak checkers find it.
+/// Gives a header to the caller for ever. A list keeps its address, so that leak checkers find a pointer to it.
 fn keep<T>(header: Box<T>) -> *mut T {
     static ALL: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     let pointer = Box::into_raw(header);
@@ -173,7 +173,8 @@ fn keep<T>(header: Box<T>) -> *mut T {
     pointer
 }
 
-/// Gives the value back, broken unless said otherwise.
+/// The use of a header by one thread. Its end puts `after` into the state: `BROKEN` unless [`Guard::leave`] was
+/// called.
 struct Guard<'a, T> {
     header: &'a Exclusive<T>,
     after: u32,

@@ -1,4 +1,4 @@
-//! Controllers and what they have.
+//! Connected controllers and their namespaces.
 
 #![allow(unsafe_code)]
 
@@ -13,16 +13,18 @@ use crate::config::{raceline_config, sized};
 use crate::handle::{Named, Shared};
 use crate::status::{Failure, RACELINE_OK};
 
-/// Flag of raceline_namespace: it cannot be written.
+/// Flag of raceline_namespace: the controller refuses writes to the namespace.
 pub const RACELINE_NAMESPACE_READ_ONLY: u32 = 1;
-/// Flag of raceline_namespace: raceline_write_zeroes() works.
+/// Flag of raceline_namespace: the controller supports raceline_write_zeroes().
 pub const RACELINE_NAMESPACE_WRITE_ZEROES: u32 = 2;
-/// Flag of raceline_namespace: raceline_deallocate() works.
+/// Flag of raceline_namespace: the controller supports raceline_deallocate().
 pub const RACELINE_NAMESPACE_DEALLOCATE: u32 = 4;
-/// Flag of raceline_namespace: what is written is on stable media only after raceline_flush().
+/// Flag of raceline_namespace: the controller has a volatile write cache. Written data are on stable media
+/// only after raceline_flush() or with RACELINE_FUA.
 pub const RACELINE_NAMESPACE_CACHE: u32 = 8;
 
-/// A connected controller. A thread of the library keeps it alive, and connects it again.
+/// A connected controller. raceline_connect() makes it, and raceline_disconnect() ends it. Several threads
+/// may use it at a time. A thread of the library sends its keep alives, and reconnects it when it is lost.
 pub struct raceline_host {
     _private: [u8; 0],
 }
@@ -32,31 +34,39 @@ impl Named for CallerHost {
     const MAGIC: u64 = u64::from_be_bytes(*b"rl:host:");
 }
 
-/// A namespace.
+/// What the controller says of a namespace. The caller owns the structure.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct raceline_namespace {
-    /// Its identifier.
+    /// Identifier of the namespace.
     pub nsid: u32,
     /// Bytes of a block.
     pub block_size: u32,
-    /// How many blocks it has.
+    /// Number of blocks.
     pub block_count: u64,
-    /// Bytes that one command moves at most; larger operations go in several commands.
+    /// Most bytes that one command moves; UINT32_MAX: the controller sets no limit. The library sends a
+    /// larger operation as several commands, which are not one atomic write.
     pub max_transfer_bytes: u32,
-    /// RACELINE_NAMESPACE_*
+    /// Any of RACELINE_NAMESPACE_*.
     pub flags: u32,
-    /// UUID, zeroes for none.
+    /// UUID; zeroes: the namespace has none.
     pub uuid: [u8; 16],
-    /// NGUID, zeroes for none.
+    /// NGUID; zeroes: the namespace has none.
     pub nguid: [u8; 16],
 }
 
-/// Connects to a controller and waits until it is up: at most a few times connect_timeout_ms.
+/// Connects to a controller, and waits until the controller is ready and the library knows its namespaces.
+///
+/// On success `*host` is a handle, which the caller ends with raceline_disconnect(). On failure `*host` is
+/// NULL. The call makes one attempt. The three steps of connecting take at most connect_timeout_ms
+/// each, and each admin command after them takes at most command_timeout_ms.
+///
+/// It gives RACELINE_INVALID when `config` cannot be used, RACELINE_CANNOT_CONNECT when the controller
+/// cannot be reached, and RACELINE_REFUSED when the controller refuses this host or cannot be used.
 ///
 /// # Safety
-/// `config` is valid for reads of the bytes that its `size` says, its texts end with a 0 byte; `host`
-/// is valid for writes.
+/// `config` is valid for reads of the bytes that its `size` says; its texts are null or end with a 0 byte;
+/// `host` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raceline_connect(
     config: *const raceline_config,
@@ -76,8 +86,11 @@ pub unsafe extern "C" fn raceline_connect(
     })
 }
 
-/// Shuts the controller down in order and waits for that; the handle is closed then. Queues that are
-/// still open end with it, and are closed on their own.
+/// Shuts the controller down in order, waits until that has ended, and closes the handle.
+///
+/// Later calls on the handle give RACELINE_CLOSED. Queues of this host that are still open take no more
+/// operations, and their outstanding operations end with an error. The caller still closes each of them
+/// with raceline_queues_close().
 ///
 /// # Safety
 /// `host` is a handle of raceline_connect().
@@ -90,8 +103,10 @@ pub unsafe extern "C" fn raceline_disconnect(host: *mut raceline_host) -> i32 {
     })
 }
 
-/// Writes the identifiers of the active namespaces, in ascending order, up to `max` of them to `nsids`,
-/// and gives how many there are.
+/// Writes the identifiers of the active namespaces to `nsids`, in ascending order and at most `max` of them.
+///
+/// It gives the number of active namespaces, which may be more than `max`. While the controller is lost,
+/// it gives those that the library knew at raceline_connect().
 ///
 /// # Safety
 /// `host` is a handle of raceline_connect(); `nsids` is valid for writes of `max` numbers, or null
@@ -109,14 +124,17 @@ pub unsafe extern "C" fn raceline_namespace_ids(
             check(nsids, "nsids")?;
         }
         for (index, info) in namespaces.iter().enumerate().take(max) {
-            // SAFETY: one of `max` numbers.
+            // SAFETY: `index` is less than `max`, and the caller promises room for `max` numbers.
             unsafe { nsids.add(index).write(info.nsid.0) };
         }
         Ok(i32::try_from(namespaces.len()).unwrap_or(i32::MAX))
     })
 }
 
-/// Describes a namespace as it is now. `size` is sizeof(raceline_namespace).
+/// Describes a namespace as the library knows it now. `size` is sizeof(raceline_namespace) of the caller.
+///
+/// It gives RACELINE_INVALID when the controller has no active namespace `nsid`: raceline_error_text() then
+/// lists those that it has.
 ///
 /// # Safety
 /// `host` is a handle of raceline_connect(); `namespace_info` is valid for writes of `size` bytes.

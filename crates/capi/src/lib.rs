@@ -1,8 +1,8 @@
 //! libraceline: the caller-driven host behind a C interface.
 //!
-//! The header, `include/raceline.h`, is made from these files and says how to use it. Every entry
-//! goes through [`boundary::guard`]: no panic leaves the library, and every wrong pointer that can
-//! be recognised is refused with a text.
+//! `cargo xtask capi` makes the header `include/raceline.h` from these files; the header says how to use the
+//! library. Entries whose code may panic run it in `boundary::guard`, so that no panic leaves the library.
+//! Every wrong pointer that the library can recognise is refused with a text.
 
 #![allow(non_camel_case_types, reason = "the names are those of the header")]
 

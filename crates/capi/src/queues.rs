@@ -1,4 +1,4 @@
-//! Queues and the operations on them.
+//! Groups of I/O queues, and the operations on them.
 
 #![allow(unsafe_code)]
 
@@ -22,14 +22,16 @@ use crate::status::{
     RACELINE_TIMEOUT, RACELINE_UNKNOWN_FATE, code_of,
 };
 
-/// Flag of an operation: it goes to a poll queue, where there are some.
+/// Flag of an operation: it goes to a poll queue, if these queues have any. Otherwise the flag has no effect.
 pub const RACELINE_POLLED: u32 = 1;
-/// Flag of writes and write zeroes: the blocks are on stable media when it completes.
+/// Flag of raceline_write() and raceline_write_zeroes(): the blocks are on stable media when the operation
+/// completes.
 pub const RACELINE_FUA: u32 = 2;
-/// Flag of write zeroes: the controller may free the blocks.
+/// Flag of raceline_write_zeroes(): the controller may free the blocks.
 pub const RACELINE_DEALLOCATE: u32 = 4;
 
-/// Queues with their connections, for one thread at a time.
+/// I/O queues with one connection each. raceline_queues_open() makes them, and raceline_queues_close() ends
+/// them. One thread at a time may use them.
 pub struct raceline_queues {
     _private: [u8; 0],
 }
@@ -37,12 +39,12 @@ pub struct raceline_queues {
 /// What is behind [`raceline_queues`].
 struct Group {
     queues: CallerQueues,
-    /// The lane of the next operation, which chooses among several suitable queues.
+    /// The lane of the next operation. When several queues suit an operation, the lane chooses one.
     lane: usize,
 }
 
 impl Group {
-    /// The queue whose turn it is, of those for such an operation.
+    /// The queue whose turn it is, among those that suit the operation.
     #[inline(always)]
     fn next_queue(&mut self, operation: &Operation, polled: bool) -> usize {
         let queue = self.queues.queue_for(operation, polled, self.lane);
@@ -56,60 +58,66 @@ impl Named for Group {
     const MAGIC: u64 = u64::from_be_bytes(*b"rl:queue");
 }
 
-/// What raceline_queues_open() is to open. All zeroes but the size: one queue.
+/// What raceline_queues_open() is to open. When all fields but the size are 0, that is one queue, and
+/// raceline_wait() sleeps at once.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct raceline_queues_options {
     /// Bytes of this structure: sizeof(raceline_queues_options).
     pub size: usize,
-    /// As in raceline_config; 0 for 1.
+    /// Queues for all operations, or only for reads when nr_write_queues is not 0. 0 means 1.
     pub nr_io_queues: u16,
-    /// As in raceline_config.
+    /// Further queues, for operations that are not reads.
     pub nr_write_queues: u16,
-    /// As in raceline_config.
+    /// Further queues, for operations with RACELINE_POLLED.
     pub nr_poll_queues: u16,
-    /// Must be 0.
+    /// The caller sets it to 0.
     pub reserved: u16,
-    /// How long raceline_wait() looks for completions itself before it sleeps, in microseconds.
+    /// Microseconds for which raceline_wait() looks for completions before it sleeps.
     pub spin_us: u32,
 }
 
-/// An operation that has ended.
+/// The end of an operation. The caller owns the structure; the library writes it once.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct raceline_completion {
-    /// The name that the caller gave it.
+    /// The `user` that the caller gave when it submitted the operation.
     pub user: u64,
-    /// First block of the operation, or of its command that failed.
+    /// First block of the command that failed; 0 on success, or if that command names no blocks.
     pub slba: u64,
-    /// Number of blocks of the command that failed; 0 on success.
+    /// Number of blocks of the command that failed; 0 on success, or if that command names no blocks.
     pub block_count: u32,
-    /// Namespace of the command that failed.
+    /// Namespace of the command that failed; 0 on success.
     pub nsid: u32,
-    /// RACELINE_OK, or why it failed.
+    /// RACELINE_OK, or the code that says why the operation failed. When several commands of an operation
+    /// fail, the first failure counts.
     pub result: i32,
-    /// NVMe status of RACELINE_COMMAND_FAILED: status code in bits 7:0, its type in bits 10:8, DNR in
-    /// bit 14.
+    /// NVMe status if `result` is RACELINE_COMMAND_FAILED, otherwise 0. Bits 7:0 are the status code, bits
+    /// 10:8 its type, and bit 14 is Do Not Retry.
     pub status: u16,
-    /// NVMe opcode of the command that failed.
+    /// NVMe opcode of the command that failed; 0 on success.
     pub opcode: u8,
-    /// 0.
+    /// Always 0.
     pub reserved: u8,
 }
 
-/// Some blocks.
+/// Consecutive blocks, for raceline_deallocate().
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct raceline_range {
     /// First block.
     pub slba: u64,
-    /// How many.
+    /// Number of blocks.
     pub block_count: u32,
-    /// 0.
+    /// The caller sets it to 0.
     pub reserved: u32,
 }
 
-/// Opens queues and waits until they are connected. `options` may be NULL: one queue.
+/// Opens queues, and waits until all are connected, at most 1 s longer than connect_timeout_ms.
+///
+/// NULL for `options` means one queue and a spin_us of 50. On success `*queues` is a handle, which the
+/// caller ends with raceline_queues_close(). On failure `*queues` is NULL. RACELINE_INVALID also means
+/// that fewer queues are left, of those that raceline_connect() asked for and the controller granted.
 ///
 /// # Safety
 /// `host` is a handle of raceline_connect(); `options` is null or valid for reads of the bytes that its
@@ -141,8 +149,11 @@ pub unsafe extern "C" fn raceline_queues_open(
     })
 }
 
-/// Closes queues. What is on its way ends here, without a completion: writes may have been executed or
-/// not. The memory of all operations is the caller's again.
+/// Closes queues. Later calls on the handle give RACELINE_CLOSED.
+///
+/// Outstanding operations end without a completion; the controller may have executed them or not. When the
+/// call gives RACELINE_OK, the library uses the memory of no operation any more. When another thread is in
+/// a call on these queues, this call gives RACELINE_BUSY, and the queues stay open.
 ///
 /// # Safety
 /// `queues` is a handle of raceline_queues_open().
@@ -155,14 +166,22 @@ pub unsafe extern "C" fn raceline_queues_close(queues: *mut raceline_queues) -> 
     })
 }
 
-/// Reads blocks from `slba` on into `data`; `bytes` are whole blocks. RACELINE_POLLED.
+/// Submits a read of the blocks from `slba` on into `data`. `bytes` is the size of one or more whole blocks.
+/// The flag RACELINE_POLLED is possible.
 ///
-/// Like all operations, it leaves with the next raceline_send(), raceline_poll() or raceline_wait();
-/// `user` comes back with its completion. RACELINE_FULL asks to take completions first.
+/// What follows holds for all six operations. RACELINE_OK means that the queues have taken the operation, and
+/// that one completion with this `user` will come, unless the queues are closed first. The operation is sent
+/// by the next raceline_send(), or when raceline_poll() or raceline_wait() next looks at the connections.
+/// Operations may complete in any order.
+///
+/// A negative code means that the operation was not taken, and that no completion will come.
+/// RACELINE_FULL: the caller takes completions, and submits the operation again. RACELINE_INVALID:
+/// an argument is wrong, such as the namespace, the size or a flag. RACELINE_CLOSED: the controller was given
+/// up or disconnected, or the queues were closed.
 ///
 /// # Safety
-/// `queues` is a handle of raceline_queues_open(); `data` is valid for writes of `bytes` bytes, and left
-/// alone, until the completion has come or the queues are closed.
+/// `queues` is a handle of raceline_queues_open(). `data` is valid for writes of `bytes` bytes, and nobody else
+/// reads or writes it, until the completion was given or the queues are closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raceline_read(
     queues: *mut raceline_queues,
@@ -183,10 +202,11 @@ pub unsafe extern "C" fn raceline_read(
     })
 }
 
-/// Writes blocks from `slba` on from `data`; `bytes` are whole blocks. RACELINE_POLLED, RACELINE_FUA.
+/// Submits a write of `data` to the blocks from `slba` on. `bytes` is the size of one or more whole blocks.
+/// The flags RACELINE_POLLED and RACELINE_FUA are possible.
 ///
 /// # Safety
-/// As raceline_read(), with `data` valid for reads and not written.
+/// As raceline_read(), but `data` is valid for reads, and nobody writes it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raceline_write(
     queues: *mut raceline_queues,
@@ -208,8 +228,11 @@ pub unsafe extern "C" fn raceline_write(
     })
 }
 
-/// Compares blocks from `slba` on with `data`; where they differ, the status is Compare Failure, 285h.
-/// RACELINE_POLLED.
+/// Submits a comparison of the blocks from `slba` on with `data`. `bytes` is the size of one or more whole
+/// blocks. The flag RACELINE_POLLED is possible.
+///
+/// If they differ, the completion's `result` is RACELINE_COMMAND_FAILED, and bits 10:0 of its `status` are
+/// 285h, Compare Failure.
 ///
 /// # Safety
 /// As raceline_write().
@@ -233,7 +256,8 @@ pub unsafe extern "C" fn raceline_compare(
     })
 }
 
-/// Makes blocks read zeroes. RACELINE_POLLED, RACELINE_FUA, RACELINE_DEALLOCATE.
+/// Submits a write of zeroes to `block_count` blocks from `slba` on, without sending zeroes. `block_count` is at
+/// least 1. The flags RACELINE_POLLED, RACELINE_FUA and RACELINE_DEALLOCATE are possible.
 ///
 /// # Safety
 /// `queues` is a handle of raceline_queues_open().
@@ -260,7 +284,9 @@ pub unsafe extern "C" fn raceline_write_zeroes(
     })
 }
 
-/// Frees up to 256 ranges of blocks. The ranges are copied. RACELINE_POLLED.
+/// Submits the deallocation of `count` ranges of blocks, from 1 to 256. The flag RACELINE_POLLED is possible.
+///
+/// The library copies the ranges before the call returns: `ranges` is then the caller's again.
 ///
 /// # Safety
 /// `queues` is a handle of raceline_queues_open(); `ranges` is valid for reads of `count` ranges.
@@ -288,7 +314,10 @@ pub unsafe extern "C" fn raceline_deallocate(
     })
 }
 
-/// When it completes, all that completed before it was submitted is on stable media. RACELINE_POLLED.
+/// Submits a flush of a namespace. The flag RACELINE_POLLED is possible.
+///
+/// When the flush completes with RACELINE_OK, all writes to the namespace whose completion was given before
+/// the flush was submitted are on stable media.
 ///
 /// # Safety
 /// `queues` is a handle of raceline_queues_open().
@@ -306,7 +335,10 @@ pub unsafe extern "C" fn raceline_flush(
     })
 }
 
-/// Sends what was submitted, on this thread.
+/// Sends the submitted operations now, on the calling thread and without waiting.
+///
+/// Operations that a socket does not take yet, or that RACELINE_I10 holds back, are sent later, inside
+/// raceline_poll() or raceline_wait().
 ///
 /// # Safety
 /// `queues` is a handle of raceline_queues_open().
@@ -323,7 +355,8 @@ pub unsafe extern "C" fn raceline_send(queues: *mut raceline_queues) -> i32 {
     })
 }
 
-/// How many more operations the queues take, all together.
+/// Gives how many more commands all queues together can take. An operation of more bytes than
+/// max_transfer_bytes takes several of them.
 ///
 /// # Safety
 /// `queues` is a handle of raceline_queues_open().
@@ -341,8 +374,14 @@ pub unsafe extern "C" fn raceline_room(queues: *mut raceline_queues) -> i32 {
     })
 }
 
-/// Receives what has come and sends what can go, without waiting; writes up to `max` completions and
-/// gives how many. When one of them failed, raceline_completion_text() says how.
+/// Gives completions without waiting: it writes at most `max` of them, and gives how many it wrote.
+///
+/// If the library has received completions that the caller has not taken, the call gives those, and neither
+/// sends nor receives. Otherwise it receives what has arrived, sends what was submitted, and gives the
+/// completions that came of it; 0 means that there are none.
+///
+/// `completion.result` says whether an operation has succeeded; raceline_completion_text() says it in words.
+/// RACELINE_CLOSED: the controller was given up or disconnected, and all completions were given.
 ///
 /// # Safety
 /// `queues` is a handle of raceline_queues_open(); `completions` is valid for writes of `max`
@@ -369,8 +408,13 @@ pub unsafe extern "C" fn raceline_poll(
     })
 }
 
-/// As raceline_poll(), waiting for at least `min` completions: up to `timeout_ns` nanoseconds, or
-/// without end when that is negative. First it looks as long as spin_us says, then it sleeps.
+/// As raceline_poll(), but waits until there are at least `min` completions.
+///
+/// It waits at most `timeout_ns` nanoseconds; a negative number means no limit. While it waits, it sends and
+/// receives. It looks for completions for spin_us, then sleeps until something arrives. A `min` above `max`
+/// counts as `max`. When the time is over, or when no operation is outstanding, the call gives the completions
+/// that there are: fewer than `min`, maybe 0. When at least `min` completions were received before the call,
+/// or when `timeout_ns` is 0, the call neither sends nor receives.
 ///
 /// # Safety
 /// As raceline_poll().
@@ -396,7 +440,7 @@ pub unsafe extern "C" fn raceline_wait(
                         return taker.outcome(group);
                     }
                     if group.queues.outstanding() == 0 {
-                        return taker.outcome(group); // nothing will come
+                        return taker.outcome(group); // no completion can come any more
                     }
                     group.queues.wait(timeout - waited)?;
                 }
@@ -405,11 +449,14 @@ pub unsafe extern "C" fn raceline_wait(
     })
 }
 
-/// Says in words what a completion says: which command, of which blocks, failed why. Writes up to
-/// `size` bytes with a 0 at their end, and gives how many the whole text has without it.
+/// Says in words which command of an operation failed, on which blocks, and why; on success "success".
+///
+/// It writes at most `size` bytes to `text`, the last of which is 0. A longer text is cut off. It gives the
+/// number of bytes of the whole text without the 0. `text` may be NULL if `size` is 0. Any thread may
+/// call it.
 ///
 /// # Safety
-/// `completion` is valid for reads, `text` for writes of `size` bytes, or null when `size` is 0.
+/// `completion` is valid for reads. `text` is valid for writes of `size` bytes, or null when `size` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raceline_completion_text(
     completion: *const raceline_completion,
@@ -432,7 +479,7 @@ pub unsafe extern "C" fn raceline_completion_text(
     })
 }
 
-/// Where completions go.
+/// The caller's array for completions, and how many of them are written.
 struct Taker {
     completions: *mut raceline_completion,
     max: usize,
@@ -454,13 +501,13 @@ impl Taker {
         while self.count < self.max
             && let Some(finished) = group.queues.next_finished()
         {
-            // SAFETY: `count` < `max`.
+            // SAFETY: `count` < `max`, and the caller promises room for `max`.
             unsafe { self.completions.add(self.count).write(completion(&finished)) };
             self.count += 1;
         }
     }
 
-    /// How many there are; an error when there will never be any.
+    /// How many completions were written; an error when none was, and none can come any more.
     fn outcome(&self, group: &Group) -> Result<i32, Failure> {
         if self.count == 0 && group.queues.outstanding() == 0 && group.queues.is_closed() {
             return Err(group.queues.failure().unwrap_or(HostError::Closed).into());
@@ -498,7 +545,7 @@ unsafe fn submit(
     }
 }
 
-/// Tries one queue after the other, as long as they are full.
+/// Tries the other queues in turn, until one takes the operation or refuses it for a reason other than being full.
 #[cold]
 fn submit_elsewhere(
     group: &mut Group,
@@ -545,7 +592,7 @@ fn completion(finished: &Finished) -> raceline_completion {
     if let Err(failure) = &finished.result {
         completion.result = code_of(failure.error);
         if let CommandError::Status(status) = failure.error {
-            completion.status = status.to_wire() >> 1; // without the phase tag
+            completion.status = status.to_wire() >> 1; // drops the phase tag, bit 0
         }
         completion.opcode = failure.summary.opcode;
         completion.nsid = failure.summary.nsid.0;

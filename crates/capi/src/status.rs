@@ -1,4 +1,4 @@
-//! What calls give: codes, and texts for people.
+//! What calls give: codes for programs, and texts for people.
 
 #![allow(unsafe_code)]
 
@@ -8,37 +8,40 @@ use std::ffi::{CStr, CString, c_char};
 use raceline_host::caller::Refusal;
 use raceline_host::{CommandError, HostError};
 
-/// All is well.
+/// The call, or the operation of a completion, has succeeded.
 pub const RACELINE_OK: i32 = 0;
-/// An argument is not one that the call can use: the text names it.
+/// The call cannot use an argument: raceline_error_text() names it.
 pub const RACELINE_INVALID: i32 = -1;
-/// The queue is full: take completions, then submit again.
+/// The queues have no room for the operation: take completions, then submit it again.
 pub const RACELINE_FULL: i32 = -2;
-/// The controller was given up or disconnected, or the handle was closed: there is nothing to wait
-/// for.
+/// The controller was given up or disconnected, or the handle was closed. No completion will come any
+/// more.
 pub const RACELINE_CLOSED: i32 = -3;
-/// The controller cannot be reached.
+/// The controller cannot be reached: its name has no address, or the connection failed or timed out.
 pub const RACELINE_CANNOT_CONNECT: i32 = -4;
-/// The controller was reached, and refuses or cannot be used.
+/// The controller was reached, but it refuses the host, or the library cannot use it.
 pub const RACELINE_REFUSED: i32 = -5;
-/// The controller completed the command with an error: the completion has its status.
+/// The controller completed the command with an error: `status` of the completion says which.
 pub const RACELINE_COMMAND_FAILED: i32 = -6;
-/// The connection was lost after the command may have been sent: it may have been executed.
+/// The connection was lost when the command may already have been sent. The controller may have
+/// executed the command, or may still do so. The library does not send it again.
 pub const RACELINE_UNKNOWN_FATE: i32 = -7;
-/// The connection was lost for good before the command had an effect.
+/// The connection was lost before the command had an effect. The library does not send the command
+/// again.
 pub const RACELINE_NOT_SENT: i32 = -8;
-/// The command was not completed in time.
+/// The command was not completed within command_timeout_ms.
 pub const RACELINE_TIMEOUT: i32 = -9;
-/// Data arrived spoiled, again and again.
+/// The data of a read had a wrong data digest each time, also after the library had sent the command
+/// again, up to 5 times.
 pub const RACELINE_DIGEST: i32 = -10;
-/// Another thread is in a call with the same queues.
+/// Another thread is in a call on the same queues; this call has done nothing.
 pub const RACELINE_BUSY: i32 = -11;
-/// The operating system has no memory or descriptors left.
+/// The operating system has refused memory, a file descriptor, or an operation on one.
 pub const RACELINE_NO_MEMORY: i32 = -12;
-/// A fault of the library. The handle is of no use any more but to be closed.
+/// The library has a fault. If the call was on queues, only raceline_queues_close() still works on them.
 pub const RACELINE_INTERNAL: i32 = -13;
 
-/// A code, and a text that says more.
+/// A code, and the text that explains it to people.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: i32,
@@ -93,26 +96,29 @@ pub(crate) fn code_of(error: CommandError) -> i32 {
 }
 
 thread_local! {
-    /// Of the last call that failed on this thread.
+    /// The text of the last call that failed on this thread.
     static LAST: RefCell<CString> = RefCell::default();
 }
 
 /// Keeps the text of a failure for [`raceline_error_text`], and gives its code.
 pub(crate) fn report(failure: Failure) -> i32 {
     let text = CString::new(failure.text.replace('\0', "?")).unwrap_or_default();
-    // A thread that is about to end has no place for it any more; the code is enough then.
+    // A thread that is about to end may have no `LAST` any more: then the caller gets the code alone.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
     failure.code
 }
 
-/// What was wrong with the last call that failed on this thread, and what to do about it; empty when
-/// none has. Valid until the next call that fails on this thread.
+/// Says what was wrong with the last call that failed on this thread, and what to do about it.
+///
+/// The text is empty when no call has failed on this thread. The library owns the text: it is valid
+/// until the next call that fails on this thread, or until the thread ends. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn raceline_error_text() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// What a code means, in a few words. Never null.
+/// Says what a code means. The library owns the text, which is valid for as long as the library is
+/// loaded. Never NULL: a code that the library does not know is called unknown.
 #[unsafe(no_mangle)]
 pub extern "C" fn raceline_code_text(code: i32) -> *const c_char {
     let text: &CStr = match code {
@@ -135,7 +141,7 @@ pub extern "C" fn raceline_code_text(code: i32) -> *const c_char {
     text.as_ptr()
 }
 
-/// The library's version, major << 16 | minor << 8 | patch.
+/// Gives the library's version: major << 16 | minor << 8 | patch.
 #[unsafe(no_mangle)]
 pub extern "C" fn raceline_version() -> u32 {
     let number = |text: &str| text.bytes().fold(0, |sum, b| sum * 10 + u32::from(b - b'0'));
