@@ -1,6 +1,6 @@
-//! Ends a core's wait from another thread, with a system call only if it really waits.
+//! Ends a core's wait from another thread. It makes a system call only if the core really waits.
 //!
-//! Whether it does is in a [`WakeState`].
+//! A `WakeState`, which is private to this crate, says whether the core waits.
 
 #![allow(unsafe_code)]
 
