@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // An external I/O engine for fio: namespaces over NVMe/TCP through libraceline.
 //
-// One connection set per job and controller: the thread of a job submits and polls by itself. A job
-// with `thread` and one with a process of its own are alike, as connections are made where the job
-// runs; before that, the sizes of the namespaces are asked for by a connection that ends at once.
+// Each job has its own set of connections to each controller, and the thread of the job submits and polls.
+// The engine makes the connections in the thread or process that runs the job. So jobs with `thread` and jobs
+// that are processes work alike. Before that, engine_setup() connects once per file, asks for the size of the
+// namespace, and disconnects.
 
 #include "config-host.h"
 
@@ -14,17 +15,17 @@
 
 enum {
 	TEXT_BYTES = 512,
-	// Entries of a queue unless iodepth or queue_size asks for more.
+	// Least entries of a queue when queue_size is 0; iodepth may ask for more.
 	QUEUE_ENTRIES = 128,
 	MAX_QUEUE_ENTRIES = 4096,
-	// How often a job with several controllers looks at each of them.
+	// A job with several controllers waits this long for one, then looks at the next.
 	WAIT_NS = 50 * 1000,
-	// So many commands are worth a send of their own even if more are about to follow.
+	// This number of queued commands is sent even if more are about to follow.
 	GATHERED_COMMANDS = 32,
 	RETRY_US = 10,
 };
 
-// The options of a job. fio wants something before the first.
+// The options of a job. fio does not accept an option at offset 0, so `pad` is the first member.
 struct engine_options {
 	void *pad;
 	char *traddr;
@@ -46,9 +47,9 @@ struct engine_options {
 	unsigned int spin_us;
 };
 
-// Which namespace a file is: the options, and what its name says otherwise.
+// The namespace that a file stands for. The file's name overrides the job's options.
 struct place {
-	char *copy; // of the file's name, into which the texts below may point
+	char *copy; // a copy of the file's name, or NULL; the texts below may point into it
 	const char *traddr;
 	const char *trsvcid;
 	const char *nqn;
@@ -63,30 +64,30 @@ struct connection {
 	raceline_queues *queues;
 };
 
-// What fio_file.engine_data points at.
+// The engine's part of a file: fio_file.engine_data points at it.
 struct file {
 	struct connection *connection;
 	raceline_namespace namespace;
-	unsigned int block_shift; // blocks are powers of two, and a division takes as long as ten other steps
+	unsigned int block_shift; // block size as a power of two: a shift is cheaper than a division per I/O
 };
 
-// What belongs to a job.
+// The engine's part of a job: td->io_ops_data points at it, and engine_cleanup() frees it.
 struct engine_data {
 	struct connection *connections;
 	unsigned int connection_count;
 	struct file *files;
 	struct io_u **events;
 	raceline_completion *completions;
-	unsigned int ready; // completions that fio has not taken yet, from the first on
-	unsigned int ready_count;
+	unsigned int ready; // index of the first completion that fio has not taken
+	unsigned int ready_count; // number of completions that fio has not taken
 	unsigned int depth;
-	struct io_u **queued; // submitted since the last send
+	struct io_u **queued; // the I/Os submitted since the last send
 	unsigned int queued_count;
-	unsigned int next; // the connection that is looked at first
+	unsigned int next; // index of the connection that the engine looks at next
 	uint32_t flags;
 };
 
-// Prints a message with the job's name, and leaves it for fio to end with.
+// Prints a message with the job's name, and gives fio the error with which the job ends.
 static int fail(struct thread_data *td, int error, const char *what)
 {
 	log_err("raceline: %s: %s\n", td->o.name, what);
@@ -100,7 +101,7 @@ static int fail_code(struct thread_data *td, int code)
 	return fail(td, EIO, raceline_error_text());
 }
 
-// One "key=value" of a file's name.
+// Takes one "key=value" of a file's name over. Gives NULL, or what is wrong with it. Changes `key`.
 static const char *apply(struct place *place, char *key)
 {
 	char *value = strchr(key, '=');
@@ -130,7 +131,8 @@ static const char *apply(struct place *place, char *key)
 	return NULL;
 }
 
-// Finds out where a file is. A name without '=' is only a name.
+// Finds out which namespace a file stands for. A name without '=' leaves it to the job's options. The caller
+// owns place->copy afterwards, which may be NULL.
 static int find_place(struct thread_data *td, const char *name, struct place *place)
 {
 	const struct engine_options *options = td->eo;
@@ -171,7 +173,7 @@ static bool same_controller(const struct place *a, const struct place *b)
 	       same_text(a->nqn, b->nqn) && same_text(a->hostnqn, b->hostnqn);
 }
 
-// Connects, with the queues of this job or just to ask.
+// Connects to a controller. `with_queues`: it asks for the queues of this job, otherwise for one queue.
 static int connect_to(struct thread_data *td, const struct place *place, bool with_queues,
 		      raceline_host **host)
 {
@@ -210,8 +212,8 @@ static int connect_to(struct thread_data *td, const struct place *place, bool wi
 	return code ? fail_code(td, code) : 0;
 }
 
-// Asks for the sizes of a job's files. It runs before fio makes a process of the job, so nothing of it
-// stays.
+// Asks for the sizes of a job's files. fio calls this before it forks a process for the job, so no connection
+// stays open.
 static int engine_setup(struct thread_data *td)
 {
 	struct fio_file *f;
@@ -274,7 +276,8 @@ static void engine_cleanup(struct thread_data *td)
 	td->io_ops_data = NULL;
 }
 
-// The connection that a file uses: that of a file before it, or a new one.
+// Finds the connection that a file uses: that of an earlier file with the same controller, or a new one. It
+// takes place->copy over.
 static int connection_of(struct thread_data *td, struct engine_data *data, struct place *place,
 			 struct connection **found)
 {
@@ -394,16 +397,17 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 	return FIO_Q_COMPLETED;
 }
 
-// Whether fio goes on without a pause: it fills the depth up, and takes what has ended when it is full.
+// Whether fio fills the depth up without a pause. Then it takes completions once the depth is full.
 static bool never_pauses(const struct thread_data *td)
 {
 	return !td->o.thinktime && !td->o.read_iolog_file && !(td->flags & TD_F_CHECK_RATE);
 }
 
-// Whether fio is about to queue more at once, so that it can leave together: because there is room and it
-// submits one by one, or because it has yet to take completions that are already here. (Unless told
-// otherwise it takes one at a time and queues one; sent like that, each command would be a packet.) What
-// is not sent now leaves with the next look for completions.
+// Whether fio is about to queue further I/Os, so that the engine can send them together with those that are
+// queued. That is so when fio queues I/Os one by one and the depth has room. It is also so when fio has yet
+// to take completions that are ready: by default fio takes one completion and queues one I/O in turn, and
+// sending at once would make a packet of each command. engine_getevents() sends the I/Os that are held back
+// here.
 static bool more_follows(const struct thread_data *td)
 {
 	const struct engine_data *data = td->io_ops_data;
@@ -413,8 +417,8 @@ static bool more_follows(const struct thread_data *td)
 		(td->o.iodepth_batch == 1 && td->cur_depth < td->o.iodepth));
 }
 
-// Tells fio that what was submitted leaves now: one look at the clock for all of it, which fio without
-// FIO_ASYNCIO_SETS_ISSUE_TIME would do for each.
+// Tells fio that the queued I/Os are sent now. The engine reads the clock once for all of them. Without
+// FIO_ASYNCIO_SETS_ISSUE_TIME, fio would read the clock for each I/O.
 static void mark_sent(struct thread_data *td)
 {
 	struct engine_data *data = td->io_ops_data;
@@ -435,7 +439,7 @@ static void mark_sent(struct thread_data *td)
 		td->last_issue = now;
 }
 
-// Sends all that was submitted.
+// Sends all queued I/Os on all connections.
 static void send_queued(struct thread_data *td)
 {
 	struct engine_data *data = td->io_ops_data;
@@ -454,8 +458,8 @@ static int engine_commit(struct thread_data *td)
 	return 0;
 }
 
-// Looks for what one connection has; waits for it where a time is given. Only when all that came before
-// is taken.
+// Gets completions from one connection. If `wait_ns` is not 0, it waits for `min` of them, at most that long,
+// or without limit if `wait_ns` is negative. The caller has taken all earlier completions.
 static int look(struct thread_data *td, struct connection *connection, unsigned int min,
 		int64_t wait_ns)
 {
@@ -475,7 +479,7 @@ static int look(struct thread_data *td, struct connection *connection, unsigned 
 	return 0;
 }
 
-// Gives fio completions that are here, behind the `count` that it has; tells how many it has then.
+// Adds ready completions to the `count` events that fio is to get, up to `max`. Gives the new count.
 static unsigned int take(struct engine_data *data, unsigned int count, unsigned int max)
 {
 	for (; count < max && data->ready_count; data->ready_count--) {
@@ -556,7 +560,7 @@ static int engine_close_file(struct thread_data *td, struct fio_file *f)
 
 static int engine_invalidate(struct thread_data *td, struct fio_file *f)
 {
-	return 0; // nothing is cached here
+	return 0; // the engine has no cache
 }
 
 #define OPTION(option_name, member, option_type, option_help, ...) \
