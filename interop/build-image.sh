@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
 # build-image.sh - make a small bootable Linux image from stock Debian packages.
 #
-# The result is a Debian kernel (unmodified), a tiny initramfs, and a root disk with
-# busybox, nvme-cli, fio, iproute2, util-linux, e2fsprogs, xfsprogs and the kernel
-# modules that the interop tests need.  run-vm.sh boots it in QEMU.
+# The image is an unmodified Debian kernel, an initramfs, and a root disk with busybox,
+# nvme-cli, fio, iproute2, util-linux, e2fsprogs, xfsprogs and the kernel modules
+# that the interop tests need.  run-vm.sh boots the image in QEMU.
 #
-# Nothing is installed on the machine that runs this, and the machine's own apt
-# configuration is read but not changed: a private apt state lives in CACHE_DIR,
-# and it uses the mirror that the machine is already configured for.
+# The script installs nothing on the machine that runs it.  It reads the machine's apt
+# configuration and does not change it: the script keeps a private apt state in
+# CACHE_DIR, and downloads from the mirror that the machine is configured for.
 #
 # usage: build-image.sh [-s SUITE] [-f FLAVOUR] [-P pkg,...] [-M mod,...] [-F] CACHE_DIR
 #   -s SUITE    bookworm | bookworm-backports | trixie | trixie-backports | ...
 #               NAME-backports takes the kernel from backports, user space from NAME.
 #               default: bookworm
-#   -f FLAVOUR  amd64 | cloud-amd64 (smaller).  default: amd64
+#   -f FLAVOUR  amd64 | cloud-amd64 (fewer drivers).  default: amd64
 #   -P LIST     more Debian packages whose programs go into the image
-#   -M LIST     more kernel modules (dependencies are added by themselves)
+#   -M LIST     more kernel modules (the script adds their dependencies)
 #   -F          rebuild even if CACHE_DIR holds a finished image
 #
 # The image is CACHE_DIR/SUITE-FLAVOUR/{vmlinuz,vmlinux,initrd.img,root.img,manifest.txt}.
-# The last line of standard output is that folder's path; all else goes to stderr.
+# The last line of standard output is that folder's path; all other output goes to stderr.
 #
 # needs: Debian 12 or newer, root (chroot), packages: cpio e2fsprogs xz-utils zstd (lz4 optional)
 
@@ -53,11 +53,11 @@ cache=$(cd "$1" && pwd)
 out=$cache/$suite-$flavour
 base_suite=${suite%-backports}
 
-# One build at a time per cache: tests may start several at once.
+# Tests may start several builds at once: the lock lets one at a time use the cache.
 exec 9>"$cache/.lock"
 command -v flock >/dev/null && flock 9
 
-# A finished image is kept while the options stay the same.
+# A finished image is used again while the options and the two scripts stay the same.
 want_id="$suite|$flavour|$more_pkgs|$more_mods|$(cat "$0" "${0%/*}/guest-init.sh" | sha256sum | cut -c1-16)"
 if [ "$force" = 0 ] && [ "$(cat "$out/build-id" 2>/dev/null)" = "$want_id" ]; then
     say "image is up to date"
@@ -67,7 +67,7 @@ fi
 
 # ---------------------------------------------------------------- private apt
 # The mirror addresses come from the machine's configured sources; only the
-# suite names differ.  The first is the main archive, the other the security one.
+# suite names differ.  main_uri is the main archive, sec_uri the security archive.
 host_codename=$(. /etc/os-release && echo "${VERSION_CODENAME:?}")
 targets=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages')
 main_uri=$(awk -v r="$host_codename" '$2 == r {print $1; exit}' <<<"$targets")
@@ -77,7 +77,7 @@ sec_uri=$(awk -v r="$host_codename-security" '$2 == r {print $1; exit}' <<<"$tar
 apt=$cache/apt-$suite
 debs=$cache/debs
 mkdir -p "$apt/lists/partial" "$apt/archives/partial" "$debs"
-: >"$apt/status"                        # an empty system: see the whole closure
+: >"$apt/status"                        # an empty system, so that apt lists every dependency
 stanza() {
     printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\n' "$1" "$2"
     printf 'Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n'
@@ -104,7 +104,7 @@ apt_opts=(
 say "reading package lists of $suite"
 apt-get "${apt_opts[@]}" -qq update >&2
 
-# closure PACKAGES... : "name=version filename" of all that an empty system would need.
+# closure PACKAGES... : prints "name=version filename" for each package that an empty system would need.
 closure() {
     apt-get "${apt_opts[@]}" -y --print-uris install "$@" 2>"$apt/err" |
         sed -n "s/^'[^']*' \([^ ]*\.deb\) .*/\1/p" |
@@ -113,7 +113,7 @@ closure() {
             printf '%s=%s %s\n' "$n" "${v//%3a/:}" "$f"
         done
 }
-# get "name=version filename" lines on stdin into $debs
+# get: downloads the packages in the "name=version filename" lines on stdin to $debs.
 get() {
     local spec file want=()
     while read -r spec file; do
@@ -125,14 +125,14 @@ get() {
 }
 
 # ------------------------------------------------------------------ packages
-# User space.  The pattern drops what comes along only for maintainer scripts
-# or plugins that are never used here (missing libraries are caught below).
+# User space.  The pattern drops packages that only maintainer scripts and unused plugins
+# need.  If a program needs a library of a dropped package, the script fails below.
 progs="busybox-static dash nvme-cli fio iproute2 util-linux mount e2fsprogs xfsprogs kmod libgcc-s1 $more_pkgs"
 drop='^(python3|libpython3|perl|libperl|libsqlite|adduser|passwd|login|debconf|dpkg|tar|tzdata|systemd|libsystemd-shared|media-types|sensible-utils|lsb-base|init-system)'
 # shellcheck disable=SC2086  # word lists
 closure $progs | grep -Ev "$drop" >"$apt/user.list" || true
 [ -s "$apt/user.list" ] || { cat "$apt/err" >&2; die "cannot resolve: $progs"; }
-# The kernel: up to 6.x one package, from 7.x on split into binary and modules.
+# The kernel: up to 6.x it is one package; from 7.x on it is a binary package and a modules package.
 release_opt=()
 [ "$suite" = "$base_suite" ] || release_opt=(-t "$suite")
 closure "${release_opt[@]}" "linux-image-$flavour" |
@@ -146,7 +146,7 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir -p "$root/usr/bin" "$root/usr/sbin" "$root/usr/lib" "$root/usr/lib64" "$root/img"
 for d in bin sbin lib lib64; do ln -s "usr/$d" "$root/$d"; done
-# unpack FILE [tar arguments]: keep the merged-/usr links just made.
+# unpack FILE [tar arguments]: unpacks a package, and keeps the merged-/usr links made above.
 unpack() {
     local f=$1; shift
     dpkg-deb --fsys-tarfile "$debs/$f" | tar -x --keep-directory-symlink -C "$root" "$@"
@@ -164,10 +164,10 @@ pats=('./boot/*' './lib/modules/*/modules.*' './usr/lib/modules/*/modules.*'
       './usr/lib/modules/*/vmlinuz' './lib/modules/*/vmlinuz')
 for p in $kparts; do pats+=("./lib/modules/*/kernel/$p*" "./usr/lib/modules/*/kernel/$p*"); done
 while read -r _ file; do
-    # tar says 2 when some pattern finds nothing; what matters is checked below.
+    # tar exits with 2 when a pattern matches nothing.  The checks below find what is missing.
     unpack "$file" --wildcards "${pats[@]}" 2>/dev/null || true
 done <"$apt/kernel.list"
-# first FILE...: the first that exists
+# first FILE...: prints the first of the files that exists.
 first() { local f; for f; do [ ! -e "$f" ] || { echo "$f"; return; }; done; }
 kver=$(first "$root"/usr/lib/modules/*)
 kver=${kver##*/}
@@ -176,7 +176,7 @@ vmlinuz=$(first "$root/boot/vmlinuz-$kver" "$root/usr/lib/modules/$kver/vmlinuz"
 [ -n "$vmlinuz" ] || die "the kernel packages held no vmlinuz"
 
 # ------------------------------------------------------------------- modules
-# Wanted by name; a name that this kernel does not build is noted and passed over.
+# The modules that the tests want, by name.  A name that this kernel does not have goes to "absent".
 mods="virtio_pci virtio_net virtio_blk configfs
     nvme nvme-fabrics nvme-tcp nvmet nvmet-tcp nvme-auth nvme-keyring null_blk brd loop
     ext4 xfs dm-mod dm-flakey dummy veth sch_netem inet_diag tcp_diag
@@ -195,12 +195,12 @@ for m in $mods; do
         absent="$absent $m"
     fi
 done
-# All crypto and library modules too: the kernel asks for those by algorithm name.
+# The image has all crypto and library modules too: the kernel asks for them by algorithm name.
 (cd "$root" && find -L "$moddir/kernel/crypto" "$moddir/kernel/arch/x86/crypto" \
     "$moddir/kernel/lib" -name '*.ko*' ! -name '*test*' 2>/dev/null) | sed 's#^#/#' >>"$work/mods"
 sed 's#^/lib/#/usr/lib/#' "$work/mods" | sort -u | while IFS= read -r m; do
     mkdir -p "$img${m%/*}"
-    # Plain .ko in the image: unpacking them inside an emulated CPU is slow.
+    # The image holds the modules uncompressed, because an emulated CPU unpacks them slowly.
     case $m in
         *.xz) xz -dc "$root$m" >"$img${m%.xz}" ;;
         *.zst) zstd -qdc "$root$m" >"$img${m%.zst}" ;;
@@ -211,7 +211,7 @@ cp "$root/$moddir"/modules.builtin* "$root/$moddir/modules.order" "$img/$moddir/
 
 # ---------------------------------------------------------------- user space
 for d in bin sbin lib lib64; do mkdir -p "$img/usr/$d"; ln -s "usr/$d" "$img/$d"; done
-# copy FILE...: into the image at the same place, links followed by their targets.
+# copy FILE...: copies files to the same place in the image, links together with their targets.
 copy() {
     local f t
     for f; do
@@ -226,7 +226,7 @@ copy() {
     done
 }
 [ -e "$root/usr/bin/readlink" ] || ln -s busybox "$root/usr/bin/readlink"
-# Every program of the wanted packages and its libraries.
+# The programs of the wanted packages; their libraries are found below.
 list_elf() {
     for p in $progs; do
         file=$(awk -v p="$p" 'index($1, p "=") == 1 {print $2; exit}' "$apt/user.list")
@@ -234,7 +234,7 @@ list_elf() {
             sed -n -E 's#^\.(/(usr/)?s?bin/[^/]+)$#\1#p; s#^\.(/.*/libgcc_s\.so\.1)$#\1#p'
     done
 }
-# (lslogins wants a library of the drop list)
+# (lslogins is left out: it needs a library of a dropped package)
 list_elf | grep -v /lslogins | sort -u >"$work/elf"
 missing=
 while IFS= read -r f; do
@@ -249,11 +249,11 @@ done <"$work/elf"
 copy /usr/lib64/ld-linux-x86-64.so.2
 for f in "$root"/usr/lib/x86_64-linux-gnu/libnss_{files,dns}.so.2; do [ ! -e "$f" ] || copy "${f#"$root"}"; done
 [ -z "$missing" ] || die "libraries not found (does \$drop drop too much?)$missing"
-# fio's optional engines pull in Ceph and Gluster; the built-in ones are enough.
+# fio's optional engines need Ceph and Gluster.  The tests use fio's built-in engines only.
 rm -rf "$img/usr/lib/x86_64-linux-gnu/fio"
-# The shell is dash: busybox's own prefers its built-in commands to real programs.
+# The shell is dash, because busybox's shell prefers its built-in commands to real programs.
 ln -sf dash "$img/usr/bin/sh"
-# busybox gives every other command; real programs of the same name win.
+# busybox provides every command for which the image has no real program.
 chroot "$root" busybox --list-full | while IFS= read -r a; do
     a=/usr/${a#usr/}
     case $a in /usr/linuxrc) continue ;; esac
@@ -269,12 +269,12 @@ printf '127.0.0.1 localhost\n10.0.2.2 host\n10.0.2.15 guest\n' >"$img/etc/hosts"
 echo 'hosts: files' >"$img/etc/nsswitch.conf"
 install -m 755 "$(dirname "$0")/guest-init.sh" "$img/init"
 
-# The first stage: just enough to mount the disk that holds everything above.
+# The first stage, in the initramfs: it mounts the root disk, which holds everything above.
 boot=$work/boot
 mkdir -p "$boot"/{bin,dev,proc,new,mods}
 cp "$root/usr/bin/busybox" "$boot/bin/"
 for m in virtio_pci virtio_blk ext4 crc32c_generic; do
-    # (some of these are built into some kernels, or not there: then nothing is printed)
+    # (modprobe prints nothing for a module that is built into the kernel or absent)
     { chroot "$root" modprobe -S "$kver" -D "$m" 2>/dev/null || true; } |
         sed -n 's/^insmod \([^ ]*\)\.ko.*/\1.ko/p'
 done | sed 's#^/lib/#/usr/lib/#' | awk '!seen[$0]++' | while IFS= read -r m; do
@@ -298,16 +298,16 @@ chmod 755 "$boot/init"
 # ------------------------------------------------------------------- results
 new=$work/out
 mkdir -p "$new"
-# An uncompressed archive: QEMU puts it in memory at no cost, while unpacking a
-# compressed one is paid for by the emulated CPU at every boot.
+# The archive is uncompressed: QEMU loads it into memory, while the emulated CPU would have to
+# unpack a compressed one at every boot.
 (cd "$boot" && find . -print0 | sort -z | cpio --null -o -H newc --quiet) >"$new/initrd.img"
-# Room for 512 MiB of what tests write; the file is sparse.  No journal, no
-# checksums: the disk is thrown away after each run.
+# The disk has room for 512 MiB that tests write; its file is sparse.  It has no journal and no
+# checksums, because each run throws its changes away.
 size=$(($(du -sm "$img" | cut -f1) * 11 / 10 + 512))
 mkfs.ext4 -q -F -L guest-root -m 0 -b 4096 -O '^has_journal,^metadata_csum' -d "$img" "$new/root.img" "${size}M" >&2
 cp "$vmlinuz" "$new/vmlinuz"
-# The kernel unpacked (an ELF file with a PVH entry point) saves the guest the same
-# work.  Boot protocol 2.08: setup_sects at 0x1f1, payload offset and length at 0x248.
+# The unpacked kernel (an ELF file with a PVH entry point) saves the guest from unpacking it.
+# Boot protocol 2.08: setup_sects is at 0x1f1, payload offset and length are at 0x248.
 le() { od -An -v -tu"$2" -j"$(($1))" -N"$2" "$vmlinuz" | tr -d ' '; }
 off=$((($(le 0x1f1 1) + 1) * 512 + $(le 0x248 4))) len=$(le 0x24c 4)
 magic=$(od -An -v -tx1 -j"$off" -N4 "$vmlinuz" | tr -d ' ')

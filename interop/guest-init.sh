@@ -1,7 +1,7 @@
 #!/bin/sh
-# /init on the root disk: set up the machine, run /job/run.sh with its output on the
-# second serial port, write its exit code and whatever it left in /out to the third
-# disk (the code in the first line, from 64 KiB on a tar), then power off.
+# /init on the root disk.  It sets up the machine, runs /job/run.sh with its output on the
+# second serial port, and ends the machine.  Before that it writes the results to the third
+# disk: the exit code of run.sh in the first line, and from 64 KiB on a tar of /out.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -13,7 +13,7 @@ mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /tmp
 read -r t_kernel _ </proc/uptime
 
-# Network: QEMU's user network, fixed addresses, so no DHCP client is needed.
+# The network is QEMU's user network.  Its addresses are fixed, so the guest needs no DHCP client.
 modprobe -qa virtio_net configfs 2>/dev/null
 mount -t configfs configfs /sys/kernel/config 2>/dev/null
 ip link set lo up
@@ -27,7 +27,7 @@ if [ -e /sys/class/net/eth0 ]; then
     while [ "$(cat /sys/class/net/eth0/operstate)" != up ] && [ $i -lt 40 ]; do sleep 0.05; i=$((i + 1)); done
 fi
 
-# The first disk is the root, the second a tar with the job, the third takes the results.
+# vda is the root disk, vdb holds a tar with the job, and vdc takes the results.
 tar -xf /dev/vdb -C /job 2>/dev/null
 mkdir -p /etc/nvme
 [ -e /etc/nvme/hostid ] || cat /proc/sys/kernel/random/uuid >/etc/nvme/hostid
@@ -53,5 +53,5 @@ else
 fi
 read -r t_end _ </proc/uptime
 echo "guest: job ended at ${t_end}s, exit code $rc" >/dev/kmsg
-# QEMU runs with -no-reboot, so this ends it; a forced reboot is the quickest way out.
+# QEMU runs with -no-reboot, so a reboot ends QEMU.  A forced reboot skips a shutdown.
 reboot -f

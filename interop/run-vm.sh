@@ -1,32 +1,33 @@
 #!/usr/bin/env bash
-# run-vm.sh - boot an image made by build-image.sh, run one shell script in it.
+# run-vm.sh - boot an image made by build-image.sh, and run one shell script in it.
 #
 # The script's standard output and error appear on this program's standard
-# output, and its exit code becomes this program's.  Anything it leaves in /out
-# is unpacked into the folder given with -o.  The guest reaches servers on this
-# machine's loopback address at 10.0.2.2; -p opens a guest port on loopback.
+# output, and the script's exit code becomes this program's.  This program unpacks
+# what the script leaves in /out into the folder given with -o.  The guest reaches
+# servers on this machine's loopback address at 10.0.2.2.  -p makes a TCP port of
+# the guest reachable on this machine's loopback address.
 #
 # usage: run-vm.sh [options] IMAGE_DIR SCRIPT
 #        run-vm.sh [options] -i IMAGE_DIR            (interactive shell)
-#   -t SECONDS       give up after this long (default 120)
+#   -t SECONDS       end the guest after this time (default 120)
 #   -p HOST:GUEST    forward 127.0.0.1:HOST to the guest's TCP port GUEST (repeatable)
 #   -f FILE          put FILE into the guest's /job, its working folder (repeatable)
-#   -e NAME=VALUE    environment of the script (repeatable)
-#   -o DIR           where to put what the script leaves in /out
-#   -l FILE          keep the kernel's console log (default: shown only on failure)
+#   -e NAME=VALUE    set a variable in the script's environment (repeatable)
+#   -o DIR           folder for what the script leaves in /out (default: it is lost)
+#   -l FILE          keep the kernel's console log (default: the end is shown if the guest reports no exit code)
 #   -w FILE          capture the guest's network traffic in pcap format
 #   -m MIB -c CPUS   memory (default 1024) and CPUs (default 2)
 #   -M MACHINE       pc (default) | q35
-#   -T MODE          single (default: emulated CPUs take turns) | multi (a thread each)
+#   -T MODE          single (default: emulated CPUs take turns) | multi (each has a thread)
 #   -k               use KVM (default: software emulation, works everywhere)
 #   -a WORDS         more words for the kernel command line
 #
-# exit: the script's own code; 124 when time ran out; 125 when the guest did not
-#       report a code (it crashed or QEMU failed) - the console log tells why.
+# exit: the script's own code; 124 when the time of -t was over; 125 when the guest reported
+#       no code because it crashed or QEMU failed (the console log says why).
 # environment: QEMU (program, default qemu-system-x86_64), QEMU_CPU (model, default max),
 #       QEMU_ARGS (more arguments)
 #
-# needs: package qemu-system-x86.  No root needed here.
+# needs: package qemu-system-x86.  This program needs no root.
 
 set -euo pipefail
 limit=120 mem=1024 cpus=2 machine=pc threads=single kvm=0 shell=0 outdir="" log="" pcap="" words=""
@@ -69,7 +70,7 @@ truncate -s %4096 "$work/job.img"
 truncate -s 256M "$work/out.img"            # sparse
 
 # ------------------------------------------------------------------- the machine
-# The unpacked kernel starts quicker; KVM wants the ordinary entry point.
+# The guest boots the unpacked kernel without unpacking it; KVM needs the ordinary entry point.
 kernel=$image/vmlinuz
 [ "$kvm" = 1 ] || [ ! -e "$image/vmlinux" ] || kernel=$image/vmlinux
 netdev=user,id=n0
@@ -78,19 +79,19 @@ args=(-no-user-config -nodefaults -display none -no-reboot -M "$machine" -m "$me
 if [ "$kvm" = 1 ]; then
     args+=(-accel kvm -cpu host)
 else
-    # thread=multi risks a rare crash: the kernel patches its own code while another
-    # emulated CPU runs it.  With thread=single they take turns.
+    # With thread=multi the guest may crash, because its kernel patches its own code while another
+    # emulated CPU runs that code.  With thread=single the emulated CPUs take turns.
     args+=(-accel "tcg,thread=$threads,tb-size=256" -cpu "${QEMU_CPU:-max}")
 fi
-# panic=-1 with -no-reboot: a guest that panics ends at once instead of hanging.
-# Speculation guards (mitigations) cost much when emulated and guard nothing here.
+# With panic=-1 and -no-reboot, a guest that panics ends at once and does not hang.
+# mitigations=off: emulated speculation guards cost time and protect nothing in a test guest.
 cmdline="console=ttyS0 panic=-1 reboot=t mitigations=off nokaslr tsc=reliable no_timer_check"
 cmdline+=" cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 net.ifnames=0"
 [ "$shell" = 1 ] && cmdline+=" quiet guest.shell" || cmdline+=" loglevel=7"
 args+=(-kernel "$kernel" -initrd "$image/initrd.img" -append "$cmdline $words")
 args+=(-netdev "$netdev" -device virtio-net-pci,netdev=n0,romfile=)
-# Disks: the root (written blocks go to a temporary file, so runs can share the
-# image), the job, the results.
+# The disks are the root, the job and the results.  Blocks written to the root go to a temporary
+# file, so several runs can share the image.
 export TMPDIR=$work
 args+=(-drive "if=none,id=d0,format=raw,snapshot=on,cache=unsafe,file=$image/root.img" -device "virtio-blk-pci,drive=d0")
 args+=(-drive "if=none,id=d1,format=raw,readonly=on,file=$work/job.img" -device "virtio-blk-pci,drive=d1")
@@ -105,17 +106,17 @@ if [ "$shell" = 1 ]; then
     exit
 fi
 
-# First serial port: kernel console, to a file.  Second: the job, to our output.
+# The first serial port is the kernel's console, to a file.  The second is the job's output, to ours.
 args+=(-serial "file:$work/console.log" -serial stdio)
 timeout --foreground -k 5 "$limit" "$qemu" "${args[@]}" </dev/null 2>"$work/qemu.err" &
 child=$!
-# It runs in the background so that a signal to this program ends the guest at once.
+# QEMU runs in the background, so that a signal to this program ends the guest at once.
 status=0
 wait "$child" || status=$?
 child=
 [ -z "$log" ] || cp "$work/console.log" "$log" 2>/dev/null || true
 
-# The results disk: the exit code in its first line, from 64 KiB on a tar of /out.
+# The results disk has the exit code in its first line, and from 64 KiB on a tar of /out.
 rc=$(head -c 16 "$work/out.img" | tr -d '\0' | head -n 1)
 if [ -n "$rc" ]; then
     if [ -n "$outdir" ]; then

@@ -1,9 +1,9 @@
-# A daemon on a local NVMe drive, in the machine that has it: attached by its PCI address, exported, and used by the
-# kernel's host of the same machine; reset and pulled out under I/O.
+# A daemon of Raceline on an NVMe drive of its own machine.  The daemon attaches the drive by its PCI address and exports
+# it, and the kernel's host of the same machine uses it.  The drive is reset and pulled out under I/O.
 #
 # Environment: NQN, and DRIVE, the PCI address of a drive with namespaces 1 (512-byte blocks) and 2 (4096-byte blocks),
-# 64 MiB each.  The program itself is beside this script.  All is done twice: with data through the block devices, and
-# through the generic devices by io_uring passthrough.
+# 64 MiB each.  The program raceline is beside this script.  Each check but refusals and plugged-in runs twice: first
+# the daemon reaches the data through the block devices, then through the generic devices by io_uring passthrough.
 . ./lib.sh
 
 ADDR=127.0.0.1
@@ -11,23 +11,23 @@ PORT=4420
 RACELINE=./raceline
 export RACELINE_RPC_SOCKET=/tmp/run/rpc.sock
 STATE=/tmp/state
-# The way of data; a child shell is told by the environment.
+# How the daemon reaches the data: block or passthrough.  A child shell gets it by the environment.
 export WAY=${WAY:-block}
-# Other than those of the drive: a host ignores a namespace that it has already.
+# The start of the exported UUIDs.  They differ from the drive's, because a host ignores a namespace that it has already.
 UUID=00000000-0000-4000-8000-00000000000
 
 rpc() { $RACELINE rpc "$@"; }
 sysfs() { echo /sys/bus/pci/devices/$DRIVE; }
-# attach: the drive under the name Nvme0.
+# attach: has the daemon attach the drive under the name Nvme0.
 attach() { rpc bdev_nvme_attach_controller -b Nvme0 -t PCIe -a "$DRIVE" --io-path $WAY "$@"; }
-# node NSID: what the daemon uses of a namespace.
+# node NSID: prints the device file through which the daemon uses that namespace.
 node() {
     case $WAY in
         block) local_dev "$1" ;;
         *) local_dev "$1" | sed 's#/nvme#/ng#' ;;
     esac
 }
-# local NSID: the block device of a namespace of the drive itself.
+# local_dev NSID: prints the block device of a namespace of the drive itself.
 local_dev() {
     local d name
     for d in "$(sysfs)"/nvme/nvme*/nvme*n*; do
@@ -38,7 +38,7 @@ local_dev() {
     done
     fail "the drive has no namespace $1"
 }
-# until SECONDS COMMAND...: it succeeds within that time.
+# until_so SECONDS COMMAND...: repeats the command until it succeeds; fails after SECONDS.
 until_so() {
     local i=0 limit=$(($1 * 5))
     shift
@@ -89,10 +89,10 @@ attached() {
         '"vendor_id": "0x1b36"' '"nvme_version": "1' '"serial_number": "raceline"' "\"device\": \"$(node 2)\"" "\"io_path\": \"$WAY\""; do
         grep -q "$d" /tmp/described || { cat /tmp/described; fail "no $d"; }
     done
-    # It is ours: nobody else opens it exclusively.
+    # The daemon has the drive: no other program can open it exclusively.
     refused "busy|can.t open blockdev" mount "$(local_dev 1)" /mnt
 }
-# writes NSID: how many the block layer has counted, which does not count passthrough.
+# writes NSID: prints how many writes the block layer has counted.  It does not count passthrough.
 writes() { awk '{print $5}' "/sys/class/block/$(basename "$(local_dev "$1")")/stat"; }
 exported() {
     local before
@@ -111,7 +111,7 @@ exported() {
         *) [ "$(writes 1)" = "$before" ] || fail "the block device was written to" ;;
     esac
 }
-# What a host writes is on the drive, and zeroed and discarded blocks are zero there.
+# The drive holds what the host has written, and its zeroed blocks read as zeroes.
 written() {
     local d n
     for n in 1 2; do
@@ -143,7 +143,7 @@ health() {
     grep -q '"temperature_celsius": [1-9]' /tmp/health || fail "no temperature"
     grep -q "\"traddr\": \"$DRIVE\"" /tmp/health || fail "no address"
 }
-# A reset is not seen by who reads and writes.
+# A job that reads and writes does not notice a reset.
 reset_under_io() {
     local job
     verify "$(dev 1)" 6m --bs=4k --rate_iops=400 &
@@ -153,7 +153,8 @@ reset_under_io() {
     rpc bdev_nvme_get_controllers | grep -q '"state": "enabled"' || fail "not enabled after a reset"
     wait $job
 }
-# Killed, it comes back from its state; ended, from a file; both with the same configuration.
+# A killed daemon comes back from its state, and an ended one from a configuration file.  Both have the same configuration
+# as before.
 restarts() {
     rpc save_config >/tmp/before
     kill -9 "$(cat /tmp/serve.pid)"
@@ -168,7 +169,8 @@ restarts() {
     wait_state live 30
     verify "$(dev 2)" 1m
 }
-# Pulled out under I/O: errors for the host, no end of the daemon; plugged in again, it is the same.
+# When the drive is pulled out under I/O, the host gets errors and the daemon goes on.  When it is plugged in again, the
+# same namespaces are back.
 hot_removal() {
     local job rc=0
     verify "$(dev 2)" 16m --bs=4k --rate_iops=400 &
@@ -189,7 +191,7 @@ hot_removal() {
     verify "$(dev 1)" 1m
     verify "$(dev 2)" 1m
 }
-# A start without the drive waits for it.
+# A daemon that starts without the drive waits for it.
 absent_at_start() {
     echo 1 >"$(sysfs)/remove"
     sleep 1
@@ -210,7 +212,8 @@ the_end() {
     dd if="$(local_dev 1)" of=/dev/null bs=1M count=1 iflag=direct 2>/dev/null
 }
 
-# Plugged in while a daemon watches, the drive is attached, and goes with its controller; one that was there before is not.
+# The daemon attaches a drive that is plugged in while the daemon watches, and drops it when it is pulled out.  It leaves a
+# drive alone that was there before the daemon began to watch.
 plugged_in() {
     start
     rpc bdev_nvme_set_hotplug -e -r 50000
@@ -236,7 +239,7 @@ plugged_in() {
     echo 1 >/sys/bus/pci/rescan
     until_so 30 says bdev_get_bdevs HotInNvme0n2
     rpc bdev_nvme_detach_controller HotInNvme0
-    # Mounted before it is looked at, it is never touched.
+    # The daemon leaves a detached drive alone: its file system can be mounted.
     mkfs.ext4 -q -F "$(local_dev 1)"
     mount "$(local_dev 1)" /mnt
     sleep 4

@@ -1,20 +1,20 @@
-# The kernel's NVMe/TCP host while associations break: reset and disconnect under I/O, a killed target.
+# The kernel's NVMe/TCP host while associations break: by a reset, by a disconnect under I/O, and by a killed target.
 #
-# Environment as in host.sh.  With PEER=raceline this script prints "REQUEST kill" and "REQUEST start";
-# whoever runs it kills the target with SIGKILL, or starts it again on the same port, and does so
-# in that order.  With PEER=kernel nvmet's port is taken away and put back instead.
+# The environment is that of host.sh.  With PEER=raceline this script prints "REQUEST kill" and "REQUEST start".
+# The program that runs the guest then kills the target with SIGKILL, or starts it again on the same port, and
+# carries the requests out in order.  With PEER=kernel this script takes nvmet's port away and puts it back.
 . ./lib.sh
 PEER=${PEER:-raceline}
 KILLS=${KILLS:-3}
 RECORDS=/tmp/records
-# What the host says of requests that come while its only path is away, or are being sent when it
-# shuts its own socket for a reset: -EPIPE, or -ECONNRESET where an answer was still on its way (8
-# and 3 of them in 200 resets under mixed I/O, depth 64; the kernel counted 234 such answers in
-# TCPAbortOnData).  A connection that the target breaks shows as "starting error recovery", too, as
-# with each kill below: only the checks that kill let that pass.
+# What the host logs of requests that come while its only path is away, or that it is sending when it shuts its
+# own socket for a reset.  The error is -EPIPE, or -ECONNRESET if an answer was still on its way.  (200 resets
+# under mixed I/O at depth 64 gave 8 and 3 of them; the kernel counted 234 such answers in TCPAbortOnData.)
+# When the target breaks a connection, as with each kill below, the host also logs "starting error recovery":
+# only the checks that kill allow that line.
 WAITS='failed to send request -(32|104)|no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
 
-# fio_background NSID OFFSET SIZE LOOPS: a verifying job; its exit code ends up in /tmp/fio.rc.
+# fio_background NSID OFFSET SIZE LOOPS: starts a verifying job, which writes its exit code to /tmp/fio.rc at its end.
 fio_background() {
     rm -f /tmp/fio.rc
     (
@@ -25,7 +25,7 @@ fio_background() {
         echo $rc >/tmp/fio.rc
     ) &
 }
-# fio_ended SECONDS: wait for that job.
+# fio_ended SECONDS: waits for the end of that job; fails after SECONDS.
 fio_ended() {
     local i=0
     while [ ! -s /tmp/fio.rc ]; do
@@ -51,7 +51,7 @@ reset_under_io() {
     verify "$(dev 1)" 2m
 }
 disconnect_under_io() {
-    # More than it can do: only the disconnect ends it.
+    # fio cannot finish 1000 loops here: only the disconnect ends the job.
     fio_background 2 0 32m 1000
     sleep 2
     disconnect
@@ -69,9 +69,9 @@ storm() {
 
 # ---------------------------------------------------------------- a killed target
 
-# block N: the 4 KiB that record N consists of.
+# block N: prints the 4 KiB of record N.
 block() { yes "record $1 of the writer" | head -c 4096; }
-# writer: one record after another; a record's number is noted once it has been flushed.
+# writer: writes one record after another.  It adds a record's number to $RECORDS once the record is flushed.
 writer() {
     local n=0 d
     d=$(dev 3)
@@ -85,7 +85,7 @@ writer() {
     echo done >/tmp/writer.done
 }
 recorded() { wc -l <$RECORDS; }
-# records_hold COUNT: what was flushed can be read.
+# records_hold COUNT: fails unless the first COUNT records, which were flushed, read as they were written.
 records_hold() {
     local n=0 d
     d=$(dev 3)
@@ -158,15 +158,15 @@ check connect 30 connect --nr-io-queues=2 --reconnect-delay=1
 check reset-under-io 150 reset_under_io
 check dmesg-reset 10 log_clean "resetting controller|$WAITS"
 check disconnect-under-io 60 disconnect_under_io
-# Requests that the host itself gave up are reported as I/O errors; a Keep Alive among them that was
-# never sent has a round trip counted from time 0.
+# The kernel logs requests that the host itself gave up as I/O errors.  If a Keep Alive that was never sent is
+# among them, the kernel counts its round trip from time 0.
 check dmesg-disconnect 10 log_clean "failed nvme_keep_alive_end_io|long keepalive RTT|I/O error, dev nvme|Buffer I/O error on dev nvme|$WAITS"
 check connect-storm 90 storm
 check dmesg-storm 10 log_clean
 
 check connect-for-kill 30 connect --nr-io-queues=2 --reconnect-delay=1 --hdr-digest --data-digest
 check kill-under-io 300 kill_under_io
-# A lost connection, attempts to reconnect that find nobody, requests that wait for the path.
+# The kernel logs a lost connection, attempts to reconnect while no target listens, and requests that wait for the path.
 check dmesg-kill 10 log_clean "$WAITS|failed to connect socket|Failed reconnect attempt|failed to (send|receive) |starting error recovery|Reconnecting in|Connect command failed|failed nvme_keep_alive_end_io|queue [0-9]+ connect|receive failed|rescanning namespaces"
 check fio-verify-after 120 verify "$(dev 1)" 2m
 check disconnect 30 disconnect

@@ -1,7 +1,8 @@
-# The kernel's NVMe/TCP host against a target: commands, file systems, data, discards.
+# Checks of a target by the kernel's NVMe/TCP host: commands, file systems, data and discards.
 #
-# Environment: PORT, NQN; PEER=raceline (at 10.0.2.2) or PEER=kernel (this guest's own nvmet: shows
-# that the checks can pass).  Namespaces: 1 has 512-byte blocks, 2 and 3 have 4096; 3 is a file.
+# Environment: PORT, NQN, and PEER.  PEER=raceline: the target is Raceline at 10.0.2.2.  PEER=kernel: the target is this
+# guest's own nvmet, which shows that the checks can pass.  Namespace 1 has blocks of 512 bytes, namespaces 2 and 3
+# of 4096 bytes; namespace 3 is a file.
 . ./lib.sh
 PEER=${PEER:-raceline}
 
@@ -83,7 +84,8 @@ logs() {
     grep -qi 'afi' /tmp/log || fail "fw-log"
     nvme changed-ns-list-log "$c" || fail "changed-ns-list-log"
 }
-# (its name is in small letters with underscores, or not, with the version of nvme-cli)
+# host_writes CONTROLLER: prints the number of write commands in the SMART log.  (Depending on its version, nvme-cli
+# writes the name with underscores or spaces, and with or without capitals.)
 host_writes() { nvme smart-log "$1" | tr ' ' _ | sed -n 's/^host_write_commands[_[:space:]]*:_*//Ip' | tr -d ,; }
 smart_counts() {
     local c d before after
@@ -105,7 +107,7 @@ refusals() {
     local c d want
     c=/dev/$(ctrl)
     d=$(dev 1)
-    # (nvmet looks at the transfer length first)
+    # (nvmet checks the transfer length before the feature, and gives the third of these errors)
     refused 'INVALID_FIELD|Invalid Field|SGL Length Invalid' nvme get-feature "$c" -f 0x0c
     refused 'INVALID_OPCODE|Invalid (Command )?Opcode' nvme admin-passthru "$c" --opcode=0xc1 -n 0
     refused 'INVALID_OPCODE|Invalid (Command )?Opcode' nvme io-passthru "$d" --opcode=0x7e -n 1
@@ -120,7 +122,7 @@ refusals() {
 # ---------------------------------------------------------------- I/O commands
 
 pattern() { yes "$1" | head -c "$2"; }
-# get DEVICE BLOCK COUNT [OPTION...]: what nvme read gives, in /tmp/b.
+# get DEVICE BLOCK COUNT [OPTION...]: reads blocks with nvme read into /tmp/b.
 get() {
     local d=$1 start=$2 count=$3
     shift 3
@@ -128,7 +130,7 @@ get() {
     nvme read "$d" --start-block="$start" --block-count=$((count - 1)) \
         --data-size=$((count * $(block_size "$d"))) --data=/tmp/b "$@" >/dev/null
 }
-# put DEVICE BLOCK COUNT [OPTION...]: nvme write from /tmp/a.
+# put DEVICE BLOCK COUNT [OPTION...]: writes blocks from /tmp/a with nvme write.
 put() {
     local d=$1 start=$2 count=$3
     shift 3
@@ -160,7 +162,7 @@ force_unit_access() {
     get "$d" 128 4 --force-unit-access
     cmp /tmp/a /tmp/b
 }
-# As large as people and test suites try first, and as large as a command may be by default.
+# 256 KiB, which people and test suites try first, and 1 MiB, the most that a command of Raceline may have by default.
 large_commands() {
     local n d bs size
     for n in 1 2 3; do
@@ -214,7 +216,7 @@ discard() {
 
 # ---------------------------------------------------------------- data
 
-# file_system TYPE NSID: write, fsync, unmount, forget, mount again, compare.
+# file_system TYPE NSID: writes and syncs files, unmounts, empties the caches, mounts again, and compares the files.
 file_system() {
     local d sum
     d=$(dev "$2")

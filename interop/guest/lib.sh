@@ -1,18 +1,18 @@
 # Shell functions for the scripts that run inside the guest: checks, nvme devices, the kernel's log.
 #
 # A script sources this file, defines one function per check and ends with
-#     dispatch "$@"           # (the functions run in a child shell, under a time limit)
+#     dispatch "$@"           # (each function runs in a child shell, under a time limit)
 #     check NAME SECONDS FUNCTION [ARGUMENT...]
 # Each check prints one line: "ok NAME", "not ok NAME: why" or "skip NAME: why".
-# A function that cannot run for a good reason prints the reason and returns 77.
+# A function that cannot run here prints the reason and returns 77: its check is then skipped.
 
-# The script's own name, for `check` to start it again.
+# The script's own name: `check` starts the script again by it.
 SELF=${0##*/}
 FIO_MAX=${FIO_MAX:-1m}
 ADDR=${ADDR:-10.0.2.2}
 FAILED=/tmp/failed-checks
 
-# dispatch "$@": in the child shell run the named function, in the script itself do nothing.
+# dispatch "$@": runs the named function in a child shell of `check`; does nothing in the script itself.
 dispatch() {
     [ "${1:-}" = call ] || return 0
     shift
@@ -21,11 +21,11 @@ dispatch() {
     exit
 }
 
-# check NAME SECONDS FUNCTION...: run the function in a child shell and report.
+# check NAME SECONDS FUNCTION...: runs the function in a child shell, and prints the result.
 check() {
     local name=$1 limit=$2 rc=0 why
     shift 2
-    # (by its path: busybox's timeout would run its own shell, which prefers busybox's commands)
+    # (dash by its path: by name, busybox's timeout would run busybox's shell, which prefers busybox's commands)
     timeout "$limit" /bin/dash "./$SELF" call "$@" >/tmp/check.out 2>&1 </dev/null || rc=$?
     why=$(grep . /tmp/check.out | tail -n 1)
     case $rc in
@@ -41,17 +41,17 @@ check() {
     esac
 }
 
-# finish: the script's exit code says whether a check failed.
+# finish: ends the script, with exit code 1 if a check has failed and 0 otherwise.
 finish() {
     echo "# end of checks"
     [ ! -s $FAILED ]
     exit
 }
 
-# fail WORDS: end a check with a reason.
+# fail WORDS: ends a check as failed, with this reason.
 fail() { echo "$*"; exit 1; }
 
-# refused TEXT COMMAND...: the command must fail, and say TEXT (case is ignored).
+# refused TEXT COMMAND...: the command must fail, and its output must match TEXT in upper or lower case.
 refused() {
     local text=$1
     shift
@@ -64,18 +64,18 @@ refused() {
 
 # ---------------------------------------------------------------- the kernel's log
 
-# log_start: forget what the log holds so far.
+# log_start: empties the kernel's log.
 log_start() { dmesg -c >/dev/null; }
 
-# log_clean [PATTERN]: no warning or error about storage since log_start, but for lines matching
-# PATTERN (what the test itself provoked).  The log is emptied.
+# log_clean [PATTERN]: fails if the kernel has logged a warning or error about storage since log_start.
+# Lines that match PATTERN are allowed: the test itself provoked them.  The log is emptied.
 log_clean() {
     dmesg -c --level=emerg,alert,crit,err,warn >/tmp/log.all
-    # The emulated processor's own, and seen once: a debug exception that nobody asked for.
+    # The emulated processor once raised a debug exception for which no test had given a cause.
     sed -i '/WARNING: .*exc_debug_kernel/,/end trace/d' /tmp/log.all
     grep -E 'nvme|blk|[Ii]/[Oo] error|EXT4|XFS|JBD2|blocked for more|BUG|WARNING|Oops|Call Trace' \
         /tmp/log.all >/tmp/log.bad || true
-    # With the kernel as its own peer, what its target says is not the host's complaint.
+    # When the peer is the kernel itself, lines of its target (nvmet) are not complaints of its host.
     [ "${PEER:-}" != kernel ] || sed -i '/ nvmet/d' /tmp/log.bad
     grep -vE "${1:-^$}" /tmp/log.bad >/tmp/log.left || true
     [ ! -s /tmp/log.left ] || { cat /tmp/log.left; fail "the kernel warns: $(head -n 1 /tmp/log.left)"; }
@@ -83,13 +83,13 @@ log_clean() {
 
 # ---------------------------------------------------------------- the kernel as a host
 
-# connect [OPTION...]: associate with the subsystem $NQN.
+# connect [OPTION...]: connects to the subsystem $NQN, and waits for namespace 1.
 connect() {
     nvme connect -t tcp -a "$ADDR" -s "$PORT" -n "$NQN" --keep-alive-tmo=30 "$@"
     dev 1 >/dev/null
 }
 
-# disconnect: end all associations with $NQN; its controllers must be gone after that.
+# disconnect: ends all associations with $NQN.  Its controllers must be gone within 10 s.
 disconnect() {
     nvme disconnect -n "$NQN"
     local i=0
@@ -100,7 +100,7 @@ disconnect() {
     done
 }
 
-# ctrl: the name (nvme0) of the controller connected to $NQN, or nothing.
+# ctrl: prints the name of the controller that is connected to $NQN, such as nvme0, or nothing.
 ctrl() {
     local c
     for c in /sys/class/nvme/nvme*; do
@@ -110,10 +110,10 @@ ctrl() {
     done
 }
 
-# state: the kernel's word for the state of that controller.
+# state: prints the kernel's word for the state of that controller, or "gone".
 state() { cat "/sys/class/nvme/$(ctrl)/state" 2>/dev/null || echo gone; }
 
-# wait_state WORD SECONDS
+# wait_state WORD SECONDS: waits until the controller is in that state; fails after SECONDS.
 wait_state() {
     local i=0
     while [ "$(state)" != "$1" ]; do
@@ -123,14 +123,14 @@ wait_state() {
     done
 }
 
-# dev NSID: the block device of that namespace of $NQN (waits up to 20 s).
+# dev NSID: prints the block device of that namespace of $NQN.  It waits for the device for at most 20 s.
 dev() {
     local i=0 s d
     while [ $i -lt 200 ]; do
         for s in /sys/class/nvme-subsystem/nvme-subsys*; do
             [ "$(cat "$s/subsysnqn" 2>/dev/null)" = "$NQN" ] || continue
             for d in "$s"/nvme*n*; do
-                # (the number in the name is not the namespace's: new kernels scan in parallel)
+                # (new kernels scan in parallel, so the number in the name may differ from the namespace's)
                 d=${d##*/}
                 [ "$(cat "/sys/block/$d/nsid" 2>/dev/null)" = "$1" ] && [ -b "/dev/$d" ] || continue
                 echo "/dev/$d"
@@ -144,14 +144,14 @@ dev() {
     return 1
 }
 
-# block_size DEVICE, bytes DEVICE
+# block_size DEVICE: prints the bytes of a block.  bytes DEVICE: prints the bytes of the device.
 block_size() { blockdev --getss "$1"; }
 bytes() { blockdev --getsize64 "$1"; }
 
-# cold_caches: forget what the page cache holds, so that the next read asks the target.
+# cold_caches: empties the page cache, so that the next read asks the target.
 cold_caches() { sync; echo 3 >/proc/sys/vm/drop_caches; }
 
-# verify DEVICE SIZE [FIO OPTION...]: write mixed block sizes, read all back, compare checksums.
+# verify DEVICE SIZE [FIO OPTION...]: writes mixed block sizes, reads all back, and compares checksums.
 verify() {
     local d=$1 size=$2
     shift 2
@@ -160,10 +160,10 @@ verify() {
         --do_verify=1 --minimal "$@" >/tmp/fio.out 2>&1 || { cut -c1-200 /tmp/fio.out; return 1; }
 }
 
-# unpiped COMMAND...: run it with SIGPIPE ignored. Linux sends a command in the context of the process
-# that does the I/O, and without MSG_NOSIGNAL: while a connection breaks, that process is sent SIGPIPE
-# (dd then ends with 141 and no word, with "failed to send request -32" in the kernel's log), although
-# its request is repeated on the next connection and succeeds.
+# unpiped COMMAND...: runs the command with SIGPIPE ignored. Linux sends an NVMe command in the context of the
+# process that does the I/O, without MSG_NOSIGNAL. While a connection breaks, that process gets SIGPIPE,
+# although Linux repeats the request on the next connection and it succeeds. (dd then ends with 141 and
+# prints nothing; the kernel's log has "failed to send request -32".)
 unpiped() {
     (
         trap '' PIPE
@@ -171,7 +171,7 @@ unpiped() {
     )
 }
 
-# all_zero DEVICE OFFSET_MIB COUNT_MIB
+# all_zero DEVICE OFFSET_MIB COUNT_MIB: whether that part of the device reads as zeroes.
 all_zero() {
     local want got
     want=$(dd if=/dev/zero bs=1M count="$3" 2>/dev/null | md5sum)
@@ -183,7 +183,7 @@ all_zero() {
 
 NVMET=/sys/kernel/config/nvmet
 
-# nvmet_subsystem NQN DEVICE...: open to all hosts, one namespace per device.
+# nvmet_subsystem NQN DEVICE...: makes a subsystem that is open to all hosts, with one namespace per device.
 nvmet_subsystem() {
     local s=$NVMET/subsystems/$1 n=0 d
     shift
@@ -198,7 +198,7 @@ nvmet_subsystem() {
     done
 }
 
-# nvmet_port ID PORT NQN: listen on every address and offer the subsystem there.
+# nvmet_port ID PORT NQN: listens on that TCP port of every address, and offers the subsystem there.
 nvmet_port() {
     local p=$NVMET/ports/$1
     modprobe nvmet-tcp
@@ -210,7 +210,7 @@ nvmet_port() {
     ln -s "$NVMET/subsystems/$3" "$p/subsystems/$3"
 }
 
-# Three namespaces like those of Raceline in these tests, served by this same kernel.
+# nvmet_self: serves three namespaces like those of Raceline in these tests from this same kernel.
 nvmet_self() {
     modprobe -a loop
     modprobe brd rd_nr=1 rd_size=$((96 * 1024))

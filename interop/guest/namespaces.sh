@@ -1,14 +1,14 @@
-# The kernel's host on a daemon that is managed: it makes namespaces of a pool (create, attach, use, format,
-# detach, delete), they survive the daemon, and it is told of what comes and goes.
+# The kernel's host manages namespaces of a daemon: it makes them from a pool, attaches, uses, formats, detaches and
+# deletes them.  The namespaces survive the daemon.  The daemon tells the host when namespaces come and go.
 #
-# Environment: PORT, NQN.  The subsystem has a pool of 256 MiB in units of 1 MiB and no namespace.  A line
-# "REQUEST word" asks the machine outside: restart kills the daemon and starts it again; add-ns and remove-ns
-# are of namespace 20; add-subsystem makes $NQN-two; add-referral points discovery to another service, at
-# OTHER_PORT, where $NQN-other is.  With STATIC=1 (crates/target/examples/export_pool.rs) nobody answers, and
-# such checks are left out.
+# Environment: PORT, NQN.  The subsystem has a pool of 256 MiB in units of 1 MiB and no namespace.  This script prints
+# a line "REQUEST word" to ask the machine outside for something.  restart: kill the daemon, and start it again.  add-ns
+# and remove-ns: add or remove namespace 20.  add-subsystem: make $NQN-two.  add-referral: refer discovery to another
+# service at OTHER_PORT, which has $NQN-other.  With STATIC=1 (crates/target/examples/export_pool.rs) no program
+# answers, and the checks that ask are left out.
 . ./lib.sh
 
-# ns_ids: the numbers of the namespaces that the kernel has, in one line.
+# ns_ids: prints the numbers of the namespaces that the kernel has, in one line and ascending order.
 ns_ids() {
     local s d ids=""
     for s in /sys/class/nvme-subsystem/nvme-subsys*; do
@@ -20,7 +20,7 @@ ns_ids() {
     done
     echo $ids | tr ' ' '\n' | sort -n | xargs
 }
-# wait_ns WORDS: the kernel has those namespaces within 20 s, told by an event or by its own scan.
+# wait_ns WORDS: waits until the kernel has exactly those namespaces, after an event or by its own scan; fails after 20 s.
 wait_ns() {
     local i=0
     while [ "$(ns_ids)" != "$1" ]; do
@@ -45,7 +45,7 @@ connect_empty() {
     grep -qi 'Format NVM Supported' /tmp/id || fail "OACS says nothing of Format NVM"
     [ "$(unallocated)" = $((256 << 20)) ] || fail "unvmcap is $(unallocated)"
 }
-# The iSCSI set-up of the JBOF paper makes ten of one drive.
+# There are ten because the iSCSI set-up of the JBOF paper divides one drive into ten.
 create_ten() {
     local n c
     c=/dev/$(ctrl)
@@ -70,11 +70,11 @@ attach_ten() {
     nvme list-ctrl "/dev/$(ctrl)" --namespace-id=1 | tee /tmp/ctrls
     grep -q "0x$(printf %x "$(cntlid)")" /tmp/ctrls || fail "list-ctrl does not name our controller"
 }
-# zero DEVICE: its first 2 MiB are.  (Emulation is slow.)
+# zero DEVICE: whether its first 2 MiB are zero.  (The emulated CPU would take too long for all of it.)
 zero() { head -c $((2 << 20)) "$1" | cmp -n $((2 << 20)) - /dev/zero; }
-# marked NSID: the first 2 MiB of that namespace say its number.
+# marked NSID: whether the first 2 MiB of that namespace hold its number.
 marked() { yes "namespace $1" | head -c $((2 << 20)) | cmp -n $((2 << 20)) - "$(dev "$1")"; }
-# Each namespace holds its own number; none shows through another.
+# Each namespace holds its own number: no write to one has changed another.
 apart() {
     local n
     for n in 1 2 3 4 5 6 7 8 9 10; do
@@ -100,13 +100,13 @@ format_4096() {
     zero "$d" || fail "it is not zero"
     marked 3
 }
-# What hosts made is as good as any other disk: mixed sizes, checked by their checksums.
+# Namespaces that the host has made keep data as other disks do: fio writes mixed sizes, and compares checksums.
 verify_new() {
     verify "$(dev 2)" 2m
     verify "$(dev 7)" 2m
 }
-# A disk that is detached while somebody has it open goes; I/O on what is open ends without data, and soon.
-# Attached again, it is the same.
+# A namespace that is detached while a program has it open goes away.  A read on the open file ends within 20 s without
+# data.  Attached again, the namespace has the same data.
 detach_open() {
     local c d all="1 2 3 4 5 6 7 8 9 10"
     c=/dev/$(ctrl)
@@ -115,7 +115,7 @@ detach_open() {
     nvme detach-ns "$c" --namespace-id=10 --controllers="$(cntlid)"
     wait_ns "${all% 10}"
     cold_caches
-    # (the kernel says EIO, or that the disk has no bytes any more)
+    # (the read fails with EIO, or reaches the end of a disk that has no bytes any more)
     timeout 20 dd bs=4096 skip=1000 count=1 <&3 >/tmp/gone 2>/dev/null || [ $? = 1 ] || fail "reading a detached disk hangs"
     [ ! -s /tmp/gone ] || fail "a detached namespace was read"
     exec 3<&-
@@ -139,14 +139,14 @@ detach_delete() {
     wait_ns "1 2 3 4 6 7 8 9 10"
     zero "$(dev 4)" || fail "what was deleted shows through"
 }
-# Attachment belongs to the host: it finds its namespaces again under another controller number.
+# Namespaces are attached to the host: after it connects again, with another controller number, it has them again.
 reconnect() {
     disconnect
     connect --reconnect-delay=1
     wait_ns "1 2 3 4 6 7 8 9 10"
     marked 1
 }
-# Namespaces come and go while another is in use.
+# Namespaces are made and deleted while fio uses another one.
 under_io() {
     local c i=0
     c=/dev/$(ctrl)
@@ -162,9 +162,9 @@ under_io() {
     wait $! || { cut -c1-200 /tmp/fio.out; fail "the I/O beside it failed"; }
     wait_ns "1 2 3 4 6 7 8 9 10"
 }
-# ask WORD: have the machine outside do something.  (ttyS1 is what it reads; the output of a check is kept back.)
+# ask WORD: asks the machine outside for something.  (It reads ttyS1.  The output of a check does not go there at once.)
 ask() { echo "REQUEST $1" >/dev/ttyS1; }
-# restarted: the daemon has been killed and started again, and the kernel has found it.
+# restarted: has the daemon killed and started again, and waits until the kernel has connected to it again.
 restarted() {
     local i=0
     ask restart
@@ -175,14 +175,14 @@ restarted() {
     done
     wait_state live 60
 }
-# identities: the names that the kernel has found in each namespace.
+# identities: prints the number of each namespace and the identifier that the kernel has read from it.
 identities() {
     local n
     for n in $(ns_ids); do
         echo "$n $(cat "/sys/block/$(basename "$(dev "$n")")/wwid")"
     done
 }
-# What hosts have made is kept: the daemon is killed under I/O, right after the answer to a command, and
+# The daemon keeps the namespaces that hosts have made.  It is killed under I/O, right after it has answered a command, and
 # comes back with the same namespaces and data.
 survives() {
     local c job
@@ -200,21 +200,21 @@ survives() {
     nvme delete-ns "$c" --namespace-id=5
     wait_ns "1 2 3 4 6 7 8 9 10"
     cold_caches
-    # (under-io has written over namespace 1)
+    # (not namespace 1: the check under-io has written over its number)
     marked 3
     marked 6
     identities | diff /tmp/identities - || fail "namespaces have come back under other names"
     [ "$(unallocated)" = $((112 << 20)) ] || fail "unvmcap is $(unallocated)"
 }
-# creator: makes namespaces until one is refused or lost; notes those that were acknowledged.
+# creator CONTROLLER: makes namespaces until a command fails.  It adds each acknowledged number to /tmp/acknowledged.
 creator() {
     while nvme create-ns "/dev/$1" --nsze=2048 --ncap=2048 --flbas=0 >/tmp/created 2>&1; do
         sed -n 's/.*nsid: *\([0-9]*\).*/\1/p' /tmp/created >>/tmp/acknowledged
     done
 }
 allocated() { nvme list-ns "/dev/$(ctrl)" --all | sed -n 's/^\[.*\]:\(0x[0-9a-f]*\)/\1/p' | while read -r n; do echo $((n)); done; }
-# The daemon is killed while namespaces are being made: those that the host was told of are there, and at most
-# one of which it was not told.
+# The daemon is killed while the host makes namespaces.  Afterwards all acknowledged namespaces are there, and at most one
+# that was not acknowledged.
 kill_while_creating() {
     local job n more
     : >/tmp/acknowledged
@@ -234,7 +234,7 @@ kill_while_creating() {
     done
     [ "$(unallocated)" = $((112 << 20)) ] || fail "unvmcap is $(unallocated)"
 }
-# listed NUMBER: `nvme list` shows so many block devices of the subsystem.
+# listed NUMBER: waits until `nvme list` shows that number of block devices of the subsystem; fails after 10 s.
 listed() {
     local i=0
     while [ "$(nvme list | grep -c "^$(dev 1 | sed 's/n[0-9]*$//')n")" != "$1" ]; do
@@ -260,7 +260,7 @@ hot_add_remove() {
     listed 9
 }
 TRACE=/sys/kernel/tracing
-# A persistent discovery controller is told when there is more to discover.
+# The target sends an event to a persistent discovery controller when a subsystem is added.
 discovery_event() {
     [ -d $TRACE/events ] || mount -t tracefs tracefs $TRACE || { echo "no tracefs"; return 77; }
     [ -d $TRACE/events/nvme/nvme_async_event ] || { echo "no tracepoint nvme_async_event"; return 77; }
@@ -280,7 +280,7 @@ discovery_event() {
     grep -q "^subnqn: *$NQN-two\$" /tmp/after || fail "$NQN-two is not listed"
     nvme disconnect -n nqn.2014-08.org.nvmexpress.discovery
 }
-# A referral is listed, and followed to what the other service offers, which is used.
+# Discovery lists the referral.  The host follows it to the other service, and uses the subsystem that is offered there.
 referral() {
     local i=0
     ask add-referral
@@ -289,8 +289,8 @@ referral() {
         sleep 0.2
         i=$((i + 1))
     done
-    # A service lists the address at which it was asked, and that is another one behind the emulator's
-    # network: what the other service lists is carried there.
+    # A service lists the address at which it was asked.  Behind the emulator's network, that address leads to the guest
+    # itself.  So nc carries connections to it on to the other service.
     nc -ll -p "$OTHER_PORT" -e nc "$ADDR" "$OTHER_PORT" &
     nvme connect-all -t tcp -a "$ADDR" -s "$PORT" --keep-alive-tmo=30 || true
     NQN=$NQN-other
@@ -332,7 +332,7 @@ if [ -z "${STATIC:-}" ]; then
     check dmesg-managed 10 log_clean 'failed to connect socket'
 fi
 check delete-all 30 delete_all
-# (they went while the kernel was looking at them)
+# (the kernel was still identifying namespaces when they were deleted)
 check dmesg-end 10 log_clean 'Identify Descriptors failed'
 check disconnect 30 disconnect
 finish

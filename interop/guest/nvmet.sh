@@ -1,14 +1,14 @@
-# The kernel's NVMe/TCP target, for a host outside the guest: prints READY, then obeys requests.
+# The kernel's NVMe/TCP target for a host outside the guest.  The script prints READY, then carries out requests.
 #
-# Environment: NQN.  Port 4420 serves two namespaces (1: RAM, blocks of 512; 2: RAM, blocks of 4096).
-# A word sent as a line to port 4499 is carried out and answered with "ok" or "failed":
+# Environment: NQN.  Port 4420 serves two namespaces in RAM: 1 has blocks of 512 bytes, 2 has blocks of 4096 bytes.
+# A request is a line with one of these words, sent to port 4499.  The answer is "ok" or "failed: WHY":
 #   lossy      lose, delay, swap and double packets on the way out    lossless    stop that
 #   drop-io   end every I/O queue's connection      port-off, port-on   take the port away, put it back
 #   clean     is the kernel's log free of warnings? end                 stop the guest
 . ./lib.sh
 
-# Connections of the admin queue and of I/O queues look alike, but an I/O queue's under load has
-# sent far more than the admin queue's ever will.
+# Nothing in a connection says whether it is an admin queue's or an I/O queue's.  So a connection that has sent more
+# than 200,000 bytes counts as an I/O queue's under load: an admin queue's does not send as many here.
 drop_io() {
     ss -tnHi state established "( sport = :4420 )" >/tmp/connections
     awk '/^ *[0-9]+ +[0-9]+ /{peer = $4} match($0, /bytes_sent:[0-9]+/) {
@@ -22,7 +22,7 @@ lossy() { tc qdisc add dev "$(link)" root netem delay 1ms 1ms loss 1% reorder 5%
 lossless() {
     tc -s qdisc show dev "$(link)" >/tmp/qdisc
     tc qdisc del dev "$(link)" root
-    # A link that lost nothing has proved nothing.
+    # Without a lost packet, the test would have proved nothing about loss.
     grep -q 'dropped [1-9]' /tmp/qdisc || { cat /tmp/qdisc; fail "no packet was lost"; }
 }
 request() {
