@@ -70,6 +70,7 @@ pub(crate) fn open(
         volatile_write_cache: queue.write_back,
         deallocate: releases,
         deallocate_zeroes: releases,
+        numa_node: queue.numa_node,
         ..new_info(spec, name, block_size, queue.bytes / u64::from(block_size), uuid)
     };
     Ok(DiskBdev::new(Held::new(file), false, info, claim))

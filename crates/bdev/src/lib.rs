@@ -87,6 +87,9 @@ pub struct BdevInfo {
     pub reads_in_place: bool,
     /// Reads into a buffer and writes are copies that the submitting core makes itself.
     pub copies_data: bool,
+    /// The NUMA node that the device is attached to, or whose memory it prefers; `None` where that is not
+    /// known.
+    pub numa_node: Option<u32>,
     /// Stable identity of the device.
     pub uuid: [u8; 16],
 }

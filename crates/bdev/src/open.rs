@@ -230,6 +230,7 @@ fn memory_info(spec: &DeviceSpec, size: ByteSize, derived: Uuid) -> BdevInfo {
     BdevInfo {
         physical_block_size: spec.physical_block_size.unwrap_or(PAGE_BYTES).max(block_size),
         io_boundary_bytes: spec.io_boundary_bytes,
+        numa_node: spec.numa_node.and_then(|node| u32::try_from(node).ok()),
         ..new_info(spec, name, block_size, size.0 / u64::from(block_size), derived)
     }
 }
@@ -254,6 +255,7 @@ pub(crate) fn new_info(
         deallocate_zeroes: false,
         reads_in_place: false,
         copies_data: false,
+        numa_node: None,
         uuid: spec.uuid.unwrap_or(derived).into_bytes(),
     }
 }

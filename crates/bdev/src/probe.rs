@@ -69,6 +69,8 @@ pub(crate) struct BlockQueue {
     pub(crate) read_only: bool,
     /// A name that the device itself has, wherever it is plugged in.
     pub(crate) wwid: Option<String>,
+    /// The NUMA node that the disk is attached to, where the machine says one.
+    pub(crate) numa_node: Option<u32>,
 }
 
 impl BlockQueue {
@@ -105,8 +107,17 @@ impl BlockQueue {
                 Some(partition) => format!("{wwid} partition {partition}"),
                 None => wwid,
             }),
+            numa_node: numa_node(&disk.join("device")),
         })
     }
+}
+
+/// The node that a device or one above it says. A disk's device may be an NVMe controller, a target of a
+/// SCSI bus, or a virtio device; the PCI device that has the node lies some levels above. A device of no
+/// node has -1.
+fn numa_node(device: &Path) -> Option<u32> {
+    let own = fs::canonicalize(device).ok()?;
+    own.ancestors().find_map(|place| attribute(&place.join("numa_node")))?.parse().ok()
 }
 
 /// One attribute, without white space around it; `None` if it is missing or empty.
@@ -167,11 +178,23 @@ mod tests {
             zeroing_discard: true,
             read_only: false,
             wwid: Some("eui.0025385b21404321".into()),
+            numa_node: None,
         };
         assert_eq!(whole, expected);
         let partition = BlockQueue::from_sysfs(&disk.join("nvme0n1p2")).unwrap();
         let wwid = Some("eui.0025385b21404321 partition 2".into());
         assert_eq!(partition, BlockQueue { bytes: 51_200, read_only: true, wwid, ..expected });
+
+        // The node is that of the PCI device, some levels above the controller; -1 is no node.
+        let device = root.path().join("0000:5e:00.0");
+        write(device.join("numa_node"), "1\n");
+        write(device.join("nvme/nvme0/state"), "live\n");
+        std::os::unix::fs::symlink(device.join("nvme/nvme0"), disk.join("device")).unwrap();
+        for own in [disk.clone(), disk.join("nvme0n1p2")] {
+            assert_eq!(BlockQueue::from_sysfs(&own).unwrap().numa_node, Some(1));
+        }
+        write(device.join("numa_node"), "-1\n");
+        assert_eq!(BlockQueue::from_sysfs(&disk).unwrap().numa_node, None);
 
         // What is not known to be safe counts as volatile.
         fs::remove_file(disk.join("queue/write_cache")).unwrap();

@@ -78,6 +78,7 @@ impl RamBdev {
             deallocate_zeroes: true,
             reads_in_place: true,
             copies_data: true,
+            numa_node: None,
             uuid: [0; 16],
         };
         let device = Self::new(info, pages, None)?;

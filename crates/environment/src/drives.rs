@@ -70,15 +70,19 @@ fn drive(system: &System, name: &str) -> Drive {
     }
 }
 
-/// The NUMA node of a device, which the device or one above it says. Devices under buses such as virtio and
-/// NVMe have the node of the PCI device above them.
+/// The NUMA node that a device or one above it says. The PCI device that has it lies some levels above
+/// devices of NVMe, of virtio and of SCSI buses.
 pub(crate) fn attached(system: &System, device: &str) -> Reading<i32> {
-    let places = ["numa_node", "device/numa_node", "../numa_node", "../../numa_node"];
-    let node = |place: &&str| system.number(&format!("{device}/{place}")).get();
-    match places.iter().find_map(node) {
-        Some(node) => Reading::Read(node),
-        None => Reading::unread(format!("neither {device} nor what it is attached to has a node")),
+    /// Virtual disks below an expander and its host are seven levels below their PCI device.
+    const LEVELS: usize = 8;
+    let mut place = device.to_owned();
+    for _ in 0..LEVELS {
+        if let node @ Reading::Read(_) = system.number(&format!("{place}/numa_node")) {
+            return node;
+        }
+        place.push_str("/..");
     }
+    Reading::unread(format!("neither {device} nor what it is attached to has a NUMA node"))
 }
 
 /// Speed and width of a PCI Express link, and what they could be.

@@ -200,6 +200,7 @@ fn describe(name: String, controller: &ControllerInfo, namespace: &NamespaceInfo
         deallocate_zeroes: namespace.deallocate_zeroes,
         reads_in_place: false,
         copies_data: false,
+        numa_node: None,
         uuid,
     }
 }

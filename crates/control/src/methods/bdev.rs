@@ -116,7 +116,7 @@ fn describe(bdev: &Entry) -> Value {
         "preferred_unmap_alignment": 0,
         "preferred_unmap_granularity": 0,
         "uuid": bdev.uuid,
-        "numa_id": -1,
+        "numa_id": info.numa_node.map_or(-1, i64::from),
         "assigned_rate_limits": {
             "rw_ios_per_sec": 0,
             "rw_mbytes_per_sec": 0,

@@ -213,6 +213,10 @@ fn a_malloc_device_has_the_properties_it_was_given() {
     make(json!({ "physical_block_size": 16384, "optimal_io_boundary": 64, "numa_id": -1 }))
         .unwrap();
     let shown = call(&pair.target, "bdev_get_bdevs", json!({ "name": "P" })).unwrap();
+    assert_eq!(shown[0]["numa_id"], -1);
+    make(json!({ "name": "R", "numa_id": 0 })).unwrap();
+    let on_a_node = call(&pair.target, "bdev_get_bdevs", json!({ "name": "R" })).unwrap();
+    assert_eq!(on_a_node[0]["numa_id"], 0);
     let malloc = json!({ "physical_block_size": 16384, "optimal_io_boundary": 64 });
     assert_eq!(shown[0]["driver_specific"], json!({ "malloc": malloc }));
     let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "P", "nsid": 9 } });
