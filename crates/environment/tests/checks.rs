@@ -27,6 +27,7 @@ fn result<'a>(checks: &'a [Check], id: &str) -> (Severity, &'a str, Vec<&'a str>
 
 /// What is wrong on a machine as distributions set it up, and the command for each.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn everything_wrong_with_a_server_is_found() {
     let machine = machine(&[XEON_ICE]);
     let found = checks(&machine, Some("ens1f0"));
