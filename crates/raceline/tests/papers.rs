@@ -156,7 +156,7 @@ fn a_run_that_is_killed_goes_on_and_is_compared() {
         assert_eq!(kept[0]["latencies"], whole[0]["latencies"], "the first block is kept");
     }
     let same = ok(&["bench", "compare", &out, &out]);
-    assert!(same.contains("100.0 % of 2 values agree"), "{same}");
+    assert!(same.contains("100.0 % of 4 values agree"), "{same}");
     let said = ok(&["bench", "report", &out, "--file", &file]);
     assert!(said.contains("report.html: 1 of "), "{said}");
     let page = std::fs::read_to_string(Path::new(&out).join("report/report.html")).unwrap();

@@ -1,5 +1,6 @@
 //! `raceline bench list`, `show`, `run` and `compare`: the catalogue of experiments.
 
+mod bed;
 mod compare;
 mod report;
 mod run;

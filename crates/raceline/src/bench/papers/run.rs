@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use raceline_bench::accel::Device;
 use raceline_bench::machine::Origin;
-use raceline_papers::bed::{Bed, Loopback};
+use raceline_papers::bed::Bed;
 use raceline_papers::experiment::Experiment;
 use raceline_papers::record::Effort;
 use raceline_papers::run::{self, Options, RunError, Timing};
@@ -13,6 +13,7 @@ use raceline_papers::table;
 use raceline_reactor::affinity::allowed_cores;
 
 use super::super::engines;
+use super::bed::Beds;
 use super::catalogue;
 use crate::cli::bench::OffloadChoice;
 use crate::cli::bench::papers::RunArgs;
@@ -38,13 +39,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
-    let bed = Loopback;
-    let shared = Shared { args, cpus: cpus(args)?, bed: &bed, interrupt: &Mutex::new(interrupt) };
+    let shared = Shared { args, cpus: cpus(args)?, interrupt: &Mutex::new(interrupt) };
+    let mut beds = Beds::default();
     let bar = Bar::new(&experiments, &shared);
     let mut failures = Vec::new();
     for (number, experiment) in experiments.iter().enumerate() {
         bar.begin(number, experiment);
-        match shared.run(experiment, &mut |progress| bar.show(number, &progress)) {
+        let bed = bar.bar.suspend(|| beds.of(args.bed, experiment))?;
+        match shared.run(experiment, bed, &mut |progress| bar.show(number, &progress)) {
             Ok(record) => {
                 let text = table::text(experiment, &record);
                 bar.bar.suspend(|| shell::print(format!("{text}\n").as_bytes()))?;
@@ -101,7 +103,6 @@ fn timing(args: &RunArgs) -> Timing {
 struct Shared<'a> {
     args: &'a RunArgs,
     cpus: Vec<usize>,
-    bed: &'a dyn Bed,
     /// Threads of a measurement ask it, too.
     interrupt: &'a Mutex<Interrupt>,
 }
@@ -110,6 +111,7 @@ impl Shared<'_> {
     fn run(
         &self,
         experiment: &Experiment,
+        bed: &dyn Bed,
         report: &mut (dyn FnMut(run::Progress) + Send),
     ) -> Result<raceline_papers::record::Record, RunError> {
         let engine = if run::uses_engine(experiment) {
@@ -124,7 +126,7 @@ impl Shared<'_> {
             timing: timing(self.args),
             seed: self.args.seed,
             out: Some(self.args.out.clone()),
-            bed: self.bed,
+            bed,
             spdk: self.args.spdk.clone(),
             target: self.args.target.clone(),
             engine,

@@ -70,6 +70,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Vec<PathBuf>,
 
+    /// The network between host and target
+    #[arg(long, value_enum, value_name = "BED", default_value_t)]
+    pub(crate) bed: BedChoice,
+
     /// The folder in which SPDK was built: its target is measured, too
     #[arg(long, value_name = "DIR", help_heading = "Subjects")]
     pub(crate) spdk: Option<PathBuf>,
@@ -126,6 +130,20 @@ pub(crate) struct ReportArgs {
     /// Add the experiment of a file of your own
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Vec<PathBuf>,
+}
+
+/// `--bed`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BedChoice {
+    /// What fits each experiment best, of those that can be made here
+    #[default]
+    Auto,
+    /// The loopback device
+    Loopback,
+    /// Two network namespaces and a veth pair with 4 queues; takes root
+    Veth,
+    /// The same, with a link of 1 Gbit/s
+    Shaped,
 }
 
 /// Arguments of `bench compare`.
