@@ -108,8 +108,8 @@ const TRANSIENT: [&str; 7] = ["date", "time", "uptime", "load", "loadavg", "free
 fn walk(path: &str, a: &Value, b: &Value, found: &mut Vec<String>) {
     if let (Value::Object(first), Value::Object(second)) = (a, b) {
         for key in first.keys().chain(second.keys().filter(|key| !first.contains_key(*key))) {
-            let transient = |word: &&str| key.to_lowercase().contains(*word);
-            if !TRANSIENT.iter().any(|word| transient(&word)) {
+            let key_lower = key.to_lowercase();
+            if !TRANSIENT.iter().any(|word| key_lower.contains(word)) {
                 let of = |map: &serde_json::Map<String, Value>| {
                     map.get(key).cloned().unwrap_or(Value::Null)
                 };

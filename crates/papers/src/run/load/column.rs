@@ -28,6 +28,8 @@ const CEILING_MIN: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Of this many blocks, one more may be thrown away because something disturbed it.
 const DISCARD_PART: u32 = 3;
+/// At least this many blocks may be thrown away.
+const DISCARDS_MIN: u32 = 2;
 
 /// What a column needs.
 pub(super) struct ColumnRun<'a> {
@@ -202,7 +204,7 @@ impl ColumnRun<'_> {
     ) -> Result<(), RunError> {
         let ids: Vec<&str> = started.iter().map(|it| it.point.series.id.as_str()).collect();
         let first = journal.next_block(&ids, &self.column.id);
-        let mut allowed = self.options.timing.blocks / DISCARD_PART;
+        let mut allowed = (self.options.timing.blocks / DISCARD_PART).max(DISCARDS_MIN);
         let mut distance = self.distance(started);
         let mut block = first;
         while block < self.options.timing.blocks && !started.is_empty() {
@@ -219,22 +221,27 @@ impl ColumnRun<'_> {
             let still = distance.look();
             disturbed |= distance.is_far(near) || distance.is_far(still);
             self.check_stop()?;
-            let idle = |(_, run): &&(String, Run)| run.latencies.is_empty();
             if disturbed && allowed > 0 {
                 allowed -= 1;
                 journal.record.discarded_blocks += 1;
                 continue;
             }
-            if let Some((id, _)) = runs.iter().find(idle) {
-                let why = "no command ended during a run: the machine is overloaded, or the run too short";
-                let column = &self.column.id;
-                return Err(RunError::Failed(format!("series {id}, column {column}: {why}")));
-            }
+            self.drop_idle(&mut runs, journal);
             subtract_local(started, &mut runs);
             journal.add_block(&self.column.id, runs)?;
             block += 1;
         }
         Ok(())
+    }
+
+    /// Takes out runs in which no command ended, and notes them.
+    fn drop_idle(&self, runs: &mut Vec<(String, Run)>, journal: &mut Journal<'_>) {
+        for (id, _) in runs.iter().filter(|(_, run)| run.latencies.is_empty()) {
+            let what = format!("series {id}, column {}, at least one run", self.column.id);
+            let why = "no command ended: the machine is overloaded, or the run too short";
+            journal.missing(&what, why, 1);
+        }
+        runs.retain(|(_, run)| !run.latencies.is_empty());
     }
 
     fn connect<'w>(
