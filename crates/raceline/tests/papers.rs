@@ -1,5 +1,7 @@
 //! The catalogue of experiments as users run it: listed, shown, run, broken off, gone on with, and compared.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::path::Path;
