@@ -335,7 +335,7 @@ impl Bed for Veth {
 
 /// The words of `tc` that limit a link.
 fn discipline(link: &str, shape: &Shape) -> Vec<String> {
-    let mut words = vec!["qdisc", "add", "dev", link, "root"].join(" ");
+    let mut words = ["qdisc", "add", "dev", link, "root"].join(" ");
     if shape.is_rate_only() {
         let rate = shape.bits_per_s.unwrap_or(0);
         words += &format!(" tbf rate {rate}bit burst {BURST} latency {QUEUE_TIME}");
