@@ -331,6 +331,12 @@ impl<'a> Session<'a> {
         self.coordinator.collect(&self.config, &self.layout, start)
     }
 
+    /// What the queues count, for samples while a run goes on.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Arc<QueueCounters>> {
+        self.coordinator.counters.concat()
+    }
+
     /// Changes how all queues gather commands before they send them.
     pub fn set_i10(&self, i10: Option<I10Config>) {
         self.coordinator.broadcast(|| Message::Gather(i10));

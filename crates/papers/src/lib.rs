@@ -4,6 +4,7 @@
 //! leaves one [`record::Record`] for each experiment. Everything that is derived, shown or compared comes
 //! from records, so that a report can be made again, and by others.
 
+pub mod agent;
 pub mod bed;
 pub mod catalogue;
 pub mod compare;

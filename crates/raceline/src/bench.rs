@@ -1,6 +1,7 @@
 //! `raceline bench`: experiments that measure how fast this machine and this program are.
 
 mod accel;
+mod agent;
 mod bed;
 mod digest;
 mod distance;
@@ -29,5 +30,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Experiment::Host(args) => host::run(args),
         Experiment::Distance(args) => distance::run(args),
         Experiment::Bed(args) => bed::run(args),
+        Experiment::Agent(args) => agent::agent(args),
+        Experiment::Fleet(args) => agent::fleet(args),
     }
 }

@@ -1,5 +1,6 @@
 //! Arguments of `raceline bench`.
 
+pub(crate) mod agent;
 pub(crate) mod bed;
 pub(crate) mod distance;
 pub(crate) mod host;
@@ -49,6 +50,10 @@ pub(crate) enum Experiment {
     Distance(DistanceArgs),
     /// Make, show or remove a test bed: two network namespaces and the link between them
     Bed(bed::BedArgs),
+    /// Run loads for a fleet, on this machine
+    Agent(agent::AgentArgs),
+    /// Run a load on several agents at the same time, and merge what they measure
+    Fleet(agent::FleetArgs),
 }
 
 /// Arguments of `bench limit`.
