@@ -155,7 +155,7 @@ impl Canvas {
     pub(crate) fn published(&mut self, (x, y): (f64, f64)) {
         let _ = writeln!(
             self.body,
-            "<path class=\"hollow\" stroke=\"currentColor\" stroke-width=\"1.5\" d=\"M{x:.1} {:.1}l5.5 5.5l-5.5 5.5l-5.5 -5.5z\"/>",
+            "<path class=\"mark\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"1.5\" d=\"M{x:.1} {:.1}l5.5 5.5l-5.5 5.5l-5.5 -5.5z\"/>",
             y - 5.5
         );
     }

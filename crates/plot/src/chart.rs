@@ -135,7 +135,7 @@ impl Chart {
     fn frame(&self, shown: &[(usize, Vec<(f64, Mark)>)], top: f64, direct: bool) -> Frame {
         let named = shown.iter().filter(|(_, points)| !points.is_empty());
         let names = named.map(|(at, _)| width(&self.lines[*at].name, SIZE)).fold(0.0, f64::max);
-        let right = if direct { names.min(NAMES) + 34.0 } else { RIGHT };
+        let right = if direct { names.min(NAMES) + 36.0 } else { RIGHT };
         // Labels of the axis have at most seven letters; they are measured when they are known.
         Frame { left: 62.0, right: WIDTH - right, top, foot: top + HEIGHT }
     }

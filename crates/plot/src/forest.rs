@@ -56,9 +56,11 @@ impl Forest {
         let scale = Scale::new(&Kind::Log, values, (left, right), &[]);
         let names: Vec<Vec<String>> =
             self.rows.iter().map(|row| lines(&row.name, SIZE, NAMES, 3)).collect();
-        // Two lines at least: the numbers at the right stand in two.
-        let heights: Vec<f64> =
-            names.iter().map(|name| TEXT * name.len().max(2) as f64 + 8.0).collect();
+        // The numbers at the right stand in two lines where something is published.
+        let least = |row: &Row| if published(row).is_some() { 2 } else { 1 };
+        let height =
+            |(row, name): (&Row, &Vec<String>)| TEXT * name.len().max(least(row)) as f64 + 8.0;
+        let heights: Vec<f64> = self.rows.iter().zip(&names).map(height).collect();
         let foot = top + heights.iter().sum::<f64>();
         grid(&mut canvas, &scale, (top, foot));
         let mut above = top;
@@ -66,11 +68,7 @@ impl Forest {
             let middle = above + height / 2.0;
             let first = middle - TEXT * name.len() as f64 / 2.0 + SIZE;
             canvas.lines((LEFT, first), Anchor::Start, name);
-            let (mut words, mut beside) = ("not measured".to_owned(), String::new());
-            if let Some(value) = published(row) {
-                canvas.published((scale.place(value), middle));
-                beside = format!("published {}", ratio(value));
-            }
+            let mut words = "not measured".to_owned();
             if let Some(mark) = ours(row) {
                 if let Some((low, high)) = mark.ends {
                     canvas.bar(0, middle, scale.place(low), scale.place(high));
@@ -78,8 +76,15 @@ impl Forest {
                 canvas.marker(0, (scale.place(mark.middle), middle));
                 words = numbers(&mark);
             }
-            canvas.bold((WIDTH - NUMBERS, middle - 3.0), Anchor::Start, &words);
-            canvas.faint((WIDTH - NUMBERS, middle + TEXT - 3.0), Anchor::Start, &beside);
+            let x = WIDTH - NUMBERS;
+            if let Some(value) = published(row) {
+                canvas.published((scale.place(value), middle));
+                canvas.bold((x, middle - 3.0), Anchor::Start, &words);
+                let beside = format!("published {}", ratio(value));
+                canvas.faint((x, middle + TEXT - 3.0), Anchor::Start, &beside);
+            } else {
+                canvas.bold((x, middle + 4.0), Anchor::Start, &words);
+            }
             above += height;
         }
         let title = lines(&self.title, SIZE, WIDTH - 2.0 * LEFT, 2);
@@ -131,7 +136,7 @@ mod tests {
         assert_readable(&picture);
         let svg = picture.inline("x");
         assert_eq!(markers(&picture), 1 + 2);
-        assert_eq!(svg.matches("class=\"hollow\"").count(), 1 + 2);
+        assert_eq!(svg.matches("class=\"mark\"").count(), 1 + 2);
         assert_eq!(svg.matches("not measured").count(), 2);
         assert!(svg.contains("1.31 (1.27 \u{2013} 1.35)") && svg.contains("published 14.00"));
         assert!(

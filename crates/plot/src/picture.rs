@@ -12,13 +12,13 @@ use crate::text::{LINE, escaped, lines};
 pub const STYLE: &str = "\
 .rl { font-family: Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif; color: #1f2328 }
 .rl text { fill: currentColor } .rl .faint { color: #59636e } .rl .paper { fill: #ffffff }
-.rl .grid { stroke: #d8dee4 } .rl .axis { stroke: #59636e } .rl .hollow { fill: #ffffff }
+.rl .grid { stroke: #d8dee4 } .rl .axis { stroke: #59636e }
 .rl .c0 { color: #0072b2 } .rl .c1 { color: #c04f00 } .rl .c2 { color: #00805d } .rl .c3 { color: #a8487f }
 .rl .c4 { color: #8a6200 } .rl .c5 { color: #2a7fb8 } .rl .c6 { color: #4d4d4d } .rl .c7 { color: #7a3db8 }
 .rl .up { fill: #56a0d3 } .rl .down { fill: #e69f00 }
 @media screen and (prefers-color-scheme: dark) {
 .rl { color: #f0f6fc } .rl .faint { color: #9da7b3 } .rl .paper { fill: #0d1117 }
-.rl .grid { stroke: #30363d } .rl .axis { stroke: #9da7b3 } .rl .hollow { fill: #0d1117 }
+.rl .grid { stroke: #30363d } .rl .axis { stroke: #9da7b3 }
 .rl .c0 { color: #56b4e9 } .rl .c1 { color: #ff8f4a } .rl .c2 { color: #2fd3a0 } .rl .c3 { color: #e8a0cb }
 .rl .c4 { color: #f0c945 } .rl .c5 { color: #8cc8ff } .rl .c6 { color: #c9d1d9 } .rl .c7 { color: #c9a3f5 }
 .rl .up { fill: #2f7fb5 } .rl .down { fill: #b57700 }
