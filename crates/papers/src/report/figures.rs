@@ -241,10 +241,7 @@ fn distributions(entry: &Entry, figure: &Figure, drawn: &mut Vec<Drawn>) {
         };
         let y = Axis { title: "Latency (us)".to_owned(), kind: Kind::Log, ticks: Vec::new() };
         let part = if columns.len() > 1 || entry.experiment.axis.columns.len() > 1 {
-            titled(
-                &format!("{} {}", entry.experiment.axis.label, column.id),
-                &entry.experiment.axis.unit,
-            )
+            format!("{} {}", entry.experiment.axis.label, column.id)
         } else {
             String::new()
         };
@@ -292,7 +289,7 @@ fn forest(entry: &Entry, figure: &Figure, drawn: &mut Vec<Drawn>) {
     let one = entry.experiment.axis.columns.len() < 2;
     let unit = &entry.experiment.axis.unit;
     let row = |ratio: &&Ratio| {
-        let place = if one { String::new() } else { format!(": {}", titled(&ratio.column, unit)) };
+        let place = if one { String::new() } else { format!(": {}", ratio.column) };
         Row {
             name: format!("{}{place}", ratio.label),
             ours: ratio.ours.as_ref().map(mark_of),

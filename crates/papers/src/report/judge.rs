@@ -158,8 +158,9 @@ fn place(experiment: &Experiment, column: &str) -> String {
     if experiment.axis.columns.len() < 2 {
         return String::new();
     }
-    let unit =
-        if experiment.axis.unit.is_empty() { "" } else { &format!(" {}", experiment.axis.unit) };
+    // Names such as `64K` have a unit of their own.
+    let bare = experiment.axis.unit.is_empty() || column.parse::<f64>().is_err();
+    let unit = if bare { "" } else { &format!(" {}", experiment.axis.unit) };
     format!(", {} {column}{unit}", experiment.axis.label)
 }
 

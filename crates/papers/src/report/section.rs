@@ -86,7 +86,7 @@ fn table(head: &[String], rows: &[Vec<String>], numbers: usize) -> String {
     };
     let body: String = rows.iter().map(|row| cells("td", row)).collect();
     format!(
-        "<div class=\"scroll\"><table>\n<thead>{}</thead>\n<tbody>\n{body}</tbody>\n</table></div>\n",
+        "<div class=\"scroll\"><table class=\"wide\">\n<thead>{}</thead>\n<tbody>\n{body}</tbody>\n</table></div>\n",
         cells("th", head)
     )
 }

@@ -19,13 +19,14 @@ section { margin-top: 2.2rem; padding-top: 1.2rem; border-top: 2px solid var(--r
 .question { font-size: 1.06rem } .verdict { border-left: 4px solid var(--rule); padding: .4rem .8rem; background: var(--card) }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .86rem; margin: .4rem 0 }
 th, td { text-align: left; vertical-align: top; padding: .28rem .6rem; border-bottom: 1px solid var(--rule) }
-th { background: var(--card); font-weight: 600 } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+th { background: var(--card); font-weight: 600 } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+td.n { white-space: nowrap } th.n { min-width: 5.5rem } .wide td:first-child { min-width: 11rem }
 td small { color: var(--faint); display: block; font-size: .92em } .summary td { min-width: 6rem } .summary { width: 100% }
 .grade { display: inline-block; padding: .02rem .5rem; border-radius: 1rem; font-size: .82rem; font-weight: 600; white-space: nowrap }
 .good { color: var(--good); background: var(--good-bg) } .mid { color: var(--mid); background: var(--mid-bg) }
 .bad { color: var(--bad); background: var(--bad-bg) } .none { color: var(--faint); background: var(--none-bg) }
 figure { margin: 1rem 0; padding: 0; max-width: 46rem; break-inside: avoid } figure svg { width: 100%; height: auto; display: block }
-figcaption { font-weight: 600; font-size: .94rem } figure .faint { font-weight: 400; font-size: .84rem }
+figcaption { font-weight: 600; font-size: .94rem } figure p.faint { font-weight: 400; font-size: .84rem }
 ul { margin: .3rem 0; padding-left: 1.3rem; max-width: 50rem } li { margin: .15rem 0; overflow-wrap: anywhere }
 details { margin: .5rem 0; border: 1px solid var(--rule); border-radius: 6px; padding: .3rem .8rem }
 summary { cursor: pointer; font-weight: 600; font-size: .92rem }
