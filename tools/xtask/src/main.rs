@@ -14,6 +14,7 @@ mod lint;
 mod modules;
 mod official;
 mod origin;
+mod papers;
 mod placement;
 mod quiet;
 mod raceline;
@@ -266,6 +267,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             "libraceline: its symbols, and the example in C",
             true,
             Box::new(|| capi::run(tree)),
+        ),
+        step(
+            "papers-report",
+            "the report about the papers' experiments, in a browser",
+            true,
+            Box::new(|| papers::run(tree)),
         ),
         step(
             "fio-engine",

@@ -15,7 +15,7 @@ struct Need {
 }
 
 /// All external programs; `missing_for` looks for the first word of `steps`.
-const NEEDS: [Need; 13] = [
+const NEEDS: [Need; 14] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -29,6 +29,7 @@ const NEEDS: [Need; 13] = [
     Need { program: "fio", package: "fio", steps: "fio-engine" },
     Need { program: "cc", package: "gcc libc6-dev", steps: "fio-engine" },
     Need { program: "ethtool", package: "ethtool", steps: "placement" },
+    Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },
 ];
 
 fn missing() -> Vec<&'static Need> {
@@ -36,7 +37,7 @@ fn missing() -> Vec<&'static Need> {
 }
 
 /// The reason why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client",
-/// "fio-engine") cannot run on this machine, if there is one.
+/// "fio-engine", "papers-report") cannot run on this machine, if there is one.
 pub(crate) fn missing_for(steps: &str) -> Option<String> {
     let programs: Vec<&str> =
         missing().iter().filter(|need| need.steps == steps).map(|need| need.program).collect();
