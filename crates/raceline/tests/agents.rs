@@ -1,5 +1,7 @@
 //! Several load generators at the same time: agents as processes, and the fleet that drives them.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::process::{Command, Stdio};
