@@ -25,11 +25,13 @@ pub struct Difference {
 
 /// The differences between two environments, in JSON, that change results. A value that was read in one and
 /// not in the other is a difference: nobody knows whether it is the same. Other JSON than environments gives
-/// what differs in it.
+/// what differs in it. They are sorted by field.
 #[must_use]
 pub fn differences(left: &Value, right: &Value) -> Vec<Difference> {
     let mut found = Vec::new();
     compare("", Some(left), Some(right), &mut found);
+    // Objects keep the order of their keys or sort them, as the program was built.
+    found.sort_by(|one, other| one.field.cmp(&other.field));
     found
 }
 
