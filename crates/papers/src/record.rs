@@ -34,7 +34,7 @@ pub struct Record {
     pub stand_ins: Vec<StandIn>,
     /// The settings that were in force, by name, e.g. `io_bytes`, `depth`, `runtime_s`.
     pub settings: BTreeMap<String, String>,
-    /// The machine and its system, as `raceline doctor` reads them; what could not be read says so.
+    /// The machine: at present its processor and its kernel.
     pub environment: serde_json::Value,
     /// The points, in the order in which the report shows them.
     pub points: Vec<Point>,
