@@ -37,7 +37,7 @@ mod snapshot;
 mod subsystem;
 mod tolerance;
 
-pub use admin::{Facts, asks_for_controllers};
+pub use admin::{Facts, asks_for_controllers, authentication_transfer};
 pub use connect::{
     ConnectError, ConnectRequest, Role, connect_transfer, find_subsystem, parse_connect,
 };

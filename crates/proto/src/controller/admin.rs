@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::management::MANAGEMENT_COMMANDS;
 use super::sgl::{direction_of, is_odd_and_empty, sgl_transfer};
 use super::{AdminOutcome, Controller, ErrorEntry, IoCounters, Tolerance};
+use crate::nvme::authentication;
 use crate::nvme::identify::cns;
 use crate::nvme::opcode::{admin, fabrics};
 use crate::nvme::property::PropertyAccess;
@@ -18,6 +19,16 @@ pub struct Facts {
     /// The controllers of the subsystem and their hosts, for a command that
     /// [`asks_for_controllers`].
     pub controllers: Vec<(ControllerId, HostNqn)>,
+}
+
+/// How many bytes go which way with an authentication command, on every queue.
+///
+/// # Errors
+/// The status to complete it with: its words or its SGL are wrong.
+pub fn authentication_transfer(sqe: &Sqe) -> Result<Transfer, Status> {
+    authentication::check_words(sqe)?;
+    let direction = direction_of(sqe.fctype()).ok_or(Status::INVALID_OPCODE.dnr())?;
+    sgl_transfer(sqe, direction, authentication::MAX_MESSAGE_BYTES)
 }
 
 /// Whether a command of the admin queue is about the other controllers of its subsystem.
