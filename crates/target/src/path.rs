@@ -1,6 +1,7 @@
 //! What happens to connections and commands on a core.
 
 pub(crate) mod association;
+pub(crate) mod authentication;
 pub(crate) mod buffers;
 pub(crate) mod choice;
 pub(crate) mod commands;

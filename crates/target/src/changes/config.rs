@@ -124,6 +124,8 @@ pub struct PreConnectLimits {
     pub ic_req: Duration,
     /// Time from accept to a completed Connect.
     pub connect: Duration,
+    /// Time from Connect to a completed authentication, for hosts that have to authenticate.
+    pub authentication: Duration,
 }
 
 impl Default for PreConnectLimits {
@@ -133,6 +135,7 @@ impl Default for PreConnectLimits {
             per_source: 128,
             ic_req: Duration::from_secs(5),
             connect: Duration::from_secs(10),
+            authentication: Duration::from_secs(30),
         }
     }
 }

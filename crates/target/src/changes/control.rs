@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use raceline_auth::{Algorithms, Keys};
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{
     DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem,
@@ -23,7 +24,7 @@ use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::message::{Message, Reply};
 use crate::changes::pool_map::PoolNamespace;
 use crate::changes::pool_state::PoolState;
-use crate::changes::snapshot::{DeviceId, Snapshot, SubsystemDevices, SubsystemStats};
+use crate::changes::snapshot::{DeviceId, Secrets, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
 use crate::records::placement::PlacementPolicy;
 use crate::records::registry::Shared;
@@ -54,6 +55,8 @@ pub(crate) struct State {
     pub(crate) referrals: Vec<Referral>,
     pub(crate) discovery_filter: DiscoveryFilter,
     pub(crate) retry_delays: [u16; 3],
+    /// The hash functions and groups with which hosts may authenticate.
+    pub(crate) algorithms: Algorithms,
     pub(crate) generation: u64,
     devices: HashSet<DeviceId>,
     last_device: u16,
@@ -68,6 +71,8 @@ pub(crate) struct Entry {
     pub(crate) any_host: bool,
     /// The hosts that may connect otherwise.
     pub(crate) hosts: Vec<Nqn>,
+    /// The keys of those hosts that have to authenticate.
+    pub(crate) keys: BTreeMap<Nqn, Keys>,
     /// Its own listeners, by port id.
     pub(crate) ports: Vec<u16>,
     pub(crate) namespaces: BTreeMap<u32, Exported>,
@@ -86,6 +91,9 @@ pub(crate) struct Exported {
     /// Keeps the device open as long as it is exported.
     pub(crate) bdev: SharedBdev,
 }
+
+/// Settings that all subsystems have in common: retry delays, and how hosts may authenticate.
+type Common = ([u16; 3], Algorithms);
 
 impl Control {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
@@ -125,7 +133,7 @@ impl Control {
     pub(crate) fn prepare(
         &self,
         entry: &mut Entry,
-        retry_delays: [u16; 3],
+        (retry_delays, algorithms): Common,
     ) -> Result<(), TargetError> {
         let subsystem = Arc::new(self.describe(entry, retry_delays)?);
         let devices: Vec<DeviceId> = entry.namespaces.values().map(|ns| ns.device).collect();
@@ -134,6 +142,7 @@ impl Control {
             devices: devices.into(),
             stats: Arc::clone(&entry.stats),
             controller_ids: entry.config.controller_ids.clone(),
+            secrets: Arc::new(Secrets { hosts: entry.keys.clone(), algorithms }),
         }));
         Ok(())
     }
@@ -149,11 +158,11 @@ impl Control {
         nqn: &Nqn,
         change: impl FnOnce(&mut Entry) -> Result<T, TargetError>,
     ) -> Result<T, TargetError> {
-        let retry_delays = state.retry_delays;
+        let common = state.common();
         let entry = state.entry(nqn)?;
         let before = entry.clone();
         let changed = change(entry).and_then(|result| {
-            self.prepare(entry, retry_delays)?;
+            self.prepare(entry, common)?;
             if let (Some(before), Some(pool)) = (&before.pool, &entry.pool) {
                 pool.save_unless(nqn, before)?;
             }
@@ -167,11 +176,11 @@ impl Control {
 
     /// Shows all cores the current state, and waits until they have seen it.
     pub(crate) fn publish(&self, state: &mut State) -> Result<(), TargetError> {
-        let retry_delays = state.retry_delays;
+        let common = state.common();
         let mut subsystems = Vec::with_capacity(state.subsystems.len());
         for entry in state.subsystems.values_mut() {
             if entry.published.is_none() {
-                self.prepare(entry, retry_delays)?;
+                self.prepare(entry, common.clone())?;
             }
             subsystems.extend(entry.published.clone());
         }
@@ -324,6 +333,11 @@ impl State {
         self.subsystems.get_mut(nqn).ok_or_else(|| TargetError::NoSubsystem(nqn.clone()))
     }
 
+    /// What all subsystems have in common.
+    pub(crate) fn common(&self) -> Common {
+        (self.retry_delays, self.algorithms.clone())
+    }
+
     /// What the queues of each subsystem have done so far.
     pub(crate) fn totals(&self) -> Vec<(Nqn, QueueTotals)> {
         let entries = self.subsystems.iter();
@@ -368,6 +382,7 @@ impl Entry {
             config,
             any_host,
             hosts,
+            keys: BTreeMap::new(),
             ports: Vec::new(),
             namespaces: BTreeMap::new(),
             pool: None,

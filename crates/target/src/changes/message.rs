@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc;
 
+use raceline_auth::{Finished, Verdict};
 use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
 use raceline_proto::nvme::{Nqn, QueueId, Status};
@@ -40,6 +41,10 @@ pub(crate) enum Message {
     Wipe { id: DeviceId, bytes: u64, reply: Reply<Result<(), BdevError>> },
     /// Control: the result of a command about namespaces; with success, DW0.
     Managed { to: CommandPlace, result: Result<u32, Status> },
+    /// The result of a computation for an Authentication Send.
+    Authenticated { to: CommandPlace, finished: Box<Finished> },
+    /// What an authentication on a queue in use means for it.
+    Judged { key: ConnKey, verdict: Verdict },
     /// Control: what exists has changed.
     Snapshot { snapshot: Arc<Snapshot>, reply: Reply<()> },
     /// Control: close this host's controllers of a subsystem.

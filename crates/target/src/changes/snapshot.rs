@@ -1,9 +1,11 @@
 //! What exists, as all cores see it: an immutable snapshot, replaced as a whole.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use raceline_auth::{Algorithms, Keys};
 use raceline_proto::controller::{Subsystem, TargetSnapshot};
 use raceline_proto::nvme::{HostNqn, Nqn};
 
@@ -43,6 +45,23 @@ pub(crate) struct SubsystemDevices {
     pub(crate) stats: Arc<SubsystemStats>,
     /// The numbers that its controllers get.
     pub(crate) controller_ids: RangeInclusive<u16>,
+    /// The keys of its hosts.
+    pub(crate) secrets: Arc<Secrets>,
+}
+
+/// The keys of the hosts of a subsystem.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Secrets {
+    /// Only hosts that have to authenticate.
+    pub(crate) hosts: BTreeMap<Nqn, Keys>,
+    pub(crate) algorithms: Algorithms,
+}
+
+impl Secrets {
+    /// The keys of a host, and what is allowed; `None`: the host need not authenticate.
+    pub(crate) fn of(&self, host: &Nqn) -> Option<(Keys, Algorithms)> {
+        Some((self.hosts.get(host)?.clone(), self.algorithms.clone()))
+    }
 }
 
 impl SubsystemDevices {
@@ -79,6 +98,10 @@ impl VisibleSubsystem {
             self.all = Arc::clone(all);
             self.devices = all.visible_to(&self.host);
         }
+    }
+
+    pub(crate) fn host(&self) -> &HostNqn {
+        &self.host
     }
 
     pub(crate) fn nqn(&self) -> &Nqn {

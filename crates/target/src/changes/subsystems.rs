@@ -1,5 +1,6 @@
 //! Changes of subsystems and of the hosts that may connect to them.
 
+use raceline_auth::{Algorithms, Keys};
 use raceline_proto::controller::HostAccess;
 use raceline_proto::nvme::Nqn;
 
@@ -20,7 +21,7 @@ impl Target {
         }
         let nqn = config.nqn.clone();
         let mut entry = Entry::new(config);
-        self.control.prepare(&mut entry, state.retry_delays)?;
+        self.control.prepare(&mut entry, state.common())?;
         state.subsystems.insert(nqn, entry);
         self.control.publish(&mut state)
     }
@@ -55,6 +56,7 @@ impl Target {
                 HostAccess::Any => (true, Vec::new()),
                 HostAccess::List(hosts) => (false, hosts),
             };
+            entry.keys.retain(|host, _| entry.hosts.contains(host));
             Ok(())
         })
     }
@@ -94,11 +96,47 @@ impl Target {
         self.change(nqn, |entry| match entry.hosts.iter().position(|listed| listed == host) {
             Some(place) => {
                 entry.hosts.remove(place);
+                entry.keys.remove(host);
                 Ok(())
             }
             None => Err(TargetError::NoHost { nqn: nqn.clone(), host: host.clone() }),
         })?;
         self.control.disconnect_host(nqn, host)
+    }
+
+    /// Sets the keys by which a host of the list has to prove itself, also where any host may connect. Without a
+    /// host's secret in them it need not. Connections that there are stay; the keys hold from their next
+    /// authentication on.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, or the host is not on its list.
+    pub fn set_host_keys(&self, nqn: &Nqn, host: &Nqn, keys: Keys) -> Result<(), TargetError> {
+        self.change(nqn, |entry| {
+            if !entry.hosts.contains(host) {
+                return Err(TargetError::NoHost { nqn: nqn.clone(), host: host.clone() });
+            }
+            if keys.host.is_empty() {
+                entry.keys.remove(host);
+            } else {
+                entry.keys.insert(host.clone(), keys);
+            }
+            Ok(())
+        })
+    }
+
+    /// Sets with which hash functions and groups hosts may authenticate, the preferred first.
+    ///
+    /// # Errors
+    /// When a list is empty, or a core does not answer.
+    pub fn set_algorithms(&self, algorithms: Algorithms) -> Result<(), TargetError> {
+        if algorithms.hashes.is_empty() || algorithms.groups.is_empty() {
+            let what = "hash functions and groups of authentication";
+            return Err(TargetError::Config { what, need: "at least one of each" });
+        }
+        let mut state = self.control.lock();
+        state.algorithms = algorithms;
+        state.describe_all_anew();
+        self.control.publish(&mut state)
     }
 
     /// Sets CRDT1 to 3: after how many units of 100 ms hosts may retry commands that were refused with

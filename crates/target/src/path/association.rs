@@ -77,6 +77,14 @@ impl Association {
         self.cntlid
     }
 
+    pub(crate) fn nqn(&self) -> &Nqn {
+        &self.nqn
+    }
+
+    pub(crate) fn host(&self) -> &HostNqn {
+        self.controller.hostnqn()
+    }
+
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         self.controller.poll_timeout()
     }

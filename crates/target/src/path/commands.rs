@@ -5,6 +5,7 @@
 
 mod ahead;
 mod at_once;
+mod authentication;
 mod blocks;
 mod data;
 mod digest;
@@ -22,6 +23,7 @@ use raceline_reactor::{Context, IoBuf};
 
 use crate::changes::message::Message;
 use crate::changes::snapshot::VisibleSubsystem;
+use crate::path::authentication::Authentication;
 use crate::path::core::Core;
 use crate::path::outbox::Outbox;
 use crate::path::slots::{CommandSlot, NoSlot, Phase, Slots};
@@ -47,6 +49,8 @@ pub(crate) struct Commands {
     pub(crate) out: Outbox,
     /// Of an I/O queue that is connected.
     pub(crate) io: Option<IoQueue>,
+    /// Of a host that has to authenticate. No command of an authenticated I/O queue looks at it.
+    pub(crate) auth: Option<Box<Authentication>>,
     /// The command that gets the in-capsule data that arrive next. `None`: it was refused.
     capsule: Option<SlotKey>,
     /// The command whose in-capsule data waits for an I/O buffer: the socket is not read.
@@ -69,6 +73,7 @@ impl Commands {
             slots: Slots::new(1),
             out: Outbox::new(key, core),
             io: None,
+            auth: None,
             capsule: None,
             paused: None,
             pending_fuse: PendingFuse::None,
@@ -81,6 +86,11 @@ impl Commands {
     #[inline]
     pub(crate) fn counters(&self) -> &Arc<QueueCounters> {
         &self.out.counters
+    }
+
+    /// The connection.
+    pub(crate) fn key(&self) -> ConnKey {
+        self.key
     }
 
     #[inline]

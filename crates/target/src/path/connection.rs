@@ -1,6 +1,7 @@
 //! One connection: its socket, and how it handles the events that the protocol decodes.
 
 mod admin;
+mod authentication;
 mod connect;
 mod teardown;
 
@@ -9,6 +10,7 @@ use std::time::Instant;
 
 use raceline_bdev::Done;
 use raceline_proto::controller::ConnectRequest;
+use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::{Sqe, Status};
 use raceline_proto::tcp::{ControllerQueue, DataDest, Event, FatalError, Violation};
 use raceline_reactor::io::{RecvBuffers, SocketId};
@@ -17,7 +19,7 @@ use raceline_reactor::{Context, SendBatch, Token, WorkDone};
 use crate::changes::snapshot::DeviceId;
 use crate::path::association::Association;
 use crate::path::choice::{departure, pass_is_over};
-use crate::path::commands::{Commands, DataEnd};
+use crate::path::commands::{Commands, DataEnd, IoQueue};
 use crate::path::core::Core;
 use crate::path::inbox::Inbox;
 use crate::path::life::{Life, LifeState};
@@ -31,6 +33,8 @@ pub(crate) enum Role {
     New,
     /// An I/O queue whose Connect the controller's core is looking at.
     Joining(Box<ConnectRequest>, Home),
+    /// An I/O queue that has joined its controller, and whose host has to authenticate.
+    Proving(Box<IoQueue>),
     /// The admin queue; the controller lives here.
     Admin(Box<Association>),
     /// An I/O queue: [`Commands::io`].
@@ -249,8 +253,15 @@ impl Connection {
         };
         let executable = match &mut self.role {
             Role::New => self.begin_connect(cx, core, command),
+            Role::Admin(_) | Role::Proving(_) if is_authentication(sqe) => {
+                self.commands.begin_authentication(cx, core, command)
+            }
+            Role::Admin(_) | Role::Proving(_) if !self.commands.is_proven() => {
+                let status = Status::AUTHENTICATION_REQUIRED.dnr();
+                return self.commands.refuse(core, command, status);
+            }
             Role::Admin(association) => association.begin(&mut self.commands, cx, core, command),
-            Role::Joining(..) | Role::Io => {
+            Role::Joining(..) | Role::Proving(_) | Role::Io => {
                 let status = Status::COMMAND_SEQUENCE_ERROR.dnr();
                 return self.commands.refuse(core, command, status);
             }
@@ -265,6 +276,7 @@ impl Connection {
         match &self.role {
             Role::New => self.execute_connect(cx, core, command),
             Role::Joining(..) => {}
+            Role::Proving(_) => self.authenticate(cx, core, command),
             Role::Admin(_) => self.execute_admin(cx, core, command),
             Role::Io => self.commands.execute_io(cx, core, command),
         }

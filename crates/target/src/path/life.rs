@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same before Connect: half-dead sockets of unknown peers must go sooner.
 const EARLY_TERMINATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a host whose authentication has failed may take to close.
+const DISMISS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long commands in flight may take when the target stops.
 const COMMANDS_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -29,6 +31,8 @@ pub(crate) struct Life {
     pub(crate) draining: bool,
     /// Counts as a socket before Connect.
     early: bool,
+    /// Connected, and has to authenticate.
+    proving: bool,
     /// Answers that other cores still owe.
     pub(crate) awaiting: usize,
     accepted: Instant,
@@ -43,6 +47,7 @@ impl Life {
             state: LifeState::Greeting,
             draining: false,
             early: true,
+            proving: false,
             awaiting: 0,
             accepted: now,
             deadline: Some(now + ic_req),
@@ -56,14 +61,27 @@ impl Life {
         self.deadline = Some(self.accepted + connect);
     }
 
-    /// Connect has completed.
+    /// Connect has completed, and the host has to prove itself before a deadline.
+    pub(crate) fn prove(&mut self, deadline: Instant) {
+        self.proving = true;
+        self.deadline = Some(deadline);
+    }
+
+    /// Connect has completed, and the host has proved itself if it has to.
     pub(crate) fn admit(&mut self) {
+        self.proving = false;
         self.deadline = None;
     }
 
     /// Whether it counted as a socket before Connect until now.
     pub(crate) fn leave_early(&mut self) -> bool {
         std::mem::take(&mut self.early)
+    }
+
+    /// The host has failed to prove itself. It gets the answer, and has to close before a deadline.
+    pub(crate) fn dismiss(&mut self, now: Instant) {
+        self.state = LifeState::Terminating;
+        self.deadline = Some(now + DISMISS_TIMEOUT);
     }
 
     /// The host has to close before a deadline.
@@ -106,8 +124,9 @@ impl Life {
         Some(match self.state {
             _ if self.draining => "commands in flight did not finish in time",
             LifeState::Greeting => "no ICReq in time",
+            LifeState::Open if self.proving => "the host did not authenticate in time",
             LifeState::Open => "no Connect in time",
-            LifeState::Terminating | LifeState::Closing => "the host did not close after TermReq",
+            LifeState::Terminating | LifeState::Closing => "the host did not close in time",
         })
     }
 }

@@ -380,6 +380,7 @@ fn report_stale(who: &str) {
 impl Service for PollGroup {
     type Message = Message;
 
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
             Message::Listen { address, port_id, streams, reply } => {
@@ -403,6 +404,14 @@ impl Service for PollGroup {
                     connection.managed(core, to.slot, result);
                 });
             }
+            Message::Authenticated { to, finished } => {
+                self.with(cx, to.conn.key, |connection, _, core| {
+                    connection.computed(core, to.slot, *finished);
+                });
+            }
+            Message::Judged { key, verdict } => {
+                self.with(cx, key, |connection, cx, core| connection.judge(cx, core, verdict));
+            }
             Message::Snapshot { snapshot, reply } => self.replace_snapshot(cx, &snapshot, &reply),
             Message::DisconnectHost { nqn, host, reply } => {
                 self.disconnect_host(cx, &nqn, &host);
@@ -422,7 +431,9 @@ impl Service for PollGroup {
                 self.core.send(from.core, reply);
             }
             Message::IoConnected { to, result } => {
-                self.with(cx, to, |connection, _, core| connection.io_connected(core, result));
+                self.with(cx, to, |connection, cx, core| {
+                    connection.io_connected(cx, core, result);
+                });
             }
             Message::IoClosed { home, qid, from } => {
                 self.with(cx, home, |connection, cx, core| {

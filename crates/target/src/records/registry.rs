@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap, hash_map};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
+use raceline_auth::{Work, Worker};
 use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
@@ -12,8 +13,11 @@ use crate::changes::config::TargetConfig;
 use crate::changes::management::ManagementRequest;
 use crate::changes::message::Message;
 use crate::records::ledger::Ledger;
-use crate::records::names::{Home, Place};
+use crate::records::names::{CommandPlace, Home, Place};
 use crate::records::placement::{Arrival, Placement, Seat};
+
+/// Computations of authentications that may wait: 1 s of work with the largest group and 5 ms each.
+const MAX_AUTHENTICATIONS: usize = 200;
 
 /// Shared by all cores of a target.
 pub(crate) struct Shared {
@@ -22,6 +26,8 @@ pub(crate) struct Shared {
     cores: usize,
     registry: Mutex<Registry>,
     ledger: Mutex<Ledger>,
+    /// Computes for authentications. It starts with the first one; `None`: it could not.
+    authenticator: OnceLock<Option<Worker>>,
     /// The way to the thread that changes namespaces for hosts, once there is a pool.
     manager: Mutex<Option<mpsc::Sender<ManagementRequest>>>,
 }
@@ -80,7 +86,9 @@ impl Shared {
         };
         let ledger = Mutex::new(Ledger::new(cores));
         let (senders, registry) = (OnceLock::new(), Mutex::new(registry));
-        Self { config, senders, cores, registry, ledger, manager: Mutex::new(None) }
+        let manager = Mutex::new(None);
+        let authenticator = OnceLock::new();
+        Self { config, senders, cores, registry, ledger, authenticator, manager }
     }
 
     pub(crate) fn set_senders(&self, senders: Vec<Sender<Message>>) {
@@ -97,6 +105,25 @@ impl Shared {
             // A core that has ended has no connections that need the message.
             let _ = senders[core].send(message);
         }
+    }
+
+    /// Has a thread compute for an Authentication Send. Its core gets [`Message::Authenticated`], unless this
+    /// gives `false`: too many wait, or there is no thread.
+    pub(crate) fn authenticate(self: &Arc<Self>, work: Work, to: CommandPlace) -> bool {
+        let start = || match Worker::start(MAX_AUTHENTICATIONS) {
+            Ok(worker) => Some(worker),
+            Err(error) => {
+                tracing::error!(%error, "cannot start the thread for authentications");
+                None
+            }
+        };
+        let Some(worker) = self.authenticator.get_or_init(start) else { return false };
+        let shared = Arc::clone(self);
+        let done = move |finished| {
+            let finished = Box::new(finished);
+            shared.send(to.conn.core, Message::Authenticated { to, finished });
+        };
+        worker.submit(work, done).is_ok()
     }
 
     /// Chooses a core for a new connection and counts it there.

@@ -7,12 +7,14 @@ use std::time::Instant;
 use raceline_accel::OpCode;
 use raceline_bdev::{BdevError, Done, Op, OpKind};
 use raceline_proto::controller::{IoCommand, parse_io, parse_ranges};
+use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::{Cqe, Direction, Sqe, Status, Transfer};
 use raceline_proto::tcp::Violation;
 use raceline_reactor::stats::Counter;
 use raceline_reactor::{Context, IoBuf, Payload};
 
 use super::Commands;
+use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;
 use crate::path::choice::{HostData, ReadFacts, ReadPath, WritePath, read_path};
 use crate::path::core::Core;
@@ -80,6 +82,14 @@ impl Commands {
         let Some(io) = &self.io else { return };
         let (what, transfer) = match parsed {
             Ok(parsed) => parsed,
+            Err(_)
+                if self.auth.is_some() && is_authentication(&self.slots.get(command.key()).sqe) =>
+            {
+                if let Some(command) = self.begin_authentication(cx, core, command) {
+                    self.authenticate_again(cx, core, command);
+                }
+                return;
+            }
             Err(status) => return self.fused_refuse(core, command, status),
         };
         let devices = &io.visible.devices;
@@ -210,6 +220,9 @@ impl Commands {
         }
         let job = slot.job.as_ref().filter(|job| core.device(job.device).is_some());
         let Some(job) = job else {
+            if is_authentication(&slot.sqe) {
+                return self.authenticate_again(cx, core, command);
+            }
             return self.refuse(core, command, Status::INVALID_NAMESPACE.dnr());
         };
         if slot.changes_data() && core.hold(job.device, &job.bytes, local) {
@@ -217,6 +230,15 @@ impl Commands {
             return;
         }
         self.submit_command(cx, core, command);
+    }
+
+    /// Executes an authentication command of a queue in use. The connection learns of it with the next turn.
+    #[cold]
+    fn authenticate_again(&mut self, cx: &mut Context<'_>, core: &mut Core, command: CommandSlot) {
+        if let Some(verdict) = self.execute_authentication(cx, core, command) {
+            let key = self.key();
+            core.send(core.index, Message::Judged { key, verdict });
+        }
     }
 
     #[inline]

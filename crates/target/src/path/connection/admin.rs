@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
+use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::{Nqn, QueueId, Sqe, Status};
 use raceline_reactor::Context;
 
@@ -20,6 +21,9 @@ impl Connection {
         core: &mut Core,
         command: CommandSlot,
     ) {
+        if is_authentication(&self.commands.slots.get(command.key()).sqe) {
+            return self.authenticate(cx, core, command);
+        }
         let Role::Admin(association) = &mut self.role else { return };
         if let Some(why) = association.execute(&mut self.commands, cx, core, command) {
             self.close(cx, core, why);
@@ -83,7 +87,7 @@ impl Connection {
         request: &ConnectRequest,
         counters: Arc<QueueCounters>,
     ) -> Option<Result<(), ConnectError>> {
-        let open = self.life.state == LifeState::Open;
+        let open = self.life.state == LifeState::Open && self.commands.is_proven();
         let Role::Admin(association) = &mut self.role else { return None };
         let result = association.join(cx.now, open, from, request, counters);
         self.run_actions(cx, core);
@@ -106,12 +110,20 @@ impl Connection {
 
     /// A new snapshot is there.
     pub(crate) fn handle_snapshot(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        self.update_keys(core);
         let (snapshot, port_id) = (&core.snapshot.target, self.ends.port_id);
         let gone = match (&mut self.role, &mut self.commands.io) {
             (Role::Admin(association), _) => {
                 let reached = association.handle_snapshot(snapshot, port_id);
                 (!reached).then_some("its listener was removed")
             }
+            (Role::Proving(io), _) => match core.snapshot.subsystem(io.visible.nqn()) {
+                Some(subsystem) => {
+                    io.visible.update(subsystem);
+                    None
+                }
+                None => Some("its subsystem was removed"),
+            },
             (Role::Io, Some(io)) => match core.snapshot.subsystem(io.visible.nqn()) {
                 Some(subsystem) if snapshot.leads_to(port_id, &subsystem.subsystem) => {
                     io.visible.update(subsystem);

@@ -6,6 +6,7 @@ use raceline_proto::controller::{
     self as controller, ConnectError, ConnectRequest, Controller, connect_transfer, find_subsystem,
     parse_connect,
 };
+use raceline_proto::nvme::fabrics::ConnectResponse;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe};
 use raceline_reactor::{Context, IoBuf};
 
@@ -14,6 +15,7 @@ use crate::changes::config::SubsystemConfig;
 use crate::changes::message::Message;
 use crate::changes::snapshot::VisibleSubsystem;
 use crate::path::association::{Association, controller_gone};
+use crate::path::authentication::Authentication;
 use crate::path::commands::IoQueue;
 use crate::path::core::Core;
 use crate::path::life::LifeState;
@@ -101,7 +103,7 @@ impl Connection {
         let peer = self.ends.peer;
         tracing::info!(%peer, host = %joining.hostnqn, %cntlid, "host connected");
         let mut association = Association::new(controller, (self.key, peer), (cntlid, nqn), stats);
-        self.connected(core, &joining, cid, cntlid);
+        self.connected(cx, core, &joining, cid, cntlid);
         association.log_tolerances();
         self.role = Role::Admin(Box::new(association));
         self.arm_timer(cx);
@@ -111,13 +113,22 @@ impl Connection {
     /// The queue is connected: sets it up and answers the host. The deadline and the pre-Connect caps end.
     fn connected(
         &mut self,
+        cx: &mut Context<'_>,
         core: &mut Core,
         request: &ConnectRequest,
         cid: CommandId,
         cntlid: ControllerId,
     ) {
-        self.life.admit();
-        self.leave_early(core);
+        let subsystem = core.snapshot.subsystem(&request.subnqn);
+        self.commands.auth = Authentication::required(subsystem.map(|s| &**s), request);
+        if self.commands.auth.is_some() {
+            // A stranger as yet: it goes on counting as a socket before Connect.
+            self.life.prove(cx.now + core.shared.config.pre_connect.authentication);
+            self.arm_timer(cx);
+        } else {
+            self.life.admit();
+            self.leave_early(core);
+        }
         let (entries, is_admin) = (queue_entries(request), request.qid.is_admin());
         let answers = Answers {
             entries,
@@ -139,7 +150,12 @@ impl Connection {
             counters: Arc::clone(self.commands.counters()),
         };
         core.shared.ledger().attach(core.place(self.key), record);
-        let cqe = Cqe { cid, dw0: cntlid.0.into(), ..Cqe::default() };
+        let response = ConnectResponse {
+            cntlid,
+            authentication_required: self.commands.auth.is_some(),
+            secure_channel_required: false,
+        };
+        let cqe = Cqe { cid, dw0: response.to_dw0(), ..Cqe::default() };
         self.commands.out.push_connect_response(core, cqe);
     }
 
@@ -161,7 +177,12 @@ impl Connection {
     }
 
     /// The controller's core has decided.
-    pub(crate) fn io_connected(&mut self, core: &mut Core, result: Result<(), ConnectError>) {
+    pub(crate) fn io_connected(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        result: Result<(), ConnectError>,
+    ) {
         self.life.awaiting -= 1;
         let Role::Joining(request, home) = std::mem::replace(&mut self.role, Role::New) else {
             return;
@@ -174,13 +195,16 @@ impl Connection {
         let command = self.commands.slots.resume_at(0);
         let error = match (result, reached.map(|s| VisibleSubsystem::new(s, &request.hostnqn))) {
             (Ok(()), Some(visible)) => {
-                self.role = Role::Io;
-                self.commands.io = Some(IoQueue { qid: request.qid, home, visible });
+                // Until the host has proved itself, if it has to.
+                self.role = Role::Proving(Box::new(IoQueue { qid: request.qid, home, visible }));
                 let Some(command) = command else { return };
                 let cid = self.commands.slots.get(command.key()).cid();
                 self.commands.slots.release(command);
                 if self.life.state < LifeState::Terminating {
-                    self.connected(core, &request, cid, home.cntlid);
+                    self.connected(cx, core, &request, cid, home.cntlid);
+                }
+                if self.commands.is_proven() {
+                    self.begin_io();
                 }
                 return;
             }

@@ -109,7 +109,8 @@ impl Connection {
             let cntlid = association.cntlid();
             tracing::info!(peer = %self.ends.peer, %cntlid, "association ended");
         }
-        if let Some(io) = &self.commands.io {
+        let proving = if let Role::Proving(io) = &self.role { Some(&**io) } else { None };
+        if let Some(io) = self.commands.io.as_ref().or(proving) {
             let (home, from) = (io.home.place, core.place(self.key));
             core.send(home.core, Message::IoClosed { home: home.key, qid: io.qid, from });
         }
