@@ -60,6 +60,8 @@ impl From<HostError> for Failure {
             HostError::Tcp(..) | HostError::NoAnswer(..) => RACELINE_CANNOT_CONNECT,
             HostError::ConnectRefused { .. }
             | HostError::AuthenticationRequired(_)
+            | HostError::Authentication(..)
+            | HostError::AuthenticationBroken(..)
             | HostError::BringUp(..)
             | HostError::Scan(_)
             | HostError::Protocol(..)

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use raceline_auth::{Algorithms, DhchapSecret};
 use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 use raceline_proto::tcp::ADMIN_IN_CAPSULE_BYTES;
@@ -30,6 +31,17 @@ pub const MAX_SEND_PDUS: u16 = 128;
 /// How long the TCP connection, ICResp, and the answer to Connect may take, each.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The secrets of an authentication (DH-HMAC-CHAP), and how it may be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// By which this host proves itself.
+    pub secret: DhchapSecret,
+    /// By which the controller has to prove itself; `None`: it need not.
+    pub controller_secret: Option<DhchapSecret>,
+    /// The hash functions and groups that this host allows.
+    pub algorithms: Algorithms,
+}
+
 /// A controller and how to talk to it.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -48,6 +60,9 @@ pub struct HostConfig {
     pub hostnqn: Nqn,
     /// This host's identifier.
     pub hostid: HostId,
+    /// The secrets with which the queues authenticate; `None`: they cannot. With a host's secret only, the queues
+    /// authenticate if the controller asks; with a controller's secret, always.
+    pub credentials: Option<Arc<Credentials>>,
     /// Keep alive timeout; 0 turns it off.
     pub kato_ms: u32,
     /// Protect PDU headers by CRC32C.
@@ -118,6 +133,7 @@ impl HostConfig {
             subnqn,
             hostnqn,
             hostid,
+            credentials: None,
             kato_ms: DEFAULT_KATO_MS,
             header_digest: false,
             data_digest: false,
@@ -170,6 +186,7 @@ impl HostConfig {
             subnqn: self.subnqn.clone(),
             hostnqn: self.hostnqn.clone(),
             hostid: self.hostid,
+            credentials: self.credentials.clone(),
             cntlid: ControllerId::DYNAMIC,
             qid: QueueId::ADMIN,
             entries: self.admin_entries.clamp(MIN_ENTRIES, MAX_ENTRIES),
@@ -249,6 +266,8 @@ pub struct QueuePairConfig {
     pub hostnqn: Nqn,
     /// HOSTID.
     pub hostid: HostId,
+    /// The secrets with which it authenticates; `None`: it cannot.
+    pub credentials: Option<Arc<Credentials>>,
     /// CNTLID: the association of an I/O queue; [`ControllerId::DYNAMIC`] for an admin queue.
     pub cntlid: ControllerId,
     /// QID.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use raceline_auth::AuthenticationError;
 use raceline_proto::host::{BringUpError, DiscoveryError, ScanError};
 use raceline_proto::nvme::Status;
 
@@ -96,6 +97,8 @@ pub enum Phase {
     IcResp,
     /// The completion of Connect.
     Connect,
+    /// The messages of the authentication.
+    Authentication,
 }
 
 impl std::fmt::Display for Phase {
@@ -104,6 +107,7 @@ impl std::fmt::Display for Phase {
             Self::Tcp => "TCP connection",
             Self::IcResp => "initialize connection response",
             Self::Connect => "answer to Connect",
+            Self::Authentication => "end of the authentication",
         })
     }
 }
@@ -160,8 +164,19 @@ pub enum HostError {
         granted: u16,
     },
     /// The controller asks for authentication or a secure channel.
-    #[error("{0} asks for authentication, which this host does not have")]
+    #[error(
+        "{0} asks for authentication or a secure channel that this host has no secret for: give it the secret of its \
+         host NQN (--dhchap-secret)"
+    )]
     AuthenticationRequired(SocketAddr),
+    /// The authentication failed.
+    #[error("cannot authenticate with {0}: {1}")]
+    Authentication(SocketAddr, AuthenticationError),
+    /// The controller refused a command of the authentication.
+    #[error(
+        "cannot authenticate with {0}: it refused the command ({1}). Its subsystem may have no key for this host NQN"
+    )]
+    AuthenticationBroken(SocketAddr, Status),
     /// The peer broke the protocol.
     #[error("{0} broke the protocol: {1}")]
     Protocol(SocketAddr, String),
@@ -229,6 +244,8 @@ impl HostError {
                 | Self::ConnectRefused { .. }
                 | Self::QueueNotGranted { .. }
                 | Self::AuthenticationRequired(_)
+                | Self::Authentication(..)
+                | Self::AuthenticationBroken(..)
         )
     }
 
@@ -240,6 +257,7 @@ impl HostError {
             Self::ConnectRefused { status, .. } => status.is_dnr(),
             Self::BringUp(_, error) => error.is_permanent(),
             Self::AuthenticationRequired(_)
+            | Self::Authentication(..)
             | Self::Closed
             | Self::Invalid(_)
             | Self::Reactor(_) => true,

@@ -9,6 +9,7 @@ mod connect;
 mod digest;
 mod entry;
 mod plan;
+mod prove;
 mod receive;
 mod send;
 mod teardown;
@@ -34,6 +35,7 @@ use crate::gather::{Gathering, I10Config};
 use crate::placement::{NapiGroup, Search};
 use entry::Entry;
 use plan::{Plan, UnderWay};
+use prove::Proving;
 use send::Grant;
 
 /// PDUs in one send.
@@ -70,6 +72,8 @@ enum State {
     IcResp,
     /// Connect is sent.
     Connect(CommandId),
+    /// The host proves who it is.
+    Proving(Box<Proving>),
     /// Commands flow.
     Ready,
     /// The connection ends: the queue waits for the operations in flight.
@@ -313,7 +317,11 @@ impl QueuePair {
     /// Commands accepted whose end has not been given by [`Self::poll_done`].
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        let connect = usize::from(matches!(self.state, State::Connect(_)));
+        let connect = match &self.state {
+            State::Connect(_) => 1,
+            State::Proving(proving) => usize::from(proving.command.is_some()),
+            _ => 0,
+        };
         self.commands.len() - connect + self.held.len()
     }
 
@@ -454,6 +462,9 @@ impl QueuePair {
         self.alarm = None;
         let address = self.config.address;
         if let Some(deadline) = self.phase_deadline {
+            if cx.now < deadline && self.is_computing() {
+                return self.look_for_result(cx);
+            }
             if cx.now < deadline {
                 self.arm(cx, deadline);
                 return;
@@ -463,6 +474,7 @@ impl QueuePair {
                 State::Tcp => Phase::Tcp,
                 State::IcResp => Phase::IcResp,
                 State::Connect(_) => Phase::Connect,
+                State::Proving(_) => Phase::Authentication,
                 State::Draining(_) => return self.close_socket(cx, true),
                 State::Lost | State::Ready | State::Closed => return,
             };

@@ -1,9 +1,11 @@
 //! How a connection of a queue begins: TCP, ICReq and ICResp, Connect.
 
+use std::sync::Arc;
+
 use raceline_proto::nvme::fabrics::{
     CATTR_DISABLE_SQ_FLOW, ConnectData, ConnectResponse, ConnectWords,
 };
-use raceline_proto::nvme::{Cqe, Status};
+use raceline_proto::nvme::{ControllerId, Cqe, Status};
 use raceline_proto::tcp::{HostQueue, HostQueueConfig};
 use raceline_reactor::flow::{Departure, SocketClass, Traffic, policy};
 use raceline_reactor::io::SocketId;
@@ -12,7 +14,7 @@ use raceline_reactor::{Arrival, Context, IoBuf, Socket};
 
 use super::{Ending, Link, QueueEvent, QueuePair, SqFlow, State};
 use crate::command::{Command, Data};
-use crate::config::{MAX_ENTRIES, QueuePairConfig};
+use crate::config::{Credentials, MAX_ENTRIES, QueuePairConfig};
 use crate::error::HostError;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
@@ -192,7 +194,10 @@ impl QueuePair {
             return;
         }
         let response = ConnectResponse::from_dw0(cqe.dw0);
-        if response.authentication_required || response.secure_channel_required {
+        let credentials = self.config.credentials.clone();
+        if response.secure_channel_required
+            || response.authentication_required && credentials.is_none()
+        {
             self.lose(cx, Ending::Lost(HostError::AuthenticationRequired(address)), None);
             return;
         }
@@ -211,10 +216,22 @@ impl QueuePair {
                 SqFlow::On { tail: head, head }
             };
         }
+        // A controller that has to prove itself is asked, whatever it says.
+        let proves = |credentials: &Arc<Credentials>| {
+            response.authentication_required || credentials.controller_secret.is_some()
+        };
+        match credentials.filter(proves) {
+            Some(credentials) => self.prove(cx, &credentials, response.cntlid),
+            None => self.get_ready(cx, response.cntlid),
+        }
+    }
+
+    /// Commands flow from here on.
+    pub(super) fn get_ready(&mut self, cx: &mut Context<'_>, cntlid: ControllerId) {
         self.state = State::Ready;
         self.phase_deadline = None;
         self.restart_deadlines(cx.now);
         self.gathering.release();
-        self.events.push_back(QueueEvent::Ready { cntlid: response.cntlid });
+        self.events.push_back(QueueEvent::Ready { cntlid });
     }
 }

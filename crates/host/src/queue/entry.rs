@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
 use raceline_proto::nvme::{Direction, Sqe};
@@ -76,8 +77,10 @@ impl Entry {
         if self.direction == Direction::ControllerToHost { to_usize(self.len) } else { 0 }
     }
 
-    pub(super) fn is_connect(&self) -> bool {
-        self.sqe.opc == fabrics::OPCODE && self.sqe.fctype() == fabrics::CONNECT
+    /// Whether it is a command of the queue itself, which no program waits for: Connect, or one that authenticates.
+    pub(super) fn is_own(&self) -> bool {
+        self.sqe.opc == fabrics::OPCODE
+            && (self.sqe.fctype() == fabrics::CONNECT || is_authentication(&self.sqe))
     }
 
     /// Whether doing it twice, or late, does no harm: it only reads. This is false for half of a fused

@@ -153,7 +153,7 @@ impl QueuePair {
                     self.check_digest(cx, cid, start..start + to_usize(len), expected);
                 }
                 if success {
-                    self.handle_success(cid);
+                    self.handle_success(cx, cid);
                 }
             }
             HostEvent::SendData(r2t) => self.grant(r2t),
@@ -175,6 +175,9 @@ impl QueuePair {
             self.handle_connect_response(cx, cqe);
             return;
         }
+        if self.is_proof(cqe.cid) {
+            return self.handle_proof(cx, cqe.cid, cqe.status);
+        }
         let result = match cqe.status {
             status if !status.is_success() => Err(CommandError::Status(status)),
             _ => Ok(*cqe),
@@ -183,12 +186,15 @@ impl QueuePair {
     }
 
     /// The data of a command were its completion, too.
-    fn handle_success(&mut self, cid: CommandId) {
+    fn handle_success(&mut self, cx: &mut Context<'_>, cid: CommandId) {
         // Without a response there is no SQHD, so SUCCESS is for queues without flow control (NVMe/TCP
         // Transport 1.0, 3.3.2.2). Controllers exist that leave flow control on and say SUCCESS all the
         // same. Their heads are stale, so from here on only commands are counted.
         if let Some(link) = &mut self.link {
             link.flow = SqFlow::Off;
+        }
+        if self.is_proof(cid) {
+            return self.handle_proof(cx, cid, Status::SUCCESS);
         }
         self.finish(cid, Ok(Cqe { cid, status: Status::SUCCESS, ..Cqe::default() }));
     }

@@ -54,7 +54,7 @@ impl QueuePair {
     }
 
     fn flush_ready(&mut self, cx: &mut Context<'_>) {
-        if !matches!(self.state, State::Ready | State::Connect(_)) {
+        if !matches!(self.state, State::Ready | State::Connect(_) | State::Proving(_)) {
             return;
         }
         let Some(link) = &mut self.link else { return };
@@ -179,7 +179,11 @@ impl QueuePair {
         let Some(link) = &mut self.link else { return };
         let admin = self.config.qid.is_admin();
         let room = link.queue.capsule_overhead() + DIGEST_LEN;
-        let only_connect = if let State::Connect(cid) = self.state { Some(cid) } else { None };
+        let only = match &self.state {
+            State::Connect(cid) => Some(Some(*cid)),
+            State::Proving(proving) => Some(proving.command),
+            _ => None,
+        };
         while filling.has_room(room)
             && filling.asked_left > 0
             && let Some(cid) = self.pending.pop_front()
@@ -191,7 +195,7 @@ impl QueuePair {
             } else {
                 self.config.in_capsule_bytes
             };
-            let is_first = only_connect.is_none_or(|connect| connect == cid);
+            let is_first = only.is_none_or(|only| only == Some(cid));
             if is_first && entry.digest.is_with_engine() && entry.len <= limit {
                 continue; // it comes back when its data can go with it
             }

@@ -17,7 +17,7 @@ impl QueuePair {
             State::Closed => {}
             State::Lost => self.end_all(),
             State::Draining(ending) => *ending = Ending::Closed,
-            State::Tcp | State::IcResp | State::Connect(_) | State::Ready => {
+            State::Tcp | State::IcResp | State::Connect(_) | State::Proving(_) | State::Ready => {
                 self.lose(cx, Ending::Closed, None);
             }
         }
@@ -25,7 +25,7 @@ impl QueuePair {
 
     /// Gives the connection up, as if it had broken: the controller was lost elsewhere.
     pub fn disconnect(&mut self, cx: &mut Context<'_>, error: HostError) {
-        if matches!(self.state, State::Tcp | State::IcResp | State::Connect(_) | State::Ready) {
+        if !matches!(self.state, State::Lost | State::Draining(_) | State::Closed) {
             self.lose(cx, Ending::Lost(error), None);
         }
     }
@@ -116,7 +116,7 @@ impl QueuePair {
         for cid in ids {
             let Some(entry) = self.commands.get_mut(cid) else { continue };
             let harmless = !entry.sent || entry.only_reads(admin);
-            if entry.is_connect() {
+            if entry.is_own() {
                 self.remove_connect(cid);
             } else if !harmless {
                 self.finish(cid, Err(CommandError::UnknownFate));

@@ -1,0 +1,106 @@
+//! A host and a target that authenticate each other: what connects, what is refused, and what people are told.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "common/served.rs"]
+mod served;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use raceline_host::blocking::Host;
+use raceline_host::{Algorithms, Credentials, DhGroup, DhchapSecret, Hash, HostConfig, HostError};
+use raceline_target::{HostAccess, Keys, Target};
+use served::{BLOCK, NS, any_port, config, memory, nqn, serve_with, small};
+
+fn secret() -> DhchapSecret {
+    DhchapSecret::generate(Some(Hash::Sha512)).unwrap()
+}
+
+/// A target for the host of [`config`], which has these keys.
+fn guarded(keys: Keys) -> (Target, SocketAddr) {
+    let target = serve_with(small(), memory());
+    let host = config(any_port()).hostnqn;
+    target.set_hosts(&nqn(), HostAccess::List(vec![host.clone()])).unwrap();
+    target.set_host_keys(&nqn(), &host, keys).unwrap();
+    let address = target.add_listener(any_port()).unwrap();
+    (target, address)
+}
+
+fn with(
+    address: SocketAddr,
+    secret: &DhchapSecret,
+    controller_secret: Option<&DhchapSecret>,
+) -> HostConfig {
+    let credentials = Credentials {
+        secret: secret.clone(),
+        controller_secret: controller_secret.cloned(),
+        algorithms: Algorithms::default(),
+    };
+    HostConfig { credentials: Some(Arc::new(credentials)), ..config(address) }
+}
+
+fn round_trip(host: &Host) {
+    let data = [0x5a; 4 * BLOCK];
+    host.write(NS, 8, &data, false).unwrap();
+    let mut back = [0; 4 * BLOCK];
+    host.read(NS, 8, &mut back).unwrap();
+    assert_eq!(back, data);
+}
+
+fn refusal(config: HostConfig) -> HostError {
+    Host::connect(config).map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn a_host_proves_itself_on_all_queues() {
+    let secret = secret();
+    let (target, address) = guarded(Keys { host: vec![secret.clone()], controller: None });
+    let host = Host::connect(with(address, &secret, None)).unwrap();
+    round_trip(&host);
+    drop(host);
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn host_and_controller_prove_themselves_with_every_group() {
+    let [secret, controller] = [(); 2].map(|()| secret());
+    let keys = Keys { host: vec![secret.clone()], controller: Some(controller.clone()) };
+    let (target, address) = guarded(keys);
+    for group in DhGroup::ALL {
+        let only = Algorithms { hashes: vec![Hash::Sha256], groups: vec![group] };
+        target.set_algorithms(only.clone()).unwrap();
+        let mut config = with(address, &secret, Some(&controller));
+        Arc::make_mut(config.credentials.as_mut().unwrap()).algorithms = only;
+        let host = Host::connect(config).unwrap();
+        round_trip(&host);
+    }
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn people_are_told_what_is_wrong() {
+    let [own, other, controller] = [(); 3].map(|()| secret());
+    let keys = Keys { host: vec![own.clone()], controller: Some(controller) };
+    let (target, address) = guarded(keys);
+    let error = refusal(config(address));
+    assert!(matches!(error, HostError::AuthenticationRequired(_)), "{error}");
+    assert!(error.to_string().contains("--dhchap-secret"), "{error}");
+    let error = refusal(with(address, &other, None));
+    assert!(matches!(error, HostError::Authentication(..)), "{error}");
+    assert!(error.to_string().contains("Compare the keys"), "{error}");
+    let error = refusal(with(address, &own, Some(&other)));
+    assert!(error.to_string().contains("did not prove"), "{error}");
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn a_controller_that_should_prove_itself_and_asks_for_nothing_is_refused() {
+    let secret = secret();
+    let (target, address) = guarded(Keys::default());
+    // Nothing is asked of a host that could prove itself.
+    drop(Host::connect(with(address, &secret, None)).unwrap());
+    let error = refusal(with(address, &secret, Some(&secret)));
+    assert!(matches!(error, HostError::AuthenticationBroken(..)), "{error}");
+    target.shutdown().unwrap();
+}
