@@ -1,12 +1,15 @@
 //! Which hosts may reach an export: safe unless the command line says otherwise.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use raceline_proto::nvme::Nqn;
+use raceline_target::Keys;
 
 use crate::cli::export::ExportArgs;
 use crate::cli::values::DEFAULT_PORT;
 use crate::failure::Failure;
+use crate::secrets;
 
 /// The address without `-l`.
 pub(crate) const DEFAULT_LISTEN: SocketAddr =
@@ -19,6 +22,8 @@ pub(crate) struct Admission {
     pub(crate) listen: Vec<SocketAddr>,
     /// The hosts that may connect; `None`: any host.
     pub(crate) hosts: Option<Vec<Nqn>>,
+    /// The secrets by which these hosts and the controller prove themselves.
+    pub(crate) keys: Keys,
     /// Whether all addresses can be reached from this machine only.
     pub(crate) local_only: bool,
 }
@@ -38,8 +43,9 @@ impl Admission {
             check_address(*address, args)?;
         }
         let hosts = (!args.hosts.is_empty()).then(|| args.hosts.clone());
+        let keys = keys(args)?;
         let local_only = listen.iter().all(|address| is_local(address.ip()));
-        Ok(Self { listen, hosts, local_only })
+        Ok(Self { listen, hosts, keys, local_only })
     }
 
     /// The admitted hosts, as text for users.
@@ -47,12 +53,23 @@ impl Admission {
         match (&self.hosts, self.local_only) {
             (Some(hosts), _) => {
                 let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
-                format!("only {}", names.join(", "))
+                let proof =
+                    if self.keys.host.is_empty() { "" } else { ", which has to prove itself" };
+                format!("only {}{proof}", names.join(", "))
             }
             (None, true) => "any host of this machine (restrict it with --host NQN)".to_owned(),
             (None, false) => "ANY host that can reach it, without encryption".to_owned(),
         }
     }
+}
+
+/// The secrets of the files that are named.
+fn keys(args: &ExportArgs) -> Result<Keys, Failure> {
+    let read = |option, file: &Option<PathBuf>| {
+        file.as_deref().map(|file| secrets::from_file(option, file)).transpose()
+    };
+    let host = read("--dhchap-key", &args.dhchap_key)?.into_iter().collect();
+    Ok(Keys { host, controller: read("--dhchap-ctrlr-key", &args.dhchap_ctrlr_key)? })
 }
 
 fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> {

@@ -253,6 +253,9 @@ fn set_up(
     let model = MODEL.to_owned();
     let subsystem = SubsystemConfig { serial, model, hosts, ..SubsystemConfig::new(nqn.clone()) };
     target.add_subsystem(subsystem).map_err(Failure::runtime)?;
+    for host in admission.hosts.iter().flatten() {
+        target.set_host_keys(nqn, host, admission.keys.clone()).map_err(Failure::runtime)?;
+    }
     let mut namespaces = Vec::with_capacity(devices.len());
     for config in devices {
         let info = config.bdev.info();
@@ -321,6 +324,8 @@ fn describe(ready: &Ready, admission: &Admission) -> String {
 
 #[cfg(test)]
 mod tests {
+    use raceline_target::Keys;
+
     use super::*;
 
     fn ready() -> Ready {
@@ -371,7 +376,8 @@ mod tests {
 
     #[test]
     fn people_read_what_to_type() {
-        let admission = Admission { listen: Vec::new(), hosts: None, local_only: true };
+        let admission =
+            Admission { listen: Vec::new(), hosts: None, keys: Keys::default(), local_only: true };
         let text = describe(&ready(), &admission);
         assert!(text.contains("64 MiB"), "{text}");
         assert!(text.contains("admits any host of this machine"), "{text}");

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use raceline_bdev::Identity;
 use raceline_host::blocking::Host;
-use raceline_host::{ControllerInfo, HostConfig, HostError, NamespaceInfo};
+use raceline_host::{
+    Algorithms, ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo,
+};
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::failure::Failure;
-use crate::naming;
+use crate::{naming, secrets};
 
 /// Time limit for each of several addresses of a name.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -122,11 +124,31 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
         config.priority = Some(priority);
     }
+    config.credentials = credentials(args)?;
     // -1, the only negative value, means no limit.
     config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())
         .map_err(|_| Failure::usage("-k is too long: the most is 49 days"))?;
     Ok(config)
+}
+
+/// The secrets with which this host authenticates; `None`: it has none.
+fn credentials(args: &AddressArgs) -> Result<Option<Arc<Credentials>>, Failure> {
+    let own = args.dhchap_secret.as_deref();
+    let secret = secrets::secret("--dhchap-secret", own, "RACELINE_DHCHAP_SECRET")?;
+    let theirs = args.dhchap_ctrl_secret.as_deref();
+    let controller_secret =
+        secrets::secret("--dhchap-ctrl-secret", theirs, "RACELINE_DHCHAP_CTRL_SECRET")?;
+    match (secret, controller_secret) {
+        (Some(secret), controller_secret) => {
+            let algorithms = Algorithms::default();
+            Ok(Some(Arc::new(Credentials { secret, controller_secret, algorithms })))
+        }
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(Failure::usage(
+            "a controller proves itself to a host that proves itself first: add --dhchap-secret FILE",
+        )),
+    }
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.

@@ -1,6 +1,7 @@
 //! Arguments of `raceline export`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use raceline_bdev::DeviceSpec;
@@ -57,6 +58,14 @@ pub(crate) struct ExportArgs {
     /// Admit every host
     #[arg(long, conflicts_with = "hosts")]
     pub(crate) allow_any_host: bool,
+
+    /// File with the secret by which the hosts of --host have to prove themselves (DHHC-1:...)
+    #[arg(long, value_name = "FILE", requires = "hosts")]
+    pub(crate) dhchap_key: Option<PathBuf>,
+
+    /// File with the secret by which the controller proves itself to hosts that ask
+    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
+    pub(crate) dhchap_ctrlr_key: Option<PathBuf>,
 
     /// Accept that other machines connect without encryption
     #[arg(long)]

@@ -39,6 +39,16 @@ pub(crate) struct AddressArgs {
     #[arg(value_parser = values::host_id)]
     pub(crate) hostid: Option<HostId>,
 
+    /// File with the secret of this host (DHHC-1:...), readable by its owner only
+    /// [default: the secret in RACELINE_DHCHAP_SECRET]
+    #[arg(short = 'S', long = "dhchap-secret", value_name = "FILE", help_heading = "Host")]
+    pub(crate) dhchap_secret: Option<PathBuf>,
+
+    /// File with the secret by which the controller has to prove itself
+    /// [default: the secret in RACELINE_DHCHAP_CTRL_SECRET]
+    #[arg(short = 'C', long = "dhchap-ctrl-secret", value_name = "FILE", help_heading = "Host")]
+    pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
+
     /// Keep alive timeout in seconds, 0 for none
     #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]
     #[arg(default_value = "5", value_parser = values::time)]

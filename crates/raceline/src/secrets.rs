@@ -1,0 +1,96 @@
+//! Secrets of authentication, from files or the environment and never from the command line.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use raceline_host::DhchapSecret;
+use zeroize::Zeroizing;
+
+use crate::failure::Failure;
+
+/// The longest file that is read: a secret and the end of its line.
+const MAX_FILE_BYTES: usize = 4096;
+/// Rights of other users than the owner.
+const OTHERS: u32 = 0o077;
+
+/// The secret of a file, or of the environment variable `variable` if there is no file; `None`: neither is there.
+pub(crate) fn secret(
+    option: &str,
+    file: Option<&Path>,
+    variable: &str,
+) -> Result<Option<DhchapSecret>, Failure> {
+    if let Some(file) = file {
+        return from_file(option, file).map(Some);
+    }
+    match std::env::var(variable) {
+        Ok(text) => DhchapSecret::parse(&text)
+            .map(Some)
+            .map_err(|error| Failure::usage(format!("{variable}: {error}"))),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(Failure::usage(format!("{variable} is not text: it has to hold a DHHC-1 secret")))
+        }
+    }
+}
+
+/// The secret in a file that only its owner can read.
+pub(crate) fn from_file(option: &str, path: &Path) -> Result<DhchapSecret, Failure> {
+    let name = path.display();
+    if path.to_string_lossy().starts_with("DHHC-1:") {
+        return Err(Failure::usage(format!(
+            "{option} takes a file with the secret, since every user can read command lines: write the secret into a \
+             file of mode 0600"
+        )));
+    }
+    let cannot = |error: &dyn std::fmt::Display| {
+        Failure::usage(format!("{option}: cannot read the secret in {name}: {error}"))
+    };
+    let mut file = File::open(path).map_err(|error| cannot(&error))?;
+    let info = file.metadata().map_err(|error| cannot(&error))?;
+    if info.is_file() && info.mode() & OTHERS != 0 {
+        return Err(cannot(&format!(
+            "other users have rights to it (mode {:04o}): run chmod 600 {name}",
+            info.mode() & 0o7777
+        )));
+    }
+    let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES));
+    file.by_ref()
+        .take(MAX_FILE_BYTES as u64)
+        .read_to_string(&mut text)
+        .map_err(|error| cannot(&error))?;
+    DhchapSecret::parse(&text).map_err(|error| cannot(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_secret_comes_from_a_file_that_is_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        let secret = DhchapSecret::generate(None).unwrap();
+        std::fs::write(&path, format!("{}\n", *secret.to_text())).unwrap();
+        let set_mode = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set_mode(0o600);
+        assert_eq!(from_file("--x", &path).unwrap(), secret);
+        set_mode(0o640);
+        let message = from_file("--x", &path).unwrap_err().message;
+        assert!(message.contains("chmod 600"), "{message}");
+        set_mode(0o600);
+        std::fs::write(&path, "DHHC-1:00:AAAA:").unwrap();
+        let message = from_file("--x", &path).unwrap_err().message;
+        assert!(message.starts_with("--x: cannot read the secret in") && !message.contains("AAAA"));
+        let message = from_file("--x", &folder.path().join("none")).unwrap_err().message;
+        assert!(message.contains("No such file"), "{message}");
+        let text = secret.to_text();
+        let message = from_file("--x", Path::new(&*text)).unwrap_err().message;
+        assert!(message.contains("mode 0600") && !message.contains(&text[10..]), "{message}");
+    }
+}
