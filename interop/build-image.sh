@@ -177,7 +177,7 @@ vmlinuz=$(first "$root/boot/vmlinuz-$kver" "$root/usr/lib/modules/$kver/vmlinuz"
 
 # ------------------------------------------------------------------- modules
 # The modules that the tests want, by name.  A name that this kernel does not have goes to "absent".
-mods="virtio_pci virtio_net virtio_blk configfs
+mods="virtio_pci virtio_net e1000e virtio_blk configfs
     nvme nvme-fabrics nvme-tcp nvmet nvmet-tcp nvme-auth nvme-keyring null_blk brd loop
     ext4 xfs dm-mod dm-flakey dummy veth sch_netem inet_diag tcp_diag
     crc32c_generic crc32c-intel crc32c_intel $more_mods"

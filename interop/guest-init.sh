@@ -14,7 +14,7 @@ mount -t tmpfs tmpfs /tmp
 read -r t_kernel _ </proc/uptime
 
 # The network is QEMU's user network.  Its addresses are fixed, so the guest needs no DHCP client.
-modprobe -qa virtio_net configfs 2>/dev/null
+modprobe -qa virtio_net e1000e configfs 2>/dev/null
 mount -t configfs configfs /sys/kernel/config 2>/dev/null
 ip link set lo up
 i=0

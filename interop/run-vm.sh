@@ -89,7 +89,12 @@ cmdline="console=ttyS0 panic=-1 reboot=t mitigations=off nokaslr tsc=reliable no
 cmdline+=" cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 net.ifnames=0"
 [ "$shell" = 1 ] && cmdline+=" quiet guest.shell" || cmdline+=" loglevel=7"
 args+=(-kernel "$kernel" -initrd "$image/initrd.img" -append "$cmdline $words")
-args+=(-netdev "$netdev" -device virtio-net-pci,netdev=n0,romfile=)
+# QEMU before 8.1 leaves memory barriers out of what one emulated CPU at a time runs.  A virtio driver needs
+# them to see that the device waits to be told of new buffers; without them the network can stop for good.
+# An e1000e is told of each buffer by a register.
+nic=e1000e
+[ "$kvm" = 0 ] || nic=virtio-net-pci
+args+=(-netdev "$netdev" -device "$nic,netdev=n0,romfile=")
 # The disks are the root, the job and the results.  Blocks written to the root go to a temporary
 # file, so several runs can share the image.
 export TMPDIR=$work
