@@ -1,5 +1,7 @@
 //! A network interface: its device, its queues and interrupts, and what its driver and the kernel were told.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -102,6 +104,19 @@ pub fn names(system: &System) -> Reading<Vec<String>> {
     })
 }
 
+/// The name of the interface by which packets to this address leave, as the kernel's routes have it. An address of
+/// this machine itself is reached by its loopback device.
+#[must_use]
+pub fn towards(system: &System, address: IpAddr) -> Reading<String> {
+    json(system, "ip", &["-j", "route", "get", &address.to_string()]).then(|routes| {
+        let name = routes.iter().find_map(|route| route.get("dev")?.as_str());
+        name.map_or_else(
+            || Reading::unread(format!("ip names no interface for {address}")),
+            |name| Reading::Read(name.to_owned()),
+        )
+    })
+}
+
 impl Interface {
     /// Reads the interface of this name; if there is none, the reason lists those that there are.
     #[must_use]
@@ -147,10 +162,11 @@ impl Interface {
             transmit_queues: transmit_queues(system, &folder),
             interrupts: interrupts(system, &device),
             settings: DriverSettings::read(system, name),
-            disciplines: json(system, &["-j", "qdisc", "show", "dev", name]),
-            ingress_filters: json(system, &["-j", "filter", "show", "dev", name, "ingress"]).map(
-                |filters| filters.iter().filter(|filter| filter.get("options").is_some()).count(),
-            ),
+            disciplines: json(system, "tc", &["-j", "qdisc", "show", "dev", name]),
+            ingress_filters: json(system, "tc", &["-j", "filter", "show", "dev", name, "ingress"])
+                .map(|filters| {
+                    filters.iter().filter(|filter| filter.get("options").is_some()).count()
+                }),
         }
     }
 
@@ -235,15 +251,15 @@ fn interrupt_name(text: &str, number: u32) -> Option<String> {
     line.split_whitespace().next_back().map(str::to_owned)
 }
 
-/// What `tc` prints as a JSON list.
-fn json(system: &System, arguments: &[&str]) -> Reading<Vec<Value>> {
-    system.output("tc", arguments).then(|text| {
+/// What `tc` or `ip` prints as a JSON list.
+fn json(system: &System, program: &str, arguments: &[&str]) -> Reading<Vec<Value>> {
+    system.output(program, arguments).then(|text| {
         if text.is_empty() {
             return Reading::Read(Vec::new());
         }
         match serde_json::from_str(&text) {
             Ok(list) => Reading::Read(list),
-            Err(error) => Reading::unread(format!("tc prints no JSON list: {error}")),
+            Err(error) => Reading::unread(format!("{program} prints no JSON list: {error}")),
         }
     })
 }

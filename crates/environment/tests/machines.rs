@@ -2,7 +2,7 @@
 
 mod support;
 
-use raceline_environment::{Environment, differences};
+use raceline_environment::{Environment, differences, interface};
 use support::machine;
 
 const VIRTIO_GUEST: &str = include_str!("machines/virtio-guest.txt");
@@ -56,4 +56,18 @@ fn a_missing_interface_names_the_others() {
         let reason = found.interface.reason().unwrap();
         assert_eq!(reason, format!("there is no interface {name:?}; there are: eth0"));
     }
+}
+
+#[test]
+fn the_interface_towards_an_address_is_the_route_s() {
+    let machine = machine(&[
+        VIRTIO_GUEST,
+        "== /programs/ip -j route get 192.0.2.1\n[{\"dst\":\"192.0.2.1\",\"dev\":\"eth0\",\"flags\":[]}]",
+        "== /programs/ip -j route get 192.0.2.2\nRTNETLINK answers",
+    ]);
+    let towards = |address: &str| interface::towards(&machine.system, address.parse().unwrap());
+    assert_eq!(towards("192.0.2.1").text(), Some("eth0"));
+    let broken = towards("192.0.2.2");
+    assert!(broken.reason().unwrap().starts_with("ip prints no JSON list"), "{broken:?}");
+    assert_eq!(towards("2001:db8::1").reason(), Some("the program ip is not installed"));
 }
