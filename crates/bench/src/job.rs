@@ -15,6 +15,8 @@ use crate::workload::{Access, Extent, Span, Workload};
 /// Verification remembers the last write of every command-sized unit, in 4 bytes: all queues together
 /// remember at most this many units (256 MiB).
 pub const VERIFY_UNITS_MAX: u64 = 1 << 26;
+/// Most slices of a recording: each has a histogram of 230 KiB for each queue. The last one has the rest.
+pub const SLICES_MAX: usize = 64;
 
 /// One queue's share of a run.
 #[derive(Clone, Debug)]
@@ -39,6 +41,8 @@ pub struct JobConfig {
     pub runtime: Option<Duration>,
     /// Number of commands to issue; `None`: until the time is over.
     pub commands: Option<u64>,
+    /// The recording is kept in slices of this length as well; `None`: only as a whole.
+    pub slice: Option<Duration>,
 }
 
 /// How outgoing commands are gathered, and completions before the next commands: fio's `iodepth_batch` and
@@ -155,8 +159,38 @@ pub struct JobResult {
     pub verified: u64,
     /// Duration of the recording.
     pub measured: Duration,
+    /// The same latencies by the slice in which each command counts, from the begin of the recording on. A slice
+    /// without commands is not there if no later one has any.
+    pub slices: Vec<Slice>,
+    /// When the job took up its work, if it did so after the recording was to begin.
+    pub late: Option<Duration>,
     /// The first error.
     pub error: Option<JobError>,
+}
+
+/// The records of a part of the recording.
+#[derive(Clone, Debug, Default)]
+pub struct Slice {
+    /// Latencies of reads; `None`: there was none.
+    pub read: Option<Box<Latencies>>,
+    /// Latencies of writes; `None`: there was none.
+    pub write: Option<Box<Latencies>>,
+}
+
+impl Slice {
+    /// The record of one kind of command, made when the first one comes.
+    fn side(&mut self, write: bool) -> &mut Latencies {
+        if write { &mut self.write } else { &mut self.read }.get_or_insert_default()
+    }
+
+    /// Adds everything that `other` recorded.
+    pub fn merge(&mut self, other: &Self) {
+        for (write, side) in [(false, &other.read), (true, &other.write)] {
+            if let Some(side) = side {
+                self.side(write).merge(side);
+            }
+        }
+    }
 }
 
 /// The state of one queue's share of a run.
@@ -190,6 +224,8 @@ pub struct QueueJob {
     slots: Vec<Slot>,
     free: Vec<u16>,
     result: JobResult,
+    /// Length of a slice in nanoseconds; the largest number: the recording has one slice, which is the whole.
+    slice_ns: u64,
     alike: Alike,
 }
 
@@ -198,6 +234,7 @@ pub struct QueueJob {
 #[derive(Clone, Copy, Debug, Default)]
 struct Alike {
     write: bool,
+    slice: u64,
     ns: u64,
     count: u64,
 }
@@ -401,8 +438,11 @@ impl QueueJob {
             missed: 0,
             verified: 0,
             measured: Duration::ZERO,
+            slices: Vec::new(),
+            late: None,
             error: None,
         };
+        let slice = config.slice.map(|slice| u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX));
         Ok(Self {
             read_percent: workload.mode.read_percent(workload.mixed_read_percent),
             start,
@@ -425,6 +465,7 @@ impl QueueJob {
             free: (0..depth).rev().collect(),
             workload,
             result,
+            slice_ns: slice.map_or(u64::MAX, |slice| slice.max(1)),
             alike: Alike::default(),
         })
     }
@@ -436,6 +477,7 @@ impl QueueJob {
         self.advance_at(now, now_ns);
         if !self.started {
             self.started = now >= self.start;
+            self.result.late = now.checked_duration_since(self.measure_from);
         }
         let slot = *self.free.last().filter(|_| self.started)?;
         let (area, unit, write, since_ns) = match self.phase {
@@ -654,9 +696,16 @@ impl QueueJob {
         };
         if counts && matches!(self.phase, Phase::Running | Phase::Draining) {
             let ns = now_ns.saturating_sub(since_ns);
-            if (ns, write) != (self.alike.ns, self.alike.write) {
+            let slice = match self.slice_ns {
+                u64::MAX => 0,
+                slice_ns => {
+                    let counted_at = if self.pacer.is_some() { since_ns } else { now_ns };
+                    (counted_at - self.measure_from_ns) / slice_ns
+                }
+            };
+            if (ns, write, slice) != (self.alike.ns, self.alike.write, self.alike.slice) {
                 self.record_alike();
-                self.alike = Alike { write, ns, count: 0 };
+                self.alike = Alike { write, slice, ns, count: 0 };
             }
             self.alike.count += 1;
         }
@@ -665,9 +714,16 @@ impl QueueJob {
     }
 
     fn record_alike(&mut self) {
-        let Alike { write, ns, count } = std::mem::take(&mut self.alike);
+        let Alike { write, slice, ns, count } = std::mem::take(&mut self.alike);
         let side = if write { &mut self.result.write } else { &mut self.result.read };
         side.record_ns(ns, count);
+        if self.slice_ns != u64::MAX && count > 0 {
+            let at = usize::try_from(slice).unwrap_or(usize::MAX).min(SLICES_MAX - 1);
+            if self.result.slices.len() <= at {
+                self.result.slices.resize_with(at + 1, Slice::default);
+            }
+            self.result.slices[at].side(write).record_ns(ns, count);
+        }
     }
 
     #[inline]

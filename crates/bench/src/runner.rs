@@ -5,6 +5,7 @@
 
 mod core;
 pub mod stage;
+mod window;
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
@@ -15,10 +16,10 @@ use raceline_host::{Association, HostConfig, HostError, I10Config, NamespaceInfo
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
 
-use crate::cost::{Cost, Counts, Meter, Usage};
+use crate::cost::{Cost, Counts};
 use crate::cpu::CpuTime;
 use crate::histogram::Latencies;
-use crate::job::{Batch, JobConfig, JobError, JobResult, QueueJob};
+use crate::job::{Batch, JobConfig, JobError, JobResult, QueueJob, Slice};
 use crate::report::LoopCounters;
 use crate::workload::RwMode;
 
@@ -26,6 +27,7 @@ use self::core::{Core, CoreConfig, Event, LoadConfig, Message, PortConfig};
 use self::stage::{
     Cpus, FileSpec, JobSpec, Layout, Misfit, Plan, Route, Size, StageConfig, Volume, find_namespace,
 };
+use self::window::{Sample, Window};
 
 /// How long before the common start the cores receive its time.
 const START_DELAY: Duration = Duration::from_millis(5);
@@ -170,8 +172,20 @@ pub struct Outcome {
     pub verified: u64,
     /// The first error.
     pub error: Option<JobError>,
+    /// The same latencies by slice, if slices were asked for ([`Session::run_at`]).
+    pub slices: Vec<Slice>,
+    /// How long after the begin of the recording the last queue took up its work, if one did.
+    pub late: Option<Duration>,
     /// The namespace of the run.
     pub namespace: NamespaceInfo,
+}
+
+/// When a run begins, and how its records are cut.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moment {
+    /// The start; `None`: as soon as all cores can have it.
+    start: Option<Instant>,
+    slice: Option<Duration>,
 }
 
 /// The records of one clone of a job, all its queues together.
@@ -193,6 +207,10 @@ pub struct CloneOutcome {
     pub verified: u64,
     /// The first error.
     pub error: Option<JobError>,
+    /// The same latencies by slice, if slices were asked for.
+    pub slices: Vec<Slice>,
+    /// How long after the begin of the recording the last of its queues took up its work, if one did.
+    pub late: Option<Duration>,
 }
 
 /// The records of a stage.
@@ -295,10 +313,28 @@ impl<'a> Session<'a> {
     /// # Errors
     /// When the run cannot begin; a failure during the run is in [`Outcome::error`].
     pub fn run(&mut self, seed: u64) -> Result<Outcome, RunError> {
+        self.run_at_moment(seed, Moment::default())
+    }
+
+    /// As [`Self::run`], with the start at a fixed time, and with the latencies also by slices of this length. A core
+    /// that is late begins late; its recording ends with that of the others.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_at(
+        &mut self,
+        seed: u64,
+        start: Instant,
+        slice: Duration,
+    ) -> Result<Outcome, RunError> {
+        self.run_at_moment(seed, Moment { start: Some(start), slice: Some(slice) })
+    }
+
+    fn run_at_moment(&mut self, seed: u64, moment: Moment) -> Result<Outcome, RunError> {
         self.plans.iter_mut().flatten().for_each(|plan| plan.workload.seed = seed);
         let file = self.config.jobs[0].files[0];
         let namespace = find_namespace(&self.associations[file.host], file.nsid)?;
-        let stage = self.run_stage()?;
+        let stage = self.run_stage_at(moment)?;
         let mut outcome = Outcome {
             read: Latencies::new(),
             write: Latencies::new(),
@@ -309,6 +345,8 @@ impl<'a> Session<'a> {
             missed: 0,
             verified: 0,
             error: None,
+            slices: Vec::new(),
+            late: None,
             namespace,
         };
         for clone in stage.clones {
@@ -318,6 +356,8 @@ impl<'a> Session<'a> {
             outcome.missed += clone.missed;
             outcome.verified += clone.verified;
             outcome.error = outcome.error.or(clone.error);
+            outcome.late = outcome.late.max(clone.late);
+            merge_slices(&mut outcome.slices, &clone.slices);
         }
         Ok(outcome)
     }
@@ -327,7 +367,11 @@ impl<'a> Session<'a> {
     /// # Errors
     /// When the run cannot begin; failures during the run are in [`CloneOutcome::error`].
     pub fn run_stage(&mut self) -> Result<StageOutcome, RunError> {
-        let start = self.coordinator.begin(&self.config, &self.layout, &self.plans)?;
+        self.run_stage_at(Moment::default())
+    }
+
+    fn run_stage_at(&mut self, moment: Moment) -> Result<StageOutcome, RunError> {
+        let start = self.coordinator.begin(&self.config, &self.layout, &self.plans, moment)?;
         self.coordinator.collect(&self.config, &self.layout, start)
     }
 
@@ -436,8 +480,9 @@ impl Coordinator<'_> {
         config: &StageConfig,
         layout: &Layout,
         plans: &[Vec<Plan>],
+        moment: Moment,
     ) -> Result<Instant, RunError> {
-        let start = Instant::now() + START_DELAY;
+        let start = moment.start.unwrap_or_else(|| Instant::now() + START_DELAY);
         let mut jobs: Vec<Vec<QueueJob>> = self.cores.iter().map(|_| Vec::new()).collect();
         for (stream, load) in (0..).zip(&layout.loads) {
             let job = &config.jobs[load.job];
@@ -453,6 +498,7 @@ impl Coordinator<'_> {
                 ramp: job.ramp,
                 runtime: job.runtime,
                 commands: plan.commands_of(load.queue, job.queues),
+                slice: moment.slice,
             });
             let misfit = |error| RunError::Misfit(Misfit::of_workload(load.job, error));
             jobs[load.thread].push(made.map_err(misfit)?);
@@ -636,54 +682,6 @@ impl Drop for Coordinator<'_> {
     }
 }
 
-/// Usage and counts at one time.
-#[derive(Clone, Copy, Default)]
-struct Sample {
-    cpu: CpuTime,
-    loops: LoopCounters,
-    counts: Counts,
-}
-
-/// The time in which commands are recorded.
-struct Window {
-    since: Instant,
-    begun: Sample,
-    meter: Meter,
-}
-
-/// Usage and counts of a window.
-struct Used {
-    window: Duration,
-    cpu: CpuTime,
-    loops: LoopCounters,
-    counts: Counts,
-    usage: Usage,
-}
-
-impl Window {
-    fn begin(cores: &[usize], begun: Sample) -> Self {
-        Self { since: Instant::now(), begun, meter: Meter::start(cores) }
-    }
-
-    fn end(&mut self, ended: Sample) -> Used {
-        Used {
-            window: self.since.elapsed(),
-            cpu: ended.cpu.since(self.begun.cpu),
-            loops: ended.loops.since(self.begun.loops),
-            counts: ended.counts.since(self.begun.counts),
-            usage: self.meter.usage(),
-        }
-    }
-}
-
-impl Used {
-    fn outcome(self, clones: Vec<CloneOutcome>) -> StageOutcome {
-        let ios = clones.iter().map(|clone| clone.read.count() + clone.write.count()).sum();
-        let cost = Cost { ios, usage: self.usage, counts: self.counts };
-        StageOutcome { clones, cpu: self.cpu, loops: self.loops, cost, window: self.window }
-    }
-}
-
 impl StageConfig {
     /// When the first job begins to record, and when the last one stops, if their times say so.
     fn window(&self, start: Instant) -> (Instant, Option<Instant>) {
@@ -705,6 +703,8 @@ impl StageConfig {
                 missed: 0,
                 verified: 0,
                 error: None,
+                slices: Vec::new(),
+                late: None,
             })
         };
         self.jobs.iter().enumerate().flat_map(clones).collect()
@@ -719,10 +719,20 @@ impl CloneOutcome {
         self.measured = self.measured.max(result.measured);
         self.missed += result.missed;
         self.verified += result.verified;
+        self.late = self.late.max(result.late);
+        merge_slices(&mut self.slices, &result.slices);
         if self.error.is_none() {
             self.error.clone_from(&result.error);
         }
     }
+}
+
+/// Adds slices to those of the same times.
+fn merge_slices(all: &mut Vec<Slice>, more: &[Slice]) {
+    if all.len() < more.len() {
+        all.resize_with(more.len(), Slice::default);
+    }
+    all.iter_mut().zip(more).for_each(|(slice, more)| slice.merge(more));
 }
 
 /// The queue jobs of one thread.

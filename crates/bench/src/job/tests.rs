@@ -79,7 +79,19 @@ fn config(workload: Workload, start: Instant, depth: u16) -> JobConfig {
     let runtime = Some(Duration::from_millis(100));
     let batch = Batch::NONE;
     let (queue, queues, stream, commands) = (0, 1, 0, None);
-    JobConfig { workload, queue, queues, stream, depth, batch, start, ramp, runtime, commands }
+    JobConfig {
+        workload,
+        queue,
+        queues,
+        stream,
+        depth,
+        batch,
+        start,
+        ramp,
+        runtime,
+        commands,
+        slice: None,
+    }
 }
 
 fn run(workload: Workload, depth: u16, service_us: u64) -> (JobResult, Device) {
@@ -100,6 +112,43 @@ fn closed_loop_keeps_the_depth_and_measures_after_the_ramp() {
     assert_eq!((result.measured, result.missed), (Duration::from_millis(100), 0));
     assert!(device.issued.len() >= 1100, "the ramp runs too");
     assert_eq!((result.verified, result.error), (0, None));
+}
+
+#[test]
+fn slices_cut_the_recording_and_have_all_of_it() {
+    let start = Instant::now();
+    let slice = Some(Duration::from_millis(30));
+    let closed = JobConfig { slice, ..config(workload(RwMode::RandReadWrite), start, 4) };
+    let paced = Workload { rate_iops: Some(5_000), ..workload(RwMode::RandRead) };
+    let open = JobConfig { slice, ..config(paced, start, 4) };
+    for (config, each) in [(closed, 299..=301), (open, 149..=151)] {
+        let mut job = QueueJob::new(config).unwrap();
+        Device::new(start, Duration::from_micros(100)).run(&mut job);
+        let result = job.into_result();
+        let count = |side: &Option<Box<Latencies>>| side.as_ref().map_or(0, |side| side.count());
+        let counts: Vec<u64> =
+            result.slices.iter().map(|slice| count(&slice.read) + count(&slice.write)).collect();
+        // 100 ms are three slices of 30 ms and a shorter one.
+        assert_eq!(counts.len(), 4, "{counts:?}");
+        assert!(counts[..3].iter().all(|count| each.contains(count)), "{counts:?}");
+        assert_eq!(counts.iter().sum::<u64>(), result.read.count() + result.write.count());
+        assert_eq!(result.late, None);
+    }
+    let (whole, _) = run(workload(RwMode::RandRead), 4, 100);
+    assert!(whole.slices.is_empty(), "nobody asked for slices");
+}
+
+#[test]
+fn a_job_that_begins_late_says_so() {
+    let start = Instant::now();
+    let mut job = QueueJob::new(config(workload(RwMode::RandRead), start, 1)).unwrap();
+    let mut device = Device::new(start, Duration::from_micros(100));
+    // 30 ms after the start, and so 20 ms after the begin of the recording.
+    device.now = start + Duration::from_millis(30);
+    device.run(&mut job);
+    let result = job.into_result();
+    assert_eq!(result.late, Some(Duration::from_millis(20)));
+    assert!((799..=801).contains(&result.read.count()), "{}", result.read.count());
 }
 
 #[test]
