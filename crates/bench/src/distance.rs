@@ -6,10 +6,11 @@
 //! the same distance: [`Distance`] waits for the shortest one seen so far, and tells afterwards whether it
 //! lasted (lab 0001).
 
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use raceline_reactor::affinity::pin_to_core;
@@ -189,6 +190,39 @@ pub struct Distance {
     settled: bool,
     /// The last wait ended without near cores, and no look since has found them near.
     in_vain: bool,
+    /// How long to wait for near cores; `None`: as long as usual.
+    patience: Option<Duration>,
+}
+
+/// What is known of the distances of cores, for measurements that follow each other: a later one knows the least
+/// distance that an earlier one saw, and does not repeat a wait in vain. Clones share what they know.
+#[derive(Clone, Debug, Default)]
+pub struct Distances {
+    known: Arc<Mutex<BTreeMap<(usize, usize), Distance>>>,
+    patience: Option<Duration>,
+}
+
+impl Distances {
+    /// Nothing is known yet, and near cores are waited for this long instead of 20 s.
+    #[must_use]
+    pub fn with_patience(patience: Duration) -> Self {
+        Self { patience: Some(patience), ..Self::default() }
+    }
+
+    /// What is known of the distance of two cores.
+    #[must_use]
+    pub fn between(&self, a: Option<usize>, b: Option<usize>) -> Distance {
+        let fresh = Distance { patience: self.patience, ..Distance::between(a, b) };
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.cores.and_then(|cores| known.get(&cores).copied()).unwrap_or(fresh)
+    }
+
+    /// Keeps what a measurement has learnt.
+    pub fn keep(&self, distance: Distance) {
+        if let Some(cores) = distance.cores {
+            self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(cores, distance);
+        }
+    }
 }
 
 impl Distance {
@@ -238,10 +272,10 @@ impl Distance {
         Some(found)
     }
 
-    /// Looks until the cores are near, for at most 20 s; after a wait in vain only once, until a look has
+    /// Looks until the cores are near, for at most 20 s unless [`Distances`] say otherwise; after a wait in vain only once, until a look has
     /// found them near again. `stop` is asked several times a second. Gives the last look.
     pub fn wait(&mut self, stop: &dyn Fn() -> bool) -> Option<Duration> {
-        self.wait_by(&mut Self::look, (PATIENCE, NAP), stop)
+        self.wait_by(&mut Self::look, (self.patience.unwrap_or(PATIENCE), NAP), stop)
     }
 
     fn wait_by(
@@ -349,6 +383,25 @@ mod tests {
         assert_eq!(waited(&mut distance, LONG, &[300]), (ns(300), 1));
         assert_eq!(waited(&mut distance, LONG, &[60]), (ns(60), 1));
         assert_eq!(waited(&mut distance, LONG, &[300, 60]), (ns(60), 2));
+    }
+
+    #[test]
+    fn later_measurements_know_what_earlier_ones_saw() {
+        let distances = Distances::with_patience(LONG);
+        let mut distance = distances.between(Some(0), Some(1));
+        assert_eq!(distance.patience, Some(LONG));
+        assert_eq!(waited(&mut distance, LONG, &[60]), (ns(60), 1));
+        assert_eq!(waited(&mut distance, Duration::ZERO, &[300]), (ns(300), 1));
+        distances.clone().keep(distance);
+        // Only a look: the measurement before has waited in vain.
+        let mut later = distances.between(Some(0), Some(1));
+        assert_eq!((later.least(), later.patience), (Some(ns(60)), Some(LONG)));
+        assert_eq!(waited(&mut later, LONG, &[300, 60]), (ns(300), 1));
+        let mut other = distances.between(Some(0), Some(2));
+        assert_eq!(other.least(), None);
+        assert_eq!(waited(&mut other, LONG, &[300, 60]), (ns(60), 2));
+        distances.keep(Distance::default());
+        assert_eq!(distances.between(None, Some(1)).cores(), None);
     }
 
     #[test]

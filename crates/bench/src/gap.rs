@@ -21,7 +21,7 @@ use raceline_reactor::buffer::PageBuf;
 use raceline_reactor::{Backend, HugePages, Mode};
 use raceline_target::TargetError;
 
-use crate::distance::Distance;
+use crate::distance::{Distance, Distances};
 use crate::histogram::Latencies;
 use crate::job::JobError;
 use crate::limit::report::median;
@@ -102,6 +102,8 @@ pub struct GapConfig {
     pub time: Duration,
     /// The same seed gives the same addresses and data.
     pub seed: u64,
+    /// What is known of the distance of the two cores.
+    pub distances: Distances,
 }
 
 /// One run of the reference and one of Raceline, next to each other in time.
@@ -237,7 +239,7 @@ impl Gap {
             Subject::Export => (start(Kind::Export)?, None),
             Subject::Both => (start(Kind::Serve)?, Some(start(Kind::Export)?)),
         };
-        let distance = Distance::between(config.target_core, config.host_core);
+        let distance = config.distances.between(config.target_core, config.host_core);
         Ok(Self { config: config.clone(), product, export, region: None, distance })
     }
 
@@ -261,6 +263,7 @@ impl Gap {
             point
         };
         self.distance = distance;
+        self.config.distances.keep(distance);
         point
     }
 

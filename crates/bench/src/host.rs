@@ -25,6 +25,7 @@ use raceline_proto::nvme::Nqn;
 use raceline_reactor::{Backend, Mode};
 use raceline_target::TargetError;
 
+use crate::distance::Distances;
 use crate::job::JobError;
 use crate::runner::RunError;
 
@@ -87,6 +88,8 @@ pub struct HostBenchConfig {
     pub writer_bytes: u64,
     /// How commands are gathered in the ways that gather.
     pub i10: I10Config,
+    /// What is known of the distance of the two cores.
+    pub distances: Distances,
 }
 
 /// Why a case could not be measured.

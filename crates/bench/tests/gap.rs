@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use raceline_bench::congestion::CongestionControl;
+use raceline_bench::distance::Distances;
 use raceline_bench::gap::report::Report;
 use raceline_bench::gap::{Case, Gap, GapConfig, GapError, Subject};
 use raceline_bench::machine::Origin;
@@ -34,6 +35,7 @@ fn config() -> GapConfig {
         ramp: Duration::from_millis(5),
         time: Duration::from_millis(30),
         seed: 1,
+        distances: Distances::default(),
     }
 }
 

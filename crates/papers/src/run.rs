@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use raceline_bench::accel::Device;
+use raceline_bench::distance::Distances;
 use raceline_proto::nvme::Nqn;
 
 use crate::bed::Bed;
@@ -175,6 +176,8 @@ pub struct Progress {
     pub last: String,
 }
 
+    /// What earlier experiments have learnt of the distance of cores.
+    pub distances: Distances,
 /// Why an experiment did not end.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {

@@ -73,7 +73,8 @@ impl<'a> Bed<'a> {
         let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(device) };
         target.add_namespace(&nqn, namespace)?;
         let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        let distance = Distance::between(Some(config.target_core), Some(config.host_core)).into();
+        let distance = config.distances.between(Some(config.target_core), Some(config.host_core));
+        let distance = distance.into();
         Ok(Self { config, stop, target: Some(target), address, nqn, distance })
     }
 
@@ -172,6 +173,7 @@ impl<'a> Bed<'a> {
             }
             let still = distance.look();
             self.distance.set(distance);
+            self.config.distances.keep(distance);
             disturbance.apart = distance.is_far(near) || distance.is_far(still);
             quiet += usize::from(!disturbance.is_too_much());
             rounds.push(Round { runs, disturbance });

@@ -52,6 +52,7 @@ pub(super) fn measure(
         seed: options.seed,
         writer_bytes: 0,
         i10: I10Config::default(),
+        distances: options.distances.clone(),
     };
     for column in columns(experiment, options) {
         let ids: Vec<&str> = experiment.series.iter().map(|series| series.id.as_str()).collect();

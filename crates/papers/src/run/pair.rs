@@ -243,6 +243,7 @@ fn gap_config(
         ramp: options.timing.ramp,
         time: options.timing.time,
         seed: options.seed,
+        distances: options.distances.clone(),
     }
 }
 

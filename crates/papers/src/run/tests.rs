@@ -28,6 +28,7 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
         target: None,
         engine: None,
         cpus: raceline_reactor::affinity::allowed_cores().unwrap(),
+        distances: Distances::with_patience(ms(500)),
         environment: serde_json::Value::Null,
         version: "test".to_owned(),
         stop,

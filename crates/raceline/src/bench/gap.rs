@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use raceline_bench::congestion::CongestionControl;
+use raceline_bench::distance::Distances;
 use raceline_bench::gap::report::Report;
 use raceline_bench::gap::{self, Case, Gap, GapConfig, GapError, Subject};
 use raceline_bench::limit::{CONNECTIONS_MAX, DEPTH_MAX};
@@ -109,6 +110,7 @@ fn config(args: &GapArgs) -> GapConfig {
         ramp: args.ramp_time,
         time: args.run.runtime,
         seed: args.run.seed,
+        distances: Distances::default(),
     }
 }
 

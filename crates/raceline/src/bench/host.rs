@@ -1,5 +1,6 @@
 //! `raceline bench host`: ways of using queues, case by case.
 
+use raceline_bench::distance::Distances;
 use raceline_bench::host::{self, Case, HostBenchConfig, HostBenchError, report};
 
 use crate::cli::bench::host::HostBenchArgs;
@@ -49,6 +50,7 @@ fn config(args: &HostBenchArgs) -> HostBenchConfig {
         seed: args.run.seed,
         writer_bytes: args.writer.0,
         i10: args.i10,
+        distances: Distances::default(),
     }
 }
 

@@ -219,6 +219,7 @@ impl ColumnRun<'_> {
                 runs.push((started[position].point.series.id.clone(), run));
             }
             let still = distance.look();
+            self.options.distances.keep(distance);
             disturbed |= distance.is_far(near) || distance.is_far(still);
             self.check_stop()?;
             if disturbed && allowed > 0 {
@@ -265,7 +266,9 @@ impl ColumnRun<'_> {
     fn distance(&self, started: &[Started<'_>]) -> Distance {
         let first = started.first();
         let target = first.and_then(|series| series.target_cpus.first().copied());
-        Distance::between(target, first.and_then(|series| series.host_cpus.first().copied()))
+        self.options
+            .distances
+            .between(target, first.and_then(|series| series.host_cpus.first().copied()))
     }
 
     /// One run of one series; before and after it, its host and target sleep.

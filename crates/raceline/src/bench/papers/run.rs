@@ -1,9 +1,11 @@
 //! `raceline bench run`: measures experiments, shows the progress, and prints the table of each.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use raceline_bench::accel::Device;
+use raceline_bench::distance::Distances;
 use raceline_bench::machine::Origin;
 use raceline_papers::bed::Bed;
 use raceline_papers::experiment::Experiment;
@@ -22,6 +24,9 @@ use crate::signals::Interrupt;
 use crate::{limits, shell};
 
 /// Runs the experiments one after the other.
+/// A quick run waits for near cores no longer than this.
+const QUICK_PATIENCE: Duration = Duration::from_secs(3);
+
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let (catalogue, added) = catalogue(&args.file)?;
     let all = args.ids.iter().any(|id| id.eq_ignore_ascii_case("all"));
@@ -39,7 +44,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
-    let shared = Shared { args, cpus: cpus(args)?, interrupt: &Mutex::new(interrupt) };
+    let distances = match effort(args) {
+        Effort::Quick => Distances::with_patience(QUICK_PATIENCE),
+        _ => Distances::default(),
+    };
+    let shared = Shared { args, cpus: cpus(args)?, distances, interrupt: &Mutex::new(interrupt) };
     let mut beds = Beds::default();
     let bar = Bar::new(&experiments, &shared);
     let mut failures = Vec::new();
@@ -105,6 +114,8 @@ struct Shared<'a> {
     cpus: Vec<usize>,
     /// Threads of a measurement ask it, too.
     interrupt: &'a Mutex<Interrupt>,
+    /// Columns and experiments that follow each other wait for near cores once.
+    distances: Distances,
 }
 
 impl Shared<'_> {
@@ -131,6 +142,7 @@ impl Shared<'_> {
             target: self.args.target.clone(),
             engine,
             cpus: self.cpus.clone(),
+            distances: self.distances.clone(),
             environment: serde_json::json!({
                 "processor": origin.processor,
                 "kernel": origin.kernel,
