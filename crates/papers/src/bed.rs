@@ -16,6 +16,10 @@ pub mod veth;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
+use raceline_environment::interface::Interface;
+use raceline_environment::network::Network;
+use raceline_environment::{Reading, System};
+
 use crate::record::{self, StandIn};
 
 use self::link::LinkOptions;
@@ -31,6 +35,12 @@ pub trait Bed: Send + Sync {
 
     /// What stands in for which piece of a published network.
     fn stand_ins(&self) -> Vec<StandIn>;
+
+    /// The settings of the network at the target's end, and the interface that carries what is measured.
+    ///
+    /// # Errors
+    /// When the target's namespace cannot be looked into.
+    fn network(&self) -> io::Result<(Network, Reading<Interface>)>;
 
     /// Moves the calling thread into the target's network namespace.
     ///
@@ -133,6 +143,11 @@ impl Bed for Loopback {
             effect: "There are no interrupts, no receive queues (NAPI) and no line rate; one copy of the data replaces the transfer."
                 .to_owned(),
         }]
+    }
+
+    fn network(&self) -> io::Result<(Network, Reading<Interface>)> {
+        let system = System::here();
+        Ok((Network::read(&system), Interface::read(&system, "lo")))
     }
 
     fn enter_target(&self) -> io::Result<()> {

@@ -1,7 +1,6 @@
 //! Two runs of the same experiments, point by point.
 
-use serde_json::Value;
-
+use crate::environment;
 use crate::record::{Point, Record};
 use crate::statistics::{Estimate, median_estimate, values};
 
@@ -96,36 +95,21 @@ pub fn differences(a: &Record, b: &Record) -> Vec<String> {
         let of = |record: &Record| record.settings.get(key).cloned().unwrap_or_default();
         differ(&format!("settings.{key}"), &of(a), &of(b));
     }
-    walk("environment", &a.environment, &b.environment, &mut found);
+    for difference in environment::differences_of_versions(&a.environment, &b.environment) {
+        let shown = |value: Option<String>| value.unwrap_or_else(|| "nothing".to_owned());
+        let (left, right) = (shown(difference.left), shown(difference.right));
+        found.push(format!("environment.{}: {left} | {right}", difference.field));
+    }
     found.sort();
     found.dedup();
     found
-}
-
-/// Keys of an environment that change from moment to moment.
-const TRANSIENT: [&str; 7] = ["date", "time", "uptime", "load", "loadavg", "free", "unix_s"];
-
-fn walk(path: &str, a: &Value, b: &Value, found: &mut Vec<String>) {
-    if let (Value::Object(first), Value::Object(second)) = (a, b) {
-        for key in first.keys().chain(second.keys().filter(|key| !first.contains_key(*key))) {
-            let key_lower = key.to_lowercase();
-            if !TRANSIENT.iter().any(|word| key_lower.contains(word)) {
-                let of = |map: &serde_json::Map<String, Value>| {
-                    map.get(key).cloned().unwrap_or(Value::Null)
-                };
-                walk(&format!("{path}.{key}"), &of(first), &of(second), found);
-            }
-        }
-    } else if a != b {
-        found.push(format!("{path}: {a} | {b}"));
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::record::{Bed, Effort, Run, SCHEMA};
@@ -176,9 +160,19 @@ mod tests {
 
     #[test]
     fn conditions_differ_by_value_and_not_by_time() {
-        let a = record(&[1.0], json!({"cpu": {"model": "A"}, "date": 1, "kernel": "6"}));
-        let b = record(&[1.0], json!({"cpu": {"model": "B"}, "date": 2, "kernel": "6"}));
-        assert_eq!(differences(&a, &b), ["environment.cpu.model: \"A\" | \"B\""]);
+        let environment = |model: &str, load: f64| json!({"schema": 1, "cpu": {"model": model}, "now": {"load": load}, "read_unix_s": load});
+        let a = record(&[1.0], environment("A", 0.1));
+        let b = record(&[1.0], environment("B", 9.0));
+        assert_eq!(differences(&a, &b), ["environment.cpu.model: A | B"]);
+        let earlier = record(&[1.0], json!({"processor": "2 cores of A", "kernel": "6"}));
+        let found = differences(&a, &earlier);
+        assert_eq!(
+            found,
+            [
+                "environment.kernel: nothing | 6",
+                "environment.schema: read whole | processor and kernel only",
+            ]
+        );
         assert_eq!(differences(&a, &a), Vec::<String>::new());
     }
 }

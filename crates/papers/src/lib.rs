@@ -8,6 +8,7 @@ pub mod agent;
 pub mod bed;
 pub mod catalogue;
 pub mod compare;
+pub mod environment;
 pub mod experiment;
 pub mod record;
 pub mod report;

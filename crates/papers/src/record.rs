@@ -34,7 +34,8 @@ pub struct Record {
     pub stand_ins: Vec<StandIn>,
     /// The settings that were in force, by name, e.g. `io_bytes`, `depth`, `runtime_s`.
     pub settings: BTreeMap<String, String>,
-    /// The machine: at present its processor and its kernel.
+    /// The machine and its system, as [`crate::environment::read`] gives them; records of earlier versions have
+    /// `processor` and `kernel` only.
     pub environment: serde_json::Value,
     /// The points, in the order in which the report shows them.
     pub points: Vec<Point>,

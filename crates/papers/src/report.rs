@@ -20,7 +20,7 @@ use crate::experiment::Experiment;
 
 pub use judge::Grade;
 pub use load::{RECORD_BYTES_MAX, RECORDS_MAX};
-pub use model::{Entry, Ratio, Report, Value};
+pub use model::{Contrast, Entry, Ratio, Report, Value};
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]

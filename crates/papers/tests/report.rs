@@ -192,6 +192,44 @@ fn records_cannot_put_markup_into_the_page() {
 }
 
 #[test]
+fn environments_that_differ_are_named() {
+    let experiments = make::experiments();
+    let machine = |governor: &str, mtu: u32| {
+        serde_json::json!({
+            "schema": 1, "read_unix_s": mtu, "cpu": { "governors": [governor] },
+            "interface": { "mtu": mtu }, "idle": { "driver": { "unread": "needs <root>" } },
+        })
+    };
+    let of = |number: usize, kind: &str, environment| {
+        let mut record = make::record(&experiments[number]);
+        record.bed.kind = kind.to_owned();
+        record.environment = environment;
+        record
+    };
+    let records = [
+        of(0, "veth", machine("performance", 1500)),
+        of(1, "veth", machine("powersave", 9000)),
+        // Another bed has another interface, which is no difference of the machine.
+        of(2, "loopback", machine("powersave", 65536)),
+    ];
+    let folder = with(&records);
+    let report = Report::of_folder(folder.path(), &experiments).unwrap();
+    let found: Vec<_> =
+        report.contrasts.iter().map(|one| (one.field.as_str(), one.other.1.len())).collect();
+    assert_eq!(found, [("cpu.governors", 2), ("interface.mtu", 1)]);
+    let text = page(folder.path(), &experiments);
+    assert!(text.contains("environments differ in 2 values") && text.contains("9000"));
+    assert!(text.contains("could not be read: needs &lt;root&gt;"));
+    assert!(text.contains("5 values, of which 1 could not be read"), "{text}");
+    let json = std::fs::read_to_string(folder.path().join("report/report.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["environments"][1]["field"], "interface.mtu");
+    // Records of the same machine are not contrasted.
+    let same = with(&[records[0].clone(), of(1, "veth", machine("performance", 1500))]);
+    assert!(!page(same.path(), &experiments).contains("environments differ"));
+}
+
+#[test]
 fn files_that_are_no_records_are_named_with_reasons() {
     let experiments = make::experiments();
     let folder = with(&[make::record(&experiments[0])]);

@@ -9,6 +9,10 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
+use raceline_environment::interface::Interface;
+use raceline_environment::network::Network;
+use raceline_environment::{Reading, System};
+
 use super::Bed;
 use super::link::{LinkOptions, LinkState, Shape};
 use super::namespace::Namespace;
@@ -322,6 +326,14 @@ impl Bed for Veth {
                      the receiver polls for it."
                 .to_owned(),
         }]
+    }
+
+    fn network(&self) -> io::Result<(Network, Reading<Interface>)> {
+        let (link, ..) = QueueSet::Shared.link();
+        self.target.run_with_sysfs(|| {
+            let system = System::here();
+            Ok((Network::read(&system), Interface::read(&system, link)))
+        })
     }
 
     fn enter_target(&self) -> io::Result<()> {

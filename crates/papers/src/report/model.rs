@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use super::judge::{self, Grade};
 use super::load::Loaded;
+use crate::environment;
 use crate::experiment::Experiment;
 use crate::record::{Effort, Point, Record};
 use crate::statistics::{Estimate, median_estimate, ratio_of};
@@ -15,6 +18,19 @@ pub struct Report {
     pub entries: Vec<Entry>,
     /// Files that could not be used, and why.
     pub problems: Vec<String>,
+    /// In what the records' environments differ that changes results.
+    pub contrasts: Vec<Contrast>,
+}
+
+/// A value in which the environments of records differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Contrast {
+    /// Where it stands in an environment.
+    pub field: String,
+    /// The value of the record that the others are compared with, and that record's experiment.
+    pub usual: (String, String),
+    /// The other value, and the experiments whose records have it.
+    pub other: (String, Vec<String>),
 }
 
 /// An experiment with what was measured of it.
@@ -72,6 +88,15 @@ pub struct Ratio {
     pub target_bound: Option<bool>,
     /// Why it was not measured.
     pub why_not: String,
+}
+
+impl Contrast {
+    /// The difference in one sentence.
+    pub(super) fn sentence(&self) -> String {
+        let (usual, of) = &self.usual;
+        let (other, experiments) = &self.other;
+        format!("{}: {usual} ({of}); {other} ({}).", self.field, experiments.join(", "))
+    }
 }
 
 impl Entry {
@@ -133,7 +158,48 @@ pub(super) fn report(experiments: &[Experiment], loaded: Loaded) -> Report {
             .collect();
         entries.push(entry(experiment, chosen, remarks, &mut problems));
     }
-    Report { entries, problems }
+    let contrasts = contrasts(&entries);
+    Report { entries, problems, contrasts }
+}
+
+/// Compares each record with the first one on a bed of its kind, and the first ones of other kinds with the first of
+/// all in what does not belong to the bed.
+fn contrasts(entries: &[Entry]) -> Vec<Contrast> {
+    let mut contrasts: Vec<Contrast> = Vec::new();
+    let mut firsts: Vec<(&str, &Record)> = Vec::new();
+    for (id, record) in entries
+        .iter()
+        .filter_map(|entry| Some((entry.experiment.id.as_str(), entry.record.as_ref()?)))
+    {
+        let of_kind = firsts.iter().find(|(_, first)| first.bed.kind == record.bed.kind);
+        let Some(&(usual_id, usual)) = of_kind.or(firsts.first()) else {
+            firsts.push((id, record));
+            continue;
+        };
+        if of_kind.is_none() {
+            firsts.push((id, record));
+        }
+        let left = (usual.bed.kind.as_str(), &usual.environment);
+        let right = (record.bed.kind.as_str(), &record.environment);
+        for difference in environment::differences_on_beds(left, right) {
+            let shown = |value: Option<String>| value.unwrap_or_else(|| "nothing".to_owned());
+            let usual = (shown(difference.left), usual_id.to_owned());
+            let other = shown(difference.right);
+            let known = contrasts.iter_mut().find(|known| {
+                (&known.field, &known.usual, &known.other.0) == (&difference.field, &usual, &other)
+            });
+            match known {
+                Some(known) => known.other.1.push(id.to_owned()),
+                None => contrasts.push(Contrast {
+                    field: difference.field,
+                    usual,
+                    other: (other, vec![id.to_owned()]),
+                }),
+            }
+        }
+    }
+    contrasts.sort_by(|a, b| a.field.cmp(&b.field));
+    contrasts
 }
 
 fn entry(

@@ -8,9 +8,12 @@ use raceline_plot::text::escaped;
 
 use super::figures::{Drawn, file_name};
 use super::judge::{self, Grade};
-use super::model::{Entry, Report};
+use super::model::{Contrast, Entry, Report};
 use super::{section, style};
 use crate::record::Record;
+
+/// Differences of environments on the page, at most.
+const CONTRASTS_MAX: usize = 100;
 
 /// The whole file. `figures` has the pictures of each entry.
 pub(super) fn html(report: &Report, figures: &[Vec<Drawn>]) -> String {
@@ -26,6 +29,7 @@ pub(super) fn html(report: &Report, figures: &[Vec<Drawn>]) -> String {
     text.push_str(&head(report));
     text.push_str(&summary(report));
     text.push_str(&problems(report));
+    text.push_str(&contrasts(report));
     for (entry, drawn) in report.entries.iter().zip(figures) {
         text.push_str(&section::html(entry, drawn));
     }
@@ -42,8 +46,6 @@ fn head(report: &Report) -> String {
     let when = if first == last { first } else { format!("{first} to {last}") };
     let versions: BTreeSet<&str> = records.iter().map(|record| record.version.as_str()).collect();
     let versions: Vec<&str> = versions.into_iter().collect();
-    let environments: BTreeSet<String> =
-        records.iter().map(|record| stable(&record.environment)).collect();
     let mut text = format!(
         "<header>\n<h1>Published experiments, measured again</h1>\n\
          <p class=\"faint\">{} of {} experiments have a record. Measured {}, by {}.</p>\n",
@@ -55,10 +57,12 @@ fn head(report: &Report) -> String {
     if versions.len() > 1 {
         text.push_str("<p><strong>The records are of different versions of the program: do not compare sections.</strong></p>\n");
     }
-    if environments.len() > 1 {
-        text.push_str(
-            "<p>The records' environments differ in some values; each section has its own.</p>\n",
-        );
+    if !report.contrasts.is_empty() {
+        text.push_str(&format!(
+            "<p><strong>The records' environments differ in {} values that change results</strong>, see \
+             <a href=\"#environments\">below</a>: do not compare sections that differ in one.</p>\n",
+            report.contrasts.len()
+        ));
     }
     text.push_str(
         "<p>Absolute numbers belong to the machine that gave them. What is compared with a source is a ratio of two \
@@ -67,19 +71,6 @@ fn head(report: &Report) -> String {
          an experiment gives its verdict; all others describe.</p>\n</header>\n",
     );
     text
-}
-
-/// Values of an environment that do not change from second to second: all that are no numbers.
-fn stable(value: &serde_json::Value) -> String {
-    match value {
-        serde_json::Value::Object(map) => {
-            map.iter().map(|(key, value)| format!("{key}={};", stable(value))).collect()
-        }
-        serde_json::Value::Array(list) => list.iter().map(stable).collect(),
-        serde_json::Value::String(text) => text.clone(),
-        serde_json::Value::Bool(value) => value.to_string(),
-        serde_json::Value::Number(_) | serde_json::Value::Null => String::new(),
-    }
 }
 
 fn summary(report: &Report) -> String {
@@ -154,6 +145,20 @@ fn problems(report: &Report) -> String {
         return String::new();
     }
     format!("<h3>What could not be used</h3>\n{}", section::list(&report.problems))
+}
+
+/// In what the records' environments differ.
+fn contrasts(report: &Report) -> String {
+    if report.contrasts.is_empty() {
+        return String::new();
+    }
+    let left = report.contrasts.len().saturating_sub(CONTRASTS_MAX);
+    let mut lines: Vec<String> =
+        report.contrasts.iter().take(CONTRASTS_MAX).map(Contrast::sentence).collect();
+    if left > 0 {
+        lines.push(format!("{left} more are in the JSON file beside this page."));
+    }
+    format!("<h3 id=\"environments\">Environments that differ</h3>\n{}", section::list(&lines))
 }
 
 /// Year, month and day of a time in seconds since 1970, UTC.

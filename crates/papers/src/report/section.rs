@@ -7,6 +7,7 @@ use super::figures::{Drawn, file_name};
 use super::judge;
 use super::model::{Entry, Ratio, Value};
 use super::page::{badge, date};
+use crate::environment;
 use crate::experiment::Published;
 use crate::record::{Effort, Record};
 
@@ -50,7 +51,7 @@ pub(super) fn html(entry: &Entry, drawn: &[Drawn]) -> String {
     text.push_str(&source(entry));
     if let Some(record) = &entry.record {
         text.push_str(&conditions(entry, record));
-        text.push_str(&environment(record));
+        text.push_str(&machine(record));
         text.push_str(&raw(entry, record));
     }
     text + "</section>\n"
@@ -256,19 +257,21 @@ fn pairs(facts: &[(String, String)]) -> String {
 }
 
 /// All of the environment, by path.
-fn environment(record: &Record) -> String {
+fn machine(record: &Record) -> String {
     let mut facts = Vec::new();
     flat("", &record.environment, 0, &mut facts);
     if facts.is_empty() {
         return "<h3>Environment</h3>\n<p>The record has none.</p>\n".to_owned();
     }
+    let (values, unread) = environment::coverage(&record.environment);
     let left = facts.len().saturating_sub(ENVIRONMENT_LINES_MAX);
     facts.truncate(ENVIRONMENT_LINES_MAX);
     if left > 0 {
         facts.push(("more".to_owned(), format!("{left} values are in the record only")));
     }
     format!(
-        "<details><summary>Environment: the machine and its system</summary>\n{}</details>\n",
+        "<details><summary>Environment: the machine and its system. {values} values, of which {unread} could not be \
+         read</summary>\n{}</details>\n",
         pairs(&facts)
     )
 }
@@ -278,6 +281,11 @@ fn flat(path: &str, value: &serde_json::Value, depth: usize, facts: &mut Vec<(St
         |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let plain_list =
         |list: &[serde_json::Value]| list.iter().all(|one| !one.is_object() && !one.is_array());
+    if let Some(reason) = environment::reason(value) {
+        let text = format!("could not be read: {reason}");
+        facts.push((path.to_owned(), text.chars().take(VALUE_LETTERS_MAX).collect()));
+        return;
+    }
     match value {
         serde_json::Value::Object(map) if depth < DEPTH_MAX => {
             for (name, value) in map {

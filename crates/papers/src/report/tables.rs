@@ -114,6 +114,7 @@ pub(super) fn json(report: &Report) -> String {
         MARK: 1,
         "experiments": experiments,
         "problems": report.problems,
+        "environments": report.contrasts,
     });
     format!("{whole:#}\n")
 }
@@ -259,6 +260,12 @@ pub(super) fn markdown(report: &Report) -> String {
         text.push_str("\nWhat could not be used:\n\n");
         for problem in &report.problems {
             text.push_str(&format!("- {}\n", plain_words(problem)));
+        }
+    }
+    if !report.contrasts.is_empty() {
+        text.push_str("\nWhat differs between the records' environments:\n\n");
+        for contrast in &report.contrasts {
+            text.push_str(&format!("- {}\n", plain_words(&contrast.sentence())));
         }
     }
     for entry in &report.entries {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Options;
+use crate::environment;
 use crate::experiment::Experiment;
 use crate::record::{Record, SCHEMA};
 
@@ -186,7 +187,7 @@ fn digest_of(experiment: &Experiment) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// The record in the folder if it broke off and has the settings of `fresh`; otherwise `fresh`.
+/// The record in the folder if it broke off and has the settings and the environment of `fresh`; otherwise `fresh`.
 pub(super) fn resume(folder: &Path, fresh: Record) -> Result<Record, StoreError> {
     let path = record_path(folder, &fresh.experiment);
     if !path.exists() {
@@ -199,6 +200,17 @@ pub(super) fn resume(folder: &Path, fresh: Record) -> Result<Record, StoreError>
         && (old.version.as_str(), old.seed, old.effort, &old.bed.kind)
             == (fresh.version.as_str(), fresh.seed, fresh.effort, &fresh.bed.kind);
     if old.complete || !same {
+        return Ok(fresh);
+    }
+    // Blocks of two environments are not comparable: such a run begins anew, and says why.
+    let changed = environment::differences_of_versions(&old.environment, &fresh.environment);
+    if let Some(first) = changed.first() {
+        tracing::warn!(
+            "{} is measured anew: its environment has changed in {} values, the first is {}",
+            fresh.experiment,
+            changed.len(),
+            first.field
+        );
         return Ok(fresh);
     }
     // The conditions are looked at again: what was missing may be there now.

@@ -135,7 +135,20 @@ fn a_run_that_broke_off_goes_on() {
         assert_eq!(new.unwrap().runs[..old.runs.len()], old.runs[..], "blocks are kept");
     }
     assert!(record.points.iter().all(|point| point.runs.len() == 2), "{record:?}");
-    // Another seed begins anew.
+    // Another seed or another machine begins anew.
+    let stopped = || Options { seed: 9, ..options(&|| true, Some(folder.path())) };
+    assert!(matches!(run(&experiment, &stopped(), &mut |_| {}), Err(RunError::Stopped)));
+    let mut of_seed_9 = load_record(&record_path(folder.path(), "CONNECTIONS")).unwrap();
+    of_seed_9.started_unix_s = 1;
+    let of_machine = |name: &str| serde_json::json!({ "schema": 1, "cpu": { "model": name } });
+    for (name, begun) in [("A", true), ("B", false)] {
+        of_seed_9.environment = of_machine("A");
+        store::save(folder.path(), &of_seed_9).unwrap();
+        let again = Options { environment: of_machine(name), ..stopped() };
+        assert!(matches!(run(&experiment, &again, &mut |_| {}), Err(RunError::Stopped)));
+        let stored = load_record(&record_path(folder.path(), "CONNECTIONS")).unwrap();
+        assert_eq!(stored.started_unix_s == 1, begun, "machine {name}");
+    }
     let other = Options { seed: 8, ..options(&|| true, Some(folder.path())) };
     assert!(matches!(run(&experiment, &other, &mut |_| {}), Err(RunError::Stopped)));
     let fresh = load_record(&record_path(folder.path(), "CONNECTIONS")).unwrap();

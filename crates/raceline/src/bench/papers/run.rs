@@ -8,6 +8,7 @@ use raceline_bench::accel::Device;
 use raceline_bench::distance::Distances;
 use raceline_bench::machine::Origin;
 use raceline_papers::bed::Bed;
+use raceline_papers::environment;
 use raceline_papers::experiment::Experiment;
 use raceline_papers::record::Effort;
 use raceline_papers::run::{self, Options, RunError, Timing};
@@ -143,10 +144,10 @@ impl Shared<'_> {
             engine,
             cpus: self.cpus.clone(),
             distances: self.distances.clone(),
-            environment: serde_json::json!({
-                "processor": origin.processor,
-                "kernel": origin.kernel,
-            }),
+            environment: environment::read(
+                bed,
+                self.args.target.as_ref().map(|(address, _)| address.ip()),
+            ),
             version: origin.version.to_owned(),
             stop: &stop,
         };
