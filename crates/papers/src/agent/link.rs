@@ -1,7 +1,7 @@
 //! The controller's connection to one agent: a child process, or TCP.
 
 use std::io::{self, BufReader, ErrorKind, Read};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -44,20 +44,24 @@ pub struct Offset {
 
 impl Agent {
     /// Starts an agent as a child that speaks over its standard input and output, and greets it. What the agent writes
-    /// to its standard error goes to that of this process.
+    /// to its standard error goes to that of this process. `target` is that of the loads to come.
     ///
     /// # Errors
     /// When the child does not start, has another version, or does not answer.
-    pub fn spawn(name: &str, command: &mut Command) -> Result<Self, FleetError> {
+    pub fn spawn(
+        name: &str,
+        command: &mut Command,
+        target: Option<IpAddr>,
+    ) -> Result<Self, FleetError> {
         let failed = |error| FleetError::vanished(name, "starting", &error);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(failed)?;
         let output = child.stdout.take().ok_or_else(|| failed(ErrorKind::BrokenPipe.into()))?;
         let answers = listen(output).map_err(failed)?;
-        Self::greet(name, Means::Child(Box::new(child)), answers, None)
+        Self::greet(name, Means::Child(Box::new(child)), answers, (None, target))
     }
 
-    /// Connects to an agent that listens, and greets it.
+    /// Connects to an agent that listens, and greets it; `target` as in [`Self::spawn`].
     ///
     /// # Errors
     /// When the agent cannot be reached, refuses the token, has another version, or does not answer.
@@ -65,26 +69,27 @@ impl Agent {
         name: &str,
         address: SocketAddr,
         token: Option<&str>,
+        target: Option<IpAddr>,
     ) -> Result<Self, FleetError> {
         let failed = |error| FleetError::vanished(name, "connecting", &error);
         let stream = TcpStream::connect_timeout(&address, CONNECT_LIMIT).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         stream.set_write_timeout(Some(ANSWER_LIMIT)).map_err(failed)?;
         let answers = stream.try_clone().and_then(listen).map_err(failed)?;
-        Self::greet(name, Means::Tcp(stream), answers, token)
+        Self::greet(name, Means::Tcp(stream), answers, (token, target))
     }
 
     fn greet(
         name: &str,
         means: Means,
         answers: Receiver<io::Result<Answer>>,
-        token: Option<&str>,
+        (token, target): (Option<&str>, Option<IpAddr>),
     ) -> Result<Self, FleetError> {
         let environment = serde_json::Value::Null;
         let mut agent = Self { name: name.to_owned(), means, answers, environment };
         let (version, token) = (super::version(), token.map(str::to_owned));
         agent.say(
-            &Request::Hello { protocol: PROTOCOL, version: version.clone(), token },
+            &Request::Hello { protocol: PROTOCOL, version: version.clone(), target, token },
             "greeting",
         )?;
         match agent.wait(ANSWER_LIMIT, "greeting")? {
@@ -210,10 +215,10 @@ impl Offset {
         u64::try_from(at.saturating_sub(self.zero_ns)).unwrap_or(0)
     }
 
-    /// A time of the agent's clock, by that of this process.
-    pub(super) fn here(self, agent_ns: u64) -> Duration {
-        let here = i128::from(agent_ns).saturating_add(self.zero_ns);
-        Duration::from_nanos(u64::try_from(here).unwrap_or(0))
+    /// How far apart two estimates of one clock are.
+    pub(super) fn apart(self, other: Self) -> Duration {
+        let apart = self.zero_ns.abs_diff(other.zero_ns);
+        Duration::from_nanos(u64::try_from(apart).unwrap_or(u64::MAX))
     }
 }
 
@@ -260,30 +265,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_translated_both_ways() {
+    fn times_are_translated() {
         let at = Duration::from_secs(5);
-        for zero_ns in [-3_000_000_000, 0, 2_000_000_000] {
-            let offset = Offset { zero_ns, error: Duration::ZERO };
-            assert_eq!(offset.here(offset.agent_ns(at)), at);
+        let offset = |zero_ns| Offset { zero_ns, error: Duration::ZERO };
+        for (zero_ns, agent_ns) in [
+            (-3_000_000_000, 8_000_000_000),
+            (0, 5_000_000_000),
+            (2_000_000_000, 3_000_000_000),
+            (i128::MAX, 0),
+        ] {
+            assert_eq!(offset(zero_ns).agent_ns(at), agent_ns);
         }
-        let later = Offset { zero_ns: i128::MAX, error: Duration::ZERO };
-        assert_eq!(later.agent_ns(at), 0);
-        assert_eq!(later.here(7), Duration::ZERO);
+        assert_eq!(offset(-7).apart(offset(5)), Duration::from_nanos(12));
+        assert_eq!(offset(i128::MIN).apart(offset(i128::MAX)), Duration::from_nanos(u64::MAX));
     }
 
     #[test]
     fn a_child_that_is_no_agent_is_named() {
-        let error = Agent::spawn("left", &mut Command::new("/nonexistent/agent")).unwrap_err();
+        let error =
+            Agent::spawn("left", &mut Command::new("/nonexistent/agent"), None).unwrap_err();
         assert!(error.to_string().contains("agent left"), "{error}");
-        let error = Agent::spawn("left", Command::new("sh").args(["-c", "exit 3"])).unwrap_err();
+        let error =
+            Agent::spawn("left", Command::new("sh").args(["-c", "exit 3"]), None).unwrap_err();
         assert!(
             error.to_string().contains("agent left") && error.to_string().contains('3'),
             "{error}"
         );
-        let error = Agent::spawn("left", Command::new("echo").arg("hello")).unwrap_err();
+        let error = Agent::spawn("left", Command::new("echo").arg("hello"), None).unwrap_err();
         assert!(error.to_string().contains("not a message"), "{error}");
         let old = r#"{"message":"hello","protocol":1,"version":"0.0.1","environment":null}"#;
-        let error = Agent::spawn("left", Command::new("echo").arg(old)).unwrap_err();
+        let error = Agent::spawn("left", Command::new("echo").arg(old), None).unwrap_err();
         assert!(error.to_string().contains("0.0.1"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! What a controller and an agent say to each other: one JSON object in each line.
 
 use std::io::{self, BufRead, ErrorKind, Read as _};
+use std::net::IpAddr;
 
 use raceline_bench::Latencies;
 use serde::de::DeserializeOwned;
@@ -9,11 +10,14 @@ use serde::{Deserialize, Serialize};
 use super::load::Load;
 
 /// The version of these messages. Both sides must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Bytes of a controller's line at most.
 pub const REQUEST_BYTES_MAX: u64 = 64 << 10;
-/// Bytes of an agent's line at most: two histograms of latencies have about 20 000 buckets.
-pub const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// Bytes of an agent's line at most: two histograms of latencies have about 20 000 buckets, and those of the slices
+/// hold the same commands again.
+pub const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// An agent records in this many slices of the same length.
+pub const SLICES: u32 = 20;
 
 /// From the controller.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +29,9 @@ pub enum Request {
         protocol: u32,
         /// The controller's version of Raceline.
         version: String,
+        /// The target of the loads to come: the agent says by which interface it reaches it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        target: Option<IpAddr>,
         /// The secret that a listening agent may demand.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         token: Option<String>,
@@ -58,7 +65,7 @@ pub enum Answer {
         protocol: u32,
         /// The agent's version of Raceline.
         version: String,
-        /// The agent's machine.
+        /// The agent's machine, as [`crate::environment::read`] gives it for a record.
         environment: serde_json::Value,
     },
     /// To [`Request::Clock`].
@@ -86,10 +93,14 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentOutcome {
-    /// When the load began, by the agent's clock.
-    pub began_ns: u64,
-    /// How long was recorded, in nanoseconds.
+    /// The end of the recording, in nanoseconds after its begin as the controller set it.
     pub measured_ns: u64,
+    /// How long after that begin the agent's last queue took up its work; 0 for an agent in time.
+    pub late_ns: u64,
+    /// Length of a slice in nanoseconds.
+    pub slice_ns: u64,
+    /// The latencies by slice, from the begin of the recording on; without the last ones if they are empty.
+    pub slices: Vec<Slice>,
     /// Latencies of reads.
     pub reads: Histogram,
     /// Latencies of writes.
@@ -102,6 +113,16 @@ pub struct AgentOutcome {
     pub system_ns: u64,
     /// PDUs that the agent sent in each second of the run, ramp included: one for each read.
     pub pdus_by_second: Vec<u64>,
+}
+
+/// The latencies of a part of the recording.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slice {
+    /// Latencies of reads.
+    pub reads: Histogram,
+    /// Latencies of writes.
+    pub writes: Histogram,
 }
 
 /// Latencies, as they travel.
@@ -152,7 +173,13 @@ impl AgentOutcome {
     /// Whether the numbers can have been measured.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        self.reads.is_sound() && self.writes.is_sound() && self.measured_ns > 0
+        let slices = || self.slices.iter().flat_map(|slice| [&slice.reads, &slice.writes]);
+        let sound =
+            [&self.reads, &self.writes].into_iter().chain(slices()).all(Histogram::is_sound);
+        let count = slices().fold(0, |sum: u64, one| sum.saturating_add(one.count()));
+        let whole = self.reads.count().saturating_add(self.writes.count());
+        let few = self.slices.len() <= SLICES as usize + 1;
+        sound && few && count == whole && self.measured_ns > 0 && self.slice_ns > 0
     }
 }
 
@@ -196,7 +223,12 @@ mod tests {
 
     fn requests() -> Vec<Request> {
         vec![
-            Request::Hello { protocol: 1, version: "0.1.0".to_owned(), token: None },
+            Request::Hello {
+                protocol: 1,
+                version: "0.1.0".to_owned(),
+                target: Some([127, 0, 0, 1].into()),
+                token: None,
+            },
             Request::Clock { number: 3 },
             Request::Prepare {
                 load: Box::new(Load::new(
@@ -260,6 +292,28 @@ mod tests {
         assert!(sound(&[(1, 1), (2, 5)]) && sound(&[]));
         assert!(!sound(&[(2, 1), (1, 1)]) && !sound(&[(1, 0)]) && !sound(&[(1, u64::MAX)]));
         assert!(!Histogram { mean_ns: f64::NAN, ..Histogram::default() }.is_sound());
+    }
+
+    #[test]
+    fn slices_hold_what_the_whole_has() {
+        let of = |count| Histogram { buckets: vec![(1000, count)], mean_ns: 1000.0, max_ns: 1000 };
+        let slice = |count| Slice { reads: of(count), writes: Histogram::default() };
+        let outcome = |slices: &[u64]| AgentOutcome {
+            measured_ns: 100,
+            late_ns: 0,
+            slice_ns: 10,
+            slices: slices.iter().map(|&count| slice(count)).collect(),
+            reads: of(6),
+            writes: Histogram::default(),
+            missed: 0,
+            user_ns: 0,
+            system_ns: 0,
+            pdus_by_second: Vec::new(),
+        };
+        assert!(outcome(&[1, 2, 3]).is_sound());
+        assert!(!outcome(&[1, 2]).is_sound(), "commands are missing");
+        assert!(!outcome(&[1; 100]).is_sound(), "too many slices");
+        assert!(!AgentOutcome { slice_ns: 0, ..outcome(&[6]) }.is_sound());
     }
 
     #[test]

@@ -6,13 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use raceline_bench::Latencies;
 use raceline_bench::job::JobError;
 use raceline_bench::runner::{Outcome, RunError, Session};
 use raceline_host::QueueCounters;
 use raceline_reactor::Mode;
 
 use super::load::Load;
-use super::message::{self, AgentOutcome, Answer, Histogram, PROTOCOL, REQUEST_BYTES_MAX, Request};
+use super::message::{
+    self, AgentOutcome, Answer, Histogram, PROTOCOL, REQUEST_BYTES_MAX, Request, SLICES, Slice,
+};
+use crate::bed::Loopback;
+use crate::environment;
 
 /// How long a controller may take for its first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
@@ -21,9 +26,11 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 /// How far ahead a start may be.
 const START_AHEAD_MAX: Duration = Duration::from_secs(60);
 /// How long a run takes from the call to the start.
-const RUN_DELAY: Duration = Duration::from_millis(5);
+const RUN_DELAY: Duration = Duration::from_millis(20);
 /// Requests that wait for the agent at most; a controller sends the next one after an answer.
 const REQUESTS_MAX: usize = 16;
+/// A slice is at least this long.
+const SLICE_MIN: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Why an agent has left its controller.
@@ -103,7 +110,7 @@ struct Agent<W> {
 impl<W: Write> Agent<W> {
     fn greet(&mut self, token: Option<&str>) -> Result<(), ServeError> {
         let request = self.next(HELLO_LIMIT)?;
-        let Some(Request::Hello { protocol, token: given, .. }) = request else {
+        let Some(Request::Hello { protocol, token: given, target, .. }) = request else {
             return Err(ServeError::Controller("the first message must be hello".to_owned()));
         };
         if let Some(token) = token
@@ -113,7 +120,7 @@ impl<W: Write> Agent<W> {
                 "the token is wrong: give both sides the same token file".to_owned(),
             ));
         }
-        let (version, environment) = (super::version(), super::environment());
+        let (version, environment) = (super::version(), environment::read(&Loopback, target));
         self.say(&Answer::Hello { protocol: PROTOCOL, version, environment })?;
         if protocol == PROTOCOL {
             return Ok(());
@@ -201,11 +208,12 @@ impl<W: Write> Agent<W> {
             session.set_mode(Mode::Poll);
         }
         let counters = session.counters();
-        let began_ns = nanos(self.clock.elapsed() + RUN_DELAY);
+        let start = self.clock + Duration::from_nanos(at_ns);
+        let slice = (Duration::from_millis(load.runtime_ms) / SLICES).max(SLICE_MIN);
         let done = AtomicBool::new(false);
         let (outcome, pdus_by_second) = std::thread::scope(|scope| {
             let series = scope.spawn(|| by_second(&counters, &done));
-            let outcome = session.run(load.seed);
+            let outcome = session.run_at(load.seed, start, slice);
             done.store(true, Ordering::Release);
             (outcome, series.join().unwrap_or_default())
         });
@@ -217,7 +225,7 @@ impl<W: Write> Agent<W> {
                 JobError::Mismatch(mismatch) => mismatch.to_string(),
             });
         }
-        Ok(measured(&outcome, began_ns, pdus_by_second))
+        Ok(measured(&outcome, slice, pdus_by_second))
     }
 
     /// The next request; `None` when the controller is gone.
@@ -264,10 +272,18 @@ fn by_second(counters: &[Arc<QueueCounters>], done: &AtomicBool) -> Vec<u64> {
     series
 }
 
-fn measured(outcome: &Outcome, began_ns: u64, pdus_by_second: Vec<u64>) -> AgentOutcome {
+fn measured(outcome: &Outcome, slice: Duration, pdus_by_second: Vec<u64>) -> AgentOutcome {
+    let histogram = |side: &Option<Box<Latencies>>| {
+        side.as_ref().map_or_else(Histogram::default, |side| Histogram::of(side))
+    };
+    let slices = outcome.slices.iter();
     AgentOutcome {
-        began_ns,
         measured_ns: nanos(outcome.measured),
+        late_ns: outcome.late.map_or(0, nanos),
+        slice_ns: nanos(slice),
+        slices: slices
+            .map(|one| Slice { reads: histogram(&one.read), writes: histogram(&one.write) })
+            .collect(),
         reads: Histogram::of(&outcome.read),
         writes: Histogram::of(&outcome.write),
         missed: outcome.missed,
@@ -304,13 +320,16 @@ mod tests {
         (answers, result)
     }
 
-    const HELLO: &str = r#"{"message":"hello","protocol":1,"version":"x"}"#;
+    const HELLO: &str = r#"{"message":"hello","protocol":2,"version":"x"}"#;
 
     #[test]
     fn a_controller_that_leaves_is_no_error() {
         let (said, result) = answers(&format!("{HELLO}\n"), None);
         result.unwrap();
-        assert!(matches!(said[..], [Answer::Hello { protocol: PROTOCOL, .. }]), "{said:?}");
+        let [Answer::Hello { protocol: PROTOCOL, environment, .. }] = &said[..] else {
+            panic!("{said:?}")
+        };
+        assert!(environment::is_whole(environment), "{environment}");
         let (said, _) =
             answers(&format!("{HELLO}\n{{\"message\":\"clock\",\"number\":7}}\n"), None);
         assert!(matches!(said[1], Answer::Clock { number: 7, .. }), "{said:?}");
@@ -325,8 +344,8 @@ mod tests {
         assert!(why("garbage\n", None).contains("not a message"));
         assert!(why("{\"message\":\"clock\",\"number\":7}\n", None).contains("must be hello"));
         assert!(why(&format!("{HELLO}\n"), Some("secret")).contains("token is wrong"));
-        assert!(why(&HELLO.replace(":1", ":2"), Some("x")).contains("not complete"));
-        assert!(why(&(HELLO.replace(":1", ":2") + "\n"), None).contains("protocol 2"));
+        assert!(why(&HELLO.replace(":2", ":3"), Some("x")).contains("not complete"));
+        assert!(why(&(HELLO.replace(":2", ":3") + "\n"), None).contains("protocol 3"));
         let start = format!("{HELLO}\n{{\"message\":\"start\",\"at_ns\":1}}\n");
         assert!(why(&start, None).contains("before prepare"));
         let again = format!("{HELLO}\n{HELLO}\n");

@@ -23,6 +23,8 @@ use crate::{limits, shell};
 /// Bytes of a token: fewer could be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 const TOKEN_BYTES_MAX: usize = 1024;
+/// Differences between machines that the table lists at most.
+const DIFFERENCES_SHOWN: usize = 20;
 /// How long a controller's connection may take a line of the agent.
 const WRITE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -79,13 +81,14 @@ pub(crate) fn fleet(args: &FleetArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let token = args.token.as_deref().map(token).transpose()?;
     let mut agents = Vec::new();
+    let target = Some(args.target.0.ip());
     for (number, &address) in args.agent.iter().enumerate() {
         if args.agent[..number].contains(&address) {
             let message = format!("--agent {address} is there twice: an agent runs one load");
             return Err(Failure::usage(message));
         }
         let name = address.to_string();
-        agents.push(Agent::connect(&name, address, token.as_deref()).map_err(failure)?);
+        agents.push(Agent::connect(&name, address, token.as_deref(), target).map_err(failure)?);
     }
     for (number, line) in args.spawn.iter().enumerate() {
         let words = shlex::split(line).filter(|words| !words.is_empty());
@@ -97,7 +100,7 @@ pub(crate) fn fleet(args: &FleetArgs) -> Result<(), Failure> {
         let name = format!("{} ({line})", args.agent.len() + number + 1);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        agents.push(Agent::spawn(&name, &mut command).map_err(failure)?);
+        agents.push(Agent::spawn(&name, &mut command, target).map_err(failure)?);
     }
     let loads: Vec<Load> = (0..agents.len() as u64).map(|number| load(args, number)).collect();
     let mut fleet = Fleet::prepare(agents, &loads).map_err(failure)?;
@@ -146,16 +149,17 @@ fn table(together: &Together) -> String {
     let mut table = Table::new(&["agent", "IOPS", "mean us", "P99 us", "CPU us/IO", "missed"]);
     let micros = |ns: f64| format!("{:.1}", ns / 1000.0);
     for share in &together.shares {
-        let mut latencies = Latencies::new();
-        share.outcome.reads.add_to(&mut latencies);
-        share.outcome.writes.add_to(&mut latencies);
+        let mut latencies = share.reads.clone();
+        latencies.merge(&share.writes);
+        // CPU time is that of all commands, also of those outside of the common window.
+        let commands = share.outcome.reads.count() + share.outcome.writes.count();
         let cpu_ns = (share.outcome.user_ns + share.outcome.system_ns) as f64;
         table.row([
             share.agent.clone(),
             format!("{:.0}", share.iops),
             micros(latencies.mean_ns()),
             micros(latencies.percentile_ns(99.0) as f64),
-            micros(cpu_ns / latencies.count().max(1) as f64),
+            micros(cpu_ns / commands.max(1) as f64),
             share.outcome.missed.to_string(),
         ]);
     }
@@ -170,13 +174,26 @@ fn table(together: &Together) -> String {
         String::new(),
     ]);
     let fair = if together.is_fair() { "fair" } else { "unfair: below 0.9" };
-    format!(
-        "{}least share / greatest share {:.2} ({fair}); starts within {} us, clocks within {} us\n",
+    let mut text = format!(
+        "{}least share / greatest share {:.2} ({fair}); common window {:.3} s of {:.3} s; clocks within {} us, moved by {} us\n",
         table.render(""),
         together.fairness(),
+        together.window.as_secs_f64(),
+        together.runtime.as_secs_f64(),
+        together.clock_error.as_micros(),
         together.skew.as_micros(),
-        together.clock_error.as_micros()
-    )
+    );
+    let differences = together.differences();
+    if !differences.is_empty() {
+        text.push_str("the agents' machines differ:\n");
+    }
+    for line in differences.iter().take(DIFFERENCES_SHOWN) {
+        text.push_str(&format!("  {line}\n"));
+    }
+    if let Some(more @ 1..) = differences.len().checked_sub(DIFFERENCES_SHOWN) {
+        text.push_str(&format!("  {more} more: -o json has them\n"));
+    }
+    text
 }
 
 fn value(together: &Together) -> Value {
@@ -191,12 +208,24 @@ fn value(together: &Together) -> Value {
             "max_ns": latencies.max_ns(),
         })
     };
-    let share = |share: &raceline_papers::agent::fleet::Share| json!({ "agent": share.agent, "iops": share.iops, "outcome": share.outcome });
+    let share = |share: &raceline_papers::agent::fleet::Share| {
+        json!({
+            "agent": share.agent,
+            "iops": share.iops,
+            "reads": latencies(&share.reads),
+            "writes": latencies(&share.writes),
+            "outcome": share.outcome,
+            "environment": share.environment,
+        })
+    };
     json!({
         "iops": together.iops,
         "reads": latencies(&together.reads),
         "writes": latencies(&together.writes),
         "fairness": together.fairness(),
+        "window_s": together.window.as_secs_f64(),
+        "runtime_s": together.runtime.as_secs_f64(),
+        "differences": together.differences(),
         "skew_us": together.skew.as_micros() as f64,
         "clock_error_us": together.clock_error.as_micros() as f64,
         "agents": together.shares.iter().map(share).collect::<Vec<_>>(),
