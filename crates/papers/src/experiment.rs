@@ -21,6 +21,9 @@ pub struct Experiment {
     pub source: String,
     /// The procedure that measures it, with the settings that the procedure takes.
     pub procedure: Procedure,
+    /// How long each run of the source took, if the source says so: `bench run --full` takes as long.
+    #[serde(default)]
+    pub full: Option<FullTimes>,
     /// What varies along the horizontal axis.
     pub axis: Axis,
     /// The ways that are compared.
@@ -67,6 +70,16 @@ pub struct Procedure {
     /// Settings of all series and columns; a series or a column may override them.
     #[serde(default)]
     pub settings: toml::Table,
+}
+
+/// The times of a run of the source, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FullTimes {
+    /// How long a run goes before it is measured.
+    pub ramp_s: u32,
+    /// How long it is measured.
+    pub runtime_s: u32,
 }
 
 /// The horizontal axis.

@@ -122,6 +122,8 @@ pub struct Timing {
     pub ramp: Duration,
     /// How long a run is measured, times the experiment's factor.
     pub time: Duration,
+    /// Whether this is the time that the source states: no factor applies then.
+    pub is_stated: bool,
 }
 
 impl Timing {
@@ -130,9 +132,26 @@ impl Timing {
     pub fn of(effort: Effort) -> Self {
         let ms = Duration::from_millis;
         match effort {
-            Effort::Quick => Self { blocks: 6, ramp: ms(40), time: ms(200) },
-            Effort::Normal => Self { blocks: 12, ramp: ms(200), time: ms(2000) },
-            Effort::Full => Self { blocks: 6, ramp: ms(10_000), time: ms(60_000) },
+            Effort::Quick => Self { blocks: 6, ramp: ms(40), time: ms(200), is_stated: false },
+            Effort::Normal => Self { blocks: 12, ramp: ms(200), time: ms(2000), is_stated: false },
+            Effort::Full => {
+                Self { blocks: 6, ramp: ms(10_000), time: ms(60_000), is_stated: false }
+            }
+        }
+    }
+
+    /// The times of an experiment: with [`Effort::Full`] those of its source, if the source states them.
+    #[must_use]
+    pub fn of_experiment(effort: Effort, experiment: &Experiment) -> Self {
+        let usual = Self::of(effort);
+        match &experiment.full {
+            Some(full) if effort == Effort::Full => Self {
+                ramp: Duration::from_secs(full.ramp_s.into()),
+                time: Duration::from_secs(full.runtime_s.into()),
+                is_stated: true,
+                ..usual
+            },
+            _ => usual,
         }
     }
 }
@@ -157,6 +176,8 @@ pub struct Options<'a> {
     pub engine: Option<Device>,
     /// The CPUs that may be used: those of the target first.
     pub cpus: Vec<usize>,
+    /// What earlier experiments have learnt of the distance of cores.
+    pub distances: Distances,
     /// The machine and its system.
     pub environment: serde_json::Value,
     /// Version of this program.
@@ -176,8 +197,6 @@ pub struct Progress {
     pub last: String,
 }
 
-    /// What earlier experiments have learnt of the distance of cores.
-    pub distances: Distances,
 /// Why an experiment did not end.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {

@@ -10,6 +10,8 @@ use crate::run::{self, SettingsError};
 /// Most columns and most series of an experiment.
 const COLUMNS_MAX: usize = 64;
 const SERIES_MAX: usize = 32;
+/// The longest run of a source.
+const RUNTIME_S_MAX: u32 = 24 * 3600;
 
 /// An error at the first place in the text where this key gets a value.
 pub(super) fn error_at(file: &str, text: &str, key: &str, why: String) -> LoadError {
@@ -107,6 +109,12 @@ impl Check<'_> {
         }
         if experiment.series.is_empty() || experiment.series.len() > SERIES_MAX {
             return Err(whole("series", "an experiment has 1 to 32 series"));
+        }
+        if let Some(full) = &experiment.full
+            && !(1..=RUNTIME_S_MAX).contains(&full.runtime_s)
+        {
+            let why = format!("a run takes 1 to {RUNTIME_S_MAX} s, and not {} s", full.runtime_s);
+            return Err(self.error("runtime_s", why));
         }
         if experiment.metrics.is_empty() {
             return Err(whole("metrics", "an experiment has at least one metric"));

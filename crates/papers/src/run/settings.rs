@@ -8,6 +8,8 @@ use raceline_reactor::Mode;
 use raceline_target::PlacementPolicy;
 use serde::{Deserialize, Serialize};
 
+use super::Timing;
+
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsError {
@@ -271,10 +273,10 @@ impl LoadSettings {
         self.rate_iops > 0 || self.rate_percent > 0
     }
 
-    /// `time`, times the factor of these settings.
+    /// The time of a run: the factor of these settings applies, unless the source states the time.
     #[must_use]
-    pub fn scaled(&self, time: Duration) -> Duration {
-        time.mul_f64(self.time_factor)
+    pub fn time(&self, timing: &Timing) -> Duration {
+        if timing.is_stated { timing.time } else { timing.time.mul_f64(self.time_factor) }
     }
 
     /// All settings are in range.

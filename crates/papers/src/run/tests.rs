@@ -20,7 +20,7 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
     let ms = Duration::from_millis;
     Options {
         effort: Effort::Quick,
-        timing: Timing { blocks: 2, ramp: ms(10), time: ms(120) },
+        timing: Timing { blocks: 2, ramp: ms(10), time: ms(120), is_stated: false },
         seed: 7,
         out: out.map(std::path::Path::to_owned),
         bed: &Loopback,
@@ -170,6 +170,33 @@ fn an_open_loop_keeps_its_rate() {
     for run in &record.points[0].runs {
         let ratio = run.values["iops"] / rate;
         assert!((0.5..1.5).contains(&ratio), "{ratio} of the rate");
+    }
+}
+
+#[test]
+fn full_runs_take_as_long_as_those_of_the_source() {
+    let catalogue = catalogue();
+    let seconds = |id: &str, effort| {
+        let experiment = catalogue.find(id).unwrap();
+        let timing = Timing::of_experiment(effort, experiment);
+        let settings = merged(experiment, &experiment.series[0], &experiment.axis.columns[0]);
+        let settings: LoadSettings = read(settings).unwrap();
+        (timing.ramp.as_secs_f64(), settings.time(&timing).as_secs_f64())
+    };
+    assert_eq!(seconds("ADQ-F4", Effort::Full), (10.0, 90.0));
+    assert_eq!(seconds("CH-F1", Effort::Full), (2.0, 60.0));
+    // The talk states no times; readers beside a writer run twice as long.
+    assert_eq!(seconds("NT-MIX", Effort::Full), (10.0, 120.0));
+    assert_eq!(seconds("ADQ-F4", Effort::Quick), (0.04, 0.6));
+    // What the file says of the source's set-up is what its times are.
+    for experiment in catalogue.all() {
+        let says = |word: &str| {
+            let begins = format!("Workload, {word}: ");
+            let text = experiment.setup.iter().find_map(|text| text.strip_prefix(&begins))?;
+            text.split(' ').next()?.parse::<u32>().ok()
+        };
+        let full = experiment.full.map(|full| (full.ramp_s, full.runtime_s));
+        assert_eq!(says("ramp").zip(says("runtime")), full, "{}", experiment.id);
     }
 }
 

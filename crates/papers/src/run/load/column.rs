@@ -253,8 +253,13 @@ impl ColumnRun<'_> {
     ) -> Result<Option<Session<'w>>, RunError> {
         let Means::Remote(subject) = &series.means else { return Ok(None) };
         let settings = &series.point.settings;
-        let Timing { ramp, time, .. } = self.options.timing;
-        let pace = Pace { ramp, time: settings.scaled(time), rate_iops, seed: self.options.seed };
+        let timing = self.options.timing;
+        let pace = Pace {
+            ramp: timing.ramp,
+            time: settings.time(&timing),
+            rate_iops,
+            seed: self.options.seed,
+        };
         let config = stage::config(settings, &**subject, &series.host_cpus, pace);
         subject.wake();
         let session = Session::connect_stage(&config, watch);
@@ -369,7 +374,7 @@ fn job(settings: &LoadSettings, timing: Timing, seed: u64) -> local::Job {
         write: mode.read_percent(0) == 0,
         random: mode.access() == Access::Random,
         ramp: timing.ramp,
-        time: settings.scaled(timing.time),
+        time: settings.time(&timing),
         seed,
     }
 }

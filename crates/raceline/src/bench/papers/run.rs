@@ -24,10 +24,10 @@ use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::{limits, shell};
 
-/// Runs the experiments one after the other.
 /// A quick run waits for near cores no longer than this.
 const QUICK_PATIENCE: Duration = Duration::from_secs(3);
 
+/// Runs the experiments one after the other.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let (catalogue, added) = catalogue(&args.file)?;
     let all = args.ids.iter().any(|id| id.eq_ignore_ascii_case("all"));
@@ -100,12 +100,13 @@ fn effort(args: &RunArgs) -> Effort {
     }
 }
 
-fn timing(args: &RunArgs) -> Timing {
-    let usual = Timing::of(effort(args));
+fn timing(args: &RunArgs, experiment: &Experiment) -> Timing {
+    let usual = Timing::of_experiment(effort(args), experiment);
     Timing {
         blocks: args.blocks.unwrap_or(usual.blocks),
         ramp: args.ramp_time.unwrap_or(usual.ramp),
         time: args.runtime.unwrap_or(usual.time),
+        is_stated: usual.is_stated && args.runtime.is_none(),
     }
 }
 
@@ -113,10 +114,10 @@ fn timing(args: &RunArgs) -> Timing {
 struct Shared<'a> {
     args: &'a RunArgs,
     cpus: Vec<usize>,
-    /// Threads of a measurement ask it, too.
-    interrupt: &'a Mutex<Interrupt>,
     /// Columns and experiments that follow each other wait for near cores once.
     distances: Distances,
+    /// Threads of a measurement ask it, too.
+    interrupt: &'a Mutex<Interrupt>,
 }
 
 impl Shared<'_> {
@@ -135,7 +136,7 @@ impl Shared<'_> {
         let stop = || self.signal().is_some();
         let options = Options {
             effort: effort(self.args),
-            timing: timing(self.args),
+            timing: timing(self.args, experiment),
             seed: self.args.seed,
             out: Some(self.args.out.clone()),
             bed,
@@ -202,11 +203,11 @@ struct Bar {
 
 impl Bar {
     fn new(experiments: &[&Experiment], shared: &Shared<'_>) -> Self {
-        let blocks = u64::from(timing(shared.args).blocks);
         let quick = effort(shared.args) == Effort::Quick;
         let runs = |experiment: &&Experiment| {
             let shown = experiment.axis.columns.iter().filter(|it| !(quick && it.full_only));
-            (shown.count() * experiment.series.len()) as u64 * blocks
+            let blocks = timing(shared.args, experiment).blocks;
+            (shown.count() * experiment.series.len()) as u64 * u64::from(blocks)
         };
         let totals: Vec<u64> = experiments.iter().map(runs).collect();
         let target = ProgressDrawTarget::stderr();

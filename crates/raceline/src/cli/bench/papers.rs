@@ -96,11 +96,13 @@ pub(crate) struct RunArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) blocks: Option<u32>,
 
-    /// How long a run is measured [default: 200ms with --quick, 60 with --full, else 2]
+    /// How long a run is measured [default: 200ms with --quick, else 2; with --full as long as the source's, 60
+    /// where it states nothing]
     #[arg(long, value_name = "TIME", value_parser = values::positive_time, help_heading = "Effort")]
     pub(crate) runtime: Option<Duration>,
 
-    /// How long a run goes before it is measured [default: 40ms with --quick, 10 with --full, else 200ms]
+    /// How long a run goes before it is measured [default: 40ms with --quick, else 200ms; with
+    /// --full as long as the source's, 10 where it states nothing]
     #[arg(long = "ramp_time", alias = "ramp-time", value_name = "TIME", value_parser = values::time)]
     #[arg(help_heading = "Effort")]
     pub(crate) ramp_time: Option<Duration>,
