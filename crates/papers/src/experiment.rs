@@ -167,9 +167,27 @@ pub struct Comparison {
     /// The columns; all of them if empty.
     #[serde(default)]
     pub columns: Vec<String>,
+    /// The walls of both series are compared, found in the columns, which are rising rates.
+    #[serde(default)]
+    pub wall: Option<Wall>,
     /// The published ratios, by column; `*` stands for any.
     #[serde(default)]
     pub published: std::collections::BTreeMap<String, f64>,
+}
+
+/// Where a latency curve has its wall: in the last column, from the lowest rate on, in which the latency has not risen
+/// and commands are not missed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wall {
+    /// The metric of the latency.
+    pub latency: String,
+    /// It has risen above this many times that of the first column.
+    pub times: f64,
+    /// The metric of commands that were not issued in time, in percent.
+    pub missed: String,
+    /// More than this percentage is missed.
+    pub missed_percent_max: f64,
 }
 
 /// A plot.

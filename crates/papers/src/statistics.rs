@@ -6,11 +6,13 @@
 
 mod bootstrap;
 mod histogram;
+mod wall;
 
 use crate::record::{Point, Run};
 
 pub use bootstrap::{RESAMPLES, bootstrap_mean};
 pub use histogram::{Histogram, SAMPLES_BEYOND_MIN};
+pub use wall::{WALL, at_place, places};
 
 /// Probability that an interval holds the true value.
 pub const CONFIDENCE: f64 = 0.95;

@@ -51,19 +51,19 @@ fn ratios(out: &mut String, experiment: &Experiment, record: &Record) {
     let _ = writeln!(out, "\n| ratio | {} | ours | published | verdict |", experiment.axis.label);
     let _ = writeln!(out, "|{}", "---|".repeat(5));
     for comparison in &experiment.comparisons {
-        for column in &experiment.axis.columns {
-            let listed = comparison.columns.is_empty() || comparison.columns.contains(&column.id);
-            let of = find(record, &comparison.of, &column.id);
-            let over = find(record, &comparison.over, &column.id);
-            let (true, Some(of), Some(over)) = (listed, of, over) else { continue };
-            let Some(ratio) = statistics::ratio(of, over, &comparison.metric) else { continue };
-            let published = published(comparison, &column.id);
+        for place in statistics::places(experiment, comparison) {
+            let point = |series| statistics::at_place(record, comparison, series, place);
+            let (Some(of), Some(over)) = (point(&comparison.of), point(&comparison.over)) else {
+                continue;
+            };
+            let Some(ratio) = statistics::ratio(&of, &over, &comparison.metric) else { continue };
+            let published = published(comparison, place);
             let published = published.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
             let _ = writeln!(
                 out,
                 "| {} | {} | {} | {published} | {} |",
                 comparison.label,
-                column.id,
+                place,
                 estimate_text(&ratio),
                 verdict_text(Verdict::of(ratio.interval)),
             );
@@ -153,6 +153,7 @@ mod tests {
             of: String::new(),
             over: String::new(),
             columns: Vec::new(),
+            wall: None,
             published,
         };
         let of = |column| super::published(&comparison, column);

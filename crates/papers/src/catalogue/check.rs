@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::LoadError;
-use crate::experiment::Experiment;
+use crate::experiment::{Comparison, Experiment, Wall};
 use crate::run::{self, SettingsError};
 
 /// Most columns and most series of an experiment.
@@ -186,6 +186,9 @@ impl Check<'_> {
                 let why = format!("the axis has no column `{id}`");
                 return Err(self.error_at_value("columns", id, why));
             }
+            if let Some(wall) = &comparison.wall {
+                self.wall(comparison, wall)?;
+            }
             for (id, ratio) in &comparison.published {
                 if id != "*" && !column(id) {
                     let why = format!("the axis has no column `{id}`; `*` stands for any");
@@ -198,6 +201,24 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    fn wall(&self, comparison: &Comparison, wall: &Wall) -> Result<(), LoadError> {
+        let known = |metric: &String| self.experiment.metric(metric).is_some();
+        if let Some(metric) = [&wall.latency, &wall.missed].into_iter().find(|it| !known(it)) {
+            let why = format!("the experiment has no metric `{metric}`");
+            return Err(self.error_at_value("wall", metric, why));
+        }
+        if comparison.columns.len() < 2 {
+            let why = "a wall is found in two or more columns, from the lowest rate on".to_owned();
+            return Err(self.error("wall", why));
+        }
+        let most = wall.missed_percent_max;
+        if wall.times > 1.0 && wall.times.is_finite() && (0.0..100.0).contains(&most) {
+            return Ok(());
+        }
+        let why = "times is above 1, and missed_percent_max is 0 or more and below 100".to_owned();
+        Err(self.error("wall", why))
     }
 
     fn figures(&self) -> Result<(), LoadError> {

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::model::Ratio;
 use crate::experiment::Experiment;
-use crate::statistics::{EQUIVALENCE_BAND, Estimate, RUNS_MIN, Verdict};
+use crate::statistics::{EQUIVALENCE_BAND, Estimate, RUNS_MIN, Verdict, WALL};
 
 /// Our ratio beside the published one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -155,7 +155,7 @@ pub(super) fn sentence(experiment: &Experiment, ratios: &[Ratio], why_not: Optio
 
 /// `, Target cores 5`, unless the axis has only one place.
 fn place(experiment: &Experiment, column: &str) -> String {
-    if experiment.axis.columns.len() < 2 {
+    if experiment.axis.columns.len() < 2 || column == WALL {
         return String::new();
     }
     // Names such as `64K` have a unit of their own.

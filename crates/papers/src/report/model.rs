@@ -9,7 +9,8 @@ use super::load::Loaded;
 use crate::environment;
 use crate::experiment::Experiment;
 use crate::record::{Effort, Point, Record};
-use crate::statistics::{Estimate, median_estimate, ratio_of};
+use crate::statistics::{self, Estimate, median_estimate, ratio_of};
+use crate::table;
 
 /// The report.
 #[derive(Clone, Debug)]
@@ -299,29 +300,27 @@ fn values(experiment: &Experiment, record: &Record) -> Vec<Value> {
 fn ratios(experiment: &Experiment, record: Option<&Record>) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     for (number, comparison) in experiment.comparisons.iter().enumerate() {
-        let wanted = |id: &String| comparison.columns.is_empty() || comparison.columns.contains(id);
-        for column in experiment.axis.columns.iter().filter(|column| wanted(&column.id)) {
-            let of_column = comparison.published.get(&column.id);
-            let published = of_column.or_else(|| comparison.published.get("*")).copied();
+        for place in statistics::places(experiment, comparison) {
+            let published = table::published(comparison, place);
             let points = record.and_then(|record| {
-                let of = find(record, &comparison.of, &column.id)?;
-                Some((of, find(record, &comparison.over, &column.id)?))
+                let point = |series| statistics::at_place(record, comparison, series, place);
+                Some((point(&comparison.of)?, point(&comparison.over)?))
             });
+            let points = points.as_ref();
             let ours = points.and_then(|(of, over)| paired(of, over, &comparison.metric));
-            let left_out =
-                record.is_some_and(|record| record.effort == Effort::Quick) && column.full_only;
+            let full_only =
+                experiment.axis.columns.iter().any(|column| column.id == place && column.full_only);
+            let left_out = full_only && record.is_some_and(|record| record.effort == Effort::Quick);
             let why_not = match (&ours, record) {
                 (Some(_), _) => String::new(),
                 (None, None) => "no record".to_owned(),
                 (None, Some(_)) if left_out => "not part of quick runs".to_owned(),
-                (None, Some(record)) => {
-                    reason(record, &comparison.of, &comparison.over, &column.id)
-                }
+                (None, Some(record)) => reason(record, &comparison.of, &comparison.over, place),
             };
             ratios.push(Ratio {
                 comparison: number,
                 label: comparison.label.clone(),
-                column: column.id.clone(),
+                column: place.to_owned(),
                 published,
                 grade: Grade::of(ours.as_ref(), published),
                 ours,

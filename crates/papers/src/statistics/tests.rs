@@ -22,6 +22,27 @@ fn point(values: &[f64]) -> Point {
     Point { series: "s".to_owned(), x: "1".to_owned(), runs }
 }
 
+/// A record with nothing but points.
+pub(super) fn record(points: Vec<Point>) -> crate::record::Record {
+    crate::record::Record {
+        schema: crate::record::SCHEMA,
+        experiment: "X".to_owned(),
+        version: String::new(),
+        started_unix_s: 0,
+        took_s: 0.0,
+        seed: 1,
+        effort: crate::record::Effort::Quick,
+        bed: crate::record::Bed { kind: "loopback".to_owned(), description: String::new() },
+        stand_ins: Vec::new(),
+        settings: BTreeMap::new(),
+        environment: serde_json::Value::Null,
+        points,
+        missing: Vec::new(),
+        discarded_blocks: 0,
+        complete: true,
+    }
+}
+
 #[test]
 fn ranks_of_the_medians_interval() {
     // From the binomial distribution; the ranks are from below and from above.
