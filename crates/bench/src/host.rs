@@ -30,7 +30,7 @@ use crate::job::JobError;
 use crate::runner::RunError;
 
 pub(crate) use bed::{Bed, Round};
-pub use share::PATHS as SHARE_PATHS;
+pub use share::{PATH_OF_DEPTH_1 as SHARE_PATH_OF_DEPTH_1, PATHS as SHARE_PATHS};
 
 /// The cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,8 @@ pub struct HostBenchConfig {
     pub writer_bytes: u64,
     /// How commands are gathered in the ways that gather.
     pub i10: I10Config,
+    /// Operations in flight in `share`, up to 127.
+    pub depth: u16,
     /// What is known of the distance of the two cores.
     pub distances: Distances,
 }

@@ -26,15 +26,16 @@ use crate::record::{Effort, Missing, Point, Record, Run, StandIn};
 
 pub use settings::{
     AccelSettings, AffinitySettings, CoreMode, Digest, LoadSettings, Maps, Neighbour, PairSettings,
-    PlacementKind, SettingsError, ShareSettings, SubjectKind,
+    PlacementKind, SettingsError, ShareSettings, SubjectKind, SubmitSettings,
 };
 pub use store::{StoreError, load_folder, load_record, record_path};
 
 /// The procedures, with the metrics that each can measure.
-pub const PROCEDURES: [(&str, &[&str]); 6] = [
+pub const PROCEDURES: [(&str, &[&str]); 7] = [
     ("load", &values::METRICS),
     ("affinity", &library::METRICS),
     ("share", &library::METRICS),
+    ("submit", &library::SUBMIT_METRICS),
     ("limit", &["iops", "gbit_per_s"]),
     ("gap", &["iops", "gbit_per_s"]),
     ("accel", &["ns_per_op", "gbyte_per_s"]),
@@ -68,6 +69,7 @@ pub fn check_settings(
     let table = merged(experiment, series, column);
     match experiment.procedure.name.as_str() {
         "load" => read::<LoadSettings>(table)?.check(),
+        "submit" => read::<SubmitSettings>(table)?.check(),
         "limit" | "gap" => read::<PairSettings>(table)?.check(),
         "affinity" => read::<AffinitySettings>(table)?.check(),
         "share" => read::<ShareSettings>(table)?.check(),
@@ -237,7 +239,7 @@ pub fn run(
         "limit" => pair::limit(experiment, options, &mut journal),
         "gap" => pair::gap(experiment, options, &mut journal),
         "accel" => pair::accel(experiment, options, &mut journal),
-        "affinity" | "share" => library::measure(experiment, options, &mut journal),
+        "affinity" | "share" | "submit" => library::measure(experiment, options, &mut journal),
         other => Err(RunError::Failed(format!("there is no procedure `{other}`"))),
     };
     journal.record.took_s += began.elapsed().as_secs_f64();

@@ -1,14 +1,15 @@
 //! Queues that the program's threads share: which thread sends and receives, and the cost of a submission.
 //!
-//! `share` has one 4 KiB read in flight, from one thread on the host's core. That thread sends it or hands
-//! it to the worker. The thread receives its end, polls for it while the worker receives, or waits for it;
-//! or one call of the blocking face does all that. Hand-offs and voluntary context switches are counted for
+//! `share` has a number of 4 KiB reads in flight, usually one, from one thread on the host's core. That thread sends
+//! each or hands it to the worker. The thread receives its end, polls for it while the worker receives, or waits for
+//! it; or one call of the blocking face does all that, which has one read in flight. Hand-offs and voluntary context switches are counted for
 //! the whole process; the target polls and so makes none. In `submit`, four threads submit bursts to one
 //! queue that a fifth thread drives. Only the time in the calls counts: by the wall clock, which goes on
 //! while a thread does not run, and by the clock of the thread, which does not.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
 use raceline_host::caller::{Finished, Memory, Operation};
@@ -22,7 +23,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::bed::Bed;
 use super::report::{Cell, Row, Section, Unit};
-use super::{HostBenchError, Round};
+use super::{HostBenchConfig, HostBenchError, Round};
 use crate::histogram::Latencies;
 use crate::limit::report::median;
 use crate::random::Random;
@@ -51,6 +52,9 @@ enum Path {
     HandedOffAndWait,
 }
 
+/// The path that has one operation in flight whatever the depth is.
+pub const PATH_OF_DEPTH_1: &str = PATHS[Path::Blocking as usize];
+
 /// The names of the paths, in the order of [`Path`].
 pub const PATHS: [&str; Path::ALL.len()] = [
     "sends itself, polls",
@@ -78,17 +82,23 @@ impl Path {
     fn name(self) -> &'static str {
         PATHS[self as usize]
     }
+
+    /// The paths that can have this many operations in flight.
+    fn of_depth(depth: u16) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |path| depth == 1 || *path != Self::Blocking)
+    }
 }
 
 /// The results of one path in one run.
 struct Run {
     latencies: Latencies,
+    measured: Duration,
     /// NaN if hand-offs are not counted.
     handed_off_per_io: f64,
     switches_per_io: f64,
 }
 
-/// Depth 1, by all paths.
+/// The depth of the settings, by all paths that can have it.
 pub(super) fn measure(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
     let before = pin(bed.config.host_core);
     let rounds = measure_paths(bed);
@@ -97,10 +107,16 @@ pub(super) fn measure(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
     let over = |path: usize, what: &dyn Fn(&Run) -> f64| -> Vec<f64> {
         rounds.iter().map(|round| what(&round.runs[path])).collect()
     };
-    let last = Path::ALL.len() - 1;
-    let rows = Path::ALL.iter().enumerate().map(|(index, path)| Row {
+    let depth = bed.config.depth;
+    let last = Path::of_depth(depth).count() - 1;
+    let rows = Path::of_depth(depth).enumerate().map(|(index, path)| Row {
         label: path.name().to_owned(),
         cells: vec![
+            Cell::new(
+                "IOPS",
+                Unit::Rate,
+                over(index, &|run| run.latencies.count() as f64 / run.measured.as_secs_f64()),
+            ),
             Cell::new("mean us", Unit::Micros, over(index, &|run| run.latencies.mean_ns())),
             Cell::new(
                 "P99 us",
@@ -125,7 +141,7 @@ pub(super) fn measure(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
     Ok(Section {
         case: "share",
         title: format!(
-            "{IO_BYTES} B reads at depth 1 on shared queues, thread and worker on one core"
+            "{IO_BYTES} B reads at depth {depth} on shared queues, thread and worker on one core"
         ),
         rows: rows.collect(),
     })
@@ -134,7 +150,7 @@ pub(super) fn measure(bed: &Bed<'_>) -> Result<Section, HostBenchError> {
 fn measure_paths(bed: &Bed<'_>) -> Result<Vec<Round<Run>>, HostBenchError> {
     let host = CallerHost::connect(bed.host_config(4)).map_err(failed("connecting"))?;
     let mut ways = Vec::with_capacity(Path::ALL.len());
-    for path in Path::ALL {
+    for path in Path::of_depth(bed.config.depth) {
         if path == Path::Blocking {
             let host = Host::connect(bed.host_config(1)).map_err(failed(path.name()))?;
             ways.push((path, Means::Blocking(host)));
@@ -167,73 +183,112 @@ fn run_shared(
     blocks: &Blocks,
 ) -> Result<Run, String> {
     let mut poller = (path == Path::DirectAndPoll).then(|| queues.poller());
-    let mut memory = Some(Memory::from(vec![0; IO_BYTES]));
-    let handed_off = || queues.totals().handed_off as f64;
-    run(bed, blocks, handed_off, |slba| {
-        let memory_now = memory.take().unwrap_or_else(|| Memory::from(vec![0; IO_BYTES]));
-        let operation = Operation::Read { nsid: NSID, slba, memory: memory_now };
-        let finished = execute(path, queues, poller.as_mut(), operation);
-        memory = finished.map_err(|error| error.to_string())?.memory;
-        Ok(())
-    })
+    let mut meter = Meter::new(bed.config, || queues.totals().handed_off as f64);
+    let mut random = Random::new(bed.config.seed);
+    let failed = |error: SharedError| error.to_string();
+    let mut under_way = VecDeque::with_capacity(bed.config.depth.into());
+    let mut memories: Vec<Memory> =
+        (0..bed.config.depth).map(|_| Memory::from(vec![0; IO_BYTES])).collect();
+    while !meter.is_over() {
+        while let Some(memory) = memories.pop() {
+            let operation = Operation::Read { nsid: NSID, slba: blocks.pick(&mut random), memory };
+            let submitted = Instant::now();
+            let pending = match &mut poller {
+                Some(poller) => poller.submit(operation),
+                None => queues.submit(operation),
+            };
+            let pending = pending.map_err(|error| SharedError::from(error).to_string())?;
+            under_way.push_back((submitted, pending));
+        }
+        let Some((submitted, pending)) = under_way.pop_front() else { break };
+        let finished = finish(path, poller.as_mut(), pending).map_err(failed)?;
+        meter.record(submitted);
+        memories.push(finished.memory.unwrap_or_else(|| Memory::from(vec![0; IO_BYTES])));
+    }
+    let run = meter.end();
+    for (_, pending) in under_way {
+        finish(path, poller.as_mut(), pending).map_err(failed)?;
+    }
+    Ok(run)
 }
 
 fn run_blocking(bed: &Bed<'_>, host: &Host, blocks: &Blocks) -> Result<Run, String> {
-    let mut buf = vec![0; IO_BYTES];
-    let unknown = || f64::NAN;
-    run(bed, blocks, unknown, |slba| {
-        host.read(NSID, slba, &mut buf).map_err(|error| error.to_string())
-    })
-}
-
-/// Reads one after the other; `handed_off` counts the hand-offs so far.
-fn run(
-    bed: &Bed<'_>,
-    blocks: &Blocks,
-    handed_off: impl Fn() -> f64,
-    mut read: impl FnMut(u64) -> Result<(), String>,
-) -> Result<Run, String> {
+    let mut meter = Meter::new(bed.config, || f64::NAN);
     let mut random = Random::new(bed.config.seed);
-    let mut latencies = Latencies::new();
-    let begin = Instant::now();
-    let mut before = None;
-    loop {
-        let now = Instant::now();
-        let since = now.duration_since(begin);
-        if since >= bed.config.ramp && before.is_none() {
-            before = Some((handed_off(), context_switches()));
-        }
-        if since >= bed.config.ramp + bed.config.time {
-            break;
-        }
-        let slba = blocks.pick(&mut random);
+    let mut buf = vec![0; IO_BYTES];
+    while !meter.is_over() {
         let submitted = Instant::now();
-        read(slba)?;
-        if before.is_some() {
-            latencies.record(submitted.elapsed());
-        }
+        let read = host.read(NSID, blocks.pick(&mut random), &mut buf);
+        read.map_err(|error| error.to_string())?;
+        meter.record(submitted);
     }
-    let (handed_off_before, switches) = before.unwrap_or_default();
-    let count = latencies.count().max(1) as f64;
-    Ok(Run {
-        handed_off_per_io: (handed_off() - handed_off_before) / count,
-        switches_per_io: context_switches().saturating_sub(switches) as f64 / count,
-        latencies,
-    })
+    Ok(meter.end())
 }
 
-fn execute(
-    path: Path,
-    queues: &SharedQueues,
-    poller: Option<&mut Poller>,
-    operation: Operation,
-) -> Result<Finished, SharedError> {
-    if let Some(poller) = poller {
-        let pending = poller.submit(operation)?;
-        return poller.wait(pending);
+/// The times and counts of a run.
+struct Meter<F> {
+    ramp: Duration,
+    time: Duration,
+    begun: Instant,
+    /// Counts the hand-offs so far.
+    handed_off: F,
+    /// When the ramp was over, with the hand-offs and the context switches until then.
+    counted: Option<(Instant, f64, u64)>,
+    latencies: Latencies,
+}
+
+impl<F: Fn() -> f64> Meter<F> {
+    fn new(config: &HostBenchConfig, handed_off: F) -> Self {
+        Self {
+            ramp: config.ramp,
+            time: config.time,
+            begun: Instant::now(),
+            handed_off,
+            counted: None,
+            latencies: Latencies::new(),
+        }
     }
-    let pending = queues.submit(operation)?;
-    if path == Path::HandedOffAndLook { look(pending) } else { pending.wait() }
+
+    /// Whether the run is over; the end of the ramp is noted here.
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        let since = now - self.begun;
+        if since >= self.ramp && self.counted.is_none() {
+            self.counted = Some((now, (self.handed_off)(), context_switches()));
+        }
+        since >= self.ramp + self.time
+    }
+
+    /// Records an operation that was submitted at this time and is done now, unless the ramp still goes on.
+    fn record(&mut self, submitted: Instant) {
+        if self.counted.is_some() {
+            self.latencies.record(submitted.elapsed());
+        }
+    }
+
+    fn end(self) -> Run {
+        let (since, handed_off, switches) = self.counted.unwrap_or((self.begun, 0.0, 0));
+        let count = self.latencies.count().max(1) as f64;
+        Run {
+            measured: since.elapsed(),
+            handed_off_per_io: ((self.handed_off)() - handed_off) / count,
+            switches_per_io: context_switches().saturating_sub(switches) as f64 / count,
+            latencies: self.latencies,
+        }
+    }
+}
+
+/// Waits for an operation, as the path does.
+fn finish(
+    path: Path,
+    poller: Option<&mut Poller>,
+    pending: Pending,
+) -> Result<Finished, SharedError> {
+    match poller {
+        Some(poller) => poller.wait(pending),
+        None if path == Path::HandedOffAndLook => look(pending),
+        None => pending.wait(),
+    }
 }
 
 /// Polls until the end is there. The worker shares the core, so the loop must yield to it.

@@ -7,7 +7,7 @@ macro_rules! files {
 }
 
 /// All files.
-pub(super) const ALL: [(&str, &str); 28] = files![
+pub(super) const ALL: [(&str, &str); 29] = files![
     "adq-f4.toml",
     "adq-f5.toml",
     "adq-f6.toml",
@@ -35,5 +35,6 @@ pub(super) const ALL: [(&str, &str); 28] = files![
     "latency.toml",
     "neighbour.toml",
     "messages.toml",
+    "submit.toml",
     "accel.toml",
 ];

@@ -1,4 +1,4 @@
-//! The procedures `affinity` and `share`: threads of a program that submit to queues of a worker.
+//! The procedures `affinity`, `share` and `submit`: threads of a program that submit to queues of a worker.
 
 use std::time::Duration;
 
@@ -18,6 +18,9 @@ use crate::record::Run;
 /// What these procedures measure.
 pub(super) const METRICS: [&str; 6] =
     ["iops", "mean_us", "p99_us", "p999_us", "switches_per_io", "handoffs_per_io"];
+
+/// What the procedure `submit` measures.
+pub(super) const SUBMIT_METRICS: [&str; 3] = ["submit_p50_us", "submit_mean_us", "submit_cpu_us"];
 
 const MEMORY_BYTES: usize = 64 << 20;
 
@@ -52,21 +55,44 @@ pub(super) fn measure(
         seed: options.seed,
         writer_bytes: 0,
         i10: I10Config::default(),
+        depth: 1,
         distances: options.distances.clone(),
     };
     for column in columns(experiment, options) {
-        let ids: Vec<&str> = experiment.series.iter().map(|series| series.id.as_str()).collect();
+        let ids = ids(experiment, column, options, journal)?;
         for block in journal.next_block(&ids, &column.id)..options.timing.blocks {
             let point = Block { experiment, column, options, config: &config, block };
-            let runs = if experiment.procedure.name == "share" {
-                point.share()?
-            } else {
-                point.affinity()?
+            let runs = match experiment.procedure.name.as_str() {
+                "share" => point.share()?,
+                "submit" => point.submit()?,
+                _ => point.affinity()?,
             };
             journal.add_block(&column.id, runs)?;
         }
     }
     Ok(())
+}
+
+/// The series that a column can have; the others are noted.
+fn ids<'a>(
+    experiment: &'a Experiment,
+    column: &Column,
+    options: &Options<'_>,
+    journal: &mut Journal<'_>,
+) -> Result<Vec<&'a str>, RunError> {
+    let mut ids = Vec::new();
+    for series in &experiment.series {
+        if experiment.procedure.name == "share"
+            && read::<ShareSettings>(merged(experiment, series, column))?.has_no_depth()
+        {
+            let what = format!("series {}, column {}", series.id, column.id);
+            let why = "this path has one command in flight";
+            journal.missing(&what, why, options.timing.blocks as usize);
+            continue;
+        }
+        ids.push(series.id.as_str());
+    }
+    Ok(ids)
 }
 
 struct Block<'a> {
@@ -81,22 +107,44 @@ impl Block<'_> {
     /// All paths of `raceline bench host --case share`.
     fn share(&self) -> Result<Vec<(String, Run)>, RunError> {
         let machine = Machine::now();
-        let section = host::run(Case::Share, self.config, self.options.stop);
+        let Some(first) = self.experiment.series.first() else { return Ok(Vec::new()) };
+        let common: ShareSettings = read(merged(self.experiment, first, self.column))?;
+        let config = HostBenchConfig { depth: common.depth, ..self.config.clone() };
+        let section = host::run(Case::Share, &config, self.options.stop);
         let section = section.map_err(|error| self.failed(&error))?;
         let mut runs = Vec::new();
         for series in &self.experiment.series {
             let settings: ShareSettings = read(merged(self.experiment, series, self.column))?;
+            if settings.has_no_depth() {
+                continue;
+            }
             let row = section.rows.iter().find(|row| row.label == settings.path);
             let row = row.ok_or_else(|| {
                 RunError::Failed(format!("bench host has no path `{}`", settings.path))
             })?;
             let mut run = self.empty(&machine);
+            put(&mut run, row, "IOPS", "iops", 1.0);
             put(&mut run, row, "mean us", "mean_us", 1e-3);
             put(&mut run, row, "P99 us", "p99_us", 1e-3);
             put(&mut run, row, "hand-offs per I/O", "handoffs_per_io", 1.0);
             put(&mut run, row, "context switches per I/O", "switches_per_io", 1.0);
-            if let Some(&mean_us) = run.values.get("mean_us") {
-                run.values.insert("iops".to_owned(), 1e6 / mean_us);
+            runs.push((series.id.clone(), run));
+        }
+        Ok(runs)
+    }
+
+    /// The case `submit` of `raceline bench host`, for each series.
+    fn submit(&self) -> Result<Vec<(String, Run)>, RunError> {
+        let mut runs = Vec::new();
+        for series in &self.experiment.series {
+            let machine = Machine::now();
+            let section = host::run(Case::Submit, self.config, self.options.stop);
+            let section = section.map_err(|error| self.failed(&error))?;
+            let mut run = self.empty(&machine);
+            for row in &section.rows {
+                put(&mut run, row, "median us per submission", "submit_p50_us", 1e-3);
+                put(&mut run, row, "mean us per submission", "submit_mean_us", 1e-3);
+                put(&mut run, row, "mean us of CPU time", "submit_cpu_us", 1e-3);
             }
             runs.push((series.id.clone(), run));
         }

@@ -360,7 +360,7 @@ impl PairSettings {
 pub struct ShareSettings {
     /// Bytes of a command: 4096.
     pub io_bytes: u32,
-    /// Commands in flight: 1.
+    /// Commands in flight.
     pub depth: u16,
     /// The row of `raceline bench host --case share`.
     pub path: String,
@@ -373,7 +373,7 @@ impl ShareSettings {
     /// The first one that is not.
     pub fn check(&self) -> Result<(), SettingsError> {
         in_range("io_bytes", self.io_bytes.into(), 4096, 4096)?;
-        in_range("depth", self.depth.into(), 1, 1)?;
+        in_range("depth", self.depth.into(), 1, 127)?;
         if raceline_bench::host::SHARE_PATHS.contains(&self.path.as_str()) {
             return Ok(());
         }
@@ -413,6 +413,30 @@ pub struct AccelSettings {
     pub operation: String,
     /// Bytes of an operand.
     pub io_bytes: u32,
+
+    /// Whether the path has one command in flight, and more are asked for.
+    #[must_use]
+    pub fn has_no_depth(&self) -> bool {
+        self.depth > 1 && self.path == raceline_bench::host::SHARE_PATH_OF_DEPTH_1
+    }
+}
+
+/// Settings of the procedure `submit`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SubmitSettings {
+    /// Bytes of a command: 4096.
+    pub io_bytes: u32,
+}
+
+impl SubmitSettings {
+    /// All settings are in range.
+    ///
+    /// # Errors
+    /// The first one that is not.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        in_range("io_bytes", self.io_bytes.into(), 4096, 4096)
+    }
 }
 
 impl AccelSettings {

@@ -228,6 +228,16 @@ fn threads_and_a_worker_leave_records() {
     }
 }
 
+    let mut deep = catalogue().find("NT-DIRECT").unwrap().clone();
+    deep.axis.columns.remove(0);
+    let record = run(&deep, &options, &mut |_| {}).unwrap();
+    assert_eq!(record.points.len(), deep.series.len() - 1, "{:?}", record.missing);
+    assert_eq!(record.missing[0].what, "series blocking, column QD32");
+    for run in record.points.iter().flat_map(|point| &point.runs) {
+        // Little's law: 32 commands are under way.
+        let under_way = run.values["iops"] * run.values["mean_us"] / 1e6;
+        assert!((16.0..40.0).contains(&under_way), "{under_way}");
+    }
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let _alone = alone();

@@ -5,7 +5,7 @@ use raceline_bench::accel::report::Report;
 use raceline_bench::accel::{AccelBench, AccelBenchError, AccelConfig, Device};
 use raceline_reactor::affinity::pin_to_core;
 
-use super::engines;
+use super::{engines, papers};
 use crate::cli::bench::{AccelArgs, EngineChoice};
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
@@ -39,7 +39,11 @@ pub(crate) fn run(args: &AccelArgs) -> Result<(), Failure> {
         return Err(Failure::usage("none of the engines can do any of the operations"));
     }
     match args.output {
-        OutputFormat::Table => shell::print(Report::legend().as_bytes()),
+        OutputFormat::Table => {
+            shell::print(Report::legend().as_bytes())?;
+            papers::name_beside("accel");
+            Ok(())
+        }
         OutputFormat::Json => shell::print(report.to_json().as_bytes()),
     }
 }

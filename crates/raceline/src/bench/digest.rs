@@ -3,7 +3,7 @@
 use raceline_bench::digest::report::Report;
 use raceline_bench::digest::{self, Case, DigestBench, DigestConfig, DigestError};
 
-use super::{engines, progress};
+use super::{engines, papers, progress};
 use crate::cli::bench::{DigestArgs, Direction, OffloadChoice};
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
@@ -23,7 +23,11 @@ pub(crate) fn run(args: &DigestArgs) -> Result<(), Failure> {
     let report = measured?;
     stopped?;
     match args.run.output {
-        OutputFormat::Table => shell::print(report.summary().as_bytes()),
+        OutputFormat::Table => {
+            shell::print(report.summary().as_bytes())?;
+            papers::name_beside("digest");
+            Ok(())
+        }
         OutputFormat::Json => shell::print(report.to_json().as_bytes()),
     }
 }

@@ -3,6 +3,7 @@
 use raceline_bench::distance::Distances;
 use raceline_bench::host::{self, Case, HostBenchConfig, HostBenchError, report};
 
+use super::papers;
 use crate::cli::bench::host::HostBenchArgs;
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
@@ -27,6 +28,7 @@ pub(crate) fn run(args: &HostBenchArgs) -> Result<(), Failure> {
         let section = section.map_err(failure)?;
         if args.run.output == OutputFormat::Table {
             shell::print(format!("{}\n", section.to_text()).as_bytes())?;
+            papers::name_beside(&format!("host --case {}", case.name()));
         }
         sections.push(section);
     }
@@ -50,6 +52,7 @@ fn config(args: &HostBenchArgs) -> HostBenchConfig {
         seed: args.run.seed,
         writer_bytes: args.writer.0,
         i10: args.i10,
+        depth: args.iodepth,
         distances: Distances::default(),
     }
 }

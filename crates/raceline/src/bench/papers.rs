@@ -31,6 +31,26 @@ fn catalogue(files: &[PathBuf]) -> Result<(Catalogue, Vec<String>), Failure> {
     Ok((catalogue, added))
 }
 
+/// The experiments of the catalogue that have what a verb of its own measures, in blocks and with records.
+pub(super) const BESIDE: [(&str, &[&str]); 6] = [
+    ("host --case maps", &["NT-MIX"]),
+    ("host --case i10", &["NT-I10-L", "NT-I10-T"]),
+    ("host --case share", &["NT-DIRECT"]),
+    ("host --case submit", &["SUBMIT"]),
+    ("digest", &["DSA-T1", "DSA-128K-SCALE", "DSA-16K-SCALE", "DSA-4K-SCALE"]),
+    ("accel", &["ACCEL"]),
+];
+
+/// Says where the catalogue has what a verb has measured.
+pub(super) fn name_beside(verb: &str) {
+    for (_, ids) in BESIDE.iter().filter(|(known, _)| *known == verb) {
+        let ids = ids.join(" ");
+        eprintln!(
+            "raceline: the catalogue has this as {ids}; `raceline bench run {ids}` keeps records"
+        );
+    }
+}
+
 /// `raceline bench list`.
 pub(super) fn list(args: &ListArgs) -> Result<(), Failure> {
     let (catalogue, _) = catalogue(&args.file)?;
@@ -134,4 +154,21 @@ fn describe(experiment: &Experiment) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_of_their_own_are_in_the_catalogue() {
+        let (catalogue, _) = catalogue(&[]).unwrap();
+        for id in BESIDE.iter().flat_map(|(_, ids)| ids.iter()) {
+            assert!(catalogue.find(id).is_ok(), "{id} is not in the catalogue");
+        }
+        for case in raceline_bench::host::Case::ALL {
+            let verb = format!("host --case {}", case.name());
+            assert!(BESIDE.iter().any(|(known, _)| *known == verb), "{verb} has no experiment");
+        }
+    }
 }

@@ -47,6 +47,11 @@ pub(crate) struct HostBenchArgs {
     #[arg(value_parser = i10, help_heading = "Workload")]
     pub(crate) i10: I10Config,
 
+    /// Operations in flight in the case share
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=127))]
+    pub(crate) iodepth: u16,
+
     /// Rounds of each comparison
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Workload")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
