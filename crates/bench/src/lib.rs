@@ -17,6 +17,7 @@ pub mod histogram;
 pub mod host;
 pub mod job;
 pub mod limit;
+pub mod local;
 pub mod machine;
 pub mod model;
 pub mod pacing;

@@ -6,7 +6,6 @@
 mod cpu;
 mod library;
 mod load;
-mod local;
 mod pair;
 mod settings;
 mod store;

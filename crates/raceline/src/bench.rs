@@ -9,6 +9,7 @@ mod engines;
 mod gap;
 mod host;
 mod limit;
+mod local;
 mod papers;
 mod progress;
 
@@ -28,6 +29,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Experiment::Accel(args) => accel::run(args),
         Experiment::Digest(args) => digest::run(args),
         Experiment::Host(args) => host::run(args),
+        Experiment::Local(args) => local::run(args),
         Experiment::Distance(args) => distance::run(args),
         Experiment::Bed(args) => bed::run(args),
         Experiment::Agent(args) => agent::agent(args),

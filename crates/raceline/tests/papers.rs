@@ -107,6 +107,38 @@ fn faults_of_users_are_named() {
 }
 
 #[test]
+fn devices_are_measured_without_a_network() {
+    let scratch = Scratch::new();
+    let file = scratch.path("file");
+    std::fs::write(&file, vec![7; 1 << 20]).unwrap();
+    let short = ["--runtime", "50ms", "--ramp_time", "5ms", "-o", "json"];
+    let line = |words: &[&str]| run(&[&["bench", "local"], words, &short[..]].concat());
+    let ram = line(&["ram:16m", "--rw", "randrw"]);
+    assert_eq!(ram.code, Some(0), "{}", ram.stderr);
+    let value: Value = serde_json::from_str(&ram.stdout).unwrap();
+    assert!(
+        value["read"]["iops"].as_f64().unwrap() > 0.0 && value["engine"] == "reactor",
+        "{value}"
+    );
+    assert!(value["write"]["p99_ns"].as_u64().unwrap() > 0, "{value}");
+    for words in [&["--file", &file][..], &["--file", &file, "--iopoll"]] {
+        let found = line(words);
+        if found.code == Some(0) {
+            let value: Value = serde_json::from_str(&found.stdout).unwrap();
+            assert!(value["read"]["count"].as_u64().unwrap() > 0, "{value}");
+        } else {
+            // A file system without O_DIRECT or IOPOLL, or a container without io_uring, says so.
+            let known = ["O_DIRECT", "IOPOLL", "io_uring"];
+            assert!(known.iter().any(|word| found.stderr.contains(word)), "{}", found.stderr);
+        }
+    }
+    let none = line(&["--iopoll"]);
+    assert!(none.code == Some(2) && none.stderr.contains("--file"), "{}", none.stderr);
+    let large = line(&["ram:16m", "--bs", "1m", "--iodepth", "64", "--file", &file]);
+    assert_eq!(large.code, Some(2), "{}", large.stderr);
+}
+
+#[test]
 fn a_run_that_is_killed_goes_on_and_is_compared() {
     if !has_two_cores() {
         return;

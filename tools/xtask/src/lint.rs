@@ -21,6 +21,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/accel/tests/support/engine.rs",
     "crates/accel/tests/support/memory.rs",
     "crates/bdev/src/drive/ioctl.rs",
+    "crates/bench/src/local/ring.rs",
     "crates/capi/src/boundary.rs",
     "crates/capi/src/buffer.rs",
     "crates/capi/src/config.rs",

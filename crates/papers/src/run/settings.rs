@@ -35,6 +35,10 @@ pub enum SubjectKind {
     /// A file with direct I/O, without a network.
     LocalFile,
     /// SPDK's target.
+    /// A file with direct I/O by an io_uring of its own, without a network.
+    LocalUring,
+    /// The same, with polled completions (IOPOLL).
+    LocalIopoll,
     Spdk,
     /// The kernel's target.
     Nvmet,

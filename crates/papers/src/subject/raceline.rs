@@ -216,6 +216,11 @@ impl TemporaryFile {
         Ok(file)
     }
 
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The file as a device.
     pub(crate) fn into_device(self, buffered: bool) -> Result<SharedBdev, String> {
         let path = self.path.display().to_string().replace('\\', "\\\\").replace(',', "\\,");

@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod bed;
 pub(crate) mod distance;
 pub(crate) mod host;
+pub(crate) mod local;
 pub(crate) mod papers;
 
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub(crate) enum Experiment {
     Digest(DigestArgs),
     /// Measure what the host's ways of using queues bring: maps, gathered commands
     Host(host::HostBenchArgs),
+    /// Measure a device in this process, without a network: what remote latencies are compared with
+    Local(local::LocalArgs),
     /// Measure how far cores are apart: how long a cache line takes from one to another and back
     Distance(DistanceArgs),
     /// Make, show or remove a test bed: two network namespaces and the link between them

@@ -1,22 +1,22 @@
 //! One column: all its series in turn, in one block forward and in the next backward.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use raceline_bdev::SharedBdev;
 use raceline_bench::Latencies;
 use raceline_bench::distance::Distance;
-use raceline_bench::job::JobError;
+use raceline_bench::job::{JobError, JobResult};
+use raceline_bench::local::{Local, LocalJob, Ring};
 use raceline_bench::quiet::{Disturbance, Machine};
 use raceline_bench::runner::{Progress, Session, StageOutcome};
-use raceline_bench::workload::Access;
 use raceline_reactor::Mode;
+use raceline_reactor::affinity::pin_to_core;
 
 use super::Point;
 use super::stage::{self, MEASURED, Pace};
 use crate::experiment::Column;
 use crate::record::Run;
 use crate::run::cpu::{Costs, Sample};
-use crate::run::local::{self, Local};
 use crate::run::settings::{LoadSettings, SubjectKind};
 use crate::run::values::{Counted, buckets};
 use crate::run::{Journal, Options, RunError, Timing};
@@ -24,7 +24,9 @@ use crate::subject::{Counts, Needs, Raceline, Running, Spdk, Subject};
 
 /// A run of the search for a ceiling takes this part of a usual run, but no less than the least.
 const CEILING_PART: f64 = 0.5;
-const CEILING_MIN: std::time::Duration = std::time::Duration::from_millis(100);
+const CEILING_MIN: Duration = Duration::from_millis(100);
+/// How long a ring tries whether completions can be polled for.
+const PROBE: Duration = Duration::from_millis(1);
 
 /// Of this many blocks, one more may be thrown away because something disturbed it.
 const DISCARD_PART: u32 = 3;
@@ -43,6 +45,8 @@ pub(super) struct ColumnRun<'a> {
 enum Means {
     Remote(Box<dyn Subject>),
     Local(Local),
+    /// A file with a ring of its own, driven on the host's CPU.
+    Ring(Box<Ring>),
 }
 
 /// A series that could be started.
@@ -93,7 +97,9 @@ impl ColumnRun<'_> {
             engine: self.options.engine.as_ref(),
         };
         let job = job(settings, self.options.timing, self.options.seed);
-        let local = |device: &SharedBdev| Local::start(device, host_cpus[0], job);
+        let local = |device: &SharedBdev| {
+            Local::start(device, Some(host_cpus[0]), &job).map_err(|error| error.to_string())
+        };
         let means = match (settings.subject, &self.options.target) {
             (SubjectKind::Local, _) => Means::Local(local(self.device)?),
             (SubjectKind::LocalFile, _) => {
@@ -101,6 +107,10 @@ impl ColumnRun<'_> {
                 let folder = self.options.out.clone().unwrap_or_else(std::env::temp_dir);
                 let file = crate::subject::TemporaryFile::filled_in(&folder, bytes)?;
                 Means::Local(local(&file.into_device(false)?)?)
+            }
+            (SubjectKind::LocalUring | SubjectKind::LocalIopoll, _) => {
+                let polls = settings.subject == SubjectKind::LocalIopoll;
+                Means::Ring(Box::new(self.ring(settings, &job, polls)?))
             }
             (SubjectKind::Raceline, Some((address, nqn))) => {
                 Means::Remote(Box::new(Running { address: *address, nqn: nqn.clone() }))
@@ -117,6 +127,18 @@ impl ColumnRun<'_> {
             (SubjectKind::Nvmet, _) => return Err("there is no kernel target".to_owned()),
         };
         Ok(Started { point, means, target_cpus: target.to_vec(), host_cpus })
+    }
+
+    /// A ring with a file, which has no name any more; a short run shows whether completions can be polled for.
+    fn ring(&self, settings: &LoadSettings, job: &LocalJob, polls: bool) -> Result<Ring, String> {
+        let folder = self.options.out.clone().unwrap_or_else(std::env::temp_dir);
+        let bytes = u64::from(settings.memory_mib) << 20;
+        let file = crate::subject::TemporaryFile::filled_in(&folder, bytes)?;
+        let ring = Ring::open(file.path(), polls, job).and_then(|mut ring| {
+            ring.run(&LocalJob { ramp: Duration::ZERO, time: PROBE, ..*job }, &|| false)?;
+            Ok(ring)
+        });
+        ring.map_err(|error| error.to_string())
     }
 
     /// The rate of all series: of the settings, or a part of the slowest one's ceiling.
@@ -286,7 +308,7 @@ impl ColumnRun<'_> {
         let settings = &series.point.settings;
         let process = match &series.means {
             Means::Remote(subject) => subject.process(),
-            Means::Local(_) => None,
+            Means::Local(_) | Means::Ring(_) => None,
         };
         let machine = Machine::now();
         let before = Sample::now(process, &series.target_cpus);
@@ -307,11 +329,14 @@ impl ColumnRun<'_> {
                     .map_err(|why| self.failed(series, &why))?
             }
             (Means::Local(local), _) => {
-                let job = local::Job {
-                    seed: self.options.seed.wrapping_add(block.into()),
-                    ..job(settings, self.options.timing, self.options.seed)
-                };
-                alone(local.run(job).map_err(|why| self.failed(series, &why))?)
+                let result = local.run(self.job_of(settings, block));
+                alone(result.map_err(|error| self.failed(series, &error.to_string()))?)
+            }
+            (Means::Ring(ring), _) => {
+                let job = self.job_of(settings, block);
+                let result = on_cpu(series.host_cpus[0], || ring.run(&job, self.options.stop));
+                let result = result.and_then(|result| result.map_err(|error| error.to_string()));
+                alone(result.map_err(|why| self.failed(series, &why))?)
             }
             (Means::Remote(_), None) => return Err(self.failed(series, "it is not connected")),
         };
@@ -342,6 +367,11 @@ impl ColumnRun<'_> {
         Ok((run, disturbance))
     }
 
+    /// The job of a block: each has addresses of its own.
+    fn job_of(&self, settings: &LoadSettings, block: u32) -> LocalJob {
+        job(settings, self.options.timing, self.options.seed.wrapping_add(block.into()))
+    }
+
     fn failed(&self, series: &Started<'_>, why: &str) -> RunError {
         if (self.options.stop)() {
             return RunError::Stopped;
@@ -366,26 +396,36 @@ fn order(count: usize, block: u32) -> Vec<usize> {
     order
 }
 
-fn job(settings: &LoadSettings, timing: Timing, seed: u64) -> local::Job {
-    let mode = settings.mode();
-    local::Job {
+fn job(settings: &LoadSettings, timing: Timing, seed: u64) -> LocalJob {
+    LocalJob {
+        mode: settings.mode(),
+        mixed_read_percent: 50,
         io_bytes: settings.io_bytes,
         depth: settings.depth,
-        write: mode.read_percent(0) == 0,
-        random: mode.access() == Access::Random,
+        rate_iops: None,
         ramp: timing.ramp,
         time: settings.time(&timing),
         seed,
     }
 }
 
+/// Runs `work` on a thread of its own that stays on this CPU.
+fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            pin_to_core(cpu).map_err(|error| error.to_string())?;
+            Ok(work())
+        });
+        thread.join().unwrap_or_else(|_| Err("the local generator panicked".to_owned()))
+    })
+}
+
 /// Latencies of the measured commands, how long they were measured, commands missed, and bytes of others.
-type Figures = (Latencies, std::time::Duration, u64, u64);
+type Figures = (Latencies, Duration, u64, u64);
 
 /// `other_io_bytes` are the bytes of a command of the jobs beside the measured one.
 fn figures(outcome: &StageOutcome, other_io_bytes: u64) -> Result<Figures, String> {
-    let (mut all, mut time, mut missed, mut other) =
-        (Latencies::new(), std::time::Duration::ZERO, 0, 0);
+    let (mut all, mut time, mut missed, mut other) = (Latencies::new(), Duration::ZERO, 0, 0);
     for clone in &outcome.clones {
         if let Some(error) = &clone.error {
             return Err(match error {
@@ -432,14 +472,16 @@ fn remote(
 }
 
 /// What a run without a network has counted.
-fn alone(run: local::Measured) -> Counted {
+fn alone(run: JobResult) -> Counted {
+    let mut latencies = run.read;
+    latencies.merge(&run.write);
     Counted {
-        latencies: run.latencies,
-        measured: run.time,
-        missed: 0,
+        latencies,
+        measured: run.measured,
+        missed: run.missed,
         other_bytes: 0,
-        window: run.time,
-        commands: run.commands as f64,
+        window: run.measured,
+        commands: 0.0,
         busy: None,
         costs: Costs::default(),
         fallback_share: 0.0,
