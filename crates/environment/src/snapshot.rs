@@ -1,7 +1,6 @@
 //! Everything that is read of a machine, together.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -66,18 +65,6 @@ impl Environment {
     #[must_use]
     pub fn read(interface: Option<&str>) -> Self {
         Self::read_of(&System::here(), interface)
-    }
-
-    /// Reads this machine, with the interface by which it reaches an address.
-    #[must_use]
-    pub fn read_towards(address: IpAddr) -> Self {
-        let system = System::here();
-        match interface::towards(&system, address) {
-            Reading::Read(name) => Self::read_of(&system, Some(&name)),
-            Reading::Unread { unread } => {
-                Self { interface: Reading::unread(unread), ..Self::read_of(&system, None) }
-            }
-        }
     }
 
     /// Reads a machine.

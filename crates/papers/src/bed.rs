@@ -16,7 +16,7 @@ pub mod veth;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
-use raceline_environment::interface::Interface;
+use raceline_environment::interface::{self, Interface};
 use raceline_environment::network::Network;
 use raceline_environment::{Reading, System};
 
@@ -159,6 +159,47 @@ impl Bed for Loopback {
     }
 }
 
+/// Hosts on this machine, and targets that run already at one address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The targets' address. Targets that the run starts by itself listen there, too, if it is this machine's.
+    pub address: IpAddr,
+}
+
+impl Bed for Remote {
+    fn describe(&self) -> record::Bed {
+        let address = self.address;
+        record::Bed {
+            kind: "remote".to_owned(),
+            description: format!(
+                "Hosts run on this machine; a target that runs already is at {address}."
+            ),
+        }
+    }
+
+    fn target_addr(&self) -> IpAddr {
+        self.address
+    }
+
+    fn stand_ins(&self) -> Vec<StandIn> {
+        Vec::new()
+    }
+
+    fn network(&self) -> io::Result<(Network, Reading<Interface>)> {
+        let system = System::here();
+        let name = interface::towards(&system, self.address);
+        Ok((Network::read(&system), name.then(|name| Interface::read(&system, &name))))
+    }
+
+    fn enter_target(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn enter_host(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +224,17 @@ mod tests {
         let lossy = make(Wanted::Auto, &LinkOptions { shape, ..usual.clone() }).unwrap();
         assert_eq!(kind(&lossy) == "loopback", lossy.instead.is_some());
         assert!(make(Wanted::Auto, &LinkOptions { mtu: 1, ..usual }).is_err());
+    }
+
+    #[test]
+    fn a_target_elsewhere_is_a_bed_without_stand_ins() {
+        let bed = Remote { address: Ipv4Addr::LOCALHOST.into() };
+        assert_eq!(bed.describe().kind, "remote");
+        assert!(bed.describe().description.contains("127.0.0.1") && bed.stand_ins().is_empty());
+        let (_, interface) = bed.network().unwrap();
+        // Without the program ip the interface is not known, and the reason says so.
+        let name = interface.value().map(|interface| interface.name.clone());
+        assert!(name == Some("lo".to_owned()) || interface.reason().is_some(), "{name:?}");
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! The machine of a record: read as its test bed shows it, and compared with that of another record.
 
-use std::net::IpAddr;
-
 use raceline_environment::{Environment, Reading};
 use serde_json::Value;
 
@@ -12,20 +10,15 @@ pub use raceline_environment::{Difference, differences};
 /// The fields that belong to the network of a bed: beds of different kinds differ in them by what they are.
 const OF_THE_NETWORK: [&str; 2] = ["network", "interface"];
 
-/// Reads this machine, with the network that a run uses: that of the bed, or the way to a target that runs already.
-/// What cannot be read has the reason.
+/// Reads this machine, with the network of a bed. What cannot be read has the reason.
 #[must_use]
-pub fn read(bed: &dyn Bed, target: Option<IpAddr>) -> Value {
-    let environment = match target {
-        Some(address) => Environment::read_towards(address),
-        None => match bed.network() {
-            Ok((network, interface)) => {
-                Environment { network, interface, ..Environment::read(None) }
-            }
-            Err(error) => Environment {
-                interface: Reading::unread(format!("the test bed does not show it: {error}")),
-                ..Environment::read(None)
-            },
+pub fn read(bed: &dyn Bed) -> Value {
+    let whole = Environment::read(None);
+    let environment = match bed.network() {
+        Ok((network, interface)) => Environment { network, interface, ..whole },
+        Err(error) => Environment {
+            interface: Reading::unread(format!("the test bed does not show it: {error}")),
+            ..whole
         },
     };
     serde_json::to_value(environment).unwrap_or_default()
@@ -112,11 +105,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::bed::Loopback;
+    use crate::bed::{Loopback, Remote};
 
     #[test]
     fn the_bed_s_network_is_read_with_the_machine() {
-        let found = read(&Loopback, None);
+        let found = read(&Loopback);
         assert!(is_whole(&found));
         assert_eq!(found["interface"]["name"], "lo");
         assert_eq!(found["interface"]["mtu"], 65536);
@@ -128,7 +121,7 @@ mod tests {
         assert!(values > 50 && unread < values, "{unread} of {values}");
         let back: Environment = serde_json::from_value(found).unwrap();
         assert_eq!(back.schema, raceline_environment::SCHEMA);
-        let (away, known) = (read(&Loopback, Some([127, 0, 0, 1].into())), "lo");
+        let (away, known) = (read(&Remote { address: [127, 0, 0, 1].into() }), "lo");
         let name = &away["interface"]["name"];
         assert!(name == known || reason(&away["interface"]).is_some(), "{name}");
     }

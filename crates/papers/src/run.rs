@@ -173,6 +173,8 @@ pub struct Options<'a> {
     pub spdk: Option<PathBuf>,
     /// A target that runs already and stands for `raceline`.
     pub target: Option<(SocketAddr, Nqn)>,
+    /// A namespace that the kernel's target exports.
+    pub nvmet: Option<(SocketAddr, Nqn)>,
     /// The engine that computes digests.
     pub engine: Option<Device>,
     /// The CPUs that may be used: those of the target first.

@@ -1,6 +1,7 @@
 //! The agent: does what one controller after the other asks for.
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -16,7 +17,7 @@ use super::load::Load;
 use super::message::{
     self, AgentOutcome, Answer, Histogram, PROTOCOL, REQUEST_BYTES_MAX, Request, SLICES, Slice,
 };
-use crate::bed::Loopback;
+use crate::bed::{Loopback, Remote};
 use crate::environment;
 
 /// How long a controller may take for its first message.
@@ -120,7 +121,7 @@ impl<W: Write> Agent<W> {
                 "the token is wrong: give both sides the same token file".to_owned(),
             ));
         }
-        let (version, environment) = (super::version(), environment::read(&Loopback, target));
+        let (version, environment) = (super::version(), machine(target));
         self.say(&Answer::Hello { protocol: PROTOCOL, version, environment })?;
         if protocol == PROTOCOL {
             return Ok(());
@@ -249,6 +250,14 @@ impl<W: Write> Agent<W> {
 
     fn say(&mut self, answer: &Answer) -> Result<(), ServeError> {
         Ok(message::write(&mut self.writer, answer)?)
+    }
+}
+
+/// The agent's machine, with the interface by which it reaches the target.
+fn machine(target: Option<IpAddr>) -> serde_json::Value {
+    match target {
+        Some(address) => environment::read(&Remote { address }),
+        None => environment::read(&Loopback),
     }
 }
 

@@ -26,6 +26,7 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
         bed: &Loopback,
         spdk: None,
         target: None,
+        nvmet: None,
         engine: None,
         cpus: raceline_reactor::affinity::allowed_cores().unwrap(),
         distances: Distances::with_patience(ms(500)),
@@ -226,8 +227,6 @@ fn threads_and_a_worker_leave_records() {
         let mean = |point: &crate::record::Point| point.runs[0].values["mean_us"];
         assert!(record.points.iter().all(|point| mean(point) > 0.0), "{id}");
     }
-}
-
     let mut deep = catalogue().find("NT-DIRECT").unwrap().clone();
     deep.axis.columns.remove(0);
     let record = run(&deep, &options, &mut |_| {}).unwrap();
@@ -238,6 +237,8 @@ fn threads_and_a_worker_leave_records() {
         let under_way = run.values["iops"] * run.values["mean_us"] / 1e6;
         assert!((16.0..40.0).contains(&under_way), "{under_way}");
     }
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let _alone = alone();

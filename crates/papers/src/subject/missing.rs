@@ -8,23 +8,17 @@ use crate::run::Options;
 #[must_use]
 pub fn why(need: &str, options: &Options<'_>) -> Option<String> {
     match need {
-        "spdk" => match &options.spdk {
-            None => Some(
-                "SPDK's target: name the folder in which SPDK was built with --spdk DIR".to_owned(),
-            ),
-            Some(folder) => {
-                let program = super::spdk::program(folder);
-                (!program.is_file()).then(|| format!("there is no {}", program.display()))
-            }
-        },
-        "nvmet" => kernel_module("nvmet_tcp", "CONFIG_NVME_TARGET_TCP").map(|why| {
-            format!("the kernel's NVMe/TCP target: {why}; the series `handoff` stands in for it")
-        }),
-        "toe" => Some("a NIC with a TCP offload engine and its driver (t4_tom)".to_owned()),
-        "iscsi-offload" => {
-            Some("a NIC with iSCSI offload and the kernel's iSCSI target (cxgbit)".to_owned())
-        }
-        "iwarp" => Some("an iWARP NIC with its driver (iw_cxgb4)".to_owned()),
+        "spdk" => spdk(options.spdk.as_deref()),
+        "nvmet" => nvmet(options.nvmet.is_some()),
+        "toe" => Some(with_stand_in(
+            "a NIC with a TCP offload engine and its driver (t4_tom)",
+            "the kernel's TCP, in all other series",
+        )),
+        "iscsi-offload" => Some(with_stand_in(
+            "a NIC with iSCSI offload and the kernel's iSCSI target (cxgbit)",
+            "nothing",
+        )),
+        "iwarp" => Some(with_stand_in("an iWARP NIC with its driver (iw_cxgb4)", "nothing")),
         "net-admin" => match rustix::process::geteuid().is_root() {
             true => None,
             false => Some("the right to make network namespaces: run as root".to_owned()),
@@ -33,16 +27,68 @@ pub fn why(need: &str, options: &Options<'_>) -> Option<String> {
     }
 }
 
+/// What is missing, and what stands in for it.
+fn with_stand_in(what: &str, stand_in: &str) -> String {
+    format!("{what}; {stand_in} stands in for it")
+}
+
+/// SPDK's target, whose way of working Raceline's has: cores that poll.
+fn spdk(folder: Option<&Path>) -> Option<String> {
+    let what = match folder {
+        None => "SPDK's target: name the folder in which SPDK was built with --spdk DIR".to_owned(),
+        Some(folder) => {
+            let program = super::spdk::program(folder);
+            if program.is_file() {
+                return None;
+            }
+            format!("there is no {}: build SPDK there, or name another folder", program.display())
+        }
+    };
+    Some(with_stand_in(&what, "Raceline's target with cores that poll"))
+}
+
+/// The kernel's target, which is configured by its user: that changes the system.
+fn nvmet(is_named: bool) -> Option<String> {
+    if is_named {
+        return None;
+    }
+    let why = kernel_module("nvmet_tcp", "CONFIG_NVME_TARGET_TCP");
+    let what = format!("the kernel's NVMe/TCP target: {why}");
+    Some(with_stand_in(&what, "the series `handoff`"))
+}
+
 /// Why a kernel module is not in use.
-fn kernel_module(module: &str, option: &str) -> Option<String> {
+fn kernel_module(module: &str, option: &str) -> String {
     if Path::new("/sys/module").join(module).is_dir() {
-        // Its configuration changes the system: it is measured as a target by address.
-        return Some(format!(
-            "the module {module} is there; export a namespace with it, and name it with --target"
-        ));
+        return format!(
+            "the module {module} is there; export a namespace with it, and name it with --nvmet"
+        );
     }
     if !Path::new("/proc/modules").exists() {
-        return Some(format!("this kernel has no modules and was built without {option}"));
+        return format!("this kernel has no modules and was built without {option}");
     }
-    Some(format!("the module {module} is not loaded: modprobe {}", module.replace('_', "-")))
+    format!("the module {module} is not loaded: modprobe {}", module.replace('_', "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_has_what_stands_in() {
+        let none = spdk(None).unwrap();
+        assert!(
+            none.contains("--spdk DIR") && none.contains("cores that poll stands in"),
+            "{none}"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let other = spdk(Some(folder.path())).unwrap();
+        assert!(other.contains("build/bin/nvmf_tgt: build SPDK there"), "{other}");
+        std::fs::create_dir_all(folder.path().join("build/bin")).unwrap();
+        std::fs::write(super::super::spdk::program(folder.path()), "").unwrap();
+        assert_eq!(spdk(Some(folder.path())), None);
+        let kernel = nvmet(false).unwrap();
+        assert!(kernel.contains("`handoff` stands in"), "{kernel}");
+        assert_eq!(nvmet(true), None);
+    }
 }

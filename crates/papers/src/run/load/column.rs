@@ -124,7 +124,14 @@ impl ColumnRun<'_> {
                 subject.sleep();
                 Means::Remote(Box::new(subject))
             }
-            (SubjectKind::Nvmet, _) => return Err("there is no kernel target".to_owned()),
+            (SubjectKind::Nvmet, _) => {
+                let (address, nqn) = self
+                    .options
+                    .nvmet
+                    .clone()
+                    .ok_or("there is no kernel target: name it by --nvmet")?;
+                Means::Remote(Box::new(Running { address, nqn }))
+            }
         };
         Ok(Started { point, means, target_cpus: target.to_vec(), host_cpus })
     }
@@ -343,7 +350,7 @@ impl ColumnRun<'_> {
         let window = since.elapsed();
         let costs = Sample::now(process, &series.target_cpus).since(&before);
         let mut disturbance = Machine::now().since(&machine);
-        if process.is_some() || self.options.target.is_some() {
+        if process.is_some() || self.options.target.is_some() || self.options.nvmet.is_some() {
             // The target is another process: its usage is part of the measurement.
             disturbance.foreign_percent = 0.0;
         }

@@ -1,13 +1,14 @@
 //! The test beds of a run: each is made when the first experiment wants it, and removed at the end.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use raceline_papers::bed::link::{LinkOptions, Shape};
 use raceline_papers::bed::veth::Veth;
-use raceline_papers::bed::{Bed, Loopback};
+use raceline_papers::bed::{Bed, Loopback, Remote};
 use raceline_papers::experiment::Experiment;
 
-use crate::cli::bench::papers::BedChoice;
+use crate::cli::bench::papers::{BedChoice, RunArgs};
 use crate::failure::Failure;
 
 /// What a shaped link carries in each direction.
@@ -25,9 +26,14 @@ impl Beds {
     /// The bed of an experiment: the chosen one, or the one that fits best and can be made here.
     pub(super) fn of(
         &mut self,
-        choice: BedChoice,
+        args: &RunArgs,
         experiment: &Experiment,
     ) -> Result<&dyn Bed, Failure> {
+        let choice = args.bed;
+        let running = args.target.as_ref().or(args.nvmet.as_ref()).map(|(address, _)| address.ip());
+        if let Some(address) = running {
+            return self.of_running(choice, address);
+        }
         let name = match choice {
             BedChoice::Auto => wanted(experiment),
             BedChoice::Loopback => "loopback",
@@ -45,6 +51,22 @@ impl Beds {
             .find(|name| self.make(name).is_ok())
             .unwrap_or("loopback");
         Ok(&*self.made[name])
+    }
+
+    /// The bed of targets that run already: what the run would make, they do not listen in.
+    fn of_running(&mut self, choice: BedChoice, address: IpAddr) -> Result<&dyn Bed, Failure> {
+        if matches!(choice, BedChoice::Veth | BedChoice::Shaped) {
+            let message = format!(
+                "--bed: the target at {address} runs already, and is not in a test bed of this run: leave --bed out"
+            );
+            return Err(Failure::usage(message));
+        }
+        let name = if address.is_loopback() { "loopback" } else { "remote" };
+        let bed = self.made.entry(name).or_insert_with(|| match name {
+            "loopback" => Box::new(Loopback),
+            _ => Box::new(Remote { address }),
+        });
+        Ok(&**bed)
     }
 
     fn make(&mut self, name: &'static str) -> Result<(), String> {

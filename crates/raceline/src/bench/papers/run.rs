@@ -55,7 +55,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut failures = Vec::new();
     for (number, experiment) in experiments.iter().enumerate() {
         bar.begin(number, experiment);
-        let bed = bar.bar.suspend(|| beds.of(args.bed, experiment))?;
+        let bed = bar.bar.suspend(|| beds.of(args, experiment))?;
         match shared.run(experiment, bed, &mut |progress| bar.show(number, &progress)) {
             Ok(record) => {
                 let text = table::text(experiment, &record);
@@ -142,13 +142,11 @@ impl Shared<'_> {
             bed,
             spdk: self.args.spdk.clone(),
             target: self.args.target.clone(),
+            nvmet: self.args.nvmet.clone(),
             engine,
             cpus: self.cpus.clone(),
             distances: self.distances.clone(),
-            environment: environment::read(
-                bed,
-                self.args.target.as_ref().map(|(address, _)| address.ip()),
-            ),
+            environment: environment::read(bed),
             version: origin.version.to_owned(),
             stop: &stop,
         };

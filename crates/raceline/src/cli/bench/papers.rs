@@ -82,6 +82,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT,NQN", value_parser = target, help_heading = "Subjects")]
     pub(crate) target: Option<(SocketAddr, Nqn)>,
 
+    /// A namespace of up to 1 MiB per command that the kernel's target exports: it is measured, too
+    #[arg(long, value_name = "ADDR:PORT,NQN", value_parser = target, help_heading = "Subjects")]
+    pub(crate) nvmet: Option<(SocketAddr, Nqn)>,
+
     /// The engine that computes digests, in experiments that have one [default: a DSA device, or a thread
     /// that plays one]
     #[arg(long, value_enum, value_name = "ENGINE", help_heading = "Subjects")]
