@@ -89,7 +89,10 @@ pub fn differences(a: &Record, b: &Record) -> Vec<String> {
     differ("effort", &a.effort, &b.effort);
     for key in a.settings.keys().chain(b.settings.keys()) {
         // What the run found out by itself.
-        if key.starts_with("ceiling_iops") || key.starts_with("rate_iops/") {
+        if key.starts_with("ceiling_iops")
+            || key.starts_with("rate_iops/")
+            || key.starts_with("link/")
+        {
             continue;
         }
         let of = |record: &Record| record.settings.get(key).cloned().unwrap_or_default();

@@ -4,6 +4,7 @@
 //! is written after each block, so that a run that breaks off goes on where it was.
 
 mod cpu;
+mod fleet;
 mod library;
 mod load;
 mod pair;
@@ -30,11 +31,12 @@ pub use settings::{
 pub use store::{StoreError, load_folder, load_record, record_path};
 
 /// The procedures, with the metrics that each can measure.
-pub const PROCEDURES: [(&str, &[&str]); 7] = [
+pub const PROCEDURES: [(&str, &[&str]); 8] = [
     ("load", &values::METRICS),
     ("affinity", &library::METRICS),
     ("share", &library::METRICS),
     ("submit", &library::SUBMIT_METRICS),
+    ("fleet", &fleet::METRICS),
     ("limit", &["iops", "gbit_per_s"]),
     ("gap", &["iops", "gbit_per_s"]),
     ("accel", &["ns_per_op", "gbyte_per_s"]),
@@ -67,7 +69,7 @@ pub fn check_settings(
 ) -> Result<(), SettingsError> {
     let table = merged(experiment, series, column);
     match experiment.procedure.name.as_str() {
-        "load" => read::<LoadSettings>(table)?.check(),
+        "load" | "fleet" => read::<LoadSettings>(table)?.check(),
         "submit" => read::<SubmitSettings>(table)?.check(),
         "limit" | "gap" => read::<PairSettings>(table)?.check(),
         "affinity" => read::<AffinitySettings>(table)?.check(),
@@ -175,6 +177,8 @@ pub struct Options<'a> {
     pub target: Option<(SocketAddr, Nqn)>,
     /// A namespace that the kernel's target exports.
     pub nvmet: Option<(SocketAddr, Nqn)>,
+    /// The program that runs as an agent, with `bench agent --stdio`.
+    pub agent: Option<PathBuf>,
     /// The engine that computes digests.
     pub engine: Option<Device>,
     /// The CPUs that may be used: those of the target first.
@@ -240,6 +244,7 @@ pub fn run(
         "limit" => pair::limit(experiment, options, &mut journal),
         "gap" => pair::gap(experiment, options, &mut journal),
         "accel" => pair::accel(experiment, options, &mut journal),
+        "fleet" => fleet::measure(experiment, options, &mut journal),
         "affinity" | "share" | "submit" => library::measure(experiment, options, &mut journal),
         other => Err(RunError::Failed(format!("there is no procedure `{other}`"))),
     };

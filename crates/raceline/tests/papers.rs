@@ -107,6 +107,34 @@ fn faults_of_users_are_named() {
 }
 
 #[test]
+fn hosts_are_agents_in_the_experiment_of_neighbours() {
+    if !has_two_cores() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let short = ["--quick", "--blocks", "1", "--runtime", "200ms", "--ramp_time", "50ms"];
+    let usual = ["bench", "run", "FLEET", "--bed", "loopback", "--out", &out];
+    let found = run(&[&usual[..], &short].concat());
+    if found.code != Some(0) {
+        // A machine that is busy with other tests may delay every run of an agent.
+        assert!(found.stderr.contains("common window"), "{}", found.stderr);
+        return;
+    }
+    let text = std::fs::read_to_string(Path::new(&out).join("FLEET.json")).unwrap();
+    let record: Value = serde_json::from_str(&text).unwrap();
+    let points = record["points"].as_array().unwrap();
+    assert_eq!(points.len(), 4, "{record}");
+    for point in points {
+        let values = &point["runs"][0]["values"];
+        assert!(values["iops"].as_f64().unwrap() > 0.0, "{point}");
+        let neighbours = values["neighbour_gbit_per_s"].as_f64().unwrap();
+        assert_eq!(neighbours > 0.0, point["x"] == "1", "{point}");
+    }
+    assert!(text.contains("processes on one machine"), "what stands in is named");
+}
+
+#[test]
 fn devices_are_measured_without_a_network() {
     let scratch = Scratch::new();
     let file = scratch.path("file");

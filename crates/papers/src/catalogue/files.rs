@@ -7,7 +7,7 @@ macro_rules! files {
 }
 
 /// All files.
-pub(super) const ALL: [(&str, &str); 29] = files![
+pub(super) const ALL: [(&str, &str); 32] = files![
     "adq-f4.toml",
     "adq-f5.toml",
     "adq-f6.toml",
@@ -34,6 +34,9 @@ pub(super) const ALL: [(&str, &str); 29] = files![
     "connections.toml",
     "latency.toml",
     "neighbour.toml",
+    "fleet.toml",
+    "gro.toml",
+    "mtu.toml",
     "messages.toml",
     "submit.toml",
     "accel.toml",

@@ -9,6 +9,8 @@ use raceline_bdev::SharedBdev;
 use raceline_bench::gap::filled_ram;
 use raceline_reactor::HugePages;
 
+pub(super) use self::stage::neighbour_load;
+
 use self::column::ColumnRun;
 use super::{
     Journal, LoadSettings, Options, RunError, columns, merged, read, settings::Digest,
@@ -51,7 +53,7 @@ pub(super) fn measure(
 }
 
 /// Notes that another bed than the best one is in use.
-fn bed_as_wanted(
+pub(super) fn bed_as_wanted(
     experiment: &Experiment,
     options: &Options<'_>,
     journal: &mut Journal<'_>,

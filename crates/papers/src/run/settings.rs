@@ -9,6 +9,7 @@ use raceline_target::PlacementPolicy;
 use serde::{Deserialize, Serialize};
 
 use super::Timing;
+use crate::bed::link::LinkOptions;
 
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,11 +35,11 @@ pub enum SubjectKind {
     Local,
     /// A file with direct I/O, without a network.
     LocalFile,
-    /// SPDK's target.
     /// A file with direct I/O by an io_uring of its own, without a network.
     LocalUring,
     /// The same, with polled completions (IOPOLL).
     LocalIopoll,
+    /// SPDK's target.
     Spdk,
     /// The kernel's target.
     Nvmet,
@@ -144,6 +145,10 @@ pub struct LoadSettings {
     pub subject: SubjectKind,
     /// The bed that fits best: `loopback`, `veth` or `shaped`.
     pub bed: String,
+    /// MTU of the series' own veth pair; 0: the series uses the bed of the run.
+    pub mtu: u32,
+    /// Whether received packets are joined on the series' own veth pair; without it, the series uses the bed of the run.
+    pub gro: Option<bool>,
     /// What an idle core of the target does.
     pub target_mode: CoreMode,
     /// Cores of the target.
@@ -198,6 +203,8 @@ pub struct LoadSettings {
     pub neighbour: Neighbour,
     /// Bound on its rate; 0: none.
     pub neighbour_mib_per_s: u64,
+    /// Number of agents that do the neighbour's work, in the procedure `fleet`.
+    pub neighbour_agents: u16,
     /// Size of the namespace.
     pub memory_mib: u32,
     /// Runs take this many times the usual time.
@@ -211,6 +218,8 @@ impl Default for LoadSettings {
         Self {
             subject: SubjectKind::Raceline,
             bed: "loopback".to_owned(),
+            mtu: 0,
+            gro: None,
             target_mode: CoreMode::Poll,
             target_cores: 1,
             placement: PlacementKind::Balanced,
@@ -238,6 +247,7 @@ impl Default for LoadSettings {
             writer_mib_per_s: 0,
             neighbour: Neighbour::None,
             neighbour_mib_per_s: 0,
+            neighbour_agents: 1,
             memory_mib: 128,
             time_factor: 1.0,
             delta_to: String::new(),
@@ -254,6 +264,17 @@ impl LoadSettings {
         }
         let cores = u16::try_from(self.target_cores).unwrap_or(u16::MAX);
         self.connections_per_core.saturating_mul(cores)
+    }
+
+    /// The link of a series with a veth pair of its own; `None`: it uses the bed of the run.
+    #[must_use]
+    pub fn own_link(&self) -> Option<LinkOptions> {
+        if self.mtu == 0 && self.gro.is_none() {
+            return None;
+        }
+        let usual = LinkOptions::default();
+        let mtu = if self.mtu == 0 { usual.mtu } else { self.mtu };
+        Some(LinkOptions { mtu, gro: self.gro.unwrap_or(usual.gro), ..usual })
     }
 
     /// Commands in flight, all connections together.
@@ -298,6 +319,7 @@ impl LoadSettings {
         in_range("connections", self.total_connections().into(), 1, 1024)?;
         in_range("target_cores", self.target_cores as u64, 1, 256)?;
         in_range("host_cores", self.host_cores as u64, 1, 256)?;
+        in_range("neighbour_agents", self.neighbour_agents.into(), 0, 64)?;
         in_range("busy_poll_us", self.busy_poll_us.into(), 0, 10_000)?;
         in_range("host_busy_poll_us", self.host_busy_poll_us.into(), 0, 10_000)?;
         in_range("rate_percent", self.rate_percent.into(), 0, 1000)?;
@@ -314,6 +336,13 @@ impl LoadSettings {
         }
         if !(self.time_factor > 0.0 && self.time_factor <= 100.0) {
             return Err(wrong("time_factor", "a factor is above 0 and at most 100".to_owned()));
+        }
+        if let Some(link) = self.own_link() {
+            if self.bed != "veth" {
+                let why = "mtu and gro are settings of a veth pair: use bed = \"veth\"".to_owned();
+                return Err(wrong(if self.mtu == 0 { "gro" } else { "mtu" }, why));
+            }
+            link.check().map_err(|why| wrong("mtu", why))?;
         }
         if self.maps.is_some() {
             in_range("readers", self.readers.into(), 1, 1024)?;
@@ -384,6 +413,30 @@ impl ShareSettings {
         let paths = raceline_bench::host::SHARE_PATHS.join("`, `");
         Err(wrong("path", format!("`{}` is no path: use `{paths}`", self.path)))
     }
+
+    /// Whether the path has one command in flight, and more are asked for.
+    #[must_use]
+    pub fn has_no_depth(&self) -> bool {
+        self.depth > 1 && self.path == raceline_bench::host::SHARE_PATH_OF_DEPTH_1
+    }
+}
+
+/// Settings of the procedure `submit`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SubmitSettings {
+    /// Bytes of a command: 4096.
+    pub io_bytes: u32,
+}
+
+impl SubmitSettings {
+    /// All settings are in range.
+    ///
+    /// # Errors
+    /// The first one that is not.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        in_range("io_bytes", self.io_bytes.into(), 4096, 4096)
+    }
 }
 
 /// Settings of the procedure `affinity`.
@@ -417,30 +470,6 @@ pub struct AccelSettings {
     pub operation: String,
     /// Bytes of an operand.
     pub io_bytes: u32,
-
-    /// Whether the path has one command in flight, and more are asked for.
-    #[must_use]
-    pub fn has_no_depth(&self) -> bool {
-        self.depth > 1 && self.path == raceline_bench::host::SHARE_PATH_OF_DEPTH_1
-    }
-}
-
-/// Settings of the procedure `submit`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SubmitSettings {
-    /// Bytes of a command: 4096.
-    pub io_bytes: u32,
-}
-
-impl SubmitSettings {
-    /// All settings are in range.
-    ///
-    /// # Errors
-    /// The first one that is not.
-    pub fn check(&self) -> Result<(), SettingsError> {
-        in_range("io_bytes", self.io_bytes.into(), 4096, 4096)
-    }
 }
 
 impl AccelSettings {

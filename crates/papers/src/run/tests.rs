@@ -27,6 +27,7 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
         spdk: None,
         target: None,
         nvmet: None,
+        agent: None,
         engine: None,
         cpus: raceline_reactor::affinity::allowed_cores().unwrap(),
         distances: Distances::with_patience(ms(500)),
@@ -105,6 +106,34 @@ fn local_and_remote_give_the_added_latency() {
             assert!((poll.values["delta_us"] - delta).abs() < 1e-9);
             assert!(delta > 0.0, "the network is not free: {delta}");
             assert!(!local.values.contains_key("delta_us"));
+        }
+    }
+}
+
+#[test]
+fn series_with_links_of_their_own_are_measured_on_them() {
+    let _alone = alone();
+    let here = options(&|| false, None);
+    if here.cpus.len() < 2 {
+        return;
+    }
+    for (id, of, over) in [("GRO", "GRO on", "GRO off"), ("MTU", "MTU 9000", "MTU 1500")] {
+        let experiment = tiny(id, 1);
+        // On the loopback there is no link to set.
+        let record = run(&experiment, &options(&|| false, None), &mut |_| {}).unwrap();
+        assert!(record.points.is_empty() && record.missing.len() >= 2, "{:?}", record.missing);
+        let Ok(bed) = crate::bed::veth::Veth::make(&crate::bed::link::LinkOptions::default())
+        else {
+            // This process may not make one.
+            continue;
+        };
+        let options = Options { bed: &bed, ..options(&|| false, None) };
+        let record = run(&experiment, &options, &mut |_| {}).unwrap();
+        assert_eq!(record.points.len(), 2, "{:?}", record.missing);
+        assert!(record.points.iter().all(|point| point.runs[0].values["iops"] > 0.0));
+        for (series, text) in [(&experiment.series[1], of), (&experiment.series[0], over)] {
+            let link = &record.settings[&format!("link/{}", series.id)];
+            assert!(link.contains(text), "{link}");
         }
     }
 }
@@ -199,6 +228,37 @@ fn full_runs_take_as_long_as_those_of_the_source() {
         let full = experiment.full.map(|full| (full.ramp_s, full.runtime_s));
         assert_eq!(says("ramp").zip(says("runtime")), full, "{}", experiment.id);
     }
+}
+
+/// Ramps and runs of all experiments, with all blocks that may be thrown away, on two cores.
+#[test]
+fn quick_runs_leave_a_third_of_15_minutes_for_what_is_no_run() {
+    let catalogue = catalogue();
+    let timing = Timing::of(Effort::Quick);
+    let mut all = Duration::ZERO;
+    for experiment in catalogue.all() {
+        for column in experiment.axis.columns.iter().filter(|column| !column.full_only) {
+            for series in &experiment.series {
+                let table = merged(experiment, series, column);
+                let is_load = matches!(experiment.procedure.name.as_str(), "load" | "fleet");
+                let (mut ramp, mut time) = (timing.ramp, timing.time);
+                if is_load {
+                    let settings: LoadSettings = read(table).unwrap();
+                    if settings.target_cores + settings.host_cores > 2 {
+                        continue;
+                    }
+                    ramp = ramp.max(Duration::from_millis(settings.total_connections().into()));
+                    time = settings.time(&timing);
+                }
+                let needs_hardware = ["toe", "iwarp", "iscsi-offload"];
+                if series.needs.iter().any(|need| needs_hardware.contains(&need.as_str())) {
+                    continue;
+                }
+                all += (ramp + time) * (timing.blocks + timing.blocks / 3);
+            }
+        }
+    }
+    assert!(all < Duration::from_secs(600), "{all:?} of ramps and runs");
 }
 
 #[test]

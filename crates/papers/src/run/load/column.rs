@@ -14,6 +14,8 @@ use raceline_reactor::affinity::pin_to_core;
 
 use super::Point;
 use super::stage::{self, MEASURED, Pace};
+use crate::bed::Bed;
+use crate::bed::veth::Veth;
 use crate::experiment::Column;
 use crate::record::Run;
 use crate::run::cpu::{Costs, Sample};
@@ -55,6 +57,8 @@ struct Started<'a> {
     means: Means,
     target_cpus: Vec<usize>,
     host_cpus: Vec<usize>,
+    /// The link of its own, if it has one; it is gone after the target.
+    own_bed: Option<Veth>,
 }
 
 impl ColumnRun<'_> {
@@ -63,7 +67,13 @@ impl ColumnRun<'_> {
         let mut started = Vec::new();
         for point in self.points {
             match self.start(point) {
-                Ok(series) => started.push(series),
+                Ok(series) => {
+                    if let Some(bed) = &series.own_bed {
+                        let name = format!("link/{}", point.series.id);
+                        journal.setting(&name, bed.describe().description);
+                    }
+                    started.push(series);
+                }
                 Err(why) => {
                     let what = format!("series {}, column {}", point.series.id, self.column.id);
                     journal.missing(&what, &why, self.options.timing.blocks as usize);
@@ -89,9 +99,11 @@ impl ColumnRun<'_> {
         let settings = &point.settings;
         let (target, host) = self.options.cpus.split_at(settings.target_cores);
         let host_cpus = host[..settings.host_cores].to_vec();
+        let own_bed = self.own_bed(settings)?;
+        let bed: &dyn Bed = own_bed.as_ref().map_or(self.options.bed, |bed| bed);
         let needs = Needs {
             settings,
-            bed: self.options.bed,
+            bed,
             cpus: target,
             device: self.device,
             engine: self.options.engine.as_ref(),
@@ -133,7 +145,25 @@ impl ColumnRun<'_> {
                 Means::Remote(Box::new(Running { address, nqn }))
             }
         };
-        Ok(Started { point, means, target_cpus: target.to_vec(), host_cpus })
+        Ok(Started { point, means, target_cpus: target.to_vec(), host_cpus, own_bed })
+    }
+
+    /// The link of a series that has one of its own.
+    fn own_bed(&self, settings: &LoadSettings) -> Result<Option<Veth>, String> {
+        let Some(link) = settings.own_link() else { return Ok(None) };
+        if !["veth", "shaped"].contains(&self.options.bed.describe().kind.as_str()) {
+            return Err(
+                "a veth pair, whose MTU and GRO can be set: run as root, without --bed loopback"
+                    .to_owned(),
+            );
+        }
+        Veth::make(&link).map(Some).map_err(|error| error.to_string())
+    }
+
+    /// Moves the calling thread to where the host of a series runs.
+    fn enter_host(&self, series: &Started<'_>) -> Result<(), RunError> {
+        let bed: &dyn Bed = series.own_bed.as_ref().map_or(self.options.bed, |bed| bed);
+        bed.enter_host().map_err(|error| self.failed(series, &format!("the test bed: {error}")))
     }
 
     /// A ring with a file, which has no name any more; a short run shows whether completions can be polled for.
@@ -189,6 +219,7 @@ impl ColumnRun<'_> {
         let config = stage::config(&series.point.settings, &**subject, &series.host_cpus, pace);
         let mut watch = |_: Progress| !(self.options.stop)();
         let fail = |error: String| self.failed(series, &error);
+        self.enter_host(series)?;
         subject.wake();
         let mut session =
             Session::connect_stage(&config, &mut watch).map_err(|error| fail(error.to_string()))?;
@@ -290,6 +321,7 @@ impl ColumnRun<'_> {
             seed: self.options.seed,
         };
         let config = stage::config(settings, &**subject, &series.host_cpus, pace);
+        self.enter_host(series)?;
         subject.wake();
         let session = Session::connect_stage(&config, watch);
         subject.sleep();

@@ -136,20 +136,20 @@ fn readers_and_writer(settings: &LoadSettings) -> Vec<JobSpec> {
 
 /// Bytes of a command of the jobs beside the measured one.
 pub(super) fn other_io_bytes(settings: &LoadSettings) -> u32 {
-    match settings.neighbour {
-        Neighbour::None => settings.writer_bytes,
-        Neighbour::Bulk => 128 << 10,
-        Neighbour::Many => 4096,
+    neighbour_load(settings.neighbour).map_or(settings.writer_bytes, |(io_bytes, ..)| io_bytes)
+}
+
+/// Bytes of a neighbour's commands, its depth on each connection, and its connections.
+pub(in crate::run) fn neighbour_load(neighbour: Neighbour) -> Option<(u32, u16, u16)> {
+    match neighbour {
+        Neighbour::None => None,
+        Neighbour::Bulk => Some((128 << 10, 8, 1)),
+        Neighbour::Many => Some((4096, 4, 32)),
     }
 }
 
 fn neighbour(settings: &LoadSettings) -> Option<JobSpec> {
-    let io_bytes = other_io_bytes(settings);
-    let (depth, queues) = match settings.neighbour {
-        Neighbour::None => return None,
-        Neighbour::Bulk => (8, 1),
-        Neighbour::Many => (4, 32),
-    };
+    let (io_bytes, depth, queues) = neighbour_load(settings.neighbour)?;
     Some(JobSpec {
         files: vec![FileSpec { host: 1, nsid: NamespaceId(1) }],
         queues,

@@ -143,6 +143,7 @@ impl Shared<'_> {
             spdk: self.args.spdk.clone(),
             target: self.args.target.clone(),
             nvmet: self.args.nvmet.clone(),
+            agent: std::env::current_exe().ok(),
             engine,
             cpus: self.cpus.clone(),
             distances: self.distances.clone(),
