@@ -1,0 +1,295 @@
+//! seccomp: the system calls that are left, and with what arguments.
+//!
+//! A call that is not listed gives EPERM. It does not end the process, because a C library may try a newer call
+//! before an older one. Calls on the path of an I/O are listed without conditions: the kernel remembers for such a
+//! call that it is allowed, and does not run the filter (Linux 5.11).
+
+use std::collections::BTreeMap;
+
+use libc::c_long;
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch,
+};
+
+use crate::{Missing, Policy, SandboxError};
+
+/// A condition on an argument.
+enum Is {
+    /// The low 32 bits of the argument are this.
+    Value(u32),
+    /// These bits of the argument are these.
+    Bits { mask: u64, value: u64 },
+    /// All 64 bits are zero: a null pointer.
+    Null,
+}
+
+/// A call with conditions: argument 0 is this and argument 1 is that, and so on.
+type Conditional = (c_long, Vec<(u8, Is)>);
+
+/// Calls that are allowed whatever their arguments are.
+const ALWAYS: &[c_long] = &[
+    // Memory. What makes memory executable has conditions.
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    libc::SYS_mbind,
+    libc::SYS_membarrier,
+    libc::SYS_mincore,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_mremap,
+    libc::SYS_munlock,
+    libc::SYS_munmap,
+    // Threads and time.
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_getcpu,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_getrusage,
+    libc::SYS_gettid,
+    libc::SYS_gettimeofday,
+    libc::SYS_nanosleep,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+    // Who it is.
+    libc::SYS_capget,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getuid,
+    // Files. Which, Landlock says.
+    libc::SYS_close,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fadvise64,
+    libc::SYS_fallocate,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_lseek,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pipe2,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_read,
+    libc::SYS_readlinkat,
+    libc::SYS_readv,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_splice,
+    libc::SYS_statfs,
+    libc::SYS_statx,
+    libc::SYS_unlinkat,
+    libc::SYS_vmsplice,
+    libc::SYS_write,
+    libc::SYS_writev,
+    // Sockets. Which families, a condition says.
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_listen,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    // Waiting.
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_ppoll,
+    // io_uring. What its rings may do, the reactor restricts.
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+];
+
+/// Older forms of calls, which C libraries use where they are there.
+#[cfg(target_arch = "x86_64")]
+const OLDER: &[c_long] = &[
+    libc::SYS_access,
+    libc::SYS_chmod,
+    libc::SYS_dup2,
+    libc::SYS_epoll_wait,
+    libc::SYS_lstat,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_rename,
+    libc::SYS_stat,
+    libc::SYS_time,
+    libc::SYS_unlink,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER: &[c_long] = &[];
+
+/// Flags of clone(2) that make a name space: a user of its own would have capabilities again.
+const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u64;
+
+const CLONE_THREAD: u64 = libc::CLONE_THREAD as u64;
+const PROT_EXEC: u64 = libc::PROT_EXEC as u64;
+
+/// Families of sockets: IPv4, IPv6, and Unix for clients of the RPC socket and for systemd.
+const FAMILIES: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
+
+/// What prctl(2) may do: name threads and memory.
+const THREAD_SETTINGS: [i32; 4] =
+    [libc::PR_SET_NAME, libc::PR_GET_NAME, PR_SET_VMA, libc::PR_GET_DUMPABLE];
+/// `PR_SET_VMA` of linux/prctl.h: the C library names its memory.
+const PR_SET_VMA: i32 = 0x5356_4d41;
+
+/// What ioctl(2) may ask, by the numbers of the kernel's headers.
+const REQUESTS: &[u32] = &[
+    0x5401,      // TCGETS: is it a terminal?
+    0x5411,      // TIOCOUTQ: bytes that a socket has not sent
+    0x541b,      // FIONREAD: bytes that a socket has received
+    0x5421,      // FIONBIO
+    0x1268,      // BLKSSZGET
+    0xc048_4e41, // NVME_IOCTL_ADMIN_CMD
+    0xc048_4e43, // NVME_IOCTL_IO_CMD
+    0x4e44,      // NVME_IOCTL_RESET
+];
+
+/// Requests to performance counters.
+const COUNTER_REQUESTS: &[u32] = &[
+    0x2400, // PERF_EVENT_IOC_ENABLE
+    0x2401, // PERF_EVENT_IOC_DISABLE
+    0x2403, // PERF_EVENT_IOC_RESET
+];
+
+/// Calls with conditions. A call that is listed twice is allowed if one entry fits.
+fn conditional(policy: &Policy) -> Vec<Conditional> {
+    let own_process = std::process::id();
+    let mut calls: Vec<Conditional> = vec![
+        // Threads, and neither processes nor name spaces.
+        (
+            libc::SYS_clone,
+            vec![(0, Is::Bits { mask: CLONE_THREAD | NAMESPACE_FLAGS, value: CLONE_THREAD })],
+        ),
+        // No memory that can be executed.
+        (libc::SYS_mmap, vec![(2, Is::Bits { mask: PROT_EXEC, value: 0 })]),
+        (libc::SYS_mprotect, vec![(2, Is::Bits { mask: PROT_EXEC, value: 0 })]),
+        // Limits are read, and not changed.
+        (libc::SYS_prlimit64, vec![(0, Is::Value(0)), (2, Is::Null)]),
+        // Signals for this process alone: the RPC method spdk_kill_instance, and abort(3).
+        (libc::SYS_kill, vec![(0, Is::Value(own_process))]),
+        (libc::SYS_tgkill, vec![(0, Is::Value(own_process))]),
+        (libc::SYS_socketpair, vec![(0, Is::Value(libc::AF_UNIX.cast_unsigned()))]),
+    ];
+    let argument = |call, index, values: &[u32]| {
+        values.iter().map(move |&value| (call, vec![(index, Is::Value(value))])).collect::<Vec<_>>()
+    };
+    calls.extend(argument(libc::SYS_socket, 0, &FAMILIES.map(i32::cast_unsigned)));
+    calls.extend(argument(libc::SYS_prctl, 0, &THREAD_SETTINGS.map(i32::cast_unsigned)));
+    calls.extend(argument(libc::SYS_ioctl, 1, REQUESTS));
+    if policy.counters {
+        calls.push((libc::SYS_perf_event_open, Vec::new()));
+        calls.extend(argument(libc::SYS_ioctl, 1, COUNTER_REQUESTS));
+    }
+    calls
+}
+
+/// Calls that a C library tries first and does without: it falls back only if the kernel seems not to have them.
+/// The flags of clone3(2) lie in memory, where a filter cannot see them.
+const AS_IF_UNKNOWN: [c_long; 1] = [libc::SYS_clone3];
+
+/// Filters the system calls of the calling thread.
+pub(crate) fn filter(policy: &Policy, missing: &mut Missing) -> Result<(), SandboxError> {
+    let programs = programs(policy).map_err(seccompiler::Error::Backend)?;
+    for program in programs {
+        match seccompiler::apply_filter(&program) {
+            Ok(()) => {}
+            // A kernel without filters, or one that is emulated.
+            Err(seccompiler::Error::Seccomp(error))
+                if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) =>
+            {
+                missing.parts.push(format!(
+                    "this kernel has no filters for system calls (CONFIG_SECCOMP_FILTER): {error}"
+                ));
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The two filters. The kernel asks both, and the stricter answer counts.
+fn programs(policy: &Policy) -> Result<[BpfProgram; 2], BackendError> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    let unknown = AS_IF_UNKNOWN.iter().map(|&call| (call, Vec::new())).collect();
+    let no_such_call = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    let unknown = SeccompFilter::new(unknown, SeccompAction::Allow, no_such_call, arch)?;
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = BTreeMap::new();
+    for &call in ALWAYS.iter().chain(OLDER) {
+        rules.insert(call, Vec::new());
+    }
+    for (call, conditions) in conditional(policy) {
+        let all = rules.entry(call).or_default();
+        if !conditions.is_empty() {
+            let conditions = conditions.into_iter().map(|(index, is)| condition(index, &is));
+            all.push(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?);
+        }
+    }
+    let refused = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    let allowed = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch)?;
+    Ok([unknown.try_into()?, allowed.try_into()?])
+}
+
+fn condition(index: u8, is: &Is) -> Result<SeccompCondition, BackendError> {
+    use SeccompCmpArgLen::{Dword, Qword};
+    match *is {
+        Is::Value(value) => SeccompCondition::new(index, Dword, SeccompCmpOp::Eq, u64::from(value)),
+        Is::Bits { mask, value } => {
+            SeccompCondition::new(index, Qword, SeccompCmpOp::MaskedEq(mask), value)
+        }
+        Is::Null => SeccompCondition::new(index, Qword, SeccompCmpOp::Eq, 0),
+    }
+}
