@@ -24,6 +24,14 @@ enum Is {
     Null,
 }
 
+/// Calls, each with what has to be the case; nothing has to where the list is empty.
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+/// The answer to a call that is not allowed.
+const REFUSED: SeccompAction = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+/// The answer to a call that the kernel seems not to have.
+const UNKNOWN: SeccompAction = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+
 /// A call with conditions: argument 0 is this and argument 1 is that, and so on.
 type Conditional = (c_long, Vec<(u8, Is)>);
 
@@ -35,10 +43,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_mbind,
     libc::SYS_membarrier,
     libc::SYS_mincore,
-    libc::SYS_mlock,
-    libc::SYS_mlock2,
     libc::SYS_mremap,
-    libc::SYS_munlock,
     libc::SYS_munmap,
     // Threads and time.
     libc::SYS_clock_getres,
@@ -95,6 +100,8 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_getcwd,
     libc::SYS_getdents64,
     libc::SYS_lseek,
+    // Landlock permits no new folder; a call for one that is there says so.
+    libc::SYS_mkdirat,
     libc::SYS_newfstatat,
     libc::SYS_openat,
     libc::SYS_pipe2,
@@ -146,7 +153,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_io_uring_setup,
 ];
 
-/// Older forms of calls, which C libraries use where they are there.
+/// Older forms of calls, which C libraries and `rustix` use where they are there.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[c_long] = &[
     libc::SYS_access,
@@ -154,6 +161,8 @@ const OLDER: &[c_long] = &[
     libc::SYS_dup2,
     libc::SYS_epoll_wait,
     libc::SYS_lstat,
+    libc::SYS_mkdir,
+    libc::SYS_open,
     libc::SYS_poll,
     libc::SYS_readlink,
     libc::SYS_rename,
@@ -179,9 +188,14 @@ const PROT_EXEC: u64 = libc::PROT_EXEC as u64;
 /// Families of sockets: IPv4, IPv6, and Unix for clients of the RPC socket and for systemd.
 const FAMILIES: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
 
-/// What prctl(2) may do: name threads and memory.
-const THREAD_SETTINGS: [i32; 4] =
-    [libc::PR_SET_NAME, libc::PR_GET_NAME, PR_SET_VMA, libc::PR_GET_DUMPABLE];
+/// What prctl(2) may do: name threads and memory, and what [`seal`] begins with.
+const THREAD_SETTINGS: [i32; 5] = [
+    libc::PR_SET_NAME,
+    libc::PR_GET_NAME,
+    PR_SET_VMA,
+    libc::PR_GET_DUMPABLE,
+    libc::PR_SET_NO_NEW_PRIVS,
+];
 /// `PR_SET_VMA` of linux/prctl.h: the C library names its memory.
 const PR_SET_VMA: i32 = 0x5356_4d41;
 
@@ -221,6 +235,14 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
         // Signals for this process alone: the RPC method spdk_kill_instance, and abort(3).
         (libc::SYS_kill, vec![(0, Is::Value(own_process))]),
         (libc::SYS_tgkill, vec![(0, Is::Value(own_process))]),
+        // Another filter for all threads, which can only take more away.
+        (
+            libc::SYS_seccomp,
+            vec![
+                (0, Is::Value(libc::SECCOMP_SET_MODE_FILTER)),
+                (1, Is::Bits { mask: u64::MAX, value: libc::SECCOMP_FILTER_FLAG_TSYNC }),
+            ],
+        ),
         (libc::SYS_socketpair, vec![(0, Is::Value(libc::AF_UNIX.cast_unsigned()))]),
     ];
     let argument = |call, index, values: &[u32]| {
@@ -240,8 +262,26 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
 /// The flags of clone3(2) lie in memory, where a filter cannot see them.
 const AS_IF_UNKNOWN: [c_long; 1] = [libc::SYS_clone3];
 
-/// Filters the system calls of the calling thread.
-pub(crate) fn filter(policy: &Policy, missing: &mut Missing) -> Result<(), SandboxError> {
+/// What a process that has all its sockets and rings gives up, too. A new ring could do what the restrictions of the
+/// old ones forbid.
+const SEALED: [c_long; 5] = [
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_io_uring_setup,
+    libc::SYS_listen,
+    libc::SYS_socket,
+];
+
+/// Filters the calls of [`SEALED`] in all threads.
+pub(crate) fn seal() -> Result<(), SandboxError> {
+    let rules = SEALED.iter().map(|&call| (call, Vec::new())).collect();
+    let program = program(rules, SeccompAction::Allow, REFUSED);
+    let program = program.map_err(seccompiler::Error::Backend)?;
+    Ok(seccompiler::apply_filter_all_threads(&program)?)
+}
+
+/// Filters the system calls of the calling thread; false if the kernel has no filters.
+pub(crate) fn filter(policy: &Policy, missing: &mut Missing) -> Result<bool, SandboxError> {
     let programs = programs(policy).map_err(seccompiler::Error::Backend)?;
     for program in programs {
         match seccompiler::apply_filter(&program) {
@@ -253,21 +293,19 @@ pub(crate) fn filter(policy: &Policy, missing: &mut Missing) -> Result<(), Sandb
                 missing.parts.push(format!(
                     "this kernel has no filters for system calls (CONFIG_SECCOMP_FILTER): {error}"
                 ));
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The two filters. The kernel asks both, and the stricter answer counts.
 fn programs(policy: &Policy) -> Result<[BpfProgram; 2], BackendError> {
-    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     let unknown = AS_IF_UNKNOWN.iter().map(|&call| (call, Vec::new())).collect();
-    let no_such_call = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-    let unknown = SeccompFilter::new(unknown, SeccompAction::Allow, no_such_call, arch)?;
-    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = BTreeMap::new();
+    let unknown = program(unknown, SeccompAction::Allow, UNKNOWN)?;
+    let mut rules = Rules::new();
     for &call in ALWAYS.iter().chain(OLDER) {
         rules.insert(call, Vec::new());
     }
@@ -278,9 +316,17 @@ fn programs(policy: &Policy) -> Result<[BpfProgram; 2], BackendError> {
             all.push(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?);
         }
     }
-    let refused = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let allowed = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch)?;
-    Ok([unknown.try_into()?, allowed.try_into()?])
+    Ok([unknown, program(rules, REFUSED, SeccompAction::Allow)?])
+}
+
+/// A filter that gives `listed` for calls of the rules and `others` for all others.
+fn program(
+    rules: Rules,
+    others: SeccompAction,
+    listed: SeccompAction,
+) -> Result<BpfProgram, BackendError> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    SeccompFilter::new(rules, others, listed, arch)?.try_into()
 }
 
 fn condition(index: u8, is: &Is) -> Result<SeccompCondition, BackendError> {

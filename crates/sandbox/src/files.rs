@@ -63,9 +63,12 @@ impl Rule {
 
 /// What versions of the interface brought, and what is therefore not restricted before.
 const STEPS: [(ABI, &str); 4] = [
-    (ABI::V3, "truncate(2) of files outside is not restricted before Linux 6.2"),
+    (
+        ABI::V3,
+        "truncating files that may only be read (O_TRUNC) is not restricted before Linux 6.2",
+    ),
     (ABI::V4, "TCP ports are not restricted before Linux 6.7"),
-    (ABI::V5, "ioctl(2) on devices outside that are open is not restricted before Linux 6.10"),
+    (ABI::V5, "ioctl(2) on devices that may only be read is not restricted before Linux 6.10"),
     (ABI::V6, "signals and abstract sockets are not restricted before Linux 6.12"),
 ];
 

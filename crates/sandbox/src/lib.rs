@@ -24,6 +24,7 @@ use std::path::PathBuf;
 pub use rustix::thread::CapabilitySet;
 
 pub use files::{Access, Rule};
+pub use privileges::hide_memory;
 
 /// What a process keeps.
 #[derive(Clone, Debug)]
@@ -58,6 +59,14 @@ pub struct Missing {
     pub parts: Vec<String>,
     /// Rights that this kernel's Landlock does not know, and so does not restrict.
     pub details: Vec<String>,
+}
+
+impl Missing {
+    /// Whether files are restricted.
+    #[must_use]
+    pub fn restricts_files(&self) -> bool {
+        !self.parts.iter().any(|part| part.contains("Landlock"))
+    }
 }
 
 /// Why a process could not enter. It may have given up a part: it should end.
@@ -95,19 +104,43 @@ pub enum SandboxError {
     Unsupported(String),
 }
 
+/// The sandbox that a process is in.
+#[derive(Debug)]
+#[must_use = "it says what the kernel could not do"]
+pub struct Sandbox {
+    missing: Missing,
+    filters_calls: bool,
+}
+
+impl Sandbox {
+    /// What the kernel could not do.
+    #[must_use]
+    pub fn missing(&self) -> &Missing {
+        &self.missing
+    }
+
+    /// Gives up new sockets and new rings of io_uring, in all threads: for a process that has all of them.
+    ///
+    /// # Errors
+    /// When the kernel refuses, for instance because a thread is not in the sandbox.
+    pub fn seal(&self) -> Result<(), SandboxError> {
+        if self.filters_calls { calls::seal() } else { Ok(()) }
+    }
+}
+
 /// Enters the sandbox. There is no way back.
 ///
 /// # Errors
 /// When a step fails, or when a part is missing and `demand` is [`Demand::All`].
-pub fn enter(policy: &Policy, demand: Demand) -> Result<Missing, SandboxError> {
+pub fn enter(policy: &Policy, demand: Demand) -> Result<Sandbox, SandboxError> {
     let mut missing = Missing::default();
     privileges::hide_memory()?;
     privileges::drop_all_but(policy.capabilities)?;
     files::restrict(policy, &mut missing)?;
     refuse_missing(&missing, demand)?;
-    calls::filter(policy, &mut missing)?;
+    let filters_calls = calls::filter(policy, &mut missing)?;
     refuse_missing(&missing, demand)?;
-    Ok(missing)
+    Ok(Sandbox { missing, filters_calls })
 }
 
 fn refuse_missing(missing: &Missing, demand: Demand) -> Result<(), SandboxError> {

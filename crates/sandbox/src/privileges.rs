@@ -15,8 +15,11 @@ use crate::SandboxError;
 /// More capabilities than any kernel has: a set has 64 bits.
 const CAPABILITY_BITS: u32 = u64::BITS;
 
-/// Keeps memory out of core dumps, and away from debuggers without CAP_SYS_PTRACE.
-pub(crate) fn hide_memory() -> Result<(), SandboxError> {
+/// Keeps memory out of core dumps, and away from debuggers without CAP_SYS_PTRACE. It holds for the whole process.
+///
+/// # Errors
+/// When the system refuses.
+pub fn hide_memory() -> Result<(), SandboxError> {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     setrlimit(Resource::Core, none).map_err(failed("set RLIMIT_CORE to 0"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("set PR_SET_DUMPABLE to 0"))
@@ -39,6 +42,9 @@ pub(crate) fn drop_all_but(kept: CapabilitySet) -> Result<(), SandboxError> {
     let permitted = has.permitted & kept;
     let sets =
         CapabilitySets { effective: permitted, permitted, inheritable: CapabilitySet::empty() };
+    if sets == has {
+        return Ok(());
+    }
     set_capabilities(None, sets).map_err(failed("give up capabilities"))
 }
 

@@ -139,10 +139,11 @@ fn child(name: &str, side: &str, folder: &Path) -> ExitCode {
     };
     if side == "inside" {
         match enter(&policy(name, &place), Demand::WherePossible) {
-            Ok(missing) if support::needs_more(name, &missing) => {
+            Ok(sandbox) if support::needs_more(name, sandbox.missing()) => {
                 println!("unsupported");
                 return ExitCode::SUCCESS;
             }
+            Ok(sandbox) if name.starts_with("sealed") => sandbox.seal().unwrap(),
             Ok(_) => {}
             Err(error) => {
                 eprintln!("{error}");

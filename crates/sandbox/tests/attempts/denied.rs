@@ -98,6 +98,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
     ("write of a file outside", |place| open_to_write(place.outside().join("file")), &[EACCES]),
     ("write of /etc/shadow", |_| open_to_write("/etc/shadow".into()), &[EACCES]),
     ("a new file outside", |place| File::create(place.outside().join("new")).map(drop), &[EACCES]),
+    ("a new folder inside", |place| fs::create_dir(place.inside().join("new")), &[EACCES]),
     ("removal of a file outside", |place| fs::remove_file(place.outside().join("file")), &[EACCES]),
     ("truncate of a file outside", |place| truncate(place), &[EPERM]),
     ("write of a file to read", |place| open_to_write(place.read_only().join("file")), &[EACCES]),
@@ -125,6 +126,8 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
         &[EACCES],
     ),
     ("an abstract socket", |place| abstract_socket(place), &[EPERM]),
+    ("sealed: a socket", |_| socket(libc::AF_INET, libc::SOCK_STREAM), &[EPERM]),
+    ("sealed: a ring", |_| IoUring::new(2).map(drop), &[EPERM]),
     // Devices.
     ("TIOCSTI", |_| call(libc::SYS_ioctl, [0, libc::TIOCSTI, 0, 0, 0, 0]), &[EPERM]),
 ];

@@ -24,6 +24,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
     }),
     ("a thread on a core", |_| stay_on_this_core()),
     ("files inside", |place| files(&place.inside())),
+    ("a folder that is there", |place| fs::create_dir_all(place.inside())),
     ("a file to read", |place| File::open(place.read_only().join("file")).map(drop)),
     ("a file that is open already", |place| reopen(&place.inside().join("file"))),
     ("a Unix socket inside", |place| unix_socket(&place.inside())),
@@ -33,6 +34,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
     ("a listener for each core, chosen by a BPF program", |place| steered(place.port())),
     ("a socket's priority and mark", |_| priority()),
     ("io_uring", |place| ring(&place.inside().join("file"))),
+    ("sealed: a file", |place| files(&place.inside())),
     ("a signal to itself", |_| {
         call(libc::SYS_kill, [u64::from(std::process::id()), 0, 0, 0, 0, 0])
     }),
