@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 pub use address::{PciAddress, PciAddressError};
 
-use crate::{Backing, DeviceSpec, Identity, OpenError, SharedBdev, block};
+use crate::{Backing, DeviceSpec, Identity, OpenError, SharedBdev, block, confined};
 use generic::Generic;
 
 /// The class of an NVM Express controller: mass storage, non-volatile memory, NVMe interface.
@@ -185,7 +185,7 @@ pub enum DriveError {
         reason: String,
     },
     /// An admin command or a reset did not succeed.
-    #[error("the drive at {address}: cannot {action} through {}: {source}{}", path.display(), right(source))]
+    #[error("the drive at {address}: cannot {action} through {}: {source}{}", path.display(), right(path, source))]
     Admin {
         /// Where.
         address: PciAddress,
@@ -215,12 +215,15 @@ fn unbind(address: PciAddress, driver: Option<&str>) -> String {
 }
 
 /// What else to say of a refusal.
-fn right(error: &io::Error) -> &'static str {
+fn right(path: &Path, error: &io::Error) -> String {
+    if let Some(reason) = confined::refusal(path, error) {
+        return format!(": {reason}");
+    }
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            ": it needs access to that device, and the capability CAP_SYS_ADMIN"
+            ": it needs access to that device, and the capability CAP_SYS_ADMIN".to_owned()
         }
-        _ => "",
+        _ => String::new(),
     }
 }
 
@@ -236,7 +239,7 @@ impl DriveError {
             Self::Passthrough { .. } => libc::EOPNOTSUPP,
             Self::Open { source, .. } => match source {
                 OpenError::InUse { .. } => libc::EBUSY,
-                OpenError::Permission(_) => libc::EACCES,
+                OpenError::Permission(_) | OpenError::Outside { .. } => libc::EACCES,
                 OpenError::ReadOnly(_) => libc::EROFS,
                 _ => libc::EIO,
             },

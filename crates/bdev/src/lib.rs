@@ -14,6 +14,7 @@
 
 mod block;
 mod claim;
+mod confined;
 mod delay;
 mod disk;
 mod disk_channel;
@@ -43,6 +44,7 @@ use std::sync::Arc;
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, IoBuf, SharedBuf};
 
+pub use confined::confine_to;
 pub use delay::{DelayBdev, DelayControl, DelayError, Delays, Latency};
 pub use drive::{Drive, DriveError, DriveNamespace, Drives, IoPath, PciAddress, PciAddressError};
 pub use error::{ErrorBdev, ErrorControl, ErrorRule, RuleError};

@@ -12,7 +12,7 @@ use crate::limits::Promise;
 use crate::ram::PAGE_BYTES;
 use crate::{
     Backing, BdevInfo, BlockSize, ByteSize, DelayBdev, DeviceSpec, ErrorBdev, Identity, NullBdev,
-    RamBdev, SharedBdev, block, file,
+    RamBdev, SharedBdev, block, confined, file,
 };
 
 /// Why a device could not be opened; one line with what to do.
@@ -104,6 +104,14 @@ pub enum OpenError {
         "`{0}` may not be opened: give this user access (owner, group or ACL of the file and its directories)"
     )]
     Permission(PathBuf),
+    /// This process has given up the part of the file system where it is.
+    #[error("`{path}` may not be opened: {reason}")]
+    Outside {
+        /// The path.
+        path: PathBuf,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// A RAM device that would not fit.
     #[error(
         "{wanted} of memory is more than the {available} that {limit} leaves: make it smaller, or use a file"
@@ -298,6 +306,9 @@ pub(crate) fn choose_block_size(
 
 /// Names the reason why an open(2) for reading, and unless `read_only` for writing, failed.
 pub(crate) fn open_failed(path: &std::path::Path, read_only: bool, source: io::Error) -> OpenError {
+    if let Some(reason) = confined::refusal(path, &source) {
+        return OpenError::Outside { path: path.into(), reason };
+    }
     match source.raw_os_error() {
         Some(libc::EROFS) if !read_only => OpenError::ReadOnly(path.into()),
         Some(libc::EACCES | libc::EPERM) if !read_only && fs::File::open(path).is_ok() => {

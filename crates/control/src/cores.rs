@@ -1,5 +1,8 @@
 //! Sets of CPUs as SPDK writes them: a hexadecimal mask, or a list in brackets.
 
+/// Where SPDK's programs lock the cores that they use.
+pub const LOCK_DIRECTORY: &str = "/var/tmp";
+
 /// The greatest CPU number that a set may name, as in SPDK.
 const MAX_CPU: usize = 1023;
 

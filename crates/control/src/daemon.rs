@@ -4,6 +4,8 @@
 //! is made, so that clients can ask how far the start is; calls that are not allowed yet are refused. A
 //! start that fails leaves nothing behind: the caller ends the process.
 
+mod reach;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +23,8 @@ use crate::params::raw_params;
 use crate::role::Roles;
 use crate::server::{ListenError, Server, ServerConfig};
 use crate::state::{Call, StateError, StateJournal, SubsystemConfig};
+
+pub use reach::Reach;
 
 /// The largest configuration file.
 const MAX_CONFIG_BYTES: u64 = 256 << 20;

@@ -48,6 +48,16 @@ pub(crate) struct Shared {
     pub(crate) answering: AtomicUsize,
 }
 
+/// The directory of a socket, which is made if it is missing, as [`Server::start`] does.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn socket_directory(path: &Path) -> Result<PathBuf, ListenError> {
+    let failed = |error| ListenError::Io { path: path.to_owned(), error };
+    socket::make_directory(path).map_err(failed)?;
+    Ok(socket::directory(path).to_owned())
+}
+
 /// A running server. It ends when dropped.
 pub struct Server {
     path: PathBuf,

@@ -14,6 +14,7 @@ use raceline_reactor::nvme::{NvmeFormat, check_ring};
 use zerocopy::FromBytes;
 
 use super::{DriveNamespace, ioctl, number};
+use crate::confined;
 
 /// A namespace that is opened by its generic device.
 #[derive(Debug)]
@@ -42,7 +43,10 @@ impl Generic {
             format!("it needs io_uring of Linux 5.19 or newer, which cannot be had: {error}")
         })?;
         let file = OpenOptions::new().read(true).write(true).open(path);
-        let file = file.map_err(|error| format!("cannot open {node}: {error}"))?;
+        let file = file.map_err(|error| match confined::refusal(path, &error) {
+            Some(reason) => format!("cannot open {node}: {reason}"),
+            None => format!("cannot open {node}: {error}"),
+        })?;
         let failed = |what: &str, why: String| format!("{node}: cannot identify {what}: {why}");
         let controller = parsed(ioctl::identify_controller(&file))
             .map_err(|error| failed("its controller", error))?;

@@ -122,7 +122,7 @@ fn open_errno(error: &OpenError) -> i32 {
         OpenError::Missing(_) => libc::ENOENT,
         OpenError::InUse { .. } => libc::EBUSY,
         OpenError::ReadOnly(_) => libc::EROFS,
-        OpenError::Permission(_) => libc::EACCES,
+        OpenError::Permission(_) | OpenError::Outside { .. } => libc::EACCES,
         OpenError::Memory { .. } | OpenError::HugePages { .. } => libc::ENOMEM,
         OpenError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         _ => libc::EINVAL,

@@ -8,13 +8,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::thread::threads;
-use crate::cores::parse_cores;
+use crate::cores::{LOCK_DIRECTORY, parse_cores};
 use crate::error::{RpcError, code};
 use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, refuse};
-
-/// Where SPDK's programs lock the cores that they use.
-const LOCK_DIRECTORY: &str = "/var/tmp";
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("thread_set_cpumask", States::Runtime, set_mask);

@@ -95,14 +95,16 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-fn directory(path: &Path) -> &Path {
+/// The directory of a socket.
+pub(super) fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
 }
 
-fn make_directory(path: &Path) -> io::Result<()> {
+/// Makes the directory of a socket if it is missing.
+pub(super) fn make_directory(path: &Path) -> io::Result<()> {
     let directory = directory(path);
     if directory.is_dir() {
         return Ok(());

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 
+use super::change_log::ChangeLog;
 use super::disk::{Disk, RealDisk};
 use super::{Call, Configuration, Permit, Recovered, StateError, Store, SubsystemConfig};
 use crate::manager::catalogue::{Catalogue, Entry, Key, Record, Section};
@@ -21,6 +22,21 @@ pub struct StateJournal {
     store: Store,
     /// Room for the change in progress; there is one at a time.
     permit: Mutex<Option<Permit>>,
+}
+
+/// Reads what a state directory holds, makes the directory if it is missing, repairs what a crash has left there, and
+/// lets it go. Starts no thread.
+///
+/// # Errors
+/// As [`StateJournal::open`].
+pub fn read_catalogue(dir: &Path) -> Result<Catalogue, StateError> {
+    let (_, recovered) = ChangeLog::open(Arc::new(RealDisk::open(dir)?))?;
+    catalogue_of(recovered).map_err(|problem| incomplete(dir, problem))
+}
+
+fn incomplete(dir: &Path, problem: String) -> StateError {
+    let remedy = "Use the version of raceline that wrote it, or a newer one.".to_owned();
+    StateError::Incomplete { dir: dir.to_owned(), problem, remedy }
 }
 
 /// The state that a directory held.
@@ -49,11 +65,8 @@ impl StateJournal {
     pub fn with_disk(disk: Arc<dyn Disk>) -> Result<(Self, Kept), StateError> {
         let (store, recovered) = Store::with_disk(disk)?;
         let sequence = recovered.sequence;
-        let catalogue = catalogue_of(recovered).map_err(|problem| StateError::Incomplete {
-            dir: store.dir().to_owned(),
-            problem,
-            remedy: "Use the version of raceline that wrote it, or a newer one.".to_owned(),
-        })?;
+        let catalogue =
+            catalogue_of(recovered).map_err(|problem| incomplete(store.dir(), problem))?;
         Ok((Self { store, permit: Mutex::default() }, Kept { catalogue, sequence }))
     }
 
