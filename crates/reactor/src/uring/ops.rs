@@ -369,6 +369,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_ring_does_nothing_that_is_not_on_the_list() {
+        use io_uring::types::Fd;
+        let mut ring = match super::super::ring::open_ring() {
+            Ok(ring) => ring,
+            Err(error) => return eprintln!("SKIPPED: no io_uring here: {error}"),
+        };
+        let (here, name) = (Fd(libc::AT_FDCWD), c"/dev/null".as_ptr());
+        for (what, entry) in [
+            ("no operation", opcode::Nop::new().build()),
+            ("open", opcode::OpenAt::new(here, name).build()),
+            ("unlink", opcode::UnlinkAt::new(here, c"/nonexistent".as_ptr()).build()),
+            ("socket", opcode::Socket::new(libc::AF_PACKET, libc::SOCK_RAW, 0).build()),
+        ] {
+            // SAFETY: the entries point at constants.
+            unsafe { ring.submission().push(&entry) }.unwrap();
+            ring.submit_and_wait(1).unwrap();
+            let answer = ring.completion().next().unwrap().result();
+            assert_eq!(answer, -libc::EACCES, "{what}");
+        }
+        let refused = ring.submitter().register_eventfd(0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    }
+
+    #[test]
     fn slots_do_not_move_and_names_are_not_reused() {
         let token = Token { owner: 1, generation: 2, index: 3 };
         let mut slab = OpSlab::new();
