@@ -14,6 +14,7 @@ mod lint;
 mod modules;
 mod official;
 mod origin;
+mod packaging;
 mod papers;
 mod placement;
 mod quiet;
@@ -237,6 +238,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
         step("clippy", "cargo clippy, warnings denied", true, Box::new(|| lint::clippy(root))),
         step("rpc-docs", "docs/RPC.md says what is", true, Box::new(|| rpc_docs::check(root))),
         step("c-header", "raceline.h says what is", true, Box::new(|| capi::check_header(root))),
+        step("service", "systemd judges the service", true, Box::new(|| packaging::run(root))),
         step("unit", "cargo test --workspace", true, Box::new(|| unit(tree))),
         step(
             "sim",

@@ -1,0 +1,157 @@
+//! The service step: how exposed the service of `packaging/` is, and whether it permits what the daemon needs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::child::{Task, has_program};
+use crate::step::{Checks, Outcome};
+
+const UNIT: &str = "packaging/raceline.service";
+/// Where the program lists the system calls that it keeps.
+const CALLS: &str = "crates/sandbox/src/calls.rs";
+/// The program of systemd that judges units.
+const ANALYZE: &str = "systemd-analyze";
+
+/// The greatest exposure, in tenths: 0 is none, 100 is all.
+const EXPOSURE_MAX: &str = "20";
+
+/// Calls of the program's filter that a service does not make.
+const NOT_IN_A_SERVICE: [&str; 1] = [
+    // Counters are for exports.
+    "perf_event_open",
+];
+/// Calls by which a program enters its sandbox.
+const TO_ENTER: [&str; 4] =
+    ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp"];
+
+/// How deep sets of systemd stand in each other.
+const MOST_NESTED: usize = 8;
+
+/// Runs all checks of the step.
+pub(crate) fn run(root: &Path) -> Result<Outcome> {
+    if !has_program(ANALYZE) {
+        return Ok(Outcome::Skipped(format!("missing: {ANALYZE} (package systemd)")));
+    }
+    let help = Task::new(ANALYZE).args(["--help"]).run()?;
+    if !help.stdout.contains("--offline") {
+        return Ok(Outcome::Skipped(format!(
+            "this {ANALYZE} cannot judge a file (systemd 250 can)"
+        )));
+    }
+    let mut checks = Checks::default();
+    checks.run("exposure", || exposure(root));
+    checks.run("system-calls", || system_calls(root));
+    checks.outcome()
+}
+
+/// systemd's own judgement.
+fn exposure(root: &Path) -> Result<()> {
+    let threshold = format!("--threshold={EXPOSURE_MAX}");
+    let ended = Task::new(ANALYZE)
+        .args(["security", "--offline=true", "--no-pager", &threshold, UNIT])
+        .dir(root)
+        .run()?;
+    let verdict = ended.stdout.lines().last().unwrap_or_default().to_owned();
+    ensure!(ended.success(), "exposure above {EXPOSURE_MAX} tenths: {verdict} {}", ended.why());
+    ensure!(verdict.contains("exposure level"), "{ANALYZE} says nothing: {}", ended.stdout);
+    println!("# {verdict}");
+    Ok(())
+}
+
+/// What the program keeps for itself, the unit permits.
+fn system_calls(root: &Path) -> Result<()> {
+    let unit = fs::read_to_string(root.join(UNIT)).context(UNIT)?;
+    let text = fs::read_to_string(root.join(CALLS)).context(CALLS)?;
+    let permitted = permitted(&unit, &|set| {
+        let ended = Task::new(ANALYZE).args(["syscall-filter", "--no-pager", set]).check()?;
+        Ok(ended.stdout)
+    })?;
+    let kept = kept(&text);
+    ensure!(kept.len() > 50, "{CALLS} lists only {} calls", kept.len());
+    let denied: Vec<&str> =
+        kept.into_iter().chain(TO_ENTER).filter(|call| !permitted.contains(*call)).collect();
+    ensure!(denied.is_empty(), "{UNIT} forbids what the program keeps: {}", denied.join(", "));
+    Ok(())
+}
+
+/// The calls that the program's filter names, without those that a service does not make.
+fn kept(text: &str) -> BTreeSet<&str> {
+    let names = text.split("libc::SYS_").skip(1);
+    let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    names
+        .filter_map(|rest| rest.split(|c| !is_letter(c)).next())
+        .filter(|name| !NOT_IN_A_SERVICE.contains(name))
+        .collect()
+}
+
+/// The calls that a unit permits: its `SystemCallFilter=` lines in order, the first of which permits.
+fn permitted(unit: &str, describe: &dyn Fn(&str) -> Result<String>) -> Result<BTreeSet<String>> {
+    let mut all = members("@default", describe, 0)?;
+    for line in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        let (forbids, words) = match line.strip_prefix('~') {
+            Some(words) => (true, words),
+            None => (false, line),
+        };
+        for word in words.split_whitespace() {
+            for call in members(word, describe, 0)? {
+                if forbids {
+                    all.remove(&call);
+                } else {
+                    all.insert(call);
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A call, or the calls of a set, which may name other sets.
+fn members(
+    word: &str,
+    describe: &dyn Fn(&str) -> Result<String>,
+    depth: usize,
+) -> Result<BTreeSet<String>> {
+    if !word.starts_with('@') {
+        return Ok([word.to_owned()].into());
+    }
+    ensure!(depth < MOST_NESTED, "sets of systemd contain each other: {word}");
+    let mut all = BTreeSet::new();
+    for line in describe(word)?.lines().skip(1).map(str::trim) {
+        if !line.is_empty() && !line.starts_with('#') {
+            all.extend(members(line, describe, depth + 1)?);
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn describe(set: &str) -> Result<String> {
+        Ok(match set {
+            "@default" => "@default\n    # Always\n    exit\n",
+            "@all" => "@all\n    @some\n    open\n    write\n",
+            "@some" => "@some\n    read\n    mount\n",
+            other => anyhow::bail!("no set {other}"),
+        }
+        .to_owned())
+    }
+
+    #[test]
+    fn lines_permit_and_forbid_in_their_order() {
+        let unit = "SystemCallFilter=@all\nSystemCallFilter=~@some write\nSystemCallFilter=read\n";
+        let permitted = permitted(unit, &describe).unwrap();
+        assert_eq!(permitted.into_iter().collect::<Vec<_>>(), ["exit", "open", "read"]);
+        assert!(super::permitted("SystemCallFilter=@none", &describe).is_err());
+    }
+
+    #[test]
+    fn names_are_found_in_the_source() {
+        let text = "libc::SYS_read,\n (libc::SYS_clone, x), libc::SYS_perf_event_open";
+        assert_eq!(kept(text).into_iter().collect::<Vec<_>>(), ["clone", "read"]);
+    }
+}
