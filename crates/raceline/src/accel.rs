@@ -96,6 +96,11 @@ impl AccelChoice {
         Ok(framework)
     }
 
+    /// Whether an engine is a device of this machine.
+    pub(crate) fn uses_devices(&self) -> bool {
+        self.uses(DSA)
+    }
+
     fn engine_of(&self, operation: OpCode) -> &'static str {
         let last = self.routes.iter().rev().find(|route| route.0 == operation);
         last.map_or(SOFTWARE, |route| route.1)

@@ -9,6 +9,7 @@ pub(crate) mod manage;
 pub(crate) mod perf;
 pub(crate) mod queues;
 pub(crate) mod rpc;
+pub(crate) mod sandbox;
 pub(crate) mod serve;
 pub(crate) mod values;
 
@@ -55,7 +56,7 @@ pub(crate) struct LogArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Export RAM, files and block devices over NVMe/TCP
-    Export(export::ExportArgs),
+    Export(Box<export::ExportArgs>),
     /// Run a target that SPDK's clients configure
     Serve(serve::ServeArgs),
     /// List what a target offers
@@ -83,7 +84,7 @@ pub(crate) enum Verb {
     /// Drive a daemon by SPDK's JSON-RPC, spelled as its rpc.py
     Rpc(rpc::RpcArgs),
     /// Measure, and with --verify prove, what a namespace does
-    Perf(perf::PerfArgs),
+    Perf(Box<perf::PerfArgs>),
     /// Measure this machine's limit, and how close to it Raceline is
     Bench(bench::BenchArgs),
     /// Give an application queues of a network device of its own (ADQ, or what comes close), and take them back

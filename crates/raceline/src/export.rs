@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raceline_accel::{Framework, Statistics};
-use raceline_bdev::{Backing, DeviceSpec, Identity};
+use raceline_bdev::{Backing, DeviceSpec, Identity, SharedBdev};
 use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::{Cost, CostPerIo};
 use raceline_bench::report::binary_bytes;
@@ -20,10 +20,11 @@ use uuid::Uuid;
 use crate::admission::Admission;
 use crate::cli::export::ExportArgs;
 use crate::failure::Failure;
+use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::table::{Table, printable};
 use crate::tally::Tally;
-use crate::{limits, naming, profile, shell};
+use crate::{limits, naming, sandbox, shell};
 
 /// Model number that subsystems report.
 pub(crate) const MODEL: &str = "Raceline";
@@ -123,15 +124,16 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     }
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
-    let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;
-    // Caught before anything is open, so that an early signal is not lost.
-    let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
-
     let identity = Identity::of_this_machine();
-    let mut devices = Vec::with_capacity(args.devices.len());
-    for spec in &args.devices {
-        devices.push(raceline_bdev::open(spec, &identity).map_err(Failure::runtime)?);
-    }
+    // Files and devices are opened, and perhaps made, with all rights of the user. The sandbox holds for threads that
+    // start in it: no other has started but the judge.
+    let mut devices = vec![None; args.devices.len()];
+    open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_some())?;
+    let judge = args.profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
+    let sandbox = sandbox::enter_export(args, &admission.listen)?;
+    let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
+    open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_none())?;
+    let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;
     let nqn = args.nqn.clone().unwrap_or_else(|| {
         naming::subsystem_nqn(&identity, &naming::machine_name(), &args.devices, &admission.listen)
     });
@@ -158,15 +160,21 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         config.follow_device_queues();
     }
     let target = Target::start(config).map_err(Failure::runtime)?;
-    let devices = args.devices.iter().zip(devices).enumerate().map(|(ordinal, (spec, bdev))| {
-        let uuid = memory_uuid(&identity, &nqn, ordinal, spec);
-        NamespaceConfig { uuid, ..NamespaceConfig::new(bdev) }
-    });
+    let devices = args.devices.iter().zip(devices.into_iter().flatten()).enumerate().map(
+        |(ordinal, (spec, bdev))| {
+            let uuid = memory_uuid(&identity, &nqn, ordinal, spec);
+            NamespaceConfig { uuid, ..NamespaceConfig::new(bdev) }
+        },
+    );
     let ready = set_up(&target, &nqn, serial, &admission, devices.collect())?;
 
     eprint!("{}", describe(&ready, &admission));
-    if args.profile.is_some() {
-        profile::tell(&ready.listeners);
+    if let Some(judge) = judge {
+        judge.tell(ready.listeners.clone());
+    }
+    // All listeners and all rings are there.
+    if let Some(sandbox) = sandbox {
+        sandbox.seal().map_err(Failure::runtime)?;
     }
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
@@ -177,6 +185,21 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         eprintln!("\nending after what is in flight; once more to end at once");
     }
     target.shutdown().map_err(Failure::runtime)?;
+    Ok(())
+}
+
+/// Opens the devices that are of this kind.
+fn open_devices(
+    args: &ExportArgs,
+    identity: &Identity,
+    devices: &mut [Option<SharedBdev>],
+    is_wanted: impl Fn(&DeviceSpec) -> bool,
+) -> Result<(), Failure> {
+    for (spec, device) in args.devices.iter().zip(devices) {
+        if is_wanted(spec) {
+            *device = Some(raceline_bdev::open(spec, identity).map_err(Failure::runtime)?);
+        }
+    }
     Ok(())
 }
 

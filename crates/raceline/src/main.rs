@@ -20,6 +20,7 @@ mod profile;
 mod read_write;
 mod remote;
 mod rpc;
+mod sandbox;
 mod secrets;
 mod serve;
 mod shell;

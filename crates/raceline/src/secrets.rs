@@ -16,23 +16,28 @@ const MAX_FILE_BYTES: usize = 4096;
 const OTHERS: u32 = 0o077;
 
 /// The secret of a file, or of the environment variable `variable` if there is no file; `None`: neither is there.
+/// A process that has one leaves no core dumps.
 pub(crate) fn secret(
     option: &str,
     file: Option<&Path>,
     variable: &str,
 ) -> Result<Option<DhchapSecret>, Failure> {
-    if let Some(file) = file {
-        return from_file(option, file).map(Some);
-    }
-    match std::env::var(variable) {
-        Ok(text) => DhchapSecret::parse(&text)
-            .map(Some)
-            .map_err(|error| Failure::usage(format!("{variable}: {error}"))),
-        Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => {
-            Err(Failure::usage(format!("{variable} is not text: it has to hold a DHHC-1 secret")))
+    let secret = if let Some(file) = file {
+        from_file(option, file)?
+    } else {
+        match std::env::var(variable) {
+            Ok(text) => DhchapSecret::parse(&text)
+                .map_err(|error| Failure::usage(format!("{variable}: {error}")))?,
+            Err(std::env::VarError::NotPresent) => return Ok(None),
+            Err(std::env::VarError::NotUnicode(_)) => {
+                return Err(Failure::usage(format!(
+                    "{variable} is not text: it has to hold a DHHC-1 secret"
+                )));
+            }
         }
-    }
+    };
+    raceline_sandbox::hide_memory().map_err(Failure::runtime)?;
+    Ok(Some(secret))
 }
 
 /// The secret in a file that only its owner can read.

@@ -3,15 +3,16 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use raceline_control::daemon::{Daemon, DaemonConfig};
+use raceline_control::daemon::{Daemon, DaemonConfig, Reach};
 use raceline_control::logging::{LogSettings, Logging};
 use sd_notify::NotifyState;
 use serde::Serialize;
 
 use crate::cli::serve::ServeArgs;
 use crate::failure::Failure;
+use crate::profile::Judge;
 use crate::signals::Interrupt;
-use crate::{limits, log, profile, shell};
+use crate::{limits, log, sandbox, shell};
 
 /// How often it checks that the daemon is healthy, and tells systemd.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,10 +30,9 @@ struct Ready {
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure> {
     limits::raise_file_descriptors();
-    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
-    let daemon = Daemon::start(DaemonConfig {
+    let config = DaemonConfig {
         socket: args.socket.clone(),
         admins: args.admins.clone(),
         cores,
@@ -41,10 +41,14 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
         wait_for_rpc: args.wait_for_rpc,
         follows_device_queues: args.profile.is_some(),
         logging: Logging::new(settings, Box::new(log::apply)),
-    })
-    .map_err(Failure::runtime)?;
-    if args.profile.is_some() {
-        profile::tell(&listeners(&daemon));
+    };
+    // The sandbox holds for threads that start in it: no other has started but the judge.
+    let judge = args.profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
+    sandbox::enter_serve(args, || Reach::of(&config).map_err(Failure::runtime))?;
+    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
+    let daemon = Daemon::start(config).map_err(Failure::runtime)?;
+    if let Some(judge) = judge {
+        judge.tell(listeners(&daemon));
     }
     let ready = Ready {
         ready: true,

@@ -8,6 +8,7 @@ use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
 use raceline_target::{DEFAULT_QUEUE_DEPTH, PlacementPolicy};
 
+use super::sandbox::SandboxArgs;
 use super::values::{
     self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, ReuseportChoice,
     TargetProfile, ZeroCopyChoice,
@@ -146,6 +147,9 @@ pub(crate) struct ExportArgs {
     /// Bytes that one connection moves before its neighbours on the same core have their turn
     #[arg(long, value_name = "SIZE", default_value = "256k", value_parser = values::pass_bytes)]
     pub(crate) pass_bytes: u32,
+
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
 }
 
 impl ExportArgs {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::sandbox::{SandboxArgs, confine_path};
 use super::values::{CoreList, TargetProfile};
 
 /// The socket that SPDK's clients use by default.
@@ -46,6 +47,14 @@ pub(crate) struct ServeArgs {
     /// Let this user (by number) change things, repeatable
     #[arg(long = "rpc-admin", value_name = "UID")]
     pub(crate) admins: Vec<u32>,
+
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
+
+    /// A file, device or folder in which it may ever open devices, whatever clients and the configuration ask for,
+    /// repeatable; has --sandbox on [default: /dev, and what the configuration names at the start]
+    #[arg(long, value_name = "PATH", value_parser = confine_path)]
+    pub(crate) confine: Vec<PathBuf>,
 }
 
 fn cores(text: &str) -> Result<CoreList, String> {

@@ -1,0 +1,173 @@
+//! What `export` and `serve` give up once they have started.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use raceline_bdev::{Backing, DeviceSpec};
+use raceline_control::daemon::Reach;
+use raceline_sandbox::{Access, CapabilitySet, Demand, Policy, Rule, Sandbox, enter};
+
+use crate::cli::export::ExportArgs;
+use crate::cli::sandbox::SandboxChoice;
+use crate::cli::serve::ServeArgs;
+use crate::cli::values::IoChoice;
+use crate::failure::Failure;
+
+/// What both read: limits of memory, caches, block devices, costs.
+const FACTS: [&str; 2] = ["/proc", "/sys"];
+/// What a daemon reads besides: who this machine is, and what udev knows of its drives.
+const IDENTITY: [&str; 4] =
+    ["/etc/machine-id", "/var/lib/dbus/machine-id", "/etc/nvme", "/run/udev/data"];
+/// Where devices are, also those that come while a daemon runs.
+const DEVICES: &str = "/dev";
+/// Work queues of Intel DSA.
+const ACCELERATORS: &str = "/dev/dsa";
+/// The priority of a socket above which it takes CAP_NET_ADMIN.
+const PLAIN_PRIORITY_MAX: u32 = 6;
+/// The first port that any user may listen on.
+const PLAIN_PORT_MIN: u16 = 1024;
+
+/// Enters the sandbox of an export whose files and devices are open. Cores open them again.
+pub(crate) fn enter_export(
+    args: &ExportArgs,
+    listen: &[SocketAddr],
+) -> Result<Option<Sandbox>, Failure> {
+    let mut files: Vec<Rule> = facts();
+    for spec in &args.devices {
+        if let Some(path) = path_of(spec) {
+            let path = path.canonicalize().map_err(|error| {
+                Failure::runtime(format!("`{}` is not there any more: {error}", path.display()))
+            })?;
+            files.push(Rule::new(path, if spec.read_only { Access::Read } else { Access::Use }));
+        }
+    }
+    if args.accel.as_ref().is_some_and(|choice| choice.uses_devices()) {
+        files.push(Rule::if_there(ACCELERATORS, Access::Use));
+    }
+    let ports = listen.iter().map(SocketAddr::port);
+    let policy = Policy {
+        files,
+        connects: false,
+        // The cores listen on the port that the kernel has chosen for the first.
+        listens: ports.clone().all(|port| port != 0).then(|| ports.collect()),
+        abstract_sockets: false,
+        counters: true,
+        capabilities: capabilities_of_export(args, listen),
+    };
+    enter_as(args.sandbox.sandbox, &policy)
+}
+
+/// The device's path, if it is a file or a block device.
+pub(crate) fn path_of(spec: &DeviceSpec) -> Option<&Path> {
+    match &spec.backing {
+        Backing::File { path, .. } | Backing::Block { path } | Backing::Path { path } => Some(path),
+        Backing::Ram { .. } | Backing::Null { .. } => None,
+    }
+}
+
+fn capabilities_of_export(args: &ExportArgs, listen: &[SocketAddr]) -> CapabilitySet {
+    let needs = [
+        (
+            CapabilitySet::NET_ADMIN,
+            args.sock_priority > PLAIN_PRIORITY_MAX
+                || args.busy_poll.is_some()
+                || args.profile.is_some(),
+        ),
+        (
+            CapabilitySet::NET_BIND_SERVICE,
+            listen.iter().any(|address| (1..PLAIN_PORT_MIN).contains(&address.port())),
+        ),
+        // A core opens a file again, which may be another user's.
+        (CapabilitySet::DAC_OVERRIDE, args.devices.iter().any(|spec| path_of(spec).is_some())),
+        // Buffers that the ring has registered count as locked memory.
+        (CapabilitySet::IPC_LOCK, args.io != IoChoice::Epoll),
+        // Instructions per command, where kernel.perf_event_paranoid is above 2.
+        (CapabilitySet::PERFMON, true),
+    ];
+    needs.into_iter().filter(|(_, needed)| *needed).map(|(capability, _)| capability).collect()
+}
+
+/// Enters the sandbox of a daemon, which makes its directories first. What RPC calls will ask for is not known yet.
+pub(crate) fn enter_serve(
+    args: &ServeArgs,
+    reach: impl FnOnce() -> Result<Reach, Failure>,
+) -> Result<(), Failure> {
+    let is_off = args.sandbox.sandbox == Some(SandboxChoice::Off);
+    if is_off && !args.confine.is_empty() {
+        return Err(Failure::usage(
+            "--confine has no effect with --sandbox off: leave one of them out",
+        ));
+    }
+    if is_off {
+        return Ok(());
+    }
+    let reach = reach()?;
+    let data = if args.confine.is_empty() { by_default(&reach) } else { args.confine.clone() };
+    let mut files = facts();
+    files.extend(IDENTITY.map(|path| Rule::if_there(path, Access::Read)));
+    files.extend(reach.read.iter().map(|path| Rule::new(path, Access::Read)));
+    files.extend(reach.own.iter().map(|path| Rule::new(path, Access::Keep)));
+    files.extend(data.iter().map(|path| Rule::new(path, Access::Use)));
+    let notifies_by_name = std::env::var_os("NOTIFY_SOCKET")
+        .is_some_and(|socket| socket.as_encoded_bytes().starts_with(b"@"));
+    let policy = Policy {
+        files,
+        connects: true,
+        listens: None,
+        abstract_sockets: notifies_by_name,
+        counters: false,
+        capabilities: CapabilitySet::NET_ADMIN
+            | CapabilitySet::NET_BIND_SERVICE
+            | CapabilitySet::DAC_OVERRIDE
+            | CapabilitySet::IPC_LOCK
+            // Health, reset and passthrough of local drives.
+            | CapabilitySet::SYS_ADMIN,
+    };
+    // Who says where a daemon may go does not want one that may go anywhere.
+    let choice = args.sandbox.sandbox.or((!args.confine.is_empty()).then_some(SandboxChoice::On));
+    if enter_as(choice, &policy)?.is_some_and(|sandbox| sandbox.missing().restricts_files()) {
+        raceline_bdev::confine_to(data);
+    }
+    Ok(())
+}
+
+/// Where a daemon finds its data, unless `--confine` says it: all devices, and what the configuration names. In place
+/// of a file that is missing, and may come back, its folder.
+fn by_default(reach: &Reach) -> Vec<PathBuf> {
+    let mut all = vec![PathBuf::from(DEVICES)];
+    let is_below_devices = |path: &Path| path.starts_with(DEVICES);
+    for file in &reach.data {
+        let there = file.canonicalize().ok();
+        let path = there.or_else(|| file.parent()?.canonicalize().ok());
+        match path {
+            Some(path) if !is_below_devices(&path) => all.push(path),
+            Some(_) => {}
+            None => tracing::warn!(
+                "{} and its folder are not there: restart this daemon when they are, because it cannot open what \
+                 was not there at its start",
+                file.display()
+            ),
+        }
+    }
+    all.dedup();
+    all
+}
+
+fn facts() -> Vec<Rule> {
+    FACTS.iter().map(|path| Rule::if_there(path, Access::Read)).collect()
+}
+
+fn enter_as(choice: Option<SandboxChoice>, policy: &Policy) -> Result<Option<Sandbox>, Failure> {
+    let demand = match choice {
+        Some(SandboxChoice::Off) => return Ok(None),
+        Some(SandboxChoice::On) => Demand::All,
+        None => Demand::WherePossible,
+    };
+    let sandbox = enter(policy, demand).map_err(Failure::runtime)?;
+    let missing = sandbox.missing();
+    for part in &missing.parts {
+        tracing::warn!("sandbox: {part}; the program goes on without this part");
+    }
+    missing.details.iter().for_each(|detail| tracing::info!("sandbox: {detail}"));
+    Ok(Some(sandbox))
+}
