@@ -4,12 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_auth::{Algorithms, DhchapSecret};
 use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 use raceline_proto::tcp::ADMIN_IN_CAPSULE_BYTES;
 use raceline_reactor::StreamProvider;
 
+use crate::credentials::SharedCredentials;
 use crate::gather::I10Config;
 use crate::maps::QueueRequest;
 use crate::placement::HostPlacement;
@@ -31,17 +31,6 @@ pub const MAX_SEND_PDUS: u16 = 128;
 /// How long the TCP connection, ICResp, and the answer to Connect may take, each.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The secrets of an authentication (DH-HMAC-CHAP), and how it may be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Credentials {
-    /// By which this host proves itself.
-    pub secret: DhchapSecret,
-    /// By which the controller has to prove itself; `None`: it need not.
-    pub controller_secret: Option<DhchapSecret>,
-    /// The hash functions and groups that this host allows.
-    pub algorithms: Algorithms,
-}
-
 /// A controller and how to talk to it.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -62,7 +51,10 @@ pub struct HostConfig {
     pub hostid: HostId,
     /// The secrets with which the queues authenticate; `None`: they cannot. With a host's secret only, the queues
     /// authenticate if the controller asks; with a controller's secret, always.
-    pub credentials: Option<Arc<Credentials>>,
+    pub credentials: Option<Arc<SharedCredentials>>,
+    /// After which time a queue that has authenticated does so again, while it is in use; `None`: only after
+    /// [`SharedCredentials::renew`].
+    pub reauthenticate_after: Option<Duration>,
     /// Keep alive timeout; 0 turns it off.
     pub kato_ms: u32,
     /// Protect PDU headers by CRC32C.
@@ -134,6 +126,7 @@ impl HostConfig {
             hostnqn,
             hostid,
             credentials: None,
+            reauthenticate_after: None,
             kato_ms: DEFAULT_KATO_MS,
             header_digest: false,
             data_digest: false,
@@ -187,6 +180,7 @@ impl HostConfig {
             hostnqn: self.hostnqn.clone(),
             hostid: self.hostid,
             credentials: self.credentials.clone(),
+            reauthenticate_after: self.reauthenticate_after,
             cntlid: ControllerId::DYNAMIC,
             qid: QueueId::ADMIN,
             entries: self.admin_entries.clamp(MIN_ENTRIES, MAX_ENTRIES),
@@ -267,7 +261,9 @@ pub struct QueuePairConfig {
     /// HOSTID.
     pub hostid: HostId,
     /// The secrets with which it authenticates; `None`: it cannot.
-    pub credentials: Option<Arc<Credentials>>,
+    pub credentials: Option<Arc<SharedCredentials>>,
+    /// After which time it authenticates again; `None`: only with renewed secrets.
+    pub reauthenticate_after: Option<Duration>,
     /// CNTLID: the association of an I/O queue; [`ControllerId::DYNAMIC`] for an admin queue.
     pub cntlid: ControllerId,
     /// QID.

@@ -18,6 +18,7 @@ pub struct QueueCounters {
     pub(crate) landed_in_staging: Counter,
     pub(crate) commands_kept_back: Counter,
     pub(crate) commands_before_data: Counter,
+    pub(crate) authentications: Counter,
 }
 
 /// The values of [`QueueCounters`] at one time.
@@ -46,6 +47,8 @@ pub struct QueueTotals {
     pub commands_kept_back: u64,
     /// Sends that put commands before data that the controller waited for.
     pub commands_before_data: u64,
+    /// Authentications that succeeded.
+    pub authentications: u64,
 }
 
 impl QueueCounters {
@@ -64,6 +67,7 @@ impl QueueCounters {
             landed_in_staging: self.landed_in_staging.get(),
             commands_kept_back: self.commands_kept_back.get(),
             commands_before_data: self.commands_before_data.get(),
+            authentications: self.authentications.get(),
         }
     }
 }

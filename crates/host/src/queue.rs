@@ -35,7 +35,7 @@ use crate::gather::{Gathering, I10Config};
 use crate::placement::{NapiGroup, Search};
 use entry::Entry;
 use plan::{Plan, UnderWay};
-use prove::Proving;
+use prove::{Proving, Renewal};
 use send::Grant;
 
 /// PDUs in one send.
@@ -72,8 +72,8 @@ enum State {
     IcResp,
     /// Connect is sent.
     Connect(CommandId),
-    /// The host proves who it is.
-    Proving(Box<Proving>),
+    /// The host proves who it is, by [`QueuePair::proving`].
+    Proving,
     /// Commands flow.
     Ready,
     /// The connection ends: the queue waits for the operations in flight.
@@ -150,6 +150,9 @@ pub struct QueuePair {
     /// The next timer that will expire, for deadlines.
     alarm: Option<Instant>,
     gathering: Gathering,
+    /// An authentication that is under way: before the queue is ready, or while it is in use.
+    proving: Option<Box<Proving>>,
+    renewal: Renewal,
     /// Where the packets of this connection come in.
     arrival: Arrival,
     search: Search,
@@ -203,6 +206,8 @@ impl QueuePair {
             plan: Plan::default(),
             phase_deadline: None,
             alarm: None,
+            proving: None,
+            renewal: Renewal::default(),
             counters: Arc::default(),
         }
     }
@@ -317,12 +322,9 @@ impl QueuePair {
     /// Commands accepted whose end has not been given by [`Self::poll_done`].
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        let connect = match &self.state {
-            State::Connect(_) => 1,
-            State::Proving(proving) => usize::from(proving.command.is_some()),
-            _ => 0,
-        };
-        self.commands.len() - connect + self.held.len()
+        let proof = self.proving.as_ref().is_some_and(|proving| proving.command.is_some());
+        let own = usize::from(proof || matches!(self.state, State::Connect(_)));
+        self.commands.len() - own + self.held.len()
     }
 
     /// Whether commands flow.
@@ -474,12 +476,15 @@ impl QueuePair {
                 State::Tcp => Phase::Tcp,
                 State::IcResp => Phase::IcResp,
                 State::Connect(_) => Phase::Connect,
-                State::Proving(_) => Phase::Authentication,
+                State::Proving => Phase::Authentication,
                 State::Draining(_) => return self.close_socket(cx, true),
                 State::Lost | State::Ready | State::Closed => return,
             };
             self.lose(cx, Ending::Lost(HostError::NoAnswer(address, phase)), None);
             return;
+        }
+        if self.is_ready() {
+            self.tend_authentication(cx);
         }
         if self.is_ready() {
             self.check_deadlines(cx);

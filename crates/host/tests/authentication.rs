@@ -6,12 +6,17 @@
 mod served;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
-use raceline_host::{Algorithms, Credentials, DhGroup, DhchapSecret, Hash, HostConfig, HostError};
+use raceline_host::{
+    Algorithms, Credentials, DhGroup, DhchapSecret, Hash, HostConfig, HostError, SharedCredentials,
+};
 use raceline_target::{HostAccess, Keys, Target};
 use served::{BLOCK, NS, any_port, config, memory, nqn, serve_with, small};
+
+/// A queue authenticates again within this time after it has been told, and has ended it.
+const RENEWED: Duration = Duration::from_secs(2);
 
 fn secret() -> DhchapSecret {
     DhchapSecret::generate(Some(Hash::Sha512)).unwrap()
@@ -37,7 +42,7 @@ fn with(
         controller_secret: controller_secret.cloned(),
         algorithms: Algorithms::default(),
     };
-    HostConfig { credentials: Some(Arc::new(credentials)), ..config(address) }
+    HostConfig { credentials: Some(SharedCredentials::new(credentials)), ..config(address) }
 }
 
 fn round_trip(host: &Host) {
@@ -70,8 +75,9 @@ fn host_and_controller_prove_themselves_with_every_group() {
     for group in DhGroup::ALL {
         let only = Algorithms { hashes: vec![Hash::Sha256], groups: vec![group] };
         target.set_algorithms(only.clone()).unwrap();
-        let mut config = with(address, &secret, Some(&controller));
-        Arc::make_mut(config.credentials.as_mut().unwrap()).algorithms = only;
+        let config = with(address, &secret, Some(&controller));
+        let shared = config.credentials.as_ref().unwrap();
+        shared.renew(Credentials { algorithms: only, ..(*shared.current()).clone() });
         let host = Host::connect(config).unwrap();
         round_trip(&host);
     }
@@ -102,5 +108,62 @@ fn a_controller_that_should_prove_itself_and_asks_for_nothing_is_refused() {
     drop(Host::connect(with(address, &secret, None)).unwrap());
     let error = refusal(with(address, &secret, Some(&secret)));
     assert!(matches!(error, HostError::AuthenticationBroken(..)), "{error}");
+    target.shutdown().unwrap();
+}
+
+/// Reads until the controller is lost, or `time` is over.
+fn reads_for(host: &Host, time: Duration) -> Result<u32, HostError> {
+    let end = Instant::now() + time;
+    let mut data = [0; 4 * BLOCK];
+    let mut reads = 0;
+    while Instant::now() < end {
+        host.read(NS, 8, &mut data)?;
+        reads += 1;
+    }
+    Ok(reads)
+}
+
+#[test]
+fn queues_in_use_authenticate_again_with_the_secrets_of_then() {
+    let [old, new, controller] = [(); 3].map(|()| secret());
+    let keys = |host: &[&DhchapSecret]| Keys {
+        host: host.iter().map(|&secret| secret.clone()).collect(),
+        controller: Some(controller.clone()),
+    };
+    let (target, address) = guarded(keys(&[&old]));
+    let config = with(address, &old, Some(&controller));
+    let (hostnqn, shared) = (config.hostnqn.clone(), config.credentials.clone().unwrap());
+    let host = Host::connect(HostConfig { io_queues: 2, ..config }).unwrap();
+    let renew = |secret: &DhchapSecret| {
+        let secret = secret.clone();
+        shared.renew(Credentials { secret, ..(*shared.current()).clone() });
+    };
+    // While both secrets hold, the host changes to the new one. Then only the new one holds.
+    target.set_host_keys(&nqn(), &hostnqn, keys(&[&new, &old])).unwrap();
+    renew(&new);
+    assert!(reads_for(&host, RENEWED).unwrap() > 0);
+    target.set_host_keys(&nqn(), &hostnqn, keys(&[&new])).unwrap();
+    renew(&new);
+    assert!(reads_for(&host, RENEWED).unwrap() > 0);
+    // This shows that queues in use do authenticate: they are lost with a secret that does not hold any more.
+    renew(&old);
+    reads_for(&host, 10 * RENEWED).unwrap_err();
+    drop(host);
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn queues_in_use_authenticate_again_after_a_time() {
+    let secret = secret();
+    let (target, address) = guarded(Keys { host: vec![secret.clone()], controller: None });
+    let config = with(address, &secret, None);
+    let hostnqn = config.hostnqn.clone();
+    let reauthenticate_after = Some(Duration::from_millis(200));
+    let host = Host::connect(HostConfig { reauthenticate_after, ..config }).unwrap();
+    assert!(reads_for(&host, RENEWED).unwrap() > 0);
+    let other = Keys { host: vec![self::secret()], controller: None };
+    target.set_host_keys(&nqn(), &hostnqn, other).unwrap();
+    assert!(reads_for(&host, 10 * RENEWED).is_err(), "it did not authenticate again");
+    drop(host);
     target.shutdown().unwrap();
 }

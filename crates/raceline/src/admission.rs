@@ -65,11 +65,10 @@ impl Admission {
 
 /// The secrets of the files that are named.
 fn keys(args: &ExportArgs) -> Result<Keys, Failure> {
-    let read = |option, file: &Option<PathBuf>| {
-        file.as_deref().map(|file| secrets::from_file(option, file)).transpose()
-    };
-    let host = read("--dhchap-key", &args.dhchap_key)?.into_iter().collect();
-    Ok(Keys { host, controller: read("--dhchap-ctrlr-key", &args.dhchap_ctrlr_key)? })
+    let read = |option: &'static str| move |file: &PathBuf| secrets::from_file(option, file);
+    let host = args.dhchap_key.iter().map(read("--dhchap-key")).collect::<Result<_, _>>()?;
+    let controller = args.dhchap_ctrlr_key.as_ref().map(read("--dhchap-ctrlr-key")).transpose()?;
+    Ok(Keys { host, controller })
 }
 
 fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 //! The command line: verbs and options, in the vocabulary of nvme-cli and fio.
 
 pub(crate) mod adq;
+pub(crate) mod authentication;
 pub(crate) mod bench;
 pub(crate) mod doctor;
 pub(crate) mod export;

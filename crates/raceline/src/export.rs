@@ -166,6 +166,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             NamespaceConfig { uuid, ..NamespaceConfig::new(bdev) }
         },
     );
+    target.set_algorithms(args.algorithms.algorithms()).map_err(Failure::runtime)?;
     let ready = set_up(&target, &nqn, serial, &admission, devices.collect())?;
 
     eprint!("{}", describe(&ready, &admission));

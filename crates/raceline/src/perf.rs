@@ -2,6 +2,7 @@
 
 mod maps;
 mod plan;
+mod renewal;
 mod targets;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ use raceline_host::HostConfig;
 use raceline_host::blocking::Host;
 
 use self::plan::Stage;
+use self::renewal::Renewal;
 use self::targets::Targets;
 use crate::cli::perf::PerfArgs;
 use crate::cli::values::OutputFormat;
@@ -46,6 +48,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
         interrupt: Interrupt::catch().map_err(Failure::runtime)?,
         bar: Bar::new(),
         framework,
+        renewal: Renewal::new(args)?,
     };
     let mut report = Report { precondition: Vec::new(), stages: Vec::new() };
     let mut failure = None;
@@ -94,12 +97,16 @@ struct Runner {
     interrupt: Interrupt,
     bar: Bar,
     framework: Framework,
+    renewal: Option<Renewal>,
 }
 
 impl Runner {
     fn run(&mut self, stage: &Stage) -> Result<StageOutcome, Failure> {
         let outcome = runner::run_stage(&stage.config, &mut |progress| {
             self.bar.show(progress);
+            if let Some(renewal) = &mut self.renewal {
+                renewal.tick(&stage.config.hosts);
+            }
             self.interrupt.requested().is_none()
         });
         outcome.map_err(|error| {

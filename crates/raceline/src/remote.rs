@@ -7,7 +7,7 @@ use std::time::Duration;
 use raceline_bdev::Identity;
 use raceline_host::blocking::Host;
 use raceline_host::{
-    Algorithms, ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo,
+    ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo, SharedCredentials,
 };
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -124,7 +124,7 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
         config.priority = Some(priority);
     }
-    config.credentials = credentials(args)?;
+    config.credentials = credentials(args)?.map(SharedCredentials::new);
     // -1, the only negative value, means no limit.
     config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())
@@ -133,7 +133,7 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
 }
 
 /// The secrets with which this host authenticates; `None`: it has none.
-fn credentials(args: &AddressArgs) -> Result<Option<Arc<Credentials>>, Failure> {
+pub(crate) fn credentials(args: &AddressArgs) -> Result<Option<Credentials>, Failure> {
     let own = args.dhchap_secret.as_deref();
     let secret = secrets::secret("--dhchap-secret", own, "RACELINE_DHCHAP_SECRET")?;
     let theirs = args.dhchap_ctrl_secret.as_deref();
@@ -141,8 +141,8 @@ fn credentials(args: &AddressArgs) -> Result<Option<Arc<Credentials>>, Failure> 
         secrets::secret("--dhchap-ctrl-secret", theirs, "RACELINE_DHCHAP_CTRL_SECRET")?;
     match (secret, controller_secret) {
         (Some(secret), controller_secret) => {
-            let algorithms = Algorithms::default();
-            Ok(Some(Arc::new(Credentials { secret, controller_secret, algorithms })))
+            let algorithms = args.algorithms.algorithms();
+            Ok(Some(Credentials { secret, controller_secret, algorithms }))
         }
         (None, None) => Ok(None),
         (None, Some(_)) => Err(Failure::usage(

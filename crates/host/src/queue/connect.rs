@@ -12,9 +12,10 @@ use raceline_reactor::io::SocketId;
 use raceline_reactor::socket::ConnectOptions;
 use raceline_reactor::{Arrival, Context, IoBuf, Socket};
 
-use super::{Ending, Link, QueueEvent, QueuePair, SqFlow, State};
+use super::{Ending, Link, QueueEvent, QueuePair, Renewal, SqFlow, State};
 use crate::command::{Command, Data};
-use crate::config::{Credentials, MAX_ENTRIES, QueuePairConfig};
+use crate::config::{MAX_ENTRIES, QueuePairConfig};
+use crate::credentials::SharedCredentials;
 use crate::error::HostError;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
@@ -217,9 +218,10 @@ impl QueuePair {
             };
         }
         // A controller that has to prove itself is asked, whatever it says.
-        let proves = |credentials: &Arc<Credentials>| {
-            response.authentication_required || credentials.controller_secret.is_some()
+        let proves = |credentials: &Arc<SharedCredentials>| {
+            response.authentication_required || credentials.current().controller_secret.is_some()
         };
+        self.renewal = Renewal::default();
         match credentials.filter(proves) {
             Some(credentials) => self.prove(cx, &credentials, response.cntlid),
             None => self.get_ready(cx, response.cntlid),

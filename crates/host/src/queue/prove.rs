@@ -1,8 +1,8 @@
-//! Authentication of a queue after its Connect (DH-HMAC-CHAP): the queue takes no command before it.
+//! Authentication of a queue (DH-HMAC-CHAP): after its Connect, before it takes commands, and again while it is in use.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raceline_auth::{Finished, Initiator, InitiatorConfig, InitiatorStep, Names, Work, Worker};
 use raceline_proto::nvme::authentication::{
@@ -12,13 +12,15 @@ use raceline_proto::nvme::{CommandId, ControllerId, Status};
 use raceline_reactor::{Context, IoBuf};
 
 use super::send::to_usize;
-use super::{Ending, QueuePair, State};
+use super::{Ending, QueuePair, State, TIMEOUT_CHECKS};
 use crate::command::{Command, Data};
-use crate::config::Credentials;
-use crate::error::HostError;
+use crate::credentials::SharedCredentials;
+use crate::error::{HostError, Phase};
 
 /// How often a queue looks whether its computation is done, which takes milliseconds.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// How often a queue in use looks whether it has to authenticate again.
+const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
 /// Computations of this process that may wait: more than the queues that connect at the same time.
 const MAX_WAITING: usize = 4096;
 
@@ -27,10 +29,25 @@ const MAX_WAITING: usize = 4096;
 pub(super) struct Proving {
     initiator: Initiator,
     cntlid: ControllerId,
+    /// The version of the credentials that it uses.
+    version: u64,
+    /// When it has to be over, on a queue in use. Before, the deadline is that of the queue's phase.
+    deadline: Instant,
     /// The command that is outstanding.
     pub(super) command: Option<CommandId>,
     /// The computation that is under way.
     result: Option<Receiver<Finished>>,
+}
+
+/// When a connection has to authenticate again.
+#[derive(Debug, Default)]
+pub(super) struct Renewal {
+    /// The version of the credentials with which it has authenticated; `None`: it has not.
+    version: Option<u64>,
+    /// The time has come, whatever the version.
+    due: Option<Instant>,
+    /// T_ID of the last transaction.
+    t_id: u16,
 }
 
 /// The thread that computes for all queues of this process; `None`: it could not be started.
@@ -51,9 +68,22 @@ impl QueuePair {
     pub(super) fn prove(
         &mut self,
         cx: &mut Context<'_>,
-        credentials: &Credentials,
+        credentials: &SharedCredentials,
         cntlid: ControllerId,
     ) {
+        self.state = State::Proving;
+        self.expect(cx, self.config.connect_timeout);
+        self.begin_transaction(cx, credentials, cntlid);
+    }
+
+    fn begin_transaction(
+        &mut self,
+        cx: &mut Context<'_>,
+        credentials: &SharedCredentials,
+        cntlid: ControllerId,
+    ) {
+        // The version first: a renewal that comes in between is seen later.
+        let (version, credentials) = (credentials.version(), credentials.current());
         let config = InitiatorConfig {
             names: Names {
                 host: self.config.hostnqn.clone(),
@@ -63,17 +93,62 @@ impl QueuePair {
             controller_secret: credentials.controller_secret.clone(),
             algorithms: credentials.algorithms.clone(),
         };
-        // The number of the connection, so that it differs from that of the last transaction.
-        let initiator = Initiator::new(config, self.token.generation);
-        self.state =
-            State::Proving(Box::new(Proving { initiator, cntlid, command: None, result: None }));
-        self.expect(cx, self.config.connect_timeout);
+        self.renewal.t_id = self.renewal.t_id.wrapping_add(1);
+        self.proving = Some(Box::new(Proving {
+            initiator: Initiator::new(config, self.renewal.t_id),
+            cntlid,
+            version,
+            deadline: cx.now + self.config.connect_timeout,
+            command: None,
+            result: None,
+        }));
         self.prove_on(cx);
+    }
+
+    /// Looks after the authentication of a queue in use: of one that is under way, and whether another is due.
+    pub(super) fn tend_authentication(&mut self, cx: &mut Context<'_>) {
+        let Some(credentials) = self.config.credentials.clone() else { return };
+        let Some(version) = self.renewal.version else { return };
+        match &self.proving {
+            Some(proving) if cx.now >= proving.deadline => {
+                let error = HostError::NoAnswer(self.config.address, Phase::Authentication);
+                return self.lose(cx, Ending::Lost(error), None);
+            }
+            Some(_) => self.look_for_result(cx),
+            None => {
+                let is_due = self.renewal.due.is_some_and(|due| cx.now >= due);
+                if is_due || version != credentials.version() {
+                    self.begin_transaction(cx, &credentials, self.config.cntlid);
+                }
+            }
+        }
+        self.watch_renewal(cx);
+    }
+
+    /// Sees to it that [`Self::tend_authentication`] is called. Deadlines of commands are looked at then, too.
+    fn watch_renewal(&mut self, cx: &mut Context<'_>) {
+        if self.is_ready() && self.renewal.version.is_some() {
+            let deadlines = self.config.command_timeout.map(|limit| limit / TIMEOUT_CHECKS);
+            let interval = deadlines.map_or(RENEWAL_INTERVAL, |time| time.min(RENEWAL_INTERVAL));
+            self.arm(cx, cx.now + interval);
+        }
+    }
+
+    /// The transaction has succeeded.
+    fn proved(&mut self, cx: &mut Context<'_>, proving: &Proving) {
+        self.counters.authentications.add(1);
+        self.renewal.version = Some(proving.version);
+        self.renewal.due = self.config.reauthenticate_after.map(|time| cx.now + time);
+        tracing::debug!(qid = self.config.qid.0, "authenticated");
+        if matches!(self.state, State::Proving) {
+            self.get_ready(cx, proving.cntlid);
+        }
+        self.watch_renewal(cx);
     }
 
     /// Does what the transaction asks for next.
     fn prove_on(&mut self, cx: &mut Context<'_>) {
-        let State::Proving(proving) = &mut self.state else { return };
+        let Some(proving) = &mut self.proving else { return };
         match proving.initiator.poll_step() {
             Some(InitiatorStep::Send(message)) => {
                 let len = u32::try_from(message.len()).unwrap_or(u32::MAX);
@@ -87,9 +162,9 @@ impl QueuePair {
             }
             Some(InitiatorStep::Compute(work)) => self.compute(cx, work),
             Some(InitiatorStep::Done) => {
-                let cntlid = proving.cntlid;
-                tracing::debug!(qid = self.config.qid.0, "authenticated");
-                self.get_ready(cx, cntlid);
+                if let Some(proving) = self.proving.take() {
+                    self.proved(cx, &proving);
+                }
             }
             Some(InitiatorStep::Failed(error)) => {
                 let error = HostError::Authentication(self.config.address, error);
@@ -101,9 +176,13 @@ impl QueuePair {
 
     fn send_proof(&mut self, command: Command, len: u32) {
         let cid = self.insert(command, 0, len, None);
-        // Before all commands that wait already.
-        self.pending.rotate_right(1);
-        if let State::Proving(proving) = &mut self.state {
+        if matches!(self.state, State::Proving) {
+            // Before all commands that wait already.
+            self.pending.rotate_right(1);
+        } else {
+            self.gathering.release();
+        }
+        if let Some(proving) = &mut self.proving {
             proving.command = Some(cid);
         }
     }
@@ -115,7 +194,7 @@ impl QueuePair {
         if let Some(worker) = worker() {
             let _ = worker.submit(work, done);
         }
-        if let State::Proving(proving) = &mut self.state {
+        if let Some(proving) = &mut self.proving {
             proving.result = Some(receiver);
         }
         self.arm(cx, cx.now + LOOK_INTERVAL);
@@ -123,12 +202,12 @@ impl QueuePair {
 
     /// Whether the queue waits for a computation.
     pub(super) fn is_computing(&self) -> bool {
-        matches!(&self.state, State::Proving(proving) if proving.result.is_some())
+        self.proving.as_ref().is_some_and(|proving| proving.result.is_some())
     }
 
     /// Looks whether the computation is done.
     pub(super) fn look_for_result(&mut self, cx: &mut Context<'_>) {
-        let State::Proving(proving) = &mut self.state else { return };
+        let Some(proving) = &mut self.proving else { return };
         let Some(result) = &proving.result else { return };
         match result.try_recv() {
             Ok(finished) => {
@@ -144,9 +223,10 @@ impl QueuePair {
         }
     }
 
-    /// Whether this is the command of an authentication before the queue is ready.
+    /// Whether this is the command of an authentication.
+    #[inline]
     pub(super) fn is_proof(&self, cid: CommandId) -> bool {
-        matches!(&self.state, State::Proving(proving) if proving.command == Some(cid))
+        self.proving.as_ref().is_some_and(|proving| proving.command == Some(cid))
     }
 
     /// The command of an authentication has ended.
@@ -156,8 +236,15 @@ impl QueuePair {
         self.under_way.end(&entry);
         let spoiled = entry.digest_failed;
         let data = std::mem::take(&mut entry.data);
-        let State::Proving(proving) = &mut self.state else { return };
+        let is_in_use = self.is_ready();
+        let Some(proving) = &mut self.proving else { return };
         proving.command = None;
+        if status.same_code(Status::COMMAND_INTERRUPTED) && is_in_use {
+            // The controller has no time for it now. The queue has proved itself before, and may try again.
+            self.proving = None;
+            self.renewal.due = Some(cx.now + RENEWAL_INTERVAL);
+            return;
+        }
         if !status.is_success() || spoiled {
             let address = self.config.address;
             let error = if spoiled {

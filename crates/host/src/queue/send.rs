@@ -54,7 +54,7 @@ impl QueuePair {
     }
 
     fn flush_ready(&mut self, cx: &mut Context<'_>) {
-        if !matches!(self.state, State::Ready | State::Connect(_) | State::Proving(_)) {
+        if !matches!(self.state, State::Ready | State::Connect(_) | State::Proving) {
             return;
         }
         let Some(link) = &mut self.link else { return };
@@ -181,7 +181,7 @@ impl QueuePair {
         let room = link.queue.capsule_overhead() + DIGEST_LEN;
         let only = match &self.state {
             State::Connect(cid) => Some(Some(*cid)),
-            State::Proving(proving) => Some(proving.command),
+            State::Proving => Some(self.proving.as_ref().and_then(|proving| proving.command)),
             _ => None,
         };
         while filling.has_room(room)
@@ -199,7 +199,9 @@ impl QueuePair {
             if is_first && entry.digest.is_with_engine() && entry.len <= limit {
                 continue; // it comes back when its data can go with it
             }
-            if !is_first || !link.flow.take_entry(self.config.entries, sent) {
+            // Besides the program's commands, the queue may have one of its own, for an authentication.
+            let is_full = sent >= usize::from(self.config.entries) - 1;
+            if !is_first || is_full || !link.flow.take_entry(self.config.entries, sent) {
                 self.pending.push_front(cid);
                 return;
             }

@@ -17,7 +17,7 @@ impl QueuePair {
             State::Closed => {}
             State::Lost => self.end_all(),
             State::Draining(ending) => *ending = Ending::Closed,
-            State::Tcp | State::IcResp | State::Connect(_) | State::Proving(_) | State::Ready => {
+            State::Tcp | State::IcResp | State::Connect(_) | State::Proving | State::Ready => {
                 self.lose(cx, Ending::Closed, None);
             }
         }
@@ -34,6 +34,7 @@ impl QueuePair {
     pub(super) fn lose(&mut self, cx: &mut Context<'_>, ending: Ending, fatal: Option<FatalError>) {
         self.state = State::Draining(ending);
         self.phase_deadline = None;
+        self.proving = None;
         let idle = self.link.as_ref().is_some_and(|link| !link.sending);
         if let (Some(fatal), true) = (fatal, idle) {
             self.send_with(cx, |queue, batch| batch.append(|out| queue.term_req(&fatal, out)));

@@ -8,6 +8,7 @@ use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
 use raceline_target::{DEFAULT_QUEUE_DEPTH, PlacementPolicy};
 
+use super::authentication::AlgorithmArgs;
 use super::sandbox::SandboxArgs;
 use super::values::{
     self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, ReuseportChoice,
@@ -60,13 +61,17 @@ pub(crate) struct ExportArgs {
     #[arg(long, conflicts_with = "hosts")]
     pub(crate) allow_any_host: bool,
 
-    /// File with the secret by which the hosts of --host have to prove themselves (DHHC-1:...)
-    #[arg(long, value_name = "FILE", requires = "hosts")]
-    pub(crate) dhchap_key: Option<PathBuf>,
+    /// File with the secret by which the hosts of --host have to prove themselves (DHHC-1:...); twice while hosts
+    /// change to a new secret: then both hold
+    #[arg(long, value_name = "FILE", requires = "hosts", help_heading = "Authentication")]
+    pub(crate) dhchap_key: Vec<PathBuf>,
 
     /// File with the secret by which the controller proves itself to hosts that ask
-    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
+    #[arg(long, value_name = "FILE", requires = "dhchap_key", help_heading = "Authentication")]
     pub(crate) dhchap_ctrlr_key: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) algorithms: AlgorithmArgs,
 
     /// Accept that other machines connect without encryption
     #[arg(long)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 
+use super::authentication::AlgorithmArgs;
 use super::values::{self, OutputFormat, Tcp};
 
 /// The address of the target, and the identity of this host.
@@ -48,6 +49,9 @@ pub(crate) struct AddressArgs {
     /// [default: the secret in RACELINE_DHCHAP_CTRL_SECRET]
     #[arg(short = 'C', long = "dhchap-ctrl-secret", value_name = "FILE", help_heading = "Host")]
     pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) algorithms: AlgorithmArgs,
 
     /// Keep alive timeout in seconds, 0 for none
     #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]

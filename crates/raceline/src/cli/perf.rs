@@ -52,6 +52,10 @@ pub(crate) struct PerfArgs {
     #[command(flatten)]
     pub(crate) maps: QueueArgs,
 
+    /// Authenticate again so often while the work goes on, with the secrets that the files then have
+    #[arg(long, value_name = "TIME", help_heading = "Connection", value_parser = values::time)]
+    pub(crate) reauthenticate: Option<Duration>,
+
     /// Entries of each queue [default: 128, or iodepth + 1]
     #[arg(short = 'Q', long = "queue-size", value_name = "DEPTH", help_heading = "Connection")]
     #[arg(value_parser = clap::value_parser!(u16).range(2..=4096))]
