@@ -5,6 +5,7 @@
 #   lossy      lose, delay, swap and double packets on the way out    lossless    stop that
 #   drop-io   end every I/O queue's connection      port-off, port-on   take the port away, put it back
 #   clean     is the kernel's log free of warnings? end                 stop the guest
+#   auth HASH GROUP HOSTNQN KEY CTRL_KEY      only this host may connect, and both sides have to prove themselves
 . ./lib.sh
 
 # Nothing in a connection says whether it is an admin queue's or an I/O queue's.  So a connection that has sent more
@@ -25,6 +26,19 @@ lossless() {
     # Without a lost packet, the test would have proved nothing about loss.
     grep -q 'dropped [1-9]' /tmp/qdisc || { cat /tmp/qdisc; fail "no packet was lost"; }
 }
+# auth HASH GROUP HOSTNQN KEY CTRL_KEY: the kernel reads a host's keys when the host connects.
+auth() {
+    local host=$NVMET/hosts/$3 subsystem=$NVMET/subsystems/$NQN
+    if [ ! -d "$host" ]; then
+        mkdir "$host"
+        echo 0 >"$subsystem/attr_allow_any_host"
+        ln -s "$host" "$subsystem/allowed_hosts/$3"
+    fi
+    echo "hmac($1)" >"$host/dhchap_hash"
+    echo "$2" >"$host/dhchap_dhgroup"
+    echo "$4" >"$host/dhchap_key"
+    echo "$5" >"$host/dhchap_ctrl_key"
+}
 request() {
     case $1 in
         lossy) lossy ;;
@@ -33,6 +47,7 @@ request() {
         port-off) rm "$NVMET/ports/1/subsystems/$NQN" ;;
         port-on) ln -s "$NVMET/subsystems/$NQN" "$NVMET/ports/1/subsystems/$NQN" ;;
         clean) log_clean "${2:-}" ;;
+        auth) shift; auth "$@" ;;
         *) return 1 ;;
     esac
 }

@@ -1,5 +1,6 @@
 //! The emulated machines with real Linux kernels: Raceline's target under the kernel's host, and the reverse.
 
+mod auth;
 mod drives;
 mod manage;
 
@@ -59,6 +60,10 @@ pub(crate) enum Part {
     Manage,
     /// A daemon in the guest, on a drive of that machine.
     Drives,
+    /// Hosts and controllers that prove themselves, in both directions: three groups.
+    Auth,
+    /// The same with all groups.
+    AuthAll,
 }
 
 /// The target of the kernel's host.
@@ -113,6 +118,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Target, _) => kernel_target(tree, &image),
         (Part::Manage, _) => manage::run(tree, &image),
         (Part::Drives, _) => drives::run(tree, &image),
+        (Part::Auth | Part::AuthAll, _) => auth::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
@@ -134,6 +140,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Target => "nvmet.sh",
         Part::Manage => "namespaces.sh",
         Part::Drives => "drives.sh",
+        Part::Auth | Part::AuthAll => "auth.sh",
     })
 }
 

@@ -343,6 +343,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Drives,
             "a daemon on a local NVMe drive of Linux 6.12, which is reset and pulled out",
         ),
+        (
+            "kernel-6.12-auth",
+            Kernel::V6_12,
+            Part::Auth,
+            "Linux 6.12 and we prove ourselves to each other by DH-HMAC-CHAP",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
