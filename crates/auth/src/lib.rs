@@ -31,4 +31,4 @@ pub use psk::{GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey, T
 pub use responder::{Keys, Received, Responder, ResponderConfig, Verdict};
 pub use secret::{DhchapSecret, SecretBytes};
 pub use work::{Finished, Work};
-pub use worker::{Busy, Worker};
+pub use worker::{Busy, Waiting, Worker};

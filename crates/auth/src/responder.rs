@@ -85,8 +85,8 @@ pub(crate) struct Offer {
 pub(crate) struct Verification {
     t_id: u16,
     hash: Hash,
-    /// R2, if the host asked for it.
-    result: Result<Option<Vec<u8>>, Explanation>,
+    /// The place of the host's secret among its keys; and R2, if the host asked for it.
+    result: Result<(usize, Option<Vec<u8>>), Explanation>,
 }
 
 #[derive(Debug)]
@@ -117,18 +117,31 @@ pub struct Responder {
     /// Of the last computation that was asked for: the result of an earlier one, given up, means nothing.
     ticket: u64,
     verdict: Option<Verdict>,
+    key: Option<usize>,
 }
 
 impl Responder {
     /// Waits for AUTH_Negotiate.
     #[must_use]
     pub fn new(config: ResponderConfig) -> Self {
-        Self { config, state: State::Idle, ticket: 0, verdict: None }
+        Self { config, state: State::Idle, ticket: 0, verdict: None, key: None }
     }
 
     /// Uses these keys from the next transaction on.
     pub fn set_keys(&mut self, keys: Keys) {
         self.config.keys = keys;
+    }
+
+    /// Who authenticates to whom.
+    #[must_use]
+    pub fn names(&self) -> &Names {
+        &self.config.names
+    }
+
+    /// The place, among the keys of then, of the secret whose proof the host gave last; `None`: it gave none.
+    #[must_use]
+    pub fn key_of_proof(&self) -> Option<usize> {
+        self.key
     }
 
     /// Whether a transaction is under way.
@@ -241,13 +254,15 @@ impl Responder {
         }
         match finished.outcome {
             Outcome::Offer(Ok(offer)) => self.state = State::Challenge(Box::new(offer.round)),
-            Outcome::Verification(Verification { t_id, hash, result: Ok(response) }) => {
+            Outcome::Verification(Verification { t_id, hash, result: Ok((key, response)) }) => {
+                self.key = Some(key);
                 let mutual = response.is_some();
                 let hash_len = u8::try_from(hash.len()).unwrap_or(u8::MAX);
                 let message = ControllerMessage::Success1 { t_id, response, hash_len }.to_bytes();
                 self.state = State::Success1 { message, t_id, mutual };
             }
             Outcome::Verification(Verification { t_id, result: Err(explanation), .. }) => {
+                self.key = None;
                 let _ = self.fail(t_id, explanation);
             }
             Outcome::Offer(Err(_)) | Outcome::Answer(_) => {
@@ -343,13 +358,13 @@ impl Round {
         ControllerMessage::Challenge(challenge).to_bytes()
     }
 
-    /// R2, if asked for, when the reply is right.
+    /// Which secret the reply proves, and R2 if it asks for it, when the reply is right.
     fn verify(
         &self,
         reply: &Reply,
         keys: &Keys,
         names: &Names,
-    ) -> Result<Option<Vec<u8>>, Explanation> {
+    ) -> Result<(usize, Option<Vec<u8>>), Explanation> {
         let session_key = self
             .exchange
             .session_key(self.hash, &reply.public)
@@ -371,14 +386,16 @@ impl Round {
             return Err(Explanation::Failed);
         }
         // All of them are tried, also after one that is right.
-        let right = keys.host.iter().fold(false, |right, secret| right | is_right(secret));
-        if !right {
-            return Err(Explanation::Failed);
-        }
-        let Some((seqnum, challenge)) = &reply.challenge else { return Ok(None) };
+        let secrets = keys.host.iter().enumerate();
+        let right = secrets.fold(None, |right, (place, secret)| {
+            let is_right = is_right(secret);
+            right.or(is_right.then_some(place))
+        });
+        let key = right.ok_or(Explanation::Failed)?;
+        let Some((seqnum, challenge)) = &reply.challenge else { return Ok((key, None)) };
         let secret = keys.controller.as_ref().ok_or(Explanation::Failed)?;
         let proof = Proof { challenge, seqnum: *seqnum, ..proof };
-        let key: SecretBytes = secret.key_of(&names.subsystem);
-        Ok(Some(proof.of_controller(&key, names).expose().to_vec()))
+        let own: SecretBytes = secret.key_of(&names.subsystem);
+        Ok((key, Some(proof.of_controller(&own, names).expose().to_vec())))
     }
 }

@@ -129,7 +129,10 @@ fn a_wrong_secret_and_an_unknown_host_are_answered_alike() {
 fn the_old_and_the_new_secret_both_hold() {
     let mut pair = Pair::new(&only(Hash::Sha384, DhGroup::Null), false);
     pair.controller.keys.host.insert(0, secret(None));
-    assert_eq!(pair.run().0, Ok(()));
+    let mut responder = Responder::new(pair.controller.clone());
+    assert_eq!(responder.key_of_proof(), None);
+    assert_eq!(drive(&pair.host, &mut responder, |_, _, _| ()), Ok(()));
+    assert_eq!(responder.key_of_proof(), Some(1), "operators see who still uses the old secret");
     pair.controller.keys.host.truncate(1);
     assert!(pair.run().0.is_err());
 }

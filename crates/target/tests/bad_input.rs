@@ -6,12 +6,13 @@
 mod common;
 
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, RawHost, Wants, block_sqe, config, eventually, host_nqn, namespace, nqn, pattern, ram,
+    PATIENCE, RawHost, Wants, block_sqe, config, dial_from, eventually, host_nqn, namespace, nqn,
+    pattern, ram,
 };
 use common::{start, status};
 use raceline_bdev::{DelayBdev, Delays};
@@ -180,14 +181,6 @@ fn silence_before_connect_has_deadlines() {
     }
     settled(&target, 0, 0);
     target.shutdown().unwrap();
-}
-
-/// A connection from a chosen loopback address.
-fn dial_from(source: [u8; 4], address: SocketAddr) -> std::io::Result<TcpStream> {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
-    socket.bind(&SocketAddr::new(IpAddr::from(source), 0).into())?;
-    socket.connect_timeout(&address.into(), PATIENCE)?;
-    Ok(socket.into())
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use raceline_auth::{Finished, Initiator, InitiatorConfig, InitiatorStep, Names, Work, Worker};
+use raceline_auth::{
+    Finished, Initiator, InitiatorConfig, InitiatorStep, Names, Waiting, Work, Worker,
+};
 use raceline_proto::nvme::authentication::{
     MAX_MESSAGE_BYTES, authentication_receive, authentication_send,
 };
@@ -22,7 +24,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// How often a queue in use looks whether it has to authenticate again.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
 /// Computations of this process that may wait: more than the queues that connect at the same time.
-const MAX_WAITING: usize = 4096;
+const MAX_WAITING: Waiting = Waiting { total: 4096, of_one: 4096 };
+/// The one source of these computations.
+const THIS_HOST: u64 = 0;
 
 /// An authentication that is under way.
 #[derive(Debug)]
@@ -192,7 +196,7 @@ impl QueuePair {
         let done = move |finished| drop(sender.send(finished));
         // If it is refused, the receiver says so.
         if let Some(worker) = worker() {
-            let _ = worker.submit(work, done);
+            let _ = worker.submit(THIS_HOST, work, done);
         }
         if let Some(proving) = &mut self.proving {
             proving.result = Some(receiver);

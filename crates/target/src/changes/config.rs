@@ -126,6 +126,9 @@ pub struct PreConnectLimits {
     pub connect: Duration,
     /// Time from Connect to a completed authentication, for hosts that have to authenticate.
     pub authentication: Duration,
+    /// Authentications that may fail at once for one source address; one of them is forgiven every 3 s. A source that
+    /// has more is refused at Connect, for hosts that have to authenticate.
+    pub failures_per_source: u32,
 }
 
 impl Default for PreConnectLimits {
@@ -136,6 +139,7 @@ impl Default for PreConnectLimits {
             ic_req: Duration::from_secs(5),
             connect: Duration::from_secs(10),
             authentication: Duration::from_secs(30),
+            failures_per_source: 20,
         }
     }
 }

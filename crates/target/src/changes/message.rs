@@ -14,8 +14,10 @@ use raceline_reactor::socket::Socket;
 
 use crate::changes::config::TargetError;
 use crate::changes::snapshot::{DeviceId, Snapshot};
+use crate::path::connection::Ends;
 use crate::path::range_lock::LockId;
 use crate::records::counters::QueueCounters;
+use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, Place};
 use crate::records::placement::Seat;
 
@@ -53,7 +55,9 @@ pub(crate) enum Message {
     Shutdown,
 
     /// The accepting core: a connection that now belongs to this core.
-    Adopt { seat: Seat, socket: Socket, peer: SocketAddr, local: SocketAddr, port_id: u16 },
+    Adopt { seat: Seat, socket: Socket, ends: Ends, ticket: Ticket },
+    /// An early socket has to go, so that a new one can come.
+    GiveWay { key: ConnKey },
 
     /// An I/O queue wants to join the controller whose admin queue is at `home`.
     IoConnect {

@@ -100,10 +100,6 @@ impl VisibleSubsystem {
         }
     }
 
-    pub(crate) fn host(&self) -> &HostNqn {
-        &self.host
-    }
-
     pub(crate) fn nqn(&self) -> &Nqn {
         &self.all.subsystem.nqn
     }

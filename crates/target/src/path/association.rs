@@ -81,10 +81,6 @@ impl Association {
         &self.nqn
     }
 
-    pub(crate) fn host(&self) -> &HostNqn {
-        self.controller.hostnqn()
-    }
-
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         self.controller.poll_timeout()
     }

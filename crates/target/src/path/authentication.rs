@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use raceline_auth::{Finished, Keys, Names, Received, Responder, ResponderConfig, Verdict};
 use raceline_proto::controller::ConnectRequest;
-use raceline_proto::nvme::{HostNqn, Nqn, Status};
+use raceline_proto::nvme::{HostNqn, Status};
 
 use crate::changes::snapshot::SubsystemDevices;
 
@@ -21,6 +21,14 @@ pub(crate) struct Authentication {
 }
 
 impl Authentication {
+    /// Whether this host has to prove itself.
+    pub(crate) fn is_required(subsystem: Option<&SubsystemDevices>, host: &HostNqn) -> bool {
+        match (subsystem, host) {
+            (Some(subsystem), HostNqn::Named(host)) => subsystem.secrets.hosts.contains_key(host),
+            _ => false,
+        }
+    }
+
     /// Of a queue whose host has to prove itself; `None`: it need not.
     pub(crate) fn required(
         subsystem: Option<&SubsystemDevices>,
@@ -34,9 +42,20 @@ impl Authentication {
     }
 
     /// The keys have changed, maybe. A host that has lost its key cannot authenticate any more.
-    pub(crate) fn update(&mut self, subsystem: &SubsystemDevices, host: &Nqn) {
+    pub(crate) fn update(&mut self, subsystem: &SubsystemDevices) {
+        let host = &self.responder.names().host;
         let keys = subsystem.secrets.of(host).map_or_else(Keys::default, |(keys, _)| keys);
         self.responder.set_keys(keys);
+    }
+
+    /// Who authenticates to whom.
+    pub(crate) fn names(&self) -> &Names {
+        self.responder.names()
+    }
+
+    /// The place of the secret, among the keys of then, that the host has proved last.
+    pub(crate) fn key_of_proof(&self) -> Option<usize> {
+        self.responder.key_of_proof()
     }
 
     /// Whether the host has proved itself at least once.

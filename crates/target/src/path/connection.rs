@@ -25,6 +25,7 @@ use crate::path::inbox::Inbox;
 use crate::path::life::{Life, LifeState};
 use crate::path::range_lock::LockId;
 use crate::path::slots::{CommandSlot, NoSlot};
+use crate::records::early::Ticket;
 use crate::records::names::{ConnKey, EngineToken, Home, SlotKey};
 
 /// The role of the connection for its controller.
@@ -65,7 +66,7 @@ impl Connection {
     pub(crate) fn new(
         key: ConnKey,
         socket: SocketId,
-        ends: Ends,
+        (ends, ticket): (Ends, Ticket),
         core: &Core,
         now: Instant,
     ) -> Self {
@@ -74,7 +75,7 @@ impl Connection {
             key,
             socket,
             ends,
-            life: Life::new(now, config.pre_connect.ic_req),
+            life: Life::new(now, config.pre_connect.ic_req, ticket),
             role: Role::New,
             inbox: Inbox::new(
                 config.pass_bytes as usize,

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::records::early::Ticket;
+
 /// How long a connected host may take to close after our TermReq (NVMe/TCP 1.0, 3.5).
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same before Connect: half-dead sockets of unknown peers must go sooner.
@@ -29,8 +31,8 @@ pub(crate) struct Life {
     pub(crate) state: LifeState,
     /// The target is stopping: no new commands, close when those in flight are answered.
     pub(crate) draining: bool,
-    /// Counts as a socket before Connect.
-    early: bool,
+    /// Counts as an early socket.
+    early: Option<Ticket>,
     /// Connected, and has to authenticate.
     proving: bool,
     /// Answers that other cores still owe.
@@ -42,11 +44,11 @@ pub(crate) struct Life {
 
 impl Life {
     /// A socket that was accepted now; the host has to send ICReq within this time.
-    pub(crate) fn new(now: Instant, ic_req: Duration) -> Self {
+    pub(crate) fn new(now: Instant, ic_req: Duration, ticket: Ticket) -> Self {
         Self {
             state: LifeState::Greeting,
             draining: false,
-            early: true,
+            early: Some(ticket),
             proving: false,
             awaiting: 0,
             accepted: now,
@@ -73,9 +75,14 @@ impl Life {
         self.deadline = None;
     }
 
-    /// Whether it counted as a socket before Connect until now.
-    pub(crate) fn leave_early(&mut self) -> bool {
-        std::mem::take(&mut self.early)
+    /// Whether the host has not shown who it is.
+    pub(crate) fn is_early(&self) -> bool {
+        self.early.is_some()
+    }
+
+    /// It does not count as an early socket any more. Gives its ticket if it did until now.
+    pub(crate) fn leave_early(&mut self) -> Option<Ticket> {
+        self.early.take()
     }
 
     /// The host has failed to prove itself. It gets the answer, and has to close before a deadline.
@@ -87,7 +94,7 @@ impl Life {
     /// The host has to close before a deadline.
     pub(crate) fn terminate(&mut self, now: Instant) {
         self.state = LifeState::Terminating;
-        let wait = if self.early { EARLY_TERMINATE_TIMEOUT } else { TERMINATE_TIMEOUT };
+        let wait = if self.is_early() { EARLY_TERMINATE_TIMEOUT } else { TERMINATE_TIMEOUT };
         self.deadline = Some(now + wait);
     }
 

@@ -18,6 +18,7 @@ use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::association::controller_gone;
 use crate::path::connection::{Connection, Ends};
 use crate::path::core::Core;
+use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, EngineToken, MAX_CONNECTIONS, Tag};
 use crate::records::placement::{Arrival, PlacementPolicy, Seat};
 use crate::records::registry::Shared;
@@ -164,10 +165,13 @@ impl PollGroup {
         let Some(listener) = listener.filter(|_| !self.stopping) else { return };
         let (port_id, streams) = (listener.port_id, listener.streams.clone());
         let local = socket.local_address();
-        if let Err(crowded) = self.core.shared.enter(peer.ip()) {
-            tracing::debug!(%peer, ?crowded, "refused: too many sockets wait for Connect");
-            return;
-        }
+        let ticket = match self.core.shared.enter(peer.ip(), cx.now) {
+            Ok(ticket) => ticket,
+            Err(crowded) => {
+                tracing::debug!(%peer, ?crowded, "refused: too many sockets wait for Connect");
+                return;
+            }
+        };
         if let Some(time) = self.core.shared.config.busy_poll
             && let Err(error) = socket.set_busy_poll(time)
         {
@@ -196,32 +200,42 @@ impl PollGroup {
             Ok(socket) => socket,
             Err(error) => {
                 tracing::warn!(%peer, %error, "refused: its stream cannot be made");
-                return self.core.shared.leave(peer.ip());
+                return self.core.shared.leave(ticket);
             }
         };
         let seat = self.core.shared.place(arrival, self.core.index);
         let core = seat.core();
         let Arrival { napi_id, cpu, mark } = arrival;
         tracing::debug!(%peer, core, napi_id, cpu, mark, "accepted");
+        let ends = Ends { peer, local, port_id };
         if core == self.core.index {
-            self.adopt(cx, seat, socket, Ends { peer, local, port_id });
+            self.adopt(cx, seat, socket, ends, ticket);
         } else {
-            self.core.send(core, Message::Adopt { seat, socket, peer, local, port_id });
+            self.core.send(core, Message::Adopt { seat, socket, ends, ticket });
         }
     }
 
-    fn adopt(&mut self, cx: &mut Context<'_>, seat: Seat, socket: Socket, ends: Ends) {
+    fn adopt(
+        &mut self,
+        cx: &mut Context<'_>,
+        seat: Seat,
+        socket: Socket,
+        ends: Ends,
+        ticket: Ticket,
+    ) {
         let index = if self.stopping { None } else { self.free_index() };
         let adopted = index.and_then(|_| cx.io.adopt(socket).ok());
         let (Some(index), Some(socket)) = (index, adopted) else {
             self.free.extend(index);
-            self.core.shared.leave(ends.peer.ip());
+            self.core.shared.leave(ticket);
             self.core.shared.unplace(seat);
             return;
         };
         let entry = &mut self.connections[index as usize];
         let key = ConnKey { index, generation: entry.generation };
-        let mut connection = Box::new(Connection::new(key, socket, ends, &self.core, cx.now));
+        let mut connection =
+            Box::new(Connection::new(key, socket, (ends, ticket), &self.core, cx.now));
+        self.core.shared.settle(ticket, self.core.place(key));
         connection.arm_timer(cx);
         connection.start_recv(cx);
         entry.connection = Some(connection);
@@ -418,8 +432,11 @@ impl Service for PollGroup {
                 let _ = reply.send((self.core.index, ()));
             }
             Message::Shutdown => self.shutdown(cx),
-            Message::Adopt { seat, socket, peer, local, port_id } => {
-                self.adopt(cx, seat, socket, Ends { peer, local, port_id });
+            Message::GiveWay { key } => {
+                self.with(cx, key, |connection, cx, core| connection.give_way(cx, core));
+            }
+            Message::Adopt { seat, socket, ends, ticket } => {
+                self.adopt(cx, seat, socket, ends, ticket);
             }
             Message::IoConnect { home, from, request, counters } => {
                 let mut answer = None;

@@ -4,20 +4,24 @@ use std::collections::{BTreeMap, HashMap, hash_map};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::time::Instant;
 
-use raceline_auth::{Work, Worker};
+use raceline_auth::{Waiting, Work, Worker};
 use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
 use crate::changes::config::TargetConfig;
 use crate::changes::management::ManagementRequest;
 use crate::changes::message::Message;
+use crate::records::attempts::Attempts;
+use crate::records::early::{Crowded, Early, Source, Ticket};
 use crate::records::ledger::Ledger;
 use crate::records::names::{CommandPlace, Home, Place};
 use crate::records::placement::{Arrival, Placement, Seat};
 
-/// Computations of authentications that may wait: 1 s of work with the largest group and 5 ms each.
-const MAX_AUTHENTICATIONS: usize = 200;
+/// Computations of authentications that may wait: for all sources, and for one of them, whose hosts may have as many
+/// queues that authenticate at the same time.
+const MAX_COMPUTATIONS: Waiting = Waiting { total: 4096, of_one: 1024 };
 
 /// Shared by all cores of a target.
 pub(crate) struct Shared {
@@ -38,8 +42,8 @@ struct Registry {
     controllers: HashMap<Nqn, Numbers>,
     /// Number of controllers of each host that has any, in all subsystems.
     hosts: HashMap<HostNqn, usize>,
-    pre_connect: HashMap<IpAddr, usize>,
-    pre_connect_total: usize,
+    early: Early,
+    attempts: Attempts,
 }
 
 /// The controllers of one subsystem.
@@ -55,6 +59,8 @@ struct Numbers {
 struct Entry {
     place: Place,
     host: HostNqn,
+    /// It counts among those of its host.
+    counted: bool,
 }
 
 /// Why there is no controller number.
@@ -66,23 +72,14 @@ pub(crate) enum NoController {
     HostLimit,
 }
 
-/// Why a socket is not let in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Crowded {
-    /// Too many sockets wait for Connect.
-    Total,
-    /// Too many of them from this address.
-    Source,
-}
-
 impl Shared {
     pub(crate) fn new(config: TargetConfig, cores: usize) -> Self {
         let registry = Registry {
             placement: Placement::new(config.placement, &config.cores, cores),
             controllers: HashMap::new(),
             hosts: HashMap::new(),
-            pre_connect: HashMap::new(),
-            pre_connect_total: 0,
+            early: Early::new(&config.pre_connect),
+            attempts: Attempts::new(config.pre_connect.failures_per_source),
         };
         let ledger = Mutex::new(Ledger::new(cores));
         let (senders, registry) = (OnceLock::new(), Mutex::new(registry));
@@ -109,8 +106,13 @@ impl Shared {
 
     /// Has a thread compute for an Authentication Send. Its core gets [`Message::Authenticated`], unless this
     /// gives `false`: too many wait, or there is no thread.
-    pub(crate) fn authenticate(self: &Arc<Self>, work: Work, to: CommandPlace) -> bool {
-        let start = || match Worker::start(MAX_AUTHENTICATIONS) {
+    pub(crate) fn authenticate(
+        self: &Arc<Self>,
+        work: Work,
+        to: CommandPlace,
+        source: IpAddr,
+    ) -> bool {
+        let start = || match Worker::start(MAX_COMPUTATIONS) {
             Ok(worker) => Some(worker),
             Err(error) => {
                 tracing::error!(%error, "cannot start the thread for authentications");
@@ -123,7 +125,7 @@ impl Shared {
             let finished = Box::new(finished);
             shared.send(to.conn.core, Message::Authenticated { to, finished });
         };
-        worker.submit(work, done).is_ok()
+        worker.submit(Source::of(source).number(), work, done).is_ok()
     }
 
     /// Chooses a core for a new connection and counts it there.
@@ -141,51 +143,54 @@ impl Shared {
         self.lock().placement.connections()
     }
 
-    /// Counts a socket that has not completed Connect, or refuses it.
-    pub(crate) fn enter(&self, source: IpAddr) -> Result<(), Crowded> {
-        let limits = &self.config.pre_connect;
-        let mut registry = self.lock();
-        if registry.pre_connect_total >= limits.total {
-            return Err(Crowded::Total);
+    /// Counts a socket whose host has not shown who it is, or refuses it. The connection that gives way to it is
+    /// closed.
+    pub(crate) fn enter(&self, source: IpAddr, now: Instant) -> Result<Ticket, Crowded> {
+        let (ticket, displaced) = self.lock().early.enter(source, now)?;
+        if let Some(Place { core, key }) = displaced {
+            self.send(core, Message::GiveWay { key });
         }
-        let count = registry.pre_connect.entry(source).or_default();
-        if *count >= limits.per_source {
-            return Err(Crowded::Source);
-        }
-        *count += 1;
-        registry.pre_connect_total += 1;
-        Ok(())
+        Ok(ticket)
     }
 
-    /// The socket has completed Connect or is gone.
-    pub(crate) fn leave(&self, source: IpAddr) {
-        let mut registry = self.lock();
-        if let Some(count) = registry.pre_connect.get_mut(&source) {
-            *count -= 1;
-            if *count == 0 {
-                registry.pre_connect.remove(&source);
-            }
-            registry.pre_connect_total -= 1;
-        }
+    /// A core has made the connection of such a socket.
+    pub(crate) fn settle(&self, ticket: Ticket, place: Place) {
+        self.lock().early.settle(ticket, place);
     }
 
-    /// Sockets that have not completed Connect.
+    /// The host has shown who it is, or the socket is gone.
+    pub(crate) fn leave(&self, ticket: Ticket) {
+        self.lock().early.leave(ticket);
+    }
+
+    /// Sockets whose hosts have not shown who they are.
     pub(crate) fn waiting(&self) -> usize {
-        self.lock().pre_connect_total
+        self.lock().early.total()
+    }
+
+    /// Whether a host of this source may try to authenticate.
+    pub(crate) fn may_authenticate(&self, source: IpAddr, now: Instant) -> bool {
+        self.lock().attempts.may_try(source, now)
+    }
+
+    /// An authentication has failed, or was begun and left.
+    pub(crate) fn authentication_failed(&self, source: IpAddr, now: Instant) {
+        self.lock().attempts.failed(source, now);
     }
 
     /// Assigns one of the `ids` as controller number of a subsystem. A number is reused only after it was
-    /// given back and all higher free ones were used.
+    /// given back and all higher free ones were used. While the host has not proved who it is (`is_proven`), the
+    /// controller does not count as one of its own: strangers must not use up what a host may have.
     pub(crate) fn add_controller(
         &self,
         place: Place,
         subsystem: &Nqn,
         host: &HostNqn,
         ids: &RangeInclusive<u16>,
+        is_proven: bool,
     ) -> Result<ControllerId, NoController> {
         let registry = &mut *self.lock();
-        let of_host = registry.hosts.get(host).copied().unwrap_or(0);
-        if of_host >= self.config.max_controllers_per_host {
+        if registry.has_most(host, &self.config) {
             return Err(NoController::HostLimit);
         }
         let numbers = registry.controllers.entry(subsystem.clone()).or_default();
@@ -194,11 +199,34 @@ impl Shared {
         let mut next = (last + 1..=*ids.end()).chain(*ids.start()..=last);
         let free = next.find(|id| !numbers.used.contains_key(id));
         let id = free.ok_or(NoController::Exhausted)?;
-        numbers.used.insert(id, Entry { place, host: host.clone() });
+        numbers.used.insert(id, Entry { place, host: host.clone(), counted: is_proven });
         numbers.last = id;
         numbers.gone = false;
-        registry.hosts.insert(host.clone(), of_host + 1);
+        if is_proven {
+            *registry.hosts.entry(host.clone()).or_default() += 1;
+        }
         Ok(ControllerId(id))
+    }
+
+    /// The host of a controller has proved who it is: the controller counts as one of its own from here on, unless
+    /// (`false`) the host has as many as it may.
+    pub(crate) fn prove_controller(&self, id: ControllerId, subsystem: &Nqn) -> bool {
+        let registry = &mut *self.lock();
+        let numbers = registry.controllers.get(subsystem);
+        let Some(entry) = numbers.and_then(|numbers| numbers.used.get(&id.0)) else { return false };
+        if entry.counted {
+            return true;
+        }
+        let host = entry.host.clone();
+        if registry.has_most(&host, &self.config) {
+            return false;
+        }
+        *registry.hosts.entry(host).or_default() += 1;
+        let numbers = registry.controllers.get_mut(subsystem);
+        if let Some(entry) = numbers.and_then(|numbers| numbers.used.get_mut(&id.0)) {
+            entry.counted = true;
+        }
+        true
     }
 
     /// The association is torn down completely.
@@ -209,7 +237,9 @@ impl Shared {
         if numbers.gone && numbers.used.is_empty() {
             registry.controllers.remove(subsystem);
         }
-        if let hash_map::Entry::Occupied(mut count) = registry.hosts.entry(entry.host) {
+        if entry.counted
+            && let hash_map::Entry::Occupied(mut count) = registry.hosts.entry(entry.host)
+        {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
@@ -247,7 +277,7 @@ impl Shared {
 
     /// Controllers of the target.
     pub(crate) fn controllers(&self) -> usize {
-        self.lock().hosts.values().sum()
+        self.lock().controllers.values().map(|numbers| numbers.used.len()).sum()
     }
 
     /// Hands a host's request to the thread that executes it; false: there is no such thread.
@@ -270,6 +300,13 @@ impl Shared {
     }
 }
 
+impl Registry {
+    /// Whether a host has as many controllers as it may.
+    fn has_most(&self, host: &HostNqn, config: &TargetConfig) -> bool {
+        self.hosts.get(host).is_some_and(|count| *count >= config.max_controllers_per_host)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,9 +324,9 @@ mod tests {
         let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
         let other = Nqn::new("nqn.2026-01.io.raceline:h").unwrap();
         let host = HostNqn::Named(other.clone());
-        let first = shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
+        let first = shared.add_controller(place(), &nqn, &host, &ALL, true).unwrap();
         shared.remove_controller(first, &nqn);
-        let second = shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
+        let second = shared.add_controller(place(), &nqn, &host, &ALL, true).unwrap();
         assert_ne!(first, second);
         assert!(shared.find_controller(second, &nqn).is_some());
         assert!(shared.find_controller(second, &other).is_none());
@@ -301,9 +338,18 @@ mod tests {
         let shared = Shared::new(config, 1);
         let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
         let host = HostNqn::Named(Nqn::new("nqn.2026-01.io.raceline:h").unwrap());
-        shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
-        shared.add_controller(place(), &nqn, &host, &ALL).unwrap();
-        assert_eq!(shared.add_controller(place(), &nqn, &host, &ALL), Err(NoController::HostLimit));
+        let add = |is_proven| shared.add_controller(place(), &nqn, &host, &ALL, is_proven);
+        // Strangers who use its name take nothing from it.
+        let strangers = [(); 5].map(|()| add(false).unwrap());
+        let own = add(true).unwrap();
+        assert!(shared.prove_controller(strangers[0], &nqn));
+        assert!(shared.prove_controller(strangers[0], &nqn), "it counts once");
+        assert!(!shared.prove_controller(strangers[1], &nqn));
+        assert_eq!(add(true), Err(NoController::HostLimit));
+        strangers[1..].iter().for_each(|id| shared.remove_controller(*id, &nqn));
+        assert_eq!(add(true), Err(NoController::HostLimit));
+        shared.remove_controller(own, &nqn);
+        add(true).unwrap();
     }
 
     #[test]
@@ -312,7 +358,8 @@ mod tests {
         let host = HostNqn::Unnamed;
         for name in ["nqn.2026-01.io.raceline:a", "nqn.2026-01.io.raceline:b"] {
             let nqn = Nqn::new(name).unwrap();
-            let add = || shared.add_controller(place(), &nqn, &host, &(7..=9)).map(|id| id.0);
+            let ids = 7..=9;
+            let add = || shared.add_controller(place(), &nqn, &host, &ids, true).map(|id| id.0);
             assert_eq!([add(), add(), add()], [Ok(7), Ok(8), Ok(9)]);
             assert_eq!(add(), Err(NoController::Exhausted));
             shared.remove_controller(ControllerId(8), &nqn);
@@ -320,21 +367,5 @@ mod tests {
             assert_eq!(shared.controllers_of(&nqn).len(), 3);
         }
         assert_eq!(shared.controllers(), 6);
-    }
-
-    #[test]
-    fn sockets_before_connect_are_capped_by_source_and_in_total() {
-        let mut config = TargetConfig::default();
-        config.pre_connect.total = 3;
-        config.pre_connect.per_source = 2;
-        let shared = Shared::new(config, 1);
-        let [a, b] = [IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2])];
-        assert_eq!(shared.enter(a), Ok(()));
-        assert_eq!(shared.enter(a), Ok(()));
-        assert_eq!(shared.enter(a), Err(Crowded::Source));
-        assert_eq!(shared.enter(b), Ok(()));
-        assert_eq!(shared.enter(b), Err(Crowded::Total));
-        shared.leave(a);
-        assert_eq!(shared.enter(b), Ok(()));
     }
 }

@@ -2,8 +2,10 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+pub mod chap;
+
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -82,6 +84,14 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// A connection from a chosen loopback address.
+pub fn dial_from(source: [u8; 4], address: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(IpAddr::from(source), 0).into())?;
+    socket.connect_timeout(&address.into(), PATIENCE)?;
+    Ok(socket.into())
+}
+
 /// An event of the queue that owns its data.
 #[derive(Debug)]
 pub enum Heard {
@@ -121,7 +131,11 @@ pub struct Wants {
 impl RawHost {
     /// A socket without ICReq.
     pub fn dial(address: SocketAddr, wants: Wants) -> Self {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
+        Self::over(TcpStream::connect_timeout(&address, PATIENCE).unwrap(), wants)
+    }
+
+    /// The same over a socket that is connected.
+    pub fn over(stream: TcpStream, wants: Wants) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -133,11 +147,16 @@ impl RawHost {
     /// A socket with ICReq and ICResp exchanged.
     pub fn open(address: SocketAddr, wants: Wants) -> Self {
         let mut host = Self::dial(address, wants);
-        let mut out = Vec::new();
-        host.queue.ic_req(&mut out);
-        host.stream.write_all(&out).unwrap();
-        assert!(matches!(host.listen(), Heard::Connected));
+        host.greet();
         host
+    }
+
+    /// Exchanges ICReq and ICResp.
+    pub fn greet(&mut self) {
+        let mut out = Vec::new();
+        self.queue.ic_req(&mut out);
+        self.stream.write_all(&out).unwrap();
+        assert!(matches!(self.listen(), Heard::Connected));
     }
 
     /// An admin queue whose controller is enabled; gives its number.

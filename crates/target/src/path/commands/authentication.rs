@@ -11,6 +11,9 @@ use crate::path::core::Core;
 use crate::path::slots::{CommandSlot, Phase};
 use crate::records::names::{CommandPlace, SlotKey};
 
+/// Commands that a queue whose host has not proved itself may have under way.
+const MAX_STRANGERS_COMMANDS: usize = 2;
+
 impl Commands {
     /// Whether the host has proved itself as far as it has to.
     pub(crate) fn is_proven(&self) -> bool {
@@ -25,9 +28,12 @@ impl Commands {
         command: CommandSlot,
     ) -> Option<CommandSlot> {
         let digest = self.out.queue.data_digest();
+        // Each has memory of its own, and only one of them is due.
+        let crowded = !self.is_proven() && self.slots.in_use() > MAX_STRANGERS_COMMANDS;
         let slot = self.slots.get(command.key());
         let transfer = match authentication_transfer(&slot.sqe) {
             _ if self.auth.is_none() => Err(Status::INVALID_OPCODE.dnr()),
+            _ if crowded => Err(Status::COMMAND_SEQUENCE_ERROR),
             // As for other commands.
             Ok(transfer) if digest && !transfer.len.is_multiple_of(4) => {
                 Err(Status::DATA_SGL_LENGTH_INVALID.dnr())
@@ -77,7 +83,7 @@ impl Commands {
                 let slot = command.key();
                 self.slots.get(slot).phase = Phase::Device;
                 let to = CommandPlace { conn: core.place(self.key()), slot };
-                if !core.shared.authenticate(work, to) {
+                if !core.shared.authenticate(work, to, self.peer.ip()) {
                     if let Some(auth) = &mut self.auth {
                         auth.give_up();
                     }

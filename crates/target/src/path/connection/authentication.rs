@@ -1,16 +1,33 @@
-//! What an authentication means for its connection.
+//! What an authentication means for its connection, and what operators read about it.
 
 use raceline_auth::{Finished, Verdict};
+use raceline_proto::controller::ConnectError;
 use raceline_proto::nvme::HostNqn;
 use raceline_reactor::Context;
 
 use super::{Connection, Role};
+use crate::path::authentication::Authentication;
 use crate::path::core::Core;
 use crate::path::life::LifeState;
 use crate::path::slots::CommandSlot;
 use crate::records::names::SlotKey;
 
 impl Connection {
+    /// Whether a host that has to authenticate may connect now: a source with many failures has to wait.
+    pub(super) fn may_authenticate(
+        &self,
+        cx: &Context<'_>,
+        core: &Core,
+        host: &HostNqn,
+    ) -> Result<(), ConnectError> {
+        if core.shared.may_authenticate(self.ends.peer.ip(), cx.now) {
+            return Ok(());
+        }
+        let peer = self.ends.peer;
+        tracing::debug!(%peer, %host, "refused: too many authentications from this source have failed");
+        Err(ConnectError::BUSY)
+    }
+
     /// Executes an authentication command.
     #[cold]
     pub(super) fn authenticate(
@@ -35,21 +52,87 @@ impl Connection {
         if self.life.state != LifeState::Open {
             return;
         }
-        let peer = self.ends.peer;
+        self.audit(verdict);
         match verdict {
-            Verdict::Authenticated => {
-                tracing::info!(%peer, "the host has authenticated");
+            Verdict::Authenticated if self.is_allowed_one_more(core) => {
                 self.life.admit();
                 self.leave_early(core);
                 self.begin_io();
             }
-            Verdict::Failed { explanation, by_host } => {
-                let who = if by_host { "the host" } else { "the controller" };
-                tracing::warn!(%peer, ?explanation, "{who} ended the authentication: closing");
+            Verdict::Authenticated => {
+                self.close(cx, core, "its host has as many controllers as it may");
+            }
+            Verdict::Failed { .. } => {
+                core.shared.authentication_failed(self.ends.peer.ip(), cx.now);
                 self.life.dismiss(cx.now);
                 self.commands.forget_pause();
                 self.arm_timer(cx);
             }
+        }
+    }
+
+    /// Whether the controller of an admin queue may count as one of its host's.
+    fn is_allowed_one_more(&self, core: &Core) -> bool {
+        match &self.role {
+            Role::Admin(association) => {
+                core.shared.prove_controller(association.cntlid(), association.nqn())
+            }
+            _ => true,
+        }
+    }
+
+    /// One line for operators about an authentication that has ended.
+    fn audit(&self, verdict: Verdict) {
+        let Some(auth) = &self.commands.auth else { return };
+        let (result, why) = match verdict {
+            Verdict::Authenticated => ("authenticated", String::new()),
+            Verdict::Failed { explanation, by_host: true } => {
+                ("refused by the host", format!("{explanation:?}"))
+            }
+            Verdict::Failed { explanation, by_host: false } => {
+                ("refused", format!("{explanation:?}"))
+            }
+        };
+        let key = auth.key_of_proof().filter(|_| verdict == Verdict::Authenticated);
+        self.log(auth, key, result, &why);
+    }
+
+    /// The connection closes. If its host had to authenticate and has not, that counts as a failure.
+    #[cold]
+    pub(super) fn close_unproven(&mut self, cx: &Context<'_>, core: &Core, why: &str) {
+        if let Some(auth) = &self.commands.auth
+            && !auth.is_proven()
+            && self.life.state == LifeState::Open
+        {
+            core.shared.authentication_failed(self.ends.peer.ip(), cx.now);
+            self.log(auth, None, "not authenticated", why);
+        }
+    }
+
+    fn log(&self, auth: &Authentication, key: Option<usize>, result: &str, why: &str) {
+        let names = auth.names();
+        let proving = if let Role::Proving(io) = &self.role { Some(&**io) } else { None };
+        let qid = proving.or(self.commands.io.as_ref()).map_or(0, |io| io.qid.0);
+        // Counted from 1, as the keys were given.
+        let key = key.map(|place| place + 1);
+        tracing::info!(
+            target: "raceline::audit",
+            event = "authentication",
+            host = names.host.as_str(),
+            subsystem = names.subsystem.as_str(),
+            qid,
+            peer = %self.ends.peer,
+            key,
+            result,
+            why,
+        );
+    }
+
+    /// A new socket needs the place of this one, whose host has not shown who it is.
+    pub(crate) fn give_way(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        // Its ticket is not valid any more. A host that has shown who it is meanwhile stays.
+        if self.life.leave_early().is_some() {
+            self.close(cx, core, "it gives way to a new socket");
         }
     }
 
@@ -63,20 +146,10 @@ impl Connection {
 
     /// A new snapshot may have other keys.
     pub(super) fn update_keys(&mut self, core: &Core) {
-        let io = match &self.role {
-            Role::Proving(io) => Some(&**io),
-            _ => self.commands.io.as_ref(),
-        };
-        let (nqn, host) = match (&self.role, io) {
-            (Role::Admin(association), _) => (association.nqn(), association.host()),
-            (_, Some(io)) => (io.visible.nqn(), io.visible.host()),
-            _ => return,
-        };
-        if let Some(auth) = &mut self.commands.auth
-            && let Some(subsystem) = core.snapshot.subsystem(nqn)
-            && let HostNqn::Named(host) = host
-        {
-            auth.update(subsystem, host);
+        if let Some(auth) = &mut self.commands.auth {
+            if let Some(subsystem) = core.snapshot.subsystem(&auth.names().subsystem) {
+                auth.update(subsystem);
+            }
         }
     }
 }

@@ -57,7 +57,7 @@ impl Connection {
             if request.qid.is_admin() {
                 self.connect_admin(cx, core, request, sqe.command_id())
             } else {
-                self.ask_home(core, request)
+                self.ask_home(cx, core, request)
             }
         });
         if let Err(error) = result {
@@ -87,11 +87,15 @@ impl Connection {
         let subsystem = core.snapshot.subsystem(&nqn);
         let ids = subsystem.map_or(SubsystemConfig::CONTROLLER_IDS, |s| s.controller_ids.clone());
         let stats = subsystem.map(|s| Arc::clone(&s.stats));
-        let cntlid =
-            core.shared.add_controller(place, &nqn, &request.hostnqn, &ids).map_err(|full| {
-                tracing::warn!(host = %request.hostnqn, ?full, "no controller number to give");
-                ConnectError::BUSY
-            })?;
+        let proves = Authentication::is_required(subsystem.map(|s| &**s), &request.hostnqn);
+        if proves {
+            self.may_authenticate(cx, core, &request.hostnqn)?;
+        }
+        let added = core.shared.add_controller(place, &nqn, &request.hostnqn, &ids, !proves);
+        let cntlid = added.map_err(|full| {
+            tracing::warn!(host = %request.hostnqn, ?full, "no controller number to give");
+            ConnectError::BUSY
+        })?;
         let joining = request.clone();
         let local_address = self.ends.local;
         let association =
@@ -160,8 +164,17 @@ impl Connection {
     }
 
     /// Connect on an I/O queue: the core that has the controller decides.
-    fn ask_home(&mut self, core: &mut Core, request: ConnectRequest) -> Result<(), ConnectError> {
+    fn ask_home(
+        &mut self,
+        cx: &Context<'_>,
+        core: &mut Core,
+        request: ConnectRequest,
+    ) -> Result<(), ConnectError> {
         find_subsystem(&core.snapshot.target, &request, self.ends.port_id)?;
+        let subsystem = core.snapshot.subsystem(&request.subnqn);
+        if Authentication::is_required(subsystem.map(|s| &**s), &request.hostnqn) {
+            self.may_authenticate(cx, core, &request.hostnqn)?;
+        }
         let home = core
             .shared
             .find_controller(request.cntlid, &request.subnqn)

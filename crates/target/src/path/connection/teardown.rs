@@ -35,8 +35,8 @@ impl Connection {
     }
 
     pub(super) fn leave_early(&mut self, core: &Core) {
-        if self.life.leave_early() {
-            core.shared.leave(self.ends.peer.ip());
+        if let Some(ticket) = self.life.leave_early() {
+            core.shared.leave(ticket);
         }
     }
 
@@ -73,6 +73,7 @@ impl Connection {
             return;
         }
         tracing::debug!(peer = %self.ends.peer, why, "closing connection");
+        self.close_unproven(cx, core, why);
         self.life.close();
         cx.io.close(self.socket, false);
         self.commands.out.close();
