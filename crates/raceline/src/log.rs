@@ -5,16 +5,20 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use raceline_control::logging::{LogLevel, LogSettings};
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Registry, reload};
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 use crate::cli::LogArgs;
 
 /// The environment variable that filters messages, as in `RACELINE_LOG=raceline_target=trace`.
 const VARIABLE: &str = "RACELINE_LOG";
+
+/// The target of messages about who has changed what, and who has authenticated: one JSON object in a line each.
+const AUDIT: &str = "raceline::audit";
 
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 static TIMESTAMPS: AtomicBool = AtomicBool::new(true);
@@ -28,14 +32,23 @@ pub(crate) fn start(args: &LogArgs) -> LogSettings {
         (false, 2) => "debug",
         (false, _) => "trace",
     };
-    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(level));
+    let directives = if args.quiet { level.to_owned() } else { format!("{level},{AUDIT}=info") };
+    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(directives));
     let (filter, handle) = reload::Layer::new(filter);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(args.verbose > 1)
-        .with_timer(Timer);
-    tracing_subscriber::registry().with(filter).with(lines).init();
+        .with_timer(Timer)
+        .with_filter(filter_fn(|event| event.target() != AUDIT));
+    // Programs read these.
+    let audit = tracing_subscriber::fmt::layer()
+        .json()
+        .flatten_event(true)
+        .with_writer(std::io::stderr)
+        .with_timer(Timer)
+        .with_filter(filter_fn(|event| event.target() == AUDIT));
+    tracing_subscriber::registry().with(filter).with(lines).with(audit).init();
     // Cannot fail: this function is called once.
     let _ = FILTER.set(handle);
     let level = match (args.quiet, args.verbose) {

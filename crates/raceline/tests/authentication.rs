@@ -10,6 +10,8 @@ const HOST: &str = "nqn.2014-08.org.example:friend";
 const KEY: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
 const OTHER: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:\n";
 
+const WRONG: &str = "DHHC-1:00:opdXssgtulUGtA7urcpHIqTK3wJJ5Y7anIl1sUVNsng3PXjQ:\n";
+
 /// A file that only its owner can read.
 fn private(scratch: &Scratch, name: &str, text: &str) -> String {
     let path = scratch.file(name, text.as_bytes());
@@ -53,6 +55,47 @@ fn an_export_with_a_key_takes_only_hosts_that_know_it() {
     for secret in [KEY, OTHER] {
         assert!(!people.contains(&secret[10..40]), "a secret was printed");
     }
+}
+
+#[test]
+fn a_new_secret_is_used_while_a_job_runs_and_operators_see_it() {
+    let scratch = Scratch::new();
+    let (old, new) = (private(&scratch, "old", KEY), private(&scratch, "new", OTHER));
+    let now = private(&scratch, "now", KEY);
+    let keys = ["--dhchap-key", &old, "--dhchap-key", &new];
+    let export = Export::start(&[&["ram:16M", "--host", HOST][..], &keys].concat());
+    let job = ["-q", HOST, "-S", &now, "--rw", "randwrite", "--bs", "4k", "--iodepth", "8"];
+    let time = ["--runtime", "3", "--verify", "--reauthenticate", "500ms"];
+    let words = export.host(&[&["perf"], &job[..], &time].concat());
+    let output = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(1500));
+            std::fs::write(&now, OTHER).expect("it is our file");
+        });
+        run(&words)
+    });
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let wrong = identify(&export, &["-S", &private(&scratch, "wrong", WRONG)]);
+    assert_eq!(wrong.0, Some(3), "{}", wrong.1);
+    let lines: Vec<serde_json::Value> = export
+        .terminate()
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .filter(|line: &serde_json::Value| line["event"] == "authentication")
+        .collect();
+    let of_queue = |key: u64| {
+        let is = |line: &&serde_json::Value| line["qid"] == 1 && line["key"] == key;
+        lines.iter().filter(is).collect::<Vec<_>>()
+    };
+    // At the start and again, then with the other one; all of it on one connection.
+    assert!(of_queue(1).len() >= 2 && of_queue(2).len() >= 2, "{lines:?}");
+    for line in [of_queue(1), of_queue(2)].concat() {
+        assert_eq!(line["result"], "authenticated", "{line}");
+        assert_eq!(line["host"], HOST, "{line}");
+        assert_eq!(line["peer"], of_queue(1)[0]["peer"], "{line}");
+    }
+    let refused = lines.iter().find(|line| line["result"] == "refused").expect("one was refused");
+    assert!(refused["qid"] == 0 && refused["key"].is_null() && refused["why"] == "Failed");
 }
 
 #[test]
