@@ -38,6 +38,11 @@ pub enum KeyError {
         "the names of host and subsystem are too long together for a TLS identity of version 0. Use version 1"
     )]
     NamesTooLong,
+    /// A name that an identity cannot have.
+    #[error(
+        "a name of host or subsystem has a space, which no TLS identity can have. Use another name"
+    )]
+    NameWithSpace,
     /// The operating system gives no random bytes.
     #[error("the operating system gives no random bytes")]
     NoRandomness,

@@ -27,7 +27,9 @@ pub use group::{DhGroup, PublicValueError};
 pub use hash::Hash;
 pub use initiator::{AuthenticationError, Initiator, InitiatorConfig, InitiatorStep};
 pub use interchange::KeyError;
-pub use psk::{GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey, TlsPsk};
+pub use psk::{
+    GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey, TlsPsk, identity_names,
+};
 pub use responder::{Keys, Received, Responder, ResponderConfig, Verdict};
 pub use secret::{DhchapSecret, SecretBytes};
 pub use work::{Finished, Work};

@@ -155,6 +155,12 @@ impl PskIdentity {
         self.version
     }
 
+    /// Whether it names this host and this subsystem.
+    #[must_use]
+    pub fn names(&self, host: &Nqn, subsystem: &Nqn) -> bool {
+        identity_names(&self.text, host, subsystem)
+    }
+
     /// The key that TLS gets.
     fn tls_psk(&self, psk: &SecretBytes) -> Result<TlsPsk, KeyError> {
         let context = match &self.digest {
@@ -174,6 +180,23 @@ impl fmt::Display for PskIdentity {
         // Names may have characters that terminals obey.
         write!(f, "{}", self.text.escape_debug())
     }
+}
+
+/// Whether an identity that a handshake has proved names this host and this subsystem. Names with a space are in no
+/// identity, since a space ends a name there.
+#[must_use]
+pub fn identity_names(identity: &str, host: &Nqn, subsystem: &Nqn) -> bool {
+    let (host, subsystem) = (host.as_str(), subsystem.as_str());
+    if host.contains(' ') || subsystem.contains(' ') {
+        return false;
+    }
+    let mut words = identity.split(' ');
+    let (form, found) = (words.next(), (words.next(), words.next()));
+    let (digest, more) = (words.next(), words.next());
+    let form_is = |version: &str| form.is_some_and(|form| form.starts_with(version));
+    found == (Some(host), Some(subsystem))
+        && more.is_none()
+        && (form_is("NVMe0") && digest.is_none() || form_is("NVMe1") && digest.is_some())
 }
 
 impl RetainedPsk {
@@ -338,6 +361,29 @@ mod tests {
         let version = IdentityVersion::Zero;
         assert_eq!(psk.for_tls(version, &host, &host).unwrap_err(), KeyError::NamesTooLong);
         assert!(psk.for_tls(IdentityVersion::One, &host, &host).is_ok());
+    }
+
+    #[test]
+    fn identities_name_two_names() {
+        let names = |identity: &str| identity_names(identity, &nqn("nqn.host"), &nqn("nqn.sub"));
+        for (identity, wanted) in [
+            ("NVMe0R01 nqn.host nqn.sub", true),
+            ("NVMe1R02 nqn.host nqn.sub digest=", true),
+            ("NVMe1G01 nqn.host nqn.sub digest=", true),
+            ("NVMe0R01 nqn.host nqn.sub digest=", false),
+            ("NVMe1R01 nqn.host nqn.sub", false),
+            ("NVMe1R01 nqn.host nqn.sub digest= more", false),
+            ("NVMe0R01 nqn.host nqn.su", false),
+            ("NVMe0R01 nqn.hos nqn.sub", false),
+            ("NVMe0R01  nqn.host nqn.sub", false),
+            ("NVMe2R01 nqn.host nqn.sub", false),
+            ("", false),
+        ] {
+            assert_eq!(names(identity), wanted, "{identity}");
+        }
+        let (host, rest) = (nqn("a b"), nqn("c"));
+        assert!(!identity_names("NVMe0R01 a b c", &host, &rest));
+        assert!(!identity_names("NVMe1R01 a b c", &nqn("a"), &nqn("b c")));
     }
 
     #[test]

@@ -31,7 +31,7 @@ type Streams = Option<Arc<dyn StreamProvider>>;
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn scrambler(key: u8) -> Streams {
-    Some(Arc::new(Scrambler::new(key, "end")))
+    Some(Arc::new(Scrambler::new(key, "")))
 }
 
 fn config(address: SocketAddr, streams: &Streams) -> HostConfig {

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use raceline_auth::TlsKey;
 use raceline_proto::nvme::Nqn;
 use raceline_target::Keys;
 
@@ -24,6 +25,8 @@ pub(crate) struct Admission {
     pub(crate) hosts: Option<Vec<Nqn>>,
     /// The secrets by which these hosts and the controller prove themselves.
     pub(crate) keys: Keys,
+    /// The key with which these hosts, and no others, connect over TLS; `None`: nothing is encrypted.
+    pub(crate) tls_key: Option<TlsKey>,
     /// Whether all addresses can be reached from this machine only.
     pub(crate) local_only: bool,
 }
@@ -44,8 +47,10 @@ impl Admission {
         }
         let hosts = (!args.hosts.is_empty()).then(|| args.hosts.clone());
         let keys = keys(args)?;
+        let tls_key = args.tls_psk.as_deref();
+        let tls_key = tls_key.map(|file| secrets::from_file("--tls-psk", file)).transpose()?;
         let local_only = listen.iter().all(|address| is_local(address.ip()));
-        Ok(Self { listen, hosts, keys, local_only })
+        Ok(Self { listen, hosts, keys, tls_key, local_only })
     }
 
     /// The admitted hosts, as text for users.
@@ -55,7 +60,8 @@ impl Admission {
                 let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
                 let proof =
                     if self.keys.host.is_empty() { "" } else { ", which has to prove itself" };
-                format!("only {}{proof}", names.join(", "))
+                let tls = if self.tls_key.is_some() { ", over TLS" } else { "" };
+                format!("only {}{proof}{tls}", names.join(", "))
             }
             (None, true) => "any host of this machine (restrict it with --host NQN)".to_owned(),
             (None, false) => "ANY host that can reach it, without encryption".to_owned(),
@@ -83,8 +89,9 @@ fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> 
     if args.hosts.is_empty() && !args.allow_any_host {
         missing.push("--host NQN (or --allow-any-host) to say who may connect");
     }
-    if !args.insecure {
-        missing.push("--insecure to accept that nothing is encrypted");
+    if !args.insecure && args.tls_psk.is_none() {
+        missing
+            .push("--tls-psk FILE to encrypt, or --insecure to accept that nothing is encrypted");
     }
     if missing.is_empty() {
         return Ok(());
@@ -139,7 +146,7 @@ mod tests {
     fn every_combination_for_other_addresses() {
         let wild = "--allow-wildcard to listen on every address that this machine has";
         let who = "--host NQN (or --allow-any-host) to say who may connect";
-        let plain = "--insecure to accept that nothing is encrypted";
+        let plain = "--tls-psk FILE to encrypt, or --insecure to accept that nothing is encrypted";
         for address in [
             "192.0.2.1:4420",
             "[2001:db8::1]:4420",

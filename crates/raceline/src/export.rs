@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_accel::{Framework, Statistics};
@@ -10,10 +11,12 @@ use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::{Cost, CostPerIo};
 use raceline_bench::report::binary_bytes;
 use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::StreamProvider;
 use raceline_reactor::stats::DepartureCounts;
 use raceline_target::{
     HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
 };
+use raceline_tls::{PskTable, TlsAcceptor};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -294,12 +297,29 @@ fn set_up(
         });
     }
     let mut listeners = Vec::with_capacity(admission.listen.len());
+    let streams = tls(nqn, admission)?;
     for &address in &admission.listen {
-        let listening = Target::listen_after_restart(|| target.add_listener(address));
+        let listening =
+            Target::listen_after_restart(|| target.add_listener_with(address, streams.clone()));
         listeners.push(listening.map_err(|error| listen_failure(&error))?);
     }
     let pid = std::process::id();
     Ok(Ready { ready: true, nqn: nqn.as_str().to_owned(), listeners, namespaces, pid })
+}
+
+/// TLS with the key of the hosts that are admitted, for the subsystem and for the Discovery service; `None`: there is no
+/// key.
+fn tls(nqn: &Nqn, admission: &Admission) -> Result<Option<Arc<dyn StreamProvider>>, Failure> {
+    let Some(key) = &admission.tls_key else { return Ok(None) };
+    let table = PskTable::new();
+    for host in admission.hosts.iter().flatten() {
+        for subsystem in [nqn, &Nqn::discovery()] {
+            table
+                .insert(key, host, subsystem)
+                .map_err(|error| Failure::usage(format!("--tls-psk for {host}: {error}")))?;
+        }
+    }
+    Ok(Some(Arc::new(TlsAcceptor::new(Arc::new(table)))))
 }
 
 /// The failure for an address that cannot be bound, with a remedy.
@@ -341,7 +361,8 @@ fn describe(ready: &Ready, admission: &Admission) -> String {
             listener.ip().to_string()
         };
         let (port, nqn) = (listener.port(), &ready.nqn);
-        text.push_str(&format!("  nvme connect -t tcp -a {address} -s {port} -n {nqn}\n"));
+        let tls = if admission.tls_key.is_some() { " --tls" } else { "" };
+        text.push_str(&format!("  nvme connect -t tcp -a {address} -s {port} -n {nqn}{tls}\n"));
     }
     text
 }
@@ -400,8 +421,13 @@ mod tests {
 
     #[test]
     fn people_read_what_to_type() {
-        let admission =
-            Admission { listen: Vec::new(), hosts: None, keys: Keys::default(), local_only: true };
+        let admission = Admission {
+            listen: Vec::new(),
+            hosts: None,
+            keys: Keys::default(),
+            tls_key: None,
+            local_only: true,
+        };
         let text = describe(&ready(), &admission);
         assert!(text.contains("64 MiB"), "{text}");
         assert!(text.contains("admits any host of this machine"), "{text}");

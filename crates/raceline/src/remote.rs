@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use raceline_auth::{IdentityVersion, TlsKey};
 use raceline_bdev::Identity;
 use raceline_host::blocking::Host;
 use raceline_host::{
@@ -11,6 +12,8 @@ use raceline_host::{
 };
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::StreamProvider;
+use raceline_tls::{ClientPsk, TlsConnector};
 
 use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::failure::Failure;
@@ -118,7 +121,8 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let address = resolve(&args.address, args.port)?;
     let identity = Identity::of_this_machine();
     let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
-    let mut config = HostConfig::new(address, subnqn, hostnqn, hostid);
+    let streams = tls(args, &hostnqn, &subnqn)?;
+    let mut config = HostConfig { streams, ..HostConfig::new(address, subnqn, hostnqn, hostid) };
     config.source = args.source;
     if let Some(priority) = args.priority {
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
@@ -149,6 +153,23 @@ pub(crate) fn credentials(args: &AddressArgs) -> Result<Option<Credentials>, Fai
             "a controller proves itself to a host that proves itself first: add --dhchap-secret FILE",
         )),
     }
+}
+
+/// TLS with the key of this host for the subsystem; `None`: it has no key.
+fn tls(
+    args: &AddressArgs,
+    host: &Nqn,
+    subsystem: &Nqn,
+) -> Result<Option<Arc<dyn StreamProvider>>, Failure> {
+    let key = secrets::secret("--tls-psk", args.tls_psk.as_deref(), "RACELINE_TLS_PSK")?;
+    let Some(key): Option<TlsKey> = key else { return Ok(None) };
+    let version = match args.tls_identity {
+        0 => IdentityVersion::Zero,
+        _ => IdentityVersion::One,
+    };
+    let psk = ClientPsk::new(&key, version, host, subsystem)
+        .map_err(|error| Failure::usage(format!("--tls-psk: {error}")))?;
+    Ok(Some(Arc::new(TlsConnector::new(psk))))
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.

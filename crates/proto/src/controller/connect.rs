@@ -63,6 +63,10 @@ impl ConnectError {
     pub const UNKNOWN_CONTROLLER: Self =
         Self { status: Status::CONNECT_INVALID_PARAMETERS, ipo: IPO_CNTLID, in_data: true };
 
+    /// The host is not the one that it has proved to be.
+    pub const OTHER_HOST: Self =
+        Self { status: Status::CONNECT_INVALID_HOST.dnr(), ipo: IPO_HOSTNQN, in_data: true };
+
     /// An invalid parameter in the SQE, which a retry does not make valid.
     pub(crate) const fn in_sqe(ipo: u16) -> Self {
         Self { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), ipo, in_data: false }

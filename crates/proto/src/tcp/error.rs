@@ -208,6 +208,11 @@ impl FatalError {
     pub fn header(&self) -> &[u8] {
         &self.header
     }
+
+    /// Whether the peer's first bytes are a record of TLS: an alert or a message of a handshake (RFC 8446, 5.1).
+    fn is_tls(&self) -> bool {
+        self.violation == Violation::NotInitialized && matches!(self.header[..], [21 | 22, 3, ..])
+    }
 }
 
 impl fmt::Display for FatalError {
@@ -216,7 +221,11 @@ impl fmt::Display for FatalError {
         if let Some((pdu_type, _)) = self.header.split_first() {
             write!(f, ", PDU type {pdu_type:02x}h")?;
         }
-        f.write_str(")")
+        f.write_str(")")?;
+        if self.is_tls() {
+            f.write_str("; these bytes are TLS, which this end does not use: use it at both ends or at neither")?;
+        }
+        Ok(())
     }
 }
 

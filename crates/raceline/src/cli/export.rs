@@ -72,6 +72,9 @@ pub(crate) struct ExportArgs {
 
     #[command(flatten)]
     pub(crate) algorithms: AlgorithmArgs,
+    /// File with the key by which the hosts of --host connect over TLS 1.3, and no host without it (NVMeTLSkey-1:...)
+    #[arg(long, value_name = "FILE", requires = "hosts", conflicts_with = "insecure")]
+    pub(crate) tls_psk: Option<PathBuf>,
 
     /// Accept that other machines connect without encryption
     #[arg(long)]

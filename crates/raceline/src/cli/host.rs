@@ -52,6 +52,15 @@ pub(crate) struct AddressArgs {
 
     #[command(flatten)]
     pub(crate) algorithms: AlgorithmArgs,
+    /// File with the key for TLS 1.3 with this controller (NVMeTLSkey-1:...), readable by its owner only
+    /// [default: the key in RACELINE_TLS_PSK; without one, nothing is encrypted]
+    #[arg(long, value_name = "FILE", help_heading = "Host")]
+    pub(crate) tls_psk: Option<PathBuf>,
+
+    /// Version of the identity by which the key is offered: 0 for controllers of NVMe/TCP 1.0
+    #[arg(long, value_name = "VERSION", help_heading = "Host", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) tls_identity: u8,
 
     /// Keep alive timeout in seconds, 0 for none
     #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]

@@ -96,6 +96,11 @@ impl Socket {
         Socket { inner: Inner::Provided(stream), local, peer }
     }
 
+    /// Whether a provider's stream carries its bytes.
+    pub fn is_provided(&self) -> bool {
+        matches!(self.inner, Inner::Provided(_))
+    }
+
     /// Takes a socket apart for a provider's stream to go over it.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ pub const END: u8 = 3;
 #[derive(Clone, Debug)]
 pub struct Scrambler {
     pub key: u8,
-    /// The name that this end gives itself.
+    /// The name that this end gives itself; empty: it has none.
     pub name: &'static str,
     /// Has no descriptor to wait for, although there is one.
     pub polled: bool,
@@ -291,7 +291,7 @@ impl ByteStream for Scrambled {
     }
 
     fn peer_identity(&self) -> Option<&str> {
-        self.peer.as_deref().filter(|_| self.finished)
+        self.peer.as_deref().filter(|name| self.finished && !name.is_empty())
     }
 
     fn close(&mut self, reset: bool) {

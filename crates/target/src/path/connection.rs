@@ -85,6 +85,11 @@ impl Connection {
         }
     }
 
+    /// Its stream has a handshake of its own before ICReq, for which there is the time until Connect.
+    pub(crate) fn allow_handshake(&mut self, core: &Core) {
+        self.life.allow_handshake(core.shared.config.pre_connect.connect);
+    }
+
     fn token(&self) -> Token {
         Token { owner: 0, generation: self.key.generation, index: self.key.index }
     }
@@ -119,7 +124,7 @@ impl Connection {
             Ok(0) => return self.close(cx, core, "the host closed it"),
             Ok(len) => len,
             Err(error) => {
-                tracing::debug!(peer = %self.ends.peer, %error, "receive failed");
+                self.log_broken(&error);
                 return self.close(cx, core, "receiving failed");
             }
         };

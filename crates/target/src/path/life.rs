@@ -57,6 +57,11 @@ impl Life {
         }
     }
 
+    /// A handshake comes before ICReq; both have to end within this time from the accept.
+    pub(crate) fn allow_handshake(&mut self, limit: Duration) {
+        self.deadline = Some(self.accepted + limit);
+    }
+
     /// ICReq has come; Connect has to complete within this time from the accept.
     pub(crate) fn open(&mut self, connect: Duration) {
         self.state = LifeState::Open;

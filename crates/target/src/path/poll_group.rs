@@ -224,6 +224,7 @@ impl PollGroup {
         ticket: Ticket,
     ) {
         let index = if self.stopping { None } else { self.free_index() };
+        let shakes_hands = socket.is_provided();
         let adopted = index.and_then(|_| cx.io.adopt(socket).ok());
         let (Some(index), Some(socket)) = (index, adopted) else {
             self.free.extend(index);
@@ -236,6 +237,9 @@ impl PollGroup {
         let mut connection =
             Box::new(Connection::new(key, socket, (ends, ticket), &self.core, cx.now));
         self.core.shared.settle(ticket, self.core.place(key));
+        if shakes_hands {
+            connection.allow_handshake(&self.core);
+        }
         connection.arm_timer(cx);
         connection.start_recv(cx);
         entry.connection = Some(connection);

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use raceline_auth::identity_names;
 use raceline_proto::controller::{
     self as controller, ConnectError, ConnectRequest, Controller, connect_transfer, find_subsystem,
     parse_connect,
 };
 use raceline_proto::nvme::fabrics::ConnectResponse;
-use raceline_proto::nvme::{CommandId, ControllerId, Cqe};
+use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostNqn};
 use raceline_reactor::{Context, IoBuf};
 
 use super::{Connection, Role};
@@ -54,6 +55,7 @@ impl Connection {
         let (sqe, data) = (slot.sqe, slot.buf.take());
         let data = data.as_deref().unwrap_or_default();
         let result = parse_connect(&sqe, data).and_then(|request| {
+            self.check_names(cx, &request)?;
             if request.qid.is_admin() {
                 self.connect_admin(cx, core, request, sqe.command_id())
             } else {
@@ -63,6 +65,24 @@ impl Connection {
         if let Err(error) = result {
             self.refuse_connect(core, command, &error);
         }
+    }
+
+    /// A host that has proved in a handshake who it is, and for which subsystem, may not be another one now (NVMe/TCP
+    /// 1.1, 3.6.1.4).
+    fn check_names(&self, cx: &Context<'_>, request: &ConnectRequest) -> Result<(), ConnectError> {
+        let Some(identity) = cx.io.peer_identity(self.socket) else { return Ok(()) };
+        let HostNqn::Named(host) = &request.hostnqn else { return Err(ConnectError::OTHER_HOST) };
+        if identity_names(identity, host, &request.subnqn) {
+            return Ok(());
+        }
+        tracing::warn!(
+            peer = %self.ends.peer,
+            host = %request.hostnqn,
+            subsystem = %request.subnqn,
+            identity = %identity.escape_debug(),
+            "Connect has other names than the TLS identity"
+        );
+        Err(ConnectError::OTHER_HOST)
     }
 
     fn refuse_connect(&mut self, core: &mut Core, command: CommandSlot, error: &ConnectError) {

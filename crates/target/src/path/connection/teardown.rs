@@ -52,6 +52,17 @@ impl Connection {
         self.arm_timer(cx);
     }
 
+    /// The socket has failed. What the kernel reports happens every day. What a provider of streams reports, such as
+    /// TLS without a key, somebody has to do something about.
+    pub(super) fn log_broken(&self, error: &std::io::Error) {
+        let peer = self.ends.peer;
+        if error.raw_os_error().is_some() {
+            tracing::debug!(%peer, %error, "receive failed");
+        } else {
+            tracing::warn!(%peer, %error, "a connection has failed");
+        }
+    }
+
     /// The target is stopping: takes no new commands.
     pub(crate) fn drain(&mut self, cx: &mut Context<'_>) {
         self.life.drain(cx.now);

@@ -1,0 +1,143 @@
+//! Why a TLS connection ends, in words for the log of whoever runs this end, and the alert for the peer.
+
+use std::io;
+
+/// Why a TLS connection cannot be made, or ends.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TlsError {
+    /// The first bytes are those of NVMe/TCP.
+    #[error(
+        "the peer speaks NVMe/TCP without TLS: its first byte is {0:02x}h, and TLS begins with 16h. Both ends have to use \
+         TLS, or neither"
+    )]
+    Plain(u8),
+    /// The first bytes are neither those of TLS nor those of NVMe/TCP.
+    #[error("the peer does not speak TLS: its first byte is {0:02x}h, and TLS begins with 16h")]
+    NotTls(u8),
+    /// The host offered keys, and none of them is known.
+    #[error("no key is known for what the host offered: {0}")]
+    UnknownIdentity(String),
+    /// The host offered no key.
+    #[error("the host offered no pre-shared key, and there is no other way to authenticate")]
+    NoIdentity,
+    /// A handshake without the key that was offered, or with another suite than that of the key.
+    #[error("the handshake ended without the pre-shared key: {0}")]
+    NotThePsk(String),
+    /// The library refused the handshake.
+    #[error("the TLS handshake failed: {0}")]
+    Handshake(String),
+    /// The peer has ended the connection with an alert.
+    #[error("the peer ended TLS with alert {name} ({0}){hint}", name = alert_name(*.0), hint = alert_hint(*.0))]
+    Alert(u8),
+    /// The connection ended without close_notify: somebody may have cut it off.
+    #[error("the connection ended without the end of TLS (close_notify): it may have been cut off")]
+    CutOff,
+    /// The connection ended in the middle of the handshake.
+    #[error("the peer closed the connection during the TLS handshake{when}", when = if *.0 { "" } else { ", before its first byte" })]
+    CutOffEarly(bool),
+    /// A record that the key does not open: it was changed on the way, or made with another key.
+    #[error("a TLS record is not authentic: it was changed on its way, or the peer has other keys")]
+    NotAuthentic,
+    /// The header of a record announces more than TLS allows.
+    #[error("a TLS record of {0} bytes; at most 16640 are allowed")]
+    TooLong(usize),
+    /// A record of a type that has no place here.
+    #[error("a TLS record of type {0}, which is not expected here")]
+    UnexpectedRecord(u8),
+    /// A handshake message that has no place after the handshake.
+    #[error("a TLS handshake message of type {0}, which is not expected here")]
+    UnexpectedMessage(u8),
+    /// A message or an alert that cannot be read.
+    #[error("a malformed TLS {0}")]
+    Malformed(&'static str),
+    /// More messages without data than any peer needs.
+    #[error("the peer sends TLS messages and no data")]
+    Flood,
+    /// Too many handshakes are under way.
+    #[error("{0} TLS handshakes are under way already")]
+    Busy(usize),
+}
+
+impl TlsError {
+    /// The alert for the peer (RFC 8446, 6); `None`: the peer has ended the connection itself.
+    #[must_use]
+    pub fn alert(&self) -> Option<u8> {
+        match self {
+            Self::Plain(_) | Self::NotTls(_) | Self::UnexpectedRecord(_) => Some(10),
+            Self::UnexpectedMessage(_) | Self::Flood => Some(10),
+            Self::NotAuthentic => Some(20),
+            Self::TooLong(_) => Some(22),
+            Self::Handshake(_) | Self::NotThePsk(_) => Some(40),
+            Self::Malformed(_) => Some(50),
+            Self::NoIdentity => Some(109),
+            Self::UnknownIdentity(_) => Some(115),
+            Self::Alert(_) | Self::CutOff | Self::CutOffEarly(_) | Self::Busy(_) => None,
+        }
+    }
+}
+
+impl From<TlsError> for io::Error {
+    fn from(error: TlsError) -> io::Error {
+        let kind = match error {
+            TlsError::CutOff | TlsError::CutOffEarly(_) => io::ErrorKind::UnexpectedEof,
+            TlsError::Alert(_) => io::ErrorKind::ConnectionAborted,
+            TlsError::Busy(_) => io::ErrorKind::QuotaExceeded,
+            _ => io::ErrorKind::InvalidData,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+/// The name of an alert (RFC 8446, 6).
+fn alert_name(description: u8) -> &'static str {
+    match description {
+        0 => "close_notify",
+        10 => "unexpected_message",
+        20 => "bad_record_mac",
+        22 => "record_overflow",
+        40 => "handshake_failure",
+        47 => "illegal_parameter",
+        48 => "unknown_ca",
+        50 => "decode_error",
+        51 => "decrypt_error",
+        70 => "protocol_version",
+        71 => "insufficient_security",
+        80 => "internal_error",
+        86 => "inappropriate_fallback",
+        90 => "user_canceled",
+        109 => "missing_extension",
+        110 => "unsupported_extension",
+        115 => "unknown_psk_identity",
+        116 => "certificate_required",
+        120 => "no_application_protocol",
+        _ => "unknown",
+    }
+}
+
+/// What most often stands behind an alert.
+fn alert_hint(description: u8) -> &'static str {
+    match description {
+        115 | 40 | 109 => {
+            ": it has no key for this host and this subsystem, or another version of its identity"
+        }
+        51 | 20 => ": it has another key for this identity",
+        70 => ": it does not speak TLS 1.3",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let text = TlsError::Alert(115).to_string();
+        assert!(text.contains("unknown_psk_identity (115)") && text.contains("no key"), "{text}");
+        let text = TlsError::Plain(0).to_string();
+        assert!(text.contains("without TLS") && text.contains("00h"), "{text}");
+        let error = io::Error::from(TlsError::CutOff);
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(error.to_string().contains("close_notify"));
+    }
+}

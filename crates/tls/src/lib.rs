@@ -1,0 +1,31 @@
+//! TLS 1.3 with external pre-shared keys for NVMe/TCP (NVMe/TCP 1.1, 3.6.1), as a provider of byte streams.
+//!
+//! [`TlsAcceptor`] is what a listener has, [`TlsConnector`] what a host has. Neither knows a way without TLS.
+//!
+//! | what | which |
+//! |---|---|
+//! | protocol | TLS 1.3 only (RFC 8446): no certificates, tickets, resumption, early data or client authentication |
+//! | key exchange | psk_dhe_ke over P-256, P-384 or P-521 |
+//! | suites | TLS_AES_128_GCM_SHA256 for keys of 32 bytes, TLS_AES_256_GCM_SHA384 for keys of 48 bytes |
+//! | identities | versions 0 and 1 ([`raceline_auth::PskIdentity`]) |
+//!
+//! The handshake is s2n-tls's, over memory ([`Handshake`]). When it is done, records are made and opened here
+//! ([`Session`]): an application's bytes are encrypted where they were copied to, and many PDUs share a record. Both
+//! do no I/O; [`stream`] moves their bytes.
+
+mod client_hello;
+mod error;
+mod handshake;
+mod keys;
+mod library;
+mod provider;
+mod record;
+mod session;
+mod stream;
+
+pub use error::TlsError;
+pub use handshake::{Established, Handshake};
+pub use keys::{ClientPsk, PskLookup, PskTable};
+pub use provider::{HANDSHAKES_MAX, TlsAcceptor, TlsConnector};
+pub use record::{DATA_MAX, RECORD_MAX, Suite};
+pub use session::{Opened, Session};

@@ -1,0 +1,330 @@
+//! A TLS connection as a byte stream of the reactor: the handshake, then records between a socket and an owner's memory.
+
+use std::io::{self, Read as _, Write as _};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+use raceline_reactor::io::RecvBuffers;
+use raceline_reactor::{ByteStream, Interest, SendBatch, Source, Transport};
+
+use crate::error::TlsError;
+use crate::handshake::{Established, Handshake};
+use crate::provider::Permit;
+use crate::record::{DATA_MAX, RECORD_MAX};
+use crate::session::{Opened, Session};
+
+/// Records that are written by one call, at most, and that are read by one.
+const RECORDS: usize = 4;
+/// Most bytes that are sealed and not written.
+const OUT_BYTES: usize = RECORDS * Session::sealed_max(DATA_MAX);
+/// Bytes that are read by one call.
+const RAW_BYTES: usize = RECORDS * RECORD_MAX;
+/// Bytes that are read by one call during the handshake.
+const HANDSHAKE_BYTES: usize = 4 << 10;
+
+enum Phase {
+    Handshake { handshake: Box<Handshake>, _permit: Permit },
+    Open(Box<Session>),
+}
+
+/// See the module.
+pub(crate) struct TlsStream {
+    transport: Transport,
+    phase: Phase,
+    out: Outbox,
+    raw: Raw,
+    identity: Option<String>,
+    /// The peer has said that it sends nothing more.
+    ended: bool,
+    /// Why the connection is over.
+    failed: Option<Failure>,
+}
+
+/// An error that is given again and again.
+enum Failure {
+    Tls(TlsError),
+    Socket(io::ErrorKind, Option<i32>),
+}
+
+impl Failure {
+    fn of(error: &io::Error) -> Failure {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
+            Some(error) => Failure::Tls(error.clone()),
+            None => Failure::Socket(error.kind(), error.raw_os_error()),
+        }
+    }
+
+    fn to_error(&self) -> io::Error {
+        match self {
+            Failure::Tls(error) => error.clone().into(),
+            Failure::Socket(_, Some(code)) => io::Error::from_raw_os_error(*code),
+            Failure::Socket(kind, None) => (*kind).into(),
+        }
+    }
+}
+
+/// Bytes for the peer that the socket has not taken yet.
+#[derive(Default)]
+struct Outbox {
+    bytes: Vec<u8>,
+    filled: Range<usize>,
+}
+
+impl Outbox {
+    fn push(&mut self, bytes: &[u8]) {
+        self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.filled.end += bytes.len();
+    }
+
+    /// Memory behind what is there, for at least `len` bytes. Whoever fills it says so in `filled`.
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        let end = self.filled.end;
+        if self.bytes.len() < end + len {
+            self.bytes.resize(end + len, 0);
+        }
+        &mut self.bytes[end..]
+    }
+
+    /// Writes all that is there.
+    fn pay(&mut self, transport: &mut Transport) -> io::Result<()> {
+        while !self.filled.is_empty() {
+            match transport.write(&self.bytes[self.filled.clone()]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.filled.start += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.filled = 0..0;
+        Ok(())
+    }
+}
+
+/// Bytes of the peer: data that nobody has taken yet, then records that are not opened yet.
+#[derive(Default)]
+struct Raw {
+    bytes: Vec<u8>,
+    data: Range<usize>,
+    records: Range<usize>,
+}
+
+impl Raw {
+    /// What follows a handshake.
+    fn beginning(rest: &[u8]) -> Raw {
+        let mut bytes = vec![0; RAW_BYTES.max(rest.len())];
+        bytes[..rest.len()].copy_from_slice(rest);
+        Raw { bytes, data: 0..0, records: 0..rest.len() }
+    }
+
+    /// Opens the next record, if it is whole; false if it is not.
+    fn open_next(&mut self, session: &mut Session) -> Result<Option<Opened>, TlsError> {
+        let Some(len) = session.record_len(&self.bytes[self.records.clone()])? else {
+            return Ok(None);
+        };
+        if self.records.len() < len {
+            return Ok(None);
+        }
+        let start = self.records.start;
+        self.records.start += len;
+        let opened = session.open(&mut self.bytes[start..start + len])?;
+        if let Opened::Data { start: within, len } = opened {
+            self.data = start + within..start + within + len;
+        }
+        Ok(Some(opened))
+    }
+
+    /// Reads more. There are no data, and the records are less than one.
+    fn fill(&mut self, transport: &mut Transport) -> io::Result<usize> {
+        self.bytes.copy_within(self.records.clone(), 0);
+        self.records = 0..self.records.len();
+        let count = transport.read(&mut self.bytes[self.records.end..])?;
+        self.records.end += count;
+        Ok(count)
+    }
+
+    /// Bytes that have come.
+    fn len(&self) -> usize {
+        self.data.len() + self.records.len()
+    }
+}
+
+impl TlsStream {
+    /// Around a fresh connection.
+    pub(crate) fn new(transport: Transport, mut handshake: Handshake, permit: Permit) -> TlsStream {
+        let mut out = Outbox::default();
+        out.push(&handshake.take_output());
+        TlsStream {
+            transport,
+            phase: Phase::Handshake { handshake: Box::new(handshake), _permit: permit },
+            out,
+            raw: Raw::default(),
+            identity: None,
+            ended: false,
+            failed: None,
+        }
+    }
+
+    /// Gives the result; remembers an error that is final, and tells the peer.
+    fn settle<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        let Err(error) = &result else { return result };
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+            return result;
+        }
+        let failure = Failure::of(error);
+        if let (Failure::Tls(error), Phase::Open(session)) = (&failure, &mut self.phase) {
+            let len = session.close(Some(error), self.out.room(Session::sealed_max(DATA_MAX)));
+            self.out.filled.end += len;
+        }
+        // The last words leave now or never.
+        let _ = self.out.pay(&mut self.transport);
+        self.failed = Some(failure);
+        result
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |failure| Err(failure.to_error()))
+    }
+
+    fn shake_hands(&mut self) -> io::Result<()> {
+        loop {
+            self.out.pay(&mut self.transport)?;
+            let Phase::Handshake { handshake, .. } = &mut self.phase else { return Ok(()) };
+            let mut piece = [0; HANDSHAKE_BYTES];
+            let count = match self.transport.read(&mut piece) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            if count == 0 {
+                return Err(TlsError::CutOffEarly(handshake.has_begun()).into());
+            }
+            let result = handshake.handle(&piece[..count]);
+            self.out.push(&handshake.take_output());
+            if let Some(established) = result? {
+                self.open(established);
+            }
+        }
+    }
+
+    fn open(&mut self, established: Established) {
+        let Established { identity, suite, session, rest } = established;
+        tracing::debug!(identity = %identity.escape_debug(), suite = suite.name(), "TLS is established");
+        self.raw = Raw::beginning(&rest);
+        self.identity = Some(identity);
+        // With this the handshake's permit goes back.
+        self.phase = Phase::Open(Box::new(session));
+    }
+
+    fn receive_some(&mut self, into: &mut RecvBuffers) -> io::Result<usize> {
+        let Phase::Open(session) = &mut self.phase else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        let room = into.room();
+        let mut filled = 0;
+        loop {
+            let taken = into.put(filled, &self.raw.bytes[self.raw.data.clone()]);
+            self.raw.data.start += taken;
+            filled += taken;
+            if filled == room || self.ended {
+                return Ok(filled);
+            }
+            match self.raw.open_next(session) {
+                Ok(Some(Opened::Closed)) => self.ended = true,
+                Ok(Some(Opened::Data { .. })) => {}
+                Ok(Some(Opened::Nothing)) => {
+                    if session.owes_answer() && self.out.filled.len() < OUT_BYTES {
+                        let len = session.answer(self.out.room(Session::sealed_max(DATA_MAX)));
+                        self.out.filled.end += len;
+                        ignore_full(self.out.pay(&mut self.transport))?;
+                    }
+                }
+                // The error comes again when these bytes are taken.
+                Err(_) if filled > 0 => return Ok(filled),
+                Err(error) => return Err(error.into()),
+                Ok(None) if filled > 0 => return Ok(filled),
+                Ok(None) => {
+                    if self.raw.fill(&mut self.transport)? == 0 {
+                        return Err(TlsError::CutOff.into());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A full socket is no error: what it has not taken is owed.
+fn ignore_full(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        result => result,
+    }
+}
+
+impl ByteStream for TlsStream {
+    fn advance(&mut self) -> io::Result<()> {
+        self.check()?;
+        let result = match &self.phase {
+            Phase::Handshake { .. } => self.shake_hands(),
+            Phase::Open(_) => self.out.pay(&mut self.transport),
+        };
+        self.settle(result)
+    }
+
+    fn receive(&mut self, into: &mut RecvBuffers) -> io::Result<usize> {
+        self.check()?;
+        let result = self.receive_some(into);
+        self.settle(result)
+    }
+
+    /// Seals one record, and writes only when as many are sealed as one call writes: the caller gives the rest of the
+    /// batch at once, and then calls [`Self::advance`].
+    fn transmit(&mut self, batch: &mut SendBatch) -> io::Result<usize> {
+        self.check()?;
+        if matches!(self.phase, Phase::Handshake { .. }) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if self.out.filled.end + Session::sealed_max(DATA_MAX) > OUT_BYTES {
+            let paid = self.out.pay(&mut self.transport);
+            self.settle(paid)?;
+        }
+        let Phase::Open(session) = &mut self.phase else { return Ok(0) };
+        let needed = Session::sealed_max(batch.len().min(DATA_MAX));
+        let (sealed, taken) = session.seal(self.out.room(needed), |room| batch.copy_unsent(room));
+        self.out.filled.end += sealed;
+        Ok(taken)
+    }
+
+    fn unread(&mut self) -> usize {
+        self.raw.len() + self.transport.unread()
+    }
+
+    fn interest(&self, waiting: Interest) -> Interest {
+        let shakes_hands = matches!(self.phase, Phase::Handshake { .. });
+        if self.failed.is_some() {
+            return Interest::NONE;
+        }
+        let owes = !self.out.filled.is_empty();
+        Interest { read: waiting.read || shakes_hands && !owes, write: owes }
+    }
+
+    fn source(&self) -> Source<'_> {
+        self.transport.source()
+    }
+
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.transport.kernel_socket()
+    }
+
+    fn peer_identity(&self) -> Option<&str> {
+        self.identity.as_deref()
+    }
+
+    fn close(&mut self, reset: bool) {
+        if let (false, None, Phase::Open(session)) = (reset, &self.failed, &mut self.phase) {
+            let len = session.close(None, self.out.room(Session::sealed_max(DATA_MAX)));
+            self.out.filled.end += len;
+            let _ = self.out.pay(&mut self.transport);
+        }
+        self.transport.close(reset);
+    }
+}
