@@ -70,7 +70,7 @@ fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
     };
     let subsystems = if seed == 0xff { vec![] } else { vec![Arc::new(subsystem)] };
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4420 + u16::from(seed & 64)));
-    let listeners = vec![ListenerInfo { address, port_id: 1, open: true }];
+    let listeners = vec![ListenerInfo { address, port_id: 1, open: true, secure: false }];
     Arc::new(TargetSnapshot { generation, subsystems, listeners, ..TargetSnapshot::default() })
 }
 

@@ -62,6 +62,10 @@ impl StreamProvider for TlsAcceptor {
         wrap(socket, handshake, permit)
     }
 
+    fn is_secure(&self) -> bool {
+        true
+    }
+
     /// A listener connects to nobody.
     fn connected(&self, _socket: Socket) -> io::Result<Socket> {
         Err(io::ErrorKind::Unsupported.into())

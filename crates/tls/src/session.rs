@@ -215,3 +215,126 @@ impl fmt::Debug for Session {
         f.debug_struct("Session").field("closed", &self.closed).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Session, Session) {
+        let (one, other) = (SecretBytes::new(&[1; 32]), SecretBytes::new(&[2; 32]));
+        let suite = Suite::Aes128GcmSha256;
+        (Session::new(suite, one.clone(), other.clone()), Session::new(suite, other, one))
+    }
+
+    /// A record with any content.
+    fn record(session: &mut Session, kind: u8, content: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; content.len() + OVERHEAD];
+        session.sealer.seal(kind, &mut out, |room| {
+            room.copy_from_slice(content);
+            content.len()
+        });
+        out
+    }
+
+    fn data(session: &mut Session, bytes: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; Session::sealed_max(bytes.len())];
+        let (len, taken) = session.seal(&mut out, |room| {
+            room[..bytes.len()].copy_from_slice(bytes);
+            bytes.len()
+        });
+        assert_eq!(taken, bytes.len());
+        out.truncate(len);
+        out
+    }
+
+    #[test]
+    fn keys_change_when_the_peer_asks() {
+        let (mut peer, mut own) = pair();
+        for round in 0..3 {
+            let mut update = record(&mut peer, HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 1]);
+            peer.sealer.change_key();
+            assert_eq!(own.open(&mut update), Ok(Opened::Nothing));
+            assert!(own.owes_answer());
+            let len = "later".len();
+            let mut later = data(&mut peer, b"later");
+            assert_eq!(own.open(&mut later), Ok(Opened::Data { start: HEADER, len }), "{round}");
+            // The answer stands before the next data.
+            let mut sent = data(&mut own, b"answer");
+            let first = peer.record_len(&sent).unwrap().unwrap();
+            assert_eq!(first, KEY_UPDATE_RECORD);
+            assert_eq!(peer.open(&mut sent[..first]), Ok(Opened::Nothing));
+            assert!(!peer.owes_answer() && !own.owes_answer());
+            let len = "answer".len();
+            assert_eq!(peer.open(&mut sent[first..]), Ok(Opened::Data { start: HEADER, len }));
+        }
+    }
+
+    #[test]
+    fn tickets_are_ignored_in_pieces_too() {
+        let (mut peer, mut own) = pair();
+        let ticket = [&[NEW_SESSION_TICKET, 0, 0, 9][..], &[7; 9]].concat();
+        let two = [&ticket[..], &ticket[..]].concat();
+        for pieces in [vec![&two[..]], vec![&two[..1], &two[1..20], &two[20..]]] {
+            for piece in pieces {
+                let mut record = record(&mut peer, HANDSHAKE, piece);
+                assert_eq!(own.open(&mut record), Ok(Opened::Nothing));
+            }
+        }
+        // Data do not come in the middle of a message.
+        let mut begun = record(&mut peer, HANDSHAKE, &ticket[..5]);
+        assert_eq!(own.open(&mut begun), Ok(Opened::Nothing));
+        let mut inside = data(&mut peer, b"data");
+        assert_eq!(own.open(&mut inside), Err(TlsError::UnexpectedRecord(APPLICATION_DATA)));
+    }
+
+    #[test]
+    fn what_has_no_place_ends_the_connection() {
+        for (kind, content, error) in [
+            (20, &[1][..], TlsError::UnexpectedRecord(20)),
+            (24, &[1], TlsError::UnexpectedRecord(24)),
+            (HANDSHAKE, &[], TlsError::UnexpectedRecord(HANDSHAKE)),
+            // ClientHello and CertificateRequest: no renegotiation, no certificates.
+            (HANDSHAKE, &[1, 0, 0, 0], TlsError::UnexpectedMessage(1)),
+            (HANDSHAKE, &[13, 0, 0, 0], TlsError::UnexpectedMessage(13)),
+            (HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 2], TlsError::Malformed("KeyUpdate")),
+            (HANDSHAKE, &[KEY_UPDATE, 0, 0, 0], TlsError::Malformed("KeyUpdate")),
+            // A key changes at the end of a record.
+            (HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0, 4], TlsError::Malformed("KeyUpdate")),
+            (HANDSHAKE, &[4, 255, 255, 255], TlsError::Malformed("message")),
+            (ALERT, &[2, 40], TlsError::Alert(40)),
+            (ALERT, &[1], TlsError::Malformed("alert")),
+        ] {
+            let (mut peer, mut own) = pair();
+            let mut record = record(&mut peer, kind, content);
+            assert_eq!(own.open(&mut record), Err(error), "{kind} {content:?}");
+        }
+        // Nothing but padding.
+        let (mut peer, mut own) = pair();
+        let mut padding = record(&mut peer, 0, &[0; 30]);
+        assert_eq!(own.open(&mut padding), Err(TlsError::UnexpectedRecord(0)));
+    }
+
+    #[test]
+    fn padding_is_no_data() {
+        let (mut peer, mut own) = pair();
+        let mut padded = record(&mut peer, 0, &[b'a', b'b', APPLICATION_DATA, 0, 0, 0]);
+        assert_eq!(own.open(&mut padded), Ok(Opened::Data { start: HEADER, len: 2 }));
+        assert_eq!(&padded[HEADER..HEADER + 2], b"ab");
+    }
+
+    #[test]
+    fn endless_changes_of_keys_are_given_up() {
+        let (mut peer, mut own) = pair();
+        for count in 0.. {
+            let mut update = record(&mut peer, HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 1]);
+            peer.sealer.change_key();
+            match own.open(&mut update) {
+                Ok(_) => assert!(count < EMPTY_MAX),
+                Err(error) => {
+                    assert_eq!((error, count), (TlsError::Flood, EMPTY_MAX));
+                    break;
+                }
+            }
+        }
+    }
+}

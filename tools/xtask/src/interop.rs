@@ -3,6 +3,7 @@
 mod auth;
 mod drives;
 mod manage;
+mod tls;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -45,6 +46,14 @@ impl Kernel {
             Self::V6_12 => "trixie",
         }
     }
+
+    /// What its image has besides: the kernel of Debian 12 has no TLS for NVMe.
+    fn image_options(self) -> &'static [&'static str] {
+        match self {
+            Self::V6_1 => &[],
+            Self::V6_12 => &["-P", "ktls-utils,keyutils", "-M", "tls"],
+        }
+    }
 }
 
 /// The work of a guest.
@@ -64,6 +73,8 @@ pub(crate) enum Part {
     Auth,
     /// The same with all groups.
     AuthAll,
+    /// The kernel's host against our target over TLS.
+    Tls,
 }
 
 /// The target of the kernel's host.
@@ -99,6 +110,7 @@ fn image(tree: &Tree, kernel: Kernel) -> Result<PathBuf> {
     }
     let ended = Task::new(tree.root.join("interop/build-image.sh"))
         .args(["-s", kernel.suite()])
+        .args(kernel.image_options())
         .args([&cache])
         .limit(IMAGE_LIMIT_S)
         .check()
@@ -119,6 +131,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Manage, _) => manage::run(tree, &image),
         (Part::Drives, _) => drives::run(tree, &image),
         (Part::Auth | Part::AuthAll, _) => auth::run(tree, &image, part),
+        (Part::Tls, _) => tls::run(tree, &image),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
@@ -141,6 +154,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Manage => "namespaces.sh",
         Part::Drives => "drives.sh",
         Part::Auth | Part::AuthAll => "auth.sh",
+        Part::Tls => "tls.sh",
     })
 }
 

@@ -349,6 +349,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Auth,
             "Linux 6.12 and we prove ourselves to each other by DH-HMAC-CHAP",
         ),
+        (
+            "kernel-6.12-tls",
+            Kernel::V6_12,
+            Part::Tls,
+            "Linux 6.12 as the host of our target over TLS, with tlshd",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));

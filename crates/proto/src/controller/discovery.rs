@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::snapshot::{ListenerInfo, Referral, TargetSnapshot};
 use super::subsystem::Limits;
 use crate::nvme::discovery::{
-    DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPLICATE, EFLAGS_PERSISTENT,
+    DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPLICATE, EFLAGS_PERSISTENT, SECTYPE_TLS_1_3,
     SUBTYPE_CURRENT_DISCOVERY, SUBTYPE_NVM, SUBTYPE_REFERRAL, TREQ_DISABLE_SQ_FLOW,
     TREQ_SECURE_NOT_REQUIRED, TREQ_SECURE_REQUIRED, TRTYPE_TCP,
 };
@@ -102,19 +102,23 @@ impl DiscoveryLog {
                 Some(Record::Subsystem {
                     nqn: &subsystem.nqn,
                     admin_entries: subsystem.limits.max_admin_entries,
-                    address: self.address(snapshot, listener)?,
-                    port_id: listener.port_id,
+                    place: self.place(snapshot, listener)?,
                 })
             })
         });
         let entrances = snapshot.discovery_ports.iter().filter_map(move |&port_id| {
-            let address = self.address(snapshot, snapshot.listener(port_id)?)?;
+            let place = self.place(snapshot, snapshot.listener(port_id)?)?;
             let admin_entries = snapshot.discovery_limits.max_admin_entries;
-            Some(Record::Entrance { admin_entries, address, port_id })
+            Some(Record::Entrance { admin_entries, place })
         });
         let referrals =
             snapshot.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
         subsystems.chain(entrances).chain(referrals.map(Record::Referral))
+    }
+
+    fn place(&self, snapshot: &TargetSnapshot, listener: &ListenerInfo) -> Option<Place> {
+        let address = self.address(snapshot, listener)?;
+        Some(Place { address, port_id: listener.port_id, secure: listener.secure })
     }
 
     /// The listener's address as this host can use it. A listener on every address is given as the
@@ -134,13 +138,21 @@ impl DiscoveryLog {
     }
 }
 
+/// A listener as a host sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    address: SocketAddr,
+    port_id: u16,
+    secure: bool,
+}
+
 /// One entry of the page, before it is encoded.
 #[derive(PartialEq, Eq)]
 enum Record<'a> {
     /// An NVM subsystem at one listener.
-    Subsystem { nqn: &'a Nqn, admin_entries: u16, address: SocketAddr, port_id: u16 },
+    Subsystem { nqn: &'a Nqn, admin_entries: u16, place: Place },
     /// This discovery service at one listener.
-    Entrance { admin_entries: u16, address: SocketAddr, port_id: u16 },
+    Entrance { admin_entries: u16, place: Place },
     /// Another place.
     Referral(&'a Referral),
 }
@@ -148,18 +160,18 @@ enum Record<'a> {
 impl Record<'_> {
     fn entry(&self) -> DiscoveryEntry {
         match *self {
-            Self::Subsystem { nqn, admin_entries, address, port_id } => DiscoveryEntry {
+            Self::Subsystem { nqn, admin_entries, place } => DiscoveryEntry {
                 subtype: SUBTYPE_NVM,
                 asqsz: admin_entries.into(),
                 subnqn: nqn.to_field(),
-                ..Self::here(address, port_id)
+                ..Self::here(place)
             },
-            Self::Entrance { admin_entries, address, port_id } => DiscoveryEntry {
+            Self::Entrance { admin_entries, place } => DiscoveryEntry {
                 subtype: SUBTYPE_CURRENT_DISCOVERY,
                 asqsz: admin_entries.into(),
                 eflags: (EFLAGS_DUPLICATE | EFLAGS_PERSISTENT).into(),
                 subnqn: Nqn::discovery().to_field(),
-                ..Self::here(address, port_id)
+                ..Self::here(place)
             },
             Self::Referral(referral) => DiscoveryEntry {
                 trtype: referral.trtype,
@@ -184,16 +196,24 @@ impl Record<'_> {
     }
 
     /// What all entries for a listener of this target have in common.
-    fn here(address: SocketAddr, port_id: u16) -> DiscoveryEntry {
+    fn here(Place { address, port_id, secure }: Place) -> DiscoveryEntry {
         let ip = address.ip();
+        let (treq, sectype) = if secure {
+            (TREQ_SECURE_REQUIRED, SECTYPE_TLS_1_3)
+        } else {
+            (TREQ_SECURE_NOT_REQUIRED, 0)
+        };
+        let mut tsas = [0; 256];
+        tsas[0] = sectype;
         DiscoveryEntry {
             trtype: TRTYPE_TCP,
             adrfam: DiscoveryEntry::address_family(ip),
-            treq: TREQ_SECURE_NOT_REQUIRED | TREQ_DISABLE_SQ_FLOW,
+            treq: treq | TREQ_DISABLE_SQ_FLOW,
             portid: port_id.into(),
             cntlid: ControllerId::DYNAMIC.0.into(),
             trsvcid: ascii_field(&address.port().to_string()),
             traddr: ascii_field(&ip.to_string()),
+            tsas,
             ..DiscoveryEntry::default()
         }
     }

@@ -16,6 +16,8 @@ pub struct ListenerInfo {
     pub port_id: u16,
     /// It leads to every subsystem, not only to those that name it in [`Subsystem::ports`].
     pub open: bool,
+    /// Its connections are made over TLS 1.3, as the Discovery log tells hosts.
+    pub secure: bool,
 }
 
 impl ListenerInfo {

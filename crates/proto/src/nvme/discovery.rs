@@ -70,6 +70,8 @@ pub const SUBTYPE_CURRENT_DISCOVERY: u8 = 3;
 pub const EFLAGS_DUPLICATE: u16 = 1 << 0;
 /// EFLAGS bit 1, EPCSD: the discovery service takes connections that last.
 pub const EFLAGS_PERSISTENT: u16 = 1 << 1;
+/// SECTYPE, the first byte of TSAS: TLS 1.3.
+pub const SECTYPE_TLS_1_3: u8 = 2;
 /// TREQ bits 1:0: a secure channel is required.
 pub const TREQ_SECURE_REQUIRED: u8 = 1;
 /// TREQ bits 1:0: a secure channel is not required.

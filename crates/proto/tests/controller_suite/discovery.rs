@@ -66,7 +66,8 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[test]
 fn entries_are_complete() {
-    let listeners = vec![listener("192.0.2.1:4420", 3), listener("[2001:db8::5]:4421", 4)];
+    let secure = ListenerInfo { secure: true, ..listener("[2001:db8::5]:4421", 4) };
+    let listeners = vec![listener("192.0.2.1:4420", 3), secure];
     let log = read(&mut Host::discovery(&target(17, listeners), 0, LOCAL));
     assert_eq!((log.header.genctr.get(), log.header.numrec.get()), (17, 2));
     assert_eq!(log.header.recfmt.get(), 0);
@@ -79,6 +80,7 @@ fn entries_are_complete() {
     assert_eq!(&v4.trsvcid[..6], b"4420  ");
     assert_eq!(v4.tsas[0], 0, "SECTYPE none");
     assert_eq!((v6.adrfam, v6.portid.get()), (2, 4));
+    assert_eq!((v6.treq, v6.tsas[0]), (0b101, 2), "TLS 1.3 is required");
     assert_eq!(v6.address(), Some(("2001:db8::5", "4421")));
 }
 

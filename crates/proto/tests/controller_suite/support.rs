@@ -74,7 +74,7 @@ pub(crate) fn subsystem() -> Subsystem {
 }
 
 pub(crate) fn listener(address: &str, port_id: u16) -> ListenerInfo {
-    ListenerInfo { address: address.parse().unwrap(), port_id, open: true }
+    ListenerInfo { address: address.parse().unwrap(), port_id, open: true, secure: false }
 }
 
 /// What the target offers, with that subsystem.

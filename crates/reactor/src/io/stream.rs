@@ -184,6 +184,11 @@ pub trait StreamProvider: Send + Sync + fmt::Debug {
     /// The connection is lost, with this error.
     fn connected(&self, socket: Socket) -> io::Result<Socket>;
 
+    /// Whether its connections are TLS 1.3, as listeners tell hosts.
+    fn is_secure(&self) -> bool {
+        false
+    }
+
     /// Listens with a stack of its own; `None`: the kernel listens.
     fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
         let _ = address;

@@ -223,7 +223,8 @@ impl Target {
         user: impl FnOnce(&mut State, u16) -> Result<(), TargetError>,
     ) -> Result<SocketAddr, TargetError> {
         let port_id = state.next_port_id();
-        state.listeners.push(ListenerInfo { address, port_id, open });
+        let secure = streams.as_ref().is_some_and(|streams| streams.is_secure());
+        state.listeners.push(ListenerInfo { address, port_id, open, secure });
         if let Some(streams) = &streams {
             state.streams.insert(port_id, Arc::clone(streams));
         }

@@ -1,5 +1,7 @@
 //! How a connection ends: deadlines, broken protocol, draining, closing.
 
+use std::io::ErrorKind;
+
 use raceline_proto::tcp::FatalError;
 use raceline_reactor::Context;
 
@@ -56,10 +58,12 @@ impl Connection {
     /// TLS without a key, somebody has to do something about.
     pub(super) fn log_broken(&self, error: &std::io::Error) {
         let peer = self.ends.peer;
-        if error.raw_os_error().is_some() {
-            tracing::debug!(%peer, %error, "receive failed");
-        } else {
-            tracing::warn!(%peer, %error, "a connection has failed");
+        match (error.raw_os_error(), error.kind()) {
+            (Some(_), _) => tracing::debug!(%peer, %error, "receive failed"),
+            (None, ErrorKind::UnexpectedEof) => {
+                tracing::info!(%peer, %error, "a connection was cut off")
+            }
+            (None, _) => tracing::warn!(%peer, %error, "a connection has failed"),
         }
     }
 

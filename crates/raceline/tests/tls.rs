@@ -1,0 +1,124 @@
+//! Exports over TLS, and the verbs that use them: right keys, wrong keys, and an end without TLS.
+
+mod support;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use support::{Export, Scratch, run};
+
+const HOST: &str = "nqn.2014-08.org.example:friend";
+const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:\n";
+const KEY_384: &str =
+    "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:\n";
+const OTHER: &str = "NVMeTLSkey-1:01:MDAxMTIyMzM0NDU1NjY3Nzg4OTlhYWJiY2NkZGVlZmZwJEiQ:\n";
+
+/// A file that only its owner can read.
+fn private(scratch: &Scratch, name: &str, text: &str) -> String {
+    let path = scratch.file(name, text.as_bytes());
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
+        .expect("it is our file");
+    path
+}
+
+/// Exit code and what the verb says to people. Nothing waits for a controller that refuses.
+fn identify(export: &Export, options: &[&str]) -> (Option<i32>, String) {
+    let arguments = [&["identify", "-q", HOST, "-l", "0"], options].concat();
+    let output = run(&export.host(&arguments));
+    (output.code, output.stderr)
+}
+
+#[test]
+fn keys_of_both_lengths_and_identities_of_both_versions() {
+    let scratch = Scratch::new();
+    for text in [KEY, KEY_384] {
+        let key = private(&scratch, "key", text);
+        let export = Export::start(&["ram:64M", "--host", HOST, "--tls-psk", &key]);
+        for version in ["0", "1"] {
+            let (code, text) = identify(&export, &["--tls-psk", &key, "--tls-identity", version]);
+            assert_eq!(code, Some(0), "{text}");
+        }
+        for (mode, size) in [("randrw", "4k"), ("randrw", "20k"), ("rw", "1M")] {
+            let mut arguments = vec!["perf", "--verify", "-q", HOST, "--tls-psk", &key, "-i", "2"];
+            arguments.extend(["--iodepth", "8", "--runtime", "1", "--ramp_time", "0"]);
+            arguments.extend(["--rw", mode, "--bs", size, "-o", "json"]);
+            let output = run(&export.host(&arguments));
+            assert_eq!(output.code, Some(0), "{}", output.stderr);
+            let document: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+            assert!(document["jobs"][0]["verified_ios"].as_u64().unwrap() > 0, "{mode} {size}");
+        }
+        let address = ["discover", "-q", HOST, "--tls-psk", &key];
+        let output = run(&[&address[..], &["-a", &export.address, "-s", &export.port]].concat());
+        assert!(output.code == Some(0) && output.stdout.contains(&export.nqn), "{}", output.stderr);
+        let people = export.terminate();
+        assert!(people.contains("over TLS") && people.contains(" --tls\n"), "{people}");
+        assert!(!people.contains(&text[20..40]), "a key was printed");
+    }
+}
+
+#[test]
+fn nobody_without_the_key() {
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let other = private(&scratch, "other", OTHER);
+    let export = Export::start(&["ram:1M", "--host", HOST, "--tls-psk", &key]);
+    let (code, text) = identify(&export, &["--tls-psk", &other]);
+    assert!(code == Some(3) && text.contains("unknown_psk_identity (115)"), "{text}");
+    // In version 0 the identity is the same, and the key is not.
+    let (code, text) = identify(&export, &["--tls-psk", &other, "--tls-identity", "0"]);
+    assert!(code == Some(3) && text.contains("TLS"), "{text}");
+    let stranger = ["-q", "nqn.2014-08.org.example:stranger", "--tls-psk", &key];
+    let output = run(&export.host(&[&["identify", "-l", "0"], &stranger[..]].concat()));
+    assert!(output.code == Some(3) && output.stderr.contains("(115)"), "{}", output.stderr);
+    let (code, text) = identify(&export, &[]);
+    assert!(code == Some(3) && text.contains("these bytes are TLS"), "{text}");
+    let people = export.terminate();
+    for words in ["no key is known for what the host offered", "without TLS"] {
+        assert!(people.contains(words), "{people}");
+    }
+}
+
+#[test]
+fn a_host_with_tls_says_that_the_target_has_none() {
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let export = Export::start(&["ram:1M", "--host", HOST]);
+    let (code, text) = identify(&export, &["--tls-psk", &key]);
+    assert!(code == Some(3) && text.contains("without TLS"), "{text}");
+    let people = export.terminate();
+    assert!(people.contains("these bytes are TLS"), "{people}");
+}
+
+/// What a stranger gets is an alert in the clear and the end, whatever it sends first.
+#[test]
+fn plain_bytes_get_an_alert_and_the_end() {
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let export = Export::start(&["ram:1M", "--host", HOST, "--tls-psk", &key]);
+    for first in [&[0, 0, 128, 0, 128, 0, 0, 0][..], b"GET / HTTP/1.0\r\n", &[23, 3, 3, 0, 20]] {
+        let address = format!("{}:{}", export.address, export.port);
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.write_all(first).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert_eq!(answer, [21, 3, 3, 0, 2, 2, 10], "{first:?}");
+    }
+}
+
+#[test]
+fn rules_of_the_command_line() {
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let output = run(&["export", "ram:1M", "--tls-psk", &key]);
+    assert_eq!(output.code, Some(2), "a key without a host is for nobody: {}", output.stderr);
+    let output = run(&["export", "ram:1M", "--host", HOST, "--insecure", "--tls-psk", &key]);
+    assert_eq!(output.code, Some(2), "{}", output.stderr);
+    let output = run(&["export", "ram:1M", "--host", HOST, "--tls-psk", KEY]);
+    assert!(output.code == Some(2) && output.stderr.contains("mode 0600"), "{}", output.stderr);
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = run(&["export", "ram:1M", "--host", HOST, "--tls-psk", &key]);
+    assert!(output.code == Some(2) && output.stderr.contains("chmod 600"), "{}", output.stderr);
+}

@@ -1,0 +1,110 @@
+//! A target and a host over TLS: data of all sizes, many queues, and names that are not those of the handshake.
+#![allow(clippy::unwrap_used)]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use raceline_auth::{Hash, IdentityVersion, TlsKey};
+use raceline_bdev::{DeviceSpec, Identity};
+use raceline_host::blocking::Host;
+use raceline_host::{HostConfig, HostError};
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::core::Backend;
+use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use raceline_tls::{ClientPsk, PskTable, TlsAcceptor, TlsConnector};
+
+const NS: NamespaceId = NamespaceId(1);
+const BLOCK: usize = 512;
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(name).unwrap()
+}
+
+/// A target with two subsystems, that listens with TLS.
+struct Served {
+    target: Target,
+    table: Arc<PskTable>,
+    address: SocketAddr,
+}
+
+impl Served {
+    fn start(backend: Backend) -> Served {
+        let target = Target::start(TargetConfig { backend, ..TargetConfig::default() }).unwrap();
+        for name in ["nqn.sub", "nqn.other-sub"] {
+            target.add_subsystem(SubsystemConfig::new(nqn(name))).unwrap();
+            let spec: DeviceSpec = "ram:16M".parse().unwrap();
+            let device = raceline_bdev::open(&spec, &Identity::of_this_machine()).unwrap();
+            target.add_namespace(&nqn(name), NamespaceConfig::new(device)).unwrap();
+        }
+        let table = Arc::new(PskTable::new());
+        let streams = Arc::new(TlsAcceptor::new(Arc::clone(&table) as Arc<_>));
+        let any_port = "127.0.0.1:0".parse().unwrap();
+        let address = target.add_listener_with(any_port, Some(streams)).unwrap();
+        Served { target, table, address }
+    }
+
+    /// A host that claims `host` and `subsystem`, with a key for other names maybe.
+    fn connect(
+        &self,
+        (host, subsystem): (&str, &str),
+        key: &TlsKey,
+        (key_host, key_subsystem): (&str, &str),
+    ) -> Result<Host, HostError> {
+        let version = IdentityVersion::One;
+        let psk = ClientPsk::new(key, version, &nqn(key_host), &nqn(key_subsystem)).unwrap();
+        let hostid = HostId([7; 16]);
+        let mut config = HostConfig::new(self.address, nqn(subsystem), nqn(host), hostid);
+        config.streams = Some(Arc::new(TlsConnector::new(psk)));
+        config.io_queues = 2;
+        config.backoff.give_up_after = Some(Duration::ZERO);
+        Host::connect(config)
+    }
+}
+
+fn backends() -> impl Iterator<Item = Backend> {
+    let usable = |backend: &Backend| raceline_reactor::core::open_io(*backend).is_ok();
+    [Backend::Uring, Backend::Epoll].into_iter().filter(usable)
+}
+
+#[test]
+fn data_of_all_sizes() {
+    for (backend, hash) in backends().zip([Hash::Sha256, Hash::Sha384]) {
+        let served = Served::start(backend);
+        let key = TlsKey::generate(hash).unwrap();
+        served.table.insert(&key, &nqn("nqn.host"), &nqn("nqn.sub")).unwrap();
+        let names = ("nqn.host", "nqn.sub");
+        let host = served.connect(names, &key, names).unwrap();
+        for blocks in [1, 7, 8, 31, 32, 33, 64, 257, 2048, 5000] {
+            let len = blocks * BLOCK;
+            let data: Vec<u8> = (0..len).map(|i| (i / 3 + blocks).to_le_bytes()[0]).collect();
+            host.write(NS, 11, &data, false).unwrap();
+            let mut back = vec![0; len];
+            host.read(NS, 11, &mut back).unwrap();
+            assert!(back == data, "{blocks} blocks");
+        }
+        // A key that is taken away ends no connection, and lets nobody in.
+        assert!(served.table.remove(&nqn("nqn.host"), &nqn("nqn.sub")));
+        host.read(NS, 0, &mut [0; BLOCK]).unwrap();
+        let error = served.connect(names, &key, names).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("unknown_psk_identity"), "{error}");
+        host.disconnect();
+        served.target.shutdown().unwrap();
+    }
+}
+
+/// A host that proves one name and claims another is refused, and so is a key for another subsystem.
+#[test]
+fn names_of_connect_are_those_of_the_handshake() {
+    let served = Served::start(Backend::Epoll);
+    let key = TlsKey::generate(Hash::Sha256).unwrap();
+    served.table.insert(&key, &nqn("nqn.host"), &nqn("nqn.sub")).unwrap();
+    for claimed in [("nqn.victim", "nqn.sub"), ("nqn.host", "nqn.other-sub")] {
+        let error = served.connect(claimed, &key, ("nqn.host", "nqn.sub")).map(|_| ());
+        let error = error.unwrap_err();
+        let HostError::ConnectRefused { status, .. } = &error else { panic!("{error}") };
+        assert!(status.to_string().contains("Connect Invalid Host"), "{error}");
+    }
+    served.connect(("nqn.host", "nqn.sub"), &key, ("nqn.host", "nqn.sub")).unwrap();
+    served.target.shutdown().unwrap();
+}
