@@ -137,6 +137,12 @@ pub enum HostError {
     /// The peer closed the connection.
     #[error("{0} closed the connection")]
     ClosedByPeer(SocketAddr),
+    /// The peer closed the connection instead of answering to ICReq.
+    #[error(
+        "{0} closed the connection before its first answer: it may take connections over TLS only (--tls-psk), or have \
+         too many of them"
+    )]
+    ClosedEarly(SocketAddr),
     /// The peer did not answer in time.
     #[error("no {1} from {0} in time")]
     NoAnswer(SocketAddr, Phase),

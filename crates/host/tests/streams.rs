@@ -138,7 +138,10 @@ fn who_speaks_otherwise_is_refused_and_disturbs_nobody() {
         // Another key, and no provider at all.
         for other in [scrambler(6), None] {
             let error = Host::connect(config(address, &other)).unwrap_err();
-            let lost = matches!(error, HostError::Broken(..) | HostError::ClosedByPeer(_));
+            let lost = matches!(
+                error,
+                HostError::Broken(..) | HostError::ClosedByPeer(_) | HostError::ClosedEarly(_)
+            );
             assert!(lost, "{error:?}");
         }
         // A provider where there is none: its handshake is no ICReq.

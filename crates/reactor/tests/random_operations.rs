@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/encrypted.rs"]
+mod encrypted;
 #[path = "common/scramble.rs"]
 mod scramble;
 #[path = "common/stack.rs"]
@@ -20,6 +22,7 @@ use raceline_reactor::{
     BufferPool, Completion, EpollIo, Io, IoBuf, Outcome, Payload, PoolConfig, SendBatch,
     StreamProvider, Token, UringIo, Wait,
 };
+use encrypted::Encrypted;
 use scramble::Scrambler;
 use stack::Stack;
 
@@ -55,10 +58,10 @@ fn eager_epoll_does_what_the_model_says() {
     }
 }
 
-fn providers() -> [Arc<dyn StreamProvider>; 3] {
+fn providers() -> [Arc<dyn StreamProvider>; 4] {
     let scrambler = Scrambler::new(3, "run");
     let polled = Scrambler { polled: true, ..scrambler.clone() };
-    [Arc::new(scrambler), Arc::new(polled), Arc::new(Stack::default())]
+    [Arc::new(scrambler), Arc::new(polled), Arc::new(Stack::default()), Arc::new(Encrypted::new())]
 }
 
 #[test]

@@ -82,7 +82,9 @@ impl QueuePair {
         let address = self.config.address;
         let count = match result {
             Ok(0) => {
-                self.lose(cx, Ending::Lost(HostError::ClosedByPeer(address)), None);
+                let early = matches!(self.state, State::IcResp) && self.config.streams.is_none();
+                let lost = if early { HostError::ClosedEarly } else { HostError::ClosedByPeer };
+                self.lose(cx, Ending::Lost(lost(address)), None);
                 return;
             }
             Ok(count) => count,

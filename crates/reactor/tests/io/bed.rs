@@ -12,6 +12,7 @@ use raceline_reactor::{
 };
 
 use crate::common::received;
+use crate::encrypted::Encrypted;
 use crate::scramble::{HandedOn, Scrambler};
 use crate::stack::Stack;
 
@@ -69,7 +70,12 @@ impl Bed {
         }
     }
 
-    /// The same with nothing to wait for.
+    /// With TLS.
+    pub(crate) fn encrypted(self) -> Bed {
+        Bed { provider: Some(Arc::new(Encrypted::new())), ..self.scrambled() }
+    }
+
+    /// With records and a handshake, and nothing to wait for.
     pub(crate) fn polled(self) -> Bed {
         let provider = Scrambler { polled: true, ..Scrambler::new(9, "bed") };
         Bed { provider: Some(Arc::new(provider)), ..self.scrambled() }

@@ -6,6 +6,8 @@ mod bed;
 #[path = "../common/mod.rs"]
 mod common;
 mod departure;
+#[path = "../common/encrypted.rs"]
+mod encrypted;
 mod files;
 mod kept;
 mod options;
@@ -77,6 +79,12 @@ macro_rules! over_the_kernel {
         );
         conformance!(
             scrambled_eager_epoll, Some(super::eager_bed().scrambled()), $($test),*
+        );
+        conformance!(
+            encrypted_uring, super::uring_bed().map(super::Bed::encrypted), $($test),*
+        );
+        conformance!(
+            encrypted_epoll, Some(super::epoll_bed().encrypted()), $($test),*
         );
     };
 }
