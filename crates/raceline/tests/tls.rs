@@ -3,8 +3,9 @@
 mod support;
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::{Export, Scratch, run};
@@ -121,4 +122,91 @@ fn rules_of_the_command_line() {
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     let output = run(&["export", "ram:1M", "--host", HOST, "--tls-psk", &key]);
     assert!(output.code == Some(2) && output.stderr.contains("chmod 600"), "{}", output.stderr);
+}
+
+/// Bytes of connections by direction: what the hosts have sent, and what they have got.
+type Seen = Arc<Mutex<Vec<[Vec<u8>; 2]>>>;
+
+/// Hands connections on to an export, and keeps what passes by. Gives its port.
+fn wiretap(export: &Export, seen: &Seen) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (target, seen) = (format!("{}:{}", export.address, export.port), Arc::clone(seen));
+    std::thread::spawn(move || {
+        for host in listener.incoming().map_while(Result::ok) {
+            let Ok(target) = TcpStream::connect(&target) else { return };
+            let number = {
+                let mut seen = seen.lock().unwrap();
+                seen.push([Vec::new(), Vec::new()]);
+                seen.len() - 1
+            };
+            let ends = [host.try_clone().unwrap(), target.try_clone().unwrap()];
+            let [from_host, from_target] = ends;
+            for (direction, mut from, mut to) in [(0, from_host, target), (1, from_target, host)] {
+                let seen = Arc::clone(&seen);
+                std::thread::spawn(move || {
+                    let mut piece = [0; 4096];
+                    while let Ok(count @ 1..) = from.read(&mut piece) {
+                        seen.lock().unwrap()[number][direction].extend(&piece[..count]);
+                        if to.write_all(&piece[..count]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    port
+}
+
+/// Everything after the first record of each connection is a record of TLS, and shows neither names nor data.
+#[test]
+fn who_taps_the_wire_sees_names_in_the_first_message_only() {
+    const WORD: &[u8] = b"-- a secret of the company --";
+    let contains = |bytes: &[u8], word: &[u8]| bytes.windows(word.len()).any(|part| part == word);
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let data = WORD.repeat(600)[..16384].to_vec();
+    let (input, output) = (scratch.file("in", &data), scratch.path("out"));
+    for tls in [false, true] {
+        let key = if tls { vec!["--tls-psk", &key] } else { Vec::new() };
+        let words = [&["ram:1M", "--host", HOST], &key[..]].concat();
+        let export = Export::start(&words);
+        let seen = Seen::default();
+        let port = wiretap(&export, &seen).to_string();
+        for verb in [&["write", &input][..], &["read", "--blocks", "32", &output]] {
+            let place = ["-a", "127.0.0.1", "-s", &port, "-n", &export.nqn, "-q", HOST];
+            let ended = run(&[verb, &place, &key].concat());
+            assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        }
+        assert!(std::fs::read(&output).unwrap() == data);
+        let seen = seen.lock().unwrap();
+        assert!(seen.len() >= 4, "an admin queue and an I/O queue of each verb");
+        let mut first_messages = 0;
+        let mut shown = [0; 3];
+        for [sent, got] in &*seen {
+            let first = if tls {
+                let length = usize::from(u16::from_be_bytes([sent[3], sent[4]]));
+                assert_eq!(sent[0], 22);
+                first_messages += usize::from(contains(&sent[..5 + length], HOST.as_bytes()));
+                5 + length
+            } else {
+                0
+            };
+            for bytes in [&sent[first..], got] {
+                for (count, word) in
+                    shown.iter_mut().zip([HOST.as_bytes(), export.nqn.as_bytes(), WORD])
+                {
+                    *count += usize::from(contains(bytes, word));
+                }
+            }
+        }
+        if tls {
+            assert_eq!((shown, first_messages), ([0; 3], seen.len()));
+        } else {
+            // The check can fail.
+            assert!(shown.iter().all(|count| *count > 0), "{shown:?}");
+        }
+    }
 }
