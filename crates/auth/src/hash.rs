@@ -103,11 +103,29 @@ impl Hash {
         info.extend(label.as_bytes());
         info.push(u8::try_from(context.len()).ok()?);
         info.extend(context);
+        self.expand(ikm, &info, len)
+    }
+
+    /// The same as old versions of libnvme do it: the length has its low byte first, and neither label nor context have
+    /// a length of their own.
+    pub(crate) fn derive_as_old_libnvme(
+        self,
+        ikm: &[u8],
+        label: &str,
+        context: &[u8],
+        len: usize,
+    ) -> Option<SecretBytes> {
+        let len_bytes = u16::try_from(len).ok()?.to_le_bytes();
+        let info = [&len_bytes, &b"tls13 "[..], label.as_bytes(), context].concat();
+        self.expand(ikm, &info, len)
+    }
+
+    fn expand(self, ikm: &[u8], info: &[u8], len: usize) -> Option<SecretBytes> {
         let mut out = SecretBytes::zeroes(len);
         match self {
-            Self::Sha256 => hkdf!(Sha256, ikm, &info, out.as_mut_bytes()),
-            Self::Sha384 => hkdf!(Sha384, ikm, &info, out.as_mut_bytes()),
-            Self::Sha512 => hkdf!(Sha512, ikm, &info, out.as_mut_bytes()),
+            Self::Sha256 => hkdf!(Sha256, ikm, info, out.as_mut_bytes()),
+            Self::Sha384 => hkdf!(Sha384, ikm, info, out.as_mut_bytes()),
+            Self::Sha512 => hkdf!(Sha512, ikm, info, out.as_mut_bytes()),
         }
         .ok()?;
         Some(out)

@@ -28,7 +28,8 @@ pub use hash::Hash;
 pub use initiator::{AuthenticationError, Initiator, InitiatorConfig, InitiatorStep};
 pub use interchange::KeyError;
 pub use psk::{
-    GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey, TlsPsk, identity_names,
+    Derivation, GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey, TlsPsk,
+    identity_names,
 };
 pub use responder::{Keys, Received, Responder, ResponderConfig, Verdict};
 pub use secret::{DhchapSecret, SecretBytes};

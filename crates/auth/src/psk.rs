@@ -20,6 +20,31 @@ pub struct TlsKey {
     psk: SecretBytes,
     /// The hash that binds the key to a host; `None`: it is used as it is.
     hash: Option<Hash>,
+    derivation: Derivation,
+}
+
+/// How other keys are derived from a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Derivation {
+    /// As the specification says.
+    #[default]
+    Standard,
+    /// As old versions of libnvme do it, such as that of nvme-cli 2.13 (Debian 13). New ones do it with `--compat`.
+    OldLibnvme,
+}
+
+impl Derivation {
+    fn derive(
+        self,
+        hash: Hash,
+        (key, label, context): (&SecretBytes, &str, &[u8]),
+        len: usize,
+    ) -> Option<SecretBytes> {
+        match self {
+            Self::Standard => hash.derive(key.expose(), label, context, len),
+            Self::OldLibnvme => hash.derive_as_old_libnvme(key.expose(), label, context, len),
+        }
+    }
 }
 
 impl TlsKey {
@@ -31,7 +56,8 @@ impl TlsKey {
         if hash == Hash::Sha512 {
             return Err(KeyError::UnknownHash);
         }
-        Ok(Self { psk: SecretBytes::random(hash.len())?, hash: Some(hash) })
+        let derivation = Derivation::Standard;
+        Ok(Self { psk: SecretBytes::random(hash.len())?, hash: Some(hash), derivation })
     }
 
     /// Reads a key. Space around it is ignored.
@@ -47,7 +73,13 @@ impl TlsKey {
             (0..=2, _) => return Err(KeyError::Length),
             _ => return Err(KeyError::UnknownHash),
         };
-        Ok(Self { psk, hash })
+        Ok(Self { psk, hash, derivation: Derivation::Standard })
+    }
+
+    /// The same key, from which other keys are derived in this way.
+    #[must_use]
+    pub fn with_derivation(self, derivation: Derivation) -> Self {
+        Self { derivation, ..self }
     }
 
     /// The key as text. The text is overwritten when it is dropped.
@@ -71,11 +103,12 @@ impl TlsKey {
         let len = self.psk.expose().len();
         let psk = match self.hash {
             None => self.psk.clone(),
-            Some(hash) => hash
-                .derive(self.psk.expose(), "HostNQN", host.as_str().as_bytes(), len)
+            Some(hash) => self
+                .derivation
+                .derive(hash, (&self.psk, "HostNQN", host.as_str().as_bytes()), len)
                 .expect("an NQN has at most 223 bytes"),
         };
-        RetainedPsk { psk, hash: self.cipher_hash() }
+        RetainedPsk { psk, hash: self.cipher_hash(), derivation: self.derivation }
     }
 }
 
@@ -92,6 +125,7 @@ impl FromStr for TlsKey {
 pub struct RetainedPsk {
     psk: SecretBytes,
     hash: Hash,
+    derivation: Derivation,
 }
 
 /// The key that an authentication on the admin queue has made (secure channel concatenation).
@@ -162,15 +196,14 @@ impl PskIdentity {
     }
 
     /// The key that TLS gets.
-    fn tls_psk(&self, psk: &SecretBytes) -> Result<TlsPsk, KeyError> {
+    fn tls_psk(&self, psk: &SecretBytes, derivation: Derivation) -> Result<TlsPsk, KeyError> {
         let context = match &self.digest {
             Some(digest) => format!("{:02} {digest}", self.hash.id()),
             None => self.text.clone(),
         };
-        let key = self
-            .hash
-            .derive(psk.expose(), "nvme-tls-psk", context.as_bytes(), self.hash.len())
-            .ok_or(KeyError::NamesTooLong)?;
+        let input = (psk, "nvme-tls-psk", context.as_bytes());
+        let key =
+            derivation.derive(self.hash, input, self.hash.len()).ok_or(KeyError::NamesTooLong)?;
         Ok(TlsPsk { key, hash: self.hash })
     }
 }
@@ -211,7 +244,7 @@ impl RetainedPsk {
         subsystem: &Nqn,
     ) -> Result<(PskIdentity, TlsPsk), KeyError> {
         let identity = PskIdentity::new((&self.psk, self.hash, 'R'), version, host, subsystem);
-        let key = identity.tls_psk(&self.psk)?;
+        let key = identity.tls_psk(&self.psk, self.derivation)?;
         Ok((identity, key))
     }
 }
@@ -242,7 +275,7 @@ impl GeneratedPsk {
     pub fn for_tls(&self, host: &Nqn, subsystem: &Nqn) -> Result<(PskIdentity, TlsPsk), KeyError> {
         let version = IdentityVersion::One;
         let identity = PskIdentity::new((&self.psk, self.hash, 'G'), version, host, subsystem);
-        let key = identity.tls_psk(&self.psk)?;
+        let key = identity.tls_psk(&self.psk, Derivation::Standard)?;
         Ok((identity, key))
     }
 }
@@ -337,6 +370,28 @@ mod tests {
             let (found, key) = psk.for_tls(IdentityVersion::One, &host, &subsystem).unwrap();
             assert_eq!(found.as_str(), identity);
             assert_eq!(hex(key.key().expose()), tls);
+        }
+    }
+
+    /// The digests are those of libnvme's own tests for its old derivation.
+    #[test]
+    fn keys_and_identities_of_old_versions_of_libnvme() {
+        let (host, subsystem) = (nqn("nqn.psk-test-host"), nqn("nqn.psk-test-subsys"));
+        for (text, digest) in [
+            (TEXT_01, "66GuqV08TsAGII39teWUfwQwizjv06Jy8jOcX3NAAzM="),
+            (TEXT_02, "RsKmYJ3nAn1ApjjMloJFbAkLPivONDAX/xW327YBUsn2eGShXSjCZvBaOxscLqmz"),
+        ] {
+            let standard = TlsKey::parse(text).unwrap();
+            let old = standard.clone().with_derivation(Derivation::OldLibnvme);
+            let of = |key: &TlsKey, version| {
+                key.retained(&host).for_tls(version, &host, &subsystem).unwrap()
+            };
+            let (identity, key) = of(&old, IdentityVersion::One);
+            assert!(identity.as_str().ends_with(digest), "{identity}");
+            assert_ne!(of(&standard, IdentityVersion::One).1, key);
+            let zero = IdentityVersion::Zero;
+            assert_eq!(of(&old, zero).0, of(&standard, zero).0);
+            assert_ne!(of(&old, zero).1, of(&standard, zero).1);
         }
     }
 

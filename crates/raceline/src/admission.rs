@@ -49,6 +49,8 @@ impl Admission {
         let keys = keys(args)?;
         let tls_key = args.tls_psk.as_deref();
         let tls_key = tls_key.map(|file| secrets::from_file("--tls-psk", file)).transpose()?;
+        let tls_key =
+            tls_key.map(|key: TlsKey| key.with_derivation(secrets::derivation(args.tls_compat)));
         let local_only = listen.iter().all(|address| is_local(address.ip()));
         Ok(Self { listen, hosts, keys, tls_key, local_only })
     }

@@ -163,6 +163,7 @@ fn tls(
 ) -> Result<Option<Arc<dyn StreamProvider>>, Failure> {
     let key = secrets::secret("--tls-psk", args.tls_psk.as_deref(), "RACELINE_TLS_PSK")?;
     let Some(key): Option<TlsKey> = key else { return Ok(None) };
+    let key = key.with_derivation(secrets::derivation(args.tls_compat));
     let version = match args.tls_identity {
         0 => IdentityVersion::Zero,
         _ => IdentityVersion::One,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use std::str::FromStr;
 
-use raceline_auth::{DhchapSecret, KeyError, TlsKey};
+use raceline_auth::{Derivation, DhchapSecret, KeyError, TlsKey};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -33,6 +33,11 @@ impl Secret for DhchapSecret {
 impl Secret for TlsKey {
     const PREFIX: &str = "NVMeTLSkey-1:";
     const NAME: &str = "NVMeTLSkey-1 key";
+}
+
+/// How keys of TLS are derived: as the specification says, unless `--tls-compat` asks for the old way.
+pub(crate) fn derivation(compat: bool) -> Derivation {
+    if compat { Derivation::OldLibnvme } else { Derivation::Standard }
 }
 
 /// The secret of a file, or of the environment variable `variable` if there is no file; `None`: neither is there.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use encrypted::Encrypted;
 use raceline_reactor::io::{FileId, RecvBuffers, SocketId};
 use raceline_reactor::sim::Random;
 use raceline_reactor::socket::BufferSizes;
@@ -22,7 +23,6 @@ use raceline_reactor::{
     BufferPool, Completion, EpollIo, Io, IoBuf, Outcome, Payload, PoolConfig, SendBatch,
     StreamProvider, Token, UringIo, Wait,
 };
-use encrypted::Encrypted;
 use scramble::Scrambler;
 use stack::Stack;
 

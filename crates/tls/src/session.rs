@@ -29,6 +29,8 @@ pub struct Session {
     /// The peer has asked for another key of ours, and it is not made yet.
     key_asked: bool,
     closed: bool,
+    /// Why nothing is opened any more: a record that is missing must not go unnoticed.
+    failed: Option<TlsError>,
 }
 
 /// What a record was.
@@ -56,6 +58,7 @@ impl Session {
             empty: 0,
             key_asked: false,
             closed: false,
+            failed: None,
         }
     }
 
@@ -138,8 +141,17 @@ impl Session {
     /// Opens a whole record where it lies.
     ///
     /// # Errors
-    /// When the connection has to end.
+    /// When the connection has to end. No other record is opened after an error.
     pub fn open(&mut self, record: &mut [u8]) -> Result<Opened, TlsError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let opened = self.open_next(record);
+        self.failed = opened.as_ref().err().cloned();
+        opened
+    }
+
+    fn open_next(&mut self, record: &mut [u8]) -> Result<Opened, TlsError> {
         if self.closed {
             return Ok(Opened::Closed);
         }

@@ -10,7 +10,7 @@ use raceline_reactor::{ByteStream, Interest, SendBatch, Source, Transport};
 use crate::error::TlsError;
 use crate::handshake::{Established, Handshake};
 use crate::provider::Permit;
-use crate::record::{DATA_MAX, RECORD_MAX};
+use crate::record::{DATA_MAX, OVERHEAD, RECORD_MAX};
 use crate::session::{Opened, Session};
 
 /// Records that are written by one call, at most, and that are read by one.
@@ -141,11 +141,6 @@ impl Raw {
         self.records.end += count;
         Ok(count)
     }
-
-    /// Bytes that have come.
-    fn len(&self) -> usize {
-        self.data.len() + self.records.len()
-    }
 }
 
 impl TlsStream {
@@ -181,8 +176,14 @@ impl TlsStream {
         result
     }
 
-    fn check(&self) -> io::Result<()> {
-        self.failed.as_ref().map_or(Ok(()), |failure| Err(failure.to_error()))
+    /// Gives the error that has ended the connection. A socket that has failed to receive says itself what it does with
+    /// what is to be sent.
+    fn check(&self, receives: bool) -> io::Result<()> {
+        match &self.failed {
+            Some(failure @ Failure::Tls(_)) => Err(failure.to_error()),
+            Some(failure) if receives || self.identity.is_none() => Err(failure.to_error()),
+            _ => Ok(()),
+        }
     }
 
     fn shake_hands(&mut self) -> io::Result<()> {
@@ -238,9 +239,12 @@ impl TlsStream {
                         ignore_full(self.out.pay(&mut self.transport))?;
                     }
                 }
-                // The error comes again when these bytes are taken.
-                Err(_) if filled > 0 => return Ok(filled),
-                Err(error) => return Err(error.into()),
+                Err(error) if filled == 0 => return Err(error.into()),
+                Err(error) => {
+                    // What came before it is authentic, and is given first.
+                    let _ = self.settle::<()>(Err(error.into()));
+                    return Ok(filled);
+                }
                 Ok(None) if filled > 0 => return Ok(filled),
                 Ok(None) => {
                     if self.raw.fill(&mut self.transport)? == 0 {
@@ -262,16 +266,18 @@ fn ignore_full(result: io::Result<()>) -> io::Result<()> {
 
 impl ByteStream for TlsStream {
     fn advance(&mut self) -> io::Result<()> {
-        self.check()?;
-        let result = match &self.phase {
-            Phase::Handshake { .. } => self.shake_hands(),
+        self.check(false)?;
+        match &self.phase {
+            Phase::Handshake { .. } => {
+                let result = self.shake_hands();
+                self.settle(result)
+            }
             Phase::Open(_) => self.out.pay(&mut self.transport),
-        };
-        self.settle(result)
+        }
     }
 
     fn receive(&mut self, into: &mut RecvBuffers) -> io::Result<usize> {
-        self.check()?;
+        self.check(true)?;
         let result = self.receive_some(into);
         self.settle(result)
     }
@@ -279,13 +285,12 @@ impl ByteStream for TlsStream {
     /// Seals one record, and writes only when as many are sealed as one call writes: the caller gives the rest of the
     /// batch at once, and then calls [`Self::advance`].
     fn transmit(&mut self, batch: &mut SendBatch) -> io::Result<usize> {
-        self.check()?;
+        self.check(false)?;
         if matches!(self.phase, Phase::Handshake { .. }) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         if self.out.filled.end + Session::sealed_max(DATA_MAX) > OUT_BYTES {
-            let paid = self.out.pay(&mut self.transport);
-            self.settle(paid)?;
+            self.out.pay(&mut self.transport)?;
         }
         let Phase::Open(session) = &mut self.phase else { return Ok(0) };
         let needed = Session::sealed_max(batch.len().min(DATA_MAX));
@@ -294,13 +299,16 @@ impl ByteStream for TlsStream {
         Ok(taken)
     }
 
+    /// Exact if all records that are not opened are as long as they can be, but for the last one.
     fn unread(&mut self) -> usize {
-        self.raw.len() + self.transport.unread()
+        let sealed = self.raw.records.len() + self.transport.unread();
+        let records = sealed.div_ceil(DATA_MAX + OVERHEAD);
+        self.raw.data.len() + sealed.saturating_sub(records * OVERHEAD)
     }
 
     fn interest(&self, waiting: Interest) -> Interest {
         let shakes_hands = matches!(self.phase, Phase::Handshake { .. });
-        if self.failed.is_some() {
+        if matches!(self.failed, Some(Failure::Tls(_))) {
             return Interest::NONE;
         }
         let owes = !self.out.filled.is_empty();

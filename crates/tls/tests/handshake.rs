@@ -315,6 +315,10 @@ fn records_out_of_order_twice_or_of_another_connection() {
     let first = seal(&mut client.session, b"first");
     let second = seal(&mut client.session, b"second");
     assert_eq!(open(&mut server.session, &second), Err(TlsError::NotAuthentic));
+    // Nothing is believed after a record that was not authentic, whatever its number.
+    for record in [&first, &second, &seal(&mut client.session, b"third")] {
+        assert_eq!(open(&mut server.session, record), Err(TlsError::NotAuthentic));
+    }
     let (mut client, mut server) = established(Hash::Sha256);
     assert_eq!(open(&mut server.session, &first), Err(TlsError::NotAuthentic));
     let record = seal(&mut client.session, b"once");

@@ -1,7 +1,8 @@
 //! A target and a host over TLS: data of all sizes, many queues, and names that are not those of the handshake.
 #![allow(clippy::unwrap_used)]
 
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,4 +108,63 @@ fn names_of_connect_are_those_of_the_handshake() {
     }
     served.connect(("nqn.host", "nqn.sub"), &key, ("nqn.host", "nqn.sub")).unwrap();
     served.target.shutdown().unwrap();
+}
+
+/// Hands connections on, and changes the byte at `at` of each in one direction. Gives its address.
+fn meddler(target: SocketAddr, of_host: bool, at: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for host in listener.incoming().map_while(Result::ok) {
+            let Ok(target) = TcpStream::connect(target) else { return };
+            let [from_host, from_target] = [host.try_clone().unwrap(), target.try_clone().unwrap()];
+            for (changes, mut from, mut to) in
+                [(of_host, from_host, target), (!of_host, from_target, host)]
+            {
+                std::thread::spawn(move || {
+                    let (mut passed, mut piece) = (0, vec![0; 100_000]);
+                    while let Ok(count @ 1..) = from.read(&mut piece) {
+                        if changes && (passed..passed + count).contains(&at) {
+                            piece[at - passed] ^= 1;
+                        }
+                        passed += count;
+                        if to.write_all(&piece[..count]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    address
+}
+
+/// A byte that was changed on its way ends the connection at the end that gets it. Data are right, or there are none.
+#[test]
+fn changed_bytes_end_connections_and_never_become_data() {
+    let names = ("nqn.host", "nqn.sub");
+    let key = TlsKey::generate(Hash::Sha384).unwrap();
+    let data: Vec<u8> = (0..1 << 20).map(|i: usize| (i / 5).to_le_bytes()[0]).collect();
+    let mut broken = 0;
+    for backend in backends() {
+        let mut served = Served::start(backend);
+        served.table.insert(&key, &nqn(names.0), &nqn(names.1)).unwrap();
+        let target = served.address;
+        // The handshakes have about 700 bytes of the host and 300 of the target.
+        for (of_host, at) in [(false, 90_000), (false, 600_003), (true, 90_000), (true, 700_001)] {
+            served.address = meddler(target, of_host, at);
+            let host = served.connect(names, &key, names).unwrap();
+            let done = host.write(NS, 0, &data, false).and_then(|()| {
+                let mut back = vec![0; data.len()];
+                host.read(NS, 0, &mut back).map(|()| back)
+            });
+            match done {
+                Ok(back) => assert!(back == data, "byte {at}"),
+                Err(_) => broken += 1,
+            }
+        }
+        served.target.shutdown().unwrap();
+    }
+    assert!(broken >= 2, "no connection was broken");
 }

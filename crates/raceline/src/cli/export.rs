@@ -76,6 +76,10 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "FILE", requires = "hosts", conflicts_with = "insecure")]
     pub(crate) tls_psk: Option<PathBuf>,
 
+    /// Derive from the key of --tls-psk what nvme-cli 2.13 and older derive from it
+    #[arg(long, requires = "tls_psk")]
+    pub(crate) tls_compat: bool,
+
     /// Accept that other machines connect without encryption
     #[arg(long)]
     pub(crate) insecure: bool,

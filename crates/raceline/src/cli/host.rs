@@ -62,6 +62,10 @@ pub(crate) struct AddressArgs {
     #[arg(value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) tls_identity: u8,
 
+    /// Derive from the key of --tls-psk what nvme-cli 2.13 and older derive from it
+    #[arg(long, help_heading = "Host")]
+    pub(crate) tls_compat: bool,
+
     /// Keep alive timeout in seconds, 0 for none
     #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]
     #[arg(default_value = "5", value_parser = values::time)]

@@ -20,7 +20,8 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     std::fs::write(&key, KEY)?;
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
     let file = key.display().to_string();
-    let words = ["ram:96M", "-n", NQN, "--host", HOSTNQN, "--tls-psk", &file];
+    // nvme-cli 2.13, which derives the keys of the guest, does it in the old way.
+    let words = ["ram:96M", "-n", NQN, "--host", HOSTNQN, "--tls-psk", &file, "--tls-compat"];
     let mut target = Export::start(tree, &words)?;
     let settings = [
         format!("PORT={}", target.port),
