@@ -1,5 +1,7 @@
 //! Exports over TLS, and the verbs that use them: right keys, wrong keys, and an end without TLS.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::io::{Read as _, Write as _};

@@ -22,7 +22,7 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     let file = key.display().to_string();
     // nvme-cli 2.13, which derives the keys of the guest, does it in the old way.
     let words = ["ram:96M", "-n", NQN, "--host", HOSTNQN, "--tls-psk", &file, "--tls-compat"];
-    let mut target = Export::start(tree, &words)?;
+    let target = Export::start(tree, &words)?;
     let settings = [
         format!("PORT={}", target.port),
         format!("HOSTNQN={HOSTNQN}"),
