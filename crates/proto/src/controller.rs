@@ -19,6 +19,7 @@ use std::time::Instant;
 use crate::nvme::{CommandId, ControllerId, HostId, HostNqn, NamespaceId, QueueId, Status};
 
 mod admin;
+mod ana;
 mod changed;
 mod connect;
 mod discovery;
@@ -38,6 +39,7 @@ mod subsystem;
 mod tolerance;
 
 pub use admin::{Facts, asks_for_controllers, authentication_transfer};
+pub use ana::{ANA_TRANSITION_SECONDS, Ana};
 pub use connect::{
     ConnectError, ConnectRequest, Role, connect_transfer, find_subsystem, parse_connect,
 };
@@ -81,6 +83,8 @@ pub struct Association {
     pub snapshot: Arc<TargetSnapshot>,
     /// The address that the host connected to.
     pub local_address: SocketAddr,
+    /// The listener ([`ListenerInfo::port_id`]) that the host came by.
+    pub port_id: u16,
 }
 
 /// The outcome of an admin command.
@@ -167,6 +171,7 @@ pub struct Controller {
     cntlid: ControllerId,
     hostnqn: HostNqn,
     hostid: HostId,
+    port_id: u16,
     kind: Kind,
     created: Instant,
     registers: Registers,
@@ -176,6 +181,8 @@ pub struct Controller {
     events: Events,
     errors: ErrorLog,
     changed: ChangedNamespaces,
+    /// The ANA log page as the host began to read it.
+    ana_page: Vec<u8>,
     tolerances: Tolerances,
     abandoned: bool,
     actions: VecDeque<Action>,
@@ -210,7 +217,7 @@ impl Controller {
     /// A controller that is not enabled yet.
     #[must_use]
     pub fn new(association: Association, now: Instant) -> Self {
-        let Association { cntlid, request, role, snapshot, local_address } = association;
+        let Association { cntlid, request, role, snapshot, local_address, port_id } = association;
         let (kind, is_discovery) = match role {
             Role::Io(whole) => {
                 let visible = whole.visible_to(&request.hostnqn);
@@ -223,6 +230,12 @@ impl Controller {
             }
         };
         let limits = *kind.limits();
+        let reports_ana = matches!(&kind, Kind::Io { whole, .. } if whole.ana.is_some());
+        let events: &[EventKind] = match (is_discovery, reports_ana) {
+            (true, _) => &[EventKind::DiscoveryChanged],
+            (false, true) => &[EventKind::NamespaceChanged, EventKind::AnaChanged],
+            (false, false) => &[EventKind::NamespaceChanged],
+        };
         let mut tolerances = Tolerances::default();
         if matches!(&request.hostnqn, HostNqn::Named(name) if !name.is_qualified()) {
             tolerances.note(Tolerance::HostName);
@@ -231,15 +244,17 @@ impl Controller {
             cntlid,
             hostnqn: request.hostnqn,
             hostid: request.hostid,
+            port_id,
             kind,
             created: now,
             registers: Registers::new(limits.max_queue_entries, is_discovery),
             keep_alive: KeepAlive::new(request.kato_ms, &limits, is_discovery, now),
             queues: IoQueues::new(limits.max_io_queues),
             features: Features::default(),
-            events: Events::new(is_discovery),
+            events: Events::new(events),
             errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
+            ana_page: Vec::new(),
             tolerances,
             abandoned: false,
             actions: VecDeque::with_capacity(MAX_EVENT_REQUESTS + 2),
@@ -358,11 +373,13 @@ impl Controller {
             return self.abandon(AbandonReason::HostRemoved);
         }
         let now_visible = new.visible_to(&self.hostnqn);
+        let was_visible = Arc::clone(visible);
         if self.changed.compare(&visible.namespaces, &now_visible.namespaces) {
             self.events.raise(EventKind::NamespaceChanged, &mut self.actions);
         }
         *whole = Arc::clone(new);
-        *visible = now_visible;
+        *visible = Arc::clone(&now_visible);
+        self.compare_ana(&was_visible, &now_visible);
     }
 
     /// Records a command that failed; failed admin commands are recorded without being told.

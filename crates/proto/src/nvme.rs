@@ -1,6 +1,7 @@
 //! NVMe data structures as they are on the wire (NVM Express Base 2.0, NVM Command Set 1.0,
 //! NVMe over Fabrics 1.1).
 
+pub mod ana;
 pub mod authentication;
 pub mod command;
 pub mod completion;

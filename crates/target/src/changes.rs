@@ -1,5 +1,6 @@
 //! What is exported, and how the cores come to know of a change.
 
+pub(crate) mod ana;
 pub(crate) mod config;
 pub(crate) mod control;
 pub(crate) mod info;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use super::Action;
 use crate::nvme::event::{
-    AsyncEvent, CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE, CONFIG_SMART,
+    AsyncEvent, CONFIG_ANA_CHANGE, CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE, CONFIG_SMART,
 };
 use crate::nvme::{CommandId, Status};
 
@@ -19,23 +19,27 @@ pub const MAX_EVENT_REQUESTS: usize = 4;
 pub(crate) enum EventKind {
     /// Namespaces came, went or changed.
     NamespaceChanged,
+    /// The state or the namespaces of an ANA group changed.
+    AnaChanged,
     /// The Discovery log changed.
     DiscoveryChanged,
 }
 
 impl EventKind {
-    const ALL: [Self; 2] = [Self::NamespaceChanged, Self::DiscoveryChanged];
+    const ALL: [Self; 3] = [Self::NamespaceChanged, Self::AnaChanged, Self::DiscoveryChanged];
 
     fn index(self) -> usize {
         match self {
             Self::NamespaceChanged => 0,
-            Self::DiscoveryChanged => 1,
+            Self::AnaChanged => 1,
+            Self::DiscoveryChanged => 2,
         }
     }
 
     fn config_bit(self) -> u32 {
         match self {
             Self::NamespaceChanged => CONFIG_NAMESPACE_ATTRIBUTE,
+            Self::AnaChanged => CONFIG_ANA_CHANGE,
             Self::DiscoveryChanged => CONFIG_DISCOVERY_CHANGE,
         }
     }
@@ -43,6 +47,7 @@ impl EventKind {
     fn event(self) -> AsyncEvent {
         match self {
             Self::NamespaceChanged => AsyncEvent::NAMESPACE_CHANGED,
+            Self::AnaChanged => AsyncEvent::ANA_CHANGED,
             Self::DiscoveryChanged => AsyncEvent::DISCOVERY_CHANGED,
         }
     }
@@ -66,11 +71,10 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(is_discovery: bool) -> Self {
-        let kind =
-            if is_discovery { EventKind::DiscoveryChanged } else { EventKind::NamespaceChanged };
+    /// The events of a controller that can report these kinds.
+    pub(crate) fn new(kinds: &[EventKind]) -> Self {
         Self {
-            supported: kind.config_bit(),
+            supported: kinds.iter().fold(0, |bits, kind| bits | kind.config_bit()),
             config: Self::DEFAULT_CONFIG,
             kinds: Default::default(),
             requests: VecDeque::with_capacity(MAX_EVENT_REQUESTS),

@@ -109,10 +109,19 @@ impl Controller {
         Ok(changeable)
     }
 
+    /// Features of namespaces need a group whose namespaces are accessible (Base 2.0, figure 93).
+    fn ana_allows(&self, fid: u8, nsid: NamespaceId) -> Result<(), Status> {
+        match (fid, self.ana_refusal(nsid)) {
+            (fid::ERROR_RECOVERY | fid::WRITE_ATOMICITY, Some(status)) => Err(status),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns DW0.
     pub(crate) fn get_features(&self, sqe: &Sqe, reply: &mut [u8]) -> Result<u32, Status> {
         let fid = feature_id(sqe);
         let changeable = self.feature_is_changeable(fid)?;
+        self.ana_allows(fid, sqe.namespace_id())?;
         match Select::parse(sqe).ok_or(Status::INVALID_FIELD.dnr())? {
             Select::Capabilities if changeable => Ok(CAPABILITY_CHANGEABLE),
             Select::Capabilities => Ok(0),
@@ -176,6 +185,7 @@ impl Controller {
     pub(crate) fn set_features(&mut self, sqe: &Sqe, data: &[u8]) -> Result<u32, Status> {
         let fid = feature_id(sqe);
         self.feature_is_changeable(fid)?;
+        self.ana_allows(fid, sqe.namespace_id())?;
         if save(sqe) {
             return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
         }

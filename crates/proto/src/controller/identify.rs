@@ -4,9 +4,9 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::event::MAX_EVENT_REQUESTS;
 use super::subsystem::{Namespace, Pool, Subsystem};
-use super::{Controller, ERROR_LOG_ENTRIES, MAX_ABORTS};
+use super::{ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS};
 use crate::nvme::identify::{
-    CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES, CSI_NVM,
+    ANACAP, CMIC_ANA, CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES, CSI_NVM,
     CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets, ControllerList,
     DLFEAT_READS_ZEROES, DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT, FRMW_SLOT1_READ_ONLY,
     FUSES_COMPARE_AND_WRITE, IDENTIFY_LEN, IdentifyController, IdentifyNamespace,
@@ -129,7 +129,12 @@ impl Controller {
     }
 
     fn identify_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
-        identify_namespace(namespace, self.pool(), self.kind.limits().max_io_bytes)
+        let identify =
+            identify_namespace(namespace, self.pool(), self.kind.limits().max_io_bytes);
+        match self.ana_refusal(namespace.nsid) {
+            Some(_) => IdentifyNamespace { nuse: 0.into(), ..identify },
+            None => identify,
+        }
     }
 
     fn identify_controller(&self) -> IdentifyController {
@@ -181,11 +186,12 @@ const DISCOVERY_MODEL: &str = "Raceline";
 
 fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> IdentifyController {
     let volatile = if subsystem.has_volatile_write_cache() { VWC_PRESENT } else { 0 };
+    let common = if subsystem.ana.is_some() { with_ana(common, subsystem.max_nsid) } else { common };
     IdentifyController {
         sn: ascii_field(&subsystem.serial),
         mn: ascii_field(&subsystem.model),
         fr: ascii_field(&subsystem.firmware),
-        cmic: CMIC_MULTI_PORT | CMIC_MULTI_CONTROLLER,
+        cmic: common.cmic | CMIC_MULTI_PORT | CMIC_MULTI_CONTROLLER,
         cntrltype: CNTRLTYPE_IO,
         lpa: LPA_EFFECTS | LPA_EXTENDED,
         elpe: zero_based(ERROR_LOG_ENTRIES),
@@ -196,6 +202,19 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
         fuses: FUSES_COMPARE_AND_WRITE.into(),
         vwc: volatile | VWC_NO_BROADCAST_FLUSH,
         subnqn: subsystem.nqn.to_field(),
+        ..common
+    }
+}
+
+/// Every number of a namespace can be that of a group. ANACAP bit 6 stays clear: namespaces can move to
+/// another group while they are attached.
+fn with_ana(common: IdentifyController, groups: u32) -> IdentifyController {
+    IdentifyController {
+        cmic: CMIC_ANA,
+        anatt: ANA_TRANSITION_SECONDS,
+        anacap: ANACAP,
+        anagrpmax: groups.into(),
+        nanagrpid: groups.into(),
         ..common
     }
 }
@@ -223,6 +242,7 @@ fn identify_namespace(
         npda: granularity.into(),
         nows: granularity.into(),
         noiob: boundary(namespace, max_io_bytes).into(),
+        anagrpid: namespace.ana_group.into(),
         nsattr: nsattr(namespace),
         nguid: namespace.nguid,
         eui64: namespace.eui64,
@@ -261,6 +281,7 @@ fn nmic(namespace: &Namespace) -> u8 {
 fn identify_independent(namespace: &Namespace) -> IdentifyNamespaceIndependent {
     IdentifyNamespaceIndependent {
         nmic: nmic(namespace),
+        anagrpid: namespace.ana_group.into(),
         nsattr: nsattr(namespace),
         nstat: NSTAT_READY,
         ..IdentifyNamespaceIndependent::default()

@@ -84,6 +84,15 @@ impl Controller {
                 }
                 Ok(())
             }
+            (lid::ANA, Kind::Io { whole, .. }) if whole.ana.is_some() => {
+                copy_page(self.ana_page(command.offset, command.lsp)?, command.offset, reply)?;
+                if !command.retain_event {
+                    // What was read from the beginning on shows all changes so far.
+                    let complete = command.offset == 0;
+                    self.events.log_read(EventKind::AnaChanged, complete, &mut self.actions);
+                }
+                Ok(())
+            }
             // CSI: of the only I/O command set
             (lid::EFFECTS, Kind::Io { .. }) if command.csi == CSI_NVM => {
                 let page = effects_log(self.pool().is_some());

@@ -112,7 +112,9 @@ impl Controller {
             return Ok(());
         }
         match self.whole().and_then(|subsystem| subsystem.namespace(nsid)) {
-            Some(Namespace { pool_bytes: Some(_), .. }) => Ok(()),
+            Some(Namespace { pool_bytes: Some(_), .. }) => {
+                self.ana_refusal(nsid).map_or(Ok(()), Err)
+            }
             // it exists, but hosts may not change it
             Some(_) => Err(Status::INVALID_FIELD.dnr()),
             None => Err(Status::INVALID_NAMESPACE.dnr()),

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::ana::Ana;
 use crate::nvme::{HostNqn, NamespaceId, Nqn};
 
 /// The greatest NSID (NN), and the most namespaces of a subsystem (MNAN). Hosts size tables by it.
@@ -55,6 +56,8 @@ pub struct Namespace {
     pub deallocate: bool,
     /// Deallocated blocks read zeroes.
     pub deallocate_zeroes: bool,
+    /// Its ANA group (ANAGRPID), 1 to the greatest NSID of the subsystem; 0 where the subsystem reports no ANA.
+    pub ana_group: u32,
 }
 
 /// Which hosts may connect.
@@ -186,6 +189,8 @@ pub struct Subsystem {
     pub pool: Option<Pool>,
     /// Its limits.
     pub limits: Limits,
+    /// The states of its groups of namespaces; `None`: it reports no Asymmetric Namespace Access.
+    pub ana: Option<Ana>,
 }
 
 /// Why a subsystem cannot be offered.
@@ -206,6 +211,8 @@ pub enum SubsystemError {
     BlockSize(NamespaceId),
     /// A namespace has no blocks.
     Empty(NamespaceId),
+    /// An ANA group is 0 or above the greatest NSID, or there is one without ANA.
+    AnaGroup(NamespaceId),
     /// A limit is outside the range in its documentation.
     Limit(&'static str),
     /// Serial, model or firmware is longer than its field or not printable ASCII.
@@ -224,6 +231,9 @@ impl fmt::Display for SubsystemError {
             }
             Self::BlockSize(nsid) => write!(f, "namespace {nsid} has an impossible block size"),
             Self::Empty(nsid) => write!(f, "namespace {nsid} has no blocks"),
+            Self::AnaGroup(nsid) => {
+                write!(f, "the ANA group of namespace {nsid} is outside 1 to the most namespaces, or ANA is off")
+            }
             Self::Limit(name) => write!(f, "the limit {name} is out of range"),
             Self::Text(name) => write!(f, "the {name} is too long or not printable ASCII"),
         }
@@ -272,6 +282,10 @@ impl Subsystem {
             }
             if namespace.block_count == 0 {
                 return Err(SubsystemError::Empty(nsid));
+            }
+            let groups = if self.ana.is_some() { 1..=self.max_nsid } else { 0..=0 };
+            if !groups.contains(&namespace.ana_group) {
+                return Err(SubsystemError::AnaGroup(nsid));
             }
         }
         Ok(self)

@@ -20,6 +20,8 @@ pub const TYPE_NOTICE: u8 = 2;
 
 /// Bits of OAES and of feature 0Bh: Namespace Attribute Notices.
 pub const CONFIG_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
+/// Bits of OAES and of feature 0Bh: Asymmetric Namespace Access Change Notices.
+pub const CONFIG_ANA_CHANGE: u32 = 1 << 11;
 /// Bits of OAES and of feature 0Bh: Discovery Log Page Change Notification.
 pub const CONFIG_DISCOVERY_CHANGE: u32 = 1 << 31;
 /// Bits 7:0 of feature 0Bh: SMART critical warnings.
@@ -29,6 +31,9 @@ impl AsyncEvent {
     /// Namespace Attribute Changed; log 04h says which.
     pub const NAMESPACE_CHANGED: Self =
         Self { kind: TYPE_NOTICE, info: 0x00, lid: super::log::lid::CHANGED_NAMESPACES };
+    /// Asymmetric Namespace Access Change; log 0Ch says which.
+    pub const ANA_CHANGED: Self =
+        Self { kind: TYPE_NOTICE, info: 0x03, lid: super::log::lid::ANA };
     /// Discovery Log Page Change.
     pub const DISCOVERY_CHANGED: Self =
         Self { kind: TYPE_NOTICE, info: 0xf0, lid: super::log::lid::DISCOVERY };
@@ -54,6 +59,7 @@ mod tests {
     #[test]
     fn dw0_layout() {
         assert_eq!(AsyncEvent::NAMESPACE_CHANGED.to_dw0(), 0x0004_0002);
+        assert_eq!(AsyncEvent::ANA_CHANGED.to_dw0(), 0x000c_0302);
         assert_eq!(AsyncEvent::DISCOVERY_CHANGED.to_dw0(), 0x0070_f002);
         assert_eq!(AsyncEvent::from_dw0(0x0070_f002), AsyncEvent::DISCOVERY_CHANGED);
     }

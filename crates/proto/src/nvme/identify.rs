@@ -243,6 +243,10 @@ pub const CNTRLTYPE_DISCOVERY: u8 = 2;
 pub const CMIC_MULTI_PORT: u8 = 1 << 0;
 /// CMIC bit 1: the subsystem may have several controllers.
 pub const CMIC_MULTI_CONTROLLER: u8 = 1 << 1;
+/// CMIC bit 3: Asymmetric Namespace Access is reported.
+pub const CMIC_ANA: u8 = 1 << 3;
+/// ANACAP: all five states are reported (bits 4:0).
+pub const ANACAP: u8 = 0x1f;
 
 /// OACS bit 1: Format NVM.
 pub const OACS_FORMAT: u16 = 1 << 1;

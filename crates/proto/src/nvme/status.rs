@@ -84,6 +84,9 @@ statuses! {
     COMPARE_FAILURE = 2, 0x85, "Compare Failure";
     ACCESS_DENIED = 2, 0x86, "Access Denied";
     INTERNAL_PATH_ERROR = 3, 0x00, "Internal Path Error";
+    ANA_PERSISTENT_LOSS = 3, 0x01, "Asymmetric Access Persistent Loss";
+    ANA_INACCESSIBLE = 3, 0x02, "Asymmetric Access Inaccessible";
+    ANA_TRANSITION = 3, 0x03, "Asymmetric Access Transition";
     HOST_PATH_ERROR = 3, 0x70, "Host Pathing Error";
     HOST_ABORTED = 3, 0x71, "Command Aborted By Host";
 }

@@ -1,6 +1,7 @@
 //! The controller, driven the way a target drives it, in virtual time.
 #![allow(clippy::unwrap_used)] // a test
 
+mod ana;
 mod connect;
 mod discovery;
 mod events;

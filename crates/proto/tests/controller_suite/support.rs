@@ -53,6 +53,7 @@ pub(crate) fn namespace(nsid: u32) -> Namespace {
         read_only: false,
         deallocate: true,
         deallocate_zeroes: true,
+        ana_group: 0,
     }
 }
 
@@ -68,6 +69,7 @@ pub(crate) fn subsystem() -> Subsystem {
         namespaces: vec![namespace(1), namespace(2)],
         pool: None,
         limits: Limits::DEFAULT,
+        ana: None,
     }
     .validated()
     .unwrap()
@@ -159,6 +161,7 @@ impl Host {
             role: connect.admit(snapshot).unwrap(),
             snapshot: Arc::clone(snapshot),
             local_address: local.parse::<SocketAddr>().unwrap(),
+            port_id: PORT,
         };
         let controller = Controller::new(association, start);
         Self { controller, now: start, start, facts: Facts::default(), next_cid: 100 }

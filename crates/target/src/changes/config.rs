@@ -281,6 +281,8 @@ pub struct SubsystemConfig {
     pub max_namespaces: u32,
     /// The numbers that its controllers get, within [`Self::CONTROLLER_IDS`].
     pub controller_ids: RangeInclusive<u16>,
+    /// It reports Asymmetric Namespace Access: listeners can lead to its namespaces differently well.
+    pub ana_reporting: bool,
 }
 
 impl SubsystemConfig {
@@ -299,6 +301,7 @@ impl SubsystemConfig {
             hosts: HostAccess::Any,
             max_namespaces: Self::MAX_NAMESPACES,
             controller_ids: Self::CONTROLLER_IDS,
+            ana_reporting: false,
         }
     }
 
@@ -327,6 +330,8 @@ pub struct NamespaceConfig {
     pub eui64: Option<[u8; 8]>,
     /// Which of the hosts that may connect see it.
     pub visibility: Visibility,
+    /// Its ANA group; `None`: that of its own number, where the subsystem reports ANA.
+    pub ana_group: Option<u32>,
 }
 
 impl NamespaceConfig {
@@ -334,7 +339,15 @@ impl NamespaceConfig {
     #[must_use]
     pub fn new(bdev: SharedBdev) -> Self {
         let visibility = Visibility::All;
-        Self { nsid: None, bdev, uuid: None, nguid: None, eui64: None, visibility }
+        Self {
+            nsid: None,
+            bdev,
+            uuid: None,
+            nguid: None,
+            eui64: None,
+            visibility,
+            ana_group: None,
+        }
     }
 }
 
@@ -375,6 +388,30 @@ pub enum TargetError {
     /// There is no such listener.
     #[error("nothing listens on {0}")]
     NoListener(SocketAddr),
+    /// The subsystem reports no Asymmetric Namespace Access.
+    #[error("{0} reports no ANA: only a subsystem that was created with ANA reporting has ANA groups")]
+    NoAna(Nqn),
+    /// An ANA group is out of range.
+    #[error("{nqn} has the ANA groups 1 to {max}, and not {group}")]
+    AnaGroup {
+        /// Subsystem.
+        nqn: Nqn,
+        /// The group.
+        group: u32,
+        /// The greatest group.
+        max: u32,
+    },
+    /// Commands did not end while their path was closed.
+    #[error(
+        "{commands} commands for {nqn} are still in flight by this listener; \
+         its ANA groups stay in the state change: set the state again when they have ended"
+    )]
+    InFlight {
+        /// Subsystem.
+        nqn: Nqn,
+        /// How many.
+        commands: usize,
+    },
     /// The subsystem has that listener already.
     #[error("{nqn} has a listener on {address} already")]
     ListenerExists {

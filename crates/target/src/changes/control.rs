@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use raceline_auth::{Algorithms, Keys};
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{
-    DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem,
+    Ana, DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem,
     TargetSnapshot, Visibility,
 };
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -76,6 +76,10 @@ pub(crate) struct Entry {
     /// Its own listeners, by port id.
     pub(crate) ports: Vec<u16>,
     pub(crate) namespaces: BTreeMap<u32, Exported>,
+    /// The states of its ANA groups; `None`: it reports no ANA.
+    pub(crate) ana: Option<Ana>,
+    /// The namespaces that are not in the ANA group of their own number.
+    pub(crate) ana_groups: BTreeMap<u32, u32>,
     /// The pool of which its hosts make namespaces.
     pub(crate) pool: Option<PoolState>,
     pub(crate) stats: Arc<SubsystemStats>,
@@ -106,7 +110,20 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn describe(&self, entry: &Entry, retry_delays: [u16; 3]) -> Result<Subsystem, TargetError> {
+    fn describe(
+        &self,
+        entry: &mut Entry,
+        retry_delays: [u16; 3],
+    ) -> Result<Subsystem, TargetError> {
+        let namespaces: Vec<Namespace> = entry
+            .namespaces
+            .values()
+            .map(|ns| &ns.namespace)
+            .map(|ns| Namespace { ana_group: entry.ana_group(ns.nsid), ..ns.clone() })
+            .collect();
+        if let Some(ana) = &mut entry.ana {
+            ana.set_members(&namespaces);
+        }
         let config = &entry.config;
         let hosts =
             if entry.any_host { HostAccess::Any } else { HostAccess::List(entry.hosts.clone()) };
@@ -118,9 +135,10 @@ impl Control {
             hosts,
             ports: entry.ports.clone(),
             max_nsid: config.max_namespaces,
-            namespaces: entry.namespaces.values().map(|ns| ns.namespace.clone()).collect(),
+            namespaces,
             pool: entry.pool.as_ref().map(PoolState::shown),
             limits: Limits { retry_delays, ..self.shared.config.limits() },
+            ana: entry.ana.clone(),
         };
         let nqn = &config.nqn;
         subsystem.validated().map_err(|error| TargetError::Subsystem { nqn: nqn.clone(), error })
@@ -378,6 +396,7 @@ impl Entry {
             HostAccess::Any => (true, Vec::new()),
             HostAccess::List(hosts) => (false, hosts.clone()),
         };
+        let ana = config.ana_reporting.then(Ana::default);
         Self {
             config,
             any_host,
@@ -385,6 +404,8 @@ impl Entry {
             keys: BTreeMap::new(),
             ports: Vec::new(),
             namespaces: BTreeMap::new(),
+            ana,
+            ana_groups: BTreeMap::new(),
             pool: None,
             stats: Arc::default(),
             published: None,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral};
 use raceline_proto::nvme::Nqn;
+use raceline_proto::nvme::ana::AnaState;
 use raceline_reactor::StreamProvider;
 
 use crate::changes::config::TargetError;
@@ -122,17 +123,36 @@ impl Target {
         address: SocketAddr,
         streams: Option<Arc<dyn StreamProvider>>,
     ) -> Result<SocketAddr, TargetError> {
+        self.add_subsystem_listener_in(nqn, address, streams, AnaState::Optimized)
+    }
+
+    /// [`Self::add_subsystem_listener_with`], in this state of all ANA groups from the first connection on.
+    ///
+    /// # Errors
+    /// As [`Self::add_subsystem_listener_with`], and when the state is another than optimized and the
+    /// subsystem reports no ANA.
+    pub fn add_subsystem_listener_in(
+        &self,
+        nqn: &Nqn,
+        address: SocketAddr,
+        streams: Option<Arc<dyn StreamProvider>>,
+        ana: AnaState,
+    ) -> Result<SocketAddr, TargetError> {
         let mut state = self.control.lock();
-        if !nqn.is_discovery() {
+        if nqn.is_discovery() {
+            if ana != AnaState::Optimized {
+                return Err(TargetError::NoAna(nqn.clone()));
+            }
+        } else {
             state.entry(nqn)?;
         }
         state.check_streams(address, streams.as_ref())?;
         let Some(port_id) = state.port_at(address) else {
             return self.listen(&mut state, address, false, streams, |state, port_id| {
-                self.use_port(state, nqn, address, port_id)
+                self.use_port(state, nqn, (address, port_id), ana)
             });
         };
-        self.use_port(&mut state, nqn, address, port_id)?;
+        self.use_port(&mut state, nqn, (address, port_id), ana)?;
         self.control.publish(&mut state)?;
         Ok(address)
     }
@@ -263,8 +283,8 @@ impl Target {
         &self,
         state: &mut State,
         nqn: &Nqn,
-        address: SocketAddr,
-        port_id: u16,
+        (address, port_id): (SocketAddr, u16),
+        ana: AnaState,
     ) -> Result<(), TargetError> {
         let add = |ports: &mut Vec<u16>| {
             if ports.contains(&port_id) {
@@ -276,7 +296,15 @@ impl Target {
         if nqn.is_discovery() {
             add(&mut state.discovery_ports)
         } else {
-            self.control.change(state, nqn, |entry| add(&mut entry.ports))
+            self.control.change(state, nqn, |entry| {
+                add(&mut entry.ports)?;
+                if ana != AnaState::Optimized {
+                    let groups = entry.ana_groups_named(None)?;
+                    let states = entry.ana.as_mut();
+                    states.into_iter().for_each(|states| states.set_all(port_id, &groups, ana));
+                }
+                Ok(())
+            })
         }
     }
 
@@ -286,6 +314,9 @@ impl Target {
         }
         self.control.change(state, nqn, |entry| {
             entry.ports.retain(|id| *id != port_id);
+            if let Some(ana) = &mut entry.ana {
+                ana.forget_port(port_id);
+            }
             Ok(())
         })
     }

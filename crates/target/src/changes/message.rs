@@ -49,6 +49,8 @@ pub(crate) enum Message {
     Judged { key: ConnKey, verdict: Verdict },
     /// Control: what exists has changed.
     Snapshot { snapshot: Arc<Snapshot>, reply: Reply<()> },
+    /// Control: count the commands in flight that came by this port for these devices.
+    CountInFlight { port_id: u16, devices: Arc<[DeviceId]>, reply: Reply<usize> },
     /// Control: close this host's controllers of a subsystem.
     DisconnectHost { nqn: Nqn, host: Nqn, reply: Reply<()> },
     /// Control: close everything, then end.

@@ -27,7 +27,12 @@ impl Target {
         let bdev = config.bdev;
         // The rules are checked before any core opens the device; 0 is the number of no device.
         let unopened = Exported { device: DeviceId(0), namespace, bdev: Arc::clone(&bdev) };
+        let group = config.ana_group;
         let insert = |entry: &mut Entry, exported: Exported| {
+            if let Some(group) = group {
+                entry.ana_groups_named(Some(group))?;
+                entry.ana_groups.insert(nsid.0, group);
+            }
             entry.namespaces.insert(nsid.0, exported);
             Ok(())
         };
@@ -43,6 +48,7 @@ impl Target {
             Err(error) => {
                 self.control.change(&mut state, nqn, |entry| {
                     entry.namespaces.remove(&nsid.0);
+                    entry.ana_groups.remove(&nsid.0);
                     Ok(())
                 })?;
                 Err(error)
@@ -62,6 +68,7 @@ impl Target {
         }
         let exported = self.control.change(&mut state, nqn, |entry| {
             let removed = entry.namespaces.remove(&nsid.0);
+            entry.ana_groups.remove(&nsid.0);
             removed.ok_or_else(|| TargetError::NoNamespace { nqn: nqn.clone(), nsid })
         })?;
         self.control.publish(&mut state)?;
@@ -236,6 +243,7 @@ pub(crate) fn identity(nsid: NamespaceId, uuid: [u8; 16]) -> Namespace {
         read_only: false,
         deallocate: false,
         deallocate_zeroes: false,
+        ana_group: 0,
     }
 }
 

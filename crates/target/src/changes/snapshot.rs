@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use raceline_auth::{Algorithms, Keys};
 use raceline_proto::controller::{Subsystem, TargetSnapshot};
-use raceline_proto::nvme::{HostNqn, Nqn};
+use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn, Status};
 
 use crate::records::counters::{QueueCounters, QueueTotals};
 
@@ -65,39 +65,70 @@ impl Secrets {
 }
 
 impl SubsystemDevices {
-    /// The part that this host sees: namespaces and their devices, in the same order.
-    pub(crate) fn visible_to(&self, host: &HostNqn) -> Self {
+    /// The part for which commands of this host run that come by this port: namespaces and their devices, in
+    /// the same order. With it, what the host sees besides and cannot use because of the state of its ANA
+    /// group.
+    fn usable(&self, host: &HostNqn, port_id: u16) -> (Self, Refused) {
         let subsystem = self.subsystem.visible_to(host);
-        if Arc::ptr_eq(&subsystem, &self.subsystem) {
-            return self.clone();
+        let refused: Refused = subsystem
+            .namespaces
+            .iter()
+            .filter_map(|ns| Some((ns.nsid, subsystem.refusal(port_id, ns)?)))
+            .collect();
+        if Arc::ptr_eq(&subsystem, &self.subsystem) && refused.is_empty() {
+            return (self.clone(), refused);
         }
         let all = self.subsystem.namespaces.iter().zip(self.devices.iter());
-        let visible = all.filter(|(namespace, _)| namespace.visibility.includes(host));
-        let devices = visible.map(|(_, device)| *device).collect();
-        Self { subsystem, devices, ..self.clone() }
+        let runs = |nsid| refused.iter().all(|(refused, _)| *refused != nsid);
+        let usable = all.filter(|(ns, _)| ns.visibility.includes(host) && runs(ns.nsid));
+        let devices = usable.map(|(_, device)| *device).collect();
+        let subsystem = if refused.is_empty() {
+            subsystem
+        } else {
+            let namespaces = subsystem.namespaces.iter().filter(|ns| runs(ns.nsid));
+            let namespaces = namespaces.cloned().collect();
+            Arc::new(Subsystem { namespaces, ..Subsystem::clone(&subsystem) })
+        };
+        (Self { subsystem, devices, ..self.clone() }, refused)
     }
 }
 
-/// A queue's copy of its subsystem: the part that its host sees.
+/// Namespaces that commands cannot use now, and what the commands complete with.
+type Refused = Vec<(NamespaceId, Status)>;
+
+/// A queue's copy of its subsystem: the part that its host sees and can use.
+///
+/// A namespace whose ANA group is not accessible by the queue's port is left out, so that the path of the other
+/// commands need not look for it.
 #[derive(Debug)]
 pub(crate) struct VisibleSubsystem {
     host: HostNqn,
+    port_id: u16,
     all: Arc<SubsystemDevices>,
-    /// What the host sees.
+    /// What the host's commands can use.
     pub(crate) devices: SubsystemDevices,
+    refused: Refused,
 }
 
 impl VisibleSubsystem {
-    pub(crate) fn new(all: &Arc<SubsystemDevices>, host: &HostNqn) -> Self {
-        Self { host: host.clone(), all: Arc::clone(all), devices: all.visible_to(host) }
+    pub(crate) fn new(all: &Arc<SubsystemDevices>, host: &HostNqn, port_id: u16) -> Self {
+        let (devices, refused) = all.usable(host, port_id);
+        Self { host: host.clone(), port_id, all: Arc::clone(all), devices, refused }
     }
 
     /// Takes the subsystem of a newer snapshot.
     pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) {
         if !Arc::ptr_eq(&self.all, all) {
             self.all = Arc::clone(all);
-            self.devices = all.visible_to(&self.host);
+            (self.devices, self.refused) = all.usable(&self.host, self.port_id);
         }
+    }
+
+    /// The status of a command for a namespace that is not among [`Self::devices`].
+    #[cold]
+    pub(crate) fn refusal(&self, nsid: NamespaceId) -> Status {
+        let refused = self.refused.iter().find(|(refused, _)| *refused == nsid);
+        refused.map_or(Status::INVALID_NAMESPACE.dnr(), |(_, status)| *status)
     }
 
     pub(crate) fn nqn(&self) -> &Nqn {

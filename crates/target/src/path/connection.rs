@@ -94,6 +94,11 @@ impl Connection {
         Token { owner: 0, generation: self.key.generation, index: self.key.index }
     }
 
+    /// The listener that it came by.
+    pub(crate) fn port_id(&self) -> u16 {
+        self.ends.port_id
+    }
+
     pub(crate) fn commands(&self) -> &Commands {
         &self.commands
     }

@@ -313,6 +313,16 @@ impl PollGroup {
             .count()
     }
 
+    /// The commands for these devices that came by the port and are not completed.
+    fn in_flight(&self, port_id: u16, devices: &[DeviceId]) -> usize {
+        let connections = self.connections.iter().filter_map(|e| e.connection.as_ref());
+        connections
+            .filter(|connection| connection.port_id() == port_id)
+            .flat_map(|connection| connection.commands().slots.active())
+            .filter(|(_, slot)| slot.device().is_some_and(|device| devices.contains(&device)))
+            .count()
+    }
+
     // ------------------------------------------------------------------------- work
 
     /// Hands finished device requests to their commands, which may start new ones.
@@ -431,6 +441,9 @@ impl Service for PollGroup {
                 self.with(cx, key, |connection, cx, core| connection.judge(cx, core, verdict));
             }
             Message::Snapshot { snapshot, reply } => self.replace_snapshot(cx, &snapshot, &reply),
+            Message::CountInFlight { port_id, devices, reply } => {
+                let _ = reply.send((self.core.index, self.in_flight(port_id, &devices)));
+            }
             Message::DisconnectHost { nqn, host, reply } => {
                 self.disconnect_host(cx, &nqn, &host);
                 let _ = reply.send((self.core.index, ()));

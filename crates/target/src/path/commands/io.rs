@@ -90,6 +90,11 @@ impl Commands {
                 }
                 return;
             }
+            Err(status) if status.same_code(Status::INVALID_NAMESPACE) => {
+                let nsid = self.slots.get(command.key()).sqe.namespace_id();
+                let status = io.visible.refusal(nsid);
+                return self.fused_refuse(core, command, status);
+            }
             Err(status) => return self.fused_refuse(core, command, status),
         };
         let devices = &io.visible.devices;
@@ -324,7 +329,8 @@ impl Commands {
         // The snapshot may have changed while the data was under way.
         let subsystem = Arc::clone(&io.visible.devices.subsystem);
         let Some(namespace) = position.and_then(|i| subsystem.namespaces.get(i)) else {
-            return self.refuse(core, command, Status::INVALID_NAMESPACE.dnr());
+            let status = io.visible.refusal(slot.sqe.namespace_id());
+            return self.refuse(core, command, status);
         };
         let Some(data) = slot.buf.take() else { return };
         let ranges = parse_ranges(&data, ranges, namespace);

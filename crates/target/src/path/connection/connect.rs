@@ -118,8 +118,9 @@ impl Connection {
         })?;
         let joining = request.clone();
         let local_address = self.ends.local;
+        let port_id = self.ends.port_id;
         let association =
-            controller::Association { cntlid, request, role, snapshot, local_address };
+            controller::Association { cntlid, request, role, snapshot, local_address, port_id };
         let controller = Controller::new(association, cx.now);
         if let Some(stats) = &stats {
             stats.attach(Arc::clone(self.commands.counters()));
@@ -226,7 +227,7 @@ impl Connection {
         let reached = subsystem.filter(|s| snapshot.leads_to(port_id, &s.subsystem));
         // Slot 0 is the only one before Connect; a close has freed it.
         let command = self.commands.slots.resume_at(0);
-        let error = match (result, reached.map(|s| VisibleSubsystem::new(s, &request.hostnqn))) {
+        let error = match (result, reached.map(|s| VisibleSubsystem::new(s, &request.hostnqn, port_id))) {
             (Ok(()), Some(visible)) => {
                 // Until the host has proved itself, if it has to.
                 self.role = Role::Proving(Box::new(IoQueue { qid: request.qid, home, visible }));
