@@ -23,6 +23,7 @@
 //! | namespaces | [`Target::add_namespace`], [`Target::remove_namespace`], [`Target::replace_device`] |
 //! | which hosts see a namespace | [`NamespaceConfig::visibility`], then [`Target::show_namespace`], [`Target::hide_namespace`] |
 //! | namespaces that hosts make themselves | [`Target::set_pool`], [`Target::remove_pool`]; for a host, [`Target::manage_namespaces`] |
+//! | paths (Asymmetric Namespace Access) | [`Target::set_ana_state`], [`Target::set_ana_group`], [`Target::ana_states`], [`Target::add_subsystem_listener_in`] |
 //! | discovery | [`Target::add_referral`], [`Target::remove_referral`], [`Target::set_discovery_filter`] |
 //! | retry delays (CRDT) | [`Target::set_retry_delays`] |
 //!
@@ -53,6 +54,7 @@ mod changes;
 mod path;
 mod records;
 
+pub use changes::ana::ListenerAna;
 pub use changes::config::{
     DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_ZERO_COPY_BYTES, MIN_PASS_BYTES,
     MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig,
@@ -68,7 +70,9 @@ pub use changes::pool_state::{PoolConfig, PoolStore};
 pub use changes::target::{Target, TargetStats};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, Keys};
 pub use raceline_proto::controller::{
+    ANA_TRANSITION_SECONDS,
     DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral, Visibility,
 };
+pub use raceline_proto::nvme::ana::AnaState;
 pub use records::counters::QueueTotals;
 pub use records::placement::PlacementPolicy;

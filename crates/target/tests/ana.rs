@@ -14,7 +14,7 @@ use common::{
 use raceline_proto::nvme::ana::AnaState;
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::{Direction, NamespaceId, Nqn, Sqe, Status};
-use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetError};
+use raceline_target::{ListenerAna, NamespaceConfig, SubsystemConfig, Target, TargetError};
 
 const BS: u32 = 512;
 
@@ -183,17 +183,22 @@ fn hosts_are_told_by_the_listener_that_changes() {
 fn a_listener_begins_in_its_state() {
     let (target, _first, _second) = two_paths(1);
     let any = "127.0.0.1:0".parse().unwrap();
+    let states = ListenerAna {
+        all: AnaState::Inaccessible,
+        groups: [(2, AnaState::NonOptimized)].into(),
+    };
     let third = target
-        .add_subsystem_listener_in(&nqn(), any, None, AnaState::Inaccessible)
+        .add_subsystem_listener_in(&nqn(), any, None, &states)
         .unwrap();
     let (_admin, mut queue) = host(third);
     assert_eq!(status(&queue.read(1, 0, 8, BS)), Status::ANA_INACCESSIBLE);
+    assert!(status(&queue.read(2, 0, 8, BS)).is_success());
     // also for namespaces that come later
     let late = NamespaceConfig { ana_group: Some(7), ..namespace(ram("1M")) };
     assert_eq!(target.add_namespace(&nqn(), late).unwrap(), NamespaceId(3));
     assert_eq!(status(&queue.read(3, 0, 8, BS)), Status::ANA_INACCESSIBLE);
-    let states = target.ana_states(&nqn(), third).unwrap();
-    assert_eq!(states, [1, 2, 7].map(|group| (group, AnaState::Inaccessible)));
+    let shown = target.ana_states(&nqn(), third).unwrap();
+    assert_eq!(shown, [1, 2, 7].map(|group| (group, states.state(group))));
     target.shutdown().unwrap();
 }
 

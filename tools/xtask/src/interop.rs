@@ -4,6 +4,7 @@ mod auth;
 mod drives;
 mod manage;
 mod tls;
+mod paths;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -75,6 +76,8 @@ pub(crate) enum Part {
     AuthAll,
     /// The kernel's host against our target over TLS.
     Tls,
+    /// The kernel's host with two paths to a daemon.
+    Paths,
 }
 
 /// The target of the kernel's host.
@@ -132,6 +135,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Drives, _) => drives::run(tree, &image),
         (Part::Auth | Part::AuthAll, _) => auth::run(tree, &image, part),
         (Part::Tls, _) => tls::run(tree, &image),
+        (Part::Paths, _) => paths::run(tree, &image),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
@@ -155,6 +159,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Drives => "drives.sh",
         Part::Auth | Part::AuthAll => "auth.sh",
         Part::Tls => "tls.sh",
+        Part::Paths => "paths.sh",
     })
 }
 

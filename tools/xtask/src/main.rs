@@ -355,6 +355,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Tls,
             "Linux 6.12 as the host of our target over TLS, with tlshd",
         ),
+        (
+            "kernel-6.12-paths",
+            Kernel::V6_12,
+            Part::Paths,
+            "multipath of Linux 6.12 over two listeners, whose states change and which are cut",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));

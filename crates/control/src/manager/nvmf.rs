@@ -3,6 +3,7 @@
 //! The model is complete without a transport, as in SPDK: subsystems may be made first. The cores start
 //! with the transport, whose options they need, and then receive the whole model.
 
+mod ana;
 mod change;
 mod listener;
 mod live;
@@ -14,13 +15,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::Target;
+use raceline_target::{ListenerAna, Target};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::ManagerError;
 use super::options::FilterOptions;
 
+pub(crate) use ana::{ana_of_word, ana_states};
 pub(crate) use change::hex;
 pub use listener::ListenAddress;
 pub(crate) use live::stop;
@@ -112,6 +114,8 @@ pub struct Subsystem {
     pub hosts: Vec<Nqn>,
     /// The addresses at which it listens.
     pub listeners: Vec<ListenAddress>,
+    /// The states of the ANA groups by listener, where they are not all optimized.
+    pub ana: BTreeMap<ListenAddress, ListenerAna>,
     /// The namespaces by number.
     pub namespaces: BTreeMap<u32, Namespace>,
     /// The device that its hosts divide into namespaces.
@@ -135,6 +139,9 @@ pub struct SubsystemOptions {
     pub min_cntlid: u16,
     /// The greatest controller number.
     pub max_cntlid: u16,
+    /// It reports Asymmetric Namespace Access.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ana_reporting: bool,
 }
 
 /// A namespace.
@@ -150,6 +157,8 @@ pub struct Namespace {
     pub eui64: [u8; 8],
     /// The hosts that see it; `None`: all hosts that may connect.
     pub hosts: Option<Vec<Nqn>>,
+    /// Its ANA group; `None`: that of its own number.
+    pub anagrpid: Option<u32>,
     /// Why hosts do not have it: its device is missing. `None` if hosts have it.
     pub missing: Option<String>,
 }
@@ -169,6 +178,8 @@ pub struct NewNamespace {
     pub eui64: Option<[u8; 8]>,
     /// Hosts see it only when they are attached to it explicitly.
     pub no_auto_visible: bool,
+    /// Its ANA group; `None`: that of its own number.
+    pub anagrpid: Option<u32>,
 }
 
 impl super::Manager {

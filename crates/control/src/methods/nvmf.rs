@@ -1,5 +1,6 @@
 //! `nvmf_*`: the exports, by SPDK's names and with SPDK's answers.
 
+mod ana;
 mod host;
 mod listener;
 mod namespace;
@@ -27,6 +28,7 @@ pub(super) fn register(registry: &mut Registry) {
     namespace::register(registry);
     host::register(registry);
     listener::register(registry);
+    ana::register(registry);
     pool::register(registry);
     referral::register(registry);
     stats::register(registry);

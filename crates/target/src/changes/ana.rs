@@ -1,5 +1,6 @@
 //! Changes of Asymmetric Namespace Access: the states of groups by listener, the group of a namespace.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,36 @@ use crate::changes::target::Target;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(ANA_TRANSITION_SECONDS as u64);
 /// How often the cores are asked for commands in flight.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The states of all groups for hosts that come by a listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListenerAna {
+    /// Of groups that are not among [`Self::groups`].
+    pub all: AnaState,
+    /// Of single groups.
+    pub groups: BTreeMap<u32, AnaState>,
+}
+
+impl ListenerAna {
+    /// The state of a group.
+    #[must_use]
+    pub fn state(&self, group: u32) -> AnaState {
+        self.groups.get(&group).copied().unwrap_or(self.all)
+    }
+
+    /// Sets the state of a group, or of all groups.
+    pub fn set(&mut self, group: Option<u32>, state: AnaState) {
+        match group {
+            None => *self = Self { all: state, groups: BTreeMap::new() },
+            Some(group) if state == self.all => {
+                self.groups.remove(&group);
+            }
+            Some(group) => {
+                self.groups.insert(group, state);
+            }
+        }
+    }
+}
 
 impl Target {
     /// Sets the state of a group, or of all groups, for hosts that come by a listener; hosts are told.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral};
 use raceline_proto::nvme::Nqn;
-use raceline_proto::nvme::ana::AnaState;
 use raceline_reactor::StreamProvider;
 
+use crate::changes::ana::ListenerAna;
 use crate::changes::config::TargetError;
 use crate::changes::control::State;
 use crate::changes::target::Target;
@@ -123,24 +123,24 @@ impl Target {
         address: SocketAddr,
         streams: Option<Arc<dyn StreamProvider>>,
     ) -> Result<SocketAddr, TargetError> {
-        self.add_subsystem_listener_in(nqn, address, streams, AnaState::Optimized)
+        self.add_subsystem_listener_in(nqn, address, streams, &ListenerAna::default())
     }
 
-    /// [`Self::add_subsystem_listener_with`], in this state of all ANA groups from the first connection on.
+    /// [`Self::add_subsystem_listener_with`], with these states of the ANA groups from the first connection on.
     ///
     /// # Errors
-    /// As [`Self::add_subsystem_listener_with`], and when the state is another than optimized and the
-    /// subsystem reports no ANA.
+    /// As [`Self::add_subsystem_listener_with`], and when a state is another than optimized and the
+    /// subsystem reports no ANA or has no such group.
     pub fn add_subsystem_listener_in(
         &self,
         nqn: &Nqn,
         address: SocketAddr,
         streams: Option<Arc<dyn StreamProvider>>,
-        ana: AnaState,
+        ana: &ListenerAna,
     ) -> Result<SocketAddr, TargetError> {
         let mut state = self.control.lock();
         if nqn.is_discovery() {
-            if ana != AnaState::Optimized {
+            if *ana != ListenerAna::default() {
                 return Err(TargetError::NoAna(nqn.clone()));
             }
         } else {
@@ -284,7 +284,7 @@ impl Target {
         state: &mut State,
         nqn: &Nqn,
         (address, port_id): (SocketAddr, u16),
-        ana: AnaState,
+        ana: &ListenerAna,
     ) -> Result<(), TargetError> {
         let add = |ports: &mut Vec<u16>| {
             if ports.contains(&port_id) {
@@ -298,10 +298,15 @@ impl Target {
         } else {
             self.control.change(state, nqn, |entry| {
                 add(&mut entry.ports)?;
-                if ana != AnaState::Optimized {
-                    let groups = entry.ana_groups_named(None)?;
+                if *ana == ListenerAna::default() {
+                    return Ok(());
+                }
+                for group in ana.groups.keys() {
+                    entry.ana_groups_named(Some(*group))?;
+                }
+                for group in entry.ana_groups_named(None)? {
                     let states = entry.ana.as_mut();
-                    states.into_iter().for_each(|states| states.set_all(port_id, &groups, ana));
+                    states.into_iter().for_each(|s| s.set(port_id, group, ana.state(group)));
                 }
                 Ok(())
             })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{SubsystemConfig, Target};
+use raceline_target::{ListenerAna, SubsystemConfig, Target};
 use serde_json::{Value, json};
 
 use super::live;
@@ -160,6 +160,7 @@ impl Change<'_> {
             options,
             hosts: Vec::new(),
             listeners: Vec::new(),
+            ana: std::collections::BTreeMap::new(),
             namespaces: std::collections::BTreeMap::new(),
             pool: None,
         };
@@ -291,6 +292,7 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         address: &ListenAddress,
+        ana: ListenerAna,
     ) -> Result<(), ManagerError> {
         let cores = {
             let model = self.model();
@@ -306,20 +308,20 @@ impl Change<'_> {
             found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?
         };
         let socket = address.socket()?;
-        let listen = || cores.add_subsystem_listener(nqn, socket);
+        let listen = || cores.add_subsystem_listener_in(nqn, socket, None, &ana);
         // A listener that is restored waits for its address to become free; a client can ask again itself.
         let real = match self.manager().phase() {
             Phase::Runtime => listen(),
             Phase::Startup | Phase::Starting => Target::listen_after_restart(listen),
         };
         let real = ListenAddress::from(real?);
-        let params = json!({ "nqn": nqn.as_str(), "listen_address": real });
-        self.put(
-            key(target, &["subsystem", nqn.as_str(), "listener", &real.to_string()]),
-            entry(target, "nvmf_subsystem_add_listener", params),
-        );
+        self.put_listener(target, nqn, &real, &ana);
         let mut model = self.model_mut();
-        listeners_mut(model.nvmf.target_mut(target)?, nqn)?.push(real);
+        let target = model.nvmf.target_mut(target)?;
+        listeners_mut(target, nqn)?.push(real.clone());
+        if let Some(subsystem) = target.subsystems.get_mut(nqn) {
+            subsystem.ana.insert(real, ana);
+        }
         Ok(())
     }
 
@@ -344,7 +346,11 @@ impl Change<'_> {
         cores.remove_subsystem_listener(nqn, address.socket()?)?;
         {
             let mut model = self.model_mut();
-            listeners_mut(model.nvmf.target_mut(target)?, nqn)?.retain(|other| other != address);
+            let target = model.nvmf.target_mut(target)?;
+            listeners_mut(target, nqn)?.retain(|other| other != address);
+            if let Some(subsystem) = target.subsystems.get_mut(nqn) {
+                subsystem.ana.remove(address);
+            }
         }
         let address = address.to_string();
         self.remove(key(target, &["subsystem", nqn.as_str(), "listener", &address]));

@@ -52,6 +52,7 @@ pub(super) fn subsystem_config(
         hosts: access(options.allow_any_host, hosts),
         max_namespaces: options.max_namespaces,
         controller_ids: options.min_cntlid..=options.max_cntlid,
+        ana_reporting: options.ana_reporting,
         ..SubsystemConfig::new(nqn.clone())
     }
 }
@@ -74,6 +75,7 @@ pub(super) fn namespace_config(
             None => Visibility::All,
             Some(hosts) => Visibility::Hosts(hosts.as_slice().into()),
         },
+        ana_group: namespace.anagrpid,
         ..NamespaceConfig::new(bdev)
     }
 }

@@ -35,6 +35,9 @@ impl Change<'_> {
                 None => subsystem.free_nsid()?,
                 Some(nsid) => subsystem.check_nsid(nsid).map(|()| nsid)?,
             };
+            if new.anagrpid.is_some() {
+                subsystem.check_ana_group(new.anagrpid)?;
+            }
             let bdev = match model.bdev(&new.bdev_name) {
                 Ok(bdev) => Ok((bdev.name.clone(), bdev.uuid, Arc::clone(&bdev.device))),
                 Err(ManagerError::Away { reason, .. }) if self.may_wait() => Err(reason),
@@ -55,6 +58,7 @@ impl Change<'_> {
             nguid: new.nguid.unwrap_or(*uuid.as_bytes()),
             eui64: new.eui64.unwrap_or_default(),
             hosts: new.no_auto_visible.then(Vec::new),
+            anagrpid: new.anagrpid,
             missing: found.as_ref().err().cloned(),
         };
         match found {
@@ -71,7 +75,7 @@ impl Change<'_> {
         Ok(nsid)
     }
 
-    fn put_namespace(&mut self, target: &str, nqn: &Nqn, nsid: u32, namespace: &Namespace) {
+    pub(super) fn put_namespace(&mut self, target: &str, nqn: &Nqn, nsid: u32, namespace: &Namespace) {
         let params = json!({ "nqn": nqn.as_str(), "namespace": namespace_params(nsid, namespace) });
         let key = namespace_key(target, nqn, nsid);
         self.put(key, entry(target, "nvmf_subsystem_add_ns", params));
@@ -287,6 +291,9 @@ fn namespace_params(nsid: u32, namespace: &Namespace) -> Value {
         }
         if namespace.hosts.is_some() {
             members.insert("no_auto_visible".to_owned(), true.into());
+        }
+        if let Some(group) = namespace.anagrpid {
+            members.insert("anagrpid".to_owned(), group.into());
         }
     }
     params

@@ -64,7 +64,6 @@ fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
     let new = params.namespace;
     refuse(&[
         ("ptpl_file", new.ptpl_file.is_some()),
-        ("anagrpid", new.anagrpid.is_some_and(|group| group != 0)),
     ])?;
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
@@ -76,6 +75,7 @@ fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
         nguid: new.nguid.filter(|nguid| *nguid != [0; 16]),
         eui64: new.eui64.filter(|eui64| *eui64 != [0; 8]),
         no_auto_visible: new.no_auto_visible,
+        anagrpid: new.anagrpid.filter(|group| *group != 0),
     };
     call.manager.change(|change| change.add_namespace(&target, &nqn, &new)).map_err(super::invalid)
 }

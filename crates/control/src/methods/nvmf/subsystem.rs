@@ -64,7 +64,6 @@ struct Create {
 
 fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     refuse(&[
-        ("ana_reporting", params.ana_reporting),
         ("passthrough", params.passthrough),
         ("enable_nssr", params.enable_nssr),
         ("dmrsl", params.dmrsl.is_some_and(|dmrsl| dmrsl != 0 && dmrsl != SPDK_DMRSL)),
@@ -102,6 +101,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         allow_any_host: params.allow_any_host,
         min_cntlid,
         max_cntlid,
+        ana_reporting: params.ana_reporting,
     };
     call.manager
         .change(|change| change.create_subsystem(&target, &nqn, options))
@@ -185,7 +185,8 @@ fn describe(subsystem: &Subsystem) -> Value {
     let hosts: Vec<Value> =
         subsystem.hosts.iter().map(|host| json!({ "nqn": host.as_str() })).collect();
     let namespaces = subsystem.namespaces.iter();
-    let own = namespaces.map(|(nsid, ns)| (*nsid, describe_namespace(*nsid, ns)));
+    let own = namespaces
+        .map(|(nsid, ns)| (*nsid, describe_namespace(*nsid, ns, options.ana_reporting)));
     let of_pool = subsystem.pool.iter().flat_map(|pool| {
         let namespaces = pool.map.namespaces.iter();
         namespaces.map(|namespace| (namespace.nsid.0, describe_carved(pool, namespace)))
@@ -209,7 +210,7 @@ fn describe(subsystem: &Subsystem) -> Value {
     })
 }
 
-fn describe_namespace(nsid: u32, namespace: &Namespace) -> Value {
+fn describe_namespace(nsid: u32, namespace: &Namespace, reports_ana: bool) -> Value {
     let mut text = json!({
         "nsid": nsid,
         "bdev_name": namespace.bdev_name,
@@ -220,6 +221,9 @@ fn describe_namespace(nsid: u32, namespace: &Namespace) -> Value {
     if let Some(members) = text.as_object_mut() {
         if namespace.eui64 != [0; 8] {
             members.insert("eui64".to_owned(), hex(&namespace.eui64).into());
+        }
+        if reports_ana {
+            members.insert("anagrpid".to_owned(), namespace.anagrpid.unwrap_or(nsid).into());
         }
         // SPDK does not list the hosts that see a namespace; the client that set them wants to see them.
         if let Some(hosts) = &namespace.hosts {

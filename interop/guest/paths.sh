@@ -1,0 +1,173 @@
+# The kernel's native multipath over two listeners of a daemon: the states of an ANA group change and paths are cut while
+# fio writes and verifies.
+#
+# Environment: PORT_A, PORT_B, NQN.  The subsystem reports ANA and has namespace 1.  This script prints a line "REQUEST word
+# [argument]" to ask the machine outside for something.  STATE a|b: sets the state of all groups by that listener.  cut a|b:
+# removes the listener, which breaks its connections.  mend a|b: adds it again.  move GROUP: moves namespace 1 to another group.
+. ./lib.sh
+
+# of_port PORT: prints the controller that is connected to that port.
+of_port() {
+    local c
+    for c in /sys/class/nvme/nvme*; do
+        case $(cat "$c/address" 2>/dev/null) in
+            *trsvcid="$1"*) echo "${c##*/}"; return ;;
+        esac
+    done
+}
+# path PORT: prints the folder in sysfs of the path by that port.  Its name is nvme<subsystem>c<controller>n<namespace>.
+path() {
+    local c p
+    c=$(of_port "$1")
+    for p in /sys/class/nvme/"$c"/nvme*c"${c#nvme}"n*; do
+        [ ! -e "$p/ana_state" ] || { echo "$p"; return; }
+    done
+}
+ana_state() { cat "$(path "$1")/ana_state" 2>/dev/null || echo gone; }
+# wait_ana PORT WORD: waits for the state that the kernel has of the path; fails after 20 s.
+wait_ana() {
+    local i=0
+    while [ "$(ana_state "$1")" != "$2" ]; do
+        [ $i -lt 200 ] || fail "the path by port $1 is '$(ana_state "$1")' and not '$2'"
+        sleep 0.1
+        i=$((i + 1))
+    done
+}
+wait_live() {
+    local i=0
+    while [ "$(cat "/sys/class/nvme/$(of_port "$1")/state" 2>/dev/null)" != live ]; do
+        [ $i -lt 300 ] || fail "the controller of port $1 is not live"
+        sleep 0.1
+        i=$((i + 1))
+    done
+}
+# writes PORT: prints how many writes the path has completed.
+writes() { set -- $(cat "$(path "$1")/stat"); echo "$5"; }
+policy() { echo "$1" >"$(echo /sys/class/nvme-subsystem/nvme-subsys*/iopolicy)"; }
+
+fio_background() {
+    rm -f /tmp/fio.rc
+    (
+        rc=0
+        unpiped fio --name=paths --filename="$(dev 1)" --rw=randwrite --bs=4k-64k --size="$1" --direct=1 \
+            --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 --do_verify=1 \
+            --loops="$2" --minimal >/tmp/fio.out 2>&1 || rc=$?
+        echo $rc >/tmp/fio.rc
+    ) &
+}
+fio_succeeded() {
+    local i=0
+    while [ ! -s /tmp/fio.rc ]; do
+        [ $i -lt "$1" ] || fail "fio did not end within $1 s: I/O is stuck"
+        sleep 1
+        i=$((i + 1))
+    done
+    [ "$(cat /tmp/fio.rc)" = 0 ] || { cut -c1-200 /tmp/fio.out; fail "fio ended with $(cat /tmp/fio.rc)"; }
+}
+
+connect_both() {
+    local p
+    for p in "$PORT_A" "$PORT_B"; do
+        nvme connect -t tcp -a "$ADDR" -s "$p" -n "$NQN" --keep-alive-tmo=30 --reconnect-delay=1 --ctrl-loss-tmo=120
+        wait_live "$p"
+        wait_ana "$p" optimized
+    done
+    dev 1
+    [ "$(ls -d /sys/class/nvme-subsystem/nvme-subsys*/nvme*n1 | wc -l)" = 1 ] || fail "there is no single disk"
+    nvme id-ctrl -H "/dev/$(of_port "$PORT_A")" >/tmp/id
+    grep -qi 'ANA *supported\|Asymmetric Namespace Access.*supported\|ANA report' /tmp/id || { grep -i cmic -A6 /tmp/id; fail "CMIC says nothing of ANA"; }
+    nvme ana-log "/dev/$(of_port "$PORT_A")" | tee /tmp/ana
+    grep -q 'optimized' /tmp/ana || fail "the log has no optimized group"
+}
+# ana_follows WORD KERNELS_WORD: the path by port A gets that state; I/O goes by port B, and comes back.
+ana_follows() {
+    local a b
+    policy round-robin
+    fio_background 8m 3
+    sleep 1
+    echo "REQUEST $1 a"
+    wait_ana "$PORT_A" "$2"
+    wait_ana "$PORT_B" optimized
+    a=$(writes "$PORT_A") b=$(writes "$PORT_B")
+    sleep 1
+    [ "$(writes "$PORT_A")" = "$a" ] || fail "writes still go by the path in state $2"
+    [ "$(writes "$PORT_B")" -gt "$b" ] || [ -s /tmp/fio.rc ] || fail "no writes go by the other path"
+    echo "REQUEST optimized a"
+    wait_ana "$PORT_A" optimized
+    fio_succeeded 90
+}
+# Both paths change places ten times while fio verifies.
+swap() {
+    local i
+    policy numa
+    fio_background 8m 4
+    for i in 1 2 3 4 5; do
+        echo "REQUEST inaccessible a"
+        wait_ana "$PORT_A" inaccessible
+        echo "REQUEST optimized a"
+        wait_ana "$PORT_A" optimized
+        echo "REQUEST inaccessible b"
+        wait_ana "$PORT_B" inaccessible
+        echo "REQUEST optimized b"
+        wait_ana "$PORT_B" optimized
+    done
+    fio_succeeded 100
+}
+# With no path that is accessible, the kernel holds I/O back, and goes on when one comes.
+none_left() {
+    echo "REQUEST inaccessible a"
+    echo "REQUEST inaccessible b"
+    wait_ana "$PORT_A" inaccessible
+    wait_ana "$PORT_B" inaccessible
+    dd if="$(dev 1)" of=/dev/null bs=4k count=1 iflag=direct 2>/tmp/dd &
+    sleep 2
+    kill -0 $! 2>/dev/null || { cat /tmp/dd; fail "a read ended without a path"; }
+    echo "REQUEST optimized b"
+    wait $! || { cat /tmp/dd; fail "the read failed"; }
+    echo "REQUEST optimized a"
+    wait_ana "$PORT_A" optimized
+}
+move_group() {
+    echo "REQUEST move 7"
+    local i=0
+    while [ "$(cat "$(path "$PORT_A")/ana_grpid")" != 7 ]; do
+        [ $i -lt 100 ] || fail "the group is $(cat "$(path "$PORT_A")/ana_grpid")"
+        sleep 0.1
+        i=$((i + 1))
+    done
+    wait_ana "$PORT_A" optimized
+    verify "$(dev 1)" 2m
+}
+cut_under_io() {
+    local i p name
+    policy round-robin
+    fio_background 8m 4
+    for i in 1 2 3; do
+        for name in a b; do
+            [ $name = a ] && p=$PORT_A || p=$PORT_B
+            sleep 1
+            echo "REQUEST cut $name"
+            sleep 1
+            echo "REQUEST mend $name"
+            wait_live "$p"
+            wait_ana "$p" optimized
+        done
+    done
+    fio_succeeded 120
+}
+clean() { log_clean 'nvme_ns_head_submit_bio|no usable path|no available path|failed to send request|starting error recovery|Reconnecting|failed nvme_keep_alive|Failed reconnect|failed to connect|failing I/O|queue_size|I/O (tag|Error)|Connect command failed|Connect rejected|failed to connect socket|creating .* I/O queues|read failed|receive failed'; }
+gone() { disconnect; }
+
+dispatch "$@"
+log_start
+check connect-both 60 connect_both
+check non-optimized 110 ana_follows non_optimized non-optimized
+check inaccessible 110 ana_follows inaccessible inaccessible
+check swap 120 swap
+check none-left 40 none_left
+check move-group 40 move_group
+check dmesg-states 20 clean
+check cut-under-io 150 cut_under_io
+check dmesg-cuts 20 clean
+check disconnect 30 gone
+finish
