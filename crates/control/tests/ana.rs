@@ -47,8 +47,10 @@ fn states(daemon: &Kept) -> Vec<Vec<(u64, String)>> {
     let state = |state: &Value| {
         (state["ana_group"].as_u64().unwrap(), state["ana_state"].as_str().unwrap().to_owned())
     };
-    let of = |listener: &Value| listener["ana_states"].as_array().unwrap().iter().map(state);
-    listeners.as_array().unwrap().iter().map(|listener| of(listener).collect()).collect()
+    let of = |listener: &Value| {
+        listener["ana_states"].as_array().unwrap().iter().map(state).collect()
+    };
+    listeners.as_array().unwrap().iter().map(of).collect()
 }
 
 fn words(words: [[(u64, &str); 2]; 2]) -> Vec<Vec<(u64, String)>> {
