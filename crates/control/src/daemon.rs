@@ -40,6 +40,8 @@ pub struct DaemonConfig {
     pub cores: Vec<usize>,
     /// The configuration file to start with, in SPDK's form.
     pub config: Option<PathBuf>,
+    /// The calls of that file, if it was read already: a pipe is read once.
+    pub calls: Option<Vec<SubsystemConfig>>,
     /// Where changes are kept.
     pub state_dir: Option<PathBuf>,
     /// Wait for framework_start_init.
@@ -112,7 +114,10 @@ impl Daemon {
             follows_device_queues: config.follows_device_queues,
             ..ManagerConfig::default()
         };
-        let file = config.config.map(|path| read_config(&path).map(|calls| (path, calls)));
+        let file = config.config.map(|path| {
+            let calls = config.calls.map_or_else(|| read_config(&path), Ok);
+            calls.map(|calls| (path, calls))
+        });
         let file = file.transpose()?;
         let mut origin = file.map_or(Origin::Nothing, |(path, calls)| Origin::File(path, calls));
         if let Some(state_dir) = config.state_dir {

@@ -105,7 +105,6 @@ pub(crate) fn enter_serve(
     let data = if args.confine.is_empty() { by_default(&reach) } else { args.confine.clone() };
     let mut files = facts();
     files.extend(IDENTITY.map(|path| Rule::if_there(path, Access::Read)));
-    files.extend(reach.read.iter().map(|path| Rule::new(path, Access::Read)));
     files.extend(reach.own.iter().map(|path| Rule::new(path, Access::Keep)));
     files.extend(data.iter().map(|path| Rule::new(path, Access::Use)));
     let notifies_by_name = std::env::var_os("NOTIFY_SOCKET")

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
-    let config = DaemonConfig {
+    let mut config = DaemonConfig {
         socket: args.socket.clone(),
         admins: args.admins.clone(),
         cores,
@@ -41,10 +41,11 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
         wait_for_rpc: args.wait_for_rpc,
         follows_device_queues: args.profile.is_some(),
         logging: Logging::new(settings, Box::new(log::apply)),
+        ..DaemonConfig::default()
     };
     // The sandbox holds for threads that start in it: no other has started but the judge.
     let judge = args.profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
-    sandbox::enter_serve(args, || Reach::of(&config).map_err(Failure::runtime))?;
+    sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let daemon = Daemon::start(config).map_err(Failure::runtime)?;
     if let Some(judge) = judge {

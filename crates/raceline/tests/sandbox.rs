@@ -211,6 +211,25 @@ fn what_the_configuration_names_is_inside_also_when_it_comes_later() {
 }
 
 #[test]
+fn a_configuration_can_come_through_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, pipe) = (folder.path().join("rpc.sock"), folder.path().join("pipe"));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let calls = json!({ "subsystems": [{ "subsystem": "bdev", "config": [
+        { "method": "bdev_malloc_create", "params": { "name": "M", "num_blocks": 8, "block_size": 512 } },
+    ] }] });
+    let writer = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::write(pipe, calls.to_string()).unwrap()
+    });
+    let served = Served::start(&socket, &["-c", text(&pipe)]);
+    writer.join().unwrap();
+    assert_eq!(call(&socket, "bdev_get_bdevs", Value::Null).unwrap()[0]["name"], "M");
+    assert_eq!(served.end(Signal::TERM).code, Some(0));
+}
+
+#[test]
 fn a_daemon_of_another_user_is_inside() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root can start it as another user");

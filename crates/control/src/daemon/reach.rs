@@ -18,26 +18,23 @@ const FILE_PARAMETERS: [&str; 2] = ["filename", "path"];
 pub struct Reach {
     /// Directories in which it makes and removes files: of the socket, of the state, of locks.
     pub own: Vec<PathBuf>,
-    /// Files that it reads.
-    pub read: Vec<PathBuf>,
     /// Files and devices that the configuration names, kept or to be loaded. They need not be there.
     pub data: Vec<PathBuf>,
 }
 
 impl Reach {
-    /// Finds it out, and makes the directories that [`Daemon::start`](super::Daemon::start) would make. Starts no
-    /// thread.
+    /// Finds it out, and makes the directories that [`Daemon::start`](super::Daemon::start) would make. Reads the
+    /// configuration into `config`. Starts no thread.
     ///
     /// # Errors
     /// When the configuration or the state cannot be read, as the start of the daemon would say.
-    pub fn of(config: &DaemonConfig) -> Result<Self, StartError> {
+    pub fn of(config: &mut DaemonConfig) -> Result<Self, StartError> {
         let mut reach = Self::default();
         let mut data = BTreeSet::new();
         if let Some(file) = &config.config {
-            let sections = read_config(file)?;
+            let sections = config.calls.insert(read_config(file)?);
             let calls = sections.iter().flat_map(|section| &section.config);
             calls.filter_map(|call| call.params.as_ref()).for_each(|all| collect(all, &mut data));
-            reach.read.push(file.clone());
         }
         if let Some(dir) = &config.state_dir {
             let catalogue = read_catalogue(dir)?;
@@ -79,19 +76,19 @@ mod tests {
         ] }] });
         std::fs::write(&file, calls.to_string()).unwrap();
         let state = folder.path().join("state");
-        let config = DaemonConfig {
+        let mut config = DaemonConfig {
             socket: folder.path().join("run/rpc.sock"),
-            config: Some(file.clone()),
+            config: Some(file),
             state_dir: Some(state.clone()),
             cores: vec![0],
             ..DaemonConfig::default()
         };
-        let reach = Reach::of(&config).unwrap();
+        let reach = Reach::of(&mut config).unwrap();
+        assert_eq!(config.calls.unwrap()[0].config.len(), 4);
         let relative = std::env::current_dir().unwrap().join("b.img");
         let mut data = vec!["/srv/a.img".into(), relative];
         data.sort();
         assert_eq!(reach.data, data);
-        assert_eq!(reach.read, [file]);
         assert_eq!(reach.own, [state, folder.path().join("run"), "/var/tmp".into()]);
         assert!(reach.own.iter().all(|directory| directory.is_dir()));
     }
@@ -110,12 +107,12 @@ mod tests {
         let position = journal.keep(&record).unwrap();
         journal.wait(position).unwrap();
         drop(journal);
-        let config = DaemonConfig {
+        let mut config = DaemonConfig {
             socket: folder.path().join("rpc.sock"),
             state_dir: Some(state.clone()),
             ..DaemonConfig::default()
         };
-        assert_eq!(Reach::of(&config).unwrap().data, [Path::new("/srv/kept.img")]);
+        assert_eq!(Reach::of(&mut config).unwrap().data, [Path::new("/srv/kept.img")]);
         // Reading changed nothing, and the directory is free again.
         let (_, kept) = StateJournal::open(&state).unwrap();
         let mut expected = Catalogue::default();
@@ -126,11 +123,11 @@ mod tests {
     #[test]
     fn what_cannot_be_read_ends_the_start() {
         let folder = tempfile::tempdir().unwrap();
-        let config = DaemonConfig {
+        let mut config = DaemonConfig {
             socket: folder.path().join("rpc.sock"),
             config: Some(folder.path().join("missing.json")),
             ..DaemonConfig::default()
         };
-        assert!(matches!(Reach::of(&config), Err(StartError::Config { .. })));
+        assert!(matches!(Reach::of(&mut config), Err(StartError::Config { .. })));
     }
 }

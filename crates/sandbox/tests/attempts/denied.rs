@@ -7,6 +7,7 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use io_uring::{IoUring, opcode, types};
@@ -96,7 +97,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
         &[EACCES],
     ),
     ("write of a file outside", |place| open_to_write(place.outside().join("file")), &[EACCES]),
-    ("write of /etc/shadow", |_| open_to_write("/etc/shadow".into()), &[EACCES]),
+    ("write of a file of the system", |_| open_to_write(system_file()), &[EACCES]),
     ("a new file outside", |place| File::create(place.outside().join("new")).map(drop), &[EACCES]),
     ("a new folder inside", |place| fs::create_dir(place.inside().join("new")), &[EACCES]),
     ("removal of a file outside", |place| fs::remove_file(place.outside().join("file")), &[EACCES]),
@@ -151,8 +152,14 @@ fn map(protection: i32) -> io::Result<()> {
     call(libc::SYS_mmap, [0, 4096, bits(protection), bits(flags), u64::MAX, 0])
 }
 
-fn open_to_write(path: std::path::PathBuf) -> io::Result<()> {
+fn open_to_write(path: PathBuf) -> io::Result<()> {
     OpenOptions::new().write(true).open(path).map(drop)
+}
+
+/// A file that nobody but root may write; a small guest has no users.
+fn system_file() -> PathBuf {
+    let all = ["/etc/shadow", "/etc/passwd", "/bin/sh"].map(PathBuf::from);
+    all.into_iter().find(|path| path.exists()).unwrap()
 }
 
 fn truncate(place: &Place) -> io::Result<()> {

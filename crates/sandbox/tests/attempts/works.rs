@@ -11,6 +11,7 @@ use std::path::Path;
 use std::thread;
 
 use io_uring::{IoUring, opcode, types};
+use raceline_sandbox::{CapabilitySet, Demand, Policy, enter};
 
 use super::Attempt;
 use super::support::{bits, call};
@@ -35,6 +36,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
     ("a socket's priority and mark", |_| priority()),
     ("io_uring", |place| ring(&place.inside().join("file"))),
     ("sealed: a file", |place| files(&place.inside())),
+    ("a step that fails is an error that names it", |_| enter_again()),
     ("a signal to itself", |_| {
         call(libc::SYS_kill, [u64::from(std::process::id()), 0, 0, 0, 0, 0])
     }),
@@ -144,7 +146,7 @@ fn priority() -> io::Result<()> {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     let has = rustix::thread::capabilities(None)?.effective;
-    if has.contains(raceline_sandbox::CapabilitySet::NET_ADMIN) {
+    if has.contains(CapabilitySet::NET_ADMIN) {
         socket.set_priority(7)?;
         socket.set_mark(1)?;
     }
@@ -167,6 +169,22 @@ fn ring(path: &Path) -> io::Result<()> {
     ring.submit_and_wait(1)?;
     assert_eq!(ring.completion().next().unwrap().result(), 4);
     assert_eq!(&text, b"text");
+    Ok(())
+}
+
+/// Inside, the first step is refused: a process that cannot give everything up must not go on.
+fn enter_again() -> io::Result<()> {
+    let policy = Policy {
+        files: Vec::new(),
+        connects: false,
+        listens: None,
+        abstract_sockets: false,
+        counters: false,
+        capabilities: CapabilitySet::empty(),
+    };
+    let error = enter(&policy, Demand::WherePossible).unwrap_err().to_string();
+    assert!(error.contains("cannot set RLIMIT_CORE to 0: Operation not permitted"), "{error}");
+    assert!(error.ends_with("--sandbox off starts without it"), "{error}");
     Ok(())
 }
 

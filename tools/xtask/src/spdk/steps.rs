@@ -69,8 +69,9 @@ pub(crate) fn count(
 }
 
 fn step(pid: Pid, port: u16, time: Duration) -> Result<Vec<Sample>> {
-    ptrace::seize(pid, ptrace::Options::empty())
-        .with_context(|| format!("cannot trace thread {pid}: it takes root, or ptrace_scope 0"))?;
+    ptrace::seize(pid, ptrace::Options::empty()).with_context(|| {
+        format!("cannot trace thread {pid}: it takes root; without a sandbox, ptrace_scope 0 does")
+    })?;
     ptrace::interrupt(pid).context("stopping the thread")?;
     stopped(pid)?;
     let end = Instant::now() + time;
