@@ -18,6 +18,7 @@ mod error;
 mod handshake;
 mod keys;
 mod library;
+mod pace;
 mod provider;
 mod record;
 mod session;

@@ -30,6 +30,9 @@ const BOTH_SUITES: &str = "ELBSecurityPolicy-TLS13-1-3-FIPS-2023-04";
 /// the key is for. So a host with a key for SHA-384 offers no other suite.
 const AES_256_ONLY: &str = "20250414";
 
+/// Bytes of an unknown identity that an error shows. Both names have at most 223.
+const SHOWN_MAX: usize = 540;
+
 /// What goes in and out of a handshake.
 #[derive(Default)]
 struct Exchange {
@@ -233,7 +236,9 @@ fn find_keys(connection: &mut Connection, message: &[u8]) -> Result<(), TlsError
         known += 1;
     }
     if known == 0 {
-        let names = offered.iter().map(|identity| identity.escape_ascii().to_string());
+        let shown =
+            |identity: &[u8]| identity[..identity.len().min(SHOWN_MAX)].escape_ascii().to_string();
+        let names = offered.iter().map(|identity| shown(identity));
         return Err(TlsError::UnknownIdentity(names.collect::<Vec<_>>().join(", ")));
     }
     Ok(())

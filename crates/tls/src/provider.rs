@@ -12,7 +12,7 @@ use crate::handshake::Handshake;
 use crate::keys::{ClientPsk, PskLookup};
 use crate::stream::TlsStream;
 
-/// Handshakes of one listener that are under way at once. A handshake has about 40 KiB of memory.
+/// Handshakes of one acceptor that are under way at once. One that waits has about 32 KiB of memory.
 pub const HANDSHAKES_MAX: usize = 256;
 
 /// The right to have a handshake under way. It goes back when it is dropped.

@@ -208,18 +208,41 @@ impl Opener {
     /// begins behind the header.
     pub(crate) fn open(&mut self, record: &mut [u8]) -> Result<(u8, usize), TlsError> {
         let (header, body) = record.split_at_mut(HEADER);
-        let header: [u8; HEADER] = [header[0], header[1], header[2], header[3], header[4]];
-        let nonce = self.keys.nonce();
-        let opened = self.keys.key.open_in_place(nonce, Aad::from(header), body);
-        let inner = opened.map_err(|_| TlsError::NotAuthentic)?;
-        // Zeroes behind the type are padding.
-        let end = inner.iter().rposition(|byte| *byte != 0);
-        let end = end.ok_or(TlsError::UnexpectedRecord(0))?;
-        if end > DATA_MAX {
-            return Err(TlsError::TooLong(end));
-        }
-        Ok((inner[end], end))
+        let (nonce, aad) = (self.keys.nonce(), Aad::from(&*header));
+        let opened = self.keys.key.open_in_place(nonce, aad, body);
+        content(opened.map_err(|_| TlsError::NotAuthentic)?)
     }
+
+    /// Opens a whole record into the front of `out`, which has [`opened_max`] bytes or more. Gives the type and the length
+    /// of its content. After an error, these bytes mean nothing.
+    pub(crate) fn open_into(
+        &mut self,
+        record: &[u8],
+        out: &mut [u8],
+    ) -> Result<(u8, usize), TlsError> {
+        let (header, body) = record.split_at(HEADER);
+        let (sealed, tag) = body.split_at(body.len() - TAG);
+        let inner = &mut out[..sealed.len()];
+        let (nonce, aad) = (self.keys.nonce(), Aad::from(header));
+        let opened = self.keys.key.open_separate_gather(nonce, aad, sealed, tag, inner);
+        opened.map_err(|_| TlsError::NotAuthentic)?;
+        content(inner)
+    }
+}
+
+/// Bytes into which a record of `len` bytes may be opened.
+pub(crate) fn opened_max(len: usize) -> usize {
+    len - HEADER - TAG
+}
+
+/// The type and the length of the content of a record that is authentic: zeroes behind the type are padding.
+fn content(inner: &[u8]) -> Result<(u8, usize), TlsError> {
+    let end = inner.iter().rposition(|byte| *byte != 0);
+    let end = end.ok_or(TlsError::UnexpectedRecord(0))?;
+    if end > DATA_MAX {
+        return Err(TlsError::TooLong(end));
+    }
+    Ok((inner[end], end))
 }
 
 /// How long the record is that begins with these bytes; `None`: the header is not whole yet.
@@ -271,6 +294,9 @@ mod tests {
         assert_eq!(out[..sealed], bytes(RECORD));
         let mut record = bytes(RECORD);
         assert_eq!(record_len(&record), Ok(Some(record.len())));
+        let mut out = [0; 51];
+        let opened = Opener::new(suite, secret()).open_into(&record, &mut out);
+        assert_eq!((opened, &out[..50]), (Ok((APPLICATION_DATA, 50)), &data[..]));
         let opened = Opener::new(suite, secret()).open(&mut record);
         assert_eq!((opened, &record[5..55]), (Ok((APPLICATION_DATA, 50)), &data[..]));
     }

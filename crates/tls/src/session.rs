@@ -7,7 +7,7 @@ use raceline_auth::SecretBytes;
 use crate::error::TlsError;
 use crate::record::{
     ALERT, APPLICATION_DATA, DATA_MAX, HANDSHAKE, HEADER, OVERHEAD, Opener, Sealer, Suite,
-    record_len,
+    opened_max, record_len,
 };
 
 /// Records without data in a row, after which a peer is given up.
@@ -36,7 +36,7 @@ pub struct Session {
 /// What a record was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// Data: as many bytes, which lie at this place in the record.
+    /// Data: as many bytes, which lie at this place of the memory in which the record was opened.
     Data {
         /// Where they begin.
         start: usize,
@@ -143,35 +143,67 @@ impl Session {
     /// # Errors
     /// When the connection has to end. No other record is opened after an error.
     pub fn open(&mut self, record: &mut [u8]) -> Result<Opened, TlsError> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
+        if let Some(over) = self.over() {
+            return over;
         }
-        let opened = self.open_next(record);
-        self.failed = opened.as_ref().err().cloned();
-        opened
+        let result = match self.opener.open(record) {
+            Ok((kind, len)) => self.take(kind, HEADER, &record[HEADER..HEADER + len]),
+            Err(error) => Err(error),
+        };
+        self.settle(result)
     }
 
-    fn open_next(&mut self, record: &mut [u8]) -> Result<Opened, TlsError> {
-        if self.closed {
-            return Ok(Opened::Closed);
+    /// Opens a whole record into the front of `out`, which has the room that [`Self::opened_max`] says.
+    ///
+    /// # Errors
+    /// As [`Self::open`]. What `out` then holds is not authentic.
+    pub fn open_into(&mut self, record: &[u8], out: &mut [u8]) -> Result<Opened, TlsError> {
+        if let Some(over) = self.over() {
+            return over;
         }
-        let (kind, len) = self.opener.open(record)?;
-        if kind == APPLICATION_DATA && len > 0 {
+        let result = match self.opener.open_into(record, out) {
+            Ok((kind, len)) => self.take(kind, 0, &out[..len]),
+            Err(error) => Err(error),
+        };
+        self.settle(result)
+    }
+
+    /// Bytes that [`Self::open_into`] may write for a record of `len` bytes, at least 17 of them behind its header.
+    #[must_use]
+    pub fn opened_max(len: usize) -> usize {
+        opened_max(len)
+    }
+
+    /// What every record is after the end.
+    fn over(&self) -> Option<Result<Opened, TlsError>> {
+        match &self.failed {
+            Some(error) => Some(Err(error.clone())),
+            None => self.closed.then_some(Ok(Opened::Closed)),
+        }
+    }
+
+    fn settle(&mut self, result: Result<Opened, TlsError>) -> Result<Opened, TlsError> {
+        self.failed = result.as_ref().err().cloned();
+        result
+    }
+
+    /// Takes the content of a record, which begins at `start` of the memory that it was opened in.
+    fn take(&mut self, kind: u8, start: usize, content: &[u8]) -> Result<Opened, TlsError> {
+        if kind == APPLICATION_DATA && !content.is_empty() {
             if !self.message.is_empty() {
                 return Err(TlsError::UnexpectedRecord(kind));
             }
             self.empty = 0;
-            return Ok(Opened::Data { start: HEADER, len });
+            return Ok(Opened::Data { start, len: content.len() });
         }
         self.empty += 1;
         if self.empty > EMPTY_MAX {
             return Err(TlsError::Flood);
         }
-        let content = &record[HEADER..HEADER + len];
         match kind {
             APPLICATION_DATA if self.message.is_empty() => Ok(Opened::Nothing),
             ALERT => self.handle_alert(content),
-            HANDSHAKE if len > 0 => self.handle_messages(content),
+            HANDSHAKE if !content.is_empty() => self.handle_messages(content),
             _ => Err(TlsError::UnexpectedRecord(kind)),
         }
     }

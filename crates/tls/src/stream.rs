@@ -9,6 +9,7 @@ use raceline_reactor::{ByteStream, Interest, SendBatch, Source, Transport};
 
 use crate::error::TlsError;
 use crate::handshake::{Established, Handshake};
+use crate::pace;
 use crate::provider::Permit;
 use crate::record::{DATA_MAX, OVERHEAD, RECORD_MAX};
 use crate::session::{Opened, Session};
@@ -116,8 +117,13 @@ impl Raw {
         Raw { bytes, data: 0..0, records: 0..rest.len() }
     }
 
-    /// Opens the next record, if it is whole; false if it is not.
-    fn open_next(&mut self, session: &mut Session) -> Result<Option<Opened>, TlsError> {
+    /// Opens the next record; `None`: it is not whole. Its data go to `place` if there is room for all of them, and
+    /// what was put there is given, too. Else they stay here.
+    fn open_next(
+        &mut self,
+        session: &mut Session,
+        place: &mut [u8],
+    ) -> Result<Option<(Opened, usize)>, TlsError> {
         let Some(len) = session.record_len(&self.bytes[self.records.clone()])? else {
             return Ok(None);
         };
@@ -126,11 +132,17 @@ impl Raw {
         }
         let start = self.records.start;
         self.records.start += len;
-        let opened = session.open(&mut self.bytes[start..start + len])?;
+        let record = &mut self.bytes[start..start + len];
+        if place.len() >= Session::opened_max(len) {
+            let opened = session.open_into(record, place)?;
+            let put = if let Opened::Data { len, .. } = opened { len } else { 0 };
+            return Ok(Some((opened, put)));
+        }
+        let opened = session.open(record)?;
         if let Opened::Data { start: within, len } = opened {
             self.data = start + within..start + within + len;
         }
-        Ok(Some(opened))
+        Ok(Some((opened, 0)))
     }
 
     /// Reads more. There are no data, and the records are less than one.
@@ -190,6 +202,9 @@ impl TlsStream {
         loop {
             self.out.pay(&mut self.transport)?;
             let Phase::Handshake { handshake, .. } = &mut self.phase else { return Ok(()) };
+            if !pace::allows() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             let mut piece = [0; HANDSHAKE_BYTES];
             let count = match self.transport.read(&mut piece) {
                 Ok(count) => count,
@@ -199,7 +214,7 @@ impl TlsStream {
             if count == 0 {
                 return Err(TlsError::CutOffEarly(handshake.has_begun()).into());
             }
-            let result = handshake.handle(&piece[..count]);
+            let result = pace::step(|| handshake.handle(&piece[..count]));
             self.out.push(&handshake.take_output());
             if let Some(established) = result? {
                 self.open(established);
@@ -229,10 +244,12 @@ impl TlsStream {
             if filled == room || self.ended {
                 return Ok(filled);
             }
-            match self.raw.open_next(session) {
-                Ok(Some(Opened::Closed)) => self.ended = true,
-                Ok(Some(Opened::Data { .. })) => {}
-                Ok(Some(Opened::Nothing)) => {
+            let [payload, staging] = into.parts(filled);
+            let place = if payload.is_empty() { staging } else { payload };
+            match self.raw.open_next(session, place) {
+                Ok(Some((Opened::Closed, _))) => self.ended = true,
+                Ok(Some((Opened::Data { .. }, put))) => filled += put,
+                Ok(Some((Opened::Nothing, _))) => {
                     if session.owes_answer() && self.out.filled.len() < OUT_BYTES {
                         let len = session.answer(self.out.room(Session::sealed_max(DATA_MAX)));
                         self.out.filled.end += len;

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use raceline_auth::{Hash, IdentityVersion, TlsKey};
 use raceline_proto::nvme::Nqn;
 use raceline_tls::{
@@ -360,4 +361,48 @@ fn records_without_end_are_given_up() {
     let too_long = [23, 3, 3, 0xff, 0xff];
     assert_eq!(server.session.record_len(&too_long), Err(TlsError::TooLong(65535)));
     assert_eq!(RECORD_MAX, 5 + (1 << 14) + 256);
+}
+
+/// A ClientHello with its real header, and what a host could have put behind it.
+fn hello() -> Vec<u8> {
+    Handshake::client(&offer(&key(Hash::Sha256), IdentityVersion::One)).unwrap().take_output()
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_end_a_handshake_or_wait(
+        start in 0..3_usize,
+        mut bytes in prop::collection::vec(any::<u8>(), 0..600),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+        piece in 1..700_usize,
+    ) {
+        // Nothing that looks like TLS, or like a record of a handshake, or a ClientHello with changes.
+        match start {
+            0 => {}
+            1 => {
+                let [high, low] = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+                bytes.splice(0..0, [22, 3, 1, high, low]);
+            }
+            _ => {
+                bytes = hello();
+                for (at, value) in &changes {
+                    let at = at.index(bytes.len());
+                    bytes[at] = *value;
+                }
+            }
+        }
+        let key = key(Hash::Sha256);
+        let mut server = Handshake::server(table(&key)).unwrap();
+        let mut client = Handshake::client(&offer(&key, IdentityVersion::One)).unwrap();
+        for end in [&mut server, &mut client] {
+            for part in bytes.chunks(piece) {
+                match end.handle(part) {
+                    Ok(None) => {}
+                    Ok(Some(_)) => prop_assert!(false, "established without the other end"),
+                    Err(_) => break,
+                }
+            }
+            let _ = end.take_output();
+        }
+    }
 }

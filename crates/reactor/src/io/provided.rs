@@ -345,11 +345,13 @@ fn try_stream(
     counts: &mut IoCounts,
     done: &mut impl Extend<Completion>,
 ) -> Next {
-    if let Err(error) = stream.advance()
-        && !is_transient(&error)
-    {
-        give_back(recv, send, &|| same(&error), done);
-        return Next::Idle;
+    match stream.advance() {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Next::Again,
+        Err(error) if !is_transient(&error) => {
+            give_back(recv, send, &|| same(&error), done);
+            return Next::Idle;
+        }
+        Ok(()) | Err(_) => {}
     }
     try_recv(stream, recv, counts, done);
     if try_send(stream, send, counts, done) {

@@ -29,7 +29,8 @@ pub trait ByteStream: Send {
     /// and still owes. `Ok` when nothing of that is left.
     ///
     /// # Errors
-    /// `WouldBlock` while something is left; else the connection is lost.
+    /// `WouldBlock` while something is left that waits for news; `Interrupted` when it could go on and leaves the core to
+    /// others first, as after a long computation: the next poll tries again. Else the connection is lost.
     fn advance(&mut self) -> io::Result<()> {
         Ok(())
     }
