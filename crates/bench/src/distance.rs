@@ -272,8 +272,8 @@ impl Distance {
         Some(found)
     }
 
-    /// Looks until the cores are near, for at most 20 s unless [`Distances`] say otherwise; after a wait in vain only once, until a look has
-    /// found them near again. `stop` is asked several times a second. Gives the last look.
+    /// Looks until the cores are near, for at most 20 s unless [`Distances`] say otherwise; after a wait in
+    /// vain only once, until a look has found them near again. `stop` is asked several times a second. Gives the last look.
     pub fn wait(&mut self, stop: &dyn Fn() -> bool) -> Option<Duration> {
         self.wait_by(&mut Self::look, (self.patience.unwrap_or(PATIENCE), NAP), stop)
     }

@@ -1,11 +1,11 @@
 //! Queues that the program's threads share: which thread sends and receives, and the cost of a submission.
 //!
-//! `share` has a number of 4 KiB reads in flight, usually one, from one thread on the host's core. That thread sends
-//! each or hands it to the worker. The thread receives its end, polls for it while the worker receives, or waits for
-//! it; or one call of the blocking face does all that, which has one read in flight. Hand-offs and voluntary context switches are counted for
-//! the whole process; the target polls and so makes none. In `submit`, four threads submit bursts to one
-//! queue that a fifth thread drives. Only the time in the calls counts: by the wall clock, which goes on
-//! while a thread does not run, and by the clock of the thread, which does not.
+//! `share` has a number of 4 KiB reads in flight, usually one, from one thread on the host's core. That thread
+//! sends each or hands it to the worker. The thread receives its end, polls for it while the worker receives, or
+//! waits for it; or one call of the blocking face does all that, which has one read in flight. Hand-offs and
+//! voluntary context switches are counted for the whole process; the target polls and so makes none. In `submit`,
+//! four threads submit bursts to one queue that a fifth thread drives. Only the time in the calls counts: by the
+//! wall clock, which goes on while a thread does not run, and by the clock of the thread, which does not.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -22,7 +22,7 @@ use crate::bed;
 use crate::experiment::{Column, Experiment, Series};
 use crate::record::Run;
 use crate::statistics::SAMPLES_BEYOND_MIN;
-use crate::subject::{Needs, Raceline, Subject};
+use crate::subject::{Needs, Raceline, Running, Subject};
 
 /// What this procedure measures, of the first agent unless the name says otherwise.
 pub(super) const METRICS: [&str; 8] = [
@@ -106,7 +106,10 @@ impl Point<'_> {
             device: &device,
             engine: None,
         };
-        let target: Box<dyn Subject> = Box::new(Raceline::start(&needs)?);
+        let target: Box<dyn Subject> = match options.target.clone() {
+            Some((address, nqn)) => Box::new(Running { address, nqn }),
+            None => Box::new(Raceline::start(&needs)?),
+        };
         target.wake();
         let together = self.fleet(program, &*target, block);
         let stopped = target.stop();
