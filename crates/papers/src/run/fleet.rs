@@ -77,6 +77,13 @@ pub(super) fn measure(
                 let settings: LoadSettings = read(merged(experiment, series, column))?;
                 let point = Point { column, series, settings, options };
                 let run = point.run(program, block).map_err(|error| point.failed(&error))?;
+                if run.latencies.is_empty() {
+                    let what =
+                        format!("series {}, column {}, at least one run", series.id, column.id);
+                    let why = "no command ended: the machine is overloaded, or the run too short";
+                    journal.missing(&what, why, 1);
+                    continue;
+                }
                 runs.push((series.id.clone(), run));
             }
             journal.add_block(&column.id, runs)?;
@@ -220,7 +227,8 @@ fn values_of(together: &Together, settings: &LoadSettings) -> BTreeMap<String, f
     found.insert("missed_percent".to_owned(), missed);
     found.insert("fairness".to_owned(), together.fairness());
     let io_bytes = neighbour_load(settings.neighbour).map_or(0, |(io_bytes, ..)| io_bytes);
-    let iops: f64 = neighbours.iter().map(|share: &Share| share.iops).sum();
+    // A sum of nothing is -0.
+    let iops = neighbours.iter().fold(0.0, |sum, share: &Share| sum + share.iops);
     found.insert("neighbour_gbit_per_s".to_owned(), iops * f64::from(io_bytes) * 8.0 / 1e9);
     found
 }
