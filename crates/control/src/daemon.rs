@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use raceline_bdev::Identity;
+use raceline_target::ConnectionOptions;
 use serde_json::Value;
 
 use crate::absent::US;
@@ -46,8 +47,8 @@ pub struct DaemonConfig {
     pub state_dir: Option<PathBuf>,
     /// Wait for framework_start_init.
     pub wait_for_rpc: bool,
-    /// Connections follow the queues of the network device, where no option says otherwise.
-    pub follows_device_queues: bool,
+    /// What the command line says about connections; it wins over what calls say.
+    pub connections: ConnectionOptions,
     /// What is logged.
     pub logging: Logging,
 }
@@ -111,7 +112,7 @@ impl Daemon {
             cores: config.cores,
             identity: Identity::of_this_machine(),
             logging: config.logging,
-            follows_device_queues: config.follows_device_queues,
+            connections: config.connections,
             ..ManagerConfig::default()
         };
         let file = config.config.map(|path| {

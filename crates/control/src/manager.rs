@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 
 use raceline_accel::Framework;
 use raceline_bdev::{Drives, Identity};
-use raceline_target::Target;
+use raceline_target::{ConnectionOptions, Target};
 
 pub use change::Change;
 pub use error::ManagerError;
@@ -64,8 +64,8 @@ pub struct ManagerConfig {
     pub journal: Box<dyn Journal>,
     /// What is logged.
     pub logging: Logging,
-    /// Connections follow the queues of the network device, where no option says otherwise.
-    pub follows_device_queues: bool,
+    /// What the command line says about connections; it wins over what calls say.
+    pub connections: ConnectionOptions,
     /// Which engines compute digests.
     pub accel: Framework,
     /// The number of all changes ever made, this start included: numbering continues from there.
@@ -80,7 +80,7 @@ impl Default for ManagerConfig {
             drives: Drives::default(),
             journal: Box::new(NoJournal),
             logging: Logging::default(),
-            follows_device_queues: false,
+            connections: ConnectionOptions::default(),
             accel: Framework::software(),
             changes_before: 0,
         }

@@ -7,9 +7,11 @@ mod support;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use raceline_control::manager::ManagerConfig;
 use raceline_host::HostConfig;
 use raceline_host::blocking::Host;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_target::ConnectionOptions;
 use serde_json::{Value, json};
 use support::{Client, Daemon};
 
@@ -20,6 +22,12 @@ const HOST: &str = "nqn.2014-08.org.example:host";
 fn export(client: &mut Client) -> SocketAddr {
     let ok = Ok(json!(true));
     assert_eq!(client.call("nvmf_create_transport", json!({ "trtype": "tcp" })), ok);
+    export_over(client)
+}
+
+/// As [`export`], over the transport that there is.
+fn export_over(client: &mut Client) -> SocketAddr {
+    let ok = Ok(json!(true));
     let device = json!({ "name": "Malloc0", "num_blocks": 2048, "block_size": 512 });
     assert_eq!(client.call("bdev_malloc_create", device), Ok(json!("Malloc0")));
     let subsystem = json!({ "nqn": NQN, "serial_number": "SPDK1", "allow_any_host": true });
@@ -317,6 +325,34 @@ fn hosts_see_what_they_are_shown_and_are_counted() {
     host.write(NamespaceId(1), 0, &[1; 64 << 10], false).unwrap();
     assert_eq!(used(&client.call("iobuf_get_stats", Value::Null).unwrap()), [0, 1]);
     assert_eq!(client.call("nvmf_ns_remove_host", visible), ok);
+    host.disconnect();
+    daemon.manager.shut_down().unwrap();
+}
+
+#[test]
+fn options_of_the_command_line_reach_the_sockets_and_win_over_calls() {
+    let connections = ConnectionOptions {
+        socket_priority: Some(2),
+        send_flags: true,
+        ..ConnectionOptions::default()
+    };
+    let daemon = Daemon::waiting_with(ManagerConfig { connections, ..ManagerConfig::default() });
+    let mut client = daemon.client();
+    let quick = json!({ "impl_name": "posix", "enable_quickack": true });
+    client.call("sock_impl_set_options", quick).unwrap();
+    client.call("framework_start_init", Value::Null).unwrap();
+    let transport = json!({ "trtype": "TCP", "sock_priority": 7 });
+    // A process without CAP_NET_ADMIN may not have 7: only 2 is asked of the kernel.
+    client.call("nvmf_create_transport", transport).unwrap();
+    let address = export_over(&mut client);
+    let host = connect(address).unwrap();
+    let mut data = vec![0; 64 << 10];
+    host.read(NamespaceId(1), 0, &mut data).unwrap();
+    let cores = daemon.manager.cores();
+    let departures = cores[0].stats().loops[0].departures;
+    assert!(departures.eor_sends > 0, "{departures:?}");
+    assert_eq!(departures.zero_copy_sends, 0);
+    drop(cores);
     host.disconnect();
     daemon.manager.shut_down().unwrap();
 }

@@ -132,7 +132,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     // start in it: no other has started but the judge.
     let mut devices = vec![None; args.devices.len()];
     open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_some())?;
-    let judge = args.profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
+    let profile = args.connections.profile;
+    let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
     let sandbox = sandbox::enter_export(args, &admission.listen)?;
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
     open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_none())?;
@@ -146,12 +147,6 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         cores: cores.clone(),
         mode: args.mode.into(),
         backend: args.io.into(),
-        placement: args.placement(),
-        busy_poll: args.busy_poll,
-        socket_priority: args.sock_priority,
-        zero_copy: args.zero_copy.into(),
-        zero_copy_bytes: args.zero_copy_bytes,
-        send_flags: args.send_flags,
         accel: Some(framework.clone()),
         max_io_bytes: args.max_io_size,
         in_capsule_bytes: args.in_capsule,
@@ -159,9 +154,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         pass_bytes: args.pass_bytes,
         ..TargetConfig::default()
     };
-    if args.profile.is_some() {
-        config.follow_device_queues();
-    }
+    args.connections.options().apply(&mut config);
     let target = Target::start(config).map_err(Failure::runtime)?;
     let devices = args.devices.iter().zip(devices.into_iter().flatten()).enumerate().map(
         |(ordinal, (spec, bdev))| {

@@ -69,9 +69,9 @@ fn capabilities_of_export(args: &ExportArgs, listen: &[SocketAddr]) -> Capabilit
     let needs = [
         (
             CapabilitySet::NET_ADMIN,
-            args.sock_priority > PLAIN_PRIORITY_MAX
-                || args.busy_poll.is_some()
-                || args.profile.is_some(),
+            args.connections.sock_priority.is_some_and(|priority| priority > PLAIN_PRIORITY_MAX)
+                || args.connections.busy_poll.is_some()
+                || args.connections.profile.is_some(),
         ),
         (
             CapabilitySet::NET_BIND_SERVICE,

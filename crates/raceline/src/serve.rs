@@ -39,12 +39,13 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
         config: args.config.clone(),
         state_dir: args.state_dir.clone(),
         wait_for_rpc: args.wait_for_rpc,
-        follows_device_queues: args.profile.is_some(),
+        connections: args.connections.options(),
         logging: Logging::new(settings, Box::new(log::apply)),
         ..DaemonConfig::default()
     };
     // The sandbox holds for threads that start in it: no other has started but the judge.
-    let judge = args.profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
+    let profile = args.connections.profile;
+    let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let daemon = Daemon::start(config).map_err(Failure::runtime)?;

@@ -2,6 +2,7 @@
 
 pub(crate) mod ana;
 pub(crate) mod config;
+pub(crate) mod connections;
 pub(crate) mod control;
 pub(crate) mod info;
 pub(crate) mod listeners;

@@ -60,6 +60,7 @@ pub use changes::config::{
     MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig,
     TargetError, ZeroCopySend,
 };
+pub use changes::connections::ConnectionOptions;
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
 };

@@ -4,7 +4,9 @@
 use std::fmt;
 
 use raceline_reactor::Backend;
-use raceline_target::{DiscoveryFilter, PlacementPolicy, TargetConfig};
+use raceline_target::{
+    DiscoveryFilter, MIN_ZERO_COPY_BYTES, PlacementPolicy, TargetConfig, ZeroCopySend,
+};
 use serde::{Deserialize, Serialize};
 
 use super::Model;
@@ -24,7 +26,7 @@ pub fn option_key(name: &str) -> Key {
 }
 
 /// Options of one kind of sockets, by SPDK's names. The kernel owns the sizes of buffers here and tunes
-/// them itself; of the other options only the placement has a visible effect.
+/// them itself. Placement, quick acknowledgements and the sends of targets without a copy are obeyed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOptions {
     /// The kind.
@@ -37,13 +39,14 @@ pub struct SocketOptions {
     pub enable_recv_pipe: bool,
     /// TCP_QUICKACK.
     pub enable_quickack: bool,
-    /// 0: no; 1: by the receive queue's NAPI id; 2: by the CPU of the packets.
+    /// 0: no; 1: by the receive queue's NAPI id; 2: by the CPU of the packets; 3: as 1, and SPDK's hosts mark
+    /// what they send.
     pub enable_placement_id: u32,
-    /// MSG_ZEROCOPY of targets.
+    /// Targets send large reads from memory to other machines without a copy.
     pub enable_zerocopy_send_server: bool,
     /// MSG_ZEROCOPY of hosts.
     pub enable_zerocopy_send_client: bool,
-    /// Bytes below which a send is copied.
+    /// Bytes below which a send of a target is copied; 0: [`raceline_target::DEFAULT_ZERO_COPY_BYTES`].
     pub zerocopy_threshold: u32,
     /// TLS version.
     pub tls_version: u32,
@@ -52,7 +55,7 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// SPDK's defaults.
+    /// SPDK's defaults, except that targets copy what they send unless they are told otherwise.
     #[must_use]
     pub fn new(impl_name: &str) -> Self {
         Self {
@@ -62,11 +65,29 @@ impl SocketOptions {
             enable_recv_pipe: true,
             enable_quickack: false,
             enable_placement_id: 0,
-            enable_zerocopy_send_server: true,
+            enable_zerocopy_send_server: false,
             enable_zerocopy_send_client: false,
             zerocopy_threshold: 0,
             tls_version: 0,
             enable_ktls: false,
+        }
+    }
+}
+
+impl SocketOptions {
+    /// Copies what a target obeys into its configuration.
+    fn apply(&self, config: &mut TargetConfig) {
+        config.placement = match self.enable_placement_id {
+            0 => PlacementPolicy::Balanced,
+            2 => PlacementPolicy::Cpu,
+            _ => PlacementPolicy::Napi,
+        };
+        config.quick_ack = self.enable_quickack;
+        if self.enable_zerocopy_send_server {
+            config.zero_copy = ZeroCopySend::Auto;
+        }
+        if self.zerocopy_threshold != 0 {
+            config.zero_copy_bytes = self.zerocopy_threshold.max(MIN_ZERO_COPY_BYTES);
         }
     }
 }
@@ -165,11 +186,7 @@ impl Model {
     /// Copies the options that were set into the configuration of a target.
     pub(super) fn apply_options(&self, config: &mut TargetConfig) {
         let kind = self.default_socket_kind();
-        config.placement = match self.socket_options(kind).enable_placement_id {
-            0 => PlacementPolicy::Balanced,
-            1 => PlacementPolicy::Napi,
-            _ => PlacementPolicy::Cpu,
-        };
+        self.socket_options(kind).apply(config);
         let backend = SOCKET_KINDS.into_iter().find(|(name, _)| *name == kind);
         config.backend = backend.map_or(Backend::Auto, |(_, backend)| backend);
         if !self.target_options.cores.is_empty() {
@@ -183,6 +200,47 @@ impl Model {
             };
             config.small_buffers_per_core = share(buffers.small_pool_count);
             config.large_buffers_per_core = share(buffers.large_pool_count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use raceline_target::DEFAULT_ZERO_COPY_BYTES;
+
+    use super::*;
+
+    fn config(options: &SocketOptions) -> TargetConfig {
+        let mut config = TargetConfig::default();
+        options.apply(&mut config);
+        config
+    }
+
+    #[test]
+    fn options_that_nobody_has_set_are_the_targets_own() {
+        let set = config(&SocketOptions::new("posix"));
+        assert_eq!(format!("{set:?}"), format!("{:?}", TargetConfig::default()));
+    }
+
+    #[test]
+    fn a_target_obeys_what_calls_say_about_its_sockets() {
+        let places = [0, 1, 2, 3].map(|id| {
+            let options = SocketOptions { enable_placement_id: id, ..SocketOptions::new("posix") };
+            config(&options).placement
+        });
+        let napi = PlacementPolicy::Napi;
+        assert_eq!(places, [PlacementPolicy::Balanced, napi, PlacementPolicy::Cpu, napi]);
+        for (threshold, bytes) in
+            [(0, DEFAULT_ZERO_COPY_BYTES), (1, MIN_ZERO_COPY_BYTES), (100_000, 100_000)]
+        {
+            let set = config(&SocketOptions {
+                enable_quickack: true,
+                enable_zerocopy_send_server: true,
+                zerocopy_threshold: threshold,
+                ..SocketOptions::new("posix")
+            });
+            assert_eq!((set.zero_copy, set.zero_copy_bytes), (ZeroCopySend::Auto, bytes));
+            assert!(set.quick_ack);
         }
     }
 }

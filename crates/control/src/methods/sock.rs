@@ -20,8 +20,8 @@ pub(super) fn register(registry: &mut Registry) {
 /// that SPDK saves has them.
 const TLS_KIND: &str = "ssl";
 
-/// The greatest value of enable_placement_id that SPDK knows and this program supports.
-const MAX_PLACEMENT: u32 = 2;
+/// The greatest value of enable_placement_id that SPDK knows.
+const MAX_PLACEMENT: u32 = 3;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -37,8 +37,13 @@ impl Daemon {
 
     /// A server that waits for framework_start_init.
     pub(crate) fn waiting() -> Self {
+        Self::waiting_with(ManagerConfig::default())
+    }
+
+    /// As [`Self::waiting`], with a command line.
+    pub(crate) fn waiting_with(config: ManagerConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let manager = Arc::new(Manager::new(ManagerConfig::default(), Arc::new(Registry::new())));
+        let manager = Arc::new(Manager::new(config, Arc::new(Registry::new())));
         let config =
             ServerConfig { path: directory.path().join("run/rpc.sock"), roles: Roles::default() };
         let server = Some(Server::start(config, Arc::clone(&manager)).unwrap());

@@ -2,18 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
-use raceline_target::{DEFAULT_QUEUE_DEPTH, PlacementPolicy};
+use raceline_target::DEFAULT_QUEUE_DEPTH;
 
 use super::authentication::AlgorithmArgs;
+use super::connections::ConnectionArgs;
 use super::sandbox::SandboxArgs;
-use super::values::{
-    self, ACCEL_HELP, CoreList, IoChoice, ModeChoice, PlacementChoice, ReuseportChoice,
-    TargetProfile, ZeroCopyChoice,
-};
+use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice};
 use crate::accel::{AccelChoice, accel_choice};
 
 const DEVICE_HELP: &str = "\
@@ -100,40 +97,8 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub(crate) io: IoChoice,
 
-    /// Which core gets a new connection
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    pub(crate) placement: PlacementChoice,
-
-    /// Listen on every core, and let the kernel choose the listener of a new connection (SO_REUSEPORT with
-    /// a BPF program); needs --cores
-    #[arg(long, value_enum, value_name = "HOW", conflicts_with = "placement", requires = "cores")]
-    pub(crate) reuseport: Option<ReuseportChoice>,
-
-    /// How long to look for packets in the network device's queue before waiting for an interrupt
-    #[arg(long, value_name = "MICROSECONDS", value_parser = values::busy_poll)]
-    pub(crate) busy_poll: Option<Duration>,
-
-    /// Priority of what is sent, for the kernel's queueing disciplines (SO_PRIORITY); above 6 it needs
-    /// CAP_NET_ADMIN
-    #[arg(long, value_name = "N", default_value = "0", value_parser = values::sock_priority)]
-    pub(crate) sock_priority: u32,
-
-    /// Which connections send large reads from memory without a copy (io_uring only)
-    #[arg(long, value_enum, value_name = "WHICH", default_value_t)]
-    pub(crate) zero_copy: ZeroCopyChoice,
-
-    /// Fewest bytes of a read that --zero-copy is for
-    #[arg(long, value_name = "SIZE", default_value = "16k", value_parser = values::zero_copy_bytes)]
-    pub(crate) zero_copy_bytes: u32,
-
-    /// Tell the kernel with each send whether more bytes follow (MSG_MORE, MSG_EOR)
-    #[arg(long)]
-    pub(crate) send_flags: bool,
-
-    /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
-    /// queue, priority 1 and 50 us of busy polling, where no option says otherwise
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub(crate) profile: Option<TargetProfile>,
+    #[command(flatten)]
+    pub(crate) connections: ConnectionArgs,
 
     /// Which engine does which operation on data [default: software]
     #[arg(long, value_name = "LIST", value_parser = accel_choice, long_help = ACCEL_HELP)]
@@ -162,14 +127,4 @@ pub(crate) struct ExportArgs {
 
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
-}
-
-impl ExportArgs {
-    /// Which core gets a new connection, by `--placement` or `--reuseport`.
-    pub(crate) fn placement(&self) -> PlacementPolicy {
-        match self.reuseport {
-            Some(ReuseportChoice::Cpu) => PlacementPolicy::Listener,
-            None => self.placement.into(),
-        }
-    }
 }

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::connections::ConnectionArgs;
 use super::sandbox::{SandboxArgs, confine_path};
-use super::values::{CoreList, TargetProfile};
+use super::values::CoreList;
 
 /// The socket that SPDK's clients use by default.
 pub(crate) const DEFAULT_SOCKET: &str = "/var/tmp/spdk.sock";
@@ -39,10 +40,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
-    /// queue, priority 1 and 50 us of busy polling, where no option says otherwise
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub(crate) profile: Option<TargetProfile>,
+    #[command(flatten)]
+    pub(crate) connections: ConnectionArgs,
 
     /// Let this user (by number) change things, repeatable
     #[arg(long = "rpc-admin", value_name = "UID")]

@@ -2,6 +2,7 @@
 
 use clap::CommandFactory as _;
 use raceline_accel::{CrcPath, OpCode};
+use raceline_target::{ConnectionOptions, PlacementPolicy, ZeroCopySend};
 
 use super::values::{IoChoice, ModeChoice, OutputFormat};
 use super::*;
@@ -45,6 +46,36 @@ fn export_with_everything() {
         (ModeChoice::Poll, IoChoice::Epoll, 1 << 20)
     );
     assert_eq!(args.serial.unwrap(), "S1");
+}
+
+#[test]
+fn serve_takes_the_options_of_connections_that_export_takes() {
+    let options = "--placement mark --busy-poll 50 --sock-priority 3 --zero-copy auto \
+                   --zero-copy-bytes 64k --send-flags --profile adq";
+    let Verb::Export(export) = parse(&format!("export ram:64M {options}")).unwrap() else {
+        unreachable!()
+    };
+    let Verb::Serve(serve) = parse(&format!("serve {options}")).unwrap() else { unreachable!() };
+    assert_eq!(serve.connections.options(), export.connections.options());
+    let options = serve.connections.options();
+    assert_eq!(options.placement, Some(PlacementPolicy::Mark));
+    assert_eq!((options.socket_priority, options.zero_copy_bytes), (Some(3), Some(65_536)));
+    assert_eq!(options.zero_copy, Some(ZeroCopySend::Auto));
+    assert!(options.send_flags && options.follows_device_queues);
+    let Verb::Serve(serve) = parse("serve").unwrap() else { unreachable!() };
+    assert_eq!(serve.connections.options(), ConnectionOptions::default());
+    for line in ["serve -m [0,1] --reuseport cpu", "export ram:64M --cores 0 --reuseport cpu"] {
+        let options = match parse(line).unwrap() {
+            Verb::Export(args) => args.connections.options(),
+            Verb::Serve(args) => args.connections.options(),
+            _ => unreachable!(),
+        };
+        assert_eq!(options.placement, Some(PlacementPolicy::Listener), "{line}");
+    }
+    let refused = parse("serve --reuseport cpu").unwrap_err();
+    assert!(refused.contains("--cpumask <CORES>"), "{refused}");
+    let refused = parse("serve -m 0x1 --reuseport cpu --placement napi").unwrap_err();
+    assert!(refused.contains("cannot be used with"), "{refused}");
 }
 
 #[test]

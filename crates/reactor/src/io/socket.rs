@@ -206,6 +206,16 @@ impl Socket {
         SockRef::from(&fd).set_tcp_user_timeout(Some(time))
     }
 
+    /// Has the kernel acknowledge what is received at once (TCP_QUICKACK), until it sees that requests and
+    /// answers alternate; does nothing where no socket of the kernel carries the bytes.
+    ///
+    /// # Errors
+    /// The error of setsockopt(2).
+    pub fn set_quick_ack(&self) -> io::Result<()> {
+        let Some(fd) = self.kernel_socket() else { return Ok(()) };
+        SockRef::from(&fd).set_tcp_quickack(true)
+    }
+
     /// What carries its bytes, for the back end that adopts it.
     pub(crate) fn into_inner(self) -> Inner {
         self.inner

@@ -72,6 +72,9 @@ pub struct TargetConfig {
     /// Tell the kernel with each call whether more bytes follow (MSG_MORE, MSG_EOR). It has no effect on
     /// connections that send without a copy.
     pub send_flags: bool,
+    /// Acknowledge what is received at once, instead of with what is sent next (TCP_QUICKACK): asked for at
+    /// accept, until the kernel sees that requests and answers alternate.
+    pub quick_ack: bool,
     /// How long sent bytes may stay without an acknowledgement before the target gives the connection
     /// up (TCP_USER_TIMEOUT); `None`: as long as the kernel tries.
     pub ack_timeout: Option<Duration>,
@@ -156,6 +159,7 @@ impl Default for TargetConfig {
             zero_copy: ZeroCopySend::Off,
             zero_copy_bytes: DEFAULT_ZERO_COPY_BYTES,
             send_flags: false,
+            quick_ack: false,
             ack_timeout: None,
             accel: None,
             first_generation: 0,

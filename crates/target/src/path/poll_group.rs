@@ -190,6 +190,11 @@ impl PollGroup {
         {
             tracing::warn!(%peer, %error, "a connection without acknowledgement timeout");
         }
+        if self.core.shared.config.quick_ack
+            && let Err(error) = socket.set_quick_ack()
+        {
+            tracing::warn!(%peer, %error, "a connection without quick acknowledgements");
+        }
         let (napi_id, cpu) = (socket.incoming_napi_id(), socket.incoming_cpu());
         let arrival = Arrival { napi_id, cpu, mark: socket.mark() };
         let carried = match streams {

@@ -108,8 +108,8 @@ impl Change<'_> {
         }
         let mut config = live::target_config(&options, self.manager());
         self.model().apply_options(&mut config);
-        if self.manager().config().follows_device_queues {
-            config.follow_device_queues();
+        for overruled in self.manager().config().connections.apply(&mut config) {
+            tracing::warn!("the command line wins over calls: {overruled}");
         }
         let cpus = config.cores.clone();
         let cores = Arc::new(Target::start(config)?);
