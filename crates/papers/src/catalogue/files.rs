@@ -7,7 +7,7 @@ macro_rules! files {
 }
 
 /// All files.
-pub(super) const ALL: [(&str, &str); 32] = files![
+pub(super) const ALL: [(&str, &str); 33] = files![
     "adq-f4.toml",
     "adq-f5.toml",
     "adq-f6.toml",
@@ -19,6 +19,7 @@ pub(super) const ALL: [(&str, &str); 32] = files![
     "nt-direct.toml",
     "nt-adq.toml",
     "nt-batch.toml",
+    "nt-flags.toml",
     "nt-i10-l.toml",
     "nt-i10-t.toml",
     "nt-arch.toml",

@@ -72,6 +72,7 @@ fn every_experiment_of_the_program_loads() {
         "NT-DIRECT",
         "NT-ADQ",
         "NT-BATCH",
+        "NT-FLAGS",
         "NT-I10-L",
         "NT-I10-T",
         "NT-ARCH",

@@ -189,6 +189,8 @@ pub struct LoadSettings {
     pub i10: bool,
     /// Most PDUs in one send of the host; 0: the usual number.
     pub send_pdus: u16,
+    /// Target and host tell the kernel with each send whether more bytes follow (MSG_MORE, MSG_EOR).
+    pub send_flags: bool,
     /// Readers on queue maps beside a writer.
     pub maps: Option<Maps>,
     /// Number of readers with one command each, if there are maps.
@@ -240,6 +242,7 @@ impl Default for LoadSettings {
             digest: Digest::None,
             i10: false,
             send_pdus: 0,
+            send_flags: false,
             maps: None,
             readers: 0,
             writer_bytes: 1 << 20,

@@ -101,6 +101,7 @@ fn config(settings: &LoadSettings, cpus: &[usize], framework: Framework) -> Targ
         placement: settings.placement.into(),
         busy_poll: (settings.busy_poll_us > 0)
             .then(|| Duration::from_micros(settings.busy_poll_us.into())),
+        send_flags: settings.send_flags,
         accel: Some(framework),
         max_io_bytes: IO_BYTES_MAX,
         max_queue_entries: usual.max_queue_entries.max(settings.depth.saturating_add(1)),

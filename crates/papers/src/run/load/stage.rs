@@ -100,6 +100,7 @@ fn host(settings: &LoadSettings, subject: &dyn Subject) -> HostConfig {
             .then(|| Duration::from_micros(settings.host_busy_poll_us.into())),
         placement: settings.host_placement.into(),
         i10: settings.i10.then(I10Config::default),
+        send_flags: settings.send_flags,
         send_pdus: if settings.send_pdus > 0 { settings.send_pdus } else { usual.send_pdus },
         ..usual
     }
