@@ -34,7 +34,7 @@ fn take<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 /// A hostile host: commands of the input, each a byte that chooses and what it needs.
 pub fn responder(mut input: &[u8]) {
-    let keys = Keys { host: vec![secret()], controller: Some(secret()) };
+    let keys = Keys::new(secret(), Some(secret()));
     let config = ResponderConfig { names: names(), keys, algorithms: algorithms() };
     let mut responder = Responder::new(config);
     let mut finished = Vec::new();

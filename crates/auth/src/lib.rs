@@ -31,7 +31,7 @@ pub use psk::{
     Derivation, GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey, TlsPsk,
     identity_names,
 };
-pub use responder::{Keys, Received, Responder, ResponderConfig, Verdict};
+pub use responder::{KeyPair, Keys, Received, Responder, ResponderConfig, Verdict};
 pub use secret::{DhchapSecret, SecretBytes};
 pub use work::{Finished, Work};
 pub use worker::{Busy, Waiting, Worker};

@@ -20,14 +20,37 @@ use crate::interchange::KeyError;
 use crate::secret::{DhchapSecret, SecretBytes};
 use crate::work::{Finished, Outcome, Work};
 
-/// The keys of one host.
+/// The secrets of a host and of the controller that hold together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyPair {
+    /// The secret by which the host proves itself.
+    pub host: DhchapSecret,
+    /// The secret by which the controller proves itself when a host asks that has proved itself by `host`; `None`: it
+    /// cannot.
+    pub controller: Option<DhchapSecret>,
+}
+
+/// The keys of one host: any of the pairs will do, so that a new one can be handed out while the old one still holds.
+/// The first one that is right counts. Without any, each authentication fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// Secrets by which the host proves itself: any of them will do, so that a new one can be handed out while the old
-    /// one still holds. Without any, each authentication fails.
-    pub host: Vec<DhchapSecret>,
-    /// The secret by which the controller proves itself when the host asks; `None`: it cannot.
-    pub controller: Option<DhchapSecret>,
+    /// The pairs, the newest first.
+    pub pairs: Vec<KeyPair>,
+}
+
+impl Keys {
+    /// One pair.
+    #[must_use]
+    pub fn new(host: DhchapSecret, controller: Option<DhchapSecret>) -> Self {
+        Self { pairs: vec![KeyPair { host, controller }] }
+    }
+
+    /// The same with a further pair, an older one.
+    #[must_use]
+    pub fn or(mut self, host: DhchapSecret, controller: Option<DhchapSecret>) -> Self {
+        self.pairs.push(KeyPair { host, controller });
+        self
+    }
 }
 
 /// What a [`Responder`] needs to know.
@@ -319,7 +342,8 @@ impl Responder {
         {
             return self.fail(reply.t_id, Explanation::IncorrectPayload);
         }
-        if reply.challenge.is_some() && self.config.keys.controller.is_none() {
+        let proves = |pair: &KeyPair| pair.controller.is_some();
+        if reply.challenge.is_some() && !self.config.keys.pairs.iter().any(proves) {
             return self.fail(reply.t_id, Explanation::Failed);
         }
         self.state = State::Computing;
@@ -379,21 +403,21 @@ impl Round {
         let is_right = |secret: &DhchapSecret| {
             proof.of_host(&secret.key_of(&names.host), names).equals(&reply.response)
         };
-        if keys.host.is_empty() {
+        if keys.pairs.is_empty() {
             // The same work as with a key, for nothing.
             let decoy = DhchapSecret::generate(Some(self.hash)).map_err(|_| Explanation::Failed)?;
             std::hint::black_box(is_right(&decoy));
             return Err(Explanation::Failed);
         }
         // All of them are tried, also after one that is right.
-        let secrets = keys.host.iter().enumerate();
-        let right = secrets.fold(None, |right, (place, secret)| {
-            let is_right = is_right(secret);
-            right.or(is_right.then_some(place))
+        let pairs = keys.pairs.iter().enumerate();
+        let right = pairs.fold(None, |right, (place, pair)| {
+            let is_right = is_right(&pair.host);
+            right.or_else(|| is_right.then_some((place, pair)))
         });
-        let key = right.ok_or(Explanation::Failed)?;
+        let (key, pair) = right.ok_or(Explanation::Failed)?;
         let Some((seqnum, challenge)) = &reply.challenge else { return Ok((key, None)) };
-        let secret = keys.controller.as_ref().ok_or(Explanation::Failed)?;
+        let secret = pair.controller.as_ref().ok_or(Explanation::Failed)?;
         let proof = Proof { challenge, seqnum: *seqnum, ..proof };
         let own: SecretBytes = secret.key_of(&names.subsystem);
         Ok((key, Some(proof.of_controller(&own, names).expose().to_vec())))

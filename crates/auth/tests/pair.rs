@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use raceline_auth::{
     Algorithms, AuthenticationError, DhGroup, DhchapSecret, Hash, Initiator, InitiatorConfig,
-    InitiatorStep, Keys, Names, Received, Responder, ResponderConfig, Verdict,
+    InitiatorStep, KeyPair, Keys, Names, Received, Responder, ResponderConfig, Verdict,
 };
 use raceline_proto::nvme::authentication::{Explanation, HostMessage, Negotiate};
 use raceline_proto::nvme::{Nqn, Status};
@@ -33,7 +33,7 @@ impl Pair {
     fn new(algorithms: &Algorithms, mutual: bool) -> Self {
         let (secret, controller_secret) = (secret(Some(Hash::Sha256)), secret(Some(Hash::Sha384)));
         let controller_secret = mutual.then_some(controller_secret);
-        let keys = Keys { host: vec![secret.clone()], controller: controller_secret.clone() };
+        let keys = Keys::new(secret.clone(), controller_secret.clone());
         Self {
             host: InitiatorConfig {
                 names: names(),
@@ -128,12 +128,38 @@ fn a_wrong_secret_and_an_unknown_host_are_answered_alike() {
 #[test]
 fn the_old_and_the_new_secret_both_hold() {
     let mut pair = Pair::new(&only(Hash::Sha384, DhGroup::Null), false);
-    pair.controller.keys.host.insert(0, secret(None));
+    let new = KeyPair { host: secret(None), controller: None };
+    pair.controller.keys.pairs.insert(0, new);
     let mut responder = Responder::new(pair.controller.clone());
     assert_eq!(responder.key_of_proof(), None);
     assert_eq!(drive(&pair.host, &mut responder, |_, _, _| ()), Ok(()));
     assert_eq!(responder.key_of_proof(), Some(1), "operators see who still uses the old secret");
-    pair.controller.keys.host.truncate(1);
+    pair.controller.keys.pairs.truncate(1);
+    assert!(pair.run().0.is_err());
+}
+
+#[test]
+fn a_controller_proves_itself_by_the_secret_that_goes_with_the_hosts() {
+    let mut pair = Pair::new(&only(Hash::Sha384, DhGroup::Null), true);
+    let (old_host, old_controller) =
+        (pair.host.secret.clone(), pair.host.controller_secret.clone());
+    let [new_host, new_controller] = [(); 2].map(|()| secret(None));
+    let both = Keys::new(new_host.clone(), Some(new_controller.clone()))
+        .or(old_host.clone(), old_controller.clone());
+    for (host, controller, proven) in [
+        (&old_host, old_controller.as_ref(), true),
+        (&new_host, Some(&new_controller), true),
+        (&new_host, old_controller.as_ref(), false),
+        (&old_host, Some(&new_controller), false),
+    ] {
+        pair.host.secret = host.clone();
+        pair.host.controller_secret = controller.cloned();
+        pair.controller.keys = both.clone();
+        assert_eq!(pair.run().0.is_ok(), proven);
+    }
+    // An older pair without a controller's secret is no way around the newer one's.
+    pair.host.secret = old_host.clone();
+    pair.controller.keys = Keys::new(new_host, Some(new_controller)).or(old_host, None);
     assert!(pair.run().0.is_err());
 }
 
@@ -142,11 +168,11 @@ fn a_controller_that_cannot_prove_itself_is_refused() {
     let algorithms = only(Hash::Sha256, DhGroup::Null);
     // It has no secret.
     let mut pair = Pair::new(&algorithms, true);
-    pair.controller.keys.controller = None;
+    pair.controller.keys.pairs[0].controller = None;
     assert_eq!(pair.run().0, Err(AuthenticationError::Refused(Explanation::Failed)));
     // It has another one.
     let mut pair = Pair::new(&algorithms, true);
-    pair.controller.keys.controller = Some(secret(None));
+    pair.controller.keys.pairs[0].controller = Some(secret(None));
     let failed = Verdict::Failed { explanation: Explanation::Failed, by_host: true };
     assert_eq!(pair.run(), (Err(AuthenticationError::ControllerNotProven), Some(failed)));
 }
@@ -173,7 +199,7 @@ fn a_queue_authenticates_again() {
         assert!(!responder.is_busy());
     }
     // With keys that were changed meanwhile.
-    responder.set_keys(Keys { host: vec![secret(None)], controller: None });
+    responder.set_keys(Keys::new(secret(None), None));
     assert!(drive(&pair.host, &mut responder, |_, _, _| ()).is_err());
 }
 

@@ -9,7 +9,7 @@ use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 use raceline_proto::tcp::ADMIN_IN_CAPSULE_BYTES;
 use raceline_reactor::StreamProvider;
 
-use crate::credentials::SharedCredentials;
+use crate::credentials::CredentialStore;
 use crate::gather::I10Config;
 use crate::maps::QueueRequest;
 use crate::placement::HostPlacement;
@@ -49,11 +49,11 @@ pub struct HostConfig {
     pub hostnqn: Nqn,
     /// This host's identifier.
     pub hostid: HostId,
-    /// The secrets with which the queues authenticate; `None`: they cannot. With a host's secret only, the queues
+    /// The secrets with which the queues authenticate; without any, they cannot. With a host's secret only, the queues
     /// authenticate if the controller asks; with a controller's secret, always.
-    pub credentials: Option<Arc<SharedCredentials>>,
+    pub credentials: CredentialStore,
     /// After which time a queue that has authenticated does so again, while it is in use; `None`: only after
-    /// [`SharedCredentials::renew`].
+    /// [`CredentialStore::renew`].
     pub reauthenticate_after: Option<Duration>,
     /// Keep alive timeout; 0 turns it off.
     pub kato_ms: u32,
@@ -125,7 +125,7 @@ impl HostConfig {
             subnqn,
             hostnqn,
             hostid,
-            credentials: None,
+            credentials: CredentialStore::default(),
             reauthenticate_after: None,
             kato_ms: DEFAULT_KATO_MS,
             header_digest: false,
@@ -260,8 +260,8 @@ pub struct QueuePairConfig {
     pub hostnqn: Nqn,
     /// HOSTID.
     pub hostid: HostId,
-    /// The secrets with which it authenticates; `None`: it cannot.
-    pub credentials: Option<Arc<SharedCredentials>>,
+    /// The secrets with which it authenticates; without any, it cannot.
+    pub credentials: CredentialStore,
     /// After which time it authenticates again; `None`: only with renewed secrets.
     pub reauthenticate_after: Option<Duration>,
     /// CNTLID: the association of an I/O queue; [`ControllerId::DYNAMIC`] for an admin queue.

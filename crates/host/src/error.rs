@@ -175,6 +175,9 @@ pub enum HostError {
          host NQN (--dhchap-secret)"
     )]
     AuthenticationRequired(SocketAddr),
+    /// The secret of this host was taken away.
+    #[error("the secret for {0} was taken away: set another one")]
+    CredentialsWithdrawn(SocketAddr),
     /// The authentication failed.
     #[error("cannot authenticate with {0}: {1}")]
     Authentication(SocketAddr, AuthenticationError),
@@ -250,6 +253,7 @@ impl HostError {
                 | Self::ConnectRefused { .. }
                 | Self::QueueNotGranted { .. }
                 | Self::AuthenticationRequired(_)
+                | Self::CredentialsWithdrawn(_)
                 | Self::Authentication(..)
                 | Self::AuthenticationBroken(..)
         )

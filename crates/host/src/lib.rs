@@ -55,7 +55,7 @@ pub use command::{Command, CommandDone, CommandSummary, Data, Hints, Rejected};
 pub use config::{Association, HostConfig, QueuePairConfig};
 pub use controller::{Controller, ControllerEvent};
 pub use counters::{QueueCounters, QueueTotals};
-pub use credentials::{Credentials, SharedCredentials};
+pub use credentials::{CredentialStore, Credentials};
 pub use error::{CommandError, HostError, RejectedReason};
 pub use gather::I10Config;
 pub use maps::{CoreMaps, CorePlace, QueueKind, QueueMaps, QueueRequest};

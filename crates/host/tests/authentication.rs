@@ -6,13 +6,14 @@
 mod served;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
 use raceline_host::{
-    Algorithms, Credentials, DhGroup, DhchapSecret, Hash, HostConfig, HostError, SharedCredentials,
+    Algorithms, Credentials, DhGroup, DhchapSecret, Hash, HostConfig, HostError,
 };
-use raceline_target::{HostAccess, Keys, Target};
+use raceline_target::{HostAccess, KeyPair, Keys, Target};
 use served::{BLOCK, NS, any_port, config, memory, nqn, serve_with, small};
 
 /// A queue authenticates again within this time after it has been told, and has ended it.
@@ -23,11 +24,11 @@ fn secret() -> DhchapSecret {
 }
 
 /// A target for the host of [`config`], which has these keys.
-fn guarded(keys: Keys) -> (Target, SocketAddr) {
+fn guarded(keys: impl Into<Option<Keys>>) -> (Target, SocketAddr) {
     let target = serve_with(small(), memory());
     let host = config(any_port()).hostnqn;
     target.set_hosts(&nqn(), HostAccess::List(vec![host.clone()])).unwrap();
-    target.set_host_keys(&nqn(), &host, keys).unwrap();
+    target.set_host_keys(&nqn(), &host, keys.into()).unwrap();
     let address = target.add_listener(any_port()).unwrap();
     (target, address)
 }
@@ -42,7 +43,7 @@ fn with(
         controller_secret: controller_secret.cloned(),
         algorithms: Algorithms::default(),
     };
-    HostConfig { credentials: Some(SharedCredentials::new(credentials)), ..config(address) }
+    HostConfig { credentials: credentials.into(), ..config(address) }
 }
 
 fn round_trip(host: &Host) {
@@ -60,7 +61,7 @@ fn refusal(config: HostConfig) -> HostError {
 #[test]
 fn a_host_proves_itself_on_all_queues() {
     let secret = secret();
-    let (target, address) = guarded(Keys { host: vec![secret.clone()], controller: None });
+    let (target, address) = guarded(Keys::new(secret.clone(), None));
     let host = Host::connect(with(address, &secret, None)).unwrap();
     round_trip(&host);
     drop(host);
@@ -70,14 +71,15 @@ fn a_host_proves_itself_on_all_queues() {
 #[test]
 fn host_and_controller_prove_themselves_with_every_group() {
     let [secret, controller] = [(); 2].map(|()| secret());
-    let keys = Keys { host: vec![secret.clone()], controller: Some(controller.clone()) };
+    let keys = Keys::new(secret.clone(), Some(controller.clone()));
     let (target, address) = guarded(keys);
     for group in DhGroup::ALL {
         let only = Algorithms { hashes: vec![Hash::Sha256], groups: vec![group] };
         target.set_algorithms(only.clone()).unwrap();
         let config = with(address, &secret, Some(&controller));
-        let shared = config.credentials.as_ref().unwrap();
-        shared.renew(Credentials { algorithms: only, ..(*shared.current()).clone() });
+        let mut credentials = config.credentials.get().unwrap();
+        Arc::make_mut(&mut credentials).algorithms = only;
+        config.credentials.set(Some(credentials));
         let host = Host::connect(config).unwrap();
         round_trip(&host);
     }
@@ -87,7 +89,7 @@ fn host_and_controller_prove_themselves_with_every_group() {
 #[test]
 fn people_are_told_what_is_wrong() {
     let [own, other, controller] = [(); 3].map(|()| secret());
-    let keys = Keys { host: vec![own.clone()], controller: Some(controller) };
+    let keys = Keys::new(own.clone(), Some(controller));
     let (target, address) = guarded(keys);
     let error = refusal(config(address));
     assert!(matches!(error, HostError::AuthenticationRequired(_)), "{error}");
@@ -103,7 +105,7 @@ fn people_are_told_what_is_wrong() {
 #[test]
 fn a_controller_that_should_prove_itself_and_asks_for_nothing_is_refused() {
     let secret = secret();
-    let (target, address) = guarded(Keys::default());
+    let (target, address) = guarded(None);
     // Nothing is asked of a host that could prove itself.
     drop(Host::connect(with(address, &secret, None)).unwrap());
     let error = refusal(with(address, &secret, Some(&secret)));
@@ -126,23 +128,24 @@ fn reads_for(host: &Host, time: Duration) -> Result<u32, HostError> {
 #[test]
 fn queues_in_use_authenticate_again_with_the_secrets_of_then() {
     let [old, new, controller] = [(); 3].map(|()| secret());
-    let keys = |host: &[&DhchapSecret]| Keys {
-        host: host.iter().map(|&secret| secret.clone()).collect(),
+    let pair = |host: &DhchapSecret| KeyPair {
+        host: host.clone(),
         controller: Some(controller.clone()),
     };
+    let keys = |hosts: &[&DhchapSecret]| Keys { pairs: hosts.iter().copied().map(pair).collect() };
     let (target, address) = guarded(keys(&[&old]));
     let config = with(address, &old, Some(&controller));
-    let (hostnqn, shared) = (config.hostnqn.clone(), config.credentials.clone().unwrap());
+    let (hostnqn, shared) = (config.hostnqn.clone(), config.credentials.clone());
     let host = Host::connect(HostConfig { io_queues: 2, ..config }).unwrap();
     let renew = |secret: &DhchapSecret| {
         let secret = secret.clone();
-        shared.renew(Credentials { secret, ..(*shared.current()).clone() });
+        shared.renew(Credentials { secret, ..(*shared.get().unwrap()).clone() });
     };
     // While both secrets hold, the host changes to the new one. Then only the new one holds.
-    target.set_host_keys(&nqn(), &hostnqn, keys(&[&new, &old])).unwrap();
+    target.set_host_keys(&nqn(), &hostnqn, Some(keys(&[&new, &old]))).unwrap();
     renew(&new);
     assert!(reads_for(&host, RENEWED).unwrap() > 0);
-    target.set_host_keys(&nqn(), &hostnqn, keys(&[&new])).unwrap();
+    target.set_host_keys(&nqn(), &hostnqn, Some(keys(&[&new]))).unwrap();
     renew(&new);
     assert!(reads_for(&host, RENEWED).unwrap() > 0);
     // This shows that queues in use do authenticate: they are lost with a secret that does not hold any more.
@@ -155,14 +158,14 @@ fn queues_in_use_authenticate_again_with_the_secrets_of_then() {
 #[test]
 fn queues_in_use_authenticate_again_after_a_time() {
     let secret = secret();
-    let (target, address) = guarded(Keys { host: vec![secret.clone()], controller: None });
+    let (target, address) = guarded(Keys::new(secret.clone(), None));
     let config = with(address, &secret, None);
     let hostnqn = config.hostnqn.clone();
     let reauthenticate_after = Some(Duration::from_millis(200));
     let host = Host::connect(HostConfig { reauthenticate_after, ..config }).unwrap();
     assert!(reads_for(&host, RENEWED).unwrap() > 0);
-    let other = Keys { host: vec![self::secret()], controller: None };
-    target.set_host_keys(&nqn(), &hostnqn, other).unwrap();
+    let other = Keys::new(self::secret(), None);
+    target.set_host_keys(&nqn(), &hostnqn, Some(other)).unwrap();
     assert!(reads_for(&host, 10 * RENEWED).is_err(), "it did not authenticate again");
     drop(host);
     target.shutdown().unwrap();

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use raceline_auth::TlsKey;
+use raceline_auth::{DhchapSecret, KeyPair, TlsKey};
 use raceline_proto::nvme::Nqn;
 use raceline_target::Keys;
 
@@ -23,8 +23,8 @@ pub(crate) struct Admission {
     pub(crate) listen: Vec<SocketAddr>,
     /// The hosts that may connect; `None`: any host.
     pub(crate) hosts: Option<Vec<Nqn>>,
-    /// The secrets by which these hosts and the controller prove themselves.
-    pub(crate) keys: Keys,
+    /// The secrets by which these hosts and the controller prove themselves; `None`: nobody has to.
+    pub(crate) keys: Option<Keys>,
     /// The key with which these hosts, and no others, connect over TLS; `None`: nothing is encrypted.
     pub(crate) tls_key: Option<TlsKey>,
     /// Whether all addresses can be reached from this machine only.
@@ -60,8 +60,7 @@ impl Admission {
         match (&self.hosts, self.local_only) {
             (Some(hosts), _) => {
                 let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
-                let proof =
-                    if self.keys.host.is_empty() { "" } else { ", which has to prove itself" };
+                let proof = if self.keys.is_none() { "" } else { ", which has to prove itself" };
                 let tls = if self.tls_key.is_some() { ", over TLS" } else { "" };
                 format!("only {}{proof}{tls}", names.join(", "))
             }
@@ -72,11 +71,15 @@ impl Admission {
 }
 
 /// The secrets of the files that are named.
-fn keys(args: &ExportArgs) -> Result<Keys, Failure> {
+fn keys(args: &ExportArgs) -> Result<Option<Keys>, Failure> {
     let read = |option: &'static str| move |file: &PathBuf| secrets::from_file(option, file);
-    let host = args.dhchap_key.iter().map(read("--dhchap-key")).collect::<Result<_, _>>()?;
-    let controller = args.dhchap_ctrlr_key.as_ref().map(read("--dhchap-ctrlr-key")).transpose()?;
-    Ok(Keys { host, controller })
+    let hosts: Vec<DhchapSecret> =
+        args.dhchap_key.iter().map(read("--dhchap-key")).collect::<Result<_, _>>()?;
+    let controller: Option<DhchapSecret> =
+        args.dhchap_ctrlr_key.as_ref().map(read("--dhchap-ctrlr-key")).transpose()?;
+    let pairs = hosts.into_iter().map(|host| KeyPair { host, controller: controller.clone() });
+    let keys = Keys { pairs: pairs.collect() };
+    Ok((!keys.pairs.is_empty()).then_some(keys))
 }
 
 fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> {

@@ -362,8 +362,6 @@ fn describe(ready: &Ready, admission: &Admission) -> String {
 
 #[cfg(test)]
 mod tests {
-    use raceline_target::Keys;
-
     use super::*;
 
     fn ready() -> Ready {
@@ -417,7 +415,7 @@ mod tests {
         let admission = Admission {
             listen: Vec::new(),
             hosts: None,
-            keys: Keys::default(),
+            keys: None,
             tls_key: None,
             local_only: true,
         };

@@ -8,7 +8,7 @@ use raceline_auth::{IdentityVersion, TlsKey};
 use raceline_bdev::Identity;
 use raceline_host::blocking::Host;
 use raceline_host::{
-    ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo, SharedCredentials,
+    ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo,
 };
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -128,7 +128,7 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
         config.priority = Some(priority);
     }
-    config.credentials = credentials(args)?.map(SharedCredentials::new);
+    config.credentials.set(credentials(args)?.map(Arc::new));
     // -1, the only negative value, means no limit.
     config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())

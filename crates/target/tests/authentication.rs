@@ -21,7 +21,7 @@ const BLOCK: u32 = 512;
 #[test]
 fn every_queue_authenticates_in_both_directions_and_again() {
     let [secret, controller_secret] = [(); 2].map(|()| secret());
-    let keys = Keys { host: vec![secret.clone()], controller: Some(controller_secret.clone()) };
+    let keys = Keys::new(secret.clone(), Some(controller_secret.clone()));
     let (target, address) = guarded(keys);
     let config = initiator(&secret, Some(&controller_secret));
     let (mut admin, cntlid) = connect(address, 0, ControllerId::DYNAMIC);
@@ -46,7 +46,7 @@ fn every_queue_authenticates_in_both_directions_and_again() {
 #[test]
 fn nothing_but_authentication_is_taken_before_it() {
     let secret = secret();
-    let (target, address) = guarded(Keys { host: vec![secret.clone()], controller: None });
+    let (target, address) = guarded(Keys::new(secret.clone(), None));
     let config = initiator(&secret, None);
     let (mut admin, cntlid) = connect(address, 0, ControllerId::DYNAMIC);
     let required = Status::AUTHENTICATION_REQUIRED.dnr();
@@ -68,7 +68,7 @@ fn nothing_but_authentication_is_taken_before_it() {
 
 #[test]
 fn a_wrong_secret_is_refused_and_the_connection_closed() {
-    let (target, address) = guarded(Keys { host: vec![secret()], controller: None });
+    let (target, address) = guarded(Keys::new(secret(), None));
     let refused = Err(AuthenticationError::Refused(Explanation::Failed));
     let (mut admin, _) = connect(address, 0, ControllerId::DYNAMIC);
     assert_eq!(authenticate(&mut admin, &initiator(&secret(), None)), refused);
@@ -79,7 +79,7 @@ fn a_wrong_secret_is_refused_and_the_connection_closed() {
 
 #[test]
 fn messages_out_of_order_end_the_connection() {
-    let (target, address) = guarded(Keys { host: vec![secret()], controller: None });
+    let (target, address) = guarded(Keys::new(secret(), None));
     let success2 = [1, 4, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let (mut admin, _) = connect(address, 0, ControllerId::DYNAMIC);
     // There is no transaction that a message could be fetched of.
@@ -107,28 +107,33 @@ fn messages_out_of_order_end_the_connection() {
 #[test]
 fn keys_change_while_hosts_are_connected() {
     let (old, new) = (secret(), secret());
-    let (target, address) = guarded(Keys { host: vec![old.clone()], controller: None });
+    let (target, address) = guarded(Keys::new(old.clone(), None));
     let (mut admin, _) = connect(address, 0, ControllerId::DYNAMIC);
     authenticate(&mut admin, &initiator(&old, None)).unwrap();
     enable(&mut admin);
     // Both hold for a time.
-    let both = Keys { host: vec![new.clone(), old.clone()], controller: None };
-    target.set_host_keys(&nqn(), &host_nqn(), both).unwrap();
+    let both = Keys::new(new.clone(), None).or(old.clone(), None);
+    target.set_host_keys(&nqn(), &host_nqn(), Some(both)).unwrap();
     authenticate(&mut admin, &initiator(&old, None)).unwrap();
     authenticate(&mut admin, &initiator(&new, None)).unwrap();
-    let last = Keys { host: vec![new.clone()], controller: None };
-    target.set_host_keys(&nqn(), &host_nqn(), last).unwrap();
+    let last = Keys::new(new.clone(), None);
+    target.set_host_keys(&nqn(), &host_nqn(), Some(last)).unwrap();
     // The connection stays, whatever its host has proved itself with.
     assert_eq!(admin.get_property(0x1c) & 1, 1);
     authenticate(&mut admin, &initiator(&new, None)).unwrap();
     authenticate(&mut admin, &initiator(&old, None)).unwrap_err();
     admin.until_closed();
-    // Without a key, the host need not authenticate.
-    target.set_host_keys(&nqn(), &host_nqn(), Keys::default()).unwrap();
+    // With keys that have no pair, it cannot authenticate.
+    target.set_host_keys(&nqn(), &host_nqn(), Some(Keys::default())).unwrap();
+    let (mut shut_out, _) = connect(address, 0, ControllerId::DYNAMIC);
+    authenticate(&mut shut_out, &initiator(&new, None)).unwrap_err();
+    shut_out.until_closed();
+    // Without keys, the host need not authenticate.
+    target.set_host_keys(&nqn(), &host_nqn(), None).unwrap();
     let (mut free, _) = RawHost::admin(address, Wants::default());
     assert_eq!(send(&mut free, &[0; 72]), Status::INVALID_OPCODE.dnr());
     let stranger = Nqn::new("nqn.2026-01.io.raceline:stranger").unwrap();
-    assert!(target.set_host_keys(&nqn(), &stranger, Keys::default()).is_err());
+    assert!(target.set_host_keys(&nqn(), &stranger, None).is_err());
     target.shutdown().unwrap();
 }
 
@@ -137,7 +142,7 @@ fn a_host_that_never_answers_has_to_go() {
     let limit = Duration::from_millis(300);
     let pre_connect = PreConnectLimits { authentication: limit, ..PreConnectLimits::default() };
     let config = TargetConfig { pre_connect, ..config(1) };
-    let (target, address) = guarded_by(config, Keys { host: vec![secret()], controller: None });
+    let (target, address) = guarded_by(config, Keys::new(secret(), None));
     let start = Instant::now();
     let (mut admin, _) = connect(address, 0, ControllerId::DYNAMIC);
     admin.until_closed();

@@ -51,7 +51,7 @@ fn patient(limit: Duration) -> (Target, SocketAddr, InitiatorConfig) {
         authentication: limit,
         ..PreConnectLimits::default()
     };
-    let keys = Keys { host: vec![own.clone()], controller: Some(controller.clone()) };
+    let keys = Keys::new(own.clone(), Some(controller.clone()));
     let (target, address) = guarded_by(TargetConfig { pre_connect, ..config(2) }, keys);
     (target, address, initiator(&own, Some(&controller)))
 }
@@ -258,7 +258,7 @@ fn a_source_that_fails_often_has_to_wait_and_others_need_not() {
     let own = secret();
     let pre_connect = PreConnectLimits { failures_per_source: 3, ..PreConnectLimits::default() };
     let config = TargetConfig { pre_connect, ..config(1) };
-    let (target, address) = guarded_by(config, Keys { host: vec![own.clone()], controller: None });
+    let (target, address) = guarded_by(config, Keys::new(own.clone(), None));
     let try_from = |source: [u8; 4], secret: &DhchapSecret| {
         let mut host = RawHost::over(dial_from(source, address).unwrap(), Wants::default());
         host.greet();
@@ -290,7 +290,7 @@ fn a_source_that_fails_often_has_to_wait_and_others_need_not() {
 fn strangers_with_the_name_of_a_host_take_none_of_its_controllers() {
     let own = secret();
     let config = TargetConfig { max_controllers_per_host: 2, ..config(1) };
-    let (target, address) = guarded_by(config, Keys { host: vec![own.clone()], controller: None });
+    let (target, address) = guarded_by(config, Keys::new(own.clone(), None));
     let strangers: Vec<_> = (0..8).map(|_| connect(address, 0, ControllerId::DYNAMIC)).collect();
     let config = initiator(&own, None);
     let mut hosts = [(); 2].map(|()| connect(address, 0, ControllerId::DYNAMIC).0);
@@ -306,7 +306,7 @@ fn strangers_with_the_name_of_a_host_take_none_of_its_controllers() {
 
 #[test]
 fn a_stranger_has_few_commands_at_the_same_time() {
-    let (target, address) = guarded(Keys { host: vec![secret()], controller: None });
+    let (target, address) = guarded(Keys::new(secret(), None));
     let (mut host, _) = connect(address, 0, ControllerId::DYNAMIC);
     let sgl1 = SglDescriptor::transport(4096);
     let sqe = Sqe { sgl1, ..authentication_send(4096) };
@@ -341,7 +341,7 @@ fn come_in(address: SocketAddr, config: &InitiatorConfig) -> Duration {
 fn a_flood_of_half_open_hosts_keeps_no_real_host_out() {
     const FLOOD: usize = 10_000;
     let own = secret();
-    let keys = Keys { host: vec![own.clone()], controller: None };
+    let keys = Keys::new(own.clone(), None);
     let (target, address) = guarded_by(config(2), keys);
     let (greeting, capsule) = half_open(address);
     let config = initiator(&own, None);

@@ -15,7 +15,7 @@ use raceline_reactor::{Arrival, Context, IoBuf, Socket};
 use super::{Ending, Link, QueueEvent, QueuePair, Renewal, SqFlow, State};
 use crate::command::{Command, Data};
 use crate::config::{MAX_ENTRIES, QueuePairConfig};
-use crate::credentials::SharedCredentials;
+use crate::credentials::Credentials;
 use crate::error::HostError;
 
 /// Bytes received beside payloads, per call: sixteen 4 KiB reads with their headers.
@@ -195,7 +195,11 @@ impl QueuePair {
             return;
         }
         let response = ConnectResponse::from_dw0(cqe.dw0);
-        let credentials = self.config.credentials.clone();
+        if self.config.credentials.are_withdrawn() {
+            self.lose(cx, Ending::Lost(HostError::CredentialsWithdrawn(address)), None);
+            return;
+        }
+        let credentials = self.config.credentials.current();
         if response.secure_channel_required
             || response.authentication_required && credentials.is_none()
         {
@@ -218,8 +222,8 @@ impl QueuePair {
             };
         }
         // A controller that has to prove itself is asked, whatever it says.
-        let proves = |credentials: &Arc<SharedCredentials>| {
-            response.authentication_required || credentials.current().controller_secret.is_some()
+        let proves = |(_, credentials): &(u64, Arc<Credentials>)| {
+            response.authentication_required || credentials.controller_secret.is_some()
         };
         self.renewal = Renewal::default();
         match credentials.filter(proves) {

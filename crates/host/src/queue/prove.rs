@@ -1,6 +1,6 @@
 //! Authentication of a queue (DH-HMAC-CHAP): after its Connect, before it takes commands, and again while it is in use.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use raceline_reactor::{Context, IoBuf};
 use super::send::to_usize;
 use super::{Ending, QueuePair, State, TIMEOUT_CHECKS};
 use crate::command::{Command, Data};
-use crate::credentials::SharedCredentials;
+use crate::credentials::Credentials;
 use crate::error::{HostError, Phase};
 
 /// How often a queue looks whether its computation is done, which takes milliseconds.
@@ -72,7 +72,7 @@ impl QueuePair {
     pub(super) fn prove(
         &mut self,
         cx: &mut Context<'_>,
-        credentials: &SharedCredentials,
+        credentials: &(u64, Arc<Credentials>),
         cntlid: ControllerId,
     ) {
         self.state = State::Proving;
@@ -83,11 +83,9 @@ impl QueuePair {
     fn begin_transaction(
         &mut self,
         cx: &mut Context<'_>,
-        credentials: &SharedCredentials,
+        (version, credentials): &(u64, Arc<Credentials>),
         cntlid: ControllerId,
     ) {
-        // The version first: a renewal that comes in between is seen later.
-        let (version, credentials) = (credentials.version(), credentials.current());
         let config = InitiatorConfig {
             names: Names {
                 host: self.config.hostnqn.clone(),
@@ -101,7 +99,7 @@ impl QueuePair {
         self.proving = Some(Box::new(Proving {
             initiator: Initiator::new(config, self.renewal.t_id),
             cntlid,
-            version,
+            version: *version,
             deadline: cx.now + self.config.connect_timeout,
             command: None,
             result: None,
@@ -111,7 +109,6 @@ impl QueuePair {
 
     /// Looks after the authentication of a queue in use: of one that is under way, and whether another is due.
     pub(super) fn tend_authentication(&mut self, cx: &mut Context<'_>) {
-        let Some(credentials) = self.config.credentials.clone() else { return };
         let Some(version) = self.renewal.version else { return };
         match &self.proving {
             Some(proving) if cx.now >= proving.deadline => {
@@ -121,7 +118,11 @@ impl QueuePair {
             Some(_) => self.look_for_result(cx),
             None => {
                 let is_due = self.renewal.due.is_some_and(|due| cx.now >= due);
-                if is_due || version != credentials.version() {
+                let is_stale = version != self.config.credentials.version();
+                // Credentials that were taken away leave connected queues as they are.
+                if (is_due || is_stale)
+                    && let Some(credentials) = self.config.credentials.current()
+                {
                     self.begin_transaction(cx, &credentials, self.config.cntlid);
                 }
             }

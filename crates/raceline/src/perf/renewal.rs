@@ -41,8 +41,7 @@ impl Renewal {
         self.next = now + self.every;
         match remote::credentials(&self.address) {
             Ok(Some(credentials)) => {
-                let shared = hosts.iter().filter_map(|host| host.credentials.as_ref());
-                shared.for_each(|shared| shared.renew(credentials.clone()));
+                hosts.iter().for_each(|host| host.credentials.renew(credentials.clone()));
             }
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "authenticating with the secrets of before"),

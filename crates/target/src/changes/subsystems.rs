@@ -78,11 +78,27 @@ impl Target {
     /// # Errors
     /// When there is no such subsystem, or the host is on its list.
     pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.add_host_with(nqn, host, None)
+    }
+
+    /// As [`Self::add_host`], with the keys of [`Self::set_host_keys`]: at no time may the host connect without them.
+    ///
+    /// # Errors
+    /// As [`Self::add_host`].
+    pub fn add_host_with(
+        &self,
+        nqn: &Nqn,
+        host: &Nqn,
+        keys: Option<Keys>,
+    ) -> Result<(), TargetError> {
         self.change(nqn, |entry| {
             if entry.hosts.contains(host) {
                 return Err(TargetError::HostExists { nqn: nqn.clone(), host: host.clone() });
             }
             entry.hosts.push(host.clone());
+            if let Some(keys) = keys {
+                entry.keys.insert(host.clone(), keys);
+            }
             Ok(())
         })
     }
@@ -104,22 +120,26 @@ impl Target {
         self.control.disconnect_host(nqn, host)
     }
 
-    /// Sets the keys by which a host of the list has to prove itself, also where any host may connect. Without a
-    /// host's secret in them it need not. Connections that there are stay; the keys hold from their next
-    /// authentication on.
+    /// Sets the keys by which a host of the list has to prove itself, also where any host may connect; `None`: it need
+    /// not. With keys that have no pair, it has to and cannot. Connections that there are stay; the keys hold from
+    /// their next authentication on.
     ///
     /// # Errors
     /// When there is no such subsystem, or the host is not on its list.
-    pub fn set_host_keys(&self, nqn: &Nqn, host: &Nqn, keys: Keys) -> Result<(), TargetError> {
+    pub fn set_host_keys(
+        &self,
+        nqn: &Nqn,
+        host: &Nqn,
+        keys: Option<Keys>,
+    ) -> Result<(), TargetError> {
         self.change(nqn, |entry| {
             if !entry.hosts.contains(host) {
                 return Err(TargetError::NoHost { nqn: nqn.clone(), host: host.clone() });
             }
-            if keys.host.is_empty() {
-                entry.keys.remove(host);
-            } else {
-                entry.keys.insert(host.clone(), keys);
-            }
+            match keys {
+                Some(keys) => entry.keys.insert(host.clone(), keys),
+                None => entry.keys.remove(host),
+            };
             Ok(())
         })
     }

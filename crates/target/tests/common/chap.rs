@@ -31,7 +31,7 @@ pub fn guarded_by(config: TargetConfig, keys: Keys) -> (Target, SocketAddr) {
     let hosts = HostAccess::List(vec![host_nqn()]);
     target.add_subsystem(SubsystemConfig { hosts, ..subsystem() }).unwrap();
     target.add_namespace(&nqn(), namespace(ram("1M"))).unwrap();
-    target.set_host_keys(&nqn(), &host_nqn(), keys).unwrap();
+    target.set_host_keys(&nqn(), &host_nqn(), Some(keys)).unwrap();
     let address = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
     (target, address)
 }
