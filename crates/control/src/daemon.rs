@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::absent::US;
 use crate::configuration::{self, look, summary};
 use crate::error::RpcError;
+use crate::keyring::Places;
 use crate::logging::Logging;
 use crate::manager::catalogue::{Catalogue, Key};
 use crate::manager::{Manager, ManagerConfig, ManagerError, Phase};
@@ -113,6 +114,7 @@ impl Daemon {
             identity: Identity::of_this_machine(),
             logging: config.logging,
             connections: config.connections,
+            key_places: Places::of(config.state_dir.as_deref()),
             ..ManagerConfig::default()
         };
         let file = config.config.map(|path| {

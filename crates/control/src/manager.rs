@@ -12,6 +12,7 @@ pub mod discovery;
 mod error;
 pub(crate) mod generation;
 pub mod journal;
+pub mod keys;
 pub mod missing;
 pub mod notify;
 pub mod nvmf;
@@ -50,6 +51,7 @@ use replay::Replaying;
 use start::Start;
 use threads::Threads;
 
+use crate::keyring::{Keyring, Places};
 use crate::logging::Logging;
 
 /// The parameters of a manager.
@@ -68,6 +70,8 @@ pub struct ManagerConfig {
     pub connections: ConnectionOptions,
     /// Which engines compute digests.
     pub accel: Framework,
+    /// Where keys are found by their names.
+    pub key_places: Places,
     /// The number of all changes ever made, this start included: numbering continues from there.
     pub changes_before: u64,
 }
@@ -82,6 +86,7 @@ impl Default for ManagerConfig {
             logging: Logging::default(),
             connections: ConnectionOptions::default(),
             accel: Framework::software(),
+            key_places: Places::default(),
             changes_before: 0,
         }
     }
@@ -119,6 +124,8 @@ pub struct Model {
     pub discoveries: Discoveries,
     /// Local drives that are taken when they are plugged in.
     pub hotplug: Arc<Hotplug>,
+    /// Keys by name.
+    pub keyring: Keyring,
     /// Parts that are configured but missing.
     pub missing: MissingParts,
     /// What is exported.

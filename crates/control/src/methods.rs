@@ -6,6 +6,7 @@ mod cpu;
 mod framework;
 mod iobuf;
 mod kept;
+mod keyring;
 mod log;
 mod notify;
 mod nvmf;
@@ -27,6 +28,7 @@ impl Registry {
             framework::register,
             log::register,
             notify::register,
+            keyring::register,
             bdev::register,
             nvmf::register,
             accel::register,

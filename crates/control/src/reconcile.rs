@@ -139,7 +139,9 @@ impl Contents {
     }
 
     /// The calls that lead from this configuration to `wanted` without touching objects that are right
-    /// already. What stands on a removed object is removed before it and made again after it.
+    /// already. What stands on a removed object is removed before it and made again after it. Hosts and controllers keep
+    /// their connections while their keys change: new keys come before those that get them, and keys that nobody has any
+    /// more go last.
     #[must_use]
     pub fn plan(&self, wanted: &Self) -> Vec<Step> {
         let (mut going, mut in_place) = (BTreeSet::new(), Vec::new());
@@ -159,15 +161,17 @@ impl Contents {
             }
         }
         self.add_what_stands_on(&mut going);
+        let should = wanted.by_key();
         let removals = self.objects.iter().rev().filter(|object| going.contains(&object.key[..]));
-        let mut steps: Vec<Step> = removals
-            .filter_map(|object| match &object.removal {
-                Removal::Call(call) => Some(Step { call: call.clone(), is_setting: false }),
-                Removal::WithParent | Removal::Setting => None,
-            })
-            .collect();
-        steps.extend(in_place);
-        let mut settings = Vec::new();
+        let (mut removed, mut removed_last) = (Vec::new(), Vec::new());
+        for object in removals {
+            let Removal::Call(call) = &object.removal else { continue };
+            let step = Step { call: call.clone(), is_setting: false };
+            let comes_back = should.contains_key(&object.key[..]);
+            let last = object.is_key() && !comes_back;
+            if last { removed_last.push(step) } else { removed.push(step) }
+        }
+        let (mut settings, mut keys, mut made) = (Vec::new(), Vec::new(), Vec::new());
         let is = self.by_key();
         for object in &wanted.objects {
             let there = is.get(&object.key[..]);
@@ -176,12 +180,41 @@ impl Contents {
             let differs = there.is_some_and(|there| !there.differing(object).is_empty());
             if !stays || (is_setting && differs) {
                 let step = Step { call: object.call.clone(), is_setting };
-                if is_setting { settings.push(step) } else { steps.push(step) }
+                match object.is_key() {
+                    _ if is_setting => settings.push(step),
+                    true => keys.push(step),
+                    false => made.push(step),
+                }
             }
         }
+        in_place.extend(self.keys_given_again(&should, &going));
         // Settings first: later calls depend on them.
-        settings.extend(steps);
-        settings
+        [settings, removed, keys, in_place, made, removed_last].concat()
+    }
+
+    /// The calls that give keys anew to those that have them and stay, when a key of the same name has another file: they
+    /// have the key that was removed.
+    fn keys_given_again(
+        &self,
+        should: &BTreeMap<&[String], &Object>,
+        going: &BTreeSet<&[String]>,
+    ) -> Vec<Step> {
+        let changed: Vec<&Object> = self
+            .objects
+            .iter()
+            .filter(|object| object.is_key() && going.contains(&object.key[..]))
+            .filter(|object| should.contains_key(&object.key[..]))
+            .collect();
+        let stay = self.objects.iter().filter(|object| !going.contains(&object.key[..]));
+        let stay = stay.filter(|object| changed.iter().any(|key| object.has_key(key)));
+        stay.filter_map(|object| {
+            let wanted = should.get(&object.key[..])?;
+            // Another key is given to it in place anyhow.
+            let same = object.differing(wanted).is_empty();
+            let call = object.set_keys(wanted).filter(|_| same)?;
+            Some(Step { call, is_setting: false })
+        })
+        .collect()
     }
 
     /// Adds everything that stands on the objects in `going`.

@@ -15,8 +15,10 @@ use serde_json::{Value, json};
 
 use super::bdevs::{Details, Entry};
 use super::catalogue::Key;
+use super::keys::ChapKeys;
 use super::threads::SharedManager;
 use super::{Change, Manager, ManagerError, Model};
+use crate::keyring::KeyRef;
 use link::{Link, OpenFailure, Present};
 
 /// SPDK's name of the module.
@@ -39,6 +41,8 @@ pub struct Controller {
     /// The largest number of its namespaces that become devices.
     pub max_bdevs: usize,
     detached: AtomicBool,
+    /// The secrets by which this host and the controller prove themselves.
+    keys: Mutex<Option<ChapKeys>>,
     /// Why namespaces are not devices although they exist, by NSID.
     unopened: Mutex<BTreeMap<u32, String>>,
 }
@@ -48,7 +52,21 @@ impl Controller {
     #[must_use]
     pub fn new(name: String, link: Link, key: Key, max_bdevs: usize) -> Arc<Self> {
         let (detached, unopened) = (AtomicBool::new(false), Mutex::default());
-        Arc::new(Self { name, link, key, max_bdevs, detached, unopened })
+        Arc::new(Self { name, link, key, max_bdevs, detached, keys: Mutex::default(), unopened })
+    }
+
+    /// Notes which keys its link has.
+    pub fn set_keys(&self, keys: Option<ChapKeys>) {
+        *super::lock(&self.keys) = keys;
+    }
+
+    /// Takes its keys away if this one, which was removed, is among them; gives whether it was. Its connections stay.
+    pub(super) fn withdraw(&self, key: &KeyRef) -> bool {
+        let has = super::lock(&self.keys).as_ref().is_some_and(|keys| keys.has(key));
+        if let (true, Link::Remote(remote)) = (has, &self.link) {
+            remote.config().credentials.withdraw();
+        }
+        has
     }
 
     /// Ends the link and the thread that follows the controller.

@@ -5,6 +5,7 @@ use raceline_target::TargetError;
 
 use super::journal::JournalError;
 use crate::error::RpcError;
+use crate::keyring::KeyringError;
 
 /// Why the manager cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +61,9 @@ pub enum ManagerError {
     /// The target refused.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// A key cannot be had or used.
+    #[error(transparent)]
+    Keyring(#[from] KeyringError),
     /// The change could not be written down.
     #[error("the change cannot be kept: {0}")]
     Journal(JournalError),
@@ -87,6 +91,7 @@ impl ManagerError {
             Self::Journal(error) => error.errno,
             Self::Open(error) => open_errno(error),
             Self::Drive(error) => error.errno(),
+            Self::Keyring(error) => error.errno(),
             Self::BadName(_) | Self::Invalid(_) | Self::Target(_) => libc::EINVAL,
         }
     }

@@ -5,6 +5,7 @@
 
 mod ana;
 mod change;
+mod hosts;
 mod listener;
 mod live;
 mod namespace;
@@ -24,6 +25,7 @@ use super::options::FilterOptions;
 
 pub(crate) use ana::{ana_of_word, ana_states};
 pub(crate) use change::hex;
+pub use hosts::{AllowedHost, HostKeys, KeyNames, Overlap};
 pub use listener::ListenAddress;
 pub(crate) use live::stop;
 pub use pool::{Pool, PoolNamespaceParams, PoolParams};
@@ -51,6 +53,8 @@ pub struct Nvmf {
     pub targets: BTreeMap<String, NvmfTarget>,
     /// Parts of an export may wait for their device.
     pub(super) waits: bool,
+    /// A thread ends the overlaps of old and new keys.
+    pub(super) ends_overlaps: bool,
 }
 
 /// A target: its exports, and its cores once there is a transport.
@@ -110,8 +114,8 @@ pub struct TransportOptions {
 pub struct Subsystem {
     /// The options with which it was made, and whether any host may connect now.
     pub options: SubsystemOptions,
-    /// The hosts that may connect unless any host may.
-    pub hosts: Vec<Nqn>,
+    /// The hosts that may connect unless any host may, and their keys.
+    pub hosts: Vec<AllowedHost>,
     /// The addresses at which it listens.
     pub listeners: Vec<ListenAddress>,
     /// The states of the ANA groups by listener, where they are not all optimized.
@@ -196,7 +200,7 @@ impl Nvmf {
     pub fn new(max_subsystems: u32) -> Self {
         let target = NvmfTarget { max_subsystems, ..NvmfTarget::default() };
         let targets = BTreeMap::from([(DEFAULT_TARGET.to_owned(), target)]);
-        Self { targets, waits: false }
+        Self { targets, waits: false, ends_overlaps: false }
     }
 
     /// The target of that name, or the default one.

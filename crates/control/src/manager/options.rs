@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use raceline_auth::{Algorithms, DhGroup, Hash};
 use raceline_reactor::Backend;
 use raceline_target::{
     DiscoveryFilter, MIN_ZERO_COPY_BYTES, PlacementPolicy, TargetConfig, ZeroCopySend,
@@ -121,7 +122,7 @@ impl Default for BufferOptions {
 }
 
 /// Options of a target itself, from `nvmf_set_config` and `nvmf_set_crdt`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetOptions {
     /// What the Discovery log leaves out.
     pub filter: FilterOptions,
@@ -129,6 +130,35 @@ pub struct TargetOptions {
     pub cores: Vec<usize>,
     /// CRDT1 to 3.
     pub retry_delays: [u16; 3],
+    /// The hash functions and groups with which hosts may authenticate.
+    pub algorithms: Algorithms,
+}
+
+/// The hash functions and groups of these names, in our order of preference; `None`: all but the NULL group.
+///
+/// # Errors
+/// When there is no such name, or none is given.
+pub fn algorithms(
+    digests: Option<&[String]>,
+    dhgroups: Option<&[String]>,
+) -> Result<Algorithms, String> {
+    let mut all = Algorithms::default();
+    if let Some(names) = digests {
+        let named = names.iter().map(|name| name.parse()).collect::<Result<Vec<Hash>, _>>();
+        let named = named.map_err(|error| format!("dhchap_digests: {error}"))?;
+        all.hashes.retain(|hash| named.contains(hash));
+    }
+    if let Some(names) = dhgroups {
+        let named = names.iter().map(|name| name.parse()).collect::<Result<Vec<DhGroup>, _>>();
+        let named = named.map_err(|error| format!("dhchap_dhgroups: {error}"))?;
+        // Last, because it keeps no secret from those who have recorded the messages and get the key later.
+        all.groups.push(DhGroup::Null);
+        all.groups.retain(|group| named.contains(group));
+    }
+    if all.hashes.is_empty() || all.groups.is_empty() {
+        return Err("dhchap_digests and dhchap_dhgroups: name at least one of each".to_owned());
+    }
+    Ok(all)
 }
 
 /// Which listeners the Discovery log shows.
@@ -241,6 +271,26 @@ mod tests {
             });
             assert_eq!((set.zero_copy, set.zero_copy_bytes), (ZeroCopySend::Auto, bytes));
             assert!(set.quick_ack);
+        }
+    }
+
+    #[test]
+    fn algorithms_by_name_keep_our_order() {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(algorithms(None, None).unwrap(), Algorithms::default());
+        let digests = names(&["sha256", "sha512", "sha256"]);
+        let groups = names(&["null", "ffdhe8192", "ffdhe3072"]);
+        let some = algorithms(Some(&digests), Some(&groups)).unwrap();
+        assert_eq!(some.hashes, [Hash::Sha512, Hash::Sha256]);
+        assert_eq!(some.groups, [DhGroup::Ffdhe3072, DhGroup::Ffdhe8192, DhGroup::Null]);
+        for (digests, groups, part) in [
+            (&["md5"][..], &["null"][..], "dhchap_digests"),
+            (&["sha256"], &["ffdhe1024"], "dhchap_dhgroups"),
+            (&[], &["null"], "at least one"),
+            (&["sha256"], &[], "at least one"),
+        ] {
+            let error = algorithms(Some(&names(digests)), Some(&names(groups))).unwrap_err();
+            assert!(error.contains(part), "{error}");
         }
     }
 }

@@ -83,6 +83,7 @@ impl Manager {
             Ok(()) => {
                 self.start();
                 self.follow_missing();
+                self.follow_overlaps();
             }
             Err(error) => {
                 // The first failure is the one that counts.

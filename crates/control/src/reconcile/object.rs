@@ -45,6 +45,17 @@ const SETTING_NAMES: &[&str] =
 /// Parameters that name a device that an object stands on.
 const BASES: &[&str] = &["base_bdev", "base_bdev_name", "base_name", "bdev_name"];
 
+/// The method that makes a key.
+const ADD_KEY: &str = "keyring_file_add_key";
+
+/// Parameters that name keys of DH-HMAC-CHAP.
+const CHAP_KEYS: &[&str] = &["dhchap_key", "dhchap_ctrlr_key"];
+
+/// The name of a key: `:key` is `key`.
+fn bare(name: &str) -> &str {
+    name.strip_prefix(':').unwrap_or(name)
+}
+
 impl Object {
     /// The object that a call makes.
     #[must_use]
@@ -115,6 +126,9 @@ impl Object {
     /// is in use.
     #[must_use]
     pub fn change_in_place(&self, wanted: &Self, params: &[String]) -> Option<Call> {
+        if !params.is_empty() && params.iter().all(|param| CHAP_KEYS.contains(&&**param)) {
+            return self.set_keys(wanted);
+        }
         let is_access = self.call.method == "nvmf_create_subsystem" && params == ["allow_any_host"];
         if !is_access {
             return None;
@@ -126,6 +140,48 @@ impl Object {
             params.insert("allow_any_host".to_owned(), allow.into());
         }
         Some(call)
+    }
+
+    /// Whether it is a key.
+    #[must_use]
+    pub fn is_key(&self) -> bool {
+        self.call.method == ADD_KEY
+    }
+
+    /// The call that gives this host or controller the keys of `wanted`, also when they have the same names; `None` if
+    /// it is neither, or has a key that no call gives.
+    #[must_use]
+    pub fn set_keys(&self, wanted: &Self) -> Option<Call> {
+        let params = Params::of(&self.call);
+        let mut call = match self.call.method.as_str() {
+            "nvmf_subsystem_add_host" => {
+                let mut call = params.on_subsystem("nvmf_subsystem_set_keys");
+                if let (Some(Value::Object(members)), Some(host)) =
+                    (&mut call.params, self.param("host"))
+                {
+                    members.insert("host".to_owned(), host.clone());
+                }
+                call
+            }
+            "bdev_nvme_attach_controller" => {
+                call("bdev_nvme_set_keys", &[("name", json!(params.text("name")))])
+            }
+            _ => return None,
+        };
+        if let Some(Value::Object(members)) = &mut call.params {
+            let named = CHAP_KEYS.iter().filter_map(|name| Some((*name, wanted.param(name)?)));
+            members.extend(named.map(|(name, value)| (name.to_owned(), value.clone())));
+        }
+        Some(call)
+    }
+
+    /// Whether it has the key of this object.
+    #[must_use]
+    pub fn has_key(&self, key: &Self) -> bool {
+        let name = key.key.last().map(String::as_str);
+        let named =
+            CHAP_KEYS.iter().chain(&["psk"]).filter_map(|param| self.param(param)?.as_str());
+        named.map(bare).any(|named| Some(named) == name)
     }
 }
 
@@ -173,6 +229,10 @@ fn same(name: &str, left: &Value, right: &Value) -> bool {
         Value::Bool(true) => false,
     };
     if left == right || (is_unset(left) && is_unset(right)) {
+        return true;
+    }
+    // Until when an old key holds as well is no part of what a configuration wants.
+    if name.starts_with("previous_") {
         return true;
     }
     // Names that a discovery service or the watching for drives has added since are no difference: numbers
@@ -242,6 +302,11 @@ impl<'a> Params<'a> {
                 let removal =
                     Removal::Call(call("bdev_nvme_detach_controller", &[("name", json!(name))]));
                 (key(&["nvme", &name, &self.text("traddr"), &self.text("trsvcid")]), removal)
+            }
+            ADD_KEY => {
+                let removal =
+                    Removal::Call(call("keyring_file_remove_key", &[("name", json!(name))]));
+                (key(&["key", bare(&name)]), removal)
             }
             "bdev_nvme_start_discovery" => {
                 let removal =

@@ -225,3 +225,57 @@ fn members_of_the_same_name_in_two_objects_are_no_difference() {
     let wanted = contents(&[call("bdev_other_set", json!({ "one": { "x": 3 } }))]);
     assert_eq!(is.differences(&wanted).len(), 1);
 }
+
+fn key(name: &str, path: &str) -> Call {
+    call("keyring_file_add_key", json!({ "name": name, "path": path }))
+}
+
+fn keyed(key: &str) -> Call {
+    call("nvmf_subsystem_add_host", json!({ "nqn": "a", "host": "h", "dhchap_key": key }))
+}
+
+#[test]
+fn keys_change_while_hosts_stay() {
+    let attach = |key: &str| {
+        call(
+            "bdev_nvme_attach_controller",
+            json!({ "name": "N", "trtype": "TCP", "traddr": "192.0.2.1", "trsvcid": "4420", "dhchap_key": key }),
+        )
+    };
+    let before = contents(&[key("k0", "/0"), attach("k0"), subsystem("a"), keyed("k0")]);
+    let calls = |wanted: &[Call]| {
+        let steps = before.plan(&contents(wanted));
+        let text = |step: &Step| {
+            let params = step.call.params.as_ref().unwrap();
+            let named = ["path", "dhchap_key"].iter().find_map(|name| params[*name].as_str());
+            format!("{} {}", step.call.method, named.unwrap_or_default())
+        };
+        steps.iter().map(text).collect::<Vec<_>>()
+    };
+    // Another key: the new one first, the old one last.
+    let wanted = [key("k1", "/1"), attach("k1"), subsystem("a"), keyed(":k1")];
+    let expected = [
+        "keyring_file_add_key /1",
+        "bdev_nvme_set_keys k1",
+        "nvmf_subsystem_set_keys :k1",
+        "keyring_file_remove_key ",
+    ];
+    assert_eq!(calls(&wanted), expected);
+    // The same name with another file: those that have it get it again.
+    let wanted = [key("k0", "/1"), attach("k0"), subsystem("a"), keyed("k0")];
+    let expected = [
+        "keyring_file_remove_key ",
+        "keyring_file_add_key /1",
+        "bdev_nvme_set_keys k0",
+        "nvmf_subsystem_set_keys k0",
+    ];
+    assert_eq!(calls(&wanted), expected);
+    // How long an old key holds as well is no difference.
+    let mut wanted = [key("k0", "/0"), attach("k0"), subsystem("a"), keyed("k0")];
+    wanted[3].params.as_mut().unwrap()["previous_until"] = json!(1);
+    assert!(calls(&wanted).is_empty());
+    // Everything goes, the key last.
+    let cleared = calls(&[]);
+    assert_eq!(cleared.last().unwrap(), "keyring_file_remove_key ");
+    assert_eq!(cleared.len(), 4);
+}

@@ -374,7 +374,7 @@ fn a_method_that_is_not_here_says_what_it_belongs_to() {
         ),
         ("nvmf_subsystem_listener_set_ana_state", "asymmetric namespace access (ANA) (ana)"),
         ("bdev_set_qos_limit", "rate limits of devices (QoS) (bdev_qos)"),
-        ("keyring_file_add_key", "keys for TLS and DH-HMAC-CHAP (keyring)"),
+        ("accel_crypto_keys_get", "encryption of data (accel_crypto)"),
         ("trace_get_info", "trace points (trace)"),
     ] {
         let error = call(&place.socket, method, json!({})).unwrap_err();

@@ -193,7 +193,7 @@ fn a_controller_is_attached_with_what_guides_write() {
         (json!({ "allow_unrecognized_csi": true }), "only namespaces of the NVM command set"),
         (json!({ "multipath_opts": { "policy": "active_active" } }), "a controller has one path"),
         (json!({ "psk": "key0" }), "there is no TLS"),
-        (json!({ "dhchap_key": "key0" }), "there is no authentication"),
+        (json!({ "dhchap_key": "key0" }), "there is no key `key0`"),
         (json!({ "prchk_guard": true }), "namespaces with metadata are not used"),
     ] {
         let error = pair.attach(more).unwrap_err();

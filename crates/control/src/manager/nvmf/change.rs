@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::live;
 use super::{
-    DEFAULT_TARGET, ListenAddress, MAX_HOSTS, MAX_LISTENERS, NvmfTarget, Referral, Subsystem,
+    DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, Referral, Subsystem,
     SubsystemOptions, Transport, TransportOptions,
 };
 use crate::manager::catalogue::{Entry, Key, Section};
@@ -212,52 +212,6 @@ impl Change<'_> {
         })?;
         let options = self.model().nvmf.target(target)?.subsystem(nqn)?.options.clone();
         self.put(key(target, &["subsystem", nqn.as_str()]), subsystem_entry(target, &options));
-        Ok(())
-    }
-
-    /// Puts a host on the list of those that may connect.
-    ///
-    /// # Errors
-    /// When there is no such subsystem, or the host is on its list.
-    pub fn add_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), ManagerError> {
-        let cores = self.cores_of(target, nqn)?;
-        {
-            let model = self.model();
-            let hosts = &model.nvmf.target(target)?.subsystem(nqn)?.hosts;
-            if hosts.contains(host) {
-                return Err(ManagerError::exists("host", host.as_str()));
-            }
-            if hosts.len() >= MAX_HOSTS {
-                let text = format!("{nqn} has {MAX_HOSTS} hosts already");
-                return Err(ManagerError::Invalid(text));
-            }
-        }
-        if let Some(cores) = cores {
-            cores.add_host(nqn, host)?;
-        }
-        self.with_subsystem(target, nqn, |subsystem| subsystem.hosts.push(host.clone()))?;
-        let params = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
-        let key = key(target, &["subsystem", nqn.as_str(), "host", host.as_str()]);
-        self.put(key, entry(target, "nvmf_subsystem_add_host", params));
-        Ok(())
-    }
-
-    /// Takes a host from the list; its controllers close.
-    ///
-    /// # Errors
-    /// When there is no such subsystem, or the host is not on its list.
-    pub fn remove_host(&mut self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<(), ManagerError> {
-        let cores = self.cores_of(target, nqn)?;
-        if !self.model().nvmf.target(target)?.subsystem(nqn)?.hosts.contains(host) {
-            return Err(ManagerError::missing("host", host.as_str()));
-        }
-        if let Some(cores) = cores {
-            cores.remove_host(nqn, host)?;
-        }
-        self.with_subsystem(target, nqn, |subsystem| {
-            subsystem.hosts.retain(|listed| listed != host);
-        })?;
-        self.remove(key(target, &["subsystem", nqn.as_str(), "host", host.as_str()]));
         Ok(())
     }
 

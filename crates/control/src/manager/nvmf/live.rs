@@ -90,13 +90,14 @@ pub(super) fn populate(
     let target = model.nvmf.target(name)?;
     let options = &model.target_options;
     cores.set_retry_delays(options.retry_delays)?;
+    cores.set_algorithms(options.algorithms.clone())?;
     cores.set_discovery_filter(target.filter.unwrap_or(options.filter).into())?;
     for (nqn, subsystem) in &target.subsystems {
         let Subsystem { options, hosts, namespaces, .. } = subsystem;
         // The list of hosts is kept beside `allow_any_host` and counts when that is turned off.
         cores.add_subsystem(subsystem_config(nqn, options, &[]))?;
         for host in hosts {
-            cores.add_host(nqn, host)?;
+            cores.add_host_with(nqn, &host.nqn, host.keys.for_target())?;
         }
         for (nsid, namespace) in namespaces.iter().filter(|(_, ns)| ns.missing.is_none()) {
             let bdev = model.bdev(&namespace.bdev_name)?;

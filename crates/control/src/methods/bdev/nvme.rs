@@ -4,6 +4,7 @@ mod discovery;
 mod drive;
 mod health;
 mod hotplug;
+mod keys;
 mod options;
 
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,7 @@ use crate::error::RpcError;
 use crate::manager::catalogue::{self, Key, Section};
 use crate::manager::controllers::Controller;
 use crate::manager::controllers::link::Link;
+use crate::manager::keys::ChapKeys;
 use crate::manager::missing::CONNECT_TIMEOUT;
 use crate::manager::nvmf::ListenAddress;
 use crate::manager::{Change, Manager, ManagerError};
@@ -42,6 +44,7 @@ pub(super) fn register(registry: &mut Registry) {
     options::register(registry);
     health::register(registry);
     hotplug::register(registry);
+    keys::register(registry);
     discovery::register(registry);
 }
 
@@ -85,6 +88,12 @@ struct Attach {
     /// The address of this machine from which all connections are made.
     #[serde(skip_serializing_if = "Option::is_none")]
     hostaddr: Option<String>,
+    /// The key by which this host proves itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_key: Option<String>,
+    /// The key by which the controller has to prove itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_ctrlr_key: Option<String>,
     /// What to do if the name is taken: a second path cannot be added.
     #[serde(skip_serializing_if = "Option::is_none")]
     multipath: Option<String>,
@@ -103,10 +112,6 @@ struct Attach {
     #[serde(default, skip_serializing)]
     psk: Option<String>,
     #[serde(default, skip_serializing)]
-    dhchap_key: Option<String>,
-    #[serde(default, skip_serializing)]
-    dhchap_ctrlr_key: Option<String>,
-    #[serde(default, skip_serializing)]
     allow_unrecognized_csi: bool,
     #[serde(default, skip_serializing)]
     multipath_opts: Option<Value>,
@@ -116,7 +121,6 @@ impl Attach {
     /// Refuses parameters that SPDK supports and this program does not.
     fn refuse(&self) -> Result<(), RpcError> {
         let no_metadata = "namespaces with metadata are not used";
-        let no_keys = "there is no authentication";
         let multipath_opts = self.multipath_opts.as_ref();
         refuse_because(&[
             ("hostsvcid", self.fixes_port(), ONE_PORT),
@@ -124,8 +128,6 @@ impl Attach {
             ("prchk_guard", self.prchk_guard, no_metadata),
             ("fast_io_fail_timeout_sec", self.fast_io_fail_timeout_sec != 0, NO_FAST_FAIL),
             ("psk", self.psk.is_some(), "there is no TLS"),
-            ("dhchap_key", self.dhchap_key.is_some(), no_keys),
-            ("dhchap_ctrlr_key", self.dhchap_ctrlr_key.is_some(), no_keys),
             (
                 "allow_unrecognized_csi",
                 self.allow_unrecognized_csi,
@@ -218,6 +220,8 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     refuse(&[("serial", params.serial.is_some()), ("io_path", params.io_path.is_some())])?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.manager));
     let config = host_config(call.manager, &params, &hostnqn)?;
+    let held = keys::hold(call, params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
+    config.credentials.set(keys::credentials(call.manager, held.as_ref())?);
     let config = if call.peer.is_internal {
         // During a start or a retry, others wait for this.
         config.within(CONNECT_TIMEOUT)
@@ -227,19 +231,21 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     let remote = RemoteController::connect(config)
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     let canonical = Attach { hostnqn: Some(hostnqn), ..params };
-    take(call, Link::Remote(remote), &canonical, max_bdevs)
+    take(call, Link::Remote(remote), held, &canonical, max_bdevs)
 }
 
 /// Makes the found controller a controller here; `canonical` is the call that makes it again.
 fn take(
     call: &Call<'_>,
     link: Link,
+    keys: Option<ChapKeys>,
     canonical: &Attach,
     max_bdevs: usize,
 ) -> Result<Vec<String>, RpcError> {
     let name = canonical.name.clone();
     let key = Key::new(&["bdev-nvme", &name]);
     let controller = Controller::new(name, link, key.clone(), max_bdevs);
+    controller.set_keys(keys);
     let attached = call.manager.change(|change| {
         let entry = catalogue::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", canonical)?;
         let names = change.attach(&controller)?;

@@ -9,7 +9,7 @@ use crate::cores::parse_cores;
 use crate::error::RpcError;
 use crate::manager::catalogue::{Entry, Section};
 use crate::manager::nvmf::DEFAULT_TARGET;
-use crate::manager::options::{FilterOptions, option_key};
+use crate::manager::options::{FilterOptions, algorithms, option_key};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -31,11 +31,10 @@ struct SetConfig {
     discovery_filter: Option<String>,
     /// The same as a list.
     discovery_filters: Option<Vec<String>>,
-    /// Digests for keys. Ignored: there are no keys.
-    #[serde(rename = "dhchap_digests")]
-    _dhchap_digests: Option<Vec<String>>,
-    #[serde(rename = "dhchap_dhgroups")]
-    _dhchap_dhgroups: Option<Vec<String>>,
+    /// The hash functions with which hosts may authenticate.
+    dhchap_digests: Option<Vec<String>>,
+    /// The groups with which hosts may authenticate.
+    dhchap_dhgroups: Option<Vec<String>>,
     dup_host_policy: Option<String>,
     /// How often listening sockets are polled. Ignored: the kernel reports connections.
     #[serde(rename = "acceptor_poll_rate")]
@@ -57,18 +56,26 @@ fn set_config(call: &Call<'_>, params: SetConfig) -> Result<bool, RpcError> {
         (None, None) => Vec::new(),
     };
     let filter = parse_filter(&parts)?;
+    let (digests, dhgroups) = (params.dhchap_digests, params.dhchap_dhgroups);
+    let algorithms = algorithms(digests.as_deref(), dhgroups.as_deref());
+    let algorithms = algorithms.map_err(RpcError::invalid_params)?;
     let cores = match &params.poll_groups_mask {
         None => Vec::new(),
         Some(mask) => parse_subset(mask, &call.manager.config().cores)?,
     };
     call.manager.change(|change| {
         let mut kept = json!({ "discovery_filter": filter.to_string() });
-        if let (Some(mask), Some(members)) = (params.poll_groups_mask, kept.as_object_mut()) {
-            members.insert("poll_groups_mask".to_owned(), mask.into());
+        if let Some(members) = kept.as_object_mut() {
+            let mut keep = |name: &str, value: Option<Value>| {
+                members.extend(value.map(|value| (name.to_owned(), value)));
+            };
+            keep("poll_groups_mask", params.poll_groups_mask.map(Value::from));
+            keep("dhchap_digests", digests.map(Value::from));
+            keep("dhchap_dhgroups", dhgroups.map(Value::from));
         }
         {
             let options = &mut change.model_mut().target_options;
-            (options.filter, options.cores) = (filter, cores);
+            (options.filter, options.cores, options.algorithms) = (filter, cores, algorithms);
         }
         change.put(option_key("nvmf"), Entry::new(Section::Nvmf, "nvmf_set_config", &kept)?);
         Ok(true)

@@ -9,7 +9,8 @@ use uuid::Uuid;
 use crate::error::{RpcError, code};
 use crate::manager::Model;
 use crate::manager::nvmf::{
-    DEFAULT_MAX_NAMESPACES, Namespace, NvmfTarget, Pool, Subsystem, SubsystemOptions, hex,
+    AllowedHost, DEFAULT_MAX_NAMESPACES, Namespace, NvmfTarget, Pool, Subsystem, SubsystemOptions,
+    hex,
 };
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
@@ -182,8 +183,7 @@ fn describe_discovery(target: &NvmfTarget) -> Value {
 
 fn describe(subsystem: &Subsystem) -> Value {
     let options = &subsystem.options;
-    let hosts: Vec<Value> =
-        subsystem.hosts.iter().map(|host| json!({ "nqn": host.as_str() })).collect();
+    let hosts: Vec<Value> = subsystem.hosts.iter().map(describe_host).collect();
     let namespaces = subsystem.namespaces.iter();
     let own = namespaces
         .map(|(nsid, ns)| (*nsid, describe_namespace(*nsid, ns, options.ana_reporting)));
@@ -208,6 +208,18 @@ fn describe(subsystem: &Subsystem) -> Value {
         "max_cntlid": options.max_cntlid,
         "namespaces": namespaces,
     })
+}
+
+/// A host with the names of its keys.
+fn describe_host(host: &AllowedHost) -> Value {
+    // Texts and numbers can always be JSON.
+    let mut shown = json!({ "nqn": host.nqn.as_str() });
+    if let (Some(members), Ok(Value::Object(keys))) =
+        (shown.as_object_mut(), serde_json::to_value(host.keys.names()))
+    {
+        members.extend(keys);
+    }
+    shown
 }
 
 fn describe_namespace(nsid: u32, namespace: &Namespace, reports_ana: bool) -> Value {

@@ -44,6 +44,8 @@ pub(super) fn attach(
         ("ddgst", params.ddgst),
         ("hostaddr", params.hostaddr.is_some()),
         ("priority", params.priority.is_some()),
+        ("dhchap_key", params.dhchap_key.is_some()),
+        ("dhchap_ctrlr_key", params.dhchap_ctrlr_key.is_some()),
         ("fabrics_connect_timeout_us", params.fabrics_connect_timeout_us.is_some()),
     ])?;
     let address = params.traddr.parse();
@@ -61,7 +63,7 @@ pub(super) fn attach(
     let serial = Some(drive.serial().to_owned()).filter(|serial| !serial.is_empty());
     let canonical =
         Attach { trtype: PCIE.to_owned(), traddr: address.to_string(), serial, ..params };
-    super::take(call, Link::Drive(Box::new(drive)), &canonical, max_bdevs)
+    super::take(call, Link::Drive(Box::new(drive)), None, &canonical, max_bdevs)
 }
 
 /// Refuses a drive that is attached already: a drive has one address.

@@ -1,5 +1,6 @@
 //! `bdev_nvme_set_options`: defaults for controllers that are attached later.
 
+use raceline_auth::Algorithms;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -7,6 +8,7 @@ use super::{NO_FAST_FAIL, ONE_PATH, is_one_path, refuse_because};
 use crate::error::RpcError;
 use crate::manager::Manager;
 use crate::manager::catalogue::{self, Key, Section};
+use crate::manager::options::algorithms;
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -81,9 +83,9 @@ pub(super) struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_cm_event_timeout_ms: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    dhchap_digests: Option<Value>,
+    dhchap_digests: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    dhchap_dhgroups: Option<Value>,
+    dhchap_dhgroups: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_umr_per_io: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,6 +102,12 @@ impl Options {
         let model = manager.model();
         let kept = model.catalogue.get(&key());
         kept.and_then(|entry| serde_json::from_value(entry.params.clone()).ok()).unwrap_or_default()
+    }
+
+    /// The hash functions and groups with which controllers are authenticated.
+    pub(super) fn algorithms(&self) -> Result<Algorithms, RpcError> {
+        let (digests, dhgroups) = (self.dhchap_digests.as_deref(), self.dhchap_dhgroups.as_deref());
+        algorithms(digests, dhgroups).map_err(RpcError::invalid_params)
     }
 }
 
@@ -122,6 +130,7 @@ fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
         );
         return Err(RpcError::errno(libc::EINVAL).because(detail));
     }
+    params.algorithms()?;
     if params.timeout_us.unwrap_or(0) == 0 && params.timeout_admin_us.unwrap_or(0) != 0 {
         let detail = "timeout_admin_us needs timeout_us";
         return Err(RpcError::errno(libc::EINVAL).because(detail));

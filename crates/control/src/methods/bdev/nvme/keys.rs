@@ -1,0 +1,114 @@
+//! The keys of a remote controller, and `bdev_nvme_set_keys`.
+
+use std::sync::Arc;
+
+use raceline_host::{CredentialStore, Credentials, HostConfig, RemoteController, RemoteState};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::no_controller;
+use super::options::Options;
+use crate::error::RpcError;
+use crate::manager::Manager;
+use crate::manager::catalogue;
+use crate::manager::controllers::link::Link;
+use crate::manager::keys::ChapKeys;
+use crate::manager::missing::CONNECT_TIMEOUT;
+use crate::method::{Call, Registry, States};
+
+pub(super) fn register(registry: &mut Registry) {
+    registry.change("bdev_nvme_set_keys", States::Runtime, set);
+}
+
+/// Gets the keys of these names.
+pub(super) fn hold(
+    call: &Call<'_>,
+    host: Option<&str>,
+    controller: Option<&str>,
+) -> Result<Option<ChapKeys>, RpcError> {
+    if host.is_none() && controller.is_none() {
+        return Ok(None);
+    }
+    let held = call.manager.change(|change| change.hold_pair("dhchap_ctrlr_key", host, controller));
+    Ok(held?)
+}
+
+/// The secrets of keys for connections with today's options.
+pub(super) fn credentials(
+    manager: &Manager,
+    held: Option<&ChapKeys>,
+) -> Result<Option<Arc<Credentials>>, RpcError> {
+    let Some(held) = held else { return Ok(None) };
+    let credentials = held.credentials(Options::current(manager).algorithms()?);
+    let credentials = credentials.ok_or_else(|| {
+        let detail =
+            format!("key `{}` or that of the controller cannot be used now", held.host.name());
+        RpcError::errno(libc::ENOKEY).because(detail)
+    })?;
+    Ok(Some(Arc::new(credentials)))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetKeys {
+    name: String,
+    dhchap_key: Option<String>,
+    dhchap_ctrlr_key: Option<String>,
+}
+
+/// The connections that there are stay as they are: they have proved themselves. Instead of proving themselves again, one
+/// connection more shows that the controller takes the new keys.
+fn set(call: &Call<'_>, params: SetKeys) -> Result<bool, RpcError> {
+    let (host, controller_key) = (params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref());
+    let held = hold(call, host, controller_key)?;
+    let found = call.manager.model().controllers.get(&params.name).cloned();
+    let controller = found.ok_or_else(|| no_controller(&params.name))?;
+    let Link::Remote(remote) = &controller.link else {
+        let detail = format!("`{}` is a local drive, and has no keys", params.name);
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    };
+    let credentials = credentials(call.manager, held.as_ref())?;
+    if let (Some(credentials), RemoteState::Up) = (&credentials, remote.state()) {
+        try_out(remote.config(), credentials)?;
+    }
+    call.manager.change(|change| {
+        let attached = change.model().controllers.get(&params.name).cloned();
+        if !attached.is_some_and(|attached| Arc::ptr_eq(&attached, &controller)) {
+            return Err(no_controller(&params.name));
+        }
+        let entry = change.model().catalogue.get(&controller.key).cloned();
+        remote.config().credentials.set(credentials);
+        controller.set_keys(held);
+        if let Some(entry) = entry {
+            change.put(controller.key.clone(), with_keys(entry, &params));
+        }
+        Ok::<_, RpcError>(true)
+    })
+}
+
+/// Connects once with these keys.
+fn try_out(config: &HostConfig, credentials: &Arc<Credentials>) -> Result<(), RpcError> {
+    let store = CredentialStore::default();
+    store.set(Some(Arc::clone(credentials)));
+    let config = HostConfig { credentials: store, io_queues: 1, ..config.clone() };
+    let tried = RemoteController::connect(config.within(CONNECT_TIMEOUT));
+    let tried = tried.map_err(|error| {
+        let detail = format!("{error}. The keys are as before");
+        RpcError::errno(libc::EACCES).because(detail)
+    })?;
+    tried.disconnect();
+    Ok(())
+}
+
+/// The call that makes the controller, with the names of its keys.
+fn with_keys(mut entry: catalogue::Entry, params: &SetKeys) -> catalogue::Entry {
+    if let Value::Object(members) = &mut entry.params {
+        let keys =
+            [("dhchap_key", &params.dhchap_key), ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key)];
+        for (name, key) in keys {
+            members.shift_remove(name);
+            members.extend(key.clone().map(|key| (name.to_owned(), key.into())));
+        }
+    }
+    entry
+}
