@@ -566,6 +566,13 @@ fn a_controller_is_attached_with_keys_that_can_change() {
     ok(set(json!({ "dhchap_key": "key0" })));
     eventually("it is connected by another key", || state() == "enabled");
     daemon.kill();
+    let daemon = field.start();
+    // The controller is this daemon: it answers once the start is over.
+    eventually("it comes back with its key", || {
+        let listed = ok(daemon.call("bdev_nvme_get_controllers", Value::Null));
+        listed[0]["ctrlrs"][0]["state"] == "enabled"
+    });
+    daemon.kill();
 }
 
 #[test]

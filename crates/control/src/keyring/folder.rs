@@ -79,9 +79,12 @@ pub enum FolderError {
         mode: u32,
     },
     /// The folder belongs to another user.
-    #[error("{path} belongs to user {owner}: run this as that user", path = .path.display())]
+    #[error(
+        "{path} belongs to user {owner}, who has to be able to read the keys: run this as that user (sudo -u '#{owner}')",
+        path = .path.display()
+    )]
     Owner {
-        /// The folder.
+        /// The folder, or the state directory.
         path: PathBuf,
         /// Its owner.
         owner: u32,
@@ -106,9 +109,15 @@ impl KeyFolder {
     /// The folder of a state directory, which need not exist yet.
     ///
     /// # Errors
-    /// When it is there, and another user's or open to others.
+    /// When it or the state directory is there, and another user's; or when it is open to others.
     pub fn open(state_dir: &Path) -> Result<Self, FolderError> {
         let folder = Self { path: state_dir.join(FOLDER) };
+        if let Ok(info) = std::fs::metadata(state_dir)
+            && info.uid() != rustix::process::geteuid().as_raw()
+        {
+            // Keys that root makes for a daemon of another user would be of no use to it.
+            return Err(FolderError::Owner { path: state_dir.to_owned(), owner: info.uid() });
+        }
         match std::fs::metadata(&folder.path) {
             Ok(info) => folder.check(&info).map(|()| folder),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(folder),
@@ -335,6 +344,16 @@ mod tests {
         std::fs::remove_dir_all(folder.path()).unwrap();
         std::fs::write(folder.path(), "").unwrap();
         assert!(matches!(KeyFolder::open(state.path()), Err(FolderError::NoFolder(_))));
+    }
+
+    #[test]
+    fn a_state_directory_of_another_user_is_left_alone() {
+        let state = tempfile::tempdir().unwrap();
+        // Only root can give files away.
+        if std::os::unix::fs::chown(state.path(), Some(65_534), None).is_ok() {
+            let error = KeyFolder::open(state.path()).unwrap_err().to_string();
+            assert!(error.contains("user 65534") && error.contains("sudo -u"), "{error}");
+        }
     }
 
     #[test]
