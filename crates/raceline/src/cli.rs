@@ -7,6 +7,7 @@ pub(crate) mod connections;
 pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod host;
+pub(crate) mod key;
 pub(crate) mod manage;
 pub(crate) mod perf;
 pub(crate) mod queues;
@@ -81,6 +82,8 @@ pub(crate) enum Verb {
     Port(manage::PortArgs),
     /// Manage who may connect to a daemon
     Host(manage::HostArgs),
+    /// Make and keep the keys by which hosts and controllers prove themselves
+    Key(key::KeyArgs),
     /// Save, restore, compare or clear the configuration of a daemon
     Config(manage::ConfigArgs),
     /// Drive a daemon by SPDK's JSON-RPC, spelled as its rpc.py

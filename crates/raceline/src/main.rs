@@ -11,6 +11,7 @@ mod doctor;
 mod export;
 mod failure;
 mod identify;
+mod key;
 mod limits;
 mod log;
 mod manage;
@@ -68,6 +69,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Pool(args) => manage::pool(&args),
         Verb::Port(args) => manage::port(&args),
         Verb::Host(args) => manage::host(&args),
+        Verb::Key(args) => key::run(&args),
         Verb::Config(args) => manage::config(&args),
         Verb::Rpc(args) => rpc::run(&args),
         Verb::Bench(args) => bench::run(&args),

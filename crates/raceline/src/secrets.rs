@@ -1,21 +1,17 @@
-//! Secrets of authentication and of TLS, from files or the environment and never from the command line.
+//! Secrets of authentication and of TLS: from files, keys by name, or the environment, and never from the command line.
 
 use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
-
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use raceline_auth::{Derivation, DhchapSecret, KeyError, TlsKey};
+use raceline_control::keyring::Places;
+use raceline_control::keyring::file::{self, Protection};
 use zeroize::Zeroizing;
 
+use crate::cli::key::{DEFAULT_STATE_DIR, STATE_VARIABLE};
 use crate::failure::Failure;
-
-/// The longest file that is read: a secret and the end of its line.
-const MAX_FILE_BYTES: usize = 4096;
-/// Rights of other users than the owner.
-const OTHERS: u32 = 0o077;
 
 /// A secret in its text form.
 pub(crate) trait Secret: FromStr<Err = KeyError> {
@@ -40,7 +36,8 @@ pub(crate) fn derivation(compat: bool) -> Derivation {
     if compat { Derivation::OldLibnvme } else { Derivation::Standard }
 }
 
-/// The secret of a file, or of the environment variable `variable` if there is no file; `None`: neither is there.
+/// The secret of a file or a key, or of the environment variable `variable` if there is neither; `None`: nothing is
+/// there.
 /// A process that has one leaves no core dumps.
 pub(crate) fn secret<S: Secret>(
     option: &str,
@@ -65,37 +62,58 @@ pub(crate) fn secret<S: Secret>(
     Ok(Some(secret))
 }
 
-/// The secret in a file that only its owner can read.
+/// The secret in a file that only its owner can read, or of a key by its name.
 pub(crate) fn from_file<S: Secret>(option: &str, path: &Path) -> Result<S, Failure> {
-    let name = path.display();
-    if path.to_string_lossy().starts_with(S::PREFIX) {
+    text(option, path)?.parse().map_err(|error: KeyError| {
+        Failure::usage(format!("{option}: cannot use the secret in {}: {error}", path.display()))
+    })
+}
+
+/// The text of a key: of a file that only its owner can read, of a pipe, or of a key by its name.
+pub(crate) fn text(option: &str, path: &Path) -> Result<Zeroizing<String>, Failure> {
+    let given = path.to_string_lossy();
+    if [DhchapSecret::PREFIX, TlsKey::PREFIX].iter().any(|prefix| given.starts_with(prefix)) {
         return Err(Failure::usage(format!(
             "{option} takes a file with the secret, since every user can read command lines: write the secret into a \
              file of mode 0600"
         )));
     }
-    let cannot = |error: &dyn std::fmt::Display| {
-        Failure::usage(format!("{option}: cannot read the secret in {name}: {error}"))
-    };
-    let mut file = File::open(path).map_err(|error| cannot(&error))?;
-    let info = file.metadata().map_err(|error| cannot(&error))?;
-    if info.is_file() && info.mode() & OTHERS != 0 {
-        return Err(cannot(&format!(
-            "other users have rights to it (mode {:04o}): run chmod 600 {name}",
-            info.mode() & 0o7777
-        )));
+    let state_dir = std::env::var_os(STATE_VARIABLE).map(PathBuf::from);
+    let state_dir = state_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_STATE_DIR));
+    let (path, protection) = locate(path, &Places::of(Some(&state_dir)));
+    let cannot =
+        |error: &dyn std::fmt::Display| Failure::usage(format!("{option}: cannot read {error}"));
+    // The shell's own way to hand a secret over: <(command).
+    let is_pipe = std::fs::metadata(&path).is_ok_and(|info| info.file_type().is_fifo());
+    if is_pipe {
+        let mut pipe =
+            File::open(&path).map_err(|error| cannot(&format!("{}: {error}", path.display())))?;
+        return file::read_text(&path, &mut pipe).map_err(|error| cannot(&error));
     }
-    let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES));
-    file.by_ref()
-        .take(MAX_FILE_BYTES as u64)
-        .read_to_string(&mut text)
-        .map_err(|error| cannot(&error))?;
-    text.parse().map_err(|error: KeyError| cannot(&error))
+    file::read(&path, protection).map_err(|error| match is_word(&path) {
+        true => {
+            cannot(&format!("{error}, and there is no such key: raceline key ls lists the keys"))
+        }
+        false => cannot(&error),
+    })
+}
+
+/// Whether it can be the name of a key.
+fn is_word(path: &Path) -> bool {
+    !path.to_string_lossy().contains('/')
+}
+
+/// The file that is meant: a word without a slash is the name of a key, if there is such a key.
+fn locate(path: &Path, places: &Places) -> (PathBuf, Protection) {
+    let name = path.to_str().filter(|_| is_word(path));
+    name.and_then(|name| places.find(name)).unwrap_or_else(|| (path.to_owned(), Protection::File))
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+
+    use raceline_control::keyring::KeyFolder;
 
     use super::*;
 
@@ -117,9 +135,11 @@ mod tests {
         set_mode(0o600);
         std::fs::write(&path, "DHHC-1:00:AAAA:").unwrap();
         let message = read(&path).unwrap_err().message;
-        assert!(message.starts_with("--x: cannot read the secret in") && !message.contains("AAAA"));
+        assert!(message.starts_with("--x: cannot use the secret in") && !message.contains("AAAA"));
         let message = read(&folder.path().join("none")).unwrap_err().message;
         assert!(message.contains("No such file"), "{message}");
+        let message = read(folder.path()).unwrap_err().message;
+        assert!(message.contains("is a folder"), "{message}");
         let text = secret.to_text();
         let message = read(Path::new(&*text)).unwrap_err().message;
         assert!(message.contains("mode 0600") && !message.contains(&text[10..]), "{message}");
@@ -137,5 +157,18 @@ mod tests {
         assert!(message.contains("DHHC-1") && !message.contains(&key.to_text()[20..]), "{message}");
         let message = from_file::<TlsKey>("--x", Path::new(&*key.to_text())).unwrap_err().message;
         assert!(message.contains("every user can read command lines"), "{message}");
+    }
+
+    #[test]
+    fn a_word_is_the_name_of_a_key_and_a_path_is_a_file() {
+        let state = tempfile::tempdir().unwrap();
+        let folder = KeyFolder::open(state.path()).unwrap();
+        let kept = folder.add("web1", "x").unwrap();
+        let mut places = Places::of(Some(state.path()));
+        places.credentials = None;
+        let located = |text: &str| locate(Path::new(text), &places).0;
+        assert_eq!(located("web1"), kept);
+        assert_eq!(located("./web1"), Path::new("./web1"));
+        assert_eq!(located("web2"), Path::new("web2"));
     }
 }

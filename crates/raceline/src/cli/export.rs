@@ -58,19 +58,20 @@ pub(crate) struct ExportArgs {
     #[arg(long, conflicts_with = "hosts")]
     pub(crate) allow_any_host: bool,
 
-    /// File with the secret by which the hosts of --host have to prove themselves (DHHC-1:...); twice while hosts
-    /// change to a new secret: then both hold
-    #[arg(long, value_name = "FILE", requires = "hosts", help_heading = "Authentication")]
+    /// File with the secret by which the hosts of --host have to prove themselves (DHHC-1:...), or name of a key;
+    /// twice while hosts change to a new secret: then both hold
+    #[arg(long, value_name = "KEY", requires = "hosts", help_heading = "Authentication")]
     pub(crate) dhchap_key: Vec<PathBuf>,
 
-    /// File with the secret by which the controller proves itself to hosts that ask
-    #[arg(long, value_name = "FILE", requires = "dhchap_key", help_heading = "Authentication")]
+    /// File with the secret by which the controller proves itself to hosts that ask, or name of a key
+    #[arg(long, value_name = "KEY", requires = "dhchap_key", help_heading = "Authentication")]
     pub(crate) dhchap_ctrlr_key: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) algorithms: AlgorithmArgs,
-    /// File with the key by which the hosts of --host connect over TLS 1.3, and no host without it (NVMeTLSkey-1:...)
-    #[arg(long, value_name = "FILE", requires = "hosts", conflicts_with = "insecure")]
+    /// File with the key by which the hosts of --host connect over TLS 1.3, and no host without it
+    /// (NVMeTLSkey-1:...), or name of a key
+    #[arg(long, value_name = "KEY", requires = "hosts", conflicts_with = "insecure")]
     pub(crate) tls_psk: Option<PathBuf>,
 
     /// Derive from the key of --tls-psk what nvme-cli 2.13 and older derive from it

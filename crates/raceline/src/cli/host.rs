@@ -40,14 +40,14 @@ pub(crate) struct AddressArgs {
     #[arg(value_parser = values::host_id)]
     pub(crate) hostid: Option<HostId>,
 
-    /// File with the secret of this host (DHHC-1:...), readable by its owner only
+    /// File with the secret of this host (DHHC-1:...), readable by its owner only, or name of a key
     /// [default: the secret in RACELINE_DHCHAP_SECRET]
-    #[arg(short = 'S', long = "dhchap-secret", value_name = "FILE", help_heading = "Host")]
+    #[arg(short = 'S', long = "dhchap-secret", value_name = "KEY", help_heading = "Host")]
     pub(crate) dhchap_secret: Option<PathBuf>,
 
-    /// File with the secret by which the controller has to prove itself
+    /// File with the secret by which the controller has to prove itself, or name of a key
     /// [default: the secret in RACELINE_DHCHAP_CTRL_SECRET]
-    #[arg(short = 'C', long = "dhchap-ctrl-secret", value_name = "FILE", help_heading = "Host")]
+    #[arg(short = 'C', long = "dhchap-ctrl-secret", value_name = "KEY", help_heading = "Host")]
     pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
 
     #[command(flatten)]

@@ -308,7 +308,40 @@ pub(crate) enum HostVerb {
         nqn: Option<String>,
     },
     /// Let a host connect
-    Add(HostChange),
+    Add {
+        #[command(flatten)]
+        host: HostChange,
+        /// The key by which it has to prove itself
+        #[arg(long, value_name = "KEY")]
+        dhchap_key: Option<String>,
+        /// The key by which the controller proves itself to it
+        #[arg(long, value_name = "KEY", requires = "dhchap_key")]
+        dhchap_ctrlr_key: Option<String>,
+        /// Its pre-shared key of TLS
+        #[arg(long, value_name = "KEY")]
+        psk: Option<String>,
+    },
+    /// Give a host other keys; its connections stay, and the keys before go on holding for a time
+    #[command(group = clap::ArgGroup::new("which").required(true))]
+    Set {
+        #[command(flatten)]
+        host: HostChange,
+        /// The key by which it has to prove itself; the same name has the file read again
+        #[arg(long, value_name = "KEY", group = "which")]
+        dhchap_key: Option<String>,
+        /// The key by which the controller proves itself to it
+        #[arg(long, value_name = "KEY", requires = "dhchap_key")]
+        dhchap_ctrlr_key: Option<String>,
+        /// The key before, if it is not the one that the daemon has
+        #[arg(long, value_name = "KEY", requires = "dhchap_key")]
+        previous_dhchap_key: Option<String>,
+        /// How many seconds the keys before go on holding [default: 600]
+        #[arg(long, value_name = "SECONDS", requires = "dhchap_key")]
+        overlap: Option<u32>,
+        /// It need not prove itself any more
+        #[arg(long, group = "which")]
+        no_dhchap: bool,
+    },
     /// Shut a host out; its connections end
     Rm(HostChange),
 }

@@ -1,6 +1,6 @@
 //! `raceline host`: the hosts that may connect.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::subsystem::{allow, documents, rows};
 use super::{Daemon, text};
@@ -16,8 +16,33 @@ pub(crate) fn run(args: &HostArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         HostVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
-        HostVerb::Add(change) => change_access(&mut daemon, change, true),
-        HostVerb::Rm(change) => change_access(&mut daemon, change, false),
+        HostVerb::Add { host, dhchap_key, dhchap_ctrlr_key, psk } => {
+            let keys = json!({
+                "dhchap_key": dhchap_key, "dhchap_ctrlr_key": dhchap_ctrlr_key, "psk": psk,
+            });
+            let has_keys = dhchap_key.is_some() || psk.is_some();
+            if host.host == ANY && has_keys {
+                return Err(Failure::usage("a key is for one host: name it instead of `any`"));
+            }
+            change_access(&mut daemon, host, true, keys)
+        }
+        HostVerb::Set {
+            host,
+            dhchap_key,
+            dhchap_ctrlr_key,
+            previous_dhchap_key,
+            overlap,
+            no_dhchap: _,
+        } => {
+            let keys = json!({
+                "dhchap_key": dhchap_key,
+                "dhchap_ctrlr_key": dhchap_ctrlr_key,
+                "previous_dhchap_key": previous_dhchap_key,
+                "overlap_sec": overlap,
+            });
+            set_keys(&mut daemon, host, keys)
+        }
+        HostVerb::Rm(change) => change_access(&mut daemon, change, false, json!({})),
     }
 }
 
@@ -25,6 +50,7 @@ fn change_access(
     daemon: &mut Daemon,
     HostChange { nqn, host }: &HostChange,
     may: bool,
+    keys: Value,
 ) -> Result<(), Failure> {
     daemon.subsystems(Some(nqn))?;
     if host == ANY {
@@ -34,23 +60,45 @@ fn change_access(
         true => ("nvmf_subsystem_add_host", "may connect to"),
         false => ("nvmf_subsystem_remove_host", "is not on the list of"),
     };
-    let answer = daemon.call(method, json!({ "nqn": nqn, "host": host }))?;
+    let answer = daemon.call(method, with_keys(nqn, host, keys))?;
     daemon.done(&answer, &format!("{host} {verb} {nqn}"))
+}
+
+fn set_keys(
+    daemon: &mut Daemon,
+    HostChange { nqn, host }: &HostChange,
+    keys: Value,
+) -> Result<(), Failure> {
+    daemon.subsystems(Some(nqn))?;
+    let answer = daemon.call("nvmf_subsystem_set_keys", with_keys(nqn, host, keys))?;
+    daemon.done(&answer, &format!("{host} has other keys for {nqn}"))
+}
+
+/// The parameters of a call for a host of a subsystem.
+fn with_keys(nqn: &str, host: &str, keys: Value) -> Value {
+    let mut params = json!({ "nqn": nqn, "host": host });
+    if let (Value::Object(params), Value::Object(keys)) = (&mut params, keys) {
+        params.extend(keys);
+    }
+    params
 }
 
 fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
     let subsystems = daemon.subsystems(nqn)?;
-    let any = |value: &serde_json::Value| value["allow_any_host"] == true;
+    let any = |value: &Value| value["allow_any_host"] == true;
     let mut list = documents(&subsystems, "hosts");
     let open = subsystems.iter().filter(|subsystem| any(subsystem));
     list.extend(open.clone().map(|subsystem| json!({ "subsystem": subsystem["nqn"], "nqn": ANY })));
     daemon.print(&list, || {
-        let mut table = Table::new(&["subsystem", "host"]);
+        let mut table = Table::new(&["subsystem", "host", "key", "controller's", "before", "psk"]);
         for subsystem in open {
-            table.row([text(&subsystem["nqn"]), ANY.to_owned()]);
+            let (nqn, none) = (text(&subsystem["nqn"]), String::new);
+            table.row([nqn, ANY.to_owned(), none(), none(), none(), none()]);
         }
         for (subsystem, host) in rows(&subsystems, "hosts") {
-            table.row([text(&subsystem["nqn"]), text(&host["nqn"])]);
+            let keys = ["nqn", "dhchap_key", "dhchap_ctrlr_key", "previous_dhchap_key", "psk"];
+            let [host, key, controller, before, psk] = keys.map(|name| text(&host[name]));
+            table.row([text(&subsystem["nqn"]), host, key, controller, before, psk]);
         }
         table
     })

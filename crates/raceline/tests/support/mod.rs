@@ -32,6 +32,11 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     run_with_input(arguments, &[])
 }
 
+/// Runs a verb to its end through another program, as in `env NAME=VALUE`.
+pub(crate) fn run_by(prefix: &[&str], arguments: &[&str]) -> Output {
+    Running::spawn(command_by(prefix, arguments).stdin(Stdio::null())).finish()
+}
+
 /// Runs a verb to its end with this input.
 pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Output {
     let mut running = Running::start(arguments, Stdio::piped());
