@@ -1,3 +1,5 @@
+//! Keys are added, found, removed and read, and no text shows a secret.
+
 use std::os::unix::fs::PermissionsExt as _;
 
 use tempfile::TempDir;
