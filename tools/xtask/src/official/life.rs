@@ -39,12 +39,13 @@ pub(super) fn run<'a>(
         Ok(life) => life,
         Err(error) => return checks.not_ok(&name("begin"), &format!("{error:#}")),
     };
-    let parts: [Part<'a>; 13] = [
+    let parts: [Part<'a>; 14] = [
         ("start", &[], Life::start),
         ("bdevs", &["bdev_aio_create", "bdev_split_create"], Life::bdevs),
         ("export", &[], Life::export),
         ("input-output", &["bdev_get_iostat"], Life::input_output),
         ("hosts", &[], Life::hosts),
+        ("keys", &["keyring_file_add_key", "nvmf_subsystem_set_keys"], Life::keys),
         ("controllers", &["nvmf_subsystem_get_controllers"], Life::controllers),
         ("visibility", &["nvmf_ns_add_host"], Life::visibility),
         ("referrals", &["nvmf_discovery_add_referral"], Life::referrals),
@@ -240,6 +241,52 @@ impl<'a> Life<'a> {
         ensure!(self.verify("1", &["-q", FRIEND]).is_err(), "a removed host got in");
         self.any_host(true)?;
         self.verify("1", &[])
+    }
+
+    /// Keys by name: hosts prove themselves by them, and they change.
+    fn keys(&mut self) -> Result<()> {
+        let client = self.client();
+        let file = |name: &str| self.dir.join(name).to_string_lossy().into_owned();
+        for name in ["key0", "key1"] {
+            let text = self.tree.raceline(["key", "gen", name, "--state-dir", &file("state")])?;
+            text.check()?;
+            let path = self.dir.join("state/keys").join(name);
+            client.run(&["keyring_file_add_key", name, &path.to_string_lossy()])?;
+        }
+        let key =
+            |name: &str| self.dir.join("state/keys").join(name).to_string_lossy().into_owned();
+        let listed = client.json(&["keyring_get_keys"])?;
+        ensure!(listed[0]["name"] == "key0" && listed[0]["path"] == key("key0"), "{listed}");
+        ensure!(listed[0]["removed"] == false && listed[0]["refcnt"] == 1, "{listed}");
+        client.refused(&["keyring_file_add_key", "key0", &key("key1")], -17, "File exists")?;
+        client.refused(&["keyring_file_add_key", "key2", "key2"], -1, "Operation not permitted")?;
+        client.refused(
+            &["keyring_file_add_key", "key2", &file("none")],
+            -2,
+            "No such file or directory",
+        )?;
+        self.any_host(false)?;
+        let set = ["nvmf_subsystem_add_host", NQN, FRIEND, "--dhchap-key"];
+        client.run(&[&set[..], &["key0", "--dhchap-ctrlr-key", "key1"]].concat())?;
+        let host = &self.subsystem(NQN)?["hosts"][0];
+        ensure!(host["dhchap_key"] == "key0" && host["dhchap_ctrlr_key"] == "key1", "{host}");
+        self.verify("1", &["-q", FRIEND, "-S", &key("key0"), "-C", &key("key1")])?;
+        ensure!(self.verify("1", &["-q", FRIEND]).is_err(), "a host got in without a proof");
+        let wrong = self.verify("1", &["-q", FRIEND, "-S", &key("key1")]);
+        ensure!(wrong.is_err(), "a host got in by another key");
+        client.run(&["nvmf_subsystem_set_keys", NQN, FRIEND, "--dhchap-key", "key1"])?;
+        self.verify("1", &["-q", FRIEND, "-S", &key("key1")])?;
+        client.run(&["keyring_file_remove_key", "key1"])?;
+        let listed = client.json(&["keyring_get_keys"])?;
+        let removed = listed.as_array().into_iter().flatten().find(|key| key["name"] == "key1");
+        ensure!(removed.is_some_and(|key| key["removed"] == true), "{listed}");
+        let removed = self.verify("1", &["-q", FRIEND, "-S", &key("key1")]);
+        ensure!(removed.is_err(), "a host got in by a key that was removed");
+        client.run(&["nvmf_subsystem_remove_host", NQN, FRIEND])?;
+        client.run(&["keyring_file_remove_key", "key0"])?;
+        let listed = client.json(&["keyring_get_keys"])?;
+        ensure!(listed.as_array().is_some_and(Vec::is_empty), "{listed}");
+        self.any_host(true)
     }
 
     /// Controllers are listed while they are connected.
