@@ -160,8 +160,9 @@ impl Contents {
                 _ => {}
             }
         }
-        self.add_what_stands_on(&mut going);
         let should = wanted.by_key();
+        self.add_what_has_psk(&should, &mut going);
+        self.add_what_stands_on(&mut going);
         let removals = self.objects.iter().rev().filter(|object| going.contains(&object.key[..]));
         let (mut removed, mut removed_last) = (Vec::new(), Vec::new());
         for object in removals {
@@ -192,6 +193,28 @@ impl Contents {
         [settings, removed, keys, in_place, made, removed_last].concat()
     }
 
+    /// The keys that go and come back with another file.
+    fn changed_keys(
+        &self,
+        should: &BTreeMap<&[String], &Object>,
+        going: &BTreeSet<&[String]>,
+    ) -> Vec<&Object> {
+        let keys = self.objects.iter().filter(|object| object.is_key());
+        let goes_and_comes = |key: &[String]| going.contains(key) && should.contains_key(key);
+        keys.filter(|object| goes_and_comes(&object.key)).collect()
+    }
+
+    /// Adds those whose pre-shared key gets another file: they have to be made again.
+    fn add_what_has_psk<'a>(
+        &'a self,
+        should: &BTreeMap<&[String], &Object>,
+        going: &mut BTreeSet<&'a [String]>,
+    ) {
+        let changed = self.changed_keys(should, going);
+        let has = |object: &&Object| changed.iter().any(|key| object.has_psk(key));
+        going.extend(self.objects.iter().filter(has).map(|object| &object.key[..]));
+    }
+
     /// The calls that give keys anew to those that have them and stay, when a key of the same name has another file: they
     /// have the key that was removed.
     fn keys_given_again(
@@ -199,14 +222,9 @@ impl Contents {
         should: &BTreeMap<&[String], &Object>,
         going: &BTreeSet<&[String]>,
     ) -> Vec<Step> {
-        let changed: Vec<&Object> = self
-            .objects
-            .iter()
-            .filter(|object| object.is_key() && going.contains(&object.key[..]))
-            .filter(|object| should.contains_key(&object.key[..]))
-            .collect();
+        let changed = self.changed_keys(should, going);
         let stay = self.objects.iter().filter(|object| !going.contains(&object.key[..]));
-        let stay = stay.filter(|object| changed.iter().any(|key| object.has_key(key)));
+        let stay = stay.filter(|object| changed.iter().any(|key| object.has_secret(key)));
         stay.filter_map(|object| {
             let wanted = should.get(&object.key[..])?;
             // Another key is given to it in place anyhow.

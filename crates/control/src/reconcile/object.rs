@@ -175,13 +175,21 @@ impl Object {
         Some(call)
     }
 
-    /// Whether it has the key of this object.
+    /// Whether it has the secret that is this key.
     #[must_use]
-    pub fn has_key(&self, key: &Self) -> bool {
-        let name = key.key.last().map(String::as_str);
-        let named =
-            CHAP_KEYS.iter().chain(&["psk"]).filter_map(|param| self.param(param)?.as_str());
-        named.map(bare).any(|named| Some(named) == name)
+    pub fn has_secret(&self, key: &Self) -> bool {
+        CHAP_KEYS.iter().any(|param| self.names_key(param, key))
+    }
+
+    /// Whether it has the pre-shared key that is this key: no call gives it another one.
+    #[must_use]
+    pub fn has_psk(&self, key: &Self) -> bool {
+        self.names_key("psk", key)
+    }
+
+    fn names_key(&self, param: &str, key: &Self) -> bool {
+        let named = self.param(param).and_then(Value::as_str).map(bare);
+        named.is_some() && named == key.key.last().map(String::as_str)
     }
 }
 

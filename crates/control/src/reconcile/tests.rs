@@ -274,6 +274,20 @@ fn keys_change_while_hosts_stay() {
     let mut wanted = [key("k0", "/0"), attach("k0"), subsystem("a"), keyed("k0")];
     wanted[3].params.as_mut().unwrap()["previous_until"] = json!(1);
     assert!(calls(&wanted).is_empty());
+    // No call gives a host another pre-shared key.
+    let psk = |path: &str| {
+        let host = call("nvmf_subsystem_add_host", json!({ "nqn": "a", "host": "h", "psk": "p" }));
+        [key("p", path), subsystem("a"), host]
+    };
+    assert_eq!(
+        plan(&psk("/0"), &psk("/1")),
+        [
+            "nvmf_subsystem_remove_host a",
+            "keyring_file_remove_key p",
+            "keyring_file_add_key p",
+            "nvmf_subsystem_add_host a",
+        ]
+    );
     // Everything goes, the key last.
     let cleared = calls(&[]);
     assert_eq!(cleared.last().unwrap(), "keyring_file_remove_key ");
