@@ -425,6 +425,7 @@ impl Coordinator<'_> {
                 core: pinned,
                 mode: config.reactor_mode,
                 backend: config.backend,
+                busy_poll: config.hosts.iter().find_map(|host| host.busy_poll),
                 pool: PoolConfig::new(&classes).in_huge_pages(),
                 accel: config.accel.clone(),
                 name: format!("perf-{}", pinned.unwrap_or(thread)),

@@ -782,6 +782,10 @@ impl Io for EpollIo {
         &mut self.accelerator
     }
 
+    fn busy_poll(&mut self, time: Duration) -> io::Result<crate::WaitPolling> {
+        crate::io::busy_poll::set_epoll(&self.epoll, time)
+    }
+
     fn waker(&self) -> Waker {
         self.waker.clone()
     }

@@ -5,6 +5,7 @@
 //! [`Token`] whose generation no longer matches, and are dropped.
 
 pub(crate) mod arrival;
+pub(crate) mod busy_poll;
 pub(crate) mod file_op;
 pub(crate) mod nonblocking;
 pub mod nvme;
@@ -21,10 +22,11 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 use crate::flow::{Flight, SocketClass};
+use crate::io::busy_poll::WaitPolling;
 use crate::io::nvme::NvmeFormat;
 use crate::io::socket::{ConnectOptions, ListenOptions, Socket};
 use crate::io::stream::StreamListener;
@@ -372,6 +374,16 @@ pub trait Io {
     /// # Errors
     /// Only when the ring itself is broken; the core cannot go on.
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()>;
+
+    /// Has the kernel look into the receive queues of this core's sockets for at most `time` before each wait
+    /// sleeps, and prefer that to interrupts. Gives what the kernel then says that it does.
+    ///
+    /// # Errors
+    /// `Unsupported` where the kernel has no such setting (Linux 6.9 has), and in simulation.
+    fn busy_poll(&mut self, time: Duration) -> io::Result<WaitPolling> {
+        let _ = time;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// A handle by which other threads end a waiting [`Io::poll`].
     fn waker(&self) -> Waker;

@@ -28,6 +28,7 @@ mod uring;
 pub use accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 pub use epoll::{EpollIo, Sleeper};
 pub use io::arrival::Arrival;
+pub use io::busy_poll::WaitPolling;
 pub use io::socket::{self, Socket};
 pub use io::stream::{ByteStream, Interest, Source, StreamListener, StreamProvider};
 pub use io::transport::Transport;

@@ -15,13 +15,14 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use crate::accel::accelerator::Accelerator;
 use crate::flow::{Flight, SocketClass};
+use crate::io::busy_poll::{self, WaitPolling};
 use crate::io::nvme::NvmeFormat;
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
@@ -753,6 +754,10 @@ impl Io for UringIo {
 
     fn accelerator(&mut self) -> &mut Accelerator {
         &mut self.accelerator
+    }
+
+    fn busy_poll(&mut self, time: Duration) -> io::Result<WaitPolling> {
+        busy_poll::set_ring(&self.ring.submitter(), time)
     }
 
     fn waker(&self) -> Waker {

@@ -48,6 +48,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/epoll.rs",
     "crates/reactor/src/epoll/files.rs",
     "crates/reactor/src/epoll/sleeper.rs",
+    "crates/reactor/src/io/busy_poll.rs",
     "crates/reactor/src/io/file_op.rs",
     "crates/reactor/src/io/nonblocking.rs",
     "crates/reactor/src/io/socket_option.rs",

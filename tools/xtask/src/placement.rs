@@ -63,6 +63,9 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.run("napi-busy-poll", || {
         by_queue(tree, &bed, &cpus, &["--busy-poll", BUSY_POLL_US, "--mode", "interrupt"])
     });
+    for io in ["uring", "epoll"] {
+        checks.run(&format!("busy-poll-waits-{io}"), || busy_poll_waits(tree, io));
+    }
     checks.run("cpu", || by_cpu(tree, &bed, &cpus));
     send::check(&mut checks, tree, &bed, &cpus);
     host::check(&mut checks, tree, &bed, &cpus);
@@ -117,6 +120,21 @@ fn unprivileged_busy_poll(tree: &Tree) -> Result<()> {
         .args(["export", "ram:1M", "-l", "127.0.0.1:0", "--busy-poll", BUSY_POLL_US])
         .start()?;
     target.wait_for("CAP_NET_ADMIN", READY_LIMIT_S).map(drop)
+}
+
+/// A target says at -v what the waits of its core do: busy poll where the kernel has that (Linux 6.9).
+fn busy_poll_waits(tree: &Tree, io: &str) -> Result<()> {
+    let options = ["export", "ram:1M", "-l", "127.0.0.1:0", "-v", "--busy-poll", BUSY_POLL_US];
+    let mut target = Task::new(tree.binary()?).args(options).args(["--io", io]).start()?;
+    let told = target.wait_for("waits ", READY_LIMIT_S)?;
+    println!("# {told}");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    if (numbers.next(), numbers.next()) >= (Some(6), Some(9)) {
+        let wanted = format!("waits busy poll: {BUSY_POLL_US} us");
+        ensure!(told.contains(&wanted), "not `{wanted}`: {told}");
+    }
+    stop(target).map(drop)
 }
 
 /// The target's log entry about a connection.

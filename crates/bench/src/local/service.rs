@@ -51,6 +51,7 @@ impl Local {
             core,
             mode: Mode::Interrupt,
             backend: Backend::default(),
+            busy_poll: None,
             pool: PoolConfig::new(&[class]),
             accel: None,
             name: "local-0".to_owned(),

@@ -23,6 +23,7 @@ pub(super) fn checks(subject: &Subject<'_>) -> Vec<Check> {
         listeners(subject),
         backlog(subject),
         busy_poll(subject),
+        busy_poll_waits(subject),
         tracking(subject),
         sent_again(subject),
         idle_restart(subject),
@@ -190,6 +191,44 @@ fn busy_poll(subject: &Subject<'_>) -> Check {
     }
 }
 
+/// Linux 6.9: settings of epoll instances (EPIOCSPARAMS) and rings (IORING_REGISTER_NAPI).
+const WAITS_SINCE: (u32, u32) = (6, 9);
+/// Linux 6.13: settings of single NAPI instances (netlink family netdev, napi-set).
+const QUEUES_SINCE: (u32, u32) = (6, 13);
+
+/// Whether the kernel can be told to poll while a program waits, and to hold back interrupts of one queue.
+fn busy_poll_waits(subject: &Subject<'_>) -> Check {
+    let why = "A core that sleeps looks into no queue unless its epoll instance or its ring is told to. \
+               Interrupts stay away while a program polls only if the queue, or the device, defers them.";
+    let check = Check::new(Area::Network, "net-busy-poll-waits", "busy polling while waiting", why);
+    let release = &subject.environment.kernel.release;
+    let Some(version) = release.text().and_then(version) else {
+        return check.is(Severity::Info, release.reason().unwrap_or("its release has no number"));
+    };
+    if version < WAITS_SINCE {
+        let text = "not in this kernel (Linux 6.9 has it): only receives busy poll, by --busy-poll";
+        return check.is(Severity::Info, text);
+    }
+    let waits = "epoll instances and rings, by --busy-poll";
+    if version < QUEUES_SINCE {
+        let text = format!("{waits}; interrupts are deferred by device (one queue: Linux 6.13)");
+        return check.is(Severity::Info, text);
+    }
+    check
+        .is(Severity::Info, format!("{waits}; interrupts are deferred by device or by queue"))
+        .hint(
+            "ynl --family netdev --do napi-set --json '{\"id\": NAPI_ID, \"defer-hard-irqs\": 2, \
+         \"gro-flush-timeout\": 50000, \"irq-suspend-timeout\": 20000000}'",
+        )
+}
+
+/// The first two numbers of a release such as `6.12.0-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let mut number = || numbers.next()?.parse().ok();
+    Some((number()?, number()?))
+}
+
 fn tracking(subject: &Subject<'_>) -> Check {
     let environment = subject.environment;
     let why = "Looking up each packet's connection and the firewall's rules takes 0.2 to 1 us for each packet. \
@@ -254,5 +293,21 @@ fn multipath(subject: &Subject<'_>) -> Check {
         Some("0") => check.is(Severity::Ok, "off"),
         Some(_) => check.is(Severity::Info, "available; Raceline does not ask for it"),
         None => check.is(Severity::Ok, "not in this kernel"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        assert_eq!(version("6.12.0-amd64"), Some((6, 12)));
+        assert_eq!(version("6.9-rc1"), Some((6, 9)));
+        assert!(version("6.13").unwrap() >= QUEUES_SINCE && version("6.9").unwrap() >= WAITS_SINCE);
+        assert!(
+            version("6.8.12").unwrap() < WAITS_SINCE && version("6.1.0").unwrap() < WAITS_SINCE
+        );
+        assert_eq!((version(""), version("next")), (None, None));
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::host::NamespaceInfo;
 use raceline_proto::nvme::NamespaceId;
+use raceline_reactor::core::tell_busy_poll;
 use raceline_reactor::{
     BufferPool, Completion, Context, EpollIo, Io, PoolConfig, Sleeper, Token, Wait, Waker,
 };
@@ -314,7 +315,12 @@ impl CallerQueues {
             // Finished commands give their buffer back a turn later.
             .and_then(|io| Ok(Driver { io, pool: BufferPool::lending(&staging, 2 * slots)? }));
         let driver = match opened {
-            Ok(driver) => driver,
+            Ok(mut driver) => {
+                if let Some(time) = shared.config.busy_poll {
+                    tell_busy_poll("host", driver.io.busy_poll(time));
+                }
+                driver
+            }
             Err(error) => {
                 shared.qids().extend(qids);
                 return Err(HostError::Reactor(Arc::new(error)));

@@ -247,8 +247,15 @@ pub fn check_priority(priority: u32) -> io::Result<()> {
 /// without it.
 pub fn check_busy_poll(time: Duration) -> io::Result<()> {
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-    if socket_option::set_busy_poll(&socket, time)? == BusyPoll::Plain {
-        tracing::warn!("busy polling without preference over interrupts: that needs CAP_NET_ADMIN");
+    let time_us = time.as_micros();
+    match socket_option::set_busy_poll(&socket, time)? {
+        BusyPoll::Preferred => {
+            tracing::info!("receives busy poll: {time_us} us, preferred over interrupts");
+        }
+        BusyPoll::Plain => tracing::warn!(
+            "receives busy poll for {time_us} us without preference over interrupts: that needs \
+             CAP_NET_ADMIN"
+        ),
     }
     Ok(())
 }

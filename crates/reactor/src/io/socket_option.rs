@@ -11,7 +11,7 @@ use libc::c_int;
 
 /// Packets that one busy poll may take from a receive queue, as many as an interrupt may. With the
 /// kernel's default of 8, a queue under load would fall behind.
-const BUSY_POLL_PACKETS: c_int = 64;
+pub(crate) const BUSY_POLL_PACKETS: u16 = 64;
 
 /// The receive queue, by its NAPI id, from which the last packet came (SO_INCOMING_NAPI_ID);
 /// `None` when the kernel does not know, as on loopback.
@@ -80,7 +80,7 @@ pub(crate) fn set_busy_poll(fd: &impl AsRawFd, time: Duration) -> io::Result<Bus
     let time_us = c_int::try_from(time.as_micros()).unwrap_or(c_int::MAX);
     set(fd, libc::SO_BUSY_POLL, time_us).map_err(|error| busy_poll_error(error, time_us))?;
     let preferred = set(fd, libc::SO_PREFER_BUSY_POLL, 1)
-        .and_then(|()| set(fd, libc::SO_BUSY_POLL_BUDGET, BUSY_POLL_PACKETS));
+        .and_then(|()| set(fd, libc::SO_BUSY_POLL_BUDGET, BUSY_POLL_PACKETS.into()));
     Ok(if preferred.is_ok() { BusyPoll::Preferred } else { BusyPoll::Plain })
 }
 

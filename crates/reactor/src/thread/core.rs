@@ -20,6 +20,7 @@ use raceline_accel::ChannelConfig;
 
 use crate::accel::accelerator::Accelerator;
 use crate::epoll::EpollIo;
+use crate::io::busy_poll::WaitPolling;
 use crate::io::{Completion, Io, Wait};
 use crate::memory::buffer::{BufferPool, PoolConfig};
 use crate::thread::affinity::pin_to_core;
@@ -115,6 +116,9 @@ pub struct ReactorConfig {
     pub mode: Mode,
     /// How it does I/O.
     pub backend: Backend,
+    /// How long its waits look into receive queues before they sleep ([`Io::busy_poll`]); `None`: not at all.
+    /// Where the kernel cannot, the core works without it, and the log says so.
+    pub busy_poll: Option<Duration>,
     /// Its buffers.
     pub pool: PoolConfig,
     /// Which engine does which operation on data; `None`: the CPU does all.
@@ -260,6 +264,14 @@ pub fn open_io(backend: Backend) -> io::Result<(Box<dyn Io>, Backend)> {
     Ok((Box::new(EpollIo::new()?), Backend::Epoll))
 }
 
+/// Logs what the waits of a core do about busy polling.
+pub fn tell_busy_poll(core: &str, set: io::Result<WaitPolling>) {
+    match set {
+        Ok(set) => tracing::info!(core, "waits busy poll: {set}"),
+        Err(error) => tracing::info!(core, "waits sleep without busy polling: {error}"),
+    }
+}
+
 /// True if io_uring is missing, too old, or kept from this process by a system-call filter, a
 /// sysctl or a memory limit; not if, say, descriptors have run out.
 fn is_forbidden(error: &io::Error) -> bool {
@@ -298,6 +310,9 @@ impl<S: Service> Core<S> {
         }
         let pool = BufferPool::new(&config.pool)?;
         let (mut io, backend) = open_io(config.backend)?;
+        if let Some(time) = config.busy_poll {
+            tell_busy_poll(&config.name, io.busy_poll(time));
+        }
         io.lend_pool(&pool);
         if let Some(framework) = &config.accel {
             let channel = ChannelConfig { cpu: config.core, ..ChannelConfig::default() };

@@ -39,18 +39,20 @@ const OPCODES: [u8; 13] = [
     opcode::WriteFixed::CODE,
 ];
 
-/// `IORING_REGISTER_BUFFERS`, the one registration that a running ring permits.
+/// `IORING_REGISTER_BUFFERS` and `IORING_REGISTER_NAPI` (Linux 6.9), which a running ring permits.
 const REGISTER_BUFFERS: u8 = 0;
+const REGISTER_NAPI: u8 = 27;
 
 /// Most bytes that one Dataset Management command releases.
 const RELEASE_MAX: u64 = 1 << 30;
 
 /// All that a ring may do, as the kernel wants to know it.
 /// A kernel refuses a list with an operation that it does not know.
-pub(super) fn permitted(zero_copy: bool) -> Vec<Restriction> {
+pub(super) fn permitted(zero_copy: bool, busy_poll: bool) -> Vec<Restriction> {
     let newer = zero_copy.then_some(opcode::SendMsgZc::CODE);
     let operations = OPCODES.into_iter().chain(newer).map(Restriction::sqe_op);
-    operations.chain([Restriction::register_op(REGISTER_BUFFERS)]).collect()
+    let registers = [REGISTER_BUFFERS].into_iter().chain(busy_poll.then_some(REGISTER_NAPI));
+    operations.chain(registers.map(Restriction::register_op)).collect()
 }
 
 /// What an operation does, with everything it owns.

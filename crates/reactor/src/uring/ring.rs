@@ -35,8 +35,15 @@ pub(super) fn open_ring() -> io::Result<IoUring> {
         result => result?,
     };
     // System-call filters do not see what a ring does: it gets a list of its own.
-    ring.submitter().register_restrictions(&mut ops::permitted(knows_zero_copy(&ring)))?;
-    ring.submitter().register_enable_rings()?;
+    let (submitter, zero_copy) = (ring.submitter(), knows_zero_copy(&ring));
+    match submitter.register_restrictions(&mut ops::permitted(zero_copy, true)) {
+        // Before Linux 6.9.
+        Err(error) if too_old(&error) => {
+            submitter.register_restrictions(&mut ops::permitted(zero_copy, false))?;
+        }
+        result => result?,
+    }
+    submitter.register_enable_rings()?;
     Ok(ring)
 }
 

@@ -127,6 +127,7 @@ fn spawn(
         core,
         mode: config.mode,
         backend: config.backend,
+        busy_poll: config.busy_poll,
         pool: config.buffers(),
         accel: config.accel.clone(),
         name: format!("target-{index}"),
