@@ -2,7 +2,7 @@
 # build-image.sh - make a small bootable Linux image from stock Debian packages.
 #
 # The image is an unmodified Debian kernel, an initramfs, and a root disk with busybox,
-# nvme-cli, fio, iproute2, util-linux, e2fsprogs, xfsprogs and the kernel modules
+# nvme-cli, fio, iproute2, ethtool, util-linux, e2fsprogs, xfsprogs and the kernel modules
 # that the interop tests need.  run-vm.sh boots the image in QEMU.
 #
 # The script installs nothing on the machine that runs it.  It reads the machine's apt
@@ -127,7 +127,7 @@ get() {
 # ------------------------------------------------------------------ packages
 # User space.  The pattern drops packages that only maintainer scripts and unused plugins
 # need.  If a program needs a library of a dropped package, the script fails below.
-progs="busybox-static dash nvme-cli fio iproute2 util-linux mount e2fsprogs xfsprogs kmod libgcc-s1 $more_pkgs"
+progs="busybox-static dash nvme-cli fio iproute2 ethtool util-linux mount e2fsprogs xfsprogs kmod libgcc-s1 $more_pkgs"
 drop='^(python3|libpython3|perl|libperl|libsqlite|adduser|passwd|login|debconf|dpkg|tar|tzdata|systemd|libsystemd-shared|media-types|sensible-utils|lsb-base|init-system)'
 # shellcheck disable=SC2086  # word lists
 closure $progs | grep -Ev "$drop" >"$apt/user.list" || true
@@ -180,6 +180,7 @@ vmlinuz=$(first "$root/boot/vmlinuz-$kver" "$root/usr/lib/modules/$kver/vmlinuz"
 mods="virtio_pci virtio_net e1000e virtio_blk configfs
     nvme nvme-fabrics nvme-tcp nvmet nvmet-tcp nvme-auth nvme-keyring null_blk brd loop
     ext4 xfs dm-mod dm-flakey dummy veth sch_netem inet_diag tcp_diag
+    sch_mqprio sch_ingress cls_flower act_skbedit act_mirred
     crc32c_generic crc32c-intel crc32c_intel $more_mods"
 img=$root/img
 moddir=usr/lib/modules/$kver

@@ -1,10 +1,11 @@
 //! The emulated machines with real Linux kernels: Raceline's target under the kernel's host, and the reverse.
 
+mod adq;
 mod auth;
 mod drives;
 mod manage;
-mod tls;
 mod paths;
+mod tls;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -78,6 +79,8 @@ pub(crate) enum Part {
     Tls,
     /// The kernel's host with two paths to a daemon.
     Paths,
+    /// The queues of devices of the guest.
+    Adq,
 }
 
 /// The target of the kernel's host.
@@ -136,6 +139,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Auth | Part::AuthAll, _) => auth::run(tree, &image, part),
         (Part::Tls, _) => tls::run(tree, &image),
         (Part::Paths, _) => paths::run(tree, &image),
+        (Part::Adq, _) => adq::run(tree, &image),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
@@ -160,6 +164,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Auth | Part::AuthAll => "auth.sh",
         Part::Tls => "tls.sh",
         Part::Paths => "paths.sh",
+        Part::Adq => "adq.sh",
     })
 }
 

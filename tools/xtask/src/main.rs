@@ -361,6 +361,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Paths,
             "multipath of Linux 6.12 over two listeners, whose states change and which are cut",
         ),
+        (
+            "kernel-6.12-adq",
+            Kernel::V6_12,
+            Part::Adq,
+            "raceline adq on devices of Linux 6.12: applied, killed, given back",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));

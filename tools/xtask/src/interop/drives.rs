@@ -33,7 +33,7 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
 }
 
 /// The program without its line tables, which an emulated CPU would take long to copy.
-fn stripped(tree: &Tree, dir: &Path) -> Result<PathBuf> {
+pub(super) fn stripped(tree: &Tree, dir: &Path) -> Result<PathBuf> {
     let program = dir.join("raceline");
     Task::new("strip")
         .args([Path::new("-o"), &program, tree.binary()?])
