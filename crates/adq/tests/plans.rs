@@ -159,6 +159,22 @@ fn the_kernels_ice_gets_rules_when_there_are_enough_listeners() {
 }
 
 #[test]
+fn kernels_that_can_suspend_a_queues_interrupts_are_told_how() {
+    let says = |device: &str, kernel: &str| {
+        let facts = Facts { kernel: kernel.to_owned(), ..facts(device) };
+        let plan = plan(&facts, &request(Role::Target, Profile::Adq)).unwrap();
+        plan.notes.iter().any(|note| note.contains("irq-suspend-timeout"))
+    };
+    for kernel in ["6.13.0", "6.18.44-1-amd64", "7.0-rc1"] {
+        assert!(says("ice-in-tree", kernel) && says("virtio", kernel), "{kernel}");
+        assert!(!says("veth", kernel), "{kernel}");
+    }
+    for kernel in ["6.12.0", "5.16", "", "next"] {
+        assert!(!says("ice-in-tree", kernel), "{kernel}");
+    }
+}
+
+#[test]
 fn facts_are_read_back_as_they_are_printed() {
     for device in DEVICES {
         let facts = facts(device);

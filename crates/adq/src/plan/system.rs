@@ -123,6 +123,13 @@ fn busy_poll(planner: &mut Planner<'_>) {
     );
 }
 
+/// Whether this kernel has settings of single queues for deferred interrupts (Linux 6.13).
+fn has_settings_of_queues(kernel: &str) -> bool {
+    let mut numbers = kernel.split(|letter: char| !letter.is_ascii_digit());
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    (number(), number()) >= (Some(6), Some(13))
+}
+
 /// What no setting of the machine can do.
 pub(super) fn advice(planner: &mut Planner<'_>) {
     if planner.request.profile == Profile::Paper {
@@ -151,6 +158,15 @@ pub(super) fn advice(planner: &mut Planner<'_>) {
             "then run the host on the queues' cores: raceline perf ... --cores {cores} --placement napi"
         ),
     });
+    // A veth has no interrupts.
+    if planner.way != Way::Veth && has_settings_of_queues(&planner.facts.kernel) {
+        planner.note(
+            "interrupts of a queue can stay off while the application polls it. The setting belongs to a NAPI \
+             id, which exists only while the device runs, so it is no step. When connections have come, for each \
+             napi_id that -vv logs: ynl --family netdev --do napi-set --json '{\"id\": NAPI_ID, \
+             \"defer-hard-irqs\": 2, \"gro-flush-timeout\": 50000, \"irq-suspend-timeout\": 20000000}'",
+        );
+    }
     if planner.way == Way::Channels {
         planner.note(
             "packets leave through class 1 only from sockets with priority 1; Linux's own host and target \
