@@ -192,6 +192,8 @@ pub struct Distance {
     in_vain: bool,
     /// How long to wait for near cores; `None`: as long as usual.
     patience: Option<Duration>,
+    /// Time that is left for looks and waits; `None`: any. Without time the distance is not known any more.
+    left: Option<Duration>,
 }
 
 /// What is known of the distances of cores, for measurements that follow each other: a later one knows the least
@@ -200,6 +202,7 @@ pub struct Distance {
 pub struct Distances {
     known: Arc<Mutex<BTreeMap<(usize, usize), Distance>>>,
     patience: Option<Duration>,
+    budget: Option<Duration>,
 }
 
 impl Distances {
@@ -209,10 +212,18 @@ impl Distances {
         Self { patience: Some(patience), ..Self::default() }
     }
 
+    /// The same, with at most this time for all looks and waits of a pair of cores. On a machine that others keep
+    /// busy each look may take a second.
+    #[must_use]
+    pub fn with_budget(self, budget: Duration) -> Self {
+        Self { budget: Some(budget), ..self }
+    }
+
     /// What is known of the distance of two cores.
     #[must_use]
     pub fn between(&self, a: Option<usize>, b: Option<usize>) -> Distance {
-        let fresh = Distance { patience: self.patience, ..Distance::between(a, b) };
+        let (patience, left) = (self.patience, self.budget);
+        let fresh = Distance { patience, left, ..Distance::between(a, b) };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         fresh.cores.and_then(|cores| known.get(&cores).copied()).unwrap_or(fresh)
     }
@@ -265,8 +276,10 @@ impl Distance {
     /// Looks once, in 1 to 5 ms. `None` without two cores, and when the cores do not answer: the distance
     /// is then unknown, and other disturbances will show.
     pub fn look(&mut self) -> Option<Duration> {
-        let (a, b) = self.cores?;
+        let (a, b) = self.cores.filter(|_| self.left != Some(Duration::ZERO))?;
+        let begun = Instant::now();
         let found = round_trip(a, b);
+        self.left = self.left.map(|left| left.saturating_sub(begun.elapsed()));
         let found = found.inspect_err(|error| tracing::debug!("no round trip: {error}")).ok()?;
         self.note(found);
         Some(found)
@@ -275,7 +288,10 @@ impl Distance {
     /// Looks until the cores are near, for at most 20 s unless [`Distances`] say otherwise; after a wait in
     /// vain only once, until a look has found them near again. `stop` is asked several times a second. Gives the last look.
     pub fn wait(&mut self, stop: &dyn Fn() -> bool) -> Option<Duration> {
-        self.wait_by(&mut Self::look, (self.patience.unwrap_or(PATIENCE), NAP), stop)
+        let (begun, left) = (Instant::now(), self.left);
+        let found = self.wait_by(&mut Self::look, (self.patience.unwrap_or(PATIENCE), NAP), stop);
+        self.left = left.map(|left| left.saturating_sub(begun.elapsed()));
+        found
     }
 
     fn wait_by(
@@ -400,6 +416,13 @@ mod tests {
         let mut other = distances.between(Some(0), Some(2));
         assert_eq!(other.least(), None);
         assert_eq!(waited(&mut other, LONG, &[300, 60]), (ns(60), 2));
+        let spent = Distances::default().with_budget(Duration::ZERO);
+        assert_eq!(spent.between(Some(0), Some(1)).wait(&|| false), None);
+        let short = Distances::default().with_budget(Duration::from_nanos(1));
+        let mut once = short.between(Some(0), Some(1));
+        once.wait(&|| true);
+        short.keep(once);
+        assert_eq!(short.between(Some(0), Some(1)).look(), None, "its time is over");
         distances.keep(Distance::default());
         assert_eq!(distances.between(None, Some(1)).cores(), None);
     }

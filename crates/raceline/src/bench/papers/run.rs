@@ -26,6 +26,8 @@ use crate::{limits, shell};
 
 /// A quick run waits for near cores no longer than this.
 const QUICK_PATIENCE: Duration = Duration::from_secs(3);
+/// All experiments of a quick run together look and wait for near cores no longer than this.
+const QUICK_BUDGET: Duration = Duration::from_secs(90);
 
 /// Runs the experiments one after the other.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -46,7 +48,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let distances = match effort(args) {
-        Effort::Quick => Distances::with_patience(QUICK_PATIENCE),
+        Effort::Quick => Distances::with_patience(QUICK_PATIENCE).with_budget(QUICK_BUDGET),
         _ => Distances::default(),
     };
     let shared = Shared { args, cpus: cpus(args)?, distances, interrupt: &Mutex::new(interrupt) };
