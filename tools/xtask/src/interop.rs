@@ -27,6 +27,8 @@ const IMAGE_LIMIT_S: u64 = 600;
 const GUEST_LIMIT_S: u64 = 420;
 /// Time for a guest to boot and set up its target, in seconds.
 const BOOT_LIMIT_S: u64 = 90;
+/// How often a request to a guest that does not answer is repeated.
+const REQUEST_TRIES: u32 = 5;
 /// Ports of the guest that serves: NVMe/TCP, and the requests that nvmet.sh describes.
 const GUEST_PORTS: [u16; 2] = [4420, 4499];
 
@@ -259,15 +261,34 @@ impl Nvmet {
 
     /// Lets the guest carry out a request of nvmet.sh.
     fn request(&self, line: &str) -> Result<()> {
+        let mut tries = 0;
+        let answer = loop {
+            match self.ask(line) {
+                // The guest's next listener needs a moment, and more of it on a busy machine.
+                Err(error) if tries < REQUEST_TRIES => {
+                    println!("# request '{line}' to the guest, again: {error}");
+                    tries += 1;
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+                other => break other?,
+            }
+        };
+        std::thread::sleep(Duration::from_millis(300));
+        ensure!(answer.trim() == "ok", "request '{line}' to the guest: {}", answer.trim());
+        Ok(())
+    }
+
+    /// Sends one line to the guest, and gives its answer.
+    fn ask(&self, line: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.control))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         writeln!(stream, "{line}")?;
         let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer)?;
-        // The guest's next listener needs a moment.
-        std::thread::sleep(Duration::from_millis(300));
-        ensure!(answer.trim() == "ok", "request '{line}' to the guest: {}", answer.trim());
-        Ok(())
+        // Without a listener, the connection ends without an answer, or is reset.
+        match BufReader::new(stream).read_line(&mut answer)? {
+            0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(answer),
+        }
     }
 }
 
