@@ -26,6 +26,8 @@ struct Shared {
     stored: RwLock<Stored>,
     /// Counts the calls of [`CredentialStore::renew`]. Queues look at it without a lock.
     version: AtomicU64,
+    /// Queues compute on their own core.
+    computes_here: bool,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +37,19 @@ struct Stored {
 }
 
 impl CredentialStore {
+    /// These, for queues without a helper thread for arithmetic: each computes on its own core, which stands still
+    /// meanwhile. Runs of a simulation can then be repeated.
+    #[must_use]
+    pub fn without_thread(credentials: Credentials) -> Self {
+        let stored = Stored { credentials: Some(Arc::new(credentials)), withdrawn: false };
+        let shared = Shared { stored: RwLock::new(stored), computes_here: true, ..Shared::default() };
+        Self(Arc::new(shared))
+    }
+
+    pub(crate) fn computes_here(&self) -> bool {
+        self.0.computes_here
+    }
+
     /// The credentials now; `None`: queues cannot authenticate.
     #[must_use]
     pub fn get(&self) -> Option<Arc<Credentials>> {

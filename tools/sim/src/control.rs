@@ -13,13 +13,16 @@ use std::time::{Duration, Instant};
 use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::SimWorld;
-use raceline_target::{ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetError};
+use raceline_target::{
+    HostAccess, ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetError,
+};
 
 use crate::command::nsid_of;
 use crate::device::{Faults, FaultyBdev};
 use crate::link::FaultIo;
 use crate::paths::Paths;
 use crate::plan::Plan;
+use crate::secrets;
 
 /// How long, in real time, a step of a control call may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -75,6 +78,9 @@ impl SimTarget {
                 ..SubsystemConfig::new(nqn)
             })
         })?;
+        if plan.reauthenticate_after.is_some() {
+            simulated.demand_proofs(plan.hosts.len())?;
+        }
         for namespace in 0..simulated.devices.len() {
             simulated.add_namespace(namespace)?;
         }
@@ -82,6 +88,19 @@ impl SimTarget {
         let steps = [Step::First, Step::All];
         simulated.address = simulated.call(&steps, move |target| target.add_listener(address))?;
         Ok(simulated)
+    }
+
+    /// Only these hosts may connect from here on, and have to prove themselves.
+    fn demand_proofs(&mut self, count: usize) -> Result<(), String> {
+        self.call(&[Step::All], |target| target.set_algorithms(secrets::algorithms()))?;
+        let hosts = (0..count).map(secrets::host_nqn).collect::<Result<Vec<_>, _>>()?;
+        let (nqn, list) = (self.nqn.clone(), HostAccess::List(hosts.clone()));
+        self.call(&[Step::All], move |target| target.set_hosts(&nqn, list))?;
+        for host in hosts {
+            let (nqn, keys) = (self.nqn.clone(), secrets::keys()?);
+            self.call(&[Step::All], move |target| target.set_host_keys(&nqn, &host, Some(keys)))?;
+        }
+        Ok(())
     }
 
     /// Adds a namespace of the plan, for the first time or again.

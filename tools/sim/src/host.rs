@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use raceline_host::{
-    BackoffConfig, CommandDone, Controller, ControllerEvent, HostConfig, IoQueueEvent, IoQueueSet,
+    BackoffConfig, CommandDone, Controller, CredentialStore, ControllerEvent, HostConfig, IoQueueEvent, IoQueueSet,
     QueueCounters,
 };
 use raceline_proto::nvme::{HostId, Nqn};
@@ -16,6 +17,7 @@ use crate::content::{Place, WriteId};
 use crate::link::FaultIo;
 use crate::model::Fate;
 use crate::plan::HostPlan;
+use crate::secrets;
 use crate::world::{Duty, Shared};
 
 /// Index of the first I/O queue in tokens; the controller has two below.
@@ -72,10 +74,10 @@ impl Host {
         address: SocketAddr,
         subnqn: &Nqn,
         plan: &HostPlan,
+        reauthenticate_after: Option<Duration>,
     ) -> Result<Self, String> {
         let pool = BufferPool::new(&PoolConfig::new(POOL)).map_err(|error| error.to_string())?;
-        let name = format!("nqn.2025-01.io.raceline:sim-host-{index}");
-        let hostnqn = Nqn::new(&name).map_err(|error| error.to_string())?;
+        let hostnqn = secrets::host_nqn(index)?;
         let mut id = [1; 16];
         id[0] = u8::try_from(index).unwrap_or(u8::MAX);
         let config = HostConfig {
@@ -87,10 +89,15 @@ impl Host {
             disable_sq_flow: plan.disable_sq_flow,
             command_timeout: Some(plan.command_timeout),
             backoff: BackoffConfig {
-                first: std::time::Duration::from_millis(2),
-                longest: std::time::Duration::from_millis(200),
+                first: Duration::from_millis(2),
+                longest: Duration::from_millis(200),
                 give_up_after: None,
             },
+            credentials: match reauthenticate_after {
+                Some(_) => secrets::credentials()?,
+                None => CredentialStore::default(),
+            },
+            reauthenticate_after,
             ..HostConfig::new(address, subnqn.clone(), hostnqn, HostId(id))
         };
         let token = Token { owner: 0, generation: 0, index: 0 };

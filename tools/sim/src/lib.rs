@@ -15,6 +15,7 @@ pub mod link;
 pub mod model;
 pub mod paths;
 pub mod plan;
+mod secrets;
 pub mod simulation;
 pub mod world;
 

@@ -11,11 +11,12 @@ pub struct Paths {
 }
 
 /// The paths, in the order of the counts.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "host: a payload received into its buffer",
     "host: large payloads received into the core's staging memory",
     "host: commands kept back, as the caches are flooded",
     "host: commands sent before data",
+    "host: an authentication",
     "a batch sent in shares beside a socket that sends little",
     "target: a read answered with its header",
     "target: a read with a slot, of data at hand",
@@ -43,6 +44,7 @@ impl Paths {
                 totals.landed_in_staging,
                 totals.commands_kept_back,
                 totals.commands_before_data,
+                totals.authentications,
             ],
         )
     }
@@ -50,14 +52,14 @@ impl Paths {
     /// The paths of a core's sockets.
     #[must_use]
     pub fn of_io(counts: &IoCounts) -> Self {
-        Self::from(4, &[counts.shared_sends])
+        Self::from(5, &[counts.shared_sends])
     }
 
     /// The paths of the commands of a target.
     #[must_use]
     pub fn of_target(totals: &TargetTotals) -> Self {
         Self::from(
-            5,
+            6,
             &[
                 totals.reads_at_once,
                 totals.reads_at_hand,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use raceline_reactor::SimConfig;
 use raceline_reactor::sim::Random;
-use raceline_target::{DEFAULT_PASS_BYTES, MIN_PASS_BYTES, TargetConfig};
+use raceline_target::{DEFAULT_PASS_BYTES, MIN_PASS_BYTES, PreConnectLimits, TargetConfig};
 
 use crate::device::Lie;
 
@@ -107,6 +107,9 @@ pub struct Plan {
     pub mix: Mix,
     /// The faults.
     pub faults: FaultPlan,
+    /// Hosts and the target prove themselves to each other, and hosts do so again after this time; `None`: they need
+    /// not.
+    pub reauthenticate_after: Option<Duration>,
     /// The device lies: a test of the checker.
     pub lie: Option<Lie>,
 }
@@ -148,6 +151,7 @@ impl Plan {
             copy_reads: dice.chance(2, 3),
             mix: dice.mix(),
             faults,
+            reauthenticate_after: dice.reauthenticate_after(slow),
             lie: None,
         }
     }
@@ -227,6 +231,11 @@ impl Dice {
             max_queue_entries: self.of(&[16, 32, 128]),
             pass_bytes: self.of(&[MIN_PASS_BYTES, DEFAULT_PASS_BYTES]),
             max_io_queues: self.of(&[2, 4, 128]),
+            // Connections that break while they authenticate count as failures. All hosts are one source here.
+            pre_connect: PreConnectLimits {
+                failures_per_source: u32::MAX,
+                ..PreConnectLimits::default()
+            },
             large_buffers_per_core: if tiny { self.of(&[4, 5, 8]) } else { 64 },
             small_buffers_per_core: if tiny { self.of(&[4, 6]) } else { 256 },
             ..TargetConfig::default()
@@ -245,6 +254,12 @@ impl Dice {
             kato_ms: self.of(&[0, 1000, 5000]),
             command_timeout: self.of(&[Duration::from_secs(2), Duration::from_secs(30)]),
         }
+    }
+
+    /// Not over slow networks, where the 4 KiB buffers of messages cost more than the commands.
+    fn reauthenticate_after(&mut self, slow: bool) -> Option<Duration> {
+        let some = [300, 1000].map(|ms| Some(Duration::from_millis(ms)));
+        if self.chance(1, 4) && !slow { self.of(&some) } else { None }
     }
 
     fn mix(&mut self) -> Mix {
@@ -272,6 +287,7 @@ mod tests {
         assert!(plans.iter().any(|plan| plan.target.small_buffers_per_core == 4));
         assert!(plans.iter().any(|plan| plan.hosts.len() == 4 && plan.target_cores == 3));
         assert!(plans.iter().any(|plan| plan.faults.flips_per_million > 0));
+        assert!(plans.iter().any(|plan| plan.reauthenticate_after.is_some()));
         for plan in plans {
             assert!(plan.max_blocks >= 1 && plan.max_blocks <= plan.block_count);
             assert_eq!(format!("{plan:?}"), format!("{:?}", Plan::new(plan.seed, 100)));

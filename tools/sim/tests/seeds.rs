@@ -50,6 +50,7 @@ fn is_found_out(lie: Lie, prepare: impl Fn(&mut Plan)) {
     let found = (1..=SEEDS).filter(|&seed| {
         let mut plan = Plan { lie: Some(lie), ..Plan::new(seed, COMMANDS).without_faults() };
         plan.copy_reads = true;
+        plan.reauthenticate_after = None;
         prepare(&mut plan);
         match run(plan) {
             Ok(_) => false,

@@ -134,8 +134,8 @@ impl QueuePair {
     fn watch_renewal(&mut self, cx: &mut Context<'_>) {
         if self.is_ready() && self.renewal.version.is_some() {
             let deadlines = self.config.command_timeout.map(|limit| limit / TIMEOUT_CHECKS);
-            let interval = deadlines.map_or(RENEWAL_INTERVAL, |time| time.min(RENEWAL_INTERVAL));
-            self.arm(cx, cx.now + interval);
+            let others = [deadlines, self.config.reauthenticate_after].into_iter().flatten();
+            self.arm(cx, cx.now + others.fold(RENEWAL_INTERVAL, Duration::min));
         }
     }
 
@@ -195,8 +195,10 @@ impl QueuePair {
     fn compute(&mut self, cx: &mut Context<'_>, work: Work) {
         let (sender, receiver) = channel();
         let done = move |finished| drop(sender.send(finished));
-        // If it is refused, the receiver says so.
-        if let Some(worker) = worker() {
+        if self.config.credentials.computes_here() {
+            done(work.run());
+        } else if let Some(worker) = worker() {
+            // If it is refused, the receiver says so.
             let _ = worker.submit(THIS_HOST, work, done);
         }
         if let Some(proving) = &mut self.proving {

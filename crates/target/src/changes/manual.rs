@@ -36,7 +36,7 @@ impl Target {
     ) -> Result<(Self, Vec<ManualCore>), TargetError> {
         config.check()?;
         let pool_config = config.buffers();
-        let shared = Arc::new(Shared::new(config, ios.len()));
+        let shared = Arc::new(Shared::without_threads(config, ios.len()));
         let mut senders = Vec::new();
         let mut cores = Vec::new();
         for (index, io) in ios.iter().enumerate() {

@@ -32,6 +32,8 @@ pub(crate) struct Shared {
     ledger: Mutex<Ledger>,
     /// Computes for authentications. It starts with the first one; `None`: it could not.
     authenticator: OnceLock<Option<Worker>>,
+    /// There is no such thread: cores compute themselves.
+    computes_here: bool,
     /// The way to the thread that changes namespaces for hosts, once there is a pool.
     manager: Mutex<Option<mpsc::Sender<ManagementRequest>>>,
 }
@@ -85,7 +87,13 @@ impl Shared {
         let (senders, registry) = (OnceLock::new(), Mutex::new(registry));
         let manager = Mutex::new(None);
         let authenticator = OnceLock::new();
-        Self { config, senders, cores, registry, ledger, authenticator, manager }
+        let computes_here = false;
+        Self { config, senders, cores, registry, ledger, authenticator, computes_here, manager }
+    }
+
+    /// Without a thread for authentications: the core that needs a result computes it. Runs can then be repeated.
+    pub(crate) fn without_threads(config: TargetConfig, cores: usize) -> Self {
+        Self { computes_here: true, ..Self::new(config, cores) }
     }
 
     pub(crate) fn set_senders(&self, senders: Vec<Sender<Message>>) {
@@ -119,12 +127,16 @@ impl Shared {
                 None
             }
         };
-        let Some(worker) = self.authenticator.get_or_init(start) else { return false };
         let shared = Arc::clone(self);
         let done = move |finished| {
             let finished = Box::new(finished);
             shared.send(to.conn.core, Message::Authenticated { to, finished });
         };
+        if self.computes_here {
+            done(work.run());
+            return true;
+        }
+        let Some(worker) = self.authenticator.get_or_init(start) else { return false };
         worker.submit(Source::of(source).number(), work, done).is_ok()
     }
 

@@ -146,10 +146,10 @@ impl Connection {
 
     /// A new snapshot may have other keys.
     pub(super) fn update_keys(&mut self, core: &Core) {
-        if let Some(auth) = &mut self.commands.auth {
-            if let Some(subsystem) = core.snapshot.subsystem(&auth.names().subsystem) {
-                auth.update(subsystem);
-            }
+        if let Some(auth) = &mut self.commands.auth
+            && let Some(subsystem) = core.snapshot.subsystem(&auth.names().subsystem)
+        {
+            auth.update(subsystem);
         }
     }
 }
