@@ -14,11 +14,10 @@ use raceline_reactor::socket::Socket;
 
 use crate::changes::config::TargetError;
 use crate::changes::snapshot::{DeviceId, Snapshot};
-use crate::path::connection::Ends;
 use crate::path::range_lock::LockId;
 use crate::records::counters::QueueCounters;
 use crate::records::early::Ticket;
-use crate::records::names::{CommandPlace, ConnKey, Place};
+use crate::records::names::{CommandPlace, ConnKey, Ends, Place};
 use crate::records::placement::Seat;
 
 /// An answer to the control thread.

@@ -5,7 +5,6 @@ mod authentication;
 mod connect;
 mod teardown;
 
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use raceline_bdev::Done;
@@ -26,7 +25,7 @@ use crate::path::life::{Life, LifeState};
 use crate::path::range_lock::LockId;
 use crate::path::slots::{CommandSlot, NoSlot};
 use crate::records::early::Ticket;
-use crate::records::names::{ConnKey, EngineToken, Home, SlotKey};
+use crate::records::names::{ConnKey, Ends, EngineToken, Home, SlotKey};
 
 /// The role of the connection for its controller.
 pub(crate) enum Role {
@@ -40,15 +39,6 @@ pub(crate) enum Role {
     Admin(Box<Association>),
     /// An I/O queue: [`Commands::io`].
     Io,
-}
-
-/// Where a connection comes from.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ends {
-    pub(crate) peer: SocketAddr,
-    pub(crate) local: SocketAddr,
-    /// The listener that it came by.
-    pub(crate) port_id: u16,
 }
 
 /// One connection.

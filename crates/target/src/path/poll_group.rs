@@ -16,10 +16,10 @@ use crate::changes::config::TargetError;
 use crate::changes::message::{Message, Reply};
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::association::controller_gone;
-use crate::path::connection::{Connection, Ends};
+use crate::path::connection::Connection;
 use crate::path::core::Core;
 use crate::records::early::Ticket;
-use crate::records::names::{CommandPlace, ConnKey, EngineToken, MAX_CONNECTIONS, Tag};
+use crate::records::names::{CommandPlace, ConnKey, Ends, EngineToken, MAX_CONNECTIONS, Tag};
 use crate::records::placement::{Arrival, PlacementPolicy, Seat};
 use crate::records::registry::Shared;
 

@@ -4,6 +4,7 @@
 //! Every name carries a generation, which exposes a name that outlives its object.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 
 use raceline_proto::nvme::ControllerId;
@@ -22,6 +23,15 @@ pub(crate) const MAX_CONNECTIONS: u32 = INDEX_MASK;
 pub(crate) struct ConnKey {
     pub(crate) index: u32,
     pub(crate) generation: u16,
+}
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+    /// The listener that it came by.
+    pub(crate) port_id: u16,
 }
 
 /// Names a command of one connection by its slot; stale once the command is completed. One number, because
