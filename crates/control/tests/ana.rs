@@ -47,9 +47,8 @@ fn states(daemon: &Kept) -> Vec<Vec<(u64, String)>> {
     let state = |state: &Value| {
         (state["ana_group"].as_u64().unwrap(), state["ana_state"].as_str().unwrap().to_owned())
     };
-    let of = |listener: &Value| {
-        listener["ana_states"].as_array().unwrap().iter().map(state).collect()
-    };
+    let of =
+        |listener: &Value| listener["ana_states"].as_array().unwrap().iter().map(state).collect();
     listeners.as_array().unwrap().iter().map(of).collect()
 }
 

@@ -42,7 +42,8 @@ impl CredentialStore {
     #[must_use]
     pub fn without_thread(credentials: Credentials) -> Self {
         let stored = Stored { credentials: Some(Arc::new(credentials)), withdrawn: false };
-        let shared = Shared { stored: RwLock::new(stored), computes_here: true, ..Shared::default() };
+        let shared =
+            Shared { stored: RwLock::new(stored), computes_here: true, ..Shared::default() };
         Self(Arc::new(shared))
     }
 

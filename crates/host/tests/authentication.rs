@@ -10,9 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
-use raceline_host::{
-    Algorithms, Credentials, DhGroup, DhchapSecret, Hash, HostConfig, HostError,
-};
+use raceline_host::{Algorithms, Credentials, DhGroup, DhchapSecret, Hash, HostConfig, HostError};
 use raceline_target::{HostAccess, KeyPair, Keys, Target};
 use served::{BLOCK, NS, any_port, config, memory, nqn, serve_with, small};
 
@@ -128,10 +126,8 @@ fn reads_for(host: &Host, time: Duration) -> Result<u32, HostError> {
 #[test]
 fn queues_in_use_authenticate_again_with_the_secrets_of_then() {
     let [old, new, controller] = [(); 3].map(|()| secret());
-    let pair = |host: &DhchapSecret| KeyPair {
-        host: host.clone(),
-        controller: Some(controller.clone()),
-    };
+    let pair =
+        |host: &DhchapSecret| KeyPair { host: host.clone(), controller: Some(controller.clone()) };
     let keys = |hosts: &[&DhchapSecret]| Keys { pairs: hosts.iter().copied().map(pair).collect() };
     let (target, address) = guarded(keys(&[&old]));
     let config = with(address, &old, Some(&controller));

@@ -232,9 +232,9 @@ impl Controller {
         let limits = *kind.limits();
         let reports_ana = matches!(&kind, Kind::Io { whole, .. } if whole.ana.is_some());
         let events: &[EventKind] = match (is_discovery, reports_ana) {
-            (true, _) => &[EventKind::DiscoveryChanged],
-            (false, true) => &[EventKind::NamespaceChanged, EventKind::AnaChanged],
-            (false, false) => &[EventKind::NamespaceChanged],
+            (true, _) => &[EventKind::Discovery],
+            (false, true) => &[EventKind::Namespaces, EventKind::Ana],
+            (false, false) => &[EventKind::Namespaces],
         };
         let mut tolerances = Tolerances::default();
         if matches!(&request.hostnqn, HostNqn::Named(name) if !name.is_qualified()) {
@@ -358,7 +358,7 @@ impl Controller {
             Kind::Io { whole, visible } => (whole, visible),
             Kind::Discovery(service) => {
                 if service.log.update(snapshot) && self.keep_alive.has_timeout() {
-                    self.events.raise(EventKind::DiscoveryChanged, &mut self.actions);
+                    self.events.raise(EventKind::Discovery, &mut self.actions);
                 }
                 return;
             }
@@ -375,7 +375,7 @@ impl Controller {
         let now_visible = new.visible_to(&self.hostnqn);
         let was_visible = Arc::clone(visible);
         if self.changed.compare(&visible.namespaces, &now_visible.namespaces) {
-            self.events.raise(EventKind::NamespaceChanged, &mut self.actions);
+            self.events.raise(EventKind::Namespaces, &mut self.actions);
         }
         *whole = Arc::clone(new);
         *visible = Arc::clone(&now_visible);

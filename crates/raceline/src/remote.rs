@@ -7,9 +7,7 @@ use std::time::Duration;
 use raceline_auth::{IdentityVersion, TlsKey};
 use raceline_bdev::Identity;
 use raceline_host::blocking::Host;
-use raceline_host::{
-    ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo,
-};
+use raceline_host::{ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo};
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;

@@ -71,8 +71,8 @@ pub use changes::pool_state::{PoolConfig, PoolStore};
 pub use changes::target::{Target, TargetStats};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, KeyPair, Keys};
 pub use raceline_proto::controller::{
-    ANA_TRANSITION_SECONDS,
-    DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral, Visibility,
+    ANA_TRANSITION_SECONDS, DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral,
+    Visibility,
 };
 pub use raceline_proto::nvme::ana::AnaState;
 pub use records::counters::QueueTotals;

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{
-    Heard, RawHost, Wants, block_sqe, config, eventually, host_nqn, namespace, nqn, pattern, ram, status,
-    subsystem,
+    Heard, RawHost, Wants, block_sqe, config, eventually, host_nqn, namespace, nqn, pattern, ram,
+    status, subsystem,
 };
 use raceline_proto::nvme::ana::AnaState;
 use raceline_proto::nvme::opcode::{admin, io};
@@ -69,12 +69,8 @@ fn commands_of_every_kind_are_refused_by_the_closed_path_and_run_by_the_other() 
         refused(queue.plain_command(block_sqe(io::FLUSH, 1, 0, 1)));
         refused(queue.plain_command(block_sqe(io::WRITE_ZEROES, 1, 0, 8)));
         refused(queue.write_command(block_sqe(io::COMPARE, 1, 0, 8), &data, true));
-        let deallocate = Sqe {
-            opc: io::DATASET_MANAGEMENT,
-            nsid: 1.into(),
-            cdw11: 4.into(),
-            ..Sqe::default()
-        };
+        let deallocate =
+            Sqe { opc: io::DATASET_MANAGEMENT, nsid: 1.into(), cdw11: 4.into(), ..Sqe::default() };
         refused(queue.write_command(deallocate, &[0; 16], true));
         // another group, a namespace that is not there, admin commands
         assert!(status(&queue.read(2, 0, 8, BS)).is_success());
@@ -142,8 +138,8 @@ fn a_command_that_waits_for_its_data_holds_the_change_up() {
         heard => panic!("{heard:?}"),
     };
     std::thread::scope(|scope| {
-        let change = scope
-            .spawn(|| target.set_ana_state(&nqn(), first, Some(1), AnaState::Inaccessible));
+        let change =
+            scope.spawn(|| target.set_ana_state(&nqn(), first, Some(1), AnaState::Inaccessible));
         std::thread::sleep(Duration::from_millis(100));
         assert!(!change.is_finished(), "a write can still land");
         // what comes now is refused already
@@ -183,13 +179,9 @@ fn hosts_are_told_by_the_listener_that_changes() {
 fn a_listener_begins_in_its_state() {
     let (target, _first, _second) = two_paths(1);
     let any = "127.0.0.1:0".parse().unwrap();
-    let states = ListenerAna {
-        all: AnaState::Inaccessible,
-        groups: [(2, AnaState::NonOptimized)].into(),
-    };
-    let third = target
-        .add_subsystem_listener_in(&nqn(), any, None, &states)
-        .unwrap();
+    let states =
+        ListenerAna { all: AnaState::Inaccessible, groups: [(2, AnaState::NonOptimized)].into() };
+    let third = target.add_subsystem_listener_in(&nqn(), any, None, &states).unwrap();
     let (_admin, mut queue) = host(third);
     assert_eq!(status(&queue.read(1, 0, 8, BS)), Status::ANA_INACCESSIBLE);
     assert!(status(&queue.read(2, 0, 8, BS)).is_success());

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_host::{
-    BackoffConfig, CommandDone, Controller, CredentialStore, ControllerEvent, HostConfig, IoQueueEvent, IoQueueSet,
-    QueueCounters,
+    BackoffConfig, CommandDone, Controller, ControllerEvent, CredentialStore, HostConfig,
+    IoQueueEvent, IoQueueSet, QueueCounters,
 };
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{BufferPool, Completion, Context, Io, PoolConfig, Token, Wait};

@@ -1,7 +1,7 @@
 //! Authentication of a queue (DH-HMAC-CHAP): after its Connect, before it takes commands, and again while it is in use.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use raceline_auth::{

@@ -145,7 +145,7 @@ impl Controller {
             Some(subsystem.ana.as_ref()?.groups(self.port_id, &subsystem.namespaces))
         };
         if groups(old) != groups(new) {
-            self.events.raise(EventKind::AnaChanged, &mut self.actions);
+            self.events.raise(EventKind::Ana, &mut self.actions);
         }
     }
 

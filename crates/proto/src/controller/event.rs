@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use super::Action;
 use crate::nvme::event::{
-    AsyncEvent, CONFIG_ANA_CHANGE, CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE, CONFIG_SMART,
+    AsyncEvent, CONFIG_ANA_CHANGE, CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE,
+    CONFIG_SMART,
 };
 use crate::nvme::{CommandId, Status};
 
@@ -18,37 +19,37 @@ pub const MAX_EVENT_REQUESTS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// Namespaces came, went or changed.
-    NamespaceChanged,
+    Namespaces,
     /// The state or the namespaces of an ANA group changed.
-    AnaChanged,
+    Ana,
     /// The Discovery log changed.
-    DiscoveryChanged,
+    Discovery,
 }
 
 impl EventKind {
-    const ALL: [Self; 3] = [Self::NamespaceChanged, Self::AnaChanged, Self::DiscoveryChanged];
+    const ALL: [Self; 3] = [Self::Namespaces, Self::Ana, Self::Discovery];
 
     fn index(self) -> usize {
         match self {
-            Self::NamespaceChanged => 0,
-            Self::AnaChanged => 1,
-            Self::DiscoveryChanged => 2,
+            Self::Namespaces => 0,
+            Self::Ana => 1,
+            Self::Discovery => 2,
         }
     }
 
     fn config_bit(self) -> u32 {
         match self {
-            Self::NamespaceChanged => CONFIG_NAMESPACE_ATTRIBUTE,
-            Self::AnaChanged => CONFIG_ANA_CHANGE,
-            Self::DiscoveryChanged => CONFIG_DISCOVERY_CHANGE,
+            Self::Namespaces => CONFIG_NAMESPACE_ATTRIBUTE,
+            Self::Ana => CONFIG_ANA_CHANGE,
+            Self::Discovery => CONFIG_DISCOVERY_CHANGE,
         }
     }
 
     fn event(self) -> AsyncEvent {
         match self {
-            Self::NamespaceChanged => AsyncEvent::NAMESPACE_CHANGED,
-            Self::AnaChanged => AsyncEvent::ANA_CHANGED,
-            Self::DiscoveryChanged => AsyncEvent::DISCOVERY_CHANGED,
+            Self::Namespaces => AsyncEvent::NAMESPACE_CHANGED,
+            Self::Ana => AsyncEvent::ANA_CHANGED,
+            Self::Discovery => AsyncEvent::DISCOVERY_CHANGED,
         }
     }
 }

@@ -6,16 +6,16 @@ use super::event::MAX_EVENT_REQUESTS;
 use super::subsystem::{Namespace, Pool, Subsystem};
 use super::{ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS};
 use crate::nvme::identify::{
-    ANACAP, CMIC_ANA, CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES, CSI_NVM,
-    CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets, ControllerList,
-    DLFEAT_READS_ZEROES, DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT, FRMW_SLOT1_READ_ONLY,
-    FUSES_COMPARE_AND_WRITE, IDENTIFY_LEN, IdentifyController, IdentifyNamespace,
-    IdentifyNamespaceIndependent, IdentifyNvmController, LPA_EFFECTS, LPA_EXTENDED, LbaFormat,
-    NIDT_CSI, NIDT_EUI64, NIDT_NGUID, NIDT_UUID, NMIC_SHARED, NSATTR_WRITE_PROTECTED,
-    NSFEAT_GRANULARITY, NSTAT_READY, NamespaceDescriptorHeader, NamespaceList, OACS_FORMAT,
-    OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES,
-    SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT,
-    ascii_field, cns,
+    ANACAP, CMIC_ANA, CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO,
+    CQES, CSI_NVM, CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets,
+    ControllerList, DLFEAT_READS_ZEROES, DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT,
+    FRMW_SLOT1_READ_ONLY, FUSES_COMPARE_AND_WRITE, IDENTIFY_LEN, IdentifyController,
+    IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNvmController, LPA_EFFECTS,
+    LPA_EXTENDED, LbaFormat, NIDT_CSI, NIDT_EUI64, NIDT_NGUID, NIDT_UUID, NMIC_SHARED,
+    NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NamespaceDescriptorHeader,
+    NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_DATASET_MANAGEMENT,
+    ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH,
+    VWC_PRESENT, ascii_field, cns,
 };
 use crate::nvme::property::VERSION_1_4;
 use crate::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Sqe, Status};
@@ -129,8 +129,7 @@ impl Controller {
     }
 
     fn identify_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
-        let identify =
-            identify_namespace(namespace, self.pool(), self.kind.limits().max_io_bytes);
+        let identify = identify_namespace(namespace, self.pool(), self.kind.limits().max_io_bytes);
         match self.ana_refusal(namespace.nsid) {
             Some(_) => IdentifyNamespace { nuse: 0.into(), ..identify },
             None => identify,
@@ -186,7 +185,8 @@ const DISCOVERY_MODEL: &str = "Raceline";
 
 fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> IdentifyController {
     let volatile = if subsystem.has_volatile_write_cache() { VWC_PRESENT } else { 0 };
-    let common = if subsystem.ana.is_some() { with_ana(common, subsystem.max_nsid) } else { common };
+    let common =
+        if subsystem.ana.is_some() { with_ana(common, subsystem.max_nsid) } else { common };
     IdentifyController {
         sn: ascii_field(&subsystem.serial),
         mn: ascii_field(&subsystem.model),

@@ -57,7 +57,7 @@ impl Controller {
             (lid::DISCOVERY, Kind::Discovery(service)) => {
                 let current = service.log.read(command.offset, reply)?;
                 if !command.retain_event {
-                    let kind = EventKind::DiscoveryChanged;
+                    let kind = EventKind::Discovery;
                     self.events.log_read(kind, current, &mut self.actions);
                 }
                 Ok(())
@@ -79,7 +79,7 @@ impl Controller {
                 copy_page(self.changed.page().as_bytes(), command.offset, reply)?;
                 if !command.retain_event {
                     self.changed.clear();
-                    let kind = EventKind::NamespaceChanged;
+                    let kind = EventKind::Namespaces;
                     self.events.log_read(kind, true, &mut self.actions);
                 }
                 Ok(())
@@ -89,7 +89,7 @@ impl Controller {
                 if !command.retain_event {
                     // What was read from the beginning on shows all changes so far.
                     let complete = command.offset == 0;
-                    self.events.log_read(EventKind::AnaChanged, complete, &mut self.actions);
+                    self.events.log_read(EventKind::Ana, complete, &mut self.actions);
                 }
                 Ok(())
             }

@@ -232,7 +232,10 @@ impl fmt::Display for SubsystemError {
             Self::BlockSize(nsid) => write!(f, "namespace {nsid} has an impossible block size"),
             Self::Empty(nsid) => write!(f, "namespace {nsid} has no blocks"),
             Self::AnaGroup(nsid) => {
-                write!(f, "the ANA group of namespace {nsid} is outside 1 to the most namespaces, or ANA is off")
+                write!(
+                    f,
+                    "the ANA group of namespace {nsid} is outside 1 to the most namespaces, or ANA is off"
+                )
             }
             Self::Limit(name) => write!(f, "the limit {name} is out of range"),
             Self::Text(name) => write!(f, "the {name} is too long or not printable ASCII"),

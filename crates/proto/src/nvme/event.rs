@@ -32,8 +32,7 @@ impl AsyncEvent {
     pub const NAMESPACE_CHANGED: Self =
         Self { kind: TYPE_NOTICE, info: 0x00, lid: super::log::lid::CHANGED_NAMESPACES };
     /// Asymmetric Namespace Access Change; log 0Ch says which.
-    pub const ANA_CHANGED: Self =
-        Self { kind: TYPE_NOTICE, info: 0x03, lid: super::log::lid::ANA };
+    pub const ANA_CHANGED: Self = Self { kind: TYPE_NOTICE, info: 0x03, lid: super::log::lid::ANA };
     /// Discovery Log Page Change.
     pub const DISCOVERY_CHANGED: Self =
         Self { kind: TYPE_NOTICE, info: 0xf0, lid: super::log::lid::DISCOVERY };

@@ -153,7 +153,13 @@ impl Reactor {
                     // The receiver waits for exactly this.
                     let _ = started.send(Ok((sender, backend)));
                     drop(started);
-                    core.run()
+                    core.run().inspect_err(|error| {
+                        // Nobody waits for this thread before the service is told to stop.
+                        tracing::error!(
+                            name = config.name,
+                            "this core has ended, its I/O broke: {error}"
+                        );
+                    })
                 }
                 Err(error) => {
                     let _ = started.send(Err(error));

@@ -343,15 +343,7 @@ impl NamespaceConfig {
     #[must_use]
     pub fn new(bdev: SharedBdev) -> Self {
         let visibility = Visibility::All;
-        Self {
-            nsid: None,
-            bdev,
-            uuid: None,
-            nguid: None,
-            eui64: None,
-            visibility,
-            ana_group: None,
-        }
+        Self { nsid: None, bdev, uuid: None, nguid: None, eui64: None, visibility, ana_group: None }
     }
 }
 
@@ -393,7 +385,9 @@ pub enum TargetError {
     #[error("nothing listens on {0}")]
     NoListener(SocketAddr),
     /// The subsystem reports no Asymmetric Namespace Access.
-    #[error("{0} reports no ANA: only a subsystem that was created with ANA reporting has ANA groups")]
+    #[error(
+        "{0} reports no ANA: only a subsystem that was created with ANA reporting has ANA groups"
+    )]
     NoAna(Nqn),
     /// An ANA group is out of range.
     #[error("{nqn} has the ANA groups 1 to {max}, and not {group}")]

@@ -58,7 +58,9 @@ impl Paths<'_> {
     fn listener(&self, what: &str, port: u16, more: &str) -> Result<()> {
         let address = format!("-t tcp -a 127.0.0.1 -s {port}");
         match what {
-            "add" | "remove" => self.rpc(&format!("nvmf_subsystem_{what}_listener {NQN} {address}")),
+            "add" | "remove" => {
+                self.rpc(&format!("nvmf_subsystem_{what}_listener {NQN} {address}"))
+            }
             _ => self.rpc(&format!("nvmf_subsystem_listener_set_ana_state {NQN} {address} {more}")),
         }
     }

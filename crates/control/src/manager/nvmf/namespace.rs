@@ -75,7 +75,13 @@ impl Change<'_> {
         Ok(nsid)
     }
 
-    pub(super) fn put_namespace(&mut self, target: &str, nqn: &Nqn, nsid: u32, namespace: &Namespace) {
+    pub(super) fn put_namespace(
+        &mut self,
+        target: &str,
+        nqn: &Nqn,
+        nsid: u32,
+        namespace: &Namespace,
+    ) {
         let params = json!({ "nqn": nqn.as_str(), "namespace": namespace_params(nsid, namespace) });
         let key = namespace_key(target, nqn, nsid);
         self.put(key, entry(target, "nvmf_subsystem_add_ns", params));

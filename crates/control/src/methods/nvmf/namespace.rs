@@ -62,9 +62,7 @@ fn identifier<'de, const LEN: usize, D: Deserializer<'de>>(
 
 fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
     let new = params.namespace;
-    refuse(&[
-        ("ptpl_file", new.ptpl_file.is_some()),
-    ])?;
+    refuse(&[("ptpl_file", new.ptpl_file.is_some())])?;
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
     let nqn = super::nqn(&params.nqn)?;

@@ -185,8 +185,8 @@ fn describe(subsystem: &Subsystem) -> Value {
     let options = &subsystem.options;
     let hosts: Vec<Value> = subsystem.hosts.iter().map(describe_host).collect();
     let namespaces = subsystem.namespaces.iter();
-    let own = namespaces
-        .map(|(nsid, ns)| (*nsid, describe_namespace(*nsid, ns, options.ana_reporting)));
+    let own =
+        namespaces.map(|(nsid, ns)| (*nsid, describe_namespace(*nsid, ns, options.ana_reporting)));
     let of_pool = subsystem.pool.iter().flat_map(|pool| {
         let namespaces = pool.map.namespaces.iter();
         namespaces.map(|namespace| (namespace.nsid.0, describe_carved(pool, namespace)))

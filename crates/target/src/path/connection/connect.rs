@@ -227,29 +227,31 @@ impl Connection {
         let reached = subsystem.filter(|s| snapshot.leads_to(port_id, &s.subsystem));
         // Slot 0 is the only one before Connect; a close has freed it.
         let command = self.commands.slots.resume_at(0);
-        let error = match (result, reached.map(|s| VisibleSubsystem::new(s, &request.hostnqn, port_id))) {
-            (Ok(()), Some(visible)) => {
-                // Until the host has proved itself, if it has to.
-                self.role = Role::Proving(Box::new(IoQueue { qid: request.qid, home, visible }));
-                let Some(command) = command else { return };
-                let cid = self.commands.slots.get(command.key()).cid();
-                self.commands.slots.release(command);
-                if self.life.state < LifeState::Terminating {
-                    self.connected(cx, core, &request, cid, home.cntlid);
+        let error =
+            match (result, reached.map(|s| VisibleSubsystem::new(s, &request.hostnqn, port_id))) {
+                (Ok(()), Some(visible)) => {
+                    // Until the host has proved itself, if it has to.
+                    self.role =
+                        Role::Proving(Box::new(IoQueue { qid: request.qid, home, visible }));
+                    let Some(command) = command else { return };
+                    let cid = self.commands.slots.get(command.key()).cid();
+                    self.commands.slots.release(command);
+                    if self.life.state < LifeState::Terminating {
+                        self.connected(cx, core, &request, cid, home.cntlid);
+                    }
+                    if self.commands.is_proven() {
+                        self.begin_io();
+                    }
+                    return;
                 }
-                if self.commands.is_proven() {
-                    self.begin_io();
+                (Ok(()), None) => {
+                    let (qid, from) = (request.qid, core.place(self.key));
+                    let message = Message::IoClosed { home: home.place.key, qid, from };
+                    core.send(home.place.core, message);
+                    controller_gone()
                 }
-                return;
-            }
-            (Ok(()), None) => {
-                let (qid, from) = (request.qid, core.place(self.key));
-                let message = Message::IoClosed { home: home.place.key, qid, from };
-                core.send(home.place.core, message);
-                controller_gone()
-            }
-            (Err(error), _) => error,
-        };
+                (Err(error), _) => error,
+            };
         if let Some(command) = command {
             self.refuse_connect(core, command, &error);
         }
