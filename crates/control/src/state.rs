@@ -53,7 +53,7 @@ use serde_json::Value;
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use error::StateError;
 pub use format::MAX_CHANGE_BYTES;
-pub use kept::{Kept, StateJournal, read_catalogue};
+pub use kept::{Kept, StateJournal};
 pub use store::{Health, Permit, Store};
 
 /// A call of the control plane that makes a part of the configuration.

@@ -18,8 +18,6 @@ const FACTS: [&str; 2] = ["/proc", "/sys"];
 /// What a daemon reads besides: who this machine is, and what udev knows of its drives.
 const IDENTITY: [&str; 4] =
     ["/etc/machine-id", "/var/lib/dbus/machine-id", "/etc/nvme", "/run/udev/data"];
-/// Where devices are, also those that come while a daemon runs.
-const DEVICES: &str = "/dev";
 /// Work queues of Intel DSA.
 const ACCELERATORS: &str = "/dev/dsa";
 /// The priority of a socket above which it takes CAP_NET_ADMIN.
@@ -102,7 +100,9 @@ pub(crate) fn enter_serve(
         return Ok(());
     }
     let reach = reach()?;
-    let data = if args.confine.is_empty() { by_default(&reach) } else { args.confine.clone() };
+    let is_confined = !args.confine.is_empty();
+    // Clients of SPDK name any file while a daemon runs. Whoever can say which files that are says it.
+    let data = if is_confined { args.confine.clone() } else { vec![PathBuf::from("/")] };
     let mut files = facts();
     files.extend(IDENTITY.map(|path| Rule::if_there(path, Access::Read)));
     files.extend(reach.own.iter().map(|path| Rule::new(path, Access::Keep)));
@@ -123,33 +123,12 @@ pub(crate) fn enter_serve(
             | CapabilitySet::SYS_ADMIN,
     };
     // Who says where a daemon may go does not want one that may go anywhere.
-    let choice = args.sandbox.sandbox.or((!args.confine.is_empty()).then_some(SandboxChoice::On));
-    if enter_as(choice, &policy)?.is_some_and(|sandbox| sandbox.missing().restricts_files()) {
+    let choice = args.sandbox.sandbox.or(is_confined.then_some(SandboxChoice::On));
+    let sandbox = enter_as(choice, &policy)?;
+    if is_confined && sandbox.is_some_and(|sandbox| sandbox.missing().restricts_files()) {
         raceline_bdev::confine_to(data);
     }
     Ok(())
-}
-
-/// Where a daemon finds its data, unless `--confine` says it: all devices, and what the configuration names. In place
-/// of a file that is missing, and may come back, its folder.
-fn by_default(reach: &Reach) -> Vec<PathBuf> {
-    let mut all = vec![PathBuf::from(DEVICES)];
-    let is_below_devices = |path: &Path| path.starts_with(DEVICES);
-    for file in &reach.data {
-        let there = file.canonicalize().ok();
-        let path = there.or_else(|| file.parent()?.canonicalize().ok());
-        match path {
-            Some(path) if !is_below_devices(&path) => all.push(path),
-            Some(_) => {}
-            None => tracing::warn!(
-                "{} and its folder are not there: restart this daemon when they are, because it cannot open what \
-                 was not there at its start",
-                file.display()
-            ),
-        }
-    }
-    all.dedup();
-    all
 }
 
 fn facts() -> Vec<Rule> {

@@ -206,6 +206,8 @@ const REQUESTS: &[u32] = &[
     0x541b,      // FIONREAD: bytes that a socket has received
     0x5421,      // FIONBIO
     0x1268,      // BLKSSZGET
+    0x4008_8a01, // EPIOCSPARAMS
+    0x8008_8a02, // EPIOCGPARAMS
     0xc048_4e41, // NVME_IOCTL_ADMIN_CMD
     0xc048_4e43, // NVME_IOCTL_IO_CMD
     0x4e44,      // NVME_IOCTL_RESET

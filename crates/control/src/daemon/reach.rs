@@ -1,25 +1,17 @@
-//! The part of the file system that a daemon needs, for a process that gives up the rest before it starts one.
+//! The directories that a daemon needs, for a process that gives up the rest before it starts one.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-
-use serde_json::Value;
 
 use super::{DaemonConfig, StartError, read_config};
 use crate::cores::LOCK_DIRECTORY;
 use crate::server::socket_directory;
-use crate::state::read_catalogue;
-
-/// The parameters of methods that name files.
-const FILE_PARAMETERS: [&str; 2] = ["filename", "path"];
+use crate::state::RealDisk;
 
 /// What a daemon needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     /// Directories in which it makes and removes files: of the socket, of the state, of locks.
     pub own: Vec<PathBuf>,
-    /// Files and devices that the configuration names, kept or to be loaded. They need not be there.
-    pub data: Vec<PathBuf>,
 }
 
 impl Reach {
@@ -30,49 +22,34 @@ impl Reach {
     /// When the configuration or the state cannot be read, as the start of the daemon would say.
     pub fn of(config: &mut DaemonConfig) -> Result<Self, StartError> {
         let mut reach = Self::default();
-        let mut data = BTreeSet::new();
         if let Some(file) = &config.config {
-            let sections = config.calls.insert(read_config(file)?);
-            let calls = sections.iter().flat_map(|section| &section.config);
-            calls.filter_map(|call| call.params.as_ref()).for_each(|all| collect(all, &mut data));
+            config.calls = Some(read_config(file)?);
         }
         if let Some(dir) = &config.state_dir {
-            let catalogue = read_catalogue(dir)?;
-            catalogue.entries().for_each(|(_, entry)| collect(&entry.params, &mut data));
+            // Makes it, and says now if another daemon uses it.
+            drop(RealDisk::open(dir)?);
             reach.own.push(dir.clone());
         }
         reach.own.push(socket_directory(&config.socket)?);
         if !config.cores.is_empty() {
             reach.own.push(LOCK_DIRECTORY.into());
         }
-        reach.data = data.into_iter().collect();
         Ok(reach)
     }
 }
 
-/// Adds the files that a call names, as the system resolves names: against the working directory.
-fn collect(params: &Value, files: &mut BTreeSet<PathBuf>) {
-    let named = FILE_PARAMETERS.iter().filter_map(|name| params.get(name)?.as_str());
-    files.extend(named.filter_map(|name| std::path::absolute(name).ok()));
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use serde_json::json;
 
     use super::*;
 
     #[test]
-    fn the_files_of_a_configuration_are_within_reach() {
+    fn directories_are_made_and_the_configuration_is_read_once() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.json");
         let calls = json!({ "subsystems": [{ "subsystem": "bdev", "config": [
             { "method": "bdev_aio_create", "params": { "name": "A", "filename": "/srv/a.img" } },
-            { "method": "bdev_uring_create", "params": { "name": "B", "filename": "b.img" } },
-            { "method": "bdev_malloc_create", "params": { "name": "/srv/no", "num_blocks": 8 } },
-            { "method": "bdev_aio_create", "params": { "name": "A2", "filename": "/srv/a.img" } },
         ] }] });
         std::fs::write(&file, calls.to_string()).unwrap();
         let state = folder.path().join("state");
@@ -84,40 +61,9 @@ mod tests {
             ..DaemonConfig::default()
         };
         let reach = Reach::of(&mut config).unwrap();
-        assert_eq!(config.calls.unwrap()[0].config.len(), 4);
-        let relative = std::env::current_dir().unwrap().join("b.img");
-        let mut data = vec!["/srv/a.img".into(), relative];
-        data.sort();
-        assert_eq!(reach.data, data);
+        assert_eq!(config.calls.unwrap()[0].config.len(), 1);
         assert_eq!(reach.own, [state, folder.path().join("run"), "/var/tmp".into()]);
         assert!(reach.own.iter().all(|directory| directory.is_dir()));
-    }
-
-    #[test]
-    fn what_is_kept_is_within_reach() {
-        use crate::manager::catalogue::{Catalogue, Entry, Key, Record, Section};
-        use crate::manager::journal::Journal as _;
-        use crate::state::StateJournal;
-        let folder = tempfile::tempdir().unwrap();
-        let state = folder.path().join("state");
-        let (journal, _) = StateJournal::open(&state).unwrap();
-        let params = json!({ "name": "A", "filename": "/srv/kept.img" });
-        let entry = Entry { section: Section::Bdev, method: "bdev_aio_create".to_owned(), params };
-        let record = Record::Put { key: Key::new(&["bdev", "A"]), entry };
-        let position = journal.keep(&record).unwrap();
-        journal.wait(position).unwrap();
-        drop(journal);
-        let mut config = DaemonConfig {
-            socket: folder.path().join("rpc.sock"),
-            state_dir: Some(state.clone()),
-            ..DaemonConfig::default()
-        };
-        assert_eq!(Reach::of(&mut config).unwrap().data, [Path::new("/srv/kept.img")]);
-        // Reading changed nothing, and the directory is free again.
-        let (_, kept) = StateJournal::open(&state).unwrap();
-        let mut expected = Catalogue::default();
-        expected.apply(record);
-        assert_eq!(kept.catalogue, expected);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 
-use super::change_log::ChangeLog;
 use super::disk::{Disk, RealDisk};
 use super::{Call, Configuration, Permit, Recovered, StateError, Store, SubsystemConfig};
 use crate::manager::catalogue::{Catalogue, Entry, Key, Record, Section};
@@ -22,16 +21,6 @@ pub struct StateJournal {
     store: Store,
     /// Room for the change in progress; there is one at a time.
     permit: Mutex<Option<Permit>>,
-}
-
-/// Reads what a state directory holds, makes the directory if it is missing, repairs what a crash has left there, and
-/// lets it go. Starts no thread.
-///
-/// # Errors
-/// As [`StateJournal::open`].
-pub fn read_catalogue(dir: &Path) -> Result<Catalogue, StateError> {
-    let (_, recovered) = ChangeLog::open(Arc::new(RealDisk::open(dir)?))?;
-    catalogue_of(recovered).map_err(|problem| incomplete(dir, problem))
 }
 
 fn incomplete(dir: &Path, problem: String) -> StateError {
