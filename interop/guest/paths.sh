@@ -159,6 +159,7 @@ clean() { log_clean 'nvme_ns_head_submit_bio|no usable path|no available path|fa
 gone() { disconnect; }
 
 dispatch "$@"
+modprobe nvme-tcp
 log_start
 check connect-both 60 connect_both
 check non-optimized 110 ana_follows non_optimized non-optimized
