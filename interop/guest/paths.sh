@@ -41,6 +41,8 @@ wait_live() {
         i=$((i + 1))
     done
 }
+# ask REQUEST: the machine outside carries it out.  (The output of a check goes to a file.)
+ask() { echo "REQUEST $1" >/dev/ttyS1; }
 # writes PORT: prints how many writes the path has completed.
 writes() { set -- $(cat "$(path "$1")/stat"); echo "$5"; }
 policy() { echo "$1" >"$(echo /sys/class/nvme-subsystem/nvme-subsys*/iopolicy)"; }
@@ -85,14 +87,14 @@ ana_follows() {
     policy round-robin
     fio_background 8m 3
     sleep 1
-    echo "REQUEST $1 a"
+    ask "$1 a"
     wait_ana "$PORT_A" "$2"
     wait_ana "$PORT_B" optimized
     a=$(writes "$PORT_A") b=$(writes "$PORT_B")
     sleep 1
     [ "$(writes "$PORT_A")" = "$a" ] || fail "writes still go by the path in state $2"
     [ "$(writes "$PORT_B")" -gt "$b" ] || [ -s /tmp/fio.rc ] || fail "no writes go by the other path"
-    echo "REQUEST optimized a"
+    ask "optimized a"
     wait_ana "$PORT_A" optimized
     fio_succeeded 90
 }
@@ -102,33 +104,33 @@ swap() {
     policy numa
     fio_background 8m 4
     for i in 1 2 3 4 5; do
-        echo "REQUEST inaccessible a"
+        ask "inaccessible a"
         wait_ana "$PORT_A" inaccessible
-        echo "REQUEST optimized a"
+        ask "optimized a"
         wait_ana "$PORT_A" optimized
-        echo "REQUEST inaccessible b"
+        ask "inaccessible b"
         wait_ana "$PORT_B" inaccessible
-        echo "REQUEST optimized b"
+        ask "optimized b"
         wait_ana "$PORT_B" optimized
     done
     fio_succeeded 100
 }
 # With no path that is accessible, the kernel holds I/O back, and goes on when one comes.
 none_left() {
-    echo "REQUEST inaccessible a"
-    echo "REQUEST inaccessible b"
+    ask "inaccessible a"
+    ask "inaccessible b"
     wait_ana "$PORT_A" inaccessible
     wait_ana "$PORT_B" inaccessible
     dd if="$(dev 1)" of=/dev/null bs=4k count=1 iflag=direct 2>/tmp/dd &
     sleep 2
     kill -0 $! 2>/dev/null || { cat /tmp/dd; fail "a read ended without a path"; }
-    echo "REQUEST optimized b"
+    ask "optimized b"
     wait $! || { cat /tmp/dd; fail "the read failed"; }
-    echo "REQUEST optimized a"
+    ask "optimized a"
     wait_ana "$PORT_A" optimized
 }
 move_group() {
-    echo "REQUEST move 7"
+    ask "move 7"
     local i=0
     while [ "$(cat "$(path "$PORT_A")/ana_grpid")" != 7 ]; do
         [ $i -lt 100 ] || fail "the group is $(cat "$(path "$PORT_A")/ana_grpid")"
@@ -146,9 +148,9 @@ cut_under_io() {
         for name in a b; do
             [ $name = a ] && p=$PORT_A || p=$PORT_B
             sleep 1
-            echo "REQUEST cut $name"
+            ask "cut $name"
             sleep 1
-            echo "REQUEST mend $name"
+            ask "mend $name"
             wait_live "$p"
             wait_ana "$p" optimized
         done
