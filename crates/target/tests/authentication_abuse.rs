@@ -299,7 +299,7 @@ fn strangers_with_the_name_of_a_host_take_none_of_its_controllers() {
     let mut third = RawHost::open(address, Wants::default());
     let busy = third.connect(QueueId::ADMIN, 32, ControllerId::DYNAMIC).status;
     assert!(busy.same_code(Status::CONNECT_CONTROLLER_BUSY), "{busy}");
-    drop((strangers, hosts));
+    drop((strangers, hosts, third));
     all_closed(&target);
     target.shutdown().unwrap();
 }
