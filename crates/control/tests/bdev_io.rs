@@ -578,7 +578,7 @@ fn bad_controllers_are_refused_whole() {
         (json!({ "subnqn": "nqn.2016-06.io.spdk:nobody" }), -5, "Input/output error"),
         (json!({ "max_bdevs": 0 }), -22, "max_bdevs cannot be zero"),
         (json!({ "num_io_queues": 0 }), -22, "num_io_queues out of bounds, min: 1 max: 65536"),
-        (json!({ "psk": "key0" }), -32602, "parameter psk is not supported"),
+        (json!({ "psk": "key0" }), -126, "Required key not available"),
         (json!({ "prchk_guard": true }), -32602, "parameter prchk_guard is not supported"),
         (json!({ "ctrlr_loss_timeout_sec": -1 }), -22, "Invalid argument"),
         (json!({ "ctrlr_loss_timeout_sec": 2, "reconnect_delay_sec": 3 }), -22, "Invalid argument"),

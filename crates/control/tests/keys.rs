@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, TlsKey};
+use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, IdentityVersion, TlsKey};
 use raceline_control::keyring::{KeyFolder, Places};
 use raceline_control::manager::ManagerConfig;
 use raceline_host::blocking::Host;
 use raceline_host::{Credentials, HostConfig};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_tls::{ClientPsk, TlsConnector};
 use serde_json::{Value, json};
 use support::{Daemon, Kept, ok};
 use tempfile::TempDir;
@@ -466,34 +467,98 @@ fn texts_that_are_no_key_are_refused_and_not_shown() {
     daemon.kill();
 }
 
+/// Whether a host with this pre-shared key can connect over TLS; `None`: without TLS.
+fn admits_over_tls(address: SocketAddr, key: Option<(&TlsKey, IdentityVersion)>) -> bool {
+    let mut config = config(address);
+    if let Some((key, version)) = key {
+        let psk = ClientPsk::new(key, version, &config.hostnqn, &config.subnqn).unwrap();
+        config.streams = Some(Arc::new(TlsConnector::new(psk)));
+    }
+    Host::connect(config).map(Host::disconnect).is_ok()
+}
+
 #[test]
-fn a_pre_shared_key_is_kept_and_no_listener_pretends_to_encrypt() {
+fn a_controller_is_attached_over_tls_by_the_name_of_a_key() {
     let field = Field::new();
     let daemon = field.start();
     export(&daemon);
-    let psk = TlsKey::generate(Hash::Sha384).unwrap();
+    let psk = TlsKey::generate(Hash::Sha256).unwrap();
     field.write("psk", &psk.to_text());
     field.add_key(&daemon, "psk");
     add_host(&daemon, json!({ "psk": "psk" }));
     let at = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" });
     let secure = json!({ "nqn": NQN, "listen_address": at, "secure_channel": true });
-    let error = daemon.call("nvmf_subsystem_add_listener", secure).unwrap_err();
-    assert!(error.contains("no TLS"), "{error}");
+    ok(daemon.call("nvmf_subsystem_add_listener", secure));
+    let listed = ok(daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })));
+    let attach = |psk: Value| {
+        let mut params = json!({
+            "name": "R", "trtype": "tcp", "traddr": "127.0.0.1", "subnqn": NQN, "hostnqn": HOST,
+            "trsvcid": listed[1]["address"]["trsvcid"], "adrfam": "ipv4",
+        });
+        params.as_object_mut().unwrap().extend(psk.as_object().unwrap().clone());
+        daemon.call("bdev_nvme_attach_controller", params)
+    };
+    assert!(attach(json!({})).unwrap_err().contains("--tls-psk"));
+    assert_eq!(attach(json!({ "psk": "psk" })), Ok(json!(["Rn1"])));
+    let before = daemon.picture();
+    daemon.kill();
+    let daemon = field.start();
+    assert_eq!(daemon.picture()["config"], before["config"], "the name of the key is kept");
+    daemon.kill();
+}
+
+#[test]
+fn a_secure_listener_takes_hosts_with_their_pre_shared_key_and_no_others() {
+    let field = Field::new();
+    let daemon = field.start();
+    let plain = export(&daemon);
+    let [psk, other] = [Hash::Sha384, Hash::Sha256].map(|hash| TlsKey::generate(hash).unwrap());
+    field.write("psk", &psk.to_text());
+    field.add_key(&daemon, "psk");
+    add_host(&daemon, json!({ "psk": "psk" }));
+    let at = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let secure = json!({ "nqn": NQN, "listen_address": at, "secure_channel": true });
+    ok(daemon.call("nvmf_subsystem_add_listener", secure.clone()));
+    let listeners =
+        |daemon: &Kept| ok(daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })));
+    let listed = listeners(&daemon);
+    assert_eq!(
+        (&listed[0]["secure_channel"], &listed[1]["secure_channel"]),
+        (&Value::Null, &json!(true))
+    );
+    let port = listed[1]["address"]["trsvcid"].as_str().unwrap().parse().unwrap();
+    let address = SocketAddr::new(plain.ip(), port);
+    let judge = || {
+        for version in [IdentityVersion::Zero, IdentityVersion::One] {
+            assert!(admits_over_tls(address, Some((&psk, version))));
+            assert!(!admits_over_tls(address, Some((&other, version))));
+            assert!(!admits_over_tls(plain, Some((&psk, version))));
+        }
+        assert!(!admits_over_tls(address, None));
+        assert!(admits_over_tls(plain, None));
+    };
+    judge();
     let before = daemon.picture();
     daemon.kill();
     let daemon = field.start();
     assert_eq!(daemon.picture(), before);
     assert_eq!(shown(&daemon)["psk"], "psk");
-    let kept = |daemon: &Kept| {
-        let model = daemon.manager.model();
-        let kept = model.nvmf.target("nvmf_tgt").unwrap().pre_shared_keys();
-        let owned =
-            kept.map(|(subsystem, host, key)| (subsystem.clone(), host.clone(), key.clone()));
-        owned.collect::<Vec<_>>()
-    };
-    assert_eq!(kept(&daemon), [(Nqn::new(NQN).unwrap(), Nqn::new(HOST).unwrap(), psk)]);
+    assert_eq!(listeners(&daemon), listed);
+    judge();
+    // A key that is taken away shuts its host out, and so does a host that is taken from the list.
     ok(daemon.call("keyring_file_remove_key", json!({ "name": "psk" })));
-    assert!(kept(&daemon).is_empty());
+    let knows = || admits_over_tls(address, Some((&psk, IdentityVersion::One)));
+    assert!(!knows());
+    ok(daemon.call("nvmf_subsystem_remove_host", host(json!({}))));
+    field.add_key(&daemon, "psk");
+    add_host(&daemon, json!({ "psk": "psk" }));
+    assert!(knows());
+    ok(daemon.call("nvmf_subsystem_remove_host", host(json!({}))));
+    assert!(!knows());
+    let any = json!({ "nqn": NQN, "allow_any_host": true });
+    ok(daemon.call("nvmf_subsystem_allow_any_host", any));
+    let error = daemon.call("nvmf_subsystem_add_listener", secure).unwrap_err();
+    assert!(error.contains("Cannot establish secure channel"), "{error}");
     daemon.kill();
 }
 
@@ -522,7 +587,7 @@ fn a_controller_is_attached_with_keys_that_can_change() {
         assert!(attach(keys).unwrap_err().contains("(-5)"));
     }
     assert!(attach(json!({ "dhchap_key": "none" })).unwrap_err().contains("(-126)"));
-    assert!(attach(json!({ "psk": "key0" })).unwrap_err().contains("psk"));
+    assert!(attach(json!({ "psk": "key0" })).unwrap_err().contains("NVMeTLSkey-1"));
     let both = json!({ "dhchap_key": "key0", "dhchap_ctrlr_key": "ckey0" });
     assert_eq!(ok(attach(both.clone())), json!(["Nn1"]));
     let entry = || {

@@ -197,9 +197,9 @@ fn what_is_wrong_changes_nothing() {
         ("nvmf_create_subsystem", json!({ "nqn": "x" }), -32603, "Unable to create subsystem x"),
         (
             "nvmf_create_subsystem",
-            json!({ "nqn": format!("{NQN}2"), "ana_reporting": true }),
+            json!({ "nqn": format!("{NQN}2"), "passthrough": true }),
             -32602,
-            "parameter ana_reporting is not supported",
+            "parameter passthrough is not supported",
         ),
         (
             "nvmf_create_subsystem",

@@ -199,9 +199,12 @@ fn advice(name: &str, nature: Nature, ends: &EndsArgs, change: Change) -> String
             text,
             "  raceline host set {nqn} {host} --dhchap-key {name} --previous-dhchap-key {name}{OLD_SUFFIX}"
         ),
-        (KeyKind::Tls, Change::New) => {
-            writeln!(text, "  raceline host add {nqn} {host} --psk {name}")
-        }
+        (KeyKind::Tls, Change::New) => writeln!(
+            text,
+            "  raceline host add {nqn} {host} --psk {name}\n  \
+             raceline port add {nqn} {address}:{} --tls",
+            ends.trsvcid
+        ),
         (KeyKind::Tls, Change::Rotation) => writeln!(
             text,
             "  raceline host rm {nqn} {host} && raceline host add {nqn} {host} --psk {name}"
@@ -220,7 +223,9 @@ fn advice(name: &str, nature: Nature, ends: &EndsArgs, change: Change) -> String
             text,
             "  nvme check-tls-key --insert --identity 1 --hostnqn {host} --subsysnqn {nqn} --keydata {secret}\n  \
              nvme keys insert-tls-psk --identity 1 --hostnqn {host} --subsysnqn {nqn} --keydata {secret}    \
-             (nvme-cli 3)\n  nvme connect {at} -q {host} --tls\n"
+             (nvme-cli 3)\n  nvme connect {at} -q {host} --tls\n  \
+             raceline identify -a {address} -s {} -n {nqn} -q {host} --tls-psk ./{name}.key\n",
+            ends.trsvcid
         ),
     };
     text

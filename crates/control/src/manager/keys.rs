@@ -100,7 +100,7 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is no such key, or it is none of the kind that is needed.
-    pub(super) fn hold<T>(
+    pub fn hold<T>(
         &mut self,
         name: &str,
         read: fn(&keyring::Key) -> Result<T, KeyringError>,

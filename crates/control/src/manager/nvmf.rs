@@ -11,8 +11,9 @@ mod live;
 mod namespace;
 mod pool;
 mod referral;
+mod secure;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
@@ -30,6 +31,7 @@ pub use listener::ListenAddress;
 pub(crate) use live::stop;
 pub use pool::{Pool, PoolNamespaceParams, PoolParams};
 pub use referral::Referral;
+pub use secure::SecureChannel;
 
 /// The target of every method call that names none.
 pub const DEFAULT_TARGET: &str = "nvmf_tgt";
@@ -68,6 +70,10 @@ pub struct NvmfTarget {
     pub transport: Option<Transport>,
     /// The subsystems by name.
     pub subsystems: BTreeMap<Nqn, Subsystem>,
+    /// The addresses at which connections have to be secure, whatever they lead to.
+    pub secure: BTreeSet<ListenAddress>,
+    /// The keys for these addresses.
+    pub secure_channel: SecureChannel,
     /// Listeners that the discovery service reports as its own.
     pub discovery_listeners: Vec<ListenAddress>,
     /// Other places that hosts are referred to.
@@ -228,6 +234,13 @@ impl NvmfTarget {
     pub(super) fn subsystem_mut(&mut self, nqn: &Nqn) -> Result<&mut Subsystem, ManagerError> {
         let missing = || ManagerError::missing("subsystem", nqn.as_str());
         self.subsystems.get_mut(nqn).ok_or_else(missing)
+    }
+
+    /// Forgets of which addresses that nothing listens on any more connections had to be secure.
+    fn forget_unused_addresses(&mut self) {
+        let subsystems = self.subsystems.values().flat_map(|subsystem| &subsystem.listeners);
+        let used: BTreeSet<&ListenAddress> = subsystems.chain(&self.discovery_listeners).collect();
+        self.secure.retain(|address| used.contains(address));
     }
 
     /// The cores, if there is a transport.

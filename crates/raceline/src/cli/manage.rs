@@ -272,9 +272,19 @@ pub(crate) enum PortVerb {
         nqn: Option<String>,
     },
     /// Let hosts reach a subsystem at an address
-    Add(PortChange),
+    Add(PortAdd),
     /// Stop it
     Rm(PortChange),
+}
+
+/// An address for a subsystem.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PortAdd {
+    #[command(flatten)]
+    pub(crate) change: PortChange,
+    /// Only over TLS, and only hosts that have a pre-shared key (host add --psk)
+    #[arg(long)]
+    pub(crate) tls: bool,
 }
 
 /// A subsystem and an address.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::subsystem::{documents, rows};
 use super::{Daemon, text};
-use crate::cli::manage::{PortArgs, PortChange, PortVerb};
+use crate::cli::manage::{PortAdd, PortArgs, PortChange, PortVerb};
 use crate::failure::Failure;
 use crate::table::Table;
 
@@ -15,14 +15,19 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         PortVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
-        PortVerb::Add(PortChange { nqn, address }) => {
+        PortVerb::Add(PortAdd { change: PortChange { nqn, address }, tls }) => {
             known(&mut daemon, nqn)?;
             // The cores start with the transport; users need not know that.
             if daemon.list("nvmf_get_transports", Value::Null)?.is_empty() {
                 daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
             }
-            let answer = daemon.call("nvmf_subsystem_add_listener", params(nqn, *address))?;
-            daemon.done(&answer, &format!("{nqn} is reached at {address}"))
+            let mut listener = params(nqn, *address);
+            if *tls {
+                listener["secure_channel"] = true.into();
+            }
+            let answer = daemon.call("nvmf_subsystem_add_listener", listener)?;
+            let way = if *tls { " over TLS" } else { "" };
+            daemon.done(&answer, &format!("{nqn} is reached at {address}{way}"))
         }
         PortVerb::Rm(PortChange { nqn, address }) => {
             known(&mut daemon, nqn)?;

@@ -57,7 +57,7 @@ impl Change<'_> {
         if let Some(cores) = cores {
             cores.set_ana_state(nqn, address.socket()?, group, state)?;
         }
-        self.put_listener(target, nqn, address, &ana);
+        self.put_listener(target, nqn, address, &ana)?;
         self.with_subsystem(target, nqn, |subsystem| {
             subsystem.ana.insert(address.clone(), ana);
         })
@@ -99,9 +99,13 @@ impl Change<'_> {
         nqn: &Nqn,
         address: &ListenAddress,
         ana: &ListenerAna,
-    ) {
+    ) -> Result<(), ManagerError> {
+        let is_secure = self.model().nvmf.target(target)?.secure.contains(address);
         let mut params = json!({ "nqn": nqn.as_str(), "listen_address": address });
         if let Some(members) = params.as_object_mut() {
+            if is_secure {
+                members.insert("secure_channel".to_owned(), true.into());
+            }
             if ana.all != AnaState::default() {
                 members.insert("ana_state".to_owned(), ana_word(ana.all).into());
             }
@@ -111,6 +115,7 @@ impl Change<'_> {
         }
         let key = key(target, &["subsystem", nqn.as_str(), "listener", &address.to_string()]);
         self.put(key, entry(target, "nvmf_subsystem_add_listener", params));
+        Ok(())
     }
 }
 

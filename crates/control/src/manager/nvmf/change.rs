@@ -182,7 +182,16 @@ impl Change<'_> {
         if let Some(cores) = cores {
             cores.remove_subsystem(nqn)?;
         }
-        let removed = self.model_mut().nvmf.target_mut(target)?.subsystems.remove(nqn);
+        let removed = {
+            let mut model = self.model_mut();
+            let target = model.nvmf.target_mut(target)?;
+            let removed = target.subsystems.remove(nqn);
+            for host in removed.iter().flat_map(|subsystem| &subsystem.hosts) {
+                target.secure_channel.set(nqn, &host.nqn, None)?;
+            }
+            target.forget_unused_addresses();
+            removed
+        };
         if let Some(subsystem) = removed {
             self.release_namespaces(&subsystem);
         }
@@ -246,9 +255,9 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         address: &ListenAddress,
-        ana: ListenerAna,
+        (ana, is_secure): (ListenerAna, bool),
     ) -> Result<(), ManagerError> {
-        let cores = {
+        let (cores, streams) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             let listeners = listeners(found, nqn)?;
@@ -259,24 +268,29 @@ impl Change<'_> {
                 let text = format!("{nqn} has {MAX_LISTENERS} listeners already");
                 return Err(ManagerError::Invalid(text));
             }
-            found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?
+            let cores = found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?;
+            (cores, is_secure.then(|| found.secure_channel.streams()))
         };
         let socket = address.socket()?;
-        let listen = || cores.add_subsystem_listener_in(nqn, socket, None, &ana);
+        let listen = || cores.add_subsystem_listener_in(nqn, socket, streams.clone(), &ana);
         // A listener that is restored waits for its address to become free; a client can ask again itself.
         let real = match self.manager().phase() {
             Phase::Runtime => listen(),
             Phase::Startup | Phase::Starting => Target::listen_after_restart(listen),
         };
         let real = ListenAddress::from(real?);
-        self.put_listener(target, nqn, &real, &ana);
-        let mut model = self.model_mut();
-        let target = model.nvmf.target_mut(target)?;
-        listeners_mut(target, nqn)?.push(real.clone());
-        if let Some(subsystem) = target.subsystems.get_mut(nqn) {
-            subsystem.ana.insert(real, ana);
+        {
+            let mut model = self.model_mut();
+            let target = model.nvmf.target_mut(target)?;
+            if is_secure {
+                target.secure.insert(real.clone());
+            }
+            listeners_mut(target, nqn)?.push(real.clone());
+            if let Some(subsystem) = target.subsystems.get_mut(nqn) {
+                subsystem.ana.insert(real.clone(), ana.clone());
+            }
         }
-        Ok(())
+        self.put_listener(target, nqn, &real, &ana)
     }
 
     /// Ends that hosts reach a subsystem at an address.
@@ -305,6 +319,7 @@ impl Change<'_> {
             if let Some(subsystem) = target.subsystems.get_mut(nqn) {
                 subsystem.ana.remove(address);
             }
+            target.forget_unused_addresses();
         }
         let address = address.to_string();
         self.remove(key(target, &["subsystem", nqn.as_str(), "listener", &address]));

@@ -8,8 +8,8 @@ use raceline_proto::nvme::Nqn;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::MAX_HOSTS;
 use super::change::{entry, key};
-use super::{MAX_HOSTS, NvmfTarget};
 use crate::keyring::{self, Held, KeyRef};
 use crate::manager::keys::ChapKeys;
 use crate::manager::threads::End;
@@ -107,17 +107,6 @@ impl HostKeys {
     }
 }
 
-impl NvmfTarget {
-    /// The pre-shared keys of all hosts that have one, as (subsystem, host, key): what a provider of TLS needs for the
-    /// listeners of this target.
-    pub fn pre_shared_keys(&self) -> impl Iterator<Item = (&Nqn, &Nqn, &TlsKey)> {
-        self.subsystems.iter().flat_map(|(nqn, subsystem)| {
-            let hosts = subsystem.hosts.iter();
-            hosts.filter_map(move |host| Some((nqn, &host.nqn, host.keys.psk.as_ref()?.secret()?)))
-        })
-    }
-}
-
 impl Change<'_> {
     /// Puts a host on the list of those that may connect, with its keys.
     ///
@@ -143,9 +132,12 @@ impl Change<'_> {
             }
         }
         let keys = self.hold_all(names)?;
-        if let Some(cores) = cores {
-            cores.add_host_with(nqn, host, keys.for_target())?;
+        self.tell_psk(target, nqn, host, &keys)?;
+        let added = cores.map_or(Ok(()), |cores| cores.add_host_with(nqn, host, keys.for_target()));
+        if added.is_err() {
+            self.tell_psk(target, nqn, host, &HostKeys::default())?;
         }
+        added?;
         let added = AllowedHost { nqn: host.clone(), keys };
         self.put_host(target, nqn, &added);
         self.with_subsystem(target, nqn, |subsystem| subsystem.hosts.push(added))
@@ -161,6 +153,7 @@ impl Change<'_> {
         if let Some(cores) = cores {
             cores.remove_host(nqn, host)?;
         }
+        self.tell_psk(target, nqn, host, &HostKeys::default())?;
         self.with_subsystem(target, nqn, |subsystem| {
             subsystem.hosts.retain(|listed| listed.nqn != *host);
         })?;
@@ -205,6 +198,18 @@ impl Change<'_> {
         self.replace_keys(target, nqn, host, keys)
     }
 
+    /// Tells the secure listeners of the target the pre-shared key of a host, or that it has none that can be used.
+    fn tell_psk(
+        &self,
+        target: &str,
+        nqn: &Nqn,
+        host: &Nqn,
+        keys: &HostKeys,
+    ) -> Result<(), ManagerError> {
+        let key = keys.psk.as_ref().and_then(Held::secret);
+        self.model().nvmf.target(target)?.secure_channel.set(nqn, host, key)
+    }
+
     /// Reads the keys of a host.
     fn hold_all(&mut self, names: &KeyNames) -> Result<HostKeys, ManagerError> {
         let psk = names.psk.as_deref().map(|name| self.hold(name, keyring::Key::tls));
@@ -224,9 +229,10 @@ impl Change<'_> {
     ) -> Result<usize, ManagerError> {
         let found = self.hosts_whose(|keys| keys.has(key));
         for (target, nqn, host) in &found {
-            let keys = self.keys_of(target, nqn, host)?.for_target();
+            let keys = self.keys_of(target, nqn, host)?;
+            self.tell_psk(target, nqn, host, &keys)?;
             if let Some(cores) = self.cores_of(target, nqn)? {
-                cores.set_host_keys(nqn, host, keys)?;
+                cores.set_host_keys(nqn, host, keys.for_target())?;
             }
         }
         Ok(found.len())

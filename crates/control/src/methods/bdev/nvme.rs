@@ -94,6 +94,9 @@ struct Attach {
     /// The key by which the controller has to prove itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_ctrlr_key: Option<String>,
+    /// The name of the pre-shared key for TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psk: Option<String>,
     /// What to do if the name is taken: a second path cannot be added.
     #[serde(skip_serializing_if = "Option::is_none")]
     multipath: Option<String>,
@@ -110,8 +113,6 @@ struct Attach {
     #[serde(default, skip_serializing)]
     fast_io_fail_timeout_sec: u32,
     #[serde(default, skip_serializing)]
-    psk: Option<String>,
-    #[serde(default, skip_serializing)]
     allow_unrecognized_csi: bool,
     #[serde(default, skip_serializing)]
     multipath_opts: Option<Value>,
@@ -127,7 +128,6 @@ impl Attach {
             ("prchk_reftag", self.prchk_reftag, no_metadata),
             ("prchk_guard", self.prchk_guard, no_metadata),
             ("fast_io_fail_timeout_sec", self.fast_io_fail_timeout_sec != 0, NO_FAST_FAIL),
-            ("psk", self.psk.is_some(), "there is no TLS"),
             (
                 "allow_unrecognized_csi",
                 self.allow_unrecognized_csi,
@@ -219,7 +219,8 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     }
     refuse(&[("serial", params.serial.is_some()), ("io_path", params.io_path.is_some())])?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.manager));
-    let config = host_config(call.manager, &params, &hostnqn)?;
+    let mut config = host_config(call.manager, &params, &hostnqn)?;
+    config.streams = keys::streams(call, params.psk.as_deref(), &config)?;
     let held = keys::hold(call, params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
     config.credentials.set(keys::credentials(call.manager, held.as_ref())?);
     let config = if call.peer.is_internal {

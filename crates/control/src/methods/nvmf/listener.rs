@@ -1,5 +1,6 @@
 //! Where hosts connect: `nvmf_subsystem_{add,remove}_listener`, `nvmf_subsystem_get_listeners`.
 
+use raceline_proto::nvme::Nqn;
 use raceline_target::ListenerAna;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,10 +10,6 @@ use crate::error::RpcError;
 use crate::manager::ManagerError;
 use crate::manager::nvmf::{ListenAddress, ana_states};
 use crate::method::{Call, Registry, States};
-
-/// Why no listener has a secure channel.
-const NO_TLS: &str = "the daemon has no TLS yet (raceline export has): pre-shared keys of hosts (psk) are checked and kept, and no listener \
-    encrypts. Leave secure_channel out; hosts with dhchap_key have to prove themselves without it as well";
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("nvmf_subsystem_add_listener", States::Runtime, add);
@@ -48,9 +45,6 @@ struct GroupState {
 }
 
 fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
-    if params.secure_channel {
-        return Err(RpcError::unsupported("secure_channel").because(NO_TLS));
-    }
     let mut ana = ListenerAna::default();
     if let Some(word) = &params.ana_state {
         ana.set(None, ana::state(word)?);
@@ -61,10 +55,23 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
     let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse()?);
+    let is_secure = params.secure_channel;
+    if is_secure && admits_any_host(call, &target, &nqn) {
+        // SPDK's text.
+        let text = "Cannot establish secure channel, when 'allow_any_host' is set";
+        return Err(RpcError::internal(text).because("a host without a key cannot connect there"));
+    }
     call.manager
-        .change(|change| change.add_listener(&target, &nqn, &address, ana))
+        .change(|change| change.add_listener(&target, &nqn, &address, (ana, is_secure)))
         .map_err(super::invalid)?;
     Ok(true)
+}
+
+fn admits_any_host(call: &Call<'_>, target: &str, nqn: &Nqn) -> bool {
+    let model = call.manager.model();
+    let target = model.nvmf.target(target);
+    let subsystem = target.and_then(|target| target.subsystem(nqn));
+    subsystem.is_ok_and(|subsystem| subsystem.options.allow_any_host)
 }
 
 #[derive(Deserialize)]
@@ -95,6 +102,9 @@ fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, R
     let cores = target.cores().filter(|_| subsystem.options.ana_reporting);
     let describe = |address: &ListenAddress| {
         let mut listener = json!({ "address": address });
+        if target.secure.contains(address) {
+            listener["secure_channel"] = true.into();
+        }
         if let (Some(cores), Some(members)) = (&cores, listener.as_object_mut()) {
             let states = cores.ana_states(&nqn, address.socket()?)?;
             let states = states.iter().map(|(group, state)| (group, state));

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
+use raceline_auth::IdentityVersion;
 use raceline_host::{CredentialStore, Credentials, HostConfig, RemoteController, RemoteState};
+use raceline_reactor::StreamProvider;
+use raceline_tls::{ClientPsk, TlsConnector};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::no_controller;
 use super::options::Options;
 use crate::error::RpcError;
+use crate::keyring;
 use crate::manager::Manager;
 use crate::manager::catalogue;
 use crate::manager::controllers::link::Link;
@@ -46,6 +50,23 @@ pub(super) fn credentials(
         RpcError::errno(libc::ENOKEY).because(detail)
     })?;
     Ok(Some(Arc::new(credentials)))
+}
+
+/// TLS with the key of this name; `None`: no key is named, and nothing is encrypted. The identity is of version 0, as
+/// SPDK offers it.
+pub(super) fn streams(
+    call: &Call<'_>,
+    psk: Option<&str>,
+    config: &HostConfig,
+) -> Result<Option<Arc<dyn StreamProvider>>, RpcError> {
+    let Some(name) = psk else { return Ok(None) };
+    let held = call.manager.change(|change| change.hold(name, keyring::Key::tls))?;
+    let unusable = |detail: String| RpcError::errno(libc::ENOKEY).because(detail);
+    let key = held.secret().ok_or_else(|| unusable(format!("key `{name}` cannot be used now")))?;
+    let version = IdentityVersion::Zero;
+    let psk = ClientPsk::new(key, version, &config.hostnqn, &config.subnqn)
+        .map_err(|error| unusable(format!("key `{name}`: {error}")))?;
+    Ok(Some(Arc::new(TlsConnector::new(psk))))
 }
 
 #[derive(Deserialize)]
