@@ -192,7 +192,7 @@ fn a_controller_is_attached_with_what_guides_write() {
         (json!({ "fast_io_fail_timeout_sec": 5 }), "commands wait until the controller is back"),
         (json!({ "allow_unrecognized_csi": true }), "only namespaces of the NVM command set"),
         (json!({ "multipath_opts": { "policy": "active_active" } }), "a controller has one path"),
-        (json!({ "psk": "key0" }), "there is no TLS"),
+        (json!({ "psk": "key0" }), "there is no key `key0`"),
         (json!({ "dhchap_key": "key0" }), "there is no key `key0`"),
         (json!({ "prchk_guard": true }), "namespaces with metadata are not used"),
     ] {
