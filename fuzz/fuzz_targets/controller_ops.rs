@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
-    Action, AdminOutcome, Association, ConnectRequest, Controller, Facts, HostAccess, IoCounters,
-    Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem, TargetSnapshot,
-    Visibility, connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
+    Action, AdminOutcome, Ana, Association, ConnectRequest, Controller, Facts, HostAccess,
+    IoCounters, Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem,
+    TargetSnapshot, Visibility, connect_transfer, find_subsystem, parse_connect, parse_io,
+    parse_ranges,
 };
+use raceline_proto::nvme::ana::AnaState;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::property::{CC, Configuration, PropertyAccess};
 use raceline_proto::nvme::{
@@ -20,6 +22,7 @@ use raceline_proto::nvme::{
 use zerocopy::{FromBytes, IntoBytes};
 
 const CNTLID: ControllerId = ControllerId(1);
+const PORT: u16 = 1;
 const SUBNQN: &str = "nqn.2026-01.org.raceline:fuzz";
 const HOSTNQN: &str = "nqn.2026-01.org.raceline:host";
 
@@ -44,13 +47,18 @@ fn namespace(nsid: u32, seed: u8) -> Namespace {
         read_only: seed & 8 != 0,
         deallocate: seed & 16 != 0,
         deallocate_zeroes: seed & 32 != 0,
+        ana_group: if seed & 16 == 0 { nsid } else { 1 },
     }
 }
 
 /// A target; the seed says which namespaces it has and how, and rarely that there is no subsystem.
 fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
     let nsids = [1, 2, 5, 1024].into_iter().filter(|nsid| u64::from(seed) & nsid != 0);
-    let namespaces = nsids.map(|nsid| namespace(u32::try_from(nsid).unwrap(), seed)).collect();
+    let namespaces: Vec<Namespace> =
+        nsids.map(|nsid| namespace(u32::try_from(nsid).unwrap(), seed)).collect();
+    let mut ana = Ana::default();
+    ana.set_members(&namespaces);
+    ana.set(PORT, 1, AnaState::ALL[usize::from(seed) % AnaState::ALL.len()]);
     let subsystem = Subsystem {
         nqn: Nqn::new(SUBNQN).unwrap(),
         serial: "FUZZ".into(),
@@ -67,10 +75,11 @@ fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
             managers: HostAccess::Any,
         }),
         limits: Limits::DEFAULT,
+        ana: Some(ana),
     };
     let subsystems = if seed == 0xff { vec![] } else { vec![Arc::new(subsystem)] };
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4420 + u16::from(seed & 64)));
-    let listeners = vec![ListenerInfo { address, port_id: 1, open: true, secure: false }];
+    let listeners = vec![ListenerInfo { address, port_id: PORT, open: true, secure: false }];
     Arc::new(TargetSnapshot { generation, subsystems, listeners, ..TargetSnapshot::default() })
 }
 
@@ -207,6 +216,7 @@ fuzz_target!(|data: &[u8]| {
         role,
         snapshot: Arc::clone(&snapshot),
         local_address,
+        port_id: PORT,
     };
     let now = Instant::now();
     let controller = Controller::new(association, now);
