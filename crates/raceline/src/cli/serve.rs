@@ -51,7 +51,7 @@ pub(crate) struct ServeArgs {
     pub(crate) sandbox: SandboxArgs,
 
     /// A file, device or folder in which it may ever open devices, whatever clients and the configuration ask for,
-    /// repeatable; has --sandbox on [default: /dev, and what the configuration names at the start]
+    /// repeatable; has --sandbox on [default: any that its user may open]
     #[arg(long, value_name = "PATH", value_parser = confine_path)]
     pub(crate) confine: Vec<PathBuf>,
 }
