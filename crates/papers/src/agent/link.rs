@@ -88,11 +88,17 @@ impl Agent {
         let environment = serde_json::Value::Null;
         let mut agent = Self { name: name.to_owned(), means, answers, environment };
         let (version, token) = (super::version(), token.map(str::to_owned));
-        agent.say(
-            &Request::Hello { protocol: PROTOCOL, version: version.clone(), target, token },
-            "greeting",
-        )?;
-        match agent.wait(ANSWER_LIMIT, "greeting")? {
+        let hello = Request::Hello { protocol: PROTOCOL, version: version.clone(), target, token };
+        // An agent of another version may have said so and ended already.
+        let unsaid = agent.write(&hello).err();
+        let limit = if unsaid.is_some() { END_LIMIT } else { ANSWER_LIMIT };
+        let heard = match (agent.wait(limit, "greeting"), unsaid) {
+            (Err(FleetError::Silent { .. }), Some(error)) => {
+                return Err(FleetError::vanished(name, "greeting", &error));
+            }
+            (heard, _) => heard?,
+        };
+        match heard {
             Answer::Hello { protocol, version: theirs, environment }
                 if (protocol, &theirs) == (PROTOCOL, &version) =>
             {
@@ -143,14 +149,24 @@ impl Agent {
         request: &Request,
         during: &'static str,
     ) -> Result<(), FleetError> {
-        let written = match &mut self.means {
+        let Err(error) = self.write(request) else { return Ok(()) };
+        // An agent that cannot be written to may have said why, or its end says it.
+        match self.wait(END_LIMIT, during) {
+            Err(FleetError::Silent { .. }) | Ok(_) => {
+                Err(FleetError::vanished(&self.name, during, &error))
+            }
+            Err(said) => Err(said),
+        }
+    }
+
+    fn write(&mut self, request: &Request) -> io::Result<()> {
+        match &mut self.means {
             Means::Child(child) => match &mut child.stdin {
                 Some(input) => message::write(input, request),
                 None => Err(ErrorKind::BrokenPipe.into()),
             },
             Means::Tcp(stream) => message::write(stream, request),
-        };
-        written.map_err(|error| FleetError::vanished(&self.name, during, &error))
+        }
     }
 
     /// The next answer; a failure of the agent is an error.
@@ -296,5 +312,24 @@ mod tests {
         let old = r#"{"message":"hello","protocol":1,"version":"0.0.1","environment":null}"#;
         let error = Agent::spawn("left", Command::new("echo").arg(old), None).unwrap_err();
         assert!(error.to_string().contains("0.0.1"), "{error}");
+    }
+
+    #[test]
+    fn a_child_that_has_ended_before_it_is_greeted_is_named() {
+        let old = r#"{"message":"hello","protocol":1,"version":"0.0.1","environment":null}"#;
+        for (script, expected) in
+            [("exit 3", "exit status: 3"), (&*format!("echo '{old}'"), "0.0.1")]
+        {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let answers = listen(child.stdout.take().unwrap()).unwrap();
+            while child.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let error = Agent::greet("left", Means::Child(Box::new(child)), answers, (None, None));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("agent left") && error.contains(expected), "{error}");
+        }
     }
 }
