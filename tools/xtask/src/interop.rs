@@ -128,6 +128,12 @@ fn image(tree: &Tree, kernel: Kernel) -> Result<PathBuf> {
     Ok(PathBuf::from(folder))
 }
 
+/// An empty folder; the guests of two kernels may run beside each other.
+fn scratch(tree: &Tree, image: &Path) -> Result<PathBuf> {
+    let image = image.file_name().unwrap_or_default().to_string_lossy();
+    tree.scratch(&format!("interop-{image}"))
+}
+
 /// One of the steps kernel-VERSION-PART.
 pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result<Outcome> {
     if let Some(why) = unable(tree, kernel) {
@@ -210,7 +216,7 @@ fn watch(guest: &mut Running, mut request: impl FnMut(&str) -> Result<()>) -> Re
 
 /// The kernel's host against our target.
 fn kernel_host(tree: &Tree, image: &Path, kernel: Kernel, part: Part) -> Result<Outcome> {
-    let scratch = tree.scratch("interop")?;
+    let scratch = scratch(tree, image)?;
     let file = format!("file:{},size=384M,bs=4096", scratch.join("ns3.img").display());
     let mut devices = vec!["ram:96M", "ram:96M,bs=4096", &file, "-n", NQN, "--allow-any-host"];
     // With one of the kernels, an engine computes the digests of connections.
@@ -299,7 +305,7 @@ fn free_port() -> Result<u16> {
 /// Our host against the kernel's target.
 fn kernel_target(tree: &Tree, image: &Path) -> Result<Outcome> {
     let nvmet = Nvmet::start(tree, image)?;
-    let scratch = tree.scratch("interop")?;
+    let scratch = scratch(tree, image)?;
     let mut checks = Checks::default();
     checks.run("discover", || {
         let ended = host(tree, "discover", &nvmet.address[..4], &[])?;

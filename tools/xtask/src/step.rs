@@ -1,5 +1,7 @@
 //! The steps of `cargo xtask test`: how they are chosen, run, and summed up.
 
+mod lanes;
+
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -25,6 +27,8 @@ pub(crate) struct Step<'a> {
     pub(crate) about: &'static str,
     /// Whether `--quick` includes it.
     pub(crate) quick: bool,
+    /// Steps in a row that name lanes run lane beside lane; those of one lane run one after another.
+    pub(crate) lane: Option<&'static str>,
     /// The function that runs it.
     pub(crate) action: Action<'a>,
 }
@@ -122,6 +126,35 @@ struct Row {
     took: Duration,
 }
 
+impl Row {
+    /// The line that ends a step's output.
+    fn line(&self) -> String {
+        let Self { name, verdict, note, took } = self;
+        format!("=== {name}: {verdict} in {:.1} s {note}", took.as_secs_f64())
+    }
+
+    /// The same row of another process, from its output.
+    fn read(name: &'static str, output: &str) -> Option<Self> {
+        let begin = format!("=== {name}: ");
+        let rest = output.lines().rev().find_map(|line| {
+            let rest = line.strip_prefix(&begin)?;
+            ["passed in ", "FAILED in ", "skipped in "]
+                .iter()
+                .any(|word| rest.starts_with(word))
+                .then_some(rest)
+        })?;
+        let (verdict, rest) = rest.split_once(" in ")?;
+        let (took, note) = rest.split_once(" s ")?;
+        let verdict = match verdict {
+            "passed" => Verdict::Passed,
+            "skipped" => Verdict::Skipped,
+            _ => Verdict::Failed,
+        };
+        let took = Duration::try_from_secs_f64(took.parse().ok()?).ok()?;
+        Some(Self { name, verdict, note: note.to_owned(), took })
+    }
+}
+
 /// Keeps the steps that `only` names (a name, or the beginning of names); an unknown one is an error.
 pub(crate) fn select<'a>(
     steps: Vec<Step<'a>>,
@@ -147,22 +180,30 @@ pub(crate) fn select<'a>(
     Ok(steps.into_iter().filter(wanted).collect())
 }
 
-/// Runs the steps one after another and prints the summary; false when one failed.
-pub(crate) fn run(steps: Vec<Step<'_>>) -> bool {
+/// Runs the steps in order, those with lanes lane beside lane, and prints the summary; false when one failed.
+pub(crate) fn run(mut steps: Vec<Step<'_>>) -> bool {
     let mut rows = Vec::new();
-    for mut step in steps {
-        println!("\n=== {}: {}", step.name, step.about);
-        let started = Instant::now();
-        let (verdict, note) = match (step.action)() {
-            Ok(Outcome::Passed(note)) => (Verdict::Passed, note),
-            Ok(Outcome::Skipped(why)) => (Verdict::Skipped, why),
-            Err(error) => (Verdict::Failed, format!("{error:#}")),
-        };
-        let took = started.elapsed();
-        println!("=== {}: {verdict} in {:.1} s {note}", step.name, took.as_secs_f64());
-        rows.push(Row { name: step.name, verdict, note, took });
+    for group in steps.chunk_by_mut(|one, next| one.lane.is_some() && next.lane.is_some()) {
+        if group.iter().any(|step| step.lane != group[0].lane) {
+            rows.extend(lanes::run(group));
+        } else {
+            rows.extend(group.iter_mut().map(perform));
+        }
     }
     summary(&rows)
+}
+
+fn perform(step: &mut Step<'_>) -> Row {
+    println!("\n=== {}: {}", step.name, step.about);
+    let started = Instant::now();
+    let (verdict, note) = match (step.action)() {
+        Ok(Outcome::Passed(note)) => (Verdict::Passed, note),
+        Ok(Outcome::Skipped(why)) => (Verdict::Skipped, why),
+        Err(error) => (Verdict::Failed, format!("{error:#}")),
+    };
+    let row = Row { name: step.name, verdict, note, took: started.elapsed() };
+    println!("{}", row.line());
+    row
 }
 
 fn summary(rows: &[Row]) -> bool {
@@ -178,7 +219,7 @@ fn summary(rows: &[Row]) -> bool {
         println!("{:<22} {:<8} {:>7.1}  {note}", row.name, row.verdict, row.took.as_secs_f64());
     }
     let total: Duration = rows.iter().map(|row| row.took).sum();
-    println!("{:<22} {:<8} {:>7.1}\n", "total", "", total.as_secs_f64());
+    println!("{:<22} {:<8} {:>7.1}\n", "sum of all steps", "", total.as_secs_f64());
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     failed == 0
 }
@@ -194,6 +235,7 @@ mod tests {
                 name,
                 about: "",
                 quick: name == "build",
+                lane: None,
                 action: Box::new(|| Ok(Outcome::Passed(String::new()))),
             })
             .collect()
@@ -211,6 +253,19 @@ mod tests {
         assert_eq!(names(&["kernel"], true), ["kernel-6.1-host", "kernel-6.12-host"]);
         assert_eq!(names(&["kernel-6.1"], false), ["kernel-6.1-host"]);
         assert!(select(steps(), &["ker".to_owned()], false).is_err());
+    }
+
+    #[test]
+    fn the_row_of_another_process_is_read() {
+        for verdict in [Verdict::Passed, Verdict::Failed, Verdict::Skipped] {
+            let took = Duration::from_millis(1500);
+            let row =
+                Row { name: "fuzz", verdict, note: "12 checks in 3 s or so".to_owned(), took };
+            let output = format!("=== fuzz: every target\nok\n{}\n\nstep  result\n", row.line());
+            let read = Row::read("fuzz", &output).unwrap();
+            assert_eq!((read.line(), read.note, read.took), (row.line(), row.note, row.took));
+        }
+        assert!(Row::read("fuzz", "=== fuzz: every target\n").is_none());
     }
 
     #[test]

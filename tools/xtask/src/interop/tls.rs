@@ -15,7 +15,7 @@ const OTHER_KEY: &str = "NVMeTLSkey-1:01:MDAxMTIyMzM0NDU1NjY3Nzg4OTlhYWJiY2NkZGV
 const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000007";
 
 pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
-    let scratch = tree.scratch("interop")?;
+    let scratch = super::scratch(tree, image)?;
     let key = scratch.join("tls.key");
     std::fs::write(&key, KEY)?;
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
