@@ -20,6 +20,7 @@ pub mod options;
 mod replay;
 pub mod restore;
 pub mod sampling;
+pub(crate) mod scheduler;
 mod start;
 mod threads;
 

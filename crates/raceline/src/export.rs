@@ -14,7 +14,8 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::stats::DepartureCounts;
 use raceline_target::{
-    HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
+    BALANCE_INTERVAL, HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig,
+    TargetError,
 };
 use raceline_tls::{PskTable, TlsAcceptor};
 use serde::Serialize;
@@ -156,6 +157,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     };
     args.connections.options().apply(&mut config);
     let target = Target::start(config).map_err(Failure::runtime)?;
+    if args.connections.balance {
+        target.set_balancing(Some(BALANCE_INTERVAL)).map_err(Failure::runtime)?;
+    }
     let devices = args.devices.iter().zip(devices.into_iter().flatten()).enumerate().map(
         |(ordinal, (spec, bdev))| {
             let uuid = memory_uuid(&identity, &nqn, ordinal, spec);

@@ -23,7 +23,7 @@ use crate::io::nonblocking::{receive, transmit};
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
 use crate::io::socket::{
-    self, ACCEPT_PAUSE, ConnectOptions, Inner, ListenOptions, Socket, accept_outcome,
+    self, ACCEPT_PAUSE, ConnectOptions, ListenOptions, Socket, accept_outcome,
     is_transient_accept_error, not_usable,
 };
 use crate::io::stream::StreamListener;
@@ -39,6 +39,7 @@ use crate::thread::waker::Waker;
 
 mod connect;
 mod files;
+mod ownership;
 mod provided;
 mod sleeper;
 
@@ -593,32 +594,11 @@ impl Io for EpollIo {
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
-        let fd = match socket.into_inner() {
-            Inner::Os(fd) => fd,
-            Inner::Provided(stream) => return self.adopt_stream(stream),
-            Inner::Simulated(_) => return Err(io::ErrorKind::Unsupported.into()),
-        };
-        let raw = fd.as_raw_fd();
-        let slot = SocketSlot {
-            fd,
-            class: SocketClass::ADMIN,
-            recv: None,
-            send: None,
-            readable: true,
-            writable: true,
-            hung_up: false,
-            attempting: false,
-            corked: false,
-        };
-        let id = self.sockets.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
-        let events = READABLE | WRITABLE | HUNG_UP | EDGE;
-        if let Err(error) =
-            self.control(libc::EPOLL_CTL_ADD, raw, events, SOCKET << 32 | u64::from(id))
-        {
-            self.sockets.remove(id);
-            return Err(error);
-        }
-        Ok(SocketId(id))
+        self.adopt_socket(socket)
+    }
+
+    fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket> {
+        self.release_socket(socket, ends)
     }
 
     fn declare(&mut self, socket: SocketId, class: SocketClass) {
@@ -680,20 +660,7 @@ impl Io for EpollIo {
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {
-        let Some(slot) = self.sockets.remove(socket.0) else {
-            return self.close_provided(socket, reset);
-        };
-        let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED);
-        if let Some((token, buffers)) = slot.recv {
-            self.finish(token, Outcome::Received(Err(cancelled()), buffers));
-        }
-        if let Some((token, batch)) = slot.send {
-            self.finish(token, Outcome::Sent(Err(cancelled()), batch));
-        }
-        if reset {
-            socket::reset_on_close(&slot.fd);
-        }
-        // Between polls nothing is in the kernel, so the descriptor can go at once.
+        self.close_socket(socket, reset);
     }
 
     fn register_file(&mut self, file: Arc<File>) -> FileId {

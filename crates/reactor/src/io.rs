@@ -264,6 +264,10 @@ pub trait Io {
     /// When the socket cannot be registered.
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId>;
 
+    /// Gives a socket up, so that another core can adopt it; bytes that have come wait for that core. `ends` are
+    /// its own address and its peer's. `None`: something of the socket is in flight, so it stays here.
+    fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket>;
+
     /// The name that the peer of a socket has proved to have, once it has. `None` for a socket without a
     /// provider that asks for such a proof.
     fn peer_identity(&self, socket: SocketId) -> Option<&str> {

@@ -442,6 +442,15 @@ impl Io for SimIo {
         }
     }
 
+    fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket> {
+        let Some(slot) = slot_of(socket) else {
+            return self.world.borrow_mut().release(self.core, socket.0);
+        };
+        let (stream, _) = self.provided.release(slot)?;
+        self.slots.retain(|_, other| *other != slot);
+        Some(Socket::provided(stream, ends.0, ends.1))
+    }
+
     fn recv(&mut self, socket: SocketId, mut buffers: RecvBuffers, token: Token) {
         // Panics for a wrong range here, where it was made.
         buffers.iovecs();

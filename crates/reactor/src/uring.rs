@@ -644,6 +644,10 @@ impl Io for UringIo {
         self.start_send(socket, batch, token);
     }
 
+    fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket> {
+        self.release_socket(socket, ends)
+    }
+
     fn close(&mut self, socket: SocketId, reset: bool) {
         let Some(slot) = self.sockets.get_mut(socket.0).filter(|slot| !slot.closing) else {
             return self.close_provided(socket, reset);

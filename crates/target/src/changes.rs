@@ -1,6 +1,7 @@
 //! What is exported, and how the cores come to know of a change.
 
 pub(crate) mod ana;
+pub(crate) mod balance;
 pub(crate) mod config;
 pub(crate) mod connections;
 pub(crate) mod control;
@@ -9,6 +10,7 @@ pub(crate) mod listeners;
 pub(crate) mod management;
 pub(crate) mod manual;
 pub(crate) mod message;
+pub(crate) mod moves;
 pub(crate) mod namespaces;
 pub(crate) mod pool;
 pub(crate) mod pool_map;

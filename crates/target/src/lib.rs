@@ -25,6 +25,7 @@
 //! | namespaces that hosts make themselves | [`Target::set_pool`], [`Target::remove_pool`]; for a host, [`Target::manage_namespaces`] |
 //! | paths (Asymmetric Namespace Access) | [`Target::set_ana_state`], [`Target::set_ana_group`], [`Target::ana_states`], [`Target::add_subsystem_listener_in`] |
 //! | discovery | [`Target::add_referral`], [`Target::remove_referral`], [`Target::set_discovery_filter`] |
+//! | which core has an I/O queue | [`Target::set_balancing`], [`Target::move_queue`] |
 //! | retry delays (CRDT) | [`Target::set_retry_delays`] |
 //!
 //! Hosts are told what concerns them: Namespace Attribute Changed to those that see the namespace,
@@ -55,6 +56,7 @@ mod path;
 mod records;
 
 pub use changes::ana::ListenerAna;
+pub use changes::balance::BALANCE_INTERVAL;
 pub use changes::config::{
     DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_ZERO_COPY_BYTES, MIN_PASS_BYTES,
     MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig,

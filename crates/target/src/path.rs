@@ -13,4 +13,5 @@ pub(crate) mod outbox;
 pub(crate) mod poll_group;
 pub(crate) mod range_lock;
 pub(crate) mod slots;
+pub(crate) mod traveller;
 pub(crate) mod wipe;

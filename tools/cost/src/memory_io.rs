@@ -172,6 +172,10 @@ impl Io for MemoryIo {
         self.connects.push(token);
     }
 
+    fn release(&mut self, _: SocketId, _: (SocketAddr, SocketAddr)) -> Option<Socket> {
+        None
+    }
+
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
         let end = (socket.local_address(), socket.peer_address());
         let id = u32::try_from(self.sockets.len()).map_err(io::Error::other)?;

@@ -146,6 +146,26 @@ impl SimTarget {
         self.removal.is_some()
     }
 
+    /// Asks for one of the I/O queues to move to another core.
+    ///
+    /// # Errors
+    /// When the target refuses.
+    pub fn move_queue(&self, queue: u64, core: u64) -> Result<(), String> {
+        let queues = self.target.queues(&self.nqn);
+        let io: Vec<_> = queues.iter().filter(|queue| !queue.qid.is_admin()).collect();
+        let pick = |number: u64, of: usize| usize::try_from(number % of.max(1) as u64).unwrap_or(0);
+        let Some(queue) = io.get(pick(queue, io.len())) else { return Ok(()) };
+        let core = pick(core, self.cores.len());
+        let moved = self.target.move_queue(&self.nqn, queue.cntlid, queue.qid, core);
+        moved.map_err(|error| format!("a queue cannot move: {error}"))
+    }
+
+    /// Queues that have come to another core.
+    #[must_use]
+    pub fn moves(&self) -> u64 {
+        self.target.stats().moves
+    }
+
     /// Ends the faults of devices and network.
     pub fn heal(&mut self) {
         for (_, faults) in &self.devices {

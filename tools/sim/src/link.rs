@@ -135,6 +135,12 @@ impl Io for FaultIo {
         self.inner.connect(address, source, token);
     }
 
+    fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket> {
+        let released = self.inner.release(socket, ends)?;
+        self.connections.remove(&socket.0);
+        Some(released)
+    }
+
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
         let address = socket.local_address();
         let socket = self.inner.adopt(socket)?;

@@ -104,6 +104,7 @@ fn summary(seeds: u64, totals: &Totals, wall_s: f64) -> String {
         device_errors,
         buffer_waits,
         namespace_events,
+        moves,
         simulated,
         fingerprint,
         ..
@@ -115,6 +116,6 @@ fn summary(seeds: u64, totals: &Totals, wall_s: f64) -> String {
          {faults} faults, {reconnects} reconnects, {unknown_fates} unknown fates, {failures} error \
          statuses ({miscompares} miscompares), {flips} bits flipped, {digest_errors} data digest \
          errors, {device_errors} device errors, {buffer_waits} buffer waits, {torn_reads} torn \
-         reads in place, {namespace_events} namespace events, fingerprint {fingerprint:016x}"
+         reads in place, {namespace_events} namespace events, {moves} moves between cores, fingerprint {fingerprint:016x}"
     )
 }

@@ -110,6 +110,8 @@ pub struct Plan {
     /// Hosts and the target prove themselves to each other, and hosts do so again after this time; `None`: they need
     /// not.
     pub reauthenticate_after: Option<Duration>,
+    /// Times that a queue of the target is asked to move to another core.
+    pub moves: u32,
     /// The device lies: a test of the checker.
     pub lie: Option<Lie>,
 }
@@ -152,6 +154,7 @@ impl Plan {
             mix: dice.mix(),
             faults,
             reauthenticate_after: dice.reauthenticate_after(slow),
+            moves: dice.moves(),
             lie: None,
         }
     }
@@ -200,6 +203,10 @@ impl Dice {
             llc_bytes: self.of(&[64 << 10, 1 << 20, 32 << 20]),
             engines: self.chance(1, 2),
         }
+    }
+
+    fn moves(&mut self) -> u32 {
+        if self.chance(1, 3) { 0 } else { u32::try_from(self.between(1, 60)).unwrap_or(0) }
     }
 
     fn faults(&mut self, slow: bool) -> FaultPlan {

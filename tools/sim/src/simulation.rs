@@ -35,6 +35,8 @@ enum Fault {
     Disconnect,
     RemoveNamespace,
     AddNamespace(usize),
+    /// A queue of the target moves to another core.
+    Move,
 }
 
 /// Runs a plan to its end.
@@ -121,6 +123,7 @@ impl Run {
             (plan.crashes, Fault::Crash),
             (plan.disconnects, Fault::Disconnect),
             (plan.hot_removals, Fault::RemoveNamespace),
+            (self.shared.plan.moves, Fault::Move),
         ];
         let span = self.faulty_commands();
         for (count, fault) in kinds {
@@ -201,6 +204,7 @@ impl Run {
         let empty = self.until("the target to be empty", |run| run.target.check_empty().is_ok());
         empty.or_else(|_| self.target.check_empty())?;
         let (digest_errors, buffer_waits) = self.target.counts();
+        let moves = self.target.moves();
         self.shared.totals.paths.add(&self.target.paths());
         self.target.begin_shutdown()?;
         self.until("the target to stop", |run| run.target.is_stopped())?;
@@ -213,6 +217,7 @@ impl Run {
         totals.flips += flips;
         totals.digest_errors = digest_errors;
         totals.buffer_waits = buffer_waits;
+        totals.moves = moves;
         totals.device_errors = self.target.device_errors();
         totals.paths.add(&self.paths());
         totals.simulated = self.world.elapsed();
@@ -357,6 +362,11 @@ impl Run {
                     self.shared.losses += 1;
                     self.hosts[index].disconnect();
                 }
+            }
+            Fault::Move => {
+                // No fault: nobody may notice, so no error is excused.
+                let (queue, core) = (self.shared.below(1 << 32), self.shared.below(1 << 32));
+                return self.target.move_queue(queue, core);
             }
             Fault::RemoveNamespace => return self.remove_namespace(),
             Fault::AddNamespace(namespace) => {

@@ -54,6 +54,8 @@ pub struct Totals {
     pub device_errors_seen: u64,
     /// Commands of the target that waited for a buffer.
     pub buffer_waits: u64,
+    /// Queues of the target that have moved to another core.
+    pub moves: u64,
     /// Namespace changes that hosts have noticed.
     pub namespace_events: u64,
     /// Paths of bytes.
@@ -83,6 +85,7 @@ impl Totals {
         self.device_errors += other.device_errors;
         self.device_errors_seen += other.device_errors_seen;
         self.buffer_waits += other.buffer_waits;
+        self.moves += other.moves;
         self.namespace_events += other.namespace_events;
         self.paths.add(&other.paths);
         self.simulated += other.simulated;

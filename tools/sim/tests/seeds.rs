@@ -26,6 +26,7 @@ fn seeds_pass_and_cover_what_they_are_for() {
         ("device errors", totals.device_errors_seen),
         ("buffer waits", totals.buffer_waits),
         ("namespace events", totals.namespace_events),
+        ("moves between cores", totals.moves),
     ];
     for (what, count) in covered {
         assert!(count > 10, "only {count} {what}: the plans do not try hard enough");

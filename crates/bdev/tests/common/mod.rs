@@ -107,6 +107,10 @@ impl Io for ScriptedIo {
     fn connect(&mut self, _: SocketAddr, _: Option<IpAddr>, _: Token) {
         unimplemented!("no sockets here")
     }
+    fn release(&mut self, _: SocketId, _: (SocketAddr, SocketAddr)) -> Option<Socket> {
+        None
+    }
+
     fn adopt(&mut self, _: Socket) -> io::Result<SocketId> {
         unimplemented!("no sockets here")
     }

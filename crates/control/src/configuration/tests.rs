@@ -119,7 +119,7 @@ fn what_has_no_effect_is_one_line() {
     assert_eq!(kept, "vmd (vmd_enable), accel (ioat_scan_accel_module, dsa_scan_accel_module)");
     let looked = look_at(
         r#"{"subsystems": [{"subsystem": "scheduler", "config": [
-            {"method": "framework_set_scheduler", "params": {"name": "dynamic"}}]}]}"#,
+            {"method": "framework_set_scheduler", "params": {"name": "gscheduler"}}]}]}"#,
     );
     assert_eq!(looked.kept.as_deref(), Some("scheduler (framework_set_scheduler)"));
 }

@@ -1,5 +1,5 @@
-//! `framework_set_scheduler`, `framework_get_scheduler` and `scheduler_set_options`: nothing moves between
-//! cores here, so their parameters are kept and given back.
+//! `framework_set_scheduler`, `framework_get_scheduler` and `scheduler_set_options`: whether I/O queues move between
+//! cores. The parameters that tune SPDK's schedulers are kept and given back.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -8,15 +8,16 @@ use crate::cores::parse_cores;
 use crate::error::RpcError;
 use crate::manager::catalogue::{Entry, Section};
 use crate::manager::options::option_key;
+use crate::manager::scheduler::{DYNAMIC, SET_SCHEDULER, interval};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
-/// The scheduler that is in effect: a connection stays on the core that it was given to.
+/// A connection stays on the core that it was given to.
 const STATIC: &str = "static";
 /// SPDK's schedulers.
-const KNOWN: [&str; 3] = [STATIC, "dynamic", "gscheduler"];
+const KNOWN: [&str; 3] = [STATIC, DYNAMIC, "gscheduler"];
 
-const SET: &str = "framework_set_scheduler";
+const SET: &str = SET_SCHEDULER;
 const SET_OPTIONS: &str = "scheduler_set_options";
 
 pub(super) fn register(registry: &mut Registry) {
@@ -24,7 +25,11 @@ pub(super) fn register(registry: &mut Registry) {
     registry.change(SET, States::Both, set);
     registry.without_effect_for(SET, |params| {
         let Some(params) = params.as_object() else { return false };
-        params.iter().any(|(name, value)| name != "name" || value != STATIC)
+        let in_effect = |name: &Value| name == STATIC || name == DYNAMIC;
+        params.iter().any(|(name, value)| match name.as_str() {
+            "name" => !in_effect(value),
+            name => name != "period",
+        })
     });
     registry.change(SET_OPTIONS, States::Both, set_options);
     registry.without_effect_for(SET_OPTIONS, |params| {
@@ -54,7 +59,13 @@ fn set(call: &Call<'_>, params: Scheduler) -> Result<bool, RpcError> {
         let detail = format!("scheduler `{name}` is none of {}", KNOWN.join(", "));
         return Err(RpcError::errno(libc::ENOENT).because(detail));
     }
-    keep(call, &params)
+    call.manager.change(|change| {
+        let entry = Entry::new(Section::Scheduler, call.method, &params)?;
+        let interval = interval(&entry.params);
+        change.put(option_key(call.method), entry);
+        change.model().set_balancing(interval);
+        Ok(true)
+    })
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -100,7 +111,7 @@ fn get(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
         "scheduler_period": scheduler.period.unwrap_or(0),
         "isolated_core_mask": options.isolated_core_mask.as_deref().unwrap_or("0"),
         "scheduling_core": core,
-        "in_effect": STATIC,
+        "in_effect": if model.is_balancing() { DYNAMIC } else { STATIC },
     });
     let limits = [
         ("load_limit", scheduler.load_limit),

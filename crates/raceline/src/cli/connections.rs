@@ -39,6 +39,11 @@ pub(crate) struct ConnectionArgs {
     #[arg(long)]
     pub(crate) send_flags: bool,
 
+    /// Move I/O queues from a core that is busy for 85 % of the time to one that has time, one a second; with
+    /// balanced placement only
+    #[arg(long)]
+    pub(crate) balance: bool,
+
     /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
     /// queue, priority 1 and 50 us of busy polling, where no option says otherwise
     #[arg(long, value_enum, value_name = "NAME")]
@@ -57,6 +62,7 @@ impl ConnectionArgs {
             zero_copy_bytes: self.zero_copy_bytes,
             send_flags: self.send_flags,
             follows_device_queues: self.profile.is_some(),
+            balances: self.balance,
         }
     }
 }

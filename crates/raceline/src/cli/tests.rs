@@ -51,7 +51,7 @@ fn export_with_everything() {
 #[test]
 fn serve_takes_the_options_of_connections_that_export_takes() {
     let options = "--placement mark --busy-poll 50 --sock-priority 3 --zero-copy auto \
-                   --zero-copy-bytes 64k --send-flags --profile adq";
+                   --zero-copy-bytes 64k --send-flags --profile adq --balance";
     let Verb::Export(export) = parse(&format!("export ram:64M {options}")).unwrap() else {
         unreachable!()
     };
@@ -61,7 +61,7 @@ fn serve_takes_the_options_of_connections_that_export_takes() {
     assert_eq!(options.placement, Some(PlacementPolicy::Mark));
     assert_eq!((options.socket_priority, options.zero_copy_bytes), (Some(3), Some(65_536)));
     assert_eq!(options.zero_copy, Some(ZeroCopySend::Auto));
-    assert!(options.send_flags && options.follows_device_queues);
+    assert!(options.send_flags && options.follows_device_queues && options.balances);
     let Verb::Serve(serve) = parse("serve").unwrap() else { unreachable!() };
     assert_eq!(serve.connections.options(), ConnectionOptions::default());
     for line in ["serve -m [0,1] --reuseport cpu", "export ram:64M --cores 0 --reuseport cpu"] {

@@ -229,6 +229,17 @@ impl Provided {
         true
     }
 
+    /// Gives up a stream without operations, and the name of the wait for its news.
+    pub(crate) fn release(&mut self, id: u32) -> Option<(Box<dyn ByteStream>, Option<u64>)> {
+        let slot = self.slots.get(id).filter(|slot| !slot.closing)?;
+        let Body::Stream { recv: None, send: None, .. } = &slot.body else { return None };
+        let slot = self.slots.remove(id)?;
+        match slot.body {
+            Body::Stream { stream, .. } => Some((stream, slot.watch.map(|(name, _)| name))),
+            Body::Listener { .. } => None,
+        }
+    }
+
     /// Drops what is closed and not watched.
     pub(crate) fn remove_if_idle(&mut self, id: u32) {
         if self.slots.get(id).is_some_and(|slot| slot.closing && slot.watch.is_none()) {

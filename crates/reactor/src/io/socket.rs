@@ -87,6 +87,11 @@ impl Socket {
         Ok(Socket { inner: Inner::Os(fd), local, peer })
     }
 
+    /// A socket of the kernel that a core has given up.
+    pub(crate) fn released(fd: OwnedFd, (local, peer): (SocketAddr, SocketAddr)) -> Socket {
+        Socket { inner: Inner::Os(fd), local, peer }
+    }
+
     pub(crate) fn simulated(socket: SimSocket, local: SocketAddr, peer: SocketAddr) -> Socket {
         Socket { inner: Inner::Simulated(socket), local, peer }
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::pipe::Pipe;
 use super::{Event, World};
 use crate::flow::SocketClass;
+use crate::io::socket::Socket;
 use crate::io::{Completion, Outcome, RecvBuffers, Token};
 use crate::memory::buffer::IoBuf;
 use crate::send::SendBatch;
@@ -228,6 +229,19 @@ impl World {
         }
         self.schedule_progress(end);
         Ok(())
+    }
+
+    /// Has a core give an end up, unless something of it is in flight there.
+    pub(super) fn release(&mut self, core: usize, end: u32) -> Option<Socket> {
+        let is_idle = |slot: &&mut End| {
+            slot.core == Some(core) && !slot.closed && slot.recv.is_none() && slot.send.is_none()
+        };
+        let slot = self.network.ends.get_mut(end as usize).filter(is_idle)?;
+        slot.core = None;
+        if slot.own_staging.take().is_some() {
+            self.cores[core].staging.lose();
+        }
+        Some(self.socket(end))
     }
 
     /// Closes an end: what is in flight comes back, and the peer is told after what it was sent.

@@ -1,5 +1,6 @@
 //! How sockets of a ring end, and the ring itself.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use io_uring::opcode;
@@ -7,6 +8,8 @@ use io_uring::types::CancelBuilder;
 
 use super::direct::SocketSlot;
 use super::{CANCEL_DATA, Timer, UringIo};
+use crate::io::provided::slot_of;
+use crate::io::socket::Socket;
 use crate::io::timer::TimerQueue;
 use crate::io::{Io as _, ListenerId, SocketId};
 
@@ -14,6 +17,29 @@ use crate::io::{Io as _, ListenerId, SocketId};
 const NOTICE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl UringIo {
+    /// Gives a socket up, unless something of it is in flight here.
+    pub(super) fn release_socket(
+        &mut self,
+        socket: SocketId,
+        ends: (SocketAddr, SocketAddr),
+    ) -> Option<Socket> {
+        if let Some(slot) = slot_of(socket) {
+            let (stream, watch) = self.provided.release(slot)?;
+            watch.into_iter().for_each(|user_data| self.cancel(user_data));
+            return Some(Socket::provided(stream, ends.0, ends.1));
+        }
+        let is_idle = |slot: &&SocketSlot| {
+            let busy = slot.closing || slot.corked || slot.copied_since.is_some();
+            !busy && slot.recv.is_none() && slot.send.is_none()
+        };
+        self.sockets.get(socket.0).filter(is_idle)?;
+        let slot = self.sockets.remove(socket.0)?;
+        if slot.own_staging.is_some() {
+            self.staging.lose();
+        }
+        Some(Socket::released(slot.fd, ends))
+    }
+
     /// Closes the descriptor of a closed socket once nothing is in flight.
     pub(super) fn close_if_idle(&mut self, socket: u32) {
         let idle = |slot: &&SocketSlot| slot.closing && slot.recv.is_none() && slot.send.is_none();

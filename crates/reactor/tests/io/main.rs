@@ -11,6 +11,7 @@ mod encrypted;
 mod files;
 mod kept;
 mod options;
+mod ownership;
 mod provided;
 #[path = "../common/scramble.rs"]
 mod scramble;
@@ -35,6 +36,7 @@ use files::{
 };
 use kept::kept_payloads_arrive_and_come_back;
 use options::a_connection_has_its_priority_from_the_start;
+use ownership::a_socket_in_use_is_given_up_whole;
 use provided::{
     a_handshake_that_stalls_costs_nothing, a_peer_that_is_killed_ends_its_connection,
     a_peer_that_sends_single_bytes_is_understood, a_wrong_key_ends_both_ends,
@@ -133,6 +135,7 @@ everywhere!(
     closed_listeners_refuse,
     ipv6,
     sockets_move_between_cores,
+    a_socket_in_use_is_given_up_whole,
     quiet_sockets_are_heard_when_they_speak,
     timers_in_order,
     file_reads_and_writes,
@@ -167,6 +170,7 @@ over_the_kernel!(
     closed_listeners_refuse,
     ipv6,
     sockets_move_between_cores,
+    a_socket_in_use_is_given_up_whole,
     quiet_sockets_are_heard_when_they_speak,
     waiting_costs_no_processor_time,
     churn_leaks_no_descriptors,

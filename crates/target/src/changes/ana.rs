@@ -179,12 +179,14 @@ impl Control {
     fn drain(&self, nqn: &Nqn, port_id: u16, devices: &Arc<[DeviceId]>) -> Result<(), TargetError> {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         loop {
+            let departures = self.shared.departures();
             let counts = self.ask_all(DRAIN_TIMEOUT, |reply| {
                 let devices = Arc::clone(devices);
                 Message::CountInFlight { port_id, devices, reply }
             })?;
             let commands: usize = counts.iter().sum();
-            if commands == 0 {
+            // Otherwise a connection may have left the core that was asked last for one that was asked before.
+            if commands == 0 && departures == self.shared.departures() {
                 return Ok(());
             }
             if Instant::now() >= deadline {

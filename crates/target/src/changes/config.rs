@@ -9,7 +9,7 @@ use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{
     DISCOVERY_LIMITS, HostAccess, Limits, MAX_NSID, MIN_ADMIN_ENTRIES, SubsystemError, Visibility,
 };
-use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_proto::nvme::{ControllerId, NamespaceId, Nqn, QueueId};
 use raceline_reactor::flow::policy;
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
@@ -372,6 +372,24 @@ pub enum TargetError {
         core: usize,
         /// Why.
         error: std::io::Error,
+    },
+    /// Connections are where the placement policy says, so none may move.
+    #[error(
+        "queues move between cores only with balanced placement: this target places connections by what their packets say"
+    )]
+    PlacedByPolicy,
+    /// There is no thread that looks at the cores.
+    #[error("cannot start the thread that moves queues between cores: {0}")]
+    Balancer(std::io::Error),
+    /// A queue or a core does not exist.
+    #[error("there is no I/O queue {qid} of controller {cntlid}, or no core {core}")]
+    NoQueue {
+        /// The controller.
+        cntlid: ControllerId,
+        /// The queue.
+        qid: QueueId,
+        /// The core, by its index.
+        core: usize,
     },
     /// Listening failed.
     #[error("cannot listen on {address}: {error}")]

@@ -24,6 +24,8 @@ pub struct ConnectionOptions {
     /// Connections follow the queues of the network device, where neither these options nor the configuration
     /// say otherwise: [`TargetConfig::follow_device_queues`].
     pub follows_device_queues: bool,
+    /// I/O queues move from cores that are full to cores that have time, as by [`crate::Target::set_balancing`].
+    pub balances: bool,
 }
 
 impl ConnectionOptions {
@@ -115,6 +117,7 @@ mod tests {
             send_flags: true,
             busy_poll: Some(Duration::from_micros(9)),
             follows_device_queues: false,
+            balances: false,
         };
         assert_eq!(
             options.apply(&mut config),

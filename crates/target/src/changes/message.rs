@@ -15,6 +15,7 @@ use raceline_reactor::socket::Socket;
 use crate::changes::config::TargetError;
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::range_lock::LockId;
+use crate::path::traveller::Traveller;
 use crate::records::counters::QueueCounters;
 use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, Ends, Place};
@@ -71,6 +72,14 @@ pub(crate) enum Message {
     IoConnected { to: ConnKey, result: Result<(), ConnectError> },
     /// An I/O queue that had joined is gone, all its commands with it.
     IoClosed { home: ConnKey, qid: QueueId, from: Place },
+    /// Control: the connection is to move to another core as soon as it may.
+    Move { key: ConnKey, to: usize },
+    /// To the core itself, behind all that it has told itself about the connection: it moves now.
+    Depart { key: ConnKey },
+    /// A connection of another core, which now belongs to this one.
+    Arrive(Box<Traveller>),
+    /// An I/O queue that had joined has moved.
+    IoMoved { home: ConnKey, qid: QueueId, from: Place, to: Place },
     /// Close this connection: its controller is reset, shut down or lost.
     Close { key: ConnKey },
     /// A command of an I/O queue failed: add it to the controller's error log.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::{LoopSnapshot, Mode, Reactor, ReactorConfig, ReactorHandle};
 
+use crate::changes::balance::BalancerSlot;
 use crate::changes::config::{TargetConfig, TargetError};
 use crate::changes::control::{Control, QUIET_TIMEOUT};
 use crate::changes::message::Message;
@@ -17,6 +18,7 @@ use crate::records::registry::Shared;
 pub struct Target {
     pub(crate) control: Arc<Control>,
     pub(crate) cores: Vec<ReactorHandle<Message>>,
+    pub(crate) balancer: BalancerSlot,
 }
 
 /// What a target is doing.
@@ -26,6 +28,8 @@ pub struct TargetStats {
     pub connections: Vec<usize>,
     /// Controllers.
     pub controllers: usize,
+    /// I/O queues that have moved to another core so far.
+    pub moves: u64,
     /// Sockets that have not completed Connect.
     pub pre_connect: usize,
     /// What the queues of each subsystem have done so far.
@@ -63,7 +67,8 @@ impl Target {
     }
 
     pub(crate) fn with_cores(shared: Arc<Shared>, cores: Vec<ReactorHandle<Message>>) -> Self {
-        Self { control: Arc::new(Control::new(shared)), cores }
+        let balancer = BalancerSlot::default();
+        Self { control: Arc::new(Control::new(shared)), cores, balancer }
     }
 
     /// What the target is doing now.
@@ -73,6 +78,7 @@ impl Target {
         TargetStats {
             connections: shared.loads(),
             controllers: shared.controllers(),
+            moves: shared.ledger().moves,
             pre_connect: shared.waiting(),
             subsystems: self.control.lock().totals(),
             loops: self.cores.iter().map(|core| core.stats().snapshot()).collect(),
@@ -96,6 +102,7 @@ impl Target {
     /// When a core does not end in time, or has ended by a failure.
     pub fn shutdown(self) -> Result<(), TargetError> {
         let shared = &self.control.shared;
+        drop(self.balancer);
         drop(shared.manager().take());
         for core in 0..shared.cores() {
             shared.send(core, Message::Shutdown);

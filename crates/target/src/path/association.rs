@@ -380,6 +380,14 @@ impl Association {
         self.queues_maybe_drained(now);
     }
 
+    /// An I/O queue has moved. Gives whether it goes on there: not if the queues are being closed. `None`: there is no
+    /// such queue.
+    pub(crate) fn queue_moved(&mut self, qid: QueueId, from: Place, to: Place) -> Option<bool> {
+        let mut queues = self.queues.iter_mut();
+        queues.find(|queue| queue.qid == qid && queue.place == from)?.place = to;
+        Some(!self.closing_queues)
+    }
+
     fn queues_maybe_drained(&mut self, now: Instant) {
         if self.closing_queues && self.queues.is_empty() {
             self.closing_queues = false;

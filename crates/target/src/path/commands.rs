@@ -11,6 +11,7 @@ mod data;
 mod digest;
 mod fused;
 mod io;
+mod moving;
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -18,28 +19,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use raceline_proto::controller::ErrorEntry;
-use raceline_proto::nvme::{Cqe, Direction, QueueId, Sqe, Status};
+use raceline_proto::nvme::{Cqe, Direction, Sqe, Status};
 use raceline_reactor::{Context, IoBuf};
 
 use crate::changes::message::Message;
-use crate::changes::snapshot::VisibleSubsystem;
 use crate::path::authentication::Authentication;
 use crate::path::core::Core;
 use crate::path::outbox::Outbox;
 use crate::path::slots::{CommandSlot, NoSlot, Phase, Slots};
 use crate::records::counters::QueueCounters;
-use crate::records::names::{ConnKey, Home, LocalCommand, SlotKey};
+use crate::records::names::{ConnKey, LocalCommand, SlotKey};
 
 use fused::PendingFuse;
 
+pub(crate) use crate::path::traveller::IoQueue;
 pub(crate) use data::DataEnd;
-
-/// What an I/O queue knows of its controller.
-pub(crate) struct IoQueue {
-    pub(crate) qid: QueueId,
-    pub(crate) home: Home,
-    pub(crate) visible: VisibleSubsystem,
-}
 
 /// The commands of one connection.
 pub(crate) struct Commands {
@@ -61,6 +55,8 @@ pub(crate) struct Commands {
     large_writes: u16,
     /// Bytes moved in this pass, from or to a device or through a digest.
     pub(crate) moved: usize,
+    /// The connection is about to move: writes wait for that before the host is asked for their data.
+    holding: bool,
     /// Since when at least one command is outstanding.
     busy_since: Option<Instant>,
 }
@@ -79,6 +75,7 @@ impl Commands {
             pending_fuse: PendingFuse::None,
             large_writes: 0,
             moved: 0,
+            holding: false,
             busy_since: None,
         }
     }
@@ -166,7 +163,10 @@ impl Commands {
     pub(crate) fn drop_waiting(&mut self, core: &mut Core) {
         self.paused = None;
         let waits = |phase: Phase| {
-            matches!(phase, Phase::Buffer | Phase::Data | Phase::Event | Phase::Partner)
+            matches!(
+                phase,
+                Phase::Buffer | Phase::Move | Phase::Data | Phase::Event | Phase::Partner
+            )
         };
         let active = self.slots.active().filter(|(_, slot)| waits(slot.phase));
         let waiting: Vec<SlotKey> = active.map(|(key, _)| key).collect();
@@ -186,7 +186,7 @@ impl Commands {
     /// Whether no command is with a device or an engine, nor waits for another command or a lock.
     pub(crate) fn are_drained(&self) -> bool {
         let works = |phase: Phase| {
-            !matches!(phase, Phase::Free | Phase::Buffer | Phase::Data | Phase::Event)
+            !matches!(phase, Phase::Free | Phase::Buffer | Phase::Move | Phase::Data | Phase::Event)
         };
         !self.slots.active().any(|(_, slot)| works(slot.phase))
     }
@@ -238,6 +238,9 @@ impl Commands {
             return None;
         }
         let len = transfer.len as usize;
+        if self.holding && self.hold(key) {
+            return None;
+        }
         // First come, first served: a new command does not overtake those that wait for such a buffer.
         let pooled = self.take_buffer(cx, len, core.buffer_lines.open_to(cx.pool, len));
         // But a command that holds a buffer must not wait for another, nor block its own data.

@@ -3,6 +3,7 @@
 mod admin;
 mod authentication;
 mod connect;
+mod moving;
 mod teardown;
 
 use std::time::Instant;
@@ -17,13 +18,15 @@ use raceline_reactor::{Context, SendBatch, Token, WorkDone};
 
 use crate::changes::snapshot::DeviceId;
 use crate::path::association::Association;
-use crate::path::choice::{departure, pass_is_over};
+use crate::path::choice::pass_is_over;
 use crate::path::commands::{Commands, DataEnd, IoQueue};
+use crate::path::connection::moving::Moving;
 use crate::path::core::Core;
 use crate::path::inbox::Inbox;
 use crate::path::life::{Life, LifeState};
 use crate::path::range_lock::LockId;
 use crate::path::slots::{CommandSlot, NoSlot};
+
 use crate::records::early::Ticket;
 use crate::records::names::{ConnKey, Ends, EngineToken, Home, SlotKey};
 
@@ -50,6 +53,8 @@ pub(crate) struct Connection {
     role: Role,
     inbox: Inbox,
     commands: Commands,
+    /// Another core is to have it.
+    moving: Option<Moving>,
 }
 
 impl Connection {
@@ -67,11 +72,9 @@ impl Connection {
             ends,
             life: Life::new(now, config.pre_connect.ic_req, ticket),
             role: Role::New,
-            inbox: Inbox::new(
-                config.pass_bytes as usize,
-                departure(config, ends.local.ip(), ends.peer.ip()),
-            ),
+            inbox: Inbox::of(config, &ends),
             commands: Commands::new(key, ends.peer, core),
+            moving: None,
         }
     }
 
@@ -98,6 +101,7 @@ impl Connection {
     /// Starts a receive if none is in flight and the connection wants bytes.
     pub(crate) fn start_recv(&mut self, cx: &mut Context<'_>) {
         let unwanted = self.commands.are_paused()
+            || self.holds_back()
             || self.life.draining
             || self.life.state == LifeState::Closing;
         if !unwanted {

@@ -6,11 +6,12 @@ use raceline_reactor::flow::Departure;
 use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, IoBuf, Token};
 
+use crate::changes::config::TargetConfig;
 use crate::path::choice::{
-    EARLY_STAGING_BYTES, receives_direct, socket_class, staging_bytes, staging_window,
+    EARLY_STAGING_BYTES, departure, receives_direct, socket_class, staging_bytes, staging_window,
 };
 use crate::path::commands::Commands;
-use crate::records::names::SlotKey;
+use crate::records::names::{Ends, SlotKey};
 
 /// How a connection receives.
 pub(crate) struct Inbox {
@@ -31,14 +32,16 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    pub(crate) fn new(pass_bytes: usize, departure: Departure) -> Self {
+    /// For a connection between these ends.
+    pub(crate) fn of(config: &TargetConfig, ends: &Ends) -> Self {
+        let departure = departure(config, ends.local.ip(), ends.peer.ip());
         Self {
             staging: Some(IoBuf::heap(EARLY_STAGING_BYTES)),
             staging_bytes: EARLY_STAGING_BYTES,
             unparsed: 0..0,
             receiving: false,
             direct: None,
-            pass_bytes,
+            pass_bytes: config.pass_bytes as usize,
             departure,
             deferred: false,
         }
@@ -136,6 +139,11 @@ impl Inbox {
         self.unparsed = unparsed;
         self.staging = Some(staging);
         self.unparsed.is_empty()
+    }
+
+    /// Whether nothing is in flight, and all that was received has been parsed.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.receiving && !self.deferred && self.unparsed.is_empty()
     }
 
     /// The rest waits for the next pass. Gives whether it did not wait for that already.

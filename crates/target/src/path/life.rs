@@ -57,6 +57,20 @@ impl Life {
         }
     }
 
+    /// An I/O queue in use, which has come from another core.
+    pub(crate) fn of_queue(now: Instant) -> Self {
+        Self {
+            state: LifeState::Open,
+            draining: false,
+            early: None,
+            proving: false,
+            awaiting: 0,
+            accepted: now,
+            deadline: None,
+            timer_armed: None,
+        }
+    }
+
     /// A handshake comes before ICReq; both have to end within this time from the accept.
     pub(crate) fn allow_handshake(&mut self, limit: Duration) {
         self.deadline = Some(self.accepted + limit);

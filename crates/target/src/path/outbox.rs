@@ -10,23 +10,15 @@ use raceline_reactor::{Context, Payload, SendBatch, Token};
 
 use crate::path::choice::MAX_H2C_DATA_BYTES;
 use crate::path::core::Core;
+use crate::path::traveller::PackedOutbox;
+
+pub(crate) use crate::path::traveller::Answers;
 use crate::records::counters::QueueCounters;
 use crate::records::names::ConnKey;
 
 /// Header bytes that one command's answer needs at most: C2HData with header digest and pad, its
 /// data digest, CapsuleResp and R2T with header digest.
 const HEADER_BYTES_PER_COMMAND: usize = 128 + 4 + 28 + 28;
-
-/// The form of a queue's answers, as its Connect has requested.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Answers {
-    /// Queue entries.
-    pub(crate) entries: u16,
-    /// The host follows the queue's entries by SQHD.
-    pub(crate) flow_control: bool,
-    /// C2HData of a read may report success (NVMe/TCP 3.6.2.7). Only without flow control.
-    pub(crate) says_success: bool,
-}
 
 /// What a connection sends, and the protocol's state.
 pub(crate) struct Outbox {
@@ -129,6 +121,28 @@ impl Outbox {
     /// Whether nothing waits to be sent, and nothing is being sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.batch.is_empty() && self.spare.is_some()
+    }
+
+    /// What another core needs to go on. Nothing may be left to send.
+    pub(crate) fn pack(self) -> PackedOutbox {
+        let Self { queue, counters, answers, sqhd, .. } = self;
+        PackedOutbox { queue, counters, answers, sqhd }
+    }
+
+    /// The outbox of a connection that has come from another core.
+    pub(crate) fn unpack(key: ConnKey, packed: PackedOutbox) -> Self {
+        let PackedOutbox { queue, counters, answers, sqhd } = packed;
+        Self {
+            key,
+            queue,
+            counters,
+            batch: new_batch(answers.entries),
+            spare: Some(new_batch(answers.entries)),
+            dirty: false,
+            answers,
+            sqhd,
+            muted: false,
+        }
     }
 
     /// Whether a send is in flight.

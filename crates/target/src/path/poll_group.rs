@@ -1,8 +1,11 @@
 //! One core's share of the target: its connections and listeners, driven by completions.
 
+mod moves;
+
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use raceline_bdev::Done;
 use raceline_proto::nvme::Nqn;
@@ -27,6 +30,8 @@ use crate::records::registry::Shared;
 const LISTENER_BIT: u32 = 1 << 31;
 /// Token index of the timer that begins the next pass over deferred connections.
 const NEXT_PASS: u32 = u32::MAX;
+/// Token index of the timer after which connections that could not move stay.
+const MOVES_END: u32 = u32::MAX - 1;
 
 struct Listener {
     id: ListenerId,
@@ -60,6 +65,8 @@ pub(crate) struct PollGroup {
     resuming: Vec<ConnKey>,
     /// The timer of the next pass is set.
     next_pass: bool,
+    /// Connections that are to move, and since when.
+    moving: Vec<(ConnKey, Instant)>,
 }
 
 impl PollGroup {
@@ -76,6 +83,7 @@ impl PollGroup {
             flushing: Vec::new(),
             resuming: Vec::new(),
             next_pass: false,
+            moving: Vec::new(),
         }
     }
 
@@ -479,6 +487,10 @@ impl Service for PollGroup {
                     connection.io_queue_closed(cx, core, qid, from);
                 });
             }
+            Message::Move { key, to } => self.begin_move(cx, key, to),
+            Message::Depart { key } => self.depart(cx, key),
+            Message::Arrive(traveller) => self.arrive(cx, *traveller),
+            Message::IoMoved { home, qid, from, to } => self.io_moved(cx, home, qid, (from, to)),
             Message::Close { key } => {
                 self.with(cx, key, |connection, cx, core| {
                     connection.close(cx, core, "its controller was reset, shut down or lost");
@@ -529,6 +541,7 @@ impl Service for PollGroup {
                 });
             }
             Outcome::Timer if token.index == NEXT_PASS => self.run_deferred(cx),
+            Outcome::Timer if token.index == MOVES_END => self.end_moves(cx),
             Outcome::Timer => {
                 self.with(cx, key, |connection, cx, core| connection.handle_timer(cx, core));
             }
@@ -577,6 +590,9 @@ impl Service for PollGroup {
             self.with(cx, key, |connection, cx, _| connection.flush(cx));
         }
         self.flushing = dirty;
+        if !self.moving.is_empty() {
+            self.run_moves(cx);
+        }
         if !self.core.deferred.is_empty() && !std::mem::replace(&mut self.next_pass, true) {
             // This timer expires at once, and is handled after all other events of the next poll.
             cx.io.timer(cx.now, Token { owner: 0, generation: 0, index: NEXT_PASS });

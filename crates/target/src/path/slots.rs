@@ -26,6 +26,8 @@ pub(crate) enum Phase {
     Free,
     /// An I/O buffer.
     Buffer,
+    /// Its connection to be on another core; the host has not been asked for its data.
+    Move,
     /// Its data from the host.
     Data,
     /// The other half of the fused operation.

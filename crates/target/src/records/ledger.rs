@@ -29,6 +29,15 @@ pub(crate) struct QueueRecord {
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
     pub(crate) counters: Arc<QueueCounters>,
+    /// What it had done when it came to its core from another one.
+    pub(crate) before: QueueTotals,
+}
+
+impl QueueRecord {
+    /// What it has done on its present core.
+    pub(crate) fn here(&self) -> QueueTotals {
+        self.counters.totals().since(&self.before)
+    }
 }
 
 /// The queues of one core.
@@ -56,12 +65,14 @@ pub(crate) struct Ledger {
     pub(crate) live: HashMap<Place, QueueRecord>,
     pub(crate) cores: Vec<CoreQueues>,
     pub(crate) hosts: HashMap<(Nqn, HostNqn), HostQueues>,
+    /// Queues that have moved to another core.
+    pub(crate) moves: u64,
 }
 
 impl Ledger {
     pub(crate) fn new(cores: usize) -> Self {
         let cores = vec![CoreQueues::default(); cores];
-        Self { live: HashMap::new(), cores, hosts: HashMap::new() }
+        Self { live: HashMap::new(), cores, hosts: HashMap::new(), moves: 0 }
     }
 
     /// A queue has connected.
@@ -85,12 +96,21 @@ impl Ledger {
         let Some(record) = self.live.remove(&place) else { return };
         let totals = record.counters.totals();
         if !record.qid.is_admin() {
-            self.cores[place.core].closed.add(&totals);
+            self.cores[place.core].closed.add(&record.here());
         }
         if let Some(host) = self.hosts.get_mut(&(record.subsystem, record.host)) {
             host.closed.add(&totals);
             host.connected -= 1;
         }
+    }
+
+    /// A queue has moved to another core. What it has done so far stays with the core that it comes from.
+    pub(crate) fn moved(&mut self, from: Place, to: Place) {
+        let Some(mut record) = self.live.remove(&from) else { return };
+        self.cores[from.core].closed.add(&record.here());
+        record.before = record.counters.totals();
+        self.moves += 1;
+        self.live.insert(to, record);
     }
 
     /// The subsystem is gone, and with it what its hosts have done.
@@ -117,7 +137,7 @@ impl Ledger {
                 admin += 1;
             } else {
                 io += 1;
-                totals.add(&record.counters.totals());
+                totals.add(&record.here());
             }
         }
         (admin, io, totals)
@@ -164,6 +184,7 @@ mod tests {
             peer: address,
             local: address,
             counters: Arc::default(),
+            before: QueueTotals::default(),
         };
         (place, record)
     }
@@ -187,6 +208,24 @@ mod tests {
         };
         assert_eq!((totals.reads, *controllers, *io_queues), (30, 1, 1));
         assert_eq!((ledger.cores[0].admin_queues, ledger.cores[0].io_queues), (1, 2));
+    }
+
+    #[test]
+    fn what_a_queue_has_done_stays_where_it_was_done() {
+        let mut ledger = Ledger::new(2);
+        let (from, record) = record(1, "nqn.2026-01.io.raceline:h");
+        let counters = Arc::clone(&record.counters);
+        ledger.attach(from, record);
+        counters.reads_buffered.add(10);
+        let to = Place { core: 1, ..from };
+        ledger.moved(from, to);
+        counters.reads_buffered.add(5);
+        assert_eq!([0, 1].map(|core| ledger.of_core(core).2.reads), [10, 5]);
+        ledger.moved(to, from);
+        counters.reads_buffered.add(1);
+        ledger.detach(from);
+        assert_eq!([0, 1].map(|core| ledger.of_core(core).2.reads), [11, 5]);
+        assert_eq!((ledger.by_host()[0].2.reads, ledger.moves), (16, 2));
     }
 
     #[test]

@@ -106,6 +106,19 @@ impl Placement {
         }
     }
 
+    /// Whether connections may move to another core than the one that they were placed on: not if a policy has chosen
+    /// the core for what their packets say.
+    pub(crate) fn may_move(&self) -> bool {
+        self.policy == PlacementPolicy::Balanced
+    }
+
+    /// A connection moves to another core. Gives its seat there.
+    pub(crate) fn reseat(&mut self, seat: Seat, core: usize) -> Seat {
+        self.unplace(seat);
+        self.cores[core].connections += 1;
+        Seat { core, queue: None }
+    }
+
     /// Connections on each core.
     pub(crate) fn connections(&self) -> Vec<usize> {
         self.cores.iter().map(|load| load.connections).collect()

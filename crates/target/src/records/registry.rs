@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, hash_map};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
 
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) config: TargetConfig,
     senders: OnceLock<Vec<Sender<Message>>>,
     cores: usize,
+    /// Connections that have left their core for another one.
+    departures: AtomicU64,
     registry: Mutex<Registry>,
     ledger: Mutex<Ledger>,
     /// Computes for authentications. It starts with the first one; `None`: it could not.
@@ -88,7 +91,18 @@ impl Shared {
         let manager = Mutex::new(None);
         let authenticator = OnceLock::new();
         let computes_here = false;
-        Self { config, senders, cores, registry, ledger, authenticator, computes_here, manager }
+        let departures = AtomicU64::new(0);
+        Self {
+            config,
+            senders,
+            cores,
+            departures,
+            registry,
+            ledger,
+            authenticator,
+            computes_here,
+            manager,
+        }
     }
 
     /// Without a thread for authentications: the core that needs a result computes it. Runs can then be repeated.
@@ -148,6 +162,27 @@ impl Shared {
     /// The connection is gone.
     pub(crate) fn unplace(&self, seat: Seat) {
         self.lock().placement.unplace(seat);
+    }
+
+    /// A connection is on its way to another core, which has been told.
+    pub(crate) fn note_departure(&self) {
+        self.departures.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Departures so far. Who asks every core about its connections one by one, and sees no departure meanwhile, has
+    /// asked about each connection: those that left before are announced to their new core.
+    pub(crate) fn departures(&self) -> u64 {
+        self.departures.load(Ordering::SeqCst)
+    }
+
+    /// Whether connections may move between cores.
+    pub(crate) fn may_move(&self) -> bool {
+        self.lock().placement.may_move()
+    }
+
+    /// A connection moves to another core. Gives its seat there.
+    pub(crate) fn reseat(&self, seat: Seat, core: usize) -> Seat {
+        self.lock().placement.reseat(seat, core)
     }
 
     /// Connections on each core.

@@ -324,14 +324,16 @@ impl RawHost {
     /// Waits for the end of a command; sends `data` when the target asks for it.
     pub fn wait(&mut self, cid: CommandId, data: &[u8]) -> Answer {
         let mut received = Vec::new();
-        let early = |heard: &Heard| matches!(heard, Heard::Response(cqe) if cqe.cid == cid);
-        if let Some(at) = self.heard.iter().position(early)
-            && let Heard::Response(cqe) = self.heard.remove(at)
-        {
-            return Answer { cqe, data: received };
-        }
+        // What has come while others were waited for.
+        let is_own = |heard: &mut Heard| match heard {
+            Heard::Response(cqe) => cqe.cid == cid,
+            Heard::Data { cid: of, .. } | Heard::DataEnd { cid: of, .. } => *of == cid,
+            Heard::SendData(grant) => grant.cid == cid && !data.is_empty(),
+            _ => false,
+        };
+        let mut early = self.heard.extract_if(.., is_own).collect::<Vec<_>>().into_iter();
         loop {
-            match self.listen() {
+            match early.next().unwrap_or_else(|| self.listen()) {
                 Heard::Response(cqe) if cqe.cid == cid => return Answer { cqe, data: received },
                 Heard::Data { cid: of, offset, bytes } if of == cid => {
                     let end = offset as usize + bytes.len();

@@ -122,6 +122,7 @@ impl Change<'_> {
             live::stop(cores)?;
             return Err(error);
         }
+        self.model().start_balancing(&cores, &self.manager().config().connections);
         self.model_mut().nvmf.target_mut(target)?.transport =
             Some(Transport { options, cpus, target: cores });
         self.put(key(target, &["transport"]), entry(target, "nvmf_create_transport", params));

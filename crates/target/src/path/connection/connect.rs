@@ -22,6 +22,7 @@ use crate::path::core::Core;
 use crate::path::life::LifeState;
 use crate::path::outbox::Answers;
 use crate::path::slots::{CommandSlot, Slots};
+use crate::records::counters::QueueTotals;
 use crate::records::ledger::QueueRecord;
 
 impl Connection {
@@ -173,6 +174,7 @@ impl Connection {
             peer: self.ends.peer,
             local: self.ends.local,
             counters: Arc::clone(self.commands.counters()),
+            before: QueueTotals::default(),
         };
         core.shared.ledger().attach(core.place(self.key), record);
         let response = ConnectResponse {
