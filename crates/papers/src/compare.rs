@@ -50,7 +50,49 @@ pub fn agreement(rows: &[Row]) -> (f64, usize) {
     (100.0 * agree as f64 / known.len().max(1) as f64, known.len())
 }
 
-/// The rows of two runs of an experiment, over these metrics.
+/// Two rates of one column differ by at most this part: what was measured at them can be compared.
+const SAME_RATE: f64 = 0.05;
+
+/// The rate at which commands came in a column, if the run has derived it from a ceiling that it had found out.
+fn derived_rate(record: &Record, x: &str) -> Option<f64> {
+    let rate = record.settings.get(&format!("rate_iops/{x}"))?.parse::<f64>().ok()?;
+    (rate > 0.0).then_some(rate)
+}
+
+/// How values of a metric of one column are compared, by what each run has derived as its rate.
+enum Scale {
+    /// As they are.
+    Plain,
+    /// As a part of the rate of their run: commands that came were completed, or not.
+    OfRate(f64, f64),
+    /// Not at all: the load was another one.
+    Different,
+}
+
+fn scale(a: &Record, b: &Record, x: &str, metric: &str) -> Scale {
+    let (Some(rate_a), Some(rate_b)) = (derived_rate(a, x), derived_rate(b, x)) else {
+        return Scale::Plain;
+    };
+    match metric {
+        "iops" => Scale::OfRate(rate_a, rate_b),
+        _ if (rate_a / rate_b - 1.0).abs() <= SAME_RATE => Scale::Plain,
+        _ => Scale::Different,
+    }
+}
+
+/// Values of the first run that [`rows`] leaves out, because commands came at another rate in the second.
+#[must_use]
+pub fn left_out(a: &Record, b: &Record, metrics: &[&str]) -> usize {
+    let differs = |x: &str, metric: &str| matches!(scale(a, b, x, metric), Scale::Different);
+    let of_point = |point: &Point| {
+        let has = |metric: &&&str| !values(point, metric).is_empty() && differs(&point.x, metric);
+        metrics.iter().filter(has).count()
+    };
+    a.points.iter().map(of_point).sum()
+}
+
+/// The rows of two runs of an experiment, over these metrics. What came at a rate that each run has derived by itself
+/// is compared as a part of that rate, or not at all if the rates differ: see [`left_out`].
 #[must_use]
 pub fn rows(a: &Record, b: &Record, metrics: &[&str]) -> Vec<Row> {
     let mut rows = Vec::new();
@@ -58,8 +100,18 @@ pub fn rows(a: &Record, b: &Record, metrics: &[&str]) -> Vec<Row> {
         let is_it = |other: &&Point| (&other.series, &other.x) == (&point.series, &point.x);
         let Some(other) = b.points.iter().find(is_it) else { continue };
         for metric in metrics {
-            let estimate = |point| median_estimate(&values(point, metric));
-            if let (Some(a_value), Some(b_value)) = (estimate(point), estimate(other)) {
+            let (over_a, over_b) = match scale(a, b, &point.x, metric) {
+                Scale::Plain => (1.0, 1.0),
+                Scale::OfRate(rate_a, rate_b) => (rate_a, rate_b),
+                Scale::Different => continue,
+            };
+            let estimate = |point, over: f64| {
+                let parts: Vec<f64> = values(point, metric).iter().map(|v| v / over).collect();
+                median_estimate(&parts)
+            };
+            if let (Some(a_value), Some(b_value)) =
+                (estimate(point, over_a), estimate(other, over_b))
+            {
                 rows.push(Row {
                     experiment: a.experiment.clone(),
                     series: point.series.clone(),
@@ -159,6 +211,30 @@ mod tests {
         assert_eq!(agreement(&rows(&a, &near, &["iops"])), (100.0, 1));
         let few = record(&[1.0], Value::Null);
         assert_eq!(rows(&a, &few, &["iops"])[0].agrees(), None);
+    }
+
+    #[test]
+    fn what_came_at_another_rate_is_compared_as_part_of_it_or_not_at_all() {
+        let paced = |rate: &str, iops: f64| {
+            let mut record = record(&[iops; 6], Value::Null);
+            record.settings.insert("rate_iops/1".to_owned(), rate.to_owned());
+            for run in &mut record.points[0].runs {
+                run.values.insert("p99_us".to_owned(), 7.0);
+            }
+            record
+        };
+        let metrics = ["iops", "p99_us"];
+        let names = |rows: &[Row]| rows.iter().map(|row| row.metric.clone()).collect::<Vec<_>>();
+        // Both have completed all that came; latencies at twice the rate say nothing.
+        let (a, b) = (paced("1000", 1000.0), paced("2000", 2000.0));
+        assert_eq!(names(&rows(&a, &b, &metrics)), ["iops"]);
+        assert_eq!(rows(&a, &b, &metrics)[0].agrees(), Some(true));
+        assert_eq!(left_out(&a, &b, &metrics), 1);
+        assert_eq!(rows(&a, &paced("2000", 1000.0), &metrics)[0].agrees(), Some(false));
+        // Nearly the same rate.
+        let b = paced("1040", 1040.0);
+        assert_eq!(names(&rows(&a, &b, &metrics)), metrics);
+        assert_eq!(left_out(&a, &b, &metrics), 0);
     }
 
     #[test]

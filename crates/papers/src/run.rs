@@ -165,6 +165,9 @@ pub struct Options<'a> {
     pub effort: Effort,
     /// The times, if they are not the usual ones of the effort.
     pub timing: Timing,
+    /// Blocks that each column has when the call ends. With fewer than those of `timing`, the record stays open, and
+    /// another call goes on: so the blocks of one experiment are spread over a longer time.
+    pub until: u32,
     /// Same seed, same addresses and data.
     pub seed: u64,
     /// The folder of the records; `None`: nothing is written.
@@ -250,12 +253,15 @@ pub fn run(
     };
     journal.record.took_s += began.elapsed().as_secs_f64();
     match measured {
-        Ok(()) => journal.record.complete = true,
-        Err(RunError::Stopped) => {}
+        Ok(()) => journal.record.complete = options.until >= options.timing.blocks,
+        Err(RunError::Stopped) => {
+            journal.save()?;
+            return Err(RunError::Stopped);
+        }
         Err(error) => return Err(error),
     }
     journal.save()?;
-    if journal.record.complete { Ok(journal.record) } else { Err(RunError::Stopped) }
+    Ok(journal.record)
 }
 
 /// Columns of this effort.

@@ -47,6 +47,10 @@ pub(super) fn measure(
     options: &Options<'_>,
     journal: &mut Journal<'_>,
 ) -> Result<(), RunError> {
+    // Agents start for all blocks of a column.
+    if options.until < options.timing.blocks {
+        return Ok(());
+    }
     let total = experiment.series.len() * options.timing.blocks as usize;
     let Some(program) = &options.agent else {
         journal.missing("all series", "the program that runs as an agent (raceline)", total);

@@ -60,7 +60,7 @@ pub(super) fn measure(
     };
     for column in columns(experiment, options) {
         let ids = ids(experiment, column, options, journal)?;
-        for block in journal.next_block(&ids, &column.id)..options.timing.blocks {
+        for block in journal.next_block(&ids, &column.id)..options.until {
             let point = Block { experiment, column, options, config: &config, block };
             let runs = match experiment.procedure.name.as_str() {
                 "share" => point.share()?,

@@ -40,7 +40,7 @@ pub(super) fn measure(
         for column in columns(experiment, options) {
             let points = points(experiment, column, options, &needs, journal)?;
             let ids: Vec<&str> = points.iter().map(|point| point.series.id.as_str()).collect();
-            if points.is_empty() || journal.next_block(&ids, &column.id) >= options.timing.blocks {
+            if points.is_empty() || journal.next_block(&ids, &column.id) >= options.until {
                 continue;
             }
             let device = memory.device(&points, options.seed)?;

@@ -31,7 +31,7 @@ pub(super) fn limit(
     for column in columns(experiment, options) {
         let ids: Vec<&str> = experiment.series.iter().map(|series| series.id.as_str()).collect();
         let first = journal.next_block(&ids, &column.id);
-        if first >= options.timing.blocks {
+        if first >= options.until {
             continue;
         }
         let mut limits = Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn limit(
             let limit = start().map_err(|error: limit::LimitError| failed(column, &error))?;
             limits.push((series.id.clone(), settings, limit));
         }
-        for block in first..options.timing.blocks {
+        for block in first..options.until {
             let mut runs = Vec::new();
             for (series, settings, limit) in &mut limits {
                 check_stop(options)?;

@@ -21,6 +21,7 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
     Options {
         effort: Effort::Quick,
         timing: Timing { blocks: 2, ramp: ms(10), time: ms(120), is_stated: false },
+        until: 2,
         seed: 7,
         out: out.map(std::path::Path::to_owned),
         bed: &Loopback,
@@ -85,6 +86,32 @@ fn a_tiny_experiment_leaves_a_complete_record() {
     assert!(record.stand_ins.iter().any(|it| it.of.contains("nvmet")), "{:?}", record.stand_ins);
     let last = steps.last().unwrap();
     assert_eq!((last.done, last.total), (8, 8));
+}
+
+#[test]
+fn blocks_of_an_experiment_can_be_measured_in_two_calls() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    // One whose commands come at a part of a ceiling, and one of another procedure.
+    let mut affinity = catalogue().find("NT-AFF").unwrap().clone();
+    affinity.axis.columns.truncate(1);
+    for experiment in [tiny("NT-I10-L", 1), affinity] {
+        let all = options(&|| false, Some(folder.path()));
+        if all.cpus.len() < 2 {
+            return;
+        }
+        let half = Options { until: 1, ..options(&|| false, Some(folder.path())) };
+        let first = run(&experiment, &half, &mut |_| {}).unwrap();
+        assert!(!first.complete);
+        assert!(first.points.iter().all(|point| point.runs.len() == 1), "{:?}", first.points);
+        let second = run(&experiment, &all, &mut |_| {}).unwrap();
+        assert!(second.complete);
+        assert_eq!(second.settings, first.settings, "also the rate that was found");
+        for (whole, part) in second.points.iter().zip(&first.points) {
+            assert_eq!(whole.runs[0].latencies, part.runs[0].latencies, "the first block is kept");
+            assert_eq!(whole.runs.iter().map(|run| run.block).collect::<Vec<_>>(), [0, 1]);
+        }
+    }
 }
 
 #[test]

@@ -267,7 +267,7 @@ impl ColumnRun<'_> {
         let mut allowed = (self.options.timing.blocks / DISCARD_PART).max(DISCARDS_MIN);
         let mut distance = self.distance(started);
         let mut block = first;
-        while block < self.options.timing.blocks && !started.is_empty() {
+        while block < self.options.until && !started.is_empty() {
             let near = distance.wait(self.options.stop);
             let mut runs = Vec::with_capacity(started.len());
             let mut disturbed = false;

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         }
     }
     let catalogue = Catalogue::builtin().map_err(Failure::runtime)?;
-    let mut rows = Vec::new();
+    let (mut rows, mut left_out) = (Vec::new(), 0);
     for (a, b) in &pairs {
         // Of an experiment of the user's own, everything is compared that all programs know.
         let metrics: Vec<&str> = match catalogue.find(&a.experiment) {
@@ -52,10 +52,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
             Err(_) => vec!["iops", "mean_us"],
         };
         rows.extend(compare::rows(a, b, &metrics));
+        left_out += compare::left_out(a, b, &metrics);
     }
     match args.output {
-        OutputFormat::Table => shell::print(table(&rows).as_bytes()),
-        OutputFormat::Json => shell::print(json(&rows)?.as_bytes()),
+        OutputFormat::Table => shell::print(table(&rows, left_out).as_bytes()),
+        OutputFormat::Json => shell::print(json(&rows, left_out)?.as_bytes()),
     }
 }
 
@@ -68,7 +69,7 @@ fn primary(experiment: &raceline_papers::experiment::Experiment) -> Vec<&str> {
     metrics
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[Row], left_out: usize) -> String {
     let mut text = String::from("| experiment | way | x | metric | A | B | B / A | agree |\n");
     text.push_str("|---|---|---|---|---|---|---|---|\n");
     for row in rows {
@@ -98,6 +99,12 @@ fn table(rows: &[Row]) -> String {
         "\n{percent:.1} % of {known} values agree within their intervals; {} values have too few runs for an interval.",
         rows.len() - known
     );
+    if left_out > 0 {
+        let _ = writeln!(
+            text,
+            "{left_out} values are not compared: commands came at another rate, which each run had derived from its own ceiling."
+        );
+    }
     text
 }
 
@@ -111,7 +118,7 @@ fn estimate(estimate: &Estimate) -> String {
     }
 }
 
-fn json(rows: &[Row]) -> Result<String, Failure> {
+fn json(rows: &[Row], left_out: usize) -> Result<String, Failure> {
     let value = |estimate: &Estimate| {
         serde_json::json!({
             "median": estimate.value,
@@ -136,6 +143,7 @@ fn json(rows: &[Row]) -> Result<String, Failure> {
     super::json(&serde_json::json!({
         "agree_percent": agree_percent,
         "compared": compared,
+        "left_out": left_out,
         "rows": rows.iter().map(row).collect::<Vec<_>>(),
     }))
 }

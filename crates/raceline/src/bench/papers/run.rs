@@ -29,6 +29,10 @@ const QUICK_PATIENCE: Duration = Duration::from_secs(3);
 /// All experiments of a quick run together look and wait for near cores no longer than this.
 const QUICK_BUDGET: Duration = Duration::from_secs(90);
 
+/// How often `run all` goes over the experiments, each time for a part of the blocks: a machine that is slower for a
+/// minute then shows in the intervals.
+const PASSES: u32 = 2;
+
 /// Runs the experiments one after the other.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let (catalogue, added) = catalogue(&args.file)?;
@@ -55,17 +59,22 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut beds = Beds::default();
     let bar = Bar::new(&experiments, &shared);
     let mut failures = Vec::new();
-    for (number, experiment) in experiments.iter().enumerate() {
-        bar.begin(number, experiment);
-        let bed = bar.bar.suspend(|| beds.of(args, experiment))?;
-        match shared.run(experiment, bed, &mut |progress| bar.show(number, &progress)) {
-            Ok(record) => {
-                let text = table::text(experiment, &record);
-                bar.bar.suspend(|| shell::print(format!("{text}\n").as_bytes()))?;
-            }
-            Err(error) => {
-                bar.bar.suspend(|| shared.stopped(&error))?;
-                failures.push(format!("{}: {error}", experiment.id));
+    let passes = if all { PASSES } else { 1 };
+    for pass in 1..=passes {
+        for (number, experiment) in experiments.iter().enumerate() {
+            bar.begin(number, experiment);
+            let bed = bar.bar.suspend(|| beds.of(args, experiment))?;
+            let part = (pass, passes);
+            match shared.run(experiment, bed, part, &mut |progress| bar.show(number, &progress)) {
+                Ok(record) if record.complete => {
+                    let text = table::text(experiment, &record);
+                    bar.bar.suspend(|| shell::print(format!("{text}\n").as_bytes()))?;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    bar.bar.suspend(|| shared.stopped(&error))?;
+                    failures.push(format!("{}: {error}", experiment.id));
+                }
             }
         }
     }
@@ -127,6 +136,7 @@ impl Shared<'_> {
         &self,
         experiment: &Experiment,
         bed: &dyn Bed,
+        (pass, passes): (u32, u32),
         report: &mut (dyn FnMut(run::Progress) + Send),
     ) -> Result<raceline_papers::record::Record, RunError> {
         let engine = if run::uses_engine(experiment) {
@@ -136,9 +146,11 @@ impl Shared<'_> {
         };
         let origin = Origin::here();
         let stop = || self.signal().is_some();
+        let timing = timing(self.args, experiment);
         let options = Options {
             effort: effort(self.args),
-            timing: timing(self.args, experiment),
+            timing,
+            until: (timing.blocks * pass).div_ceil(passes),
             seed: self.args.seed,
             out: Some(self.args.out.clone()),
             bed,
@@ -197,8 +209,8 @@ impl Shared<'_> {
 /// One bar over the runs of all experiments.
 struct Bar {
     bar: ProgressBar,
-    /// Runs of each experiment, as far as they are known.
-    totals: Mutex<Vec<u64>>,
+    /// Runs of each experiment, as far as they are known, and those that are done.
+    runs: Mutex<Vec<(u64, u64)>>,
     names: Vec<String>,
 }
 
@@ -210,28 +222,27 @@ impl Bar {
             let blocks = timing(shared.args, experiment).blocks;
             (shown.count() * experiment.series.len()) as u64 * u64::from(blocks)
         };
-        let totals: Vec<u64> = experiments.iter().map(runs).collect();
+        let runs: Vec<(u64, u64)> = experiments.iter().map(|it| (runs(it), 0)).collect();
+        let total = runs.iter().map(|(total, _)| total).sum();
         let target = ProgressDrawTarget::stderr();
-        let bar = ProgressBar::with_draw_target(Some(totals.iter().sum()), target);
+        let bar = ProgressBar::with_draw_target(Some(total), target);
         let template = "{msg} {wide_bar} {pos} of {len} runs, {eta} left";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
         let names = experiments.iter().map(|experiment| experiment.id.clone()).collect();
-        Self { bar, totals: Mutex::new(totals), names }
+        Self { bar, runs: Mutex::new(runs), names }
     }
 
     fn begin(&self, number: usize, experiment: &Experiment) {
-        let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
-        self.bar.set_position(totals[..number].iter().sum());
         self.bar.set_message(format!("[{}/{}] {}", number + 1, self.names.len(), experiment.id));
     }
 
     fn show(&self, number: usize, progress: &run::Progress) {
-        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
-        totals[number] = progress.total as u64;
-        self.bar.set_length(totals.iter().sum());
-        self.bar.set_position(totals[..number].iter().sum::<u64>() + progress.done as u64);
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        runs[number] = (progress.total as u64, progress.done as u64);
+        self.bar.set_length(runs.iter().map(|(total, _)| total).sum());
+        self.bar.set_position(runs.iter().map(|(_, done)| done).sum());
         let (at, of, id) = (number + 1, self.names.len(), &self.names[number]);
         self.bar.set_message(format!("[{at}/{of}] {id}  {}", progress.last));
     }
