@@ -5,6 +5,7 @@ pub mod ana;
 pub mod authentication;
 pub mod command;
 pub mod completion;
+pub mod cross_reset;
 pub mod discovery;
 pub mod event;
 pub mod fabrics;

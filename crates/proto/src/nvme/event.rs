@@ -33,6 +33,9 @@ impl AsyncEvent {
         Self { kind: TYPE_NOTICE, info: 0x00, lid: super::log::lid::CHANGED_NAMESPACES };
     /// Asymmetric Namespace Access Change; log 0Ch says which.
     pub const ANA_CHANGED: Self = Self { kind: TYPE_NOTICE, info: 0x03, lid: super::log::lid::ANA };
+    /// Cross-Controller Reset Completed; log 1Eh says which (TP8028).
+    pub const CROSS_CONTROLLER_RESET: Self =
+        Self { kind: TYPE_NOTICE, info: 0xf4, lid: super::log::lid::CROSS_CONTROLLER_RESET };
     /// Discovery Log Page Change.
     pub const DISCOVERY_CHANGED: Self =
         Self { kind: TYPE_NOTICE, info: 0xf0, lid: super::log::lid::DISCOVERY };
@@ -59,6 +62,7 @@ mod tests {
     fn dw0_layout() {
         assert_eq!(AsyncEvent::NAMESPACE_CHANGED.to_dw0(), 0x0004_0002);
         assert_eq!(AsyncEvent::ANA_CHANGED.to_dw0(), 0x000c_0302);
+        assert_eq!(AsyncEvent::CROSS_CONTROLLER_RESET.to_dw0(), 0x001e_f402);
         assert_eq!(AsyncEvent::DISCOVERY_CHANGED.to_dw0(), 0x0070_f002);
         assert_eq!(AsyncEvent::from_dw0(0x0070_f002), AsyncEvent::DISCOVERY_CHANGED);
     }

@@ -88,7 +88,13 @@ wire! {
         /// CRDT1 to 3: command retry delay times.
         pub crdt: [U16; 3],
         /// Reserved.
-        pub reserved_134: [u8; 119],
+        pub reserved_134: u8,
+        /// CIU: controller instance uniquifier, another one for each new instance of a CNTLID (TP8028).
+        pub ciu: u8,
+        /// CIRN: controller instance random number (TP8028); 0 is not reported.
+        pub cirn: U64,
+        /// Reserved.
+        pub reserved_144: [u8; 109],
         /// NVMSR.
         pub nvmsr: u8,
         /// VWCI.
@@ -225,8 +231,12 @@ wire! {
         pub msdbd: u8,
         /// OFCS: bit 0 Disconnect supported.
         pub ofcs: U16,
+        /// DCTYPE: what kind of discovery controller; 0 is not reported.
+        pub dctype: u8,
+        /// CCRL: Cross-Controller Resets that this controller executes at a time (TP8028); 0: none.
+        pub ccrl: u8,
         /// Reserved.
-        pub reserved_1806: [u8; 242],
+        pub reserved_1808: [u8; 240],
         /// PSD0 to 31: power states, 32 bytes each.
         pub psd: [[u8; 32]; 32],
         /// Vendor specific.
@@ -552,6 +562,9 @@ mod tests {
         assert_eq!(offset_of!(IdentifyController, ctratt), 96);
         assert_eq!(offset_of!(IdentifyController, cntrltype), 111);
         assert_eq!(offset_of!(IdentifyController, fguid), 112);
+        assert_eq!(offset_of!(IdentifyController, ciu), 135);
+        assert_eq!(offset_of!(IdentifyController, cirn), 136);
+        assert_eq!(offset_of!(IdentifyController, nvmsr), 253);
         assert_eq!(offset_of!(IdentifyController, oacs), 256);
         assert_eq!(offset_of!(IdentifyController, acl), 258);
         assert_eq!(offset_of!(IdentifyController, lpa), 261);
@@ -572,6 +585,7 @@ mod tests {
         assert_eq!(offset_of!(IdentifyController, icdoff), 1800);
         assert_eq!(offset_of!(IdentifyController, msdbd), 1803);
         assert_eq!(offset_of!(IdentifyController, ofcs), 1804);
+        assert_eq!(offset_of!(IdentifyController, ccrl), 1807);
         assert_eq!(offset_of!(IdentifyController, psd), 2048);
     }
 

@@ -19,6 +19,8 @@ pub mod lid {
     pub const EFFECTS: u8 = 0x05;
     /// Asymmetric Namespace Access.
     pub const ANA: u8 = 0x0c;
+    /// Cross-Controller Reset (TP8028).
+    pub const CROSS_CONTROLLER_RESET: u8 = 0x1e;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
 }

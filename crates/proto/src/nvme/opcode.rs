@@ -20,6 +20,8 @@ pub mod admin {
     pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
     /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
+    /// Cross-Controller Reset (TP8028).
+    pub const CROSS_CONTROLLER_RESET: u8 = 0x38;
     /// Format NVM.
     pub const FORMAT_NVM: u8 = 0x80;
 }

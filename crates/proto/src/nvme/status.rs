@@ -71,7 +71,11 @@ statuses! {
     NAMESPACE_NOT_ATTACHED = 1, 0x1a, "Namespace Not Attached";
     THIN_PROVISIONING_NOT_SUPPORTED = 1, 0x1b, "Thin Provisioning Not Supported";
     CONTROLLER_LIST_INVALID = 1, 0x1c, "Controller List Invalid";
+    INVALID_CONTROLLER_ID = 1, 0x1f, "Invalid Controller Identifier";
     COMMAND_SETS_REJECTED = 1, 0x2b, "I/O Command Set Combination Rejected";
+    CCR_IN_PROGRESS = 1, 0x3f, "Controller Reset In Progress";
+    CCR_LOG_FULL = 1, 0x40, "Cross-Controller Reset Log Page Full";
+    CCR_LIMIT_EXCEEDED = 1, 0x41, "Cross-Controller Reset Limit Exceeded";
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80, "Connect Incompatible Format";
     CONNECT_CONTROLLER_BUSY = 1, 0x81, "Connect Controller Busy";
     CONNECT_INVALID_PARAMETERS = 1, 0x82, "Connect Invalid Parameters";
@@ -87,6 +91,7 @@ statuses! {
     ANA_PERSISTENT_LOSS = 3, 0x01, "Asymmetric Access Persistent Loss";
     ANA_INACCESSIBLE = 3, 0x02, "Asymmetric Access Inaccessible";
     ANA_TRANSITION = 3, 0x03, "Asymmetric Access Transition";
+    CONTROLLER_PATH_ERROR = 3, 0x60, "Controller Pathing Error";
     HOST_PATH_ERROR = 3, 0x70, "Host Pathing Error";
     HOST_ABORTED = 3, 0x71, "Command Aborted By Host";
 }
