@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
     Action, AdminOutcome, Ana, Association, ConnectRequest, Controller, Facts, HostAccess,
-    IoCounters, Limits, ListenerInfo, MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Subsystem,
-    TargetSnapshot, Visibility, connect_transfer, find_subsystem, parse_connect, parse_io,
-    parse_ranges,
+    IoCounters, Limits, ListenerInfo, MAX_CROSS_RESETS, MAX_EVENT_REQUESTS, MAX_NSID, Namespace,
+    Pool, Subsystem, TargetSnapshot, Visibility, connect_transfer, find_subsystem, parse_connect,
+    parse_io, parse_ranges,
 };
 use raceline_proto::nvme::ana::AnaState;
+use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::property::{CC, Configuration, PropertyAccess};
 use raceline_proto::nvme::{
@@ -105,6 +106,8 @@ struct Driver {
     snapshot: Arc<TargetSnapshot>,
     now: Instant,
     held: usize,
+    /// Resets of other controllers that have not ended.
+    resetting: Vec<ControllerInstance>,
     abandoned: bool,
 }
 
@@ -121,8 +124,14 @@ impl Driver {
         let counters = IoCounters { read_bytes: u64::MAX, ..IoCounters::default() };
         let facts = Facts { counters, controllers: vec![(CNTLID, host)] };
         let outcome = self.controller.handle_admin(self.now, sqe, &data, &mut reply, &facts);
-        if outcome == AdminOutcome::Held {
-            self.held += 1;
+        match outcome {
+            AdminOutcome::Held => self.held += 1,
+            AdminOutcome::CrossReset(instance) => {
+                self.controller.cross_reset_begun(instance);
+                self.resetting.push(instance);
+                assert!(self.resetting.len() <= usize::from(MAX_CROSS_RESETS));
+            }
+            _ => {}
         }
     }
 
@@ -178,6 +187,11 @@ impl Driver {
                 if self.controller.poll_timeout().is_some_and(|at| at <= self.now) {
                     self.controller.handle_timeout(self.now);
                 }
+                if let Some(instance) = self.resetting.pop() {
+                    let failed = tag & 8 != 0;
+                    let status = if failed { ResetStatus::Failed } else { ResetStatus::Succeeded };
+                    self.controller.cross_reset_ended(instance, status);
+                }
             }
             5 => {
                 self.snapshot = snapshot(self.snapshot.generation + 1, a);
@@ -211,7 +225,7 @@ fuzz_target!(|data: &[u8]| {
     let role = find_subsystem(&snapshot, &request, 1).unwrap();
     let local_address = SocketAddr::from((Ipv4Addr::LOCALHOST, 8009));
     let association = Association {
-        cntlid: CNTLID,
+        instance: ControllerInstance { cntlid: CNTLID, ciu: 3, cirn: 5 },
         request,
         role,
         snapshot: Arc::clone(&snapshot),
@@ -220,7 +234,8 @@ fuzz_target!(|data: &[u8]| {
     };
     let now = Instant::now();
     let controller = Controller::new(association, now);
-    let mut driver = Driver { controller, snapshot, now, held: 0, abandoned: false };
+    let mut driver =
+        Driver { controller, snapshot, now, held: 0, resetting: vec![], abandoned: false };
     if kind & 2 == 0 {
         driver.command(&PropertyAccess::set(CC, Configuration::ENABLED.0));
     }

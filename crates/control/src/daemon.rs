@@ -126,6 +126,7 @@ impl Daemon {
         if let Some(state_dir) = config.state_dir {
             let (journal, kept) = StateJournal::open(&state_dir)?;
             manager.changes_before = journal.begin(&kept);
+            manager.run = Some(kept.run + 1);
             manager.journal = Box::new(journal);
             if !kept.catalogue.is_empty() {
                 if let Origin::File(config, _) = origin {

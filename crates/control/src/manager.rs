@@ -75,6 +75,8 @@ pub struct ManagerConfig {
     pub key_places: Places,
     /// The number of all changes ever made, this start included: numbering continues from there.
     pub changes_before: u64,
+    /// How often a daemon has started with the kept state, this start included; `None`: nothing is kept.
+    pub run: Option<u64>,
 }
 
 impl Default for ManagerConfig {
@@ -89,6 +91,7 @@ impl Default for ManagerConfig {
             accel: Framework::software(),
             key_places: Places::default(),
             changes_before: 0,
+            run: None,
         }
     }
 }

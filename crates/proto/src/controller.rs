@@ -16,12 +16,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::nvme::cross_reset::ControllerInstance;
 use crate::nvme::{CommandId, ControllerId, HostId, HostNqn, NamespaceId, QueueId, Status};
 
 mod admin;
 mod ana;
 mod changed;
 mod connect;
+mod cross_reset;
 mod discovery;
 mod error_log;
 mod event;
@@ -43,6 +45,7 @@ pub use ana::{ANA_TRANSITION_SECONDS, Ana};
 pub use connect::{
     ConnectError, ConnectRequest, Role, connect_transfer, find_subsystem, parse_connect,
 };
+pub use cross_reset::MAX_CROSS_RESETS;
 pub use discovery::DISCOVERY_LIMITS;
 pub use error_log::{ERROR_LOG_ENTRIES, ErrorEntry};
 pub use event::MAX_EVENT_REQUESTS;
@@ -58,6 +61,7 @@ pub use subsystem::{
 pub use tolerance::Tolerance;
 
 use changed::ChangedNamespaces;
+use cross_reset::CrossResets;
 use discovery::DiscoveryLog;
 use error_log::ErrorLog;
 use event::{EventKind, Events};
@@ -73,8 +77,9 @@ pub const MAX_ABORTS: u8 = 4;
 /// The parts of a new controller: an admin queue that passed [`find_subsystem`].
 #[derive(Clone, Debug)]
 pub struct Association {
-    /// The number it gets, 1..=FFEFh, unique in its subsystem until everything it started has ended.
-    pub cntlid: ControllerId,
+    /// The number it gets, 1..=FFEFh, unique in its subsystem until everything it started has ended; and what tells
+    /// it from earlier and later controllers of that number.
+    pub instance: ControllerInstance,
     /// The Connect of its admin queue.
     pub request: ConnectRequest,
     /// What [`find_subsystem`] found.
@@ -112,6 +117,14 @@ pub enum AdminOutcome {
     /// A change of the subsystem's namespaces: the driver makes it and completes the command; it also
     /// passes a failure to [`Controller::record_error`].
     Manage(Box<ManagementCommand>),
+    /// Cross-Controller Reset: the driver looks for that controller among those of the same subsystem and the same
+    /// host. It completes the command with success and [`IMMEDIATE`] if the controller has ended with all that it
+    /// started; otherwise it ends the controller, calls [`Controller::cross_reset_begun`], completes the command with
+    /// success, and calls [`Controller::cross_reset_ended`] later. If there is no such controller, it completes the
+    /// command with [`Status::INVALID_CONTROLLER_ID`].
+    ///
+    /// [`IMMEDIATE`]: crate::nvme::cross_reset::IMMEDIATE
+    CrossReset(ControllerInstance),
 }
 
 impl AdminOutcome {
@@ -168,7 +181,7 @@ pub enum AbandonReason {
 /// One association: the state behind an admin queue.
 #[derive(Debug)]
 pub struct Controller {
-    cntlid: ControllerId,
+    instance: ControllerInstance,
     hostnqn: HostNqn,
     hostid: HostId,
     port_id: u16,
@@ -181,6 +194,7 @@ pub struct Controller {
     events: Events,
     errors: ErrorLog,
     changed: ChangedNamespaces,
+    resets: CrossResets,
     /// The ANA log page as the host began to read it.
     ana_page: Vec<u8>,
     tolerances: Tolerances,
@@ -217,7 +231,7 @@ impl Controller {
     /// A controller that is not enabled yet.
     #[must_use]
     pub fn new(association: Association, now: Instant) -> Self {
-        let Association { cntlid, request, role, snapshot, local_address, port_id } = association;
+        let Association { instance, request, role, snapshot, local_address, port_id } = association;
         let (kind, is_discovery) = match role {
             Role::Io(whole) => {
                 let visible = whole.visible_to(&request.hostnqn);
@@ -233,15 +247,15 @@ impl Controller {
         let reports_ana = matches!(&kind, Kind::Io { whole, .. } if whole.ana.is_some());
         let events: &[EventKind] = match (is_discovery, reports_ana) {
             (true, _) => &[EventKind::Discovery],
-            (false, true) => &[EventKind::Namespaces, EventKind::Ana],
-            (false, false) => &[EventKind::Namespaces],
+            (false, true) => &[EventKind::Namespaces, EventKind::Ana, EventKind::CrossReset],
+            (false, false) => &[EventKind::Namespaces, EventKind::CrossReset],
         };
         let mut tolerances = Tolerances::default();
         if matches!(&request.hostnqn, HostNqn::Named(name) if !name.is_qualified()) {
             tolerances.note(Tolerance::HostName);
         }
         Self {
-            cntlid,
+            instance,
             hostnqn: request.hostnqn,
             hostid: request.hostid,
             port_id,
@@ -254,6 +268,7 @@ impl Controller {
             events: Events::new(events),
             errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
+            resets: CrossResets::default(),
             ana_page: Vec::new(),
             tolerances,
             abandoned: false,
@@ -264,7 +279,13 @@ impl Controller {
     /// Its number.
     #[must_use]
     pub fn cntlid(&self) -> ControllerId {
-        self.cntlid
+        self.instance.cntlid
+    }
+
+    /// Its number, and what tells it from other controllers that have or had this number.
+    #[must_use]
+    pub fn instance(&self) -> ControllerInstance {
+        self.instance
     }
 
     /// The host of the association.
@@ -303,6 +324,12 @@ impl Controller {
         self.registers.status().rdy()
     }
 
+    /// Whether the host has shut it down, and its I/O queues are gone (CSTS.SHST).
+    #[must_use]
+    pub fn is_shut_down(&self) -> bool {
+        self.registers.is_shut_down()
+    }
+
     /// Takes the Connect of an I/O queue that passed [`find_subsystem`].
     ///
     /// When a check fails: the error of the first that does.
@@ -320,7 +347,7 @@ impl Controller {
             return Err(ConnectError::in_data(IPO_SUBNQN));
         }
         check_entries(request, subsystem.limits.max_queue_entries)?;
-        if request.cntlid != self.cntlid || request.hostnqn != self.hostnqn {
+        if request.cntlid != self.instance.cntlid || request.hostnqn != self.hostnqn {
             return Err(ConnectError::in_data(IPO_CNTLID));
         }
         self.queues.check(request.qid)?;
@@ -470,6 +497,7 @@ impl Controller {
             self.events.reset(&mut self.actions);
             self.queues.reset();
             self.changed = ChangedNamespaces::default();
+            self.resets = CrossResets::default();
         }
         if self.registers.status().rdy() && finished.reset {
             self.keep_alive.enabled();

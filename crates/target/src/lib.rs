@@ -58,9 +58,9 @@ mod records;
 pub use changes::ana::ListenerAna;
 pub use changes::balance::BALANCE_INTERVAL;
 pub use changes::config::{
-    DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_ZERO_COPY_BYTES, MIN_PASS_BYTES,
-    MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig, TargetConfig,
-    TargetError, ZeroCopySend,
+    DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_QUIESCE_TIME, DEFAULT_ZERO_COPY_BYTES,
+    MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig,
+    TargetConfig, TargetError, ZeroCopySend,
 };
 pub use changes::connections::ConnectionOptions;
 pub use changes::info::{

@@ -7,6 +7,7 @@ pub(crate) mod choice;
 pub(crate) mod commands;
 pub(crate) mod connection;
 pub(crate) mod core;
+pub(crate) mod fencing;
 pub(crate) mod inbox;
 pub(crate) mod life;
 pub(crate) mod outbox;

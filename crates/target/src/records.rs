@@ -1,6 +1,7 @@
 //! Records of connections and queues off the I/O path: names, counts, places.
 
 pub(crate) mod attempts;
+pub(crate) mod controllers;
 pub(crate) mod counters;
 pub(crate) mod early;
 pub(crate) mod ledger;

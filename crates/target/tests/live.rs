@@ -6,6 +6,7 @@ mod common;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use common::{
     PATIENCE, RawHost, Wants, config, eventually, host_nqn, namespace, nqn, pattern, ram,
@@ -16,8 +17,8 @@ use raceline_proto::nvme::{
     CommandId, ControllerId, Direction, HostNqn, NamespaceId, Nqn, QueueId, Sqe, Status,
 };
 use raceline_target::{
-    DiscoveryFilter, HostAccess, NamespaceConfig, Referral, SubsystemConfig, Target, TargetError,
-    Visibility,
+    DiscoveryFilter, HostAccess, NamespaceConfig, Referral, SubsystemConfig, Target, TargetConfig,
+    TargetError, Visibility,
 };
 
 const BS: u32 = 512;
@@ -265,7 +266,9 @@ fn a_device_is_replaced_under_a_namespace_and_its_new_size_is_told() {
 
 #[test]
 fn limits_and_numbers_are_those_of_the_subsystem() {
-    let target = Target::start(config(1)).unwrap();
+    // Numbers of lost controllers are free again after this time.
+    let quiesce_time = Duration::from_millis(1);
+    let target = Target::start(TargetConfig { quiesce_time, ..config(1) }).unwrap();
     let config = SubsystemConfig { max_namespaces: 2, controller_ids: 40..=41, ..subsystem() };
     target.add_subsystem(config.clone()).unwrap();
     let address = target.add_listener(loopback()).unwrap();
@@ -296,6 +299,8 @@ fn limits_and_numbers_are_those_of_the_subsystem() {
     assert_eq!(target.subsystems().len(), 1);
 
     target.set_retry_delays([1, 2, 3]).unwrap();
+    eventually("the number is free again", || target.controllers(&nqn()).len() == 1);
+    std::thread::sleep(2 * quiesce_time);
     let mut admin = RawHost::admin(address, Wants::default()).0;
     assert_eq!(admin.identify_controller()[128..134], [1, 0, 2, 0, 3, 0]);
     target.shutdown().unwrap();

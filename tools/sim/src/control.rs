@@ -18,7 +18,7 @@ use raceline_target::{
 };
 
 use crate::command::nsid_of;
-use crate::device::{Faults, FaultyBdev};
+use crate::device::{Faults, FaultyBdev, Landing};
 use crate::link::FaultIo;
 use crate::paths::Paths;
 use crate::plan::Plan;
@@ -174,6 +174,13 @@ impl SimTarget {
         for (_, io) in &mut self.cores {
             io.flips_per_million = 0;
         }
+    }
+
+    /// The blocks that the first device has written.
+    #[must_use]
+    pub fn landings(&self) -> Vec<Landing> {
+        let first = self.devices.first();
+        first.map(|(_, faults)| faults.landings()).unwrap_or_default()
     }
 
     /// Requests that devices have failed.

@@ -1,7 +1,7 @@
 //! A block device that delays requests at random, fails some, and lies in tests of the checker.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use raceline_bdev::{
@@ -50,6 +50,34 @@ pub struct Faults {
     pub failed: AtomicU64,
     /// Channels that are open.
     pub open_channels: AtomicUsize,
+    /// The blocks that were written, in the order in which the device has written them.
+    landings: Mutex<Vec<Landing>>,
+}
+
+/// One block that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landing {
+    /// The block.
+    pub block: u64,
+    /// Its first eight bytes.
+    pub write: u64,
+}
+
+impl Faults {
+    /// The blocks that were written so far.
+    #[must_use]
+    pub fn landings(&self) -> Vec<Landing> {
+        self.landings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn record(&self, offset: u64, data: &[u8], block_size: u32) {
+        let blocks = offset / u64::from(block_size)..;
+        let writes = data.chunks(usize::try_from(block_size).unwrap_or(usize::MAX));
+        let landed = blocks.zip(writes).filter_map(|(block, bytes)| {
+            Some(Landing { block, write: u64::from_le_bytes(*bytes.first_chunk()?) })
+        });
+        self.landings.lock().unwrap_or_else(PoisonError::into_inner).extend(landed);
+    }
 }
 
 /// A device with [`Faults`].
@@ -179,6 +207,9 @@ impl FaultyChannel {
     }
 
     fn perform(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
+        if let Op::Write { offset, data, .. } = &request.op {
+            self.faults.record(*offset, data, self.block_size);
+        }
         let lies = self.lie.is_some() && self.random.below(LIE_EVERY) == 0;
         let Request { tag, op } = request;
         match (op, self.lie) {

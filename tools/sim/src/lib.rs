@@ -10,6 +10,7 @@ pub mod command;
 pub mod content;
 pub mod control;
 pub mod device;
+pub mod fencing;
 pub mod host;
 pub mod link;
 pub mod model;

@@ -112,6 +112,11 @@ impl Key {
         Self(parts.iter().map(|part| (*part).to_owned()).collect())
     }
 
+    /// Its parts.
+    pub(crate) fn parts(&self) -> &[String] {
+        &self.0
+    }
+
     fn begins_with(&self, other: &Self) -> bool {
         self.0.starts_with(&other.0)
     }

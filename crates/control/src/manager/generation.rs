@@ -23,6 +23,22 @@ pub(crate) fn mark() -> Record {
     Record::Remove { key: Key::new(&["generation"]) }
 }
 
+/// The record that a daemon starts for the `run`th time with its state, which also is a change without effect.
+pub(crate) fn mark_of_start(run: u64) -> Record {
+    Record::Remove { key: Key::new(&["generation", "run", &run.to_string()]) }
+}
+
+/// The number of the start that a record is about, if it is about one.
+pub(crate) fn start_of(record: &Record) -> Option<u64> {
+    let Record::Remove { key } = record else { return None };
+    match key.parts() {
+        [generation, run, number] if generation == "generation" && run == "run" => {
+            number.parse().ok()
+        }
+        _ => None,
+    }
+}
+
 /// Whether another change has to be written down first; `changes` is the number of changes so far.
 fn is_near_end(generation: u64, changes: u64) -> bool {
     let end = changes.saturating_add(1).saturating_mul(1 << GENERATION_BITS);

@@ -1,6 +1,7 @@
 //! The journal of a manager on a state directory.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
@@ -15,12 +16,16 @@ use crate::manager::journal::{Journal, JournalError};
 const CHANGE_BYTES: usize = 2 << 20;
 /// The member of the configuration's identity that holds the keys of its calls.
 const KEYS: &str = "keys";
+/// The member of the configuration's identity that holds the number of the last start.
+const RUN: &str = "run";
 
 /// Keeps a manager's changes in a state directory.
 pub struct StateJournal {
     store: Store,
     /// Room for the change in progress; there is one at a time.
     permit: Mutex<Option<Permit>>,
+    /// The number of this start, or of the last one.
+    run: AtomicU64,
 }
 
 fn incomplete(dir: &Path, problem: String) -> StateError {
@@ -36,6 +41,8 @@ pub struct Kept {
     /// The number of all changes ever made. It also grows over restarts, so that it can serve as a
     /// generation.
     pub sequence: u64,
+    /// How often a daemon has started with this state.
+    pub run: u64,
 }
 
 impl StateJournal {
@@ -54,23 +61,30 @@ impl StateJournal {
     pub fn with_disk(disk: Arc<dyn Disk>) -> Result<(Self, Kept), StateError> {
         let (store, recovered) = Store::with_disk(disk)?;
         let sequence = recovered.sequence;
-        let catalogue =
+        let (catalogue, run) =
             catalogue_of(recovered).map_err(|problem| incomplete(store.dir(), problem))?;
-        Ok((Self { store, permit: Mutex::default() }, Kept { catalogue, sequence }))
+        let journal = Self { store, permit: Mutex::default(), run: AtomicU64::new(run) };
+        Ok((journal, Kept { catalogue, sequence, run }))
     }
 
     /// Writes down that a daemon starts, and gives the number of this change: no earlier daemon has had
     /// this number, whatever it has shown to hosts without a change.
     pub fn begin(&self, kept: &Kept) -> u64 {
-        let position = self.keep(&generation::mark());
+        let run = kept.run + 1;
+        self.run.store(run, Ordering::Relaxed);
+        let position = self.keep(&generation::mark_of_start(run));
         let position = position.and_then(|position| self.wait(position).map(|()| position));
         position.unwrap_or_else(|error| {
             tracing::warn!(
                 "the start cannot be written down: after the next one, discovery's generation may go \
-                 back: {error}"
+                 back, and controllers may get numbers that are in use now: {error}"
             );
             kept.sequence + 1
         })
+    }
+
+    fn configuration_of(&self, catalogue: &Catalogue) -> Configuration {
+        configuration_of(catalogue, self.run.load(Ordering::Relaxed))
     }
 
     /// The state that it writes.
@@ -107,12 +121,12 @@ impl Journal for StateJournal {
     fn changed(&self, catalogue: &Catalogue) {
         if self.store.checkpoint_due() {
             // The store logs a failure, which loses nothing.
-            self.store.checkpoint(configuration_of(catalogue), |_| {});
+            self.store.checkpoint(self.configuration_of(catalogue), |_| {});
         }
     }
 
     fn close(&self, catalogue: &Catalogue) -> Result<(), JournalError> {
-        Ok(self.store.checkpoint_and_wait(configuration_of(catalogue))?)
+        Ok(self.store.checkpoint_and_wait(self.configuration_of(catalogue))?)
     }
 }
 
@@ -129,7 +143,7 @@ impl From<StateError> for JournalError {
 }
 
 /// The calls section by section, as in SPDK; and their keys in the same order.
-fn configuration_of(catalogue: &Catalogue) -> Configuration {
+fn configuration_of(catalogue: &Catalogue, run: u64) -> Configuration {
     let mut subsystems = Vec::new();
     let mut all_keys = Map::new();
     for section in Section::ALL {
@@ -143,14 +157,16 @@ fn configuration_of(catalogue: &Catalogue) -> Configuration {
         subsystems.push(SubsystemConfig { subsystem: section.name().to_owned(), config });
         all_keys.insert(section.name().to_owned(), Value::Array(keys));
     }
-    let identity = json!({ KEYS: all_keys });
+    let identity = json!({ KEYS: all_keys, RUN: run });
     Configuration { subsystems, identity }
 }
 
-/// The catalogue of a configuration and later changes; or what this program does not understand.
-fn catalogue_of(recovered: Recovered) -> Result<Catalogue, String> {
+/// The catalogue of a configuration and later changes, and the number of the last start; or what this program does not
+/// understand.
+fn catalogue_of(recovered: Recovered) -> Result<(Catalogue, u64), String> {
     let Recovered { configuration, changes, sequence, .. } = recovered;
     let mut catalogue = Catalogue::default();
+    let mut run = configuration.identity[RUN].as_u64().unwrap_or(0);
     for SubsystemConfig { subsystem, config } in configuration.subsystems {
         let section = Section::from_name(&subsystem)
             .ok_or_else(|| format!("the configuration has a part `{subsystem}`"))?;
@@ -168,9 +184,10 @@ fn catalogue_of(recovered: Recovered) -> Result<Catalogue, String> {
     for (change, number) in changes.into_iter().zip(first..) {
         let record = serde_json::from_value(change)
             .map_err(|error| format!("change {number} is of another kind: {error}"))?;
+        run = run.max(generation::start_of(&record).unwrap_or(0));
         catalogue.apply(record);
     }
-    Ok(catalogue)
+    Ok((catalogue, run))
 }
 
 #[cfg(test)]
@@ -246,6 +263,21 @@ mod tests {
         daemon.create("d").unwrap();
         let before = daemon.bdevs();
         assert_eq!(Daemon::start(&crash(&disk)).bdevs(), before);
+    }
+
+    #[test]
+    fn starts_are_counted_over_crashes_and_orderly_ends() {
+        let mut disk = SimDisk::default();
+        for run in 1..=6 {
+            let (journal, kept) = StateJournal::with_disk(Arc::new(disk.clone())).unwrap();
+            assert_eq!(kept.run + 1, run);
+            journal.begin(&kept);
+            if run % 2 == 0 {
+                journal.close(&kept.catalogue).unwrap();
+            }
+            drop(journal);
+            disk = crash(&disk);
+        }
     }
 
     #[test]

@@ -66,6 +66,7 @@ impl Controller {
             },
             opcode if ADMIN_COMMANDS.contains(&opcode) => opcode,
             opcode if MANAGEMENT_COMMANDS.contains(&opcode) && self.pool().is_some() => opcode,
+            admin::CROSS_CONTROLLER_RESET if self.resets_others() => admin::CROSS_CONTROLLER_RESET,
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         };
         let direction = direction_of(code).ok_or(Status::INVALID_OPCODE.dnr())?;
@@ -159,6 +160,7 @@ impl Controller {
                 .request(sqe.command_id(), &mut self.actions)
                 .map(|()| AdminOutcome::Held),
             admin::ABORT => Ok(self.abort(sqe)),
+            admin::CROSS_CONTROLLER_RESET if self.resets_others() => self.cross_reset(sqe),
             opcode if MANAGEMENT_COMMANDS.contains(&opcode) => {
                 self.parse_management(sqe, data).map(|command| AdminOutcome::Manage(command.into()))
             }

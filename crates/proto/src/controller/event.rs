@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use super::Action;
 use crate::nvme::event::{
-    AsyncEvent, CONFIG_ANA_CHANGE, CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE,
-    CONFIG_SMART,
+    AsyncEvent, CONFIG_ANA_CHANGE, CONFIG_CROSS_CONTROLLER_RESET, CONFIG_DISCOVERY_CHANGE,
+    CONFIG_NAMESPACE_ATTRIBUTE, CONFIG_SMART,
 };
 use crate::nvme::{CommandId, Status};
 
@@ -22,18 +22,21 @@ pub(crate) enum EventKind {
     Namespaces,
     /// The state or the namespaces of an ANA group changed.
     Ana,
+    /// A Cross-Controller Reset ended.
+    CrossReset,
     /// The Discovery log changed.
     Discovery,
 }
 
 impl EventKind {
-    const ALL: [Self; 3] = [Self::Namespaces, Self::Ana, Self::Discovery];
+    const ALL: [Self; 4] = [Self::Namespaces, Self::Ana, Self::CrossReset, Self::Discovery];
 
     fn index(self) -> usize {
         match self {
             Self::Namespaces => 0,
             Self::Ana => 1,
-            Self::Discovery => 2,
+            Self::CrossReset => 2,
+            Self::Discovery => 3,
         }
     }
 
@@ -41,6 +44,7 @@ impl EventKind {
         match self {
             Self::Namespaces => CONFIG_NAMESPACE_ATTRIBUTE,
             Self::Ana => CONFIG_ANA_CHANGE,
+            Self::CrossReset => CONFIG_CROSS_CONTROLLER_RESET,
             Self::Discovery => CONFIG_DISCOVERY_CHANGE,
         }
     }
@@ -49,6 +53,7 @@ impl EventKind {
         match self {
             Self::Namespaces => AsyncEvent::NAMESPACE_CHANGED,
             Self::Ana => AsyncEvent::ANA_CHANGED,
+            Self::CrossReset => AsyncEvent::CROSS_CONTROLLER_RESET,
             Self::Discovery => AsyncEvent::DISCOVERY_CHANGED,
         }
     }

@@ -4,7 +4,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::event::MAX_EVENT_REQUESTS;
 use super::subsystem::{Namespace, Pool, Subsystem};
-use super::{ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS};
+use super::{ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS, MAX_CROSS_RESETS};
 use crate::nvme::identify::{
     ANACAP, CMIC_ANA, CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO,
     CQES, CSI_NVM, CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets,
@@ -95,7 +95,7 @@ impl Controller {
                 self.valid_namespace(nsid)?;
             }
             (cns::COMMAND_SETS, Some(_))
-                if from == ControllerId::DYNAMIC || from == self.cntlid =>
+                if from == ControllerId::DYNAMIC || from == self.instance.cntlid =>
             {
                 put(page, &command_sets());
             }
@@ -140,7 +140,7 @@ impl Controller {
         let limits = self.kind.limits();
         let common = IdentifyController {
             mdts: limits.mdts(),
-            cntlid: self.cntlid.0.into(),
+            cntlid: self.instance.cntlid.0.into(),
             ver: VERSION_1_4.into(),
             oaes: self.events.supported().into(),
             ctratt: (CTRATT_HOST_ID_128 | CTRATT_TRAFFIC_BASED_KEEP_ALIVE).into(),
@@ -160,6 +160,13 @@ impl Controller {
         match self.subsystem() {
             Some(subsystem) => {
                 let controller = identify_io_controller(common, subsystem);
+                let controller = IdentifyController {
+                    ciu: self.instance.ciu,
+                    cirn: self.instance.cirn.into(),
+                    ccrl: MAX_CROSS_RESETS,
+                    cqt: limits.quiesce_ms.into(),
+                    ..controller
+                };
                 self.pool().map_or(controller, |pool| IdentifyController {
                     oacs: (OACS_FORMAT | OACS_NAMESPACE_MANAGEMENT).into(),
                     tnvmcap: u128::from(pool.total_bytes).into(),

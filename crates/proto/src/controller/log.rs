@@ -93,6 +93,11 @@ impl Controller {
                 }
                 Ok(())
             }
+            (lid::CROSS_CONTROLLER_RESET, Kind::Io { .. }) => {
+                copy_page(&self.cross_reset_page(), command.offset, reply)?;
+                self.cross_reset_page_read(&command);
+                Ok(())
+            }
             // CSI: of the only I/O command set
             (lid::EFFECTS, Kind::Io { .. }) if command.csi == CSI_NVM => {
                 let page = effects_log(self.pool().is_some());
@@ -139,7 +144,7 @@ fn effects_log(has_pool: bool) -> EffectsLog {
         let format = EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE | EFFECT_NAMESPACE_CHANGE;
         page.acs[usize::from(admin::FORMAT_NVM)] = format.into();
     }
-    for opcode in ADMIN_COMMANDS {
+    for opcode in ADMIN_COMMANDS.into_iter().chain([admin::CROSS_CONTROLLER_RESET]) {
         page.acs[usize::from(opcode)] = EFFECT_SUPPORTED.into();
     }
     for opcode in [io::FLUSH, io::READ, io::COMPARE] {

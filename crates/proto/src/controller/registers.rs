@@ -158,6 +158,11 @@ impl Registers {
         self.drain.is_some()
     }
 
+    /// Whether a shutdown has completed.
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shst == SHST_COMPLETE
+    }
+
     /// Whether an I/O queue may connect.
     pub(crate) fn takes_io_queues(&self) -> bool {
         self.rdy && !self.cfs && self.shst == 0 && self.drain.is_none()

@@ -133,6 +133,9 @@ pub struct Limits {
     pub keep_alive_granularity: u16,
     /// The smallest keep alive timeout in milliseconds that is not 0.
     pub min_keep_alive_ms: u32,
+    /// CQT: the time in milliseconds within which nothing of a lost association executes any more, counted from the
+    /// moment at which the controller gives it up; 0: not reported.
+    pub quiesce_ms: u16,
     /// CRDT1 to 3: after how many units of 100 ms a host may retry a command refused with a retry delay.
     pub retry_delays: [u16; 3],
 }
@@ -147,6 +150,7 @@ impl Limits {
         max_io_queues: 16,
         keep_alive_granularity: 10,
         min_keep_alive_ms: 1000,
+        quiesce_ms: 0,
         retry_delays: [0; 3],
     };
 

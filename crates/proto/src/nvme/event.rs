@@ -22,6 +22,8 @@ pub const TYPE_NOTICE: u8 = 2;
 pub const CONFIG_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
 /// Bits of OAES and of feature 0Bh: Asymmetric Namespace Access Change Notices.
 pub const CONFIG_ANA_CHANGE: u32 = 1 << 11;
+/// Bits of OAES and of feature 0Bh: Cross-Controller Reset Completed Notices (TP8028).
+pub const CONFIG_CROSS_CONTROLLER_RESET: u32 = 1 << 20;
 /// Bits of OAES and of feature 0Bh: Discovery Log Page Change Notification.
 pub const CONFIG_DISCOVERY_CHANGE: u32 = 1 << 31;
 /// Bits 7:0 of feature 0Bh: SMART critical warnings.

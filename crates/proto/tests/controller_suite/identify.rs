@@ -114,7 +114,7 @@ fn mdts_is_never_unlimited() {
 fn optional_support_is_what_is_implemented() {
     let data = controller();
     assert_eq!(data[76], 0b11, "CMIC: ports and controllers, no ANA");
-    assert_eq!(u32_at(&data, 92), 1 << 8, "OAES");
+    assert_eq!(u32_at(&data, 92), 1 << 8 | 1 << 20, "OAES: namespaces, resets of others");
     assert_eq!(u32_at(&data, 96), 1 << 6 | 1, "CTRATT: TBKAS, 128-bit host identifier");
     assert_eq!(u16_at(&data, 256), 0, "OACS");
     assert_eq!((data[258], data[259]), (3, 3), "ACL, AERL");

@@ -122,7 +122,7 @@ fn effects_log_says_what_is_supported() {
     let supported = |list: &[zerocopy::little_endian::U32]| -> Vec<(usize, u32)> {
         list.iter().map(|effects| effects.get()).enumerate().filter(|&(_, e)| e != 0).collect()
     };
-    let admin = [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18];
+    let admin = [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0x38];
     assert_eq!(supported(&page.acs), admin.map(|opcode| (opcode, 1)));
     assert_eq!(supported(&page.iocs), [(0, 1), (1, 3), (2, 1), (5, 1), (8, 3), (9, 3)]);
     assert_eq!(page.iocs[usize::from(io::WRITE)].get() >> 16, 0, "CSE");

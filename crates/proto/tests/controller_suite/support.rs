@@ -9,6 +9,7 @@ use raceline_proto::controller::{
     Limits, ListenerInfo, MAX_NSID, Namespace, Role, Subsystem, TargetSnapshot, Visibility,
     connect_transfer, find_subsystem, parse_connect,
 };
+use raceline_proto::nvme::cross_reset::ControllerInstance;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::log::GetLogPage;
 use raceline_proto::nvme::opcode::admin;
@@ -27,6 +28,8 @@ pub(crate) const HOSTNQN: &str =
     "nqn.2014-08.org.nvmexpress:uuid:1b4e28ba-2fa1-11d2-883f-0016d3cca427";
 pub(crate) const OTHER_HOSTNQN: &str = "nqn.2026-01.org.raceline:another-host";
 pub(crate) const CNTLID: ControllerId = ControllerId(7);
+pub(crate) const INSTANCE: ControllerInstance =
+    ControllerInstance { cntlid: CNTLID, ciu: 0x21, cirn: 0x1122_3344_5566_7788 };
 /// The listener that connections come by.
 pub(crate) const PORT: u16 = 1;
 pub(crate) const HOSTID: HostId = HostId([0x5a; 16]);
@@ -156,7 +159,7 @@ impl Host {
     ) -> Self {
         let start = Instant::now();
         let association = Association {
-            cntlid: CNTLID,
+            instance: INSTANCE,
             request: connect.parse().unwrap(),
             role: connect.admit(snapshot).unwrap(),
             snapshot: Arc::clone(snapshot),

@@ -23,6 +23,9 @@ pub const DEFAULT_PASS_BYTES: u32 = 256 << 10;
 /// Commands that an I/O queue holds by default.
 pub const DEFAULT_QUEUE_DEPTH: u16 = 128;
 
+/// How long the commands of a lost association may take to end, by default.
+pub const DEFAULT_QUIESCE_TIME: Duration = Duration::from_secs(5);
+
 /// Fewest bytes that a connection may be configured to move in a pass.
 pub const MIN_PASS_BYTES: u32 = 4096;
 
@@ -83,6 +86,9 @@ pub struct TargetConfig {
     /// First value of the generation counter of the Discovery log: a target that restarts begins above
     /// the values that hosts have seen.
     pub first_generation: u64,
+    /// The number of this run of the target, which each start increases: no two of eight successive runs give the same
+    /// numbers to controllers, where a subsystem has 1024 or more. `None`: earlier runs are not known.
+    pub run: Option<u64>,
     /// Largest data transfer of one command in bytes (MDTS): a power of two, at least 8192.
     pub max_io_bytes: u32,
     /// Largest write data inside a command capsule on I/O queues (IOCCSZ), a multiple of 16.
@@ -97,6 +103,10 @@ pub struct TargetConfig {
     pub keep_alive_granularity: u16,
     /// Shortest keep alive timeout in milliseconds; a host that asks for a shorter one gets this one.
     pub min_keep_alive_ms: u32,
+    /// The time within which no command of an association executes any more, counted from the moment at which the
+    /// target gives the association up: within [`Self::QUIESCE_TIMES`], advertised as CQT. What has not reached a
+    /// device then is dropped at once, so this is the time that devices may take for a request.
+    pub quiesce_time: Duration,
     /// A C2HData PDU reports the success of its read, where the host permits it; otherwise a response
     /// follows the data of every read.
     pub c2h_success: bool,
@@ -163,6 +173,7 @@ impl Default for TargetConfig {
             ack_timeout: None,
             accel: None,
             first_generation: 0,
+            run: None,
             max_io_bytes: 1 << 20,
             in_capsule_bytes: 8 << 10,
             max_queue_entries: DEFAULT_QUEUE_DEPTH + 1,
@@ -170,6 +181,7 @@ impl Default for TargetConfig {
             max_io_queues: 128,
             keep_alive_granularity: Limits::DEFAULT.keep_alive_granularity,
             min_keep_alive_ms: Limits::DEFAULT.min_keep_alive_ms,
+            quiesce_time: DEFAULT_QUIESCE_TIME,
             c2h_success: true,
             pass_bytes: DEFAULT_PASS_BYTES,
             large_buffers_per_core: 256,
@@ -189,6 +201,10 @@ const QUEUE_BUSY_POLL: Duration = Duration::from_micros(50);
 impl TargetConfig {
     /// Permitted values of [`Self::max_admin_entries`]; the specification sets the least (Fabrics 1.1, 5.3).
     pub const ADMIN_ENTRIES: RangeInclusive<u16> = MIN_ADMIN_ENTRIES..=4096;
+
+    /// Permitted values of [`Self::quiesce_time`]: what 16 bits of milliseconds hold.
+    pub const QUIESCE_TIMES: RangeInclusive<Duration> =
+        Duration::from_millis(1)..=Duration::from_millis(0xffff);
 
     /// Makes connections follow the queues of the network device, where no option says otherwise: placement
     /// by queue, priority 1, and 50 us of busy polling. If the kernel does not permit this process to busy
@@ -224,6 +240,7 @@ impl TargetConfig {
             max_io_queues: self.max_io_queues,
             keep_alive_granularity: self.keep_alive_granularity,
             min_keep_alive_ms: self.min_keep_alive_ms,
+            quiesce_ms: u16::try_from(self.quiesce_time.as_millis()).unwrap_or(u16::MAX),
             ..Limits::DEFAULT
         }
     }
@@ -248,6 +265,9 @@ impl TargetConfig {
         }
         if self.keep_alive_granularity == 0 {
             return bad("keep alive granularity", "at least 1, in 100 ms");
+        }
+        if !Self::QUIESCE_TIMES.contains(&self.quiesce_time) {
+            return bad("time for the commands of a lost association", "1 ms to 65535 ms");
         }
         if self.pass_bytes < MIN_PASS_BYTES {
             return bad("bytes of a pass", "at least 4096");

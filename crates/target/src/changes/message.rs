@@ -8,12 +8,14 @@ use std::sync::mpsc;
 use raceline_auth::{Finished, Verdict};
 use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
+use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
 use raceline_proto::nvme::{Nqn, QueueId, Status};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::socket::Socket;
 
 use crate::changes::config::TargetError;
 use crate::changes::snapshot::{DeviceId, Snapshot};
+use crate::path::fencing::CrossReset;
 use crate::path::range_lock::LockId;
 use crate::path::traveller::Traveller;
 use crate::records::counters::QueueCounters;
@@ -82,11 +84,18 @@ pub(crate) enum Message {
     IoMoved { home: ConnKey, qid: QueueId, from: Place, to: Place },
     /// Close this connection: its controller is reset, shut down or lost.
     Close { key: ConnKey },
+    /// A controller wants another one of its host to end (Cross-Controller Reset), and to be told.
+    CrossReset { home: ConnKey, reset: CrossReset },
+    /// The answer to [`Self::CrossReset`], once it is known.
+    CrossResetEnded { to: ConnKey, instance: ControllerInstance, status: ResetStatus },
     /// A command of an I/O queue failed: add it to the controller's error log.
     CommandFailed { home: ConnKey, entry: ErrorEntry },
 
     /// To a device's warden: a fused operation wants a range.
     LockRange { device: DeviceId, bytes: Range<u64>, who: CommandPlace },
+    /// To a device's warden: writes to a range have to come after those that are under way there. The lock that is
+    /// granted is to be given back at once.
+    FenceRange { device: DeviceId, bytes: Range<u64>, who: CommandPlace },
     /// From a device's warden: hold back writes to this range.
     Fence { device: DeviceId, lock: LockId, bytes: Range<u64> },
     /// To the warden: this core has no write to the range in flight.

@@ -8,6 +8,7 @@ use raceline_proto::controller::{
     Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ErrorEntry, Facts, IoCounters,
     ManagementCommand, TargetSnapshot, asks_for_controllers,
 };
+use raceline_proto::nvme::cross_reset::{ControllerInstance, IMMEDIATE, ResetStatus};
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{
     CommandId, ControllerId, Cqe, Direction, HostNqn, NamespaceId, Nqn, QueueId, Sqe, Status,
@@ -19,7 +20,9 @@ use crate::changes::message::Message;
 use crate::changes::snapshot::SubsystemStats;
 use crate::path::commands::Commands;
 use crate::path::core::Core;
+use crate::path::fencing::{CrossReset, Waiting};
 use crate::path::slots::{CommandSlot, Phase};
+use crate::records::controllers::Found;
 use crate::records::counters::QueueCounters;
 use crate::records::names::{CommandPlace, ConnKey, Place, SlotKey};
 
@@ -29,7 +32,6 @@ pub(crate) struct Association {
     /// The admin connection.
     key: ConnKey,
     peer: SocketAddr,
-    cntlid: ControllerId,
     /// Its subsystem, or the discovery service.
     nqn: Nqn,
     /// The counts of the subsystem; `None` for a discovery controller.
@@ -39,6 +41,8 @@ pub(crate) struct Association {
     closing_queues: bool,
     /// Commands that had come on I/O queues at the last look at the keep alive timer.
     commands_seen: u64,
+    /// Controllers that wait for the end of this one.
+    waiting: Waiting,
 }
 
 struct JoinedQueue {
@@ -57,24 +61,28 @@ impl Association {
     pub(crate) fn new(
         controller: Controller,
         (key, peer): (ConnKey, SocketAddr),
-        (cntlid, nqn): (ControllerId, Nqn),
+        nqn: Nqn,
         stats: Option<Arc<SubsystemStats>>,
     ) -> Self {
         Self {
             controller,
             key,
             peer,
-            cntlid,
             nqn,
             stats,
             queues: Vec::new(),
             closing_queues: false,
             commands_seen: 0,
+            waiting: Waiting::default(),
         }
     }
 
     pub(crate) fn cntlid(&self) -> ControllerId {
-        self.cntlid
+        self.controller.cntlid()
+    }
+
+    pub(crate) fn instance(&self) -> ControllerInstance {
+        self.controller.instance()
     }
 
     pub(crate) fn nqn(&self) -> &Nqn {
@@ -212,6 +220,9 @@ impl Association {
         let cid = match outcome {
             AdminOutcome::Held => return,
             AdminOutcome::Manage(wish) => return self.manage(commands, core, command, *wish),
+            AdminOutcome::CrossReset(instance) => {
+                return self.cross_reset(commands, core, command, instance);
+            }
             _ => commands.slots.get(command.key()).cid(),
         };
         match outcome {
@@ -231,8 +242,56 @@ impl Association {
             AdminOutcome::Abort { .. } => {
                 commands.finish(core, command, Cqe { cid, dw0: 1, ..Cqe::default() });
             }
-            AdminOutcome::Held | AdminOutcome::Manage(_) => {}
+            AdminOutcome::Held | AdminOutcome::Manage(_) | AdminOutcome::CrossReset(_) => {}
         }
+    }
+
+    /// The host wants another controller of its own to end.
+    fn cross_reset(
+        &mut self,
+        commands: &mut Commands,
+        core: &mut Core,
+        command: CommandSlot,
+        instance: ControllerInstance,
+    ) {
+        let slot = commands.slots.get(command.key());
+        let (cid, nsid) = (slot.cid(), slot.sqe.namespace_id());
+        let dw0 = match core.shared.find_instance(&self.nqn, self.controller.hostnqn(), instance) {
+            Found::Ended => IMMEDIATE,
+            Found::Live(place) => {
+                self.controller.cross_reset_begun(instance);
+                let reset = CrossReset { instance, from: core.place(self.key) };
+                core.send(place.core, Message::CrossReset { home: place.key, reset });
+                0
+            }
+            Found::Unknown => {
+                let status = Status::INVALID_CONTROLLER_ID.dnr();
+                self.record_own_failure(cid, status, nsid);
+                return commands.refuse(core, command, status);
+            }
+        };
+        commands.finish(core, command, Cqe { cid, dw0, ..Cqe::default() });
+    }
+
+    /// The reset of another controller has ended.
+    pub(crate) fn cross_reset_ended(&mut self, instance: ControllerInstance, status: ResetStatus) {
+        self.controller.cross_reset_ended(instance, status);
+    }
+
+    /// Another controller waits for the end of this one.
+    pub(crate) fn wait_for_end(&mut self, core: &Core, reset: CrossReset) {
+        self.waiting.join(core, reset);
+    }
+
+    /// The association does not end in time: those who wait are told that its end is not known.
+    pub(crate) fn give_up_waiting(&mut self, core: &Core) {
+        tracing::error!(
+            peer = %self.peer,
+            cntlid = %self.cntlid(),
+            io_queues = self.queues.len(),
+            "a lost association has not ended within the advertised time (CQT); it is held until it has"
+        );
+        self.waiting.answer(core, ResetStatus::Failed);
     }
 
     /// A change of namespaces takes time, and may wait for this core: another thread makes it.
@@ -403,10 +462,12 @@ impl Association {
     }
 
     /// The admin connection is gone, and the controller with it.
-    pub(crate) fn end(&self, core: &Core, counters: &Arc<QueueCounters>) {
+    pub(crate) fn end(&mut self, core: &Core, counters: &Arc<QueueCounters>, now: Instant) {
         if let Some(stats) = &self.stats {
             stats.detach(counters);
         }
-        core.shared.remove_controller(self.cntlid, &self.nqn);
+        let was_lost = !self.controller.is_shut_down();
+        core.shared.remove_controller(self.cntlid(), &self.nqn, was_lost.then_some(now));
+        self.waiting.answer(core, ResetStatus::Succeeded);
     }
 }

@@ -26,9 +26,9 @@ use crate::changes::message::Message;
 use crate::path::authentication::Authentication;
 use crate::path::core::Core;
 use crate::path::outbox::Outbox;
-use crate::path::slots::{CommandSlot, NoSlot, Phase, Slots};
+use crate::path::slots::{CommandSlot, Job, NoSlot, Phase, Slot, Slots};
 use crate::records::counters::QueueCounters;
-use crate::records::names::{ConnKey, LocalCommand, SlotKey};
+use crate::records::names::{CommandPlace, ConnKey, LocalCommand, SlotKey};
 
 use fused::PendingFuse;
 
@@ -174,6 +174,21 @@ impl Commands {
             self.abandon(key);
         }
         core.buffer_lines.retain(|waiter| waiter.key != self.key);
+    }
+
+    /// The connection is closed: has the writes that it has left at devices come before all later writes to the same
+    /// bytes, of every connection. The lock of a range is granted when no write is under way there, and given back at
+    /// once. The lock of a fused operation does the same.
+    pub(crate) fn fence_writes(&self, core: &Core) {
+        let left =
+            |slot: &Slot| slot.phase == Phase::Device && slot.changes_data() && slot.half.is_none();
+        for (key, slot) in self.slots.active().filter(|(_, slot)| left(slot)) {
+            let Some(Job { device, bytes, .. }) = &slot.job else { continue };
+            let who = CommandPlace { conn: core.place(self.key), slot: key };
+            let warden = device.warden(core.shared.cores());
+            let (device, bytes) = (*device, bytes.clone());
+            core.send(warden, Message::FenceRange { device, bytes, who });
+        }
     }
 
     /// Frees the slot of a command without an answer.

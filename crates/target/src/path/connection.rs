@@ -3,6 +3,7 @@
 mod admin;
 mod authentication;
 mod connect;
+mod fencing;
 mod moving;
 mod teardown;
 

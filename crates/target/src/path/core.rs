@@ -415,6 +415,14 @@ impl Core {
         }
     }
 
+    /// Gives a range back to the device's warden, if it is locked.
+    pub(crate) fn unlock(&self, device: DeviceId, lock: Option<LockId>) {
+        if let Some(lock) = lock {
+            let warden = device.warden(self.shared.cores());
+            self.send(warden, Message::UnlockRange { device, lock });
+        }
+    }
+
     /// Takes a fence down; the writes that it held are in `released`.
     pub(crate) fn unfence(&mut self, id: DeviceId, lock: LockId) {
         let Some(device) = self.device(id) else { return };

@@ -128,13 +128,23 @@ impl Life {
         self.deadline = None;
     }
 
+    /// The connection is closed, and what it has started has to end before a deadline. A deadline that is set stays.
+    pub(crate) fn quiesce(&mut self, deadline: Instant) {
+        self.deadline.get_or_insert(deadline);
+    }
+
+    /// Whether a closed connection has a deadline, and that has passed.
+    pub(crate) fn is_overdue(&mut self, now: Instant) -> bool {
+        self.state == LifeState::Closing
+            && self.deadline.take_if(|deadline| *deadline <= now).is_some()
+    }
+
     /// When to set a timer for the next deadline, `other` being a deadline outside this type; `None`: no
     /// timer is needed, or one that expires soon enough is set.
     #[inline]
     pub(crate) fn arm(&mut self, other: Option<Instant>) -> Option<Instant> {
-        if self.state == LifeState::Closing {
-            return None;
-        }
+        // A closed connection waits for nothing but its end.
+        let other = other.filter(|_| self.state != LifeState::Closing);
         let at = [self.deadline, other].into_iter().flatten().min()?;
         if self.timer_armed.is_some_and(|armed| at >= armed) {
             return None;
@@ -146,6 +156,9 @@ impl Life {
     /// A timer has expired. Gives why the connection has to end, if its deadline has passed.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<&'static str> {
         self.timer_armed = None;
+        if self.state == LifeState::Closing {
+            return None;
+        }
         self.deadline.take_if(|deadline| *deadline <= now)?;
         Some(match self.state {
             _ if self.draining => "commands in flight did not finish in time",

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use raceline_bdev::Done;
 use raceline_proto::nvme::Nqn;
+use raceline_proto::nvme::cross_reset::ResetStatus;
 use raceline_reactor::io::ListenerId;
 use raceline_reactor::socket::{ListenOptions, check_free};
 use raceline_reactor::{
@@ -21,6 +22,8 @@ use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::association::controller_gone;
 use crate::path::connection::Connection;
 use crate::path::core::Core;
+use crate::path::fencing::CrossReset;
+use crate::path::range_lock::{Order, Warden};
 use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, Ends, EngineToken, MAX_CONNECTIONS, Tag};
 use crate::records::placement::{Arrival, PlacementPolicy, Seat};
@@ -116,7 +119,7 @@ impl PollGroup {
             connection.close(cx, &mut self.core, "the target is shutting down");
         }
         if connection.is_gone() {
-            connection.leave(&self.core);
+            connection.leave(&self.core, cx.now);
             entry.connection = None;
             entry.generation = entry.generation.wrapping_add(1);
             self.free.push(index);
@@ -402,10 +405,24 @@ impl PollGroup {
         }
     }
 
+    /// A controller wants the one of this connection to end. Without it, its association has ended.
+    fn cross_reset(&mut self, cx: &mut Context<'_>, home: ConnKey, reset: CrossReset) {
+        let mut waits = false;
+        self.with(cx, home, |connection, cx, core| waits = connection.cross_reset(cx, core, reset));
+        if !waits {
+            reset.answer(&self.core, ResetStatus::Succeeded);
+        }
+    }
+
     /// On the warden core: a command wants the lock of a range, which a device that is gone cannot give.
-    fn lock_range(&mut self, device: DeviceId, bytes: Range<u64>, who: CommandPlace) {
+    fn lock_range(
+        &mut self,
+        device: DeviceId,
+        who: CommandPlace,
+        request: impl FnOnce(&mut Warden<CommandPlace>, &mut Vec<Order<CommandPlace>>),
+    ) {
         if self.core.device(device).is_some() {
-            self.core.warden(device, |w, orders| w.request(bytes, who, orders));
+            self.core.warden(device, request);
         } else {
             let granted = Message::LockGranted { to: who, device, lock: None };
             self.core.send(who.conn.core, granted);
@@ -496,12 +513,23 @@ impl Service for PollGroup {
                     connection.close(cx, core, "its controller was reset, shut down or lost");
                 });
             }
+            Message::CrossReset { home, reset } => self.cross_reset(cx, home, reset),
+            Message::CrossResetEnded { to, instance, status } => {
+                self.with(cx, to, |connection, cx, core| {
+                    connection.cross_reset_ended(cx, core, instance, status);
+                });
+            }
             Message::CommandFailed { home, entry } => {
                 self.with(cx, home, |connection, _, _| {
                     connection.record_failure(entry);
                 });
             }
-            Message::LockRange { device, bytes, who } => self.lock_range(device, bytes, who),
+            Message::LockRange { device, bytes, who } => {
+                self.lock_range(device, who, |w, orders| w.request(bytes, who, orders));
+            }
+            Message::FenceRange { device, bytes, who } => {
+                self.lock_range(device, who, |w, orders| w.barrier(bytes, who, orders));
+            }
             Message::Fence { device, lock, bytes } => {
                 let draining = self.changing(device, &bytes);
                 self.core.fence(device, lock, bytes, draining);
@@ -510,9 +538,13 @@ impl Service for PollGroup {
                 self.core.warden(device, |w, orders| w.fenced(lock, orders));
             }
             Message::LockGranted { to, device, lock } => {
-                self.with(cx, to.conn.key, |connection, cx, core| {
+                let lives = self.with(cx, to.conn.key, |connection, cx, core| {
                     connection.handle_lock(cx, core, to.slot, (device, lock));
                 });
+                if !lives {
+                    // The lock was for a write that its connection has left at the device, and that has ended.
+                    self.core.unlock(device, lock);
+                }
             }
             Message::UnlockRange { device, lock } => {
                 self.core.warden(device, |w, orders| w.release(lock, orders));

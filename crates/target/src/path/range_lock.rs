@@ -20,6 +20,8 @@ struct Lock<W> {
     who: W,
     /// Cores that have not fenced the range yet; `None`: waits for an earlier lock.
     unfenced: Option<usize>,
+    /// It waits for no earlier lock: its requester only wants what is under way to come before what follows.
+    is_barrier: bool,
 }
 
 /// Orders the locks of one device. `W` names the requester.
@@ -52,9 +54,19 @@ impl<W: Clone> Warden<W> {
 
     /// A requester wants a range.
     pub(crate) fn request(&mut self, bytes: Range<u64>, who: W, orders: &mut Vec<Order<W>>) {
+        self.add(bytes, who, false, orders);
+    }
+
+    /// Writes to a range that come from here on have to wait until those under way have ended, also while earlier locks
+    /// overlap it. The lock is to be released when it is granted.
+    pub(crate) fn barrier(&mut self, bytes: Range<u64>, who: W, orders: &mut Vec<Order<W>>) {
+        self.add(bytes, who, true, orders);
+    }
+
+    fn add(&mut self, bytes: Range<u64>, who: W, is_barrier: bool, orders: &mut Vec<Order<W>>) {
         let id = LockId(self.next);
         self.next += 1;
-        self.locks.push_back(Lock { id, bytes, who, unfenced: None });
+        self.locks.push_back(Lock { id, bytes, who, unfenced: None, is_barrier });
         self.advance(orders);
     }
 
@@ -80,14 +92,14 @@ impl<W: Clone> Warden<W> {
         self.locks.into_iter().filter(|lock| lock.unfenced != Some(0)).map(|lock| lock.who)
     }
 
-    /// Starts every lock that overlaps no earlier one.
+    /// Starts every lock that overlaps no earlier one, and every barrier.
     fn advance(&mut self, orders: &mut Vec<Order<W>>) {
         for i in 0..self.locks.len() {
             let blocked =
                 self.locks.iter().take(i).any(|l| overlap(&l.bytes, &self.locks[i].bytes));
             let cores = self.cores;
             let lock = &mut self.locks[i];
-            if !blocked && lock.unfenced.is_none() {
+            if (!blocked || lock.is_barrier) && lock.unfenced.is_none() {
                 lock.unfenced = Some(cores);
                 orders.push(Order::Fence(lock.id, lock.bytes.clone()));
             }
@@ -187,6 +199,25 @@ mod tests {
         orders.clear();
         warden.release(LockId(0), &mut orders);
         assert_eq!(orders, [Order::Unfence(LockId(0)), Order::Fence(LockId(1), 5..15)]);
+    }
+
+    #[test]
+    fn a_barrier_waits_for_no_lock_and_locks_wait_for_it() {
+        let mut warden = Warden::new(1);
+        let mut orders = Vec::new();
+        warden.request(0..10, 'a', &mut orders);
+        warden.barrier(5..15, 'b', &mut orders);
+        warden.barrier(8..20, 'c', &mut orders);
+        warden.request(12..13, 'd', &mut orders);
+        let fence = |id, bytes| Order::Fence(LockId(id), bytes);
+        assert_eq!(orders, [fence(0, 0..10), fence(1, 5..15), fence(2, 8..20)]);
+        orders.clear();
+        warden.fenced(LockId(2), &mut orders);
+        warden.release(LockId(2), &mut orders);
+        assert_eq!(orders, [Order::Granted(LockId(2), 'c'), Order::Unfence(LockId(2))]);
+        orders.clear();
+        warden.release(LockId(1), &mut orders);
+        assert_eq!(orders, [Order::Unfence(LockId(1)), fence(3, 12..13)]);
     }
 
     #[test]

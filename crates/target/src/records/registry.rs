@@ -1,13 +1,12 @@
 //! What all cores share off the I/O path: controller numbers, pre-Connect caps, placement.
 
-use std::collections::{BTreeMap, HashMap, hash_map};
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
 
 use raceline_auth::{Waiting, Work, Worker};
+use raceline_proto::nvme::cross_reset::ControllerInstance;
 use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
@@ -15,6 +14,7 @@ use crate::changes::config::TargetConfig;
 use crate::changes::management::ManagementRequest;
 use crate::changes::message::Message;
 use crate::records::attempts::Attempts;
+use crate::records::controllers::{Controllers, Found, NewController, NoController};
 use crate::records::early::{Crowded, Early, Source, Ticket};
 use crate::records::ledger::Ledger;
 use crate::records::names::{CommandPlace, Home, Place};
@@ -43,46 +43,20 @@ pub(crate) struct Shared {
 
 struct Registry {
     placement: Placement,
-    /// The controllers of each subsystem that has any.
-    controllers: HashMap<Nqn, Numbers>,
-    /// Number of controllers of each host that has any, in all subsystems.
-    hosts: HashMap<HostNqn, usize>,
+    controllers: Controllers,
     early: Early,
     attempts: Attempts,
-}
-
-/// The controllers of one subsystem.
-#[derive(Default)]
-struct Numbers {
-    used: BTreeMap<u16, Entry>,
-    /// The number that was given out last.
-    last: u16,
-    /// The subsystem is gone: forget it with its last controller.
-    gone: bool,
-}
-
-struct Entry {
-    place: Place,
-    host: HostNqn,
-    /// It counts among those of its host.
-    counted: bool,
-}
-
-/// Why there is no controller number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoController {
-    /// All numbers are in use.
-    Exhausted,
-    /// The host has as many controllers as it may.
-    HostLimit,
 }
 
 impl Shared {
     pub(crate) fn new(config: TargetConfig, cores: usize) -> Self {
         let registry = Registry {
             placement: Placement::new(config.placement, &config.cores, cores),
-            controllers: HashMap::new(),
-            hosts: HashMap::new(),
+            controllers: Controllers::new(
+                config.max_controllers_per_host,
+                config.quiesce_time,
+                config.run,
+            ),
             early: Early::new(&config.pre_connect),
             attempts: Attempts::new(config.pre_connect.failures_per_source),
         };
@@ -225,106 +199,68 @@ impl Shared {
         self.lock().attempts.failed(source, now);
     }
 
-    /// Assigns one of the `ids` as controller number of a subsystem. A number is reused only after it was
-    /// given back and all higher free ones were used. While the host has not proved who it is (`is_proven`), the
-    /// controller does not count as one of its own: strangers must not use up what a host may have.
+    /// A controller with one of the `ids` as its number ([`Controllers::add`]).
     pub(crate) fn add_controller(
         &self,
-        place: Place,
-        subsystem: &Nqn,
-        host: &HostNqn,
-        ids: &RangeInclusive<u16>,
-        is_proven: bool,
-    ) -> Result<ControllerId, NoController> {
-        let registry = &mut *self.lock();
-        if registry.has_most(host, &self.config) {
-            return Err(NoController::HostLimit);
-        }
-        let numbers = registry.controllers.entry(subsystem.clone()).or_default();
-        // An earlier subsystem of that name may have had other numbers.
-        let last = numbers.last.clamp(ids.start() - 1, *ids.end());
-        let mut next = (last + 1..=*ids.end()).chain(*ids.start()..=last);
-        let free = next.find(|id| !numbers.used.contains_key(id));
-        let id = free.ok_or(NoController::Exhausted)?;
-        numbers.used.insert(id, Entry { place, host: host.clone(), counted: is_proven });
-        numbers.last = id;
-        numbers.gone = false;
-        if is_proven {
-            *registry.hosts.entry(host.clone()).or_default() += 1;
-        }
-        Ok(ControllerId(id))
+        new: &NewController<'_>,
+        now: Instant,
+    ) -> Result<ControllerInstance, NoController> {
+        // Simulated runs have to be the same each time.
+        let random = if self.computes_here {
+            None
+        } else {
+            // Without it, no other controller can reset this one.
+            let number = getrandom::u64();
+            number.inspect_err(|error| tracing::error!(%error, "no random number")).ok().or(Some(0))
+        };
+        self.lock().controllers.add(new, random, now)
     }
 
     /// The host of a controller has proved who it is: the controller counts as one of its own from here on, unless
     /// (`false`) the host has as many as it may.
     pub(crate) fn prove_controller(&self, id: ControllerId, subsystem: &Nqn) -> bool {
-        let registry = &mut *self.lock();
-        let numbers = registry.controllers.get(subsystem);
-        let Some(entry) = numbers.and_then(|numbers| numbers.used.get(&id.0)) else { return false };
-        if entry.counted {
-            return true;
-        }
-        let host = entry.host.clone();
-        if registry.has_most(&host, &self.config) {
-            return false;
-        }
-        *registry.hosts.entry(host).or_default() += 1;
-        let numbers = registry.controllers.get_mut(subsystem);
-        if let Some(entry) = numbers.and_then(|numbers| numbers.used.get_mut(&id.0)) {
-            entry.counted = true;
-        }
-        true
+        self.lock().controllers.prove(id, subsystem)
     }
 
-    /// The association is torn down completely.
-    pub(crate) fn remove_controller(&self, id: ControllerId, subsystem: &Nqn) {
-        let registry = &mut *self.lock();
-        let Some(numbers) = registry.controllers.get_mut(subsystem) else { return };
-        let Some(entry) = numbers.used.remove(&id.0) else { return };
-        if numbers.gone && numbers.used.is_empty() {
-            registry.controllers.remove(subsystem);
-        }
-        if entry.counted
-            && let hash_map::Entry::Occupied(mut count) = registry.hosts.entry(entry.host)
-        {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
+    /// The association is torn down completely; `lost`: now, when its host has not shut the controller down.
+    pub(crate) fn remove_controller(
+        &self,
+        id: ControllerId,
+        subsystem: &Nqn,
+        lost: Option<Instant>,
+    ) {
+        self.lock().controllers.remove(id, subsystem, lost);
     }
 
     /// The subsystem is gone; its remaining controllers are closing.
     pub(crate) fn forget_numbers(&self, subsystem: &Nqn) {
-        let mut registry = self.lock();
-        if let hash_map::Entry::Occupied(mut numbers) =
-            registry.controllers.entry(subsystem.clone())
-        {
-            numbers.get_mut().gone = true;
-            if numbers.get().used.is_empty() {
-                numbers.remove();
-            }
-        }
+        self.lock().controllers.forget(subsystem);
     }
 
     /// Where a subsystem's controller lives.
     pub(crate) fn find_controller(&self, id: ControllerId, subsystem: &Nqn) -> Option<Home> {
-        let registry = self.lock();
-        let entry = registry.controllers.get(subsystem)?.used.get(&id.0)?;
-        Some(Home { place: entry.place, cntlid: id })
+        let place = self.lock().controllers.place(id, subsystem)?;
+        Some(Home { place, cntlid: id })
+    }
+
+    /// What is known of a controller that a host names.
+    pub(crate) fn find_instance(
+        &self,
+        subsystem: &Nqn,
+        host: &HostNqn,
+        instance: ControllerInstance,
+    ) -> Found {
+        self.lock().controllers.find(subsystem, host, instance)
     }
 
     /// A subsystem's controllers and their hosts, by ascending number.
     pub(crate) fn controllers_of(&self, subsystem: &Nqn) -> Vec<(ControllerId, HostNqn)> {
-        let registry = self.lock();
-        let numbers = registry.controllers.get(subsystem).into_iter();
-        let entries = numbers.flat_map(|numbers| &numbers.used);
-        entries.map(|(&id, entry)| (ControllerId(id), entry.host.clone())).collect()
+        self.lock().controllers.of(subsystem)
     }
 
     /// Controllers of the target.
     pub(crate) fn controllers(&self) -> usize {
-        self.lock().controllers.values().map(|numbers| numbers.used.len()).sum()
+        self.lock().controllers.len()
     }
 
     /// Hands a host's request to the thread that executes it; false: there is no such thread.
@@ -344,75 +280,5 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Registry {
-    /// Whether a host has as many controllers as it may.
-    fn has_most(&self, host: &HostNqn, config: &TargetConfig) -> bool {
-        self.hosts.get(host).is_some_and(|count| *count >= config.max_controllers_per_host)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::records::names::ConnKey;
-
-    fn place() -> Place {
-        Place { core: 0, key: ConnKey { index: 0, generation: 0 } }
-    }
-
-    const ALL: RangeInclusive<u16> = 1..=0xffef;
-
-    #[test]
-    fn a_controller_number_is_not_reused_before_all_others() {
-        let shared = Shared::new(TargetConfig::default(), 1);
-        let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
-        let other = Nqn::new("nqn.2026-01.io.raceline:h").unwrap();
-        let host = HostNqn::Named(other.clone());
-        let first = shared.add_controller(place(), &nqn, &host, &ALL, true).unwrap();
-        shared.remove_controller(first, &nqn);
-        let second = shared.add_controller(place(), &nqn, &host, &ALL, true).unwrap();
-        assert_ne!(first, second);
-        assert!(shared.find_controller(second, &nqn).is_some());
-        assert!(shared.find_controller(second, &other).is_none());
-    }
-
-    #[test]
-    fn one_host_has_at_most_its_share_of_controllers() {
-        let config = TargetConfig { max_controllers_per_host: 2, ..TargetConfig::default() };
-        let shared = Shared::new(config, 1);
-        let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
-        let host = HostNqn::Named(Nqn::new("nqn.2026-01.io.raceline:h").unwrap());
-        let add = |is_proven| shared.add_controller(place(), &nqn, &host, &ALL, is_proven);
-        // Strangers who use its name take nothing from it.
-        let strangers = [(); 5].map(|()| add(false).unwrap());
-        let own = add(true).unwrap();
-        assert!(shared.prove_controller(strangers[0], &nqn));
-        assert!(shared.prove_controller(strangers[0], &nqn), "it counts once");
-        assert!(!shared.prove_controller(strangers[1], &nqn));
-        assert_eq!(add(true), Err(NoController::HostLimit));
-        strangers[1..].iter().for_each(|id| shared.remove_controller(*id, &nqn));
-        assert_eq!(add(true), Err(NoController::HostLimit));
-        shared.remove_controller(own, &nqn);
-        add(true).unwrap();
-    }
-
-    #[test]
-    fn controller_numbers_are_those_of_the_subsystem() {
-        let shared = Shared::new(TargetConfig::default(), 1);
-        let host = HostNqn::Unnamed;
-        for name in ["nqn.2026-01.io.raceline:a", "nqn.2026-01.io.raceline:b"] {
-            let nqn = Nqn::new(name).unwrap();
-            let ids = 7..=9;
-            let add = || shared.add_controller(place(), &nqn, &host, &ids, true).map(|id| id.0);
-            assert_eq!([add(), add(), add()], [Ok(7), Ok(8), Ok(9)]);
-            assert_eq!(add(), Err(NoController::Exhausted));
-            shared.remove_controller(ControllerId(8), &nqn);
-            assert_eq!(add(), Ok(8));
-            assert_eq!(shared.controllers_of(&nqn).len(), 3);
-        }
-        assert_eq!(shared.controllers(), 6);
     }
 }

@@ -37,6 +37,7 @@ pub(super) fn target_config(options: &TransportOptions, manager: &Manager) -> Ta
         ack_timeout: (options.ack_timeout != 0)
             .then(|| Duration::from_millis(options.ack_timeout.into())),
         first_generation,
+        run: manager.run,
         ..TargetConfig::default()
     }
 }

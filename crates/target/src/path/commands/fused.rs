@@ -182,8 +182,12 @@ impl Commands {
             slot.phase == Phase::Lock && slot.half.is_some_and(|half| half.lock.is_none())
         });
         let Some(command) = waiting else {
-            tracing::error!(peer = %self.peer, ?first, "a lock for a command that does not wait for it");
-            return unlock(core, device, lock);
+            // Otherwise, the lock was for a write that the closed connection has left at the device (`fence_writes`).
+            if !closing {
+                let peer = self.peer;
+                tracing::error!(%peer, ?first, "a lock for a command that does not wait for it");
+            }
+            return core.unlock(device, lock);
         };
         let slot = self.slots.get(first);
         slot.half = slot.half.map(|half| Half { lock, ..half });
@@ -247,7 +251,7 @@ impl Commands {
         let slot = self.slots.get(first.key());
         let half = slot.half.unwrap_or_default();
         if let Some(device) = slot.device() {
-            unlock(core, device, half.lock);
+            core.unlock(device, half.lock);
         }
         let cqe = Cqe { cid: slot.cid(), status, ..Cqe::default() };
         self.finish(core, first, cqe);
@@ -264,13 +268,5 @@ impl Commands {
             self.count_write(path, len);
         }
         self.finish(core, second, cqe);
-    }
-}
-
-/// Gives a range back, if it is locked.
-fn unlock(core: &Core, device: DeviceId, lock: Option<LockId>) {
-    if let Some(lock) = lock {
-        let warden = device.warden(core.shared.cores());
-        core.send(warden, Message::UnlockRange { device, lock });
     }
 }

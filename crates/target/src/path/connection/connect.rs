@@ -22,6 +22,7 @@ use crate::path::core::Core;
 use crate::path::life::LifeState;
 use crate::path::outbox::Answers;
 use crate::path::slots::{CommandSlot, Slots};
+use crate::records::controllers::NewController;
 use crate::records::counters::QueueTotals;
 use crate::records::ledger::QueueRecord;
 
@@ -112,23 +113,25 @@ impl Connection {
         if proves {
             self.may_authenticate(cx, core, &request.hostnqn)?;
         }
-        let added = core.shared.add_controller(place, &nqn, &request.hostnqn, &ids, !proves);
-        let cntlid = added.map_err(|full| {
+        let (subsystem, host) = (&nqn, &request.hostnqn);
+        let new = NewController { place, subsystem, host, ids: &ids, is_proven: !proves };
+        let instance = core.shared.add_controller(&new, cx.now).map_err(|full| {
             tracing::warn!(host = %request.hostnqn, ?full, "no controller number to give");
             ConnectError::BUSY
         })?;
         let joining = request.clone();
         let local_address = self.ends.local;
         let port_id = self.ends.port_id;
+        let cntlid = instance.cntlid;
         let association =
-            controller::Association { cntlid, request, role, snapshot, local_address, port_id };
+            controller::Association { instance, request, role, snapshot, local_address, port_id };
         let controller = Controller::new(association, cx.now);
         if let Some(stats) = &stats {
             stats.attach(Arc::clone(self.commands.counters()));
         }
         let peer = self.ends.peer;
         tracing::info!(%peer, host = %joining.hostnqn, %cntlid, "host connected");
-        let mut association = Association::new(controller, (self.key, peer), (cntlid, nqn), stats);
+        let mut association = Association::new(controller, (self.key, peer), nqn, stats);
         self.connected(cx, core, &joining, cid, cntlid);
         association.log_tolerances();
         self.role = Role::Admin(Box::new(association));

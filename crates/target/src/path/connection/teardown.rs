@@ -1,6 +1,7 @@
 //! How a connection ends: deadlines, broken protocol, draining, closing.
 
 use std::io::ErrorKind;
+use std::time::Instant;
 
 use raceline_proto::tcp::FatalError;
 use raceline_reactor::Context;
@@ -28,6 +29,9 @@ impl Connection {
     pub(crate) fn handle_timer(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         if let Some(why) = self.life.expire(cx.now) {
             self.close(cx, core, why);
+        }
+        if self.life.is_overdue(cx.now) {
+            self.overdue(core);
         }
         if let Role::Admin(association) = &mut self.role {
             association.handle_timeout(cx.now);
@@ -97,6 +101,7 @@ impl Connection {
         if let Role::Admin(association) = &self.role {
             association.close_queues(core);
         }
+        self.begin_quiesce(cx, core);
     }
 
     /// Whether nothing of the connection is in flight any more, so that it can be removed.
@@ -110,7 +115,7 @@ impl Connection {
     }
 
     /// Whether no I/O queue depends on the connection.
-    fn has_no_queues(&self) -> bool {
+    pub(super) fn has_no_queues(&self) -> bool {
         match &self.role {
             Role::Admin(association) => association.is_quiet(),
             _ => true,
@@ -118,10 +123,10 @@ impl Connection {
     }
 
     /// The connection is removed: tells the controller or the I/O queues that depend on it.
-    pub(crate) fn leave(&mut self, core: &Core) {
+    pub(crate) fn leave(&mut self, core: &Core, now: Instant) {
         core.shared.ledger().detach(core.place(self.key));
-        if let Role::Admin(association) = &self.role {
-            association.end(core, self.commands.counters());
+        if let Role::Admin(association) = &mut self.role {
+            association.end(core, self.commands.counters(), now);
             let cntlid = association.cntlid();
             tracing::info!(peer = %self.ends.peer, %cntlid, "association ended");
         }
