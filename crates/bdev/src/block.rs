@@ -11,7 +11,7 @@ use crate::open::{choose_block_size, new_info, open_failed};
 use crate::probe::BlockQueue;
 use crate::{BdevInfo, DeviceSpec, Identity, OpenError};
 
-/// Opens a block device that nothing else uses: the kernel refuses O_EXCL for one that is
+/// Opens a block device that nothing else uses, unless it is to be shared: the kernel refuses O_EXCL for one that is
 /// mounted, part of another device, swapped to, or opened so by another program.
 pub(crate) fn open(
     spec: &DeviceSpec,
@@ -51,7 +51,7 @@ pub(crate) fn open(
     let file = OpenOptions::new()
         .read(true)
         .write(!spec.read_only)
-        .custom_flags(libc::O_DIRECT | libc::O_EXCL)
+        .custom_flags(libc::O_DIRECT | if spec.shared { 0 } else { libc::O_EXCL })
         .open(&canonical)
         .map_err(|error| open_refused(path, spec.read_only, device, error))?;
     let still_it = file.metadata().is_ok_and(|metadata| object_of(&metadata) == Some(object));

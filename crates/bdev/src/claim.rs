@@ -85,18 +85,18 @@ impl Drop for Held {
 pub(crate) fn lock_file(
     file: &File,
     object: Object,
-    read_only: bool,
+    with_others: bool,
 ) -> io::Result<Result<(), String>> {
-    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    let locked = if with_others { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Err(TryLockError::Error(error)) => return Err(error),
         Err(TryLockError::WouldBlock) => {
-            let holder = foreign_lock(object, read_only);
+            let holder = foreign_lock(object, with_others);
             return Ok(Err(holder.unwrap_or_else(|| "another process has locked it".to_owned())));
         }
         Ok(()) => {}
     }
-    Ok(match foreign_lock(object, read_only).or_else(|| other_use_of_file(object)) {
+    Ok(match foreign_lock(object, with_others).or_else(|| other_use_of_file(object)) {
         Some(holder) => Err(holder),
         None => Ok(()),
     })

@@ -72,7 +72,8 @@ fn open_existing(
         let source = io::Error::other("it was replaced meanwhile; try again");
         return Err(failed("open it")(source));
     }
-    if let Err(holder) = lock_file(&file, object, spec.read_only).map_err(failed("lock it"))? {
+    let with_others = spec.read_only || spec.shared;
+    if let Err(holder) = lock_file(&file, object, with_others).map_err(failed("lock it"))? {
         return Err(OpenError::InUse { path: path.into(), holder });
     }
     if let Some(wanted) = size.filter(|size| size.0 != metadata.len()) {

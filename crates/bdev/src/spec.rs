@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DEVICE   ram:SIZE[,hugepages] | null:SIZE | file:PATH[,size=SIZE][,buffered] | block:PATH | PATH
-//!          each with [,bs=512|4096] [,readonly] [,uuid=UUID] [,delay=DELAY] [,error=RULE[+RULE]...]
+//!          each with [,bs=512|4096] [,readonly] [,shared] [,uuid=UUID] [,delay=DELAY] [,error=RULE[+RULE]...]
 //! SIZE     digits and k, M, G, T or P (also kiB, MiB...), powers of 1024 as in fio's default
 //! PATH     `\,` is a comma and `\\` a backslash; a bare PATH is a block device if there is one
 //!          at that path, else a file
@@ -43,6 +43,9 @@ pub struct DeviceSpec {
     pub block_size: Option<BlockSize>,
     /// Writes are refused.
     pub read_only: bool,
+    /// Other programs that say the same may have the file or block device open as well. Whoever starts them sees to it
+    /// that what they do fits together.
+    pub shared: bool,
     /// The identity of the device; by default derived, see [`crate::Identity`].
     pub uuid: Option<Uuid>,
     /// Delays every request (for tests).
@@ -121,6 +124,7 @@ impl DeviceSpec {
             backing,
             block_size: None,
             read_only: false,
+            shared: false,
             uuid: None,
             delay: None,
             errors: Vec::new(),
@@ -166,7 +170,7 @@ pub enum SpecProblem {
     PartialBlock(ByteSize, u32),
     /// Not an option at all.
     #[error(
-        "unknown option `{0}`: known are size=, buffered, hugepages, bs=, readonly, uuid=, delay=, error= \
+        "unknown option `{0}`: known are size=, buffered, hugepages, bs=, readonly, shared, uuid=, delay=, error= \
          (a comma inside a path is written \\,)"
     )]
     UnknownOption(String),
@@ -288,6 +292,16 @@ fn apply_option(spec: &mut DeviceSpec, option: &str) -> Result<&'static str, Spe
             spec.read_only = true;
             Ok("readonly")
         }
+        "shared" => {
+            flag("shared, without a value")?;
+            let kind = kind_name(&spec.backing);
+            if matches!(spec.backing, Backing::Ram { .. } | Backing::Null { .. }) {
+                let only = "file or block device";
+                return Err(SpecProblem::Misplaced { option: "shared", kind, only });
+            }
+            spec.shared = true;
+            Ok("shared")
+        }
         "uuid" => {
             let value = needs("uuid=UUID")?;
             let uuid = Uuid::try_parse(value).ok().filter(|uuid| !uuid.is_nil());
@@ -380,6 +394,9 @@ impl fmt::Display for DeviceSpec {
         }
         if self.read_only {
             f.write_str(",readonly")?;
+        }
+        if self.shared {
+            f.write_str(",shared")?;
         }
         if let Some(uuid) = self.uuid {
             write!(f, ",uuid={uuid}")?;

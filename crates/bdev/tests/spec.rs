@@ -149,6 +149,7 @@ fn any_spec() -> impl Strategy<Value = DeviceSpec> {
             backing,
             block_size,
             read_only,
+            shared: false,
             uuid,
             delay,
             errors,

@@ -44,6 +44,11 @@ pub(crate) struct ConnectionArgs {
     #[arg(long)]
     pub(crate) balance: bool,
 
+    /// How long devices may take for the commands of a lost connection: what hosts that lose a path are told to
+    /// wait (CQT) [default: 5]
+    #[arg(long, value_name = "TIME", value_parser = values::quiesce_time)]
+    pub(crate) quiesce_time: Option<Duration>,
+
     /// Connections follow the queues of the network device, as `raceline adq` sets them up: placement by
     /// queue, priority 1 and 50 us of busy polling, where no option says otherwise
     #[arg(long, value_enum, value_name = "NAME")]
@@ -61,6 +66,7 @@ impl ConnectionArgs {
             zero_copy: self.zero_copy.map(Into::into),
             zero_copy_bytes: self.zero_copy_bytes,
             send_flags: self.send_flags,
+            quiesce_time: self.quiesce_time,
             follows_device_queues: self.profile.is_some(),
             balances: self.balance,
         }

@@ -119,6 +119,12 @@ pub(crate) enum SubsysVerb {
         /// Let every host connect
         #[arg(long)]
         allow_any_host: bool,
+        /// Report the states of paths (ANA): port set, ns set --ana-group
+        #[arg(long)]
+        ana: bool,
+        /// The numbers of its controllers; another daemon with the same subsystem needs others [default: 1-65519]
+        #[arg(long, value_name = "FIRST-LAST", value_parser = super::values::controller_numbers)]
+        cntlids: Option<(u16, u16)>,
     },
     /// Delete subsystems with all that they have
     Rm {
@@ -174,6 +180,9 @@ pub(crate) enum NsVerb {
         /// The namespace's identity; by default that of the device
         #[arg(long, value_name = "UUID")]
         uuid: Option<Uuid>,
+        /// Its group of paths (ANA); by default that of its number
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        ana_group: Option<u32>,
         /// Let no host see it before ns set --show
         #[arg(long)]
         hidden: bool,
@@ -187,7 +196,7 @@ pub(crate) enum NsVerb {
         #[arg(value_name = "NSID")]
         nsid: u32,
     },
-    /// Say which hosts see a namespace that was added hidden
+    /// Say which hosts see a namespace that was added hidden, or in which group of paths it is
     #[command(group = clap::ArgGroup::new("who").required(true))]
     Set {
         /// The subsystem
@@ -204,6 +213,10 @@ pub(crate) enum NsVerb {
         #[arg(long, value_name = "HOSTNQN", group = "who")]
         #[arg(add = ArgValueCandidates::new(complete::hosts))]
         hide: Option<String>,
+        /// Put it into this group of paths (ANA)
+        #[arg(long, value_name = "N", group = "who")]
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        ana_group: Option<u32>,
     },
 }
 
@@ -273,6 +286,8 @@ pub(crate) enum PortVerb {
     },
     /// Let hosts reach a subsystem at an address
     Add(PortAdd),
+    /// Say how well an address leads to the namespaces (ANA); a path that is closed writes nothing afterwards
+    Set(PortSet),
     /// Stop it
     Rm(PortChange),
 }
@@ -285,6 +300,44 @@ pub(crate) struct PortAdd {
     /// Only over TLS, and only hosts that have a pre-shared key (host add --psk)
     #[arg(long)]
     pub(crate) tls: bool,
+}
+
+/// The state of the paths by an address.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PortSet {
+    #[command(flatten)]
+    pub(crate) change: PortChange,
+    /// The state
+    #[arg(long, value_name = "STATE", value_enum)]
+    pub(crate) ana: AnaChoice,
+    /// Only for this group of namespaces; by default for all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) group: Option<u32>,
+}
+
+/// A state of paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum AnaChoice {
+    /// Hosts use these paths
+    Optimized,
+    /// Hosts use these paths when no optimized one is left
+    NonOptimized,
+    /// Commands fail until the state changes
+    Inaccessible,
+    /// Commands fail, and the paths do not come back
+    PersistentLoss,
+}
+
+impl AnaChoice {
+    /// SPDK's word for it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non_optimized",
+            Self::Inaccessible => "inaccessible",
+            Self::PersistentLoss => "persistent_loss",
+        }
+    }
 }
 
 /// A subsystem and an address.

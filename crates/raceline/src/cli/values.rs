@@ -7,7 +7,10 @@ use std::time::Duration;
 use raceline_bdev::ByteSize;
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{Backend, Mode};
-use raceline_target::{MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, PlacementPolicy, ZeroCopySend};
+use raceline_target::{
+    MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, PlacementPolicy, SubsystemConfig, TargetConfig,
+    ZeroCopySend,
+};
 use uuid::Uuid;
 
 /// The port that is registered for NVMe over TCP.
@@ -314,6 +317,24 @@ pub(crate) fn busy_poll(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("a number of microseconds from 1 to {BUSY_POLL_MAX_US}"))
 }
 
+/// How long the commands of a lost association may take: what CQT can say.
+pub(crate) fn quiesce_time(text: &str) -> Result<Duration, String> {
+    let permitted = TargetConfig::QUIESCE_TIMES;
+    time(text).and_then(|time| {
+        permitted.contains(&time).then_some(time).ok_or_else(|| "from 1ms to 65s".to_owned())
+    })
+}
+
+/// The numbers of controllers, from the first to the last.
+pub(crate) fn controller_numbers(text: &str) -> Result<(u16, u16), String> {
+    let range = text.split_once('-').and_then(|(first, last)| {
+        let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+        let all = SubsystemConfig::CONTROLLER_IDS;
+        (first <= last && all.contains(&first) && all.contains(&last)).then_some((first, last))
+    });
+    range.ok_or_else(|| "two numbers from 1 to 65519, as in 1-32759".to_owned())
+}
+
 /// A priority of sent packets, as the kernel takes it.
 pub(crate) fn sock_priority(text: &str) -> Result<u32, String> {
     let priority = text.parse().ok().filter(|priority| *priority <= i32::MAX.unsigned_abs());
@@ -413,6 +434,15 @@ mod tests {
         assert_eq!(sock_priority("2147483647"), Ok(2_147_483_647));
         for text in ["-1", "2147483648", "high", ""] {
             assert_eq!(sock_priority(text).unwrap_err(), "a number from 0 to 2147483647");
+        }
+        assert_eq!(quiesce_time("500ms"), Ok(Duration::from_millis(500)));
+        for text in ["0ms", "66", "2m"] {
+            assert_eq!(quiesce_time(text).unwrap_err(), "from 1ms to 65s", "{text}");
+        }
+        assert_eq!(controller_numbers("1-32759"), Ok((1, 32759)));
+        for text in ["", "5", "0-5", "9-8", "1-65520", "a-b"] {
+            let error = controller_numbers(text).unwrap_err();
+            assert_eq!(error, "two numbers from 1 to 65519, as in 1-32759", "{text}");
         }
         assert_eq!(busy_poll("50"), Ok(Duration::from_micros(50)));
         for text in ["", "0", "-1", "50us", "10001"] {

@@ -175,6 +175,9 @@ fn creation(
         if device.read_only {
             params["readonly"] = true.into();
         }
+        if device.shared {
+            params["shared"] = true.into();
+        }
         // Only bdev_aio_create makes read-only devices.
         Ok((if device.read_only { "bdev_aio_create" } else { "bdev_uring_create" }, params))
     };

@@ -13,12 +13,13 @@ pub(crate) fn run(args: &NsArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         NsVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
-        NsVerb::Add { nqn, device, nsid, uuid, hidden } => {
+        NsVerb::Add { nqn, device, nsid, uuid, ana_group, hidden } => {
             daemon.subsystems(Some(nqn))?;
             let mut namespace = json!({ "bdev_name": device });
             let options = [
                 ("nsid", nsid.map(Value::from)),
                 ("uuid", uuid.map(|uuid| uuid.to_string().into())),
+                ("anagrpid", ana_group.map(Value::from)),
                 ("no_auto_visible", hidden.then_some(Value::Bool(true))),
             ];
             for (name, value) in options {
@@ -36,7 +37,13 @@ pub(crate) fn run(args: &NsArgs) -> Result<(), Failure> {
             let answer = daemon.call("nvmf_subsystem_remove_ns", params)?;
             daemon.done(&answer, &format!("removed namespace {nsid} from {nqn}"))
         }
-        NsVerb::Set { nqn, nsid, show, hide } => {
+        NsVerb::Set { nqn, nsid, ana_group: Some(group), .. } => {
+            find(&mut daemon, nqn, *nsid)?;
+            let params = json!({ "nqn": nqn, "nsid": nsid, "anagrpid": group });
+            let answer = daemon.call("nvmf_subsystem_set_ns_ana_group", params)?;
+            daemon.done(&answer, &format!("namespace {nsid} of {nqn} is in group {group}"))
+        }
+        NsVerb::Set { nqn, nsid, show, hide, ana_group: None } => {
             if find(&mut daemon, nqn, *nsid)?["no_auto_visible"] != true {
                 return Err(Failure::runtime(format!(
                     "every host sees namespace {nsid}: remove it, and add it with --hidden"
@@ -45,7 +52,7 @@ pub(crate) fn run(args: &NsArgs) -> Result<(), Failure> {
             let (method, host, verb) = match (show, hide) {
                 (Some(host), _) => ("nvmf_ns_add_host", host, "shown to"),
                 (None, Some(host)) => ("nvmf_ns_remove_host", host, "hidden from"),
-                (None, None) => return Err(Failure::usage("--show or --hide")),
+                (None, None) => return Err(Failure::usage("--show, --hide or --ana-group")),
             };
             let params = json!({ "nqn": nqn, "nsid": nsid, "host": host });
             let answer = daemon.call(method, params)?;

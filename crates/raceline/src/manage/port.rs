@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::subsystem::{documents, rows};
 use super::{Daemon, text};
-use crate::cli::manage::{PortAdd, PortArgs, PortChange, PortVerb};
+use crate::cli::manage::{PortAdd, PortArgs, PortChange, PortSet, PortVerb};
 use crate::failure::Failure;
 use crate::table::Table;
 
@@ -28,6 +28,18 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
             let answer = daemon.call("nvmf_subsystem_add_listener", listener)?;
             let way = if *tls { " over TLS" } else { "" };
             daemon.done(&answer, &format!("{nqn} is reached at {address}{way}"))
+        }
+        PortVerb::Set(PortSet { change: PortChange { nqn, address }, ana, group }) => {
+            known(&mut daemon, nqn)?;
+            let mut state = params(nqn, *address);
+            state["ana_state"] = ana.word().into();
+            if let Some(group) = group {
+                state["anagrpid"] = (*group).into();
+            }
+            let answer = daemon.call("nvmf_subsystem_listener_set_ana_state", state)?;
+            let of = group.map_or_else(String::new, |group| format!(" for group {group}"));
+            let word = ana.word();
+            daemon.done(&answer, &format!("{nqn} is {word} at {address}{of}"))
         }
         PortVerb::Rm(PortChange { nqn, address }) => {
             known(&mut daemon, nqn)?;

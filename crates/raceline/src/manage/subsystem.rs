@@ -12,13 +12,16 @@ pub(crate) fn run(args: &SubsysArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         SubsysVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
-        SubsysVerb::Add { nqn, serial, model, max_namespaces, allow_any_host } => {
+        SubsysVerb::Add { nqn, serial, model, max_namespaces, allow_any_host, ana, cntlids } => {
             let params = json!({
                 "nqn": nqn,
                 "serial_number": serial,
                 "model_number": model,
                 "max_namespaces": max_namespaces,
                 "allow_any_host": allow_any_host.then_some(true),
+                "ana_reporting": ana.then_some(true),
+                "min_cntlid": cntlids.map(|(first, _)| first),
+                "max_cntlid": cntlids.map(|(_, last)| last),
             });
             let answer = daemon.call("nvmf_create_subsystem", params)?;
             daemon.done(&answer, &format!("added subsystem {nqn}"))

@@ -21,6 +21,8 @@ pub struct ConnectionOptions {
     pub zero_copy_bytes: Option<u32>,
     /// [`TargetConfig::send_flags`].
     pub send_flags: bool,
+    /// [`TargetConfig::quiesce_time`].
+    pub quiesce_time: Option<Duration>,
     /// Connections follow the queues of the network device, where neither these options nor the configuration
     /// say otherwise: [`TargetConfig::follow_device_queues`].
     pub follows_device_queues: bool,
@@ -49,6 +51,7 @@ impl ConnectionOptions {
         let (option, default) = (self.zero_copy_bytes, default.zero_copy_bytes);
         overruled.set("fewest bytes without a copy", &mut config.zero_copy_bytes, option, default);
         config.busy_poll = self.busy_poll.or(config.busy_poll);
+        config.quiesce_time = self.quiesce_time.unwrap_or(config.quiesce_time);
         config.send_flags |= self.send_flags;
         if self.follows_device_queues {
             config.follow_device_queues();
@@ -115,6 +118,7 @@ mod tests {
             zero_copy: Some(ZeroCopySend::Off),
             zero_copy_bytes: Some(4096),
             send_flags: true,
+            quiesce_time: Some(Duration::from_secs(7)),
             busy_poll: Some(Duration::from_micros(9)),
             follows_device_queues: false,
             balances: false,

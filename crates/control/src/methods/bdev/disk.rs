@@ -48,12 +48,15 @@ struct CreateAio {
     /// Uses the page cache where direct I/O does not work. SPDK falls back to it without being asked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     buffered: bool,
+    /// Other programs that say so too may have it open, such as the other daemon of a pair. SPDK never looks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    shared: bool,
 }
 
 fn create_aio(call: &Call<'_>, params: CreateAio) -> Result<String, RpcError> {
     let spec = spec(&params.filename, params.block_size, params.uuid)?;
     let backing = backing(&params.filename, params.buffered);
-    let spec = DeviceSpec { read_only: params.readonly, backing, ..spec };
+    let spec = DeviceSpec { read_only: params.readonly, shared: params.shared, backing, ..spec };
     let details = Plain(json!({ "aio": {
         "filename": params.filename,
         "block_size_override": params.block_size != 0,
@@ -81,11 +84,15 @@ struct CreateUring {
     /// As with `bdev_aio_create`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     buffered: bool,
+    /// Other programs that say so too may have it open, such as the other daemon of a pair. SPDK never looks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    shared: bool,
 }
 
 fn create_uring(call: &Call<'_>, params: CreateUring) -> Result<String, RpcError> {
     let spec = spec(&params.filename, params.block_size, params.uuid)?;
-    let spec = DeviceSpec { backing: backing(&params.filename, params.buffered), ..spec };
+    let backing = backing(&params.filename, params.buffered);
+    let spec = DeviceSpec { backing, shared: params.shared, ..spec };
     let details = Plain(json!({ "uring": { "filename": params.filename } }));
     call.manager.change(|change| {
         let made = make(change, &params.name, (URING, "URING bdev"), &spec);
