@@ -15,6 +15,7 @@ pub(crate) mod namespaces;
 pub(crate) mod pool;
 pub(crate) mod pool_map;
 pub(crate) mod pool_state;
+pub(crate) mod qos;
 pub(crate) mod snapshot;
 pub(crate) mod subsystems;
 pub(crate) mod target;

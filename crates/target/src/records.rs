@@ -8,3 +8,4 @@ pub(crate) mod ledger;
 pub(crate) mod names;
 pub(crate) mod placement;
 pub(crate) mod registry;
+pub(crate) mod throttle;

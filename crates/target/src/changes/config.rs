@@ -16,6 +16,7 @@ use raceline_reactor::{Backend, Mode, PoolConfig};
 use crate::changes::pool_map::MapError;
 use crate::path::buffers::pool_config;
 use crate::records::placement::PlacementPolicy;
+use crate::records::throttle::Throttle;
 
 /// Bytes that a connection moves in a pass by default: some 50 us of a core's time (lab 0042).
 pub const DEFAULT_PASS_BYTES: u32 = 256 << 10;
@@ -356,6 +357,8 @@ pub struct NamespaceConfig {
     pub visibility: Visibility,
     /// Its ANA group; `None`: that of its own number, where the subsystem reports ANA.
     pub ana_group: Option<u32>,
+    /// Its limits ([`Target::throttle`](crate::Target::throttle)); `None`: it has none.
+    pub throttle: Option<Throttle>,
 }
 
 impl NamespaceConfig {
@@ -363,7 +366,16 @@ impl NamespaceConfig {
     #[must_use]
     pub fn new(bdev: SharedBdev) -> Self {
         let visibility = Visibility::All;
-        Self { nsid: None, bdev, uuid: None, nguid: None, eui64: None, visibility, ana_group: None }
+        Self {
+            nsid: None,
+            bdev,
+            uuid: None,
+            nguid: None,
+            eui64: None,
+            visibility,
+            ana_group: None,
+            throttle: None,
+        }
     }
 }
 

@@ -24,6 +24,7 @@ use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::message::{Message, Reply};
 use crate::changes::pool_map::PoolNamespace;
 use crate::changes::pool_state::PoolState;
+use crate::changes::qos::{HostLimit, Limited};
 use crate::changes::snapshot::{DeviceId, Secrets, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
 use crate::records::placement::PlacementPolicy;
@@ -55,6 +56,8 @@ pub(crate) struct State {
     pub(crate) referrals: Vec<Referral>,
     pub(crate) discovery_filter: DiscoveryFilter,
     pub(crate) retry_delays: [u16; 3],
+    /// The limits of hosts, in all subsystems.
+    pub(crate) host_limits: Vec<HostLimit>,
     /// The hash functions and groups with which hosts may authenticate.
     pub(crate) algorithms: Algorithms,
     pub(crate) generation: u64,
@@ -83,6 +86,8 @@ pub(crate) struct Entry {
     /// The pool of which its hosts make namespaces.
     pub(crate) pool: Option<PoolState>,
     pub(crate) stats: Arc<SubsystemStats>,
+    /// The limits of its namespaces, and its own.
+    pub(crate) limits: Limited,
     /// As the cores see it; `None`: the next snapshot has to describe it anew.
     published: Option<Arc<SubsystemDevices>>,
 }
@@ -96,8 +101,8 @@ pub(crate) struct Exported {
     pub(crate) bdev: SharedBdev,
 }
 
-/// Settings that all subsystems have in common: retry delays, and how hosts may authenticate.
-type Common = ([u16; 3], Algorithms);
+/// Settings that all subsystems have in common: retry delays, how hosts may authenticate, and limits of hosts.
+type Common = ([u16; 3], Algorithms, Arc<[HostLimit]>);
 
 impl Control {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
@@ -151,7 +156,7 @@ impl Control {
     pub(crate) fn prepare(
         &self,
         entry: &mut Entry,
-        (retry_delays, algorithms): Common,
+        (retry_delays, algorithms, hosts): Common,
     ) -> Result<(), TargetError> {
         let subsystem = Arc::new(self.describe(entry, retry_delays)?);
         let devices: Vec<DeviceId> = entry.namespaces.values().map(|ns| ns.device).collect();
@@ -161,6 +166,7 @@ impl Control {
             stats: Arc::clone(&entry.stats),
             controller_ids: entry.config.controller_ids.clone(),
             secrets: Arc::new(Secrets { hosts: entry.keys.clone(), algorithms }),
+            limited: Arc::new(Limited { hosts, ..entry.limits.clone() }),
         }));
         Ok(())
     }
@@ -353,7 +359,7 @@ impl State {
 
     /// What all subsystems have in common.
     pub(crate) fn common(&self) -> Common {
-        (self.retry_delays, self.algorithms.clone())
+        (self.retry_delays, self.algorithms.clone(), self.host_limits.as_slice().into())
     }
 
     /// What the queues of each subsystem have done so far.
@@ -408,6 +414,7 @@ impl Entry {
             ana_groups: BTreeMap::new(),
             pool: None,
             stats: Arc::default(),
+            limits: Limited::default(),
             published: None,
         }
     }

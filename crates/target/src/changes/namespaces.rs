@@ -27,11 +27,14 @@ impl Target {
         let bdev = config.bdev;
         // The rules are checked before any core opens the device; 0 is the number of no device.
         let unopened = Exported { device: DeviceId(0), namespace, bdev: Arc::clone(&bdev) };
-        let group = config.ana_group;
+        let (group, throttle) = (config.ana_group, config.throttle);
         let insert = |entry: &mut Entry, exported: Exported| {
             if let Some(group) = group {
                 entry.ana_groups_named(Some(group))?;
                 entry.ana_groups.insert(nsid.0, group);
+            }
+            if let Some(throttle) = &throttle {
+                entry.limits.namespaces.insert(nsid.0, throttle.clone());
             }
             entry.namespaces.insert(nsid.0, exported);
             Ok(())
@@ -49,6 +52,7 @@ impl Target {
                 self.control.change(&mut state, nqn, |entry| {
                     entry.namespaces.remove(&nsid.0);
                     entry.ana_groups.remove(&nsid.0);
+                    entry.limits.namespaces.remove(&nsid.0);
                     Ok(())
                 })?;
                 Err(error)
@@ -69,6 +73,7 @@ impl Target {
         let exported = self.control.change(&mut state, nqn, |entry| {
             let removed = entry.namespaces.remove(&nsid.0);
             entry.ana_groups.remove(&nsid.0);
+            entry.limits.namespaces.remove(&nsid.0);
             removed.ok_or_else(|| TargetError::NoNamespace { nqn: nqn.clone(), nsid })
         })?;
         self.control.publish(&mut state)?;

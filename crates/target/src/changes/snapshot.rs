@@ -9,6 +9,7 @@ use raceline_auth::{Algorithms, Keys};
 use raceline_proto::controller::{Subsystem, TargetSnapshot};
 use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn, Status};
 
+use crate::changes::qos::{Limited, LimitedNamespaces};
 use crate::records::counters::{QueueCounters, QueueTotals};
 
 /// Names a device of the target; also the owner of its operations on every core.
@@ -47,6 +48,8 @@ pub(crate) struct SubsystemDevices {
     pub(crate) controller_ids: RangeInclusive<u16>,
     /// The keys of its hosts.
     pub(crate) secrets: Arc<Secrets>,
+    /// The limits of rates.
+    pub(crate) limited: Arc<Limited>,
 }
 
 /// The keys of the hosts of a subsystem.
@@ -98,30 +101,46 @@ type Refused = Vec<(NamespaceId, Status)>;
 
 /// A queue's copy of its subsystem: the part that its host sees and can use.
 ///
-/// A namespace whose ANA group is not accessible by the queue's port is left out, so that the path of the other
-/// commands need not look for it.
+/// A namespace whose ANA group is not accessible by the queue's port is left out, and one with limits is apart, so that
+/// the path of the other commands need not look for either.
 #[derive(Debug)]
 pub(crate) struct VisibleSubsystem {
     host: HostNqn,
     port_id: u16,
     all: Arc<SubsystemDevices>,
-    /// What the host's commands can use.
+    /// What the host's commands can use without limits.
     pub(crate) devices: SubsystemDevices,
+    /// What they can use within limits.
+    pub(crate) limited: Option<Box<LimitedNamespaces>>,
     refused: Refused,
 }
 
 impl VisibleSubsystem {
     pub(crate) fn new(all: &Arc<SubsystemDevices>, host: &HostNqn, port_id: u16) -> Self {
-        let (devices, refused) = all.usable(host, port_id);
-        Self { host: host.clone(), port_id, all: Arc::clone(all), devices, refused }
+        let (usable, refused) = all.usable(host, port_id);
+        let (devices, limited) = all.limited.split(usable, host);
+        Self { host: host.clone(), port_id, all: Arc::clone(all), devices, limited, refused }
     }
 
-    /// Takes the subsystem of a newer snapshot.
-    pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) {
-        if !Arc::ptr_eq(&self.all, all) {
-            self.all = Arc::clone(all);
-            (self.devices, self.refused) = all.usable(&self.host, self.port_id);
+    /// Takes the subsystem of a newer snapshot. Gives whether it is another one.
+    pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) -> bool {
+        if Arc::ptr_eq(&self.all, all) {
+            return false;
         }
+        self.all = Arc::clone(all);
+        let (usable, refused) = all.usable(&self.host, self.port_id);
+        (self.devices, self.limited) = all.limited.split(usable, &self.host);
+        self.refused = refused;
+        true
+    }
+
+    /// The subsystem as far as it has the namespace of that device, and where the namespace is in it.
+    pub(crate) fn namespace_of(&self, device: DeviceId) -> Option<(&Arc<Subsystem>, usize)> {
+        let limited = self.limited.as_ref().map(|limited| &limited.devices);
+        [Some(&self.devices), limited].into_iter().flatten().find_map(|part| {
+            let place = part.devices.iter().position(|id| *id == device)?;
+            Some((&part.subsystem, place))
+        })
     }
 
     /// The status of a command for a namespace that is not among [`Self::devices`].

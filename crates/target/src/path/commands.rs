@@ -12,6 +12,7 @@ mod digest;
 mod fused;
 mod io;
 mod moving;
+mod throttled;
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -34,6 +35,8 @@ use fused::PendingFuse;
 
 pub(crate) use crate::path::traveller::IoQueue;
 pub(crate) use data::DataEnd;
+pub(crate) use throttled::THROTTLE_BIT;
+use throttled::Throttled;
 
 /// The commands of one connection.
 pub(crate) struct Commands {
@@ -51,6 +54,8 @@ pub(crate) struct Commands {
     paused: Option<SlotKey>,
     /// A fused operation whose second half has not come.
     pending_fuse: PendingFuse,
+    /// Commands that wait because of limits.
+    throttled: Throttled,
     /// Large writes whose data were asked for and have not all come.
     large_writes: u16,
     /// Bytes moved in this pass, from or to a device or through a digest.
@@ -73,6 +78,7 @@ impl Commands {
             capsule: None,
             paused: None,
             pending_fuse: PendingFuse::None,
+            throttled: Throttled::default(),
             large_writes: 0,
             moved: 0,
             holding: false,
@@ -162,10 +168,16 @@ impl Commands {
     /// closes.
     pub(crate) fn drop_waiting(&mut self, core: &mut Core) {
         self.paused = None;
+        self.drop_throttled();
         let waits = |phase: Phase| {
             matches!(
                 phase,
-                Phase::Buffer | Phase::Move | Phase::Data | Phase::Event | Phase::Partner
+                Phase::Buffer
+                    | Phase::Throttled
+                    | Phase::Move
+                    | Phase::Data
+                    | Phase::Event
+                    | Phase::Partner
             )
         };
         let active = self.slots.active().filter(|(_, slot)| waits(slot.phase));
@@ -201,7 +213,15 @@ impl Commands {
     /// Whether no command is with a device or an engine, nor waits for another command or a lock.
     pub(crate) fn are_drained(&self) -> bool {
         let works = |phase: Phase| {
-            !matches!(phase, Phase::Free | Phase::Buffer | Phase::Move | Phase::Data | Phase::Event)
+            !matches!(
+                phase,
+                Phase::Free
+                    | Phase::Buffer
+                    | Phase::Throttled
+                    | Phase::Move
+                    | Phase::Data
+                    | Phase::Event
+            )
         };
         !self.slots.active().any(|(_, slot)| works(slot.phase))
     }
@@ -354,6 +374,7 @@ impl Commands {
     /// gets memory outside the pool, since the holders of the pool's buffers may wait for those data.
     fn unpause(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         let Some(command) = self.paused.and_then(|key| self.slots.resume(key)) else { return };
+        self.release_throttled(command.key());
         let waiting = self.local(command.key());
         core.buffer_lines.retain(|waiter| waiter != waiting);
         let len = self.slots.get(command.key()).transfer.len as usize;

@@ -305,6 +305,30 @@ impl Connection {
         }
     }
 
+    /// The time of commands that wait because of limits may have come.
+    pub(crate) fn run_throttled(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        if self.life.state == LifeState::Closing {
+            return;
+        }
+        let was_paused = self.commands.are_paused();
+        self.commands.run_throttled(cx, core);
+        if was_paused && !self.commands.are_paused() {
+            self.parse(cx, core);
+        }
+    }
+
+    /// Namespaces or limits have changed: commands that wait because of limits begin anew.
+    pub(super) fn restart_throttled(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        if self.life.state == LifeState::Closing || !self.commands.has_throttled() {
+            return;
+        }
+        let was_paused = self.commands.are_paused();
+        self.commands.restart_throttled(cx, core);
+        if was_paused && !self.commands.are_paused() {
+            self.parse(cx, core);
+        }
+    }
+
     /// A device request of a command has finished. Gives whether the command was waiting for that.
     #[must_use]
     pub(crate) fn handle_done(

@@ -20,6 +20,7 @@ use crate::changes::config::TargetError;
 use crate::changes::message::{Message, Reply};
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::association::controller_gone;
+use crate::path::commands::THROTTLE_BIT;
 use crate::path::connection::Connection;
 use crate::path::core::Core;
 use crate::path::fencing::CrossReset;
@@ -574,6 +575,10 @@ impl Service for PollGroup {
             }
             Outcome::Timer if token.index == NEXT_PASS => self.run_deferred(cx),
             Outcome::Timer if token.index == MOVES_END => self.end_moves(cx),
+            Outcome::Timer if token.index & THROTTLE_BIT != 0 => {
+                let key = ConnKey { index: token.index & !THROTTLE_BIT, ..key };
+                self.with(cx, key, |connection, cx, core| connection.run_throttled(cx, core));
+            }
             Outcome::Timer => {
                 self.with(cx, key, |connection, cx, core| connection.handle_timer(cx, core));
             }

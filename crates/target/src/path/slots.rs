@@ -28,6 +28,8 @@ pub(crate) enum Phase {
     Buffer,
     /// Its connection to be on another core; the host has not been asked for its data.
     Move,
+    /// The time at which its limits let it begin.
+    Throttled,
     /// Its data from the host.
     Data,
     /// The other half of the fused operation.

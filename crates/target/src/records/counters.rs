@@ -108,6 +108,8 @@ counters! {
         buffer_waits,
         /// Times a command had to wait for which a small buffer would do.
         small_buffer_waits,
+        /// Times a command had to wait because of a limit of its namespace, host or subsystem.
+        throttled,
         /// Time with at least one command outstanding in microseconds, up to the last time that no
         /// command was outstanding.
         busy_us,

@@ -19,6 +19,7 @@ use crate::records::early::{Crowded, Early, Source, Ticket};
 use crate::records::ledger::Ledger;
 use crate::records::names::{CommandPlace, Home, Place};
 use crate::records::placement::{Arrival, Placement, Seat};
+use crate::records::throttle::QosClock;
 
 /// Computations of authentications that may wait: for all sources, and for one of them, whose hosts may have as many
 /// queues that authenticate at the same time.
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     cores: usize,
     /// Connections that have left their core for another one.
     departures: AtomicU64,
+    pub(crate) qos_clock: QosClock,
     registry: Mutex<Registry>,
     ledger: Mutex<Ledger>,
     /// Computes for authentications. It starts with the first one; `None`: it could not.
@@ -66,11 +68,13 @@ impl Shared {
         let authenticator = OnceLock::new();
         let computes_here = false;
         let departures = AtomicU64::new(0);
+        let qos_clock = QosClock::new(Instant::now());
         Self {
             config,
             senders,
             cores,
             departures,
+            qos_clock,
             registry,
             ledger,
             authenticator,

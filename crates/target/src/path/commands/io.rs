@@ -8,7 +8,7 @@ use raceline_accel::OpCode;
 use raceline_bdev::{BdevError, Done, Op, OpKind};
 use raceline_proto::controller::{IoCommand, parse_io, parse_ranges};
 use raceline_proto::nvme::authentication::is_authentication;
-use raceline_proto::nvme::{Cqe, Direction, Sqe, Status, Transfer};
+use raceline_proto::nvme::{Cqe, Sqe, Status, Transfer};
 use raceline_proto::tcp::Violation;
 use raceline_reactor::stats::Counter;
 use raceline_reactor::{Context, IoBuf, Payload};
@@ -71,7 +71,7 @@ impl Commands {
     }
 
     /// A command that is not answered at once.
-    fn begin_io(
+    pub(super) fn begin_io(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
@@ -91,9 +91,7 @@ impl Commands {
                 return;
             }
             Err(status) if status.same_code(Status::INVALID_NAMESPACE) => {
-                let nsid = self.slots.get(command.key()).sqe.namespace_id();
-                let status = io.visible.refusal(nsid);
-                return self.fused_refuse(core, command, status);
+                return self.begin_limited(cx, core, command, rest);
             }
             Err(status) => return self.fused_refuse(core, command, status),
         };
@@ -101,23 +99,32 @@ impl Commands {
         let namespace = what.namespace();
         let block_size = u64::from(devices.subsystem.namespaces[namespace].block_size);
         let device = devices.devices[namespace];
+        let Some(command) = self.describe(core, command, (what, transfer), device, block_size)
+        else {
+            return;
+        };
+        self.begin_with_data(cx, core, command, device, rest);
+    }
+
+    /// Notes what a command is about, and adds it to a fused operation if it is part of one. `None`: it was refused.
+    #[inline]
+    pub(super) fn describe(
+        &mut self,
+        core: &mut Core,
+        command: CommandSlot,
+        (what, transfer): (IoCommand, Transfer),
+        device: DeviceId,
+        block_size: u64,
+    ) -> Option<CommandSlot> {
         let slot = self.slots.get(command.key());
         slot.transfer = transfer;
         slot.job = Some(job(what, device, block_size));
-        let Some(command) = self.pair_fused(core, command) else { return };
-        let executable = match transfer.direction {
-            Direction::ControllerToHost => self.begin_read(cx, core, command, device),
-            Direction::HostToController => self.begin_write(cx, core, command, rest),
-            Direction::None => Some(command),
-        };
-        if let Some(command) = executable {
-            self.execute_io(cx, core, command);
-        }
+        self.pair_fused(core, command)
     }
 
     /// A read: answers it if its device has the data at hand, and gets it a buffer or a request otherwise.
     #[inline]
-    fn begin_read(
+    pub(super) fn begin_read(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
@@ -145,7 +152,7 @@ impl Commands {
 
     /// A write, or another command with data from the host.
     #[inline]
-    fn begin_write(
+    pub(super) fn begin_write(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
@@ -325,15 +332,15 @@ impl Commands {
             Some(job) => (job.device, job.block_size),
             None => return,
         };
-        let position = io.visible.devices.devices.iter().position(|id| *id == device);
         // The snapshot may have changed while the data was under way.
-        let subsystem = Arc::clone(&io.visible.devices.subsystem);
-        let Some(namespace) = position.and_then(|i| subsystem.namespaces.get(i)) else {
+        let found = io.visible.namespace_of(device);
+        let found = found.map(|(subsystem, place)| (Arc::clone(subsystem), place));
+        let Some((subsystem, place)) = found else {
             let status = io.visible.refusal(slot.sqe.namespace_id());
             return self.refuse(core, command, status);
         };
         let Some(data) = slot.buf.take() else { return };
-        let ranges = parse_ranges(&data, ranges, namespace);
+        let ranges = parse_ranges(&data, ranges, &subsystem.namespaces[place]);
         if let Some(Err(status)) = ranges.clone().find(Result::is_err) {
             return self.refuse(core, command, status);
         }

@@ -112,6 +112,7 @@ impl Connection {
     pub(crate) fn handle_snapshot(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         self.update_keys(core);
         let (snapshot, port_id) = (&core.snapshot.target, self.ends.port_id);
+        let mut changed = false;
         let gone = match (&mut self.role, &mut self.commands.io) {
             (Role::Admin(association), _) => {
                 let reached = association.handle_snapshot(snapshot, port_id);
@@ -126,7 +127,7 @@ impl Connection {
             },
             (Role::Io, Some(io)) => match core.snapshot.subsystem(io.visible.nqn()) {
                 Some(subsystem) if snapshot.leads_to(port_id, &subsystem.subsystem) => {
-                    io.visible.update(subsystem);
+                    changed = io.visible.update(subsystem);
                     None
                 }
                 Some(_) => Some("its listener was removed"),
@@ -136,6 +137,9 @@ impl Connection {
         };
         if let Some(why) = gone {
             self.close(cx, core, why);
+        }
+        if changed {
+            self.restart_throttled(cx, core);
         }
         self.run_actions(cx, core);
     }
