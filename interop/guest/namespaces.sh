@@ -234,6 +234,42 @@ kill_while_creating() {
     done
     [ "$(unallocated)" = $((112 << 20)) ] || fail "unvmcap is $(unallocated)"
 }
+# reported DEVICE PATTERN...: the reservation report has a line that matches each pattern.
+reported() {
+    local d=$1 p
+    shift
+    nvme resv-report "$d" --eds >/tmp/report
+    for p in "$@"; do
+        grep -qiE "^ *$p\$" /tmp/report || { cat /tmp/report; fail "the report has no '$p'"; }
+    done
+}
+# nvme-cli registers this host, and reserves a namespace.  Both are there after the daemon was killed right after its answers.
+reservations() {
+    local d all="1 2 3 4 6 7 8 9 10"
+    ask add-ns
+    wait_ns "$all 20"
+    d=$(dev 20)
+    nvme id-ns "$d" | grep -qi 'rescap *: *0xff' || { nvme id-ns "$d"; fail "RESCAP is not ff"; }
+    nvme resv-register "$d" --nrkey=0x1234 --rrega=0 --cptpl=3
+    reported "$d" 'gen *: *1' 'rtype *: *0' 'regctl *: *1' 'ptpls *: *1'
+    refused 'CONFLICT|Conflict' nvme resv-acquire "$d" --crkey=0x99 --rtype=1 --racqa=0
+    nvme resv-acquire "$d" --crkey=0x1234 --rtype=1 --racqa=0
+    reported "$d" 'rtype *: *1' 'cntlid *: *(0x)?ffff' 'rcsts *: *(0x)?1' 'rkey *: *(0x)?1234'
+    dd if=/dev/zero of="$d" bs=64k count=1 oflag=direct 2>/dev/null
+    restarted
+    wait_ns "$all 20"
+    d=$(dev 20)
+    reported "$d" 'gen *: *0' 'rtype *: *1' 'regctl *: *1' 'ptpls *: *1' 'rcsts *: *(0x)?1' 'rkey *: *(0x)?1234'
+    nvme resv-acquire "$d" --crkey=0x1234 --prkey=0x1234 --rtype=4 --racqa=1
+    reported "$d" 'rtype *: *4'
+    refused 'INVALID|Invalid' nvme resv-release "$d" --crkey=0x1234 --rtype=1 --rrela=0
+    nvme resv-release "$d" --crkey=0x1234 --rtype=4 --rrela=0
+    nvme resv-register "$d" --crkey=0x1234 --nrkey=0x5678 --rrega=2
+    nvme resv-register "$d" --crkey=0x5678 --rrega=1
+    reported "$d" 'rtype *: *0' 'regctl *: *0'
+    ask remove-ns
+    wait_ns "$all"
+}
 # listed NUMBER: waits until `nvme list` shows that number of block devices of the subsystem; fails after 10 s.
 listed() {
     local i=0
@@ -325,6 +361,7 @@ check dmesg-under-io 10 log_clean
 if [ -z "${STATIC:-}" ]; then
     check survives 120 survives
     check kill-while-creating 90 kill_while_creating
+    check reservations 90 reservations
     log_start
     check hot-add-remove 60 hot_add_remove
     check discovery-event 60 discovery_event

@@ -115,6 +115,7 @@ impl Daemon {
             logging: config.logging,
             connections: config.connections,
             key_places: Places::of(config.state_dir.as_deref()),
+            reservations: config.state_dir.as_ref().map(|dir| dir.join("reservations")),
             ..ManagerConfig::default()
         };
         let file = config.config.map(|path| {

@@ -19,6 +19,7 @@ pub mod manager;
 pub mod method;
 mod methods;
 pub mod params;
+pub mod ptpl;
 pub mod reconcile;
 pub mod reference;
 pub mod request;

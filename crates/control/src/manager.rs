@@ -25,6 +25,7 @@ mod start;
 mod threads;
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -73,6 +74,8 @@ pub struct ManagerConfig {
     pub accel: Framework,
     /// Where keys are found by their names.
     pub key_places: Places,
+    /// Where the reservations of namespaces persist that name no file for them; `None`: they do not.
+    pub reservations: Option<PathBuf>,
     /// The number of all changes ever made, this start included: numbering continues from there.
     pub changes_before: u64,
     /// How often a daemon has started with the kept state, this start included; `None`: nothing is kept.
@@ -90,6 +93,7 @@ impl Default for ManagerConfig {
             connections: ConnectionOptions::default(),
             accel: Framework::software(),
             key_places: Places::default(),
+            reservations: None,
             changes_before: 0,
             run: None,
         }

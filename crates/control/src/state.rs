@@ -39,6 +39,8 @@ mod store;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod ptpl_tests;
+#[cfg(test)]
 mod sim;
 #[cfg(test)]
 mod store_tests;

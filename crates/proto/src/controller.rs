@@ -18,6 +18,7 @@ use std::time::Instant;
 
 use crate::nvme::cross_reset::ControllerInstance;
 use crate::nvme::{CommandId, ControllerId, HostId, HostNqn, NamespaceId, QueueId, Status};
+use crate::reservation::ReservationCommand;
 
 mod admin;
 mod ana;
@@ -35,6 +36,7 @@ mod log;
 mod management;
 mod queues;
 mod registers;
+mod reservation;
 mod sgl;
 mod snapshot;
 mod subsystem;
@@ -53,6 +55,7 @@ pub use io::{IoCommand, parse_io, parse_ranges};
 pub use keep_alive::{ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, TRAFFIC_REPORT_INTERVAL};
 pub use log::IoCounters;
 pub use management::ManagementCommand;
+pub use reservation::{ReservedNamespaces, reservation_transfer};
 pub use snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot};
 pub use subsystem::{
     HostAccess, Limits, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace, Pool,
@@ -69,6 +72,7 @@ use feature::Features;
 use keep_alive::KeepAlive;
 use queues::IoQueues;
 use registers::{ConfigurationChange, Registers};
+use reservation::Notices;
 use tolerance::Tolerances;
 
 /// Concurrent Abort commands (ACL + 1).
@@ -125,6 +129,13 @@ pub enum AdminOutcome {
     ///
     /// [`IMMEDIATE`]: crate::nvme::cross_reset::IMMEDIATE
     CrossReset(ControllerInstance),
+    /// A change of the reservations of a namespace, as its host asks for it; else as [`Self::Manage`].
+    Reserve {
+        /// Of which namespace.
+        nsid: NamespaceId,
+        /// What to do.
+        command: ReservationCommand,
+    },
 }
 
 impl AdminOutcome {
@@ -195,6 +206,7 @@ pub struct Controller {
     errors: ErrorLog,
     changed: ChangedNamespaces,
     resets: CrossResets,
+    notices: Notices,
     /// The ANA log page as the host began to read it.
     ana_page: Vec<u8>,
     tolerances: Tolerances,
@@ -269,6 +281,7 @@ impl Controller {
             errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
             resets: CrossResets::default(),
+            notices: Notices::default(),
             ana_page: Vec::new(),
             tolerances,
             abandoned: false,
@@ -498,6 +511,7 @@ impl Controller {
             self.queues.reset();
             self.changed = ChangedNamespaces::default();
             self.resets = CrossResets::default();
+            self.notices = Notices::default();
         }
         if self.registers.status().rdy() && finished.reset {
             self.keep_alive.enabled();

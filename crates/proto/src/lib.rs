@@ -6,6 +6,7 @@
 //! * [`nvme`]: commands, completions, status, Identify, features, log pages, Fabrics commands
 //!   as they are on the wire;
 //! * [`tcp`]: the NVMe/TCP PDUs, framing, and the two ends of one queue's connection;
+//! * [`reservation`]: who is registered with a namespace, who has reserved it, what each host may do;
 //! * [`controller`]: what a controller does with a command;
 //! * [`host`]: what a host does to bring a controller up and to track its commands.
 #![forbid(unsafe_code)]
@@ -13,4 +14,5 @@
 pub mod controller;
 pub mod host;
 pub mod nvme;
+pub mod reservation;
 pub mod tcp;

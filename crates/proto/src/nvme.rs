@@ -16,6 +16,7 @@ pub mod log;
 pub mod opcode;
 pub mod passthrough;
 pub mod property;
+pub mod reservation;
 pub mod rw;
 pub mod status;
 pub mod transfer;

@@ -16,6 +16,8 @@ pub(crate) mod pool;
 pub(crate) mod pool_map;
 pub(crate) mod pool_state;
 pub(crate) mod qos;
+pub(crate) mod reservation_state;
+pub(crate) mod reserve;
 pub(crate) mod snapshot;
 pub(crate) mod subsystems;
 pub(crate) mod target;

@@ -45,6 +45,15 @@
 //! with the map that was saved last brings the same namespaces back. A new or formatted namespace
 //! reads zeroes.
 //!
+//! # Reservations
+//!
+//! Hosts register with namespaces and reserve them (Base 2.0, 8.19). A registration is that of a host, with the
+//! identifier and the name of its Connect, and outlives its connections. With a [`ReservationPlace`] it can
+//! outlive the target, too: each change is in the [`ReservationStore`] before any host sees it.
+//! [`Target::reservations`] shows them. A subsystem whose controllers have only part of the numbers
+//! ([`SubsystemConfig::controller_ids`]) shares them with another target, which does not know of reservations here:
+//! its namespaces cannot be reserved, and say so.
+//!
 //! # Listing
 //!
 //! [`Target::subsystems`], [`Target::listeners`] and [`Target::referrals`] list what exists,
@@ -71,6 +80,7 @@ pub use changes::manual::ManualCore;
 pub use changes::pool::PoolInfo;
 pub use changes::pool_map::{MapError, PoolMap, PoolNamespace};
 pub use changes::pool_state::{PoolConfig, PoolStore};
+pub use changes::reservation_state::{ReservationPlace, ReservationStore};
 pub use changes::target::{Target, TargetStats};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, KeyPair, Keys};
 pub use raceline_proto::controller::{
@@ -78,6 +88,7 @@ pub use raceline_proto::controller::{
     Visibility,
 };
 pub use raceline_proto::nvme::ana::AnaState;
+pub use raceline_proto::reservation::Reservations;
 pub use records::counters::QueueTotals;
 pub use records::placement::PlacementPolicy;
 pub use records::throttle::{DEFAULT_BURST, MAX_BURST, QosLimits, Throttle};

@@ -6,6 +6,7 @@ use raceline_target::TargetError;
 use super::journal::JournalError;
 use crate::error::RpcError;
 use crate::keyring::KeyringError;
+use crate::ptpl::ReservationFileError;
 
 /// Why the manager cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,9 @@ pub enum ManagerError {
         /// Its exclusive user.
         by: String,
     },
+    /// The reservations of a namespace cannot be had.
+    #[error(transparent)]
+    Reservations(#[from] ReservationFileError),
     /// There is no such thing.
     #[error("there is no {what} `{name}`")]
     Missing {
@@ -92,7 +96,13 @@ impl ManagerError {
             Self::Open(error) => open_errno(error),
             Self::Drive(error) => error.errno(),
             Self::Keyring(error) => error.errno(),
-            Self::BadName(_) | Self::Invalid(_) | Self::Target(_) => libc::EINVAL,
+            Self::Reservations(ReservationFileError::Io { error, .. }) => {
+                error.raw_os_error().unwrap_or(libc::EIO)
+            }
+            Self::Reservations(ReservationFileError::Damaged { .. })
+            | Self::BadName(_)
+            | Self::Invalid(_)
+            | Self::Target(_) => libc::EINVAL,
         }
     }
 }

@@ -11,9 +11,11 @@ mod live;
 mod namespace;
 mod pool;
 mod referral;
+mod reservations;
 mod secure;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
@@ -169,6 +171,8 @@ pub struct Namespace {
     pub hosts: Option<Vec<Nqn>>,
     /// Its ANA group; `None`: that of its own number.
     pub anagrpid: Option<u32>,
+    /// The file in which its reservations persist; `None`: one of the state directory, if there is one.
+    pub ptpl_file: Option<PathBuf>,
     /// Why hosts do not have it: its device is missing. `None` if hosts have it.
     pub missing: Option<String>,
 }
@@ -190,6 +194,8 @@ pub struct NewNamespace {
     pub no_auto_visible: bool,
     /// Its ANA group; `None`: that of its own number.
     pub anagrpid: Option<u32>,
+    /// The file in which its reservations persist; `None`: one of the state directory, if there is one.
+    pub ptpl_file: Option<PathBuf>,
 }
 
 impl super::Manager {

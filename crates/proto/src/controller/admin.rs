@@ -153,6 +153,9 @@ impl Controller {
                 let page = self.get_log_page(now, sqe, reply, &facts.counters);
                 page.map(|()| AdminOutcome::success(0))
             }
+            admin::GET_FEATURES | admin::SET_FEATURES if self.is_reservation_feature(sqe) => {
+                self.reservation_feature(sqe)
+            }
             admin::GET_FEATURES => self.get_features(sqe, reply).map(AdminOutcome::success),
             admin::SET_FEATURES => self.set_features(sqe, data).map(AdminOutcome::success),
             admin::ASYNC_EVENT_REQUEST => self

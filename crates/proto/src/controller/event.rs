@@ -26,10 +26,13 @@ pub(crate) enum EventKind {
     CrossReset,
     /// The Discovery log changed.
     Discovery,
+    /// There is a Reservation Notification. Feature 82h masks it, not feature 0Bh.
+    Reservation,
 }
 
 impl EventKind {
-    const ALL: [Self; 4] = [Self::Namespaces, Self::Ana, Self::CrossReset, Self::Discovery];
+    const ALL: [Self; 5] =
+        [Self::Namespaces, Self::Ana, Self::CrossReset, Self::Discovery, Self::Reservation];
 
     fn index(self) -> usize {
         match self {
@@ -37,6 +40,7 @@ impl EventKind {
             Self::Ana => 1,
             Self::CrossReset => 2,
             Self::Discovery => 3,
+            Self::Reservation => 4,
         }
     }
 
@@ -46,7 +50,12 @@ impl EventKind {
             Self::Ana => CONFIG_ANA_CHANGE,
             Self::CrossReset => CONFIG_CROSS_CONTROLLER_RESET,
             Self::Discovery => CONFIG_DISCOVERY_CHANGE,
+            Self::Reservation => 0,
         }
+    }
+
+    fn is_enabled_by(self, config: u32) -> bool {
+        self == Self::Reservation || config & self.config_bit() != 0
     }
 
     fn event(self) -> AsyncEvent {
@@ -55,6 +64,7 @@ impl EventKind {
             Self::Ana => AsyncEvent::ANA_CHANGED,
             Self::CrossReset => AsyncEvent::CROSS_CONTROLLER_RESET,
             Self::Discovery => AsyncEvent::DISCOVERY_CHANGED,
+            Self::Reservation => AsyncEvent::RESERVATION,
         }
     }
 }
@@ -107,7 +117,7 @@ impl Events {
         }
         self.config = config;
         for kind in EventKind::ALL {
-            if config & kind.config_bit() == 0 {
+            if !kind.is_enabled_by(config) {
                 self.kinds[kind.index()].pending = false;
             }
         }
@@ -130,7 +140,7 @@ impl Events {
 
     /// An event of that kind happened.
     pub(crate) fn raise(&mut self, kind: EventKind, actions: &mut VecDeque<Action>) {
-        if self.config & kind.config_bit() != 0 {
+        if kind.is_enabled_by(self.config) {
             self.kinds[kind.index()].pending = true;
             self.deliver(actions);
         }

@@ -14,8 +14,8 @@ use crate::nvme::identify::{
     LPA_EXTENDED, LbaFormat, NIDT_CSI, NIDT_EUI64, NIDT_NGUID, NIDT_UUID, NMIC_SHARED,
     NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NamespaceDescriptorHeader,
     NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_DATASET_MANAGEMENT,
-    ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH,
-    VWC_PRESENT, ascii_field, cns,
+    ONCS_RESERVATIONS, ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES,
+    VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
 };
 use crate::nvme::property::VERSION_1_4;
 use crate::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Sqe, Status};
@@ -101,7 +101,8 @@ impl Controller {
             }
             (cns::INDEPENDENT_NAMESPACE, Some(_)) => {
                 if let Some(namespace) = self.valid_namespace(nsid)? {
-                    put(page, &identify_independent(namespace));
+                    let rescap = self.rescap(namespace.nsid);
+                    put(page, &identify_independent(namespace, rescap));
                 }
             }
             _ => return Err(Status::INVALID_FIELD.dnr()),
@@ -130,6 +131,7 @@ impl Controller {
 
     fn identify_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
         let identify = identify_namespace(namespace, self.pool(), self.kind.limits().max_io_bytes);
+        let identify = IdentifyNamespace { rescap: self.rescap(namespace.nsid), ..identify };
         match self.ana_refusal(namespace.nsid) {
             Some(_) => IdentifyNamespace { nuse: 0.into(), ..identify },
             None => identify,
@@ -192,6 +194,7 @@ const DISCOVERY_MODEL: &str = "Raceline";
 
 fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> IdentifyController {
     let volatile = if subsystem.has_volatile_write_cache() { VWC_PRESENT } else { 0 };
+    let reservations = if subsystem.reservations.is_some() { ONCS_RESERVATIONS } else { 0 };
     let common =
         if subsystem.ana.is_some() { with_ana(common, subsystem.max_nsid) } else { common };
     IdentifyController {
@@ -205,7 +208,7 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
         crdt: subsystem.limits.retry_delays.map(Into::into),
         nn: subsystem.max_nsid.into(),
         mnan: subsystem.max_nsid.into(),
-        oncs: (ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES).into(),
+        oncs: (ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES | reservations).into(),
         fuses: FUSES_COMPARE_AND_WRITE.into(),
         vwc: volatile | VWC_NO_BROADCAST_FLUSH,
         subnqn: subsystem.nqn.to_field(),
@@ -285,9 +288,10 @@ fn nmic(namespace: &Namespace) -> u8 {
     if namespace.shared { NMIC_SHARED } else { 0 }
 }
 
-fn identify_independent(namespace: &Namespace) -> IdentifyNamespaceIndependent {
+fn identify_independent(namespace: &Namespace, rescap: u8) -> IdentifyNamespaceIndependent {
     IdentifyNamespaceIndependent {
         nmic: nmic(namespace),
+        rescap,
         anagrpid: namespace.ana_group.into(),
         nsattr: nsattr(namespace),
         nstat: NSTAT_READY,

@@ -98,9 +98,15 @@ impl Controller {
                 self.cross_reset_page_read(&command);
                 Ok(())
             }
+            (lid::RESERVATION_NOTIFICATION, Kind::Io { whole, .. })
+                if whole.reservations.is_some() =>
+            {
+                self.reservation_notification(command.offset, command.retain_event, reply)
+            }
             // CSI: of the only I/O command set
             (lid::EFFECTS, Kind::Io { .. }) if command.csi == CSI_NVM => {
-                let page = effects_log(self.pool().is_some());
+                let reservations = self.subsystem().is_some_and(|s| s.reservations.is_some());
+                let page = effects_log(self.pool().is_some(), reservations);
                 copy_page(page.as_bytes(), command.offset, reply)
             }
             _ => Err(Status::INVALID_LOG_PAGE.dnr()),
@@ -135,8 +141,18 @@ fn firmware_log(subsystem: &Subsystem) -> FirmwareLog {
 
 /// No command has effects that a host must prepare for. CSE and CCC stay 0: otherwise Linux freezes
 /// its queues around such commands.
-fn effects_log(has_pool: bool) -> EffectsLog {
+fn effects_log(has_pool: bool, has_reservations: bool) -> EffectsLog {
     let mut page = EffectsLog::default();
+    if has_reservations {
+        for opcode in [
+            io::RESERVATION_REGISTER,
+            io::RESERVATION_REPORT,
+            io::RESERVATION_ACQUIRE,
+            io::RESERVATION_RELEASE,
+        ] {
+            page.iocs[usize::from(opcode)] = EFFECT_SUPPORTED.into();
+        }
+    }
     if has_pool {
         let inventory = EFFECT_SUPPORTED | EFFECT_INVENTORY_CHANGE;
         page.acs[usize::from(admin::NAMESPACE_MANAGEMENT)] = inventory.into();
@@ -158,7 +174,7 @@ fn effects_log(has_pool: bool) -> EffectsLog {
 
 /// Copies the page from an offset on; past its end the reply stays zero. An offset past
 /// the end is an error (Base 2.0, figure 199).
-fn copy_page(page: &[u8], offset: u64, reply: &mut [u8]) -> Result<(), Status> {
+pub(super) fn copy_page(page: &[u8], offset: u64, reply: &mut [u8]) -> Result<(), Status> {
     let rest = usize::try_from(offset)
         .ok()
         .and_then(|offset| page.get(offset..))

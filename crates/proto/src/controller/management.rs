@@ -113,7 +113,8 @@ impl Controller {
         }
         match self.whole().and_then(|subsystem| subsystem.namespace(nsid)) {
             Some(Namespace { pool_bytes: Some(_), .. }) => {
-                self.ana_refusal(nsid).map_or(Ok(()), Err)
+                self.ana_refusal(nsid).map_or(Ok(()), Err)?;
+                self.reservation_admits(nsid)
             }
             // it exists, but hosts may not change it
             Some(_) => Err(Status::INVALID_FIELD.dnr()),

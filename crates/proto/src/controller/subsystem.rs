@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::ana::Ana;
+use super::reservation::ReservedNamespaces;
 use crate::nvme::{HostNqn, NamespaceId, Nqn};
 
 /// The greatest NSID (NN), and the most namespaces of a subsystem (MNAN). Hosts size tables by it.
@@ -195,6 +196,8 @@ pub struct Subsystem {
     pub limits: Limits,
     /// The states of its groups of namespaces; `None`: it reports no Asymmetric Namespace Access.
     pub ana: Option<Ana>,
+    /// The reservations of its namespaces; `None`: hosts cannot reserve them.
+    pub reservations: Option<ReservedNamespaces>,
 }
 
 /// Why a subsystem cannot be offered.

@@ -17,6 +17,8 @@ pub const TYPE_ERROR: u8 = 0;
 pub const TYPE_SMART: u8 = 1;
 /// Event type: notice.
 pub const TYPE_NOTICE: u8 = 2;
+/// Event type: specific to an I/O command.
+pub const TYPE_IO_COMMAND: u8 = 6;
 
 /// Bits of OAES and of feature 0Bh: Namespace Attribute Notices.
 pub const CONFIG_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
@@ -41,6 +43,9 @@ impl AsyncEvent {
     /// Discovery Log Page Change.
     pub const DISCOVERY_CHANGED: Self =
         Self { kind: TYPE_NOTICE, info: 0xf0, lid: super::log::lid::DISCOVERY };
+    /// Reservation Log Page Available; log 80h tells what has happened.
+    pub const RESERVATION: Self =
+        Self { kind: TYPE_IO_COMMAND, info: 0x00, lid: super::log::lid::RESERVATION_NOTIFICATION };
 
     /// As DW0 of the completion.
     #[must_use]
@@ -66,6 +71,7 @@ mod tests {
         assert_eq!(AsyncEvent::ANA_CHANGED.to_dw0(), 0x000c_0302);
         assert_eq!(AsyncEvent::CROSS_CONTROLLER_RESET.to_dw0(), 0x001e_f402);
         assert_eq!(AsyncEvent::DISCOVERY_CHANGED.to_dw0(), 0x0070_f002);
+        assert_eq!(AsyncEvent::RESERVATION.to_dw0(), 0x0080_0006);
         assert_eq!(AsyncEvent::from_dw0(0x0070_f002), AsyncEvent::DISCOVERY_CHANGED);
     }
 }

@@ -28,6 +28,10 @@ pub mod fid {
     pub const COMMAND_SET_PROFILE: u8 = 0x19;
     /// Host Identifier.
     pub const HOST_IDENTIFIER: u8 = 0x81;
+    /// Reservation Notification Mask.
+    pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
+    /// Reservation Persistence.
+    pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 }
 
 /// Size of the data of Host Behavior Support; its byte 0 is ACRE, whether the host waits for CRDT

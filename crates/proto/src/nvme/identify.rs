@@ -284,6 +284,8 @@ pub const ONCS_COMPARE: u16 = 1 << 0;
 pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 /// ONCS bit 3: Write Zeroes.
 pub const ONCS_WRITE_ZEROES: u16 = 1 << 3;
+/// ONCS bit 5: reservations.
+pub const ONCS_RESERVATIONS: u16 = 1 << 5;
 
 /// FUSES bit 0: Compare and Write.
 pub const FUSES_COMPARE_AND_WRITE: u16 = 1 << 0;

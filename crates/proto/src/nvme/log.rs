@@ -23,6 +23,8 @@ pub mod lid {
     pub const CROSS_CONTROLLER_RESET: u8 = 0x1e;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
+    /// Reservation Notification.
+    pub const RESERVATION_NOTIFICATION: u8 = 0x80;
 }
 
 /// The words of Get Log Page (Base 2.0, figures 197 to 201).

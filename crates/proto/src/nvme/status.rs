@@ -48,12 +48,14 @@ statuses! {
     HOST_ID_INCONSISTENT = 0, 0x18, "Host Identifier Inconsistent Format";
     KEEP_ALIVE_EXPIRED = 0, 0x19, "Keep Alive Timer Expired";
     KEEP_ALIVE_INVALID = 0, 0x1a, "Keep Alive Timeout Invalid";
+    ABORTED_BY_PREEMPT = 0, 0x1b, "Command Aborted due to Preempt and Abort";
     NAMESPACE_WRITE_PROTECTED = 0, 0x20, "Namespace is Write Protected";
     COMMAND_INTERRUPTED = 0, 0x21, "Command Interrupted";
     TRANSIENT_TRANSPORT_ERROR = 0, 0x22, "Transient Transport Error";
     LBA_OUT_OF_RANGE = 0, 0x80, "LBA Out of Range";
     CAPACITY_EXCEEDED = 0, 0x81, "Capacity Exceeded";
     NAMESPACE_NOT_READY = 0, 0x82, "Namespace Not Ready";
+    RESERVATION_CONFLICT = 0, 0x83, "Reservation Conflict";
     FORMAT_IN_PROGRESS = 0, 0x84, "Format In Progress";
     INVALID_QUEUE_ID = 1, 0x01, "Invalid Queue Identifier";
     INVALID_QUEUE_SIZE = 1, 0x02, "Invalid Queue Size";

@@ -14,5 +14,6 @@ mod logs;
 mod management;
 mod properties;
 mod random;
+mod reservations;
 mod support;
 mod visibility;

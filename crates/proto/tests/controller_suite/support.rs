@@ -73,6 +73,7 @@ pub(crate) fn subsystem() -> Subsystem {
         pool: None,
         limits: Limits::DEFAULT,
         ana: None,
+        reservations: None,
     }
     .validated()
     .unwrap()

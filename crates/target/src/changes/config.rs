@@ -14,6 +14,7 @@ use raceline_reactor::flow::policy;
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
 use crate::changes::pool_map::MapError;
+use crate::changes::reservation_state::ReservationPlace;
 use crate::path::buffers::pool_config;
 use crate::records::placement::PlacementPolicy;
 use crate::records::throttle::Throttle;
@@ -359,6 +360,8 @@ pub struct NamespaceConfig {
     pub ana_group: Option<u32>,
     /// Its limits ([`Target::throttle`](crate::Target::throttle)); `None`: it has none.
     pub throttle: Option<Throttle>,
+    /// Where its reservations are kept so that they persist through a power loss; `None`: they cannot.
+    pub reservations: Option<ReservationPlace>,
 }
 
 impl NamespaceConfig {
@@ -375,6 +378,7 @@ impl NamespaceConfig {
             visibility,
             ana_group: None,
             throttle: None,
+            reservations: None,
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::changes::message::{Message, Reply};
 use crate::changes::pool_map::PoolNamespace;
 use crate::changes::pool_state::PoolState;
 use crate::changes::qos::{HostLimit, Limited};
+use crate::changes::reservation_state::KeptReservations;
 use crate::changes::snapshot::{DeviceId, Secrets, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
 use crate::records::placement::PlacementPolicy;
@@ -83,6 +84,8 @@ pub(crate) struct Entry {
     pub(crate) ana: Option<Ana>,
     /// The namespaces that are not in the ANA group of their own number.
     pub(crate) ana_groups: BTreeMap<u32, u32>,
+    /// The reservations of its namespaces that have any, or have a place to keep them.
+    pub(crate) reservations: BTreeMap<u32, KeptReservations>,
     /// The pool of which its hosts make namespaces.
     pub(crate) pool: Option<PoolState>,
     pub(crate) stats: Arc<SubsystemStats>,
@@ -144,6 +147,7 @@ impl Control {
             pool: entry.pool.as_ref().map(PoolState::shown),
             limits: Limits { retry_delays, ..self.shared.config.limits() },
             ana: entry.ana.clone(),
+            reservations: entry.shown_reservations(),
         };
         let nqn = &config.nqn;
         subsystem.validated().map_err(|error| TargetError::Subsystem { nqn: nqn.clone(), error })
@@ -412,6 +416,7 @@ impl Entry {
             namespaces: BTreeMap::new(),
             ana,
             ana_groups: BTreeMap::new(),
+            reservations: BTreeMap::new(),
             pool: None,
             stats: Arc::default(),
             limits: Limited::default(),

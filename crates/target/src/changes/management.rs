@@ -1,7 +1,8 @@
-//! What a host sends to have namespaces changed.
+//! What a host sends to have namespaces or their reservations changed.
 
 use raceline_proto::controller::ManagementCommand;
-use raceline_proto::nvme::{HostNqn, Nqn};
+use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn};
+use raceline_proto::reservation::{ReservationCommand, ReservingHost};
 
 use crate::records::names::CommandPlace;
 
@@ -10,6 +11,16 @@ pub(crate) struct ManagementRequest {
     pub(crate) nqn: Nqn,
     pub(crate) host: HostNqn,
     pub(crate) command: ManagementCommand,
+    /// The command that is answered.
+    pub(crate) from: CommandPlace,
+}
+
+/// A host's request about the reservations of a namespace.
+pub(crate) struct ReservationRequest {
+    pub(crate) nqn: Nqn,
+    pub(crate) nsid: NamespaceId,
+    pub(crate) host: ReservingHost,
+    pub(crate) command: ReservationCommand,
     /// The command that is answered.
     pub(crate) from: CommandPlace,
 }

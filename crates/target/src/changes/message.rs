@@ -9,7 +9,8 @@ use raceline_auth::{Finished, Verdict};
 use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
 use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
-use raceline_proto::nvme::{Nqn, QueueId, Status};
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn, QueueId, Status};
+use raceline_proto::reservation::{Notice, Registrant};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::socket::Socket;
 
@@ -53,6 +54,11 @@ pub(crate) enum Message {
     Snapshot { snapshot: Arc<Snapshot>, reply: Reply<()> },
     /// Control: count the commands in flight that came by this port for these devices.
     CountInFlight { port_id: u16, devices: Arc<[DeviceId]>, reply: Reply<usize> },
+    /// Control: abort the commands of these hosts for a device, as far as they have not reached it; count those that
+    /// have.
+    AbortPreempted { device: DeviceId, hosts: Arc<[Registrant]>, reply: Reply<usize> },
+    /// Control: what has happened to the reservations of a namespace, for the controllers of its hosts.
+    ReservationNotices { nqn: Nqn, nsid: NamespaceId, notices: Arc<[Notice]> },
     /// Control: close this host's controllers of a subsystem.
     DisconnectHost { nqn: Nqn, host: Nqn, reply: Reply<()> },
     /// Control: close everything, then end.
@@ -70,8 +76,8 @@ pub(crate) enum Message {
         request: Box<ConnectRequest>,
         counters: Arc<QueueCounters>,
     },
-    /// The answer to [`Self::IoConnect`].
-    IoConnected { to: ConnKey, result: Result<(), ConnectError> },
+    /// The answer to [`Self::IoConnect`]: the host identifier of the controller.
+    IoConnected { to: ConnKey, result: Result<HostId, ConnectError> },
     /// An I/O queue that had joined is gone, all its commands with it.
     IoClosed { home: ConnKey, qid: QueueId, from: Place },
     /// Control: the connection is to move to another core as soon as it may.

@@ -8,6 +8,7 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::changes::config::{NamespaceConfig, TargetError};
 use crate::changes::control::{Entry, Exported};
+use crate::changes::reservation_state::KeptReservations;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
 
@@ -28,6 +29,8 @@ impl Target {
         // The rules are checked before any core opens the device; 0 is the number of no device.
         let unopened = Exported { device: DeviceId(0), namespace, bdev: Arc::clone(&bdev) };
         let (group, throttle) = (config.ana_group, config.throttle);
+        let place = config.reservations;
+        self.start_reserver()?;
         let insert = |entry: &mut Entry, exported: Exported| {
             if let Some(group) = group {
                 entry.ana_groups_named(Some(group))?;
@@ -37,6 +40,9 @@ impl Target {
                 entry.limits.namespaces.insert(nsid.0, throttle.clone());
             }
             entry.namespaces.insert(nsid.0, exported);
+            if let Some(place) = &place {
+                entry.reservations.insert(nsid.0, KeptReservations::of(place));
+            }
             Ok(())
         };
         self.control.change(&mut state, nqn, |entry| insert(entry, unopened.clone()))?;
@@ -53,6 +59,7 @@ impl Target {
                     entry.namespaces.remove(&nsid.0);
                     entry.ana_groups.remove(&nsid.0);
                     entry.limits.namespaces.remove(&nsid.0);
+                    entry.reservations.remove(&nsid.0);
                     Ok(())
                 })?;
                 Err(error)
@@ -74,6 +81,7 @@ impl Target {
             let removed = entry.namespaces.remove(&nsid.0);
             entry.ana_groups.remove(&nsid.0);
             entry.limits.namespaces.remove(&nsid.0);
+            entry.reservations.remove(&nsid.0);
             removed.ok_or_else(|| TargetError::NoNamespace { nqn: nqn.clone(), nsid })
         })?;
         self.control.publish(&mut state)?;

@@ -52,6 +52,7 @@ impl Target {
             state.entry(nqn)?.free_nsid(Some(namespace.nsid))?;
         }
         self.start_manager()?;
+        self.start_reserver()?;
         let namespaces = pool.map.namespaces.clone();
         let mut exported = Vec::with_capacity(namespaces.len());
         for namespace in &namespaces {
@@ -90,7 +91,10 @@ impl Target {
                 return Err(TargetError::PoolBusy(nqn.clone()));
             }
             let of_pool = entry.namespaces.extract_if(.., |_, ns| ns.is_of_pool());
-            Ok(of_pool.map(|(_, exported)| exported).collect::<Vec<_>>())
+            let removed = of_pool.map(|(_, exported)| exported).collect::<Vec<_>>();
+            let left = &entry.namespaces;
+            entry.reservations.retain(|nsid, _| left.contains_key(nsid));
+            Ok(removed)
         })?;
         self.control.publish(&mut state)?;
         self.control.close_all(&mut state, &removed)

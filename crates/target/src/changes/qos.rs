@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use raceline_proto::controller::Subsystem;
 use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn};
 
 use crate::changes::config::TargetError;
-use crate::changes::snapshot::SubsystemDevices;
 use crate::changes::target::Target;
 use crate::records::throttle::{MAX_BURST, QosLimits, Throttle};
 
@@ -32,58 +30,15 @@ pub(crate) struct HostLimit {
 /// All limits that a command has to keep.
 pub(crate) type Levels = Arc<[Throttle]>;
 
-/// The namespaces of a queue whose commands have limits: they are not among those that the path of other commands
-/// knows.
-#[derive(Debug)]
-pub(crate) struct LimitedNamespaces {
-    pub(crate) devices: SubsystemDevices,
-    /// In the order of the namespaces.
-    pub(crate) levels: Vec<Levels>,
-}
-
 impl Limited {
     /// The limits of a host's commands for a namespace.
-    fn levels(&self, host: &HostNqn, nsid: NamespaceId) -> Vec<Throttle> {
+    pub(crate) fn levels(&self, host: &HostNqn, nsid: NamespaceId) -> Levels {
         let of_host = self.hosts.iter().filter(|limit| match host {
             HostNqn::Named(name) => limit.hosts.contains(name),
             HostNqn::Unnamed => false,
         });
         let all = self.namespaces.get(&nsid.0).into_iter().chain(&self.whole);
         all.chain(of_host.map(|limit| &limit.throttle)).cloned().collect()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.namespaces.is_empty() && self.whole.is_none() && self.hosts.is_empty()
-    }
-
-    /// Takes the namespaces with limits out of what a host can use.
-    pub(crate) fn split(
-        &self,
-        usable: SubsystemDevices,
-        host: &HostNqn,
-    ) -> (SubsystemDevices, Option<Box<LimitedNamespaces>>) {
-        if self.is_empty() {
-            return (usable, None);
-        }
-        let namespaces = &usable.subsystem.namespaces;
-        let levels: Vec<Levels> =
-            namespaces.iter().map(|ns| self.levels(host, ns.nsid).into()).collect();
-        if levels.iter().all(|levels| levels.is_empty()) {
-            return (usable, None);
-        }
-        let part = |limited: bool| {
-            let of_part = |levels: &Levels| levels.is_empty() != limited;
-            let all = namespaces.iter().zip(usable.devices.iter()).zip(&levels);
-            let (namespaces, devices): (Vec<_>, Vec<_>) = all
-                .filter(|(_, levels)| of_part(levels))
-                .map(|((namespace, device), _)| (namespace.clone(), *device))
-                .unzip();
-            let subsystem = Arc::new(Subsystem { namespaces, ..(*usable.subsystem).clone() });
-            SubsystemDevices { subsystem, devices: devices.into(), ..usable.clone() }
-        };
-        let (free, limited) = (part(false), part(true));
-        let levels = levels.into_iter().filter(|levels| !levels.is_empty()).collect();
-        (free, Some(Box::new(LimitedNamespaces { devices: limited, levels })))
     }
 }
 

@@ -6,10 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use raceline_auth::{Algorithms, Keys};
-use raceline_proto::controller::{Subsystem, TargetSnapshot};
-use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn, Status};
+use raceline_proto::controller::{
+    IoCommand, Namespace, Subsystem, TargetSnapshot, find_namespace, parse_io,
+};
+use raceline_proto::nvme::{Fuse, NamespaceId, Nqn, Sqe, Status, Transfer};
+use raceline_proto::reservation::{
+    AccessGroup, Registrant, Reservations, ReservingHost, Rights, access_group,
+};
 
-use crate::changes::qos::{Limited, LimitedNamespaces};
+use crate::changes::qos::{Levels, Limited};
 use crate::records::counters::{QueueCounters, QueueTotals};
 
 /// Names a device of the target; also the owner of its operations on every core.
@@ -68,86 +73,190 @@ impl Secrets {
 }
 
 impl SubsystemDevices {
-    /// The part for which commands of this host run that come by this port: namespaces and their devices, in
-    /// the same order. With it, what the host sees besides and cannot use because of the state of its ANA
-    /// group.
-    fn usable(&self, host: &HostNqn, port_id: u16) -> (Self, Refused) {
-        let subsystem = self.subsystem.visible_to(host);
-        let refused: Refused = subsystem
-            .namespaces
-            .iter()
-            .filter_map(|ns| Some((ns.nsid, subsystem.refusal(port_id, ns)?)))
-            .collect();
-        if Arc::ptr_eq(&subsystem, &self.subsystem) && refused.is_empty() {
-            return (self.clone(), refused);
+    /// The part for which all commands of this host run that come by this port: namespaces and their devices, in
+    /// the same order. With it, what the host sees besides and cannot use, or can use in part.
+    fn usable(&self, host: &ReservingHost, port_id: u16) -> (Self, Apart) {
+        let subsystem = self.subsystem.visible_to(&host.name);
+        let mut apart = Apart::default();
+        let all = self.subsystem.namespaces.iter().zip(self.devices.iter());
+        for (ns, device) in all.filter(|(ns, _)| ns.visibility.includes(&host.name)) {
+            let reserved = self.reservations(ns.nsid);
+            let rights = reserved.map_or(Rights::ALL, |reserved| reserved.rights(host));
+            let levels = self.limited.levels(&host.name, ns.nsid);
+            if let Some(status) = subsystem.refusal(port_id, ns) {
+                apart.refused.push((ns.nsid, status));
+            } else if rights != Rights::ALL || !levels.is_empty() {
+                let (namespace, device) = (ns.clone(), *device);
+                apart.slow.push(Slow { namespace, device, rights, levels });
+            }
+        }
+        if Arc::ptr_eq(&subsystem, &self.subsystem) && apart.is_empty() {
+            return (self.clone(), apart);
         }
         let all = self.subsystem.namespaces.iter().zip(self.devices.iter());
-        let runs = |nsid| refused.iter().all(|(refused, _)| *refused != nsid);
-        let usable = all.filter(|(ns, _)| ns.visibility.includes(host) && runs(ns.nsid));
+        let runs = |nsid| !apart.has(nsid);
+        let usable = all.filter(|(ns, _)| ns.visibility.includes(&host.name) && runs(ns.nsid));
         let devices = usable.map(|(_, device)| *device).collect();
-        let subsystem = if refused.is_empty() {
+        let subsystem = if apart.is_empty() {
             subsystem
         } else {
             let namespaces = subsystem.namespaces.iter().filter(|ns| runs(ns.nsid));
             let namespaces = namespaces.cloned().collect();
             Arc::new(Subsystem { namespaces, ..Subsystem::clone(&subsystem) })
         };
-        (Self { subsystem, devices, ..self.clone() }, refused)
+        (Self { subsystem, devices, ..self.clone() }, apart)
+    }
+
+    /// The reservations of a namespace; `None`: it has none.
+    fn reservations(&self, nsid: NamespaceId) -> Option<&Arc<Reservations>> {
+        self.subsystem.reservations.as_ref()?.get(&nsid.0)
     }
 }
 
-/// Namespaces that commands cannot use now, and what the commands complete with.
-type Refused = Vec<(NamespaceId, Status)>;
+/// Namespaces that the path of commands does not find: commands for them take a slower way.
+#[derive(Debug, Default)]
+struct Apart {
+    /// Those that commands cannot use now because of the state of their ANA group, and what the commands complete
+    /// with.
+    refused: Vec<(NamespaceId, Status)>,
+    /// Those of which a reservation leaves the host a part, or that have limits.
+    slow: Vec<Slow>,
+}
+
+impl Apart {
+    fn is_empty(&self) -> bool {
+        self.refused.is_empty() && self.slow.is_empty()
+    }
+
+    fn has(&self, nsid: NamespaceId) -> bool {
+        self.refused.iter().any(|(refused, _)| *refused == nsid)
+            || self.slow.iter().any(|slow| slow.namespace.nsid == nsid)
+    }
+}
+
+/// A namespace that another host has reserved, or whose commands have limits.
+#[derive(Debug)]
+struct Slow {
+    namespace: Namespace,
+    device: DeviceId,
+    rights: Rights,
+    levels: Levels,
+}
+
+impl Slow {
+    fn check(&self, opcode: u8, fuse: Fuse) -> Result<(), Status> {
+        let group = if fuse == Fuse::Normal { access_group(opcode) } else { AccessGroup::Write };
+        if self.rights.allow(group) { Ok(()) } else { Err(Status::RESERVATION_CONFLICT.dnr()) }
+    }
+}
+
+/// An I/O command, and where it goes.
+pub(crate) struct Parsed {
+    pub(crate) command: IoCommand,
+    pub(crate) transfer: Transfer,
+    pub(crate) device: DeviceId,
+    pub(crate) block_size: u64,
+}
 
 /// A queue's copy of its subsystem: the part that its host sees and can use.
 ///
-/// A namespace whose ANA group is not accessible by the queue's port is left out, and one with limits is apart, so that
-/// the path of the other commands need not look for either.
+/// A namespace whose ANA group is not accessible by the queue's port is left out. So are one of which a reservation
+/// leaves the host only a part, and one with limits, which take a slower way. So the path of the other commands need not
+/// look for any of that.
 #[derive(Debug)]
 pub(crate) struct VisibleSubsystem {
-    host: HostNqn,
+    host: ReservingHost,
     port_id: u16,
     all: Arc<SubsystemDevices>,
     /// What the host's commands can use without limits.
     pub(crate) devices: SubsystemDevices,
-    /// What they can use within limits.
-    pub(crate) limited: Option<Box<LimitedNamespaces>>,
-    refused: Refused,
+    apart: Apart,
 }
 
 impl VisibleSubsystem {
-    pub(crate) fn new(all: &Arc<SubsystemDevices>, host: &HostNqn, port_id: u16) -> Self {
-        let (usable, refused) = all.usable(host, port_id);
-        let (devices, limited) = all.limited.split(usable, host);
-        Self { host: host.clone(), port_id, all: Arc::clone(all), devices, limited, refused }
+    pub(crate) fn new(all: &Arc<SubsystemDevices>, host: ReservingHost, port_id: u16) -> Self {
+        let (devices, apart) = all.usable(&host, port_id);
+        Self { host, port_id, all: Arc::clone(all), devices, apart }
     }
 
-    /// Takes the subsystem of a newer snapshot. Gives whether it is another one.
-    pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) -> bool {
+    /// Takes the subsystem of a newer snapshot. `None`: it is the same. Otherwise gives whether a reservation leaves the
+    /// host only a part of a namespace: commands that have not reached their device may have become illegal.
+    pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) -> Option<bool> {
         if Arc::ptr_eq(&self.all, all) {
-            return false;
+            return None;
         }
         self.all = Arc::clone(all);
-        let (usable, refused) = all.usable(&self.host, self.port_id);
-        (self.devices, self.limited) = all.limited.split(usable, &self.host);
-        self.refused = refused;
-        true
-    }
-
-    /// The subsystem as far as it has the namespace of that device, and where the namespace is in it.
-    pub(crate) fn namespace_of(&self, device: DeviceId) -> Option<(&Arc<Subsystem>, usize)> {
-        let limited = self.limited.as_ref().map(|limited| &limited.devices);
-        [Some(&self.devices), limited].into_iter().flatten().find_map(|part| {
-            let place = part.devices.iter().position(|id| *id == device)?;
-            Some((&part.subsystem, place))
-        })
+        (self.devices, self.apart) = all.usable(&self.host, self.port_id);
+        Some(self.apart.slow.iter().any(|slow| slow.rights != Rights::ALL))
     }
 
     /// The status of a command for a namespace that is not among [`Self::devices`].
     #[cold]
     pub(crate) fn refusal(&self, nsid: NamespaceId) -> Status {
-        let refused = self.refused.iter().find(|(refused, _)| *refused == nsid);
+        let refused = self.apart.refused.iter().find(|(refused, _)| *refused == nsid);
         refused.map_or(Status::INVALID_NAMESPACE.dnr(), |(_, status)| *status)
+    }
+
+    /// Reads a command for a namespace that is not among [`Self::devices`], against the reservation that may keep it
+    /// from there. Also gives the limits that it has to keep.
+    ///
+    /// # Errors
+    /// The status to complete it with.
+    #[cold]
+    pub(crate) fn parse_apart(&self, sqe: &Sqe) -> Result<(Parsed, Levels), Status> {
+        let nsid = sqe.namespace_id();
+        let found = self.apart.slow.iter().find(|slow| slow.namespace.nsid == nsid);
+        let slow = found.ok_or_else(|| self.refusal(nsid))?;
+        slow.check(sqe.opc, sqe.fuse())?;
+        let namespaces = std::slice::from_ref(&slow.namespace);
+        let (command, transfer) = parse_io(sqe, namespaces, &self.devices.subsystem.limits)?;
+        let block_size = u64::from(slow.namespace.block_size);
+        let parsed = Parsed { command, transfer, device: slow.device, block_size };
+        Ok((parsed, Levels::clone(&slow.levels)))
+    }
+
+    /// Checks whether a reservation lets the host's command go to a device.
+    #[cold]
+    pub(crate) fn check(&self, device: DeviceId, sqe: &Sqe) -> Result<(), Status> {
+        let found = self.apart.slow.iter().find(|slow| slow.device == device);
+        found.map_or(Ok(()), |slow| slow.check(sqe.opc, sqe.fuse()))
+    }
+
+    /// The namespace on a device, if the host can use it at least in part.
+    pub(crate) fn on_device(&self, device: DeviceId) -> Option<&Namespace> {
+        let apart = || {
+            let found = self.apart.slow.iter().find(|slow| slow.device == device);
+            found.map(|slow| &slow.namespace)
+        };
+        let place = self.devices.devices.iter().position(|id| *id == device);
+        place.and_then(|i| self.devices.subsystem.namespaces.get(i)).or_else(apart)
+    }
+
+    /// The reservations of a namespace that the host sees.
+    ///
+    /// # Errors
+    /// The status of a reservation command: the host sees no such namespace, cannot use it, or it cannot be
+    /// reserved.
+    pub(crate) fn reservations(&self, nsid: NamespaceId) -> Result<Arc<Reservations>, Status> {
+        let Some(reserved) = &self.all.subsystem.reservations else {
+            return Err(Status::INVALID_OPCODE.dnr());
+        };
+        let is_usable = find_namespace(&self.devices.subsystem.namespaces, nsid).is_some()
+            || self.apart.slow.iter().any(|slow| slow.namespace.nsid == nsid);
+        if !is_usable {
+            return Err(self.refusal(nsid));
+        }
+        Ok(reserved.get(&nsid.0).cloned().unwrap_or_default())
+    }
+
+    /// Whose commands these are.
+    pub(crate) fn host(&self) -> &ReservingHost {
+        &self.host
+    }
+
+    /// Whether they are those of one of these registrants.
+    pub(crate) fn is_of(&self, registrants: &[Registrant]) -> bool {
+        registrants.iter().any(|registrant| registrant.is(&self.host))
     }
 
     pub(crate) fn nqn(&self) -> &Nqn {

@@ -104,6 +104,7 @@ impl Target {
         let shared = &self.control.shared;
         drop(self.balancer);
         drop(shared.manager().take());
+        drop(shared.reserver().take());
         for core in 0..shared.cores() {
             shared.send(core, Message::Shutdown);
         }

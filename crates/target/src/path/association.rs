@@ -11,8 +11,10 @@ use raceline_proto::controller::{
 use raceline_proto::nvme::cross_reset::{ControllerInstance, IMMEDIATE, ResetStatus};
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{
-    CommandId, ControllerId, Cqe, Direction, HostNqn, NamespaceId, Nqn, QueueId, Sqe, Status,
+    CommandId, ControllerId, Cqe, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe,
+    Status,
 };
+use raceline_proto::reservation::Notice;
 use raceline_reactor::{Context, IoBuf, Payload};
 
 use crate::changes::management::ManagementRequest;
@@ -127,6 +129,22 @@ impl Association {
         facts
     }
 
+    /// The host identifier of the controller, for all of its queues.
+    pub(crate) fn hostid(&self) -> HostId {
+        self.controller.hostid()
+    }
+
+    /// Something has happened to the reservations of a namespace.
+    pub(crate) fn note_reservations(&mut self, nqn: &Nqn, nsid: NamespaceId, notices: &[Notice]) {
+        if self.nqn != *nqn {
+            return;
+        }
+        let own = self.controller.hostid();
+        for notice in notices.iter().filter(|notice| notice.to == own) {
+            self.controller.note_reservation(nsid, notice.kind);
+        }
+    }
+
     /// Whether the controller belongs to that host and that subsystem.
     pub(crate) fn is_of(&self, nqn: &Nqn, host: &Nqn) -> bool {
         let named = matches!(self.controller.hostnqn(), HostNqn::Named(name) if name == host);
@@ -223,6 +241,10 @@ impl Association {
             AdminOutcome::CrossReset(instance) => {
                 return self.cross_reset(commands, core, command, instance);
             }
+            AdminOutcome::Reserve { nsid, command: wish } => {
+                let host = self.controller.reserving_host();
+                return commands.reserve(core, command, (&self.nqn, nsid), host, wish);
+            }
             _ => commands.slots.get(command.key()).cid(),
         };
         match outcome {
@@ -242,7 +264,10 @@ impl Association {
             AdminOutcome::Abort { .. } => {
                 commands.finish(core, command, Cqe { cid, dw0: 1, ..Cqe::default() });
             }
-            AdminOutcome::Held | AdminOutcome::Manage(_) | AdminOutcome::CrossReset(_) => {}
+            AdminOutcome::Held
+            | AdminOutcome::Manage(_)
+            | AdminOutcome::CrossReset(_)
+            | AdminOutcome::Reserve { .. } => {}
         }
     }
 

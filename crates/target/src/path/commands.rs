@@ -12,6 +12,7 @@ mod digest;
 mod fused;
 mod io;
 mod moving;
+mod reservation;
 mod throttled;
 
 use std::net::SocketAddr;

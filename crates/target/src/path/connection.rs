@@ -13,6 +13,7 @@ use raceline_bdev::Done;
 use raceline_proto::controller::ConnectRequest;
 use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::{Sqe, Status};
+use raceline_proto::reservation::Registrant;
 use raceline_proto::tcp::{ControllerQueue, DataDest, Event, FatalError, Violation};
 use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, SendBatch, Token, WorkDone};
@@ -362,6 +363,17 @@ impl Connection {
             Some(command) => self.execute(cx, core, command),
             None => tracing::error!(?slot, "a fence has held a command that is completed"),
         }
+    }
+
+    /// Aborts the commands for a device that have not reached it, if they are those of one of these hosts; counts
+    /// those that have.
+    pub(crate) fn abort_preempted(
+        &mut self,
+        core: &mut Core,
+        device: DeviceId,
+        hosts: &[Registrant],
+    ) -> usize {
+        self.commands.abort_preempted(core, device, hosts)
     }
 
     /// The range of a fused operation is locked for it, or the device is gone.

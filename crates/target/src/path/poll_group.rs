@@ -10,6 +10,7 @@ use std::time::Instant;
 use raceline_bdev::Done;
 use raceline_proto::nvme::Nqn;
 use raceline_proto::nvme::cross_reset::ResetStatus;
+use raceline_proto::reservation::Registrant;
 use raceline_reactor::io::ListenerId;
 use raceline_reactor::socket::{ListenOptions, check_free};
 use raceline_reactor::{
@@ -340,6 +341,22 @@ impl PollGroup {
             .count()
     }
 
+    /// Aborts the commands of these hosts for a device, as far as they have not reached it; counts those that have.
+    fn abort_preempted(
+        &mut self,
+        cx: &mut Context<'_>,
+        device: DeviceId,
+        hosts: &[Registrant],
+    ) -> usize {
+        let mut count = 0;
+        for key in self.keys() {
+            self.with(cx, key, |connection, _, core| {
+                count += connection.abort_preempted(core, device, hosts);
+            });
+        }
+        count
+    }
+
     // ------------------------------------------------------------------------- work
 
     /// Hands finished device requests to their commands, which may start new ones.
@@ -474,6 +491,16 @@ impl Service for PollGroup {
             Message::Snapshot { snapshot, reply } => self.replace_snapshot(cx, &snapshot, &reply),
             Message::CountInFlight { port_id, devices, reply } => {
                 let _ = reply.send((self.core.index, self.in_flight(port_id, &devices)));
+            }
+            Message::AbortPreempted { device, hosts, reply } => {
+                let _ = reply.send((self.core.index, self.abort_preempted(cx, device, &hosts)));
+            }
+            Message::ReservationNotices { nqn, nsid, notices } => {
+                for key in self.keys() {
+                    self.with(cx, key, |connection, cx, core| {
+                        connection.note_reservations(cx, core, &nqn, (nsid, &notices));
+                    });
+                }
             }
             Message::DisconnectHost { nqn, host, reply } => {
                 self.disconnect_host(cx, &nqn, &host);

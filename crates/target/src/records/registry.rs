@@ -11,7 +11,7 @@ use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
 use crate::changes::config::TargetConfig;
-use crate::changes::management::ManagementRequest;
+use crate::changes::management::{ManagementRequest, ReservationRequest};
 use crate::changes::message::Message;
 use crate::records::attempts::Attempts;
 use crate::records::controllers::{Controllers, Found, NewController, NoController};
@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     computes_here: bool,
     /// The way to the thread that changes namespaces for hosts, once there is a pool.
     manager: Mutex<Option<mpsc::Sender<ManagementRequest>>>,
+    /// The way to the thread that changes reservations, once there is a namespace.
+    reserver: Mutex<Option<mpsc::Sender<ReservationRequest>>>,
 }
 
 struct Registry {
@@ -64,7 +66,7 @@ impl Shared {
         };
         let ledger = Mutex::new(Ledger::new(cores));
         let (senders, registry) = (OnceLock::new(), Mutex::new(registry));
-        let manager = Mutex::new(None);
+        let (manager, reserver) = (Mutex::new(None), Mutex::new(None));
         let authenticator = OnceLock::new();
         let computes_here = false;
         let departures = AtomicU64::new(0);
@@ -80,6 +82,7 @@ impl Shared {
             authenticator,
             computes_here,
             manager,
+            reserver,
         }
     }
 
@@ -275,6 +278,16 @@ impl Shared {
     /// The way to the thread that changes namespaces; without it, the thread ends.
     pub(crate) fn manager(&self) -> MutexGuard<'_, Option<mpsc::Sender<ManagementRequest>>> {
         self.manager.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands a host's request to the thread that changes reservations; false: there is no such thread.
+    pub(crate) fn reserve(&self, request: ReservationRequest) -> bool {
+        self.reserver().as_ref().is_some_and(|reserver| reserver.send(request).is_ok())
+    }
+
+    /// The way to the thread that changes reservations; without it, the thread ends.
+    pub(crate) fn reserver(&self) -> MutexGuard<'_, Option<mpsc::Sender<ReservationRequest>>> {
+        self.reserver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The records of all queues.

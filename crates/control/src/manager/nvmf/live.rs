@@ -7,10 +7,12 @@ use raceline_bdev::SharedBdev;
 use raceline_proto::controller::HostAccess;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_target::{
-    NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError, Visibility,
+    NamespaceConfig, ReservationPlace, SubsystemConfig, Target, TargetConfig, TargetError,
+    Visibility,
 };
 
 use super::pool::pool_config;
+use super::reservations::reservation_place;
 use super::{Namespace, Subsystem, SubsystemOptions, TransportOptions};
 use crate::manager::{Manager, ManagerError, Model};
 
@@ -66,6 +68,7 @@ pub(super) fn namespace_config(
     nsid: u32,
     namespace: &Namespace,
     bdev: SharedBdev,
+    reservations: Option<ReservationPlace>,
 ) -> NamespaceConfig {
     NamespaceConfig {
         nsid: Some(NamespaceId(nsid)),
@@ -77,6 +80,7 @@ pub(super) fn namespace_config(
             Some(hosts) => Visibility::Hosts(hosts.as_slice().into()),
         },
         ana_group: namespace.anagrpid,
+        reservations,
         ..NamespaceConfig::new(bdev)
     }
 }
@@ -102,7 +106,8 @@ pub(super) fn populate(
         }
         for (nsid, namespace) in namespaces.iter().filter(|(_, ns)| ns.missing.is_none()) {
             let bdev = model.bdev(&namespace.bdev_name)?;
-            let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device));
+            let place = reservation_place(manager, nqn, namespace)?;
+            let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device), place);
             cores.add_namespace(nqn, config)?;
         }
         if let Some(pool) = subsystem.pool.as_ref().filter(|pool| pool.missing.is_none()) {

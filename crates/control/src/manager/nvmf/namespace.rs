@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::change::{entry, hex, key};
 use super::live;
+use super::reservations::reservation_place;
 use super::{Namespace, NewNamespace};
 use crate::manager::bdevs::Claim;
 use crate::manager::catalogue::Key;
@@ -59,10 +60,21 @@ impl Change<'_> {
             eui64: new.eui64.unwrap_or_default(),
             hosts: new.no_auto_visible.then(Vec::new),
             anagrpid: new.anagrpid,
+            ptpl_file: new.ptpl_file.clone(),
             missing: found.as_ref().err().cloned(),
         };
+        let mut namespace = namespace;
         match found {
-            Ok((_, _, device)) => self.show(target, nqn, nsid, (&namespace, device), cores)?,
+            Ok((_, _, device)) => {
+                match self.show(target, nqn, nsid, (&namespace, device), cores) {
+                    // The other namespaces are not to wait for the one whose reservations are lost.
+                    Err(ManagerError::Reservations(error)) if self.may_wait() => {
+                        tracing::error!("namespace {nsid} of {nqn} is missing: {error}");
+                        namespace.missing = Some(error.to_string());
+                    }
+                    shown => shown?,
+                }
+            }
             Err(reason) => {
                 tracing::warn!("namespace {nsid} of {nqn} waits for its device: {reason}");
             }
@@ -100,12 +112,14 @@ impl Change<'_> {
         let name = &namespace.bdev_name;
         self.claim_bdev(name, Claim::Namespace { target: of, nqn: nqn_text, nsid })?;
         let Some(cores) = cores else { return Ok(()) };
-        let config = live::namespace_config(nsid, namespace, device);
-        let added = cores.add_namespace(nqn, config).map(drop);
+        let added = reservation_place(self.manager(), nqn, namespace).and_then(|place| {
+            let config = live::namespace_config(nsid, namespace, device, place);
+            Ok(cores.add_namespace(nqn, config).map(drop)?)
+        });
         if added.is_err() {
             self.release_bdev(name);
         }
-        Ok(added?)
+        added
     }
 
     /// Shows a namespace whose device has come.
@@ -297,6 +311,9 @@ fn namespace_params(nsid: u32, namespace: &Namespace) -> Value {
         }
         if namespace.hosts.is_some() {
             members.insert("no_auto_visible".to_owned(), true.into());
+        }
+        if let Some(file) = &namespace.ptpl_file {
+            members.insert("ptpl_file".to_owned(), file.to_string_lossy().into());
         }
         if let Some(group) = namespace.anagrpid {
             members.insert("anagrpid".to_owned(), group.into());

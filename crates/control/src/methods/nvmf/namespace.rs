@@ -1,5 +1,7 @@
 //! The namespaces of a subsystem: `nvmf_subsystem_{add,remove}_ns`.
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use uuid::Uuid;
@@ -7,7 +9,6 @@ use uuid::Uuid;
 use crate::error::RpcError;
 use crate::manager::nvmf::NewNamespace;
 use crate::method::{Call, Registry, States};
-use crate::params::refuse;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("nvmf_subsystem_add_ns", States::Runtime, add);
@@ -35,7 +36,7 @@ struct NamespaceParams {
     #[serde(default, deserialize_with = "identifier::<8, _>")]
     eui64: Option<[u8; 8]>,
     uuid: Option<Uuid>,
-    ptpl_file: Option<String>,
+    ptpl_file: Option<PathBuf>,
     anagrpid: Option<u32>,
     #[serde(default)]
     no_auto_visible: bool,
@@ -62,7 +63,6 @@ fn identifier<'de, const LEN: usize, D: Deserializer<'de>>(
 
 fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
     let new = params.namespace;
-    refuse(&[("ptpl_file", new.ptpl_file.is_some())])?;
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
     let nqn = super::nqn(&params.nqn)?;
@@ -74,6 +74,7 @@ fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
         eui64: new.eui64.filter(|eui64| *eui64 != [0; 8]),
         no_auto_visible: new.no_auto_visible,
         anagrpid: new.anagrpid.filter(|group| *group != 0),
+        ptpl_file: new.ptpl_file,
     };
     call.manager.change(|change| change.add_namespace(&target, &nqn, &new)).map_err(super::invalid)
 }

@@ -153,6 +153,7 @@ impl Control {
             if let Some(pool) = &mut entry.pool {
                 pool.map.namespaces.retain(|namespace| namespace.nsid != nsid);
             }
+            entry.reservations.remove(&nsid.0);
             let missing = || TargetError::NoNamespace { nqn: nqn.clone(), nsid };
             entry.namespaces.remove(&nsid.0).ok_or_else(missing)
         })?;

@@ -132,6 +132,25 @@ impl Commands {
         self.refuse(core, command, status);
     }
 
+    /// A reservation or a preemption forbids a fused operation that has not reached its device.
+    pub(super) fn forbid_fused(&mut self, core: &mut Core, key: SlotKey, status: Status) {
+        if self.pending_fuse == PendingFuse::First(key) {
+            self.pending_fuse = PendingFuse::Refused;
+        }
+        let partner = self.partner(key);
+        if self.slots.get(key).phase == Phase::Lock {
+            // The answer about the lock will come, and ends both halves.
+            for half in [Some(key), partner].into_iter().flatten() {
+                self.slots.get(half).status = status;
+            }
+            return;
+        }
+        self.doom(core, key, status);
+        if let Some(partner) = partner {
+            self.doom(core, partner, Status::ABORTED_FAILED_FUSED);
+        }
+    }
+
     /// Refuses a half now, or once its data have all come.
     fn doom(&mut self, core: &mut Core, key: SlotKey, status: Status) {
         let Some(command) = self.slots.resume(key) else { return };
@@ -191,7 +210,12 @@ impl Commands {
         };
         let slot = self.slots.get(first);
         slot.half = slot.half.map(|half| Half { lock, ..half });
+        let verdict = slot.status;
         let present = lock.is_some() && core.device(device).is_some();
+        if !verdict.is_success() {
+            // A reservation has come in between.
+            return self.end_fused(core, command, verdict, None);
+        }
         if closing || !present {
             return self.end_fused(core, command, Status::INVALID_NAMESPACE.dnr(), None);
         }

@@ -1,7 +1,6 @@
 //! An I/O queue's commands: from the parsed command to device requests and back to the host.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Instant;
 
 use raceline_accel::OpCode;
@@ -9,6 +8,7 @@ use raceline_bdev::{BdevError, Done, Op, OpKind};
 use raceline_proto::controller::{IoCommand, parse_io, parse_ranges};
 use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::{Cqe, Sqe, Status, Transfer};
+use raceline_proto::reservation::is_reservation_command;
 use raceline_proto::tcp::Violation;
 use raceline_reactor::stats::Counter;
 use raceline_reactor::{Context, IoBuf, Payload};
@@ -82,6 +82,9 @@ impl Commands {
         let Some(io) = &self.io else { return };
         let (what, transfer) = match parsed {
             Ok(parsed) => parsed,
+            Err(_) if is_reservation_command(&self.slots.get(command.key()).sqe) => {
+                return self.begin_reservation(cx, core, command);
+            }
             Err(_)
                 if self.auth.is_some() && is_authentication(&self.slots.get(command.key()).sqe) =>
             {
@@ -91,7 +94,7 @@ impl Commands {
                 return;
             }
             Err(status) if status.same_code(Status::INVALID_NAMESPACE) => {
-                return self.begin_limited(cx, core, command, rest);
+                return self.begin_apart(cx, core, command, rest);
             }
             Err(status) => return self.fused_refuse(core, command, status),
         };
@@ -235,6 +238,9 @@ impl Commands {
             if is_authentication(&slot.sqe) {
                 return self.authenticate_again(cx, core, command);
             }
+            if is_reservation_command(&slot.sqe) {
+                return self.execute_reservation(core, command);
+            }
             return self.refuse(core, command, Status::INVALID_NAMESPACE.dnr());
         };
         if slot.changes_data() && core.hold(job.device, &job.bytes, local) {
@@ -333,14 +339,12 @@ impl Commands {
             None => return,
         };
         // The snapshot may have changed while the data was under way.
-        let found = io.visible.namespace_of(device);
-        let found = found.map(|(subsystem, place)| (Arc::clone(subsystem), place));
-        let Some((subsystem, place)) = found else {
+        let Some(namespace) = io.visible.on_device(device).cloned() else {
             let status = io.visible.refusal(slot.sqe.namespace_id());
             return self.refuse(core, command, status);
         };
         let Some(data) = slot.buf.take() else { return };
-        let ranges = parse_ranges(&data, ranges, &subsystem.namespaces[place]);
+        let ranges = parse_ranges(&data, ranges, &namespace);
         if let Some(Err(status)) = ranges.clone().find(Result::is_err) {
             return self.refuse(core, command, status);
         }

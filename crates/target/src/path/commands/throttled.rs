@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use raceline_proto::controller::{IoCommand, parse_io};
-use raceline_proto::nvme::{Direction, Status, Transfer};
+use raceline_proto::nvme::{Direction, Transfer};
 use raceline_reactor::{Context, Token};
 
 use super::Commands;
 use crate::changes::qos::Levels;
-use crate::changes::snapshot::DeviceId;
+use crate::changes::snapshot::{DeviceId, Parsed};
 use crate::path::core::Core;
 use crate::path::slots::{CommandSlot, Phase};
 use crate::records::names::SlotKey;
@@ -28,6 +28,7 @@ pub(crate) struct Throttled {
 /// A command that waits.
 struct Held {
     key: SlotKey,
+    device: DeviceId,
     begins_ns: u64,
     cost: Cost,
     levels: Levels,
@@ -51,9 +52,10 @@ fn cost(command: &IoCommand, transfer: Transfer) -> Option<Cost> {
 }
 
 impl Commands {
-    /// A command for a namespace that is not among those without limits: begins it, has it wait, or refuses it.
+    /// A command for a namespace that another host has reserved or that has limits: begins it, has it wait, or refuses
+    /// it.
     #[cold]
-    pub(super) fn begin_limited(
+    pub(super) fn begin_apart(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
@@ -61,29 +63,16 @@ impl Commands {
         rest: &[u8],
     ) {
         let Some(io) = &self.io else { return };
-        let sqe = self.slots.get(command.key()).sqe;
-        let refusal = io.visible.refusal(sqe.namespace_id());
-        let Some(limited) = &io.visible.limited else {
-            return self.fused_refuse(core, command, refusal);
-        };
-        let subsystem = &limited.devices.subsystem;
-        let (what, transfer) = match parse_io(&sqe, &subsystem.namespaces, &subsystem.limits) {
+        let (parsed, levels) = match io.visible.parse_apart(&self.slots.get(command.key()).sqe) {
             Ok(parsed) => parsed,
-            Err(status) if status.same_code(Status::INVALID_NAMESPACE) => {
-                return self.fused_refuse(core, command, refusal);
-            }
             Err(status) => return self.fused_refuse(core, command, status),
         };
-        let namespace = what.namespace();
-        let block_size = u64::from(subsystem.namespaces[namespace].block_size);
-        let device = limited.devices.devices[namespace];
-        let levels = Levels::clone(&limited.levels[namespace]);
-        let Some(command) = self.describe(core, command, (what, transfer), device, block_size)
-        else {
-            return;
-        };
-        if let Some(cost) = cost(&what, transfer)
-            && self.waits(cx, core, command.key(), &levels, cost)
+        let Parsed { command: what, transfer, device, block_size } = parsed;
+        let cost = cost(&what, transfer).filter(|_| !levels.is_empty());
+        let described = self.describe(core, command, (what, transfer), device, block_size);
+        let Some(command) = described else { return };
+        if let Some(cost) = cost
+            && self.waits(cx, core, (command.key(), device), &levels, cost)
         {
             return;
         }
@@ -95,7 +84,7 @@ impl Commands {
         &mut self,
         cx: &mut Context<'_>,
         core: &Core,
-        key: SlotKey,
+        (key, device): (SlotKey, DeviceId),
         levels: &Levels,
         cost: Cost,
     ) -> bool {
@@ -116,7 +105,7 @@ impl Commands {
             self.paused = Some(key);
         }
         self.out.counters.throttled.add(1);
-        let held = Held { key, begins_ns, cost, levels: Levels::clone(levels) };
+        let held = Held { key, device, begins_ns, cost, levels: Levels::clone(levels) };
         self.throttled.waiting.push_back(held);
         self.arm_throttled(cx, core, begins_ns);
         true
@@ -145,10 +134,8 @@ impl Commands {
                 left.push_back(held);
                 continue;
             }
-            if let Some(command) = self.slots.resume(held.key)
-                && let Some(device) = self.slots.get(held.key).device()
-            {
-                self.begin_with_data(cx, core, command, device, &[]);
+            if let Some(command) = self.slots.resume(held.key) {
+                self.begin_with_data(cx, core, command, held.device, &[]);
             }
         }
         // What began may have had others wait.

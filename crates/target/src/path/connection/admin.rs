@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
 use raceline_proto::nvme::authentication::is_authentication;
-use raceline_proto::nvme::{Nqn, QueueId, Sqe, Status};
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn, QueueId, Sqe, Status};
+use raceline_proto::reservation::Notice;
 use raceline_reactor::Context;
 
 use super::{Connection, Role};
@@ -49,10 +50,26 @@ impl Connection {
         self.arm_timer(cx);
     }
 
-    /// The result of a command about namespaces.
+    /// The result of a command about namespaces, or about their reservations.
     pub(crate) fn managed(&mut self, core: &mut Core, slot: SlotKey, result: Result<u32, Status>) {
         if let Role::Admin(association) = &mut self.role {
             association.managed(&mut self.commands, core, slot, result);
+        } else {
+            self.commands.reserved(core, slot, result);
+        }
+    }
+
+    /// Tells the controller what has happened to the reservations of a namespace, if that concerns its host.
+    pub(crate) fn note_reservations(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        nqn: &Nqn,
+        (nsid, notices): (NamespaceId, &[Notice]),
+    ) {
+        if let Role::Admin(association) = &mut self.role {
+            association.note_reservations(nqn, nsid, notices);
+            self.run_actions(cx, core);
         }
     }
 
@@ -86,10 +103,11 @@ impl Connection {
         from: Place,
         request: &ConnectRequest,
         counters: Arc<QueueCounters>,
-    ) -> Option<Result<(), ConnectError>> {
+    ) -> Option<Result<HostId, ConnectError>> {
         let open = self.life.state == LifeState::Open && self.commands.is_proven();
         let Role::Admin(association) = &mut self.role else { return None };
         let result = association.join(cx.now, open, from, request, counters);
+        let result = result.map(|()| association.hostid());
         self.run_actions(cx, core);
         Some(result)
     }
@@ -127,7 +145,12 @@ impl Connection {
             },
             (Role::Io, Some(io)) => match core.snapshot.subsystem(io.visible.nqn()) {
                 Some(subsystem) if snapshot.leads_to(port_id, &subsystem.subsystem) => {
-                    changed = io.visible.update(subsystem);
+                    if let Some(restricts) = io.visible.update(subsystem) {
+                        changed = true;
+                        if restricts {
+                            self.commands.check_reservations(core);
+                        }
+                    }
                     None
                 }
                 Some(_) => Some("its listener was removed"),

@@ -8,7 +8,8 @@ use raceline_proto::controller::{
     parse_connect,
 };
 use raceline_proto::nvme::fabrics::ConnectResponse;
-use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostNqn};
+use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostId, HostNqn};
+use raceline_proto::reservation::ReservingHost;
 use raceline_reactor::{Context, IoBuf};
 
 use super::{Connection, Role};
@@ -220,7 +221,7 @@ impl Connection {
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
-        result: Result<(), ConnectError>,
+        result: Result<HostId, ConnectError>,
     ) {
         self.life.awaiting -= 1;
         let Role::Joining(request, home) = std::mem::replace(&mut self.role, Role::New) else {
@@ -232,31 +233,31 @@ impl Connection {
         let reached = subsystem.filter(|s| snapshot.leads_to(port_id, &s.subsystem));
         // Slot 0 is the only one before Connect; a close has freed it.
         let command = self.commands.slots.resume_at(0);
-        let error =
-            match (result, reached.map(|s| VisibleSubsystem::new(s, &request.hostnqn, port_id))) {
-                (Ok(()), Some(visible)) => {
-                    // Until the host has proved itself, if it has to.
-                    self.role =
-                        Role::Proving(Box::new(IoQueue { qid: request.qid, home, visible }));
-                    let Some(command) = command else { return };
-                    let cid = self.commands.slots.get(command.key()).cid();
-                    self.commands.slots.release(command);
-                    if self.life.state < LifeState::Terminating {
-                        self.connected(cx, core, &request, cid, home.cntlid);
-                    }
-                    if self.commands.is_proven() {
-                        self.begin_io();
-                    }
-                    return;
+        let error = match (result, reached) {
+            (Ok(id), Some(subsystem)) => {
+                let host = ReservingHost { id, name: request.hostnqn.clone() };
+                let visible = VisibleSubsystem::new(subsystem, host, port_id);
+                // Until the host has proved itself, if it has to.
+                self.role = Role::Proving(Box::new(IoQueue { qid: request.qid, home, visible }));
+                let Some(command) = command else { return };
+                let cid = self.commands.slots.get(command.key()).cid();
+                self.commands.slots.release(command);
+                if self.life.state < LifeState::Terminating {
+                    self.connected(cx, core, &request, cid, home.cntlid);
                 }
-                (Ok(()), None) => {
-                    let (qid, from) = (request.qid, core.place(self.key));
-                    let message = Message::IoClosed { home: home.place.key, qid, from };
-                    core.send(home.place.core, message);
-                    controller_gone()
+                if self.commands.is_proven() {
+                    self.begin_io();
                 }
-                (Err(error), _) => error,
-            };
+                return;
+            }
+            (Ok(_), None) => {
+                let (qid, from) = (request.qid, core.place(self.key));
+                let message = Message::IoClosed { home: home.place.key, qid, from };
+                core.send(home.place.core, message);
+                controller_gone()
+            }
+            (Err(error), _) => error,
+        };
         if let Some(command) = command {
             self.refuse_connect(core, command, &error);
         }

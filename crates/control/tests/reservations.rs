@@ -1,0 +1,320 @@
+//! SIGKILL ends a daemon while hosts change reservations: what it answered is there again, and nothing else is.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../../target/tests/common/mod.rs"]
+mod raw;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_control::manager::{Manager, ManagerConfig};
+use raceline_control::method::Registry;
+use raceline_control::role::Roles;
+use raceline_control::server::{Server, ServerConfig};
+use raceline_control::state::StateJournal;
+use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::{CommandId, ControllerId, HostId, HostNqn, Nqn, QueueId, Sqe, Status};
+use raceline_proto::reservation::{Reservations, ReservingHost, parse_reservation, put_report};
+use raw::{RawHost, Wants};
+use serde_json::{Value, json};
+use zerocopy::IntoBytes as _;
+
+/// Kills of a run.
+const KILLS: u64 = 25;
+/// Hosts that reserve.
+const HOSTS: u8 = 3;
+/// Turns the test `a_daemon_to_be_killed` into a daemon on this directory.
+const CHILD_VARIABLE: &str = "RACELINE_RESERVATIONS_KILL_DIR";
+const NQN: &str = "nqn.2026-01.io.raceline:kept";
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Not a test but the daemon of the test below, which starts this program again.
+#[test]
+fn a_daemon_to_be_killed() {
+    let Some(dir) = std::env::var_os(CHILD_VARIABLE).map(PathBuf::from) else { return };
+    let (journal, kept) = StateJournal::open(&dir.join("state")).unwrap();
+    let config = ManagerConfig {
+        journal: Box::new(journal),
+        reservations: Some(dir.join("state/reservations")),
+        ..ManagerConfig::default()
+    };
+    let manager = Arc::new(Manager::new(config, Arc::new(Registry::new())));
+    manager.restore(&kept.catalogue).unwrap();
+    manager.start();
+    manager.restore(&kept.catalogue).unwrap();
+    let config = ServerConfig { path: dir.join("run/rpc.sock"), roles: Roles::default() };
+    let _server = Server::start(config, Arc::clone(&manager)).unwrap();
+    for line in std::io::stdin().lines() {
+        drop(line);
+    }
+}
+
+struct Daemon {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    fn start(dir: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_daemon_to_be_killed", "--nocapture"]);
+        command.env(CHILD_VARIABLE, dir).stdin(Stdio::piped()).stdout(Stdio::null());
+        let child = command.spawn().unwrap();
+        let mut daemon = Self { child, socket: dir.join("run/rpc.sock") };
+        let deadline = Instant::now() + START_TIMEOUT;
+        while UnixStream::connect(&daemon.socket).is_err() {
+            assert!(Instant::now() < deadline, "the daemon does not answer");
+            let ended = daemon.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the daemon did not start: {ended:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        daemon
+    }
+
+    fn call(&self, method: &str, params: &Value) -> Value {
+        let stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(START_TIMEOUT)).unwrap();
+        let mut stream = BufReader::new(stream);
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+        stream.get_mut().write_all(request.to_string().as_bytes()).unwrap();
+        let mut line = String::new();
+        stream.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn ok(&self, method: &str, params: &Value) {
+        let answer = self.call(method, params);
+        assert!(answer.get("error").is_none(), "{method}: {answer}");
+    }
+
+    fn export(&self, address: SocketAddr) {
+        let (ip, port) = (address.ip().to_string(), address.port().to_string());
+        let at = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ip, "trsvcid": port });
+        let device = json!({ "name": "M", "num_blocks": 2048, "block_size": 512 });
+        self.ok("nvmf_create_transport", &json!({ "trtype": "tcp" }));
+        self.ok("bdev_malloc_create", &device);
+        self.ok("nvmf_create_subsystem", &json!({ "nqn": NQN, "allow_any_host": true }));
+        let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } });
+        self.ok("nvmf_subsystem_add_ns", &namespace);
+        self.ok("nvmf_subsystem_add_listener", &json!({ "nqn": NQN, "listen_address": at }));
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // SIGKILL; the daemon may have ended by itself, which the next start will show.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn who(number: u8) -> ReservingHost {
+    let name = Nqn::new(&format!("nqn.2026-01.io.raceline:host{number}")).unwrap();
+    ReservingHost { id: HostId([number; 16]), name: HostNqn::Named(name) }
+}
+
+/// Both queues of a host.
+struct Host {
+    _admin: RawHost,
+    queue: RawHost,
+}
+
+impl Host {
+    fn connect(address: SocketAddr, number: u8) -> Self {
+        let words = |qid| ConnectWords { recfmt: 0, qid, sqsize: 31, cattr: 4, kato: 0 };
+        let nqn = Nqn::new(NQN).unwrap();
+        let ReservingHost { id, name: HostNqn::Named(name) } = who(number) else { unreachable!() };
+        let mut admin = RawHost::open(address, Wants::default());
+        let data = ConnectData::new(id, ControllerId::DYNAMIC, &nqn, &name);
+        let cqe = admin.connect_with(words(QueueId::ADMIN), &data);
+        assert!(cqe.status.is_success(), "{}", cqe.status);
+        let cntlid = ControllerId(u16::try_from(cqe.dw0 & 0xffff).unwrap());
+        assert!(admin.set_property(0x14, 0x0046_0001).status.is_success());
+        let mut queue = RawHost::open(address, Wants::default());
+        let cqe = queue.connect_with(words(QueueId(1)), &ConnectData::new(id, cntlid, &nqn, &name));
+        assert!(cqe.status.is_success(), "{}", cqe.status);
+        Self { _admin: admin, queue }
+    }
+
+    /// The report without GEN, which begins anew with the daemon.
+    fn report(&mut self) -> Vec<u8> {
+        let sqe = Sqe {
+            opc: io::RESERVATION_REPORT,
+            nsid: 1.into(),
+            cdw10: 1023.into(),
+            cdw11: 1.into(),
+            ..Sqe::default()
+        };
+        let answer = self.queue.read_command(sqe, 4096);
+        assert!(answer.cqe.status.is_success(), "{}", answer.cqe.status);
+        answer.data[4..].to_vec()
+    }
+}
+
+fn report_of(state: &Reservations) -> Vec<u8> {
+    let mut page = vec![0; 4096];
+    put_report(state, &mut page);
+    page[4..].to_vec()
+}
+
+/// Simple random numbers of sufficient quality (SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+/// A command as on the wire. Few keys, so that they meet.
+fn any_command(random: &mut Random) -> (Sqe, Vec<u8>) {
+    let rtype = u32::try_from(1 + random.below(6)).unwrap() << 8;
+    let (opc, cdw10) = match random.below(10) {
+        0..4 => (io::RESERVATION_REGISTER, 3 << 30 | 8 | u32::try_from(random.below(3)).unwrap()),
+        4..8 => (io::RESERVATION_ACQUIRE, rtype | u32::try_from(random.below(3)).unwrap()),
+        8 => (io::RESERVATION_RELEASE, rtype),
+        _ => (io::RESERVATION_RELEASE, rtype | u32::from(random.below(4) == 0)),
+    };
+    let keys = [1 + random.below(2), 1 + random.below(2)];
+    let len = if opc == io::RESERVATION_RELEASE { 8 } else { 16 };
+    let sqe = Sqe { opc, nsid: 1.into(), cdw10: cdw10.into(), ..Sqe::default() };
+    (sqe, keys.as_bytes()[..len].to_vec())
+}
+
+/// What the hosts know: the state after the last answer, and the one that an unanswered command would make.
+struct Known {
+    state: Reservations,
+    coming: Option<Reservations>,
+    answered: u64,
+}
+
+impl Known {
+    /// Sends commands until the daemon dies.
+    fn run(&mut self, hosts: &mut [(u8, Host)], random: &mut Random) {
+        loop {
+            let place = usize::try_from(random.below(HOSTS.into())).unwrap();
+            let (number, host) = &mut hosts[place];
+            let (sqe, data) = any_command(random);
+            let command = parse_reservation(&sqe, &data).unwrap();
+            let expected = self.state.apply(&who(*number), &command);
+            self.coming = expected.as_ref().ok().and_then(|outcome| outcome.next.clone());
+            let (cid, capsule) = host.queue.capsule(sqe, &data);
+            let Some(status) = exchange(&mut host.queue, cid, &capsule) else { return };
+            self.answered += 1;
+            match expected {
+                Ok(_) => assert_eq!(status, Status::SUCCESS, "{command:?}"),
+                Err(refusal) => assert_eq!(status, refusal, "{command:?}"),
+            }
+            if let Some(next) = self.coming.take() {
+                self.state = next;
+            }
+        }
+    }
+}
+
+/// The status of a command; `None`: the daemon has died before its answer.
+fn exchange(queue: &mut RawHost, cid: CommandId, capsule: &[u8]) -> Option<Status> {
+    let stream: &mut TcpStream = &mut queue.stream;
+    stream.write_all(capsule).ok()?;
+    loop {
+        match queue.listen() {
+            raw::Heard::Response(cqe) if cqe.cid == cid => return Some(cqe.status),
+            raw::Heard::Closed => return None,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn reservations_that_were_answered_survive_sigkill() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut random = Random(11);
+    let place = Reservations { can_persist: true, ..Reservations::default() };
+    let mut known = Known { state: place, coming: None, answered: 0 };
+    for round in 0..=KILLS {
+        let daemon = Daemon::start(dir.path());
+        if round == 0 {
+            daemon.export(address);
+        }
+        let mut hosts: Vec<(u8, Host)> =
+            (1..=HOSTS).map(|number| (number, Host::connect(address, number))).collect();
+        let found = hosts[0].1.report();
+        if found != report_of(&known.state) {
+            let coming = known.coming.take().expect("nothing was under way");
+            assert_eq!(found, report_of(&coming), "round {round}: {:?}", known.state);
+            known.state = coming;
+        }
+        if round == KILLS {
+            break;
+        }
+        std::thread::scope(|scope| {
+            let (known, hosts, random) = (&mut known, &mut hosts, &mut random);
+            scope.spawn(move || known.run(hosts, random));
+            std::thread::sleep(Duration::from_millis(5 + round * 37 % 41));
+            drop(daemon);
+        });
+    }
+    assert!(known.answered > KILLS, "{} answers under {KILLS} kills", known.answered);
+    println!("{KILLS} kills, {} answers", known.answered);
+}
+
+#[test]
+fn a_damaged_file_costs_its_namespace_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let daemon = Daemon::start(dir.path());
+    daemon.export(address);
+    let mut host = Host::connect(address, 1);
+    let register = Sqe {
+        opc: io::RESERVATION_REGISTER,
+        nsid: 1.into(),
+        cdw10: (3 << 30).into(),
+        ..Sqe::default()
+    };
+    let registered = host.queue.write_command(register, [0_u64, 5].as_bytes(), true);
+    assert!(registered.cqe.status.is_success());
+    let kept = dir.path().join("state/reservations");
+    let file = std::fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&file).unwrap();
+    // Added again under a name of its own, then with a file that is not its own.
+    let other = json!({ "name": "N", "num_blocks": 2048, "block_size": 512 });
+    daemon.ok("bdev_malloc_create", &other);
+    let own = dir.path().join("own.json");
+    let named =
+        |file: &Path| json!({ "nqn": NQN, "namespace": { "bdev_name": "N", "ptpl_file": file } });
+    let answer = daemon.call("nvmf_subsystem_add_ns", &named(&file));
+    assert!(answer["error"].to_string().contains("it is that of namespace"), "{answer}");
+    let answer = daemon.call("nvmf_subsystem_add_ns", &named(&dir.path().join("no/where.json")));
+    assert!(answer["error"].to_string().contains("open the directory"), "{answer}");
+    daemon.ok("nvmf_subsystem_add_ns", &named(&own));
+    drop(daemon);
+
+    std::fs::write(&file, text.replace("\"rkey\": 5", "\"rkey\": 6")).unwrap();
+    let daemon = Daemon::start(dir.path());
+    let mut host = Host::connect(address, 1);
+    let read = |host: &mut Host, nsid| host.queue.read(nsid, 0, 1, 512).cqe.status;
+    assert_eq!(read(&mut host, 1), Status::INVALID_NAMESPACE.dnr(), "its reservations are lost");
+    assert_eq!(read(&mut host, 2), Status::SUCCESS);
+    let listed = daemon.call("nvmf_get_subsystems", &json!({ "nqn": NQN })).to_string();
+    assert!(listed.contains("is damaged") && listed.contains(file.to_str().unwrap()), "{listed}");
+    drop(daemon);
+
+    std::fs::write(&file, text).unwrap();
+    let daemon = Daemon::start(dir.path());
+    let mut host = Host::connect(address, 1);
+    assert_eq!(read(&mut host, 1), Status::SUCCESS);
+    assert_eq!(host.report()[1], 1, "one registrant");
+    drop(daemon);
+}
