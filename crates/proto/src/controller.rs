@@ -24,10 +24,12 @@ mod admin;
 mod ana;
 mod changed;
 mod connect;
+mod copy;
 mod cross_reset;
 mod discovery;
 mod error_log;
 mod event;
+mod extent;
 mod feature;
 mod identify;
 mod io;
@@ -47,6 +49,7 @@ pub use ana::{ANA_TRANSITION_SECONDS, Ana};
 pub use connect::{
     ConnectError, ConnectRequest, Role, connect_transfer, find_subsystem, parse_connect,
 };
+pub use copy::{COPY_RANGES, check_copy, copy_range};
 pub use cross_reset::MAX_CROSS_RESETS;
 pub use discovery::DISCOVERY_LIMITS;
 pub use error_log::{ERROR_LOG_ENTRIES, ErrorEntry};

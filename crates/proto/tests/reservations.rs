@@ -147,7 +147,7 @@ fn each_type_lets_each_host_do_what_the_specification_says() {
 
 #[test]
 fn every_opcode_has_its_group() {
-    let reads = [io::READ, io::COMPARE];
+    let reads = [io::READ, io::COMPARE, io::VERIFY];
     let exempt = [
         io::RESERVATION_REGISTER,
         io::RESERVATION_REPORT,

@@ -2,20 +2,21 @@
 
 use zerocopy::{Immutable, IntoBytes};
 
+use super::copy::copy_limits;
 use super::event::MAX_EVENT_REQUESTS;
 use super::subsystem::{Namespace, Pool, Subsystem};
 use super::{ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS, MAX_CROSS_RESETS};
 use crate::nvme::identify::{
-    ANACAP, CMIC_ANA, CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO,
-    CQES, CSI_NVM, CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets,
+    ANACAP, CDFS_FORMAT_0, CMIC_ANA, CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY,
+    CNTRLTYPE_IO, CQES, CSI_NVM, CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets,
     ControllerList, DLFEAT_READS_ZEROES, DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT,
     FRMW_SLOT1_READ_ONLY, FUSES_COMPARE_AND_WRITE, IDENTIFY_LEN, IdentifyController,
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNvmController, LPA_EFFECTS,
     LPA_EXTENDED, LbaFormat, NIDT_CSI, NIDT_EUI64, NIDT_NGUID, NIDT_UUID, NMIC_SHARED,
     NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NamespaceDescriptorHeader,
-    NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_DATASET_MANAGEMENT,
-    ONCS_RESERVATIONS, ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED, SGLS_TRANSPORT, SQES,
-    VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
+    NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_COPY,
+    ONCS_DATASET_MANAGEMENT, ONCS_RESERVATIONS, ONCS_VERIFY, ONCS_WRITE_ZEROES, SGLS_OFFSET,
+    SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
 };
 use crate::nvme::property::VERSION_1_4;
 use crate::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Sqe, Status};
@@ -85,9 +86,10 @@ impl Controller {
             (cns::COMMAND_SET_NAMESPACE, Some(_)) if csi == CSI_NVM => {
                 self.valid_namespace(nsid)?;
             }
-            // no limit but those of the commands themselves
+            // Verify is as long as a transfer; the others have no limit but their own
             (cns::COMMAND_SET_CONTROLLER, Some(_)) if csi == CSI_NVM => {
-                put(page, &IdentifyNvmController::default());
+                let vsl = self.kind.limits().mdts();
+                put(page, &IdentifyNvmController { vsl, ..IdentifyNvmController::default() });
             }
             (cns::COMMAND_SET_ALLOCATED_NAMESPACE, Some(_))
                 if csi == CSI_NVM && self.pool().is_some() =>
@@ -208,7 +210,14 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
         crdt: subsystem.limits.retry_delays.map(Into::into),
         nn: subsystem.max_nsid.into(),
         mnan: subsystem.max_nsid.into(),
-        oncs: (ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES | reservations).into(),
+        oncs: (ONCS_COMPARE
+            | ONCS_DATASET_MANAGEMENT
+            | ONCS_WRITE_ZEROES
+            | ONCS_VERIFY
+            | ONCS_COPY
+            | reservations)
+            .into(),
+        cdfs: CDFS_FORMAT_0.into(),
         fuses: FUSES_COMPARE_AND_WRITE.into(),
         vwc: volatile | VWC_NO_BROADCAST_FLUSH,
         subnqn: subsystem.nqn.to_field(),
@@ -238,6 +247,7 @@ fn identify_namespace(
 ) -> IdentifyNamespace {
     let blocks = namespace.block_count;
     let granularity = granularity(namespace);
+    let (mssrl, mcl, msrc) = copy_limits(namespace.block_size);
     let mut identify = IdentifyNamespace {
         nsze: blocks.into(),
         ncap: blocks.into(),
@@ -251,6 +261,9 @@ fn identify_namespace(
         npdg: granularity.into(),
         npda: granularity.into(),
         nows: granularity.into(),
+        mssrl: mssrl.into(),
+        mcl: mcl.into(),
+        msrc,
         noiob: boundary(namespace, max_io_bytes).into(),
         anagrpid: namespace.ana_group.into(),
         nsattr: nsattr(namespace),

@@ -3,6 +3,8 @@
 
 use zerocopy::FromBytes;
 
+use super::copy::{CopyWords, parse_copy};
+use super::extent::{check_range, refuse_read_only};
 use super::sgl::sgl_transfer;
 use super::subsystem::{Limits, Namespace, find_namespace};
 use crate::nvme::opcode::{fabrics, io};
@@ -47,6 +49,26 @@ pub enum IoCommand {
         /// How many blocks, 1..=65536.
         block_count: u32,
     },
+    /// Reads blocks, and tells only whether that succeeds.
+    Verify {
+        /// Index of the namespace.
+        namespace: usize,
+        /// First block.
+        slba: u64,
+        /// How many blocks, 1..=65536.
+        block_count: u32,
+    },
+    /// Copies the ranges in the data to blocks that follow each other; see [`check_copy`](super::check_copy).
+    Copy {
+        /// Index of the namespace.
+        namespace: usize,
+        /// SDLBA: the first block that is written.
+        sdlba: u64,
+        /// How many ranges, 1..=[`COPY_RANGES`](super::COPY_RANGES).
+        ranges: u16,
+        /// On stable media before it completes.
+        fua: bool,
+    },
     /// Brings everything completed before to stable media.
     Flush {
         /// Index of the namespace.
@@ -84,6 +106,8 @@ impl IoCommand {
             Self::Read { namespace, .. }
             | Self::Write { namespace, .. }
             | Self::Compare { namespace, .. }
+            | Self::Verify { namespace, .. }
+            | Self::Copy { namespace, .. }
             | Self::Flush { namespace }
             | Self::WriteZeroes { namespace, .. }
             | Self::DatasetManagement { namespace, .. } => namespace,
@@ -114,6 +138,20 @@ pub fn parse_io(
             Ok((IoCommand::Flush { namespace }, transfer))
         }
         io::DATASET_MANAGEMENT => parse_dataset_management(sqe, namespace, info, max),
+        io::COPY => {
+            let (copy, transfer) = parse_copy(sqe, info, max)?;
+            let CopyWords { sdlba, ranges, fua } = copy;
+            Ok((IoCommand::Copy { namespace, sdlba, ranges, fua }, transfer))
+        }
+        io::VERIFY => {
+            let transfer = sgl_transfer(sqe, Direction::None, max)?;
+            let BlockRange { slba, block_count } = parse_blocks(sqe, info)?;
+            // as VSL says
+            if u64::from(block_count) * u64::from(info.block_size) > u64::from(max) {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
+            Ok((IoCommand::Verify { namespace, slba, block_count }, transfer))
+        }
         io::WRITE_ZEROES => {
             let transfer = sgl_transfer(sqe, Direction::None, max)?;
             let BlockRange { slba, block_count } = parse_blocks(sqe, info)?;
@@ -157,6 +195,8 @@ fn check_opcode_and_fuse(sqe: &Sqe) -> Result<(), Status> {
         | io::READ
         | io::COMPARE
         | io::WRITE_ZEROES
+        | io::VERIFY
+        | io::COPY
         | io::DATASET_MANAGEMENT => {}
         fabrics::OPCODE if sqe.fctype() == fabrics::CONNECT => {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
@@ -177,13 +217,6 @@ fn parse_blocks(sqe: &Sqe, namespace: &Namespace) -> Result<BlockRange, Status> 
     let range = BlockRange::parse(sqe);
     check_range(range.slba, range.block_count, namespace)?;
     Ok(range)
-}
-
-fn check_range(slba: u64, block_count: u32, namespace: &Namespace) -> Result<(), Status> {
-    match slba.checked_add(block_count.into()) {
-        Some(end) if end <= namespace.block_count => Ok(()),
-        _ => Err(Status::LBA_OUT_OF_RANGE.dnr()),
-    }
 }
 
 /// The transfer of Read, Write and Compare: exactly the blocks, at most MDTS.
@@ -224,10 +257,6 @@ fn parse_dataset_management(
         deallocate = info.deallocate;
     }
     Ok((IoCommand::DatasetManagement { namespace, ranges, deallocate }, transfer))
-}
-
-fn refuse_read_only(namespace: &Namespace) -> Result<(), Status> {
-    if namespace.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED.dnr()) } else { Ok(()) }
 }
 
 /// The ranges of a Dataset Management command that have any blocks, as first block and count.

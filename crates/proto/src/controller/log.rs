@@ -163,10 +163,10 @@ fn effects_log(has_pool: bool, has_reservations: bool) -> EffectsLog {
     for opcode in ADMIN_COMMANDS.into_iter().chain([admin::CROSS_CONTROLLER_RESET]) {
         page.acs[usize::from(opcode)] = EFFECT_SUPPORTED.into();
     }
-    for opcode in [io::FLUSH, io::READ, io::COMPARE] {
+    for opcode in [io::FLUSH, io::READ, io::COMPARE, io::VERIFY] {
         page.iocs[usize::from(opcode)] = EFFECT_SUPPORTED.into();
     }
-    for opcode in [io::WRITE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT] {
+    for opcode in [io::WRITE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT, io::COPY] {
         page.iocs[usize::from(opcode)] = (EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE).into();
     }
     page

@@ -284,6 +284,12 @@ pub const ONCS_COMPARE: u16 = 1 << 0;
 pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 /// ONCS bit 3: Write Zeroes.
 pub const ONCS_WRITE_ZEROES: u16 = 1 << 3;
+/// ONCS bit 7: Verify.
+pub const ONCS_VERIFY: u16 = 1 << 7;
+/// ONCS bit 8: Copy.
+pub const ONCS_COPY: u16 = 1 << 8;
+/// CDFS bit 0: Copy takes source ranges of format 0.
+pub const CDFS_FORMAT_0: u16 = 1 << 0;
 /// ONCS bit 5: reservations.
 pub const ONCS_RESERVATIONS: u16 = 1 << 5;
 

@@ -40,6 +40,8 @@ pub mod io {
     pub const WRITE_ZEROES: u8 = 0x08;
     /// Dataset Management.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// Verify.
+    pub const VERIFY: u8 = 0x0c;
     /// Reservation Register.
     pub const RESERVATION_REGISTER: u8 = 0x0d;
     /// Reservation Report.
@@ -48,6 +50,8 @@ pub mod io {
     pub const RESERVATION_ACQUIRE: u8 = 0x11;
     /// Reservation Release.
     pub const RESERVATION_RELEASE: u8 = 0x15;
+    /// Copy.
+    pub const COPY: u8 = 0x19;
 }
 
 /// Fabrics commands: opcode 7Fh, told apart by FCTYPE (Fabrics 1.1, 3).

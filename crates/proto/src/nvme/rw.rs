@@ -1,6 +1,6 @@
 //! Command words of the I/O commands and the Dataset Management range (NVM Command Set 1.0, 3.2).
 
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 
 use super::command::Sqe;
 use super::wire::wire;
@@ -44,6 +44,27 @@ impl BlockRange {
         sqe.cdw11 = u32::from_le_bytes([s4, s5, s6, s7]).into();
         let nlb = self.block_count.clamp(1, 0x1_0000) - 1;
         sqe.cdw12 = (sqe.cdw12.get() & !0xffff | nlb).into();
+    }
+}
+
+/// CDW12 bits 11:8 of Copy, DESFMT: the format of the source ranges.
+pub const COPY_FORMAT: u32 = 0xf << 8;
+/// CDW12 bits 15:12 of Copy, PRINFOR: protection information of what is read.
+pub const COPY_PROTECTION_INFO_READ: u32 = 0xf << 12;
+
+wire! {
+    /// Source range of Copy, format 0 (NVM Command Set 1.0, 3.2.2).
+    pub struct CopyRange[32] {
+        /// Reserved.
+        pub reserved_0: [u8; 8],
+        /// SLBA.
+        pub slba: U64,
+        /// NLB: blocks, 0's based.
+        pub nlb: U16,
+        /// Reserved.
+        pub reserved_18: [u8; 6],
+        /// ELBT, ELBAT, ELBATM: of protection information.
+        pub protection: [u8; 8],
     }
 }
 

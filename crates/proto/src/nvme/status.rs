@@ -81,8 +81,9 @@ statuses! {
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80, "Connect Incompatible Format";
     CONNECT_CONTROLLER_BUSY = 1, 0x81, "Connect Controller Busy";
     CONNECT_INVALID_PARAMETERS = 1, 0x82, "Connect Invalid Parameters";
-    CONNECT_RESTART_DISCOVERY = 1, 0x83, "Connect Restart Discovery";
+    CONNECT_RESTART_DISCOVERY = 1, 0x83, "Connect Restart Discovery, or Command Size Limit Exceeded";
     CONNECT_INVALID_HOST = 1, 0x84, "Connect Invalid Host";
+    OVERLAPPING_IO_RANGE = 1, 0x87, "Overlapping I/O Range";
     DISCOVERY_RESTART = 1, 0x90, "Discovery Restart";
     AUTHENTICATION_REQUIRED = 1, 0x91, "Authentication Required";
     WRITE_FAULT = 2, 0x80, "Write Fault";
@@ -99,6 +100,10 @@ statuses! {
 }
 
 impl Status {
+    /// Command Size Limit Exceeded: with I/O commands the code means this, with Connect
+    /// [`Self::CONNECT_RESTART_DISCOVERY`].
+    pub const COMMAND_SIZE_LIMIT_EXCEEDED: Self = Self::new(1, 0x83);
+
     /// From status code type and status code.
     #[must_use]
     pub const fn new(sct: u8, sc: u8) -> Self {

@@ -19,7 +19,7 @@ pub enum AccessGroup {
 #[must_use]
 pub fn access_group(opcode: u8) -> AccessGroup {
     match opcode {
-        io::READ | io::COMPARE => AccessGroup::Read,
+        io::READ | io::COMPARE | io::VERIFY => AccessGroup::Read,
         io::RESERVATION_REGISTER
         | io::RESERVATION_REPORT
         | io::RESERVATION_ACQUIRE

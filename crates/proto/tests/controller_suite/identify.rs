@@ -122,10 +122,12 @@ fn optional_support_is_what_is_implemented() {
     assert_eq!(data[261], 0b110, "LPA: effects, extended data");
     assert_eq!(data[262], 63, "ELPE");
     assert_eq!(data[263], 0, "NPSS");
-    assert_eq!(u16_at(&data, 520), 0b1101, "ONCS: Compare, DSM, Write Zeroes");
+    assert_eq!(u16_at(&data, 520), 0x18d, "ONCS: Compare, DSM, Write Zeroes, Verify, Copy");
     assert_eq!(u16_at(&data, 522), 1, "FUSES");
     assert_eq!((u16_at(&data, 526), u16_at(&data, 528)), (0, 0), "AWUN, AWUPF");
     assert_eq!(u16_at(&data, 532), 0, "ACWU: one block");
+    assert_eq!(u16_at(&data, 534), 1, "OCFS: format 0");
+    assert_eq!(u32_at(&data, 328), 0, "SANICAP: no Sanitize");
     assert_eq!(u16_at(&data, 1804), 0, "OFCS: no Disconnect");
 }
 
@@ -188,6 +190,11 @@ fn namespace_fields() {
     assert_eq!(data[30], 1, "NMIC: shared");
     assert_eq!(data[33], 0b1001, "DLFEAT: zeroes, Write Zeroes may deallocate");
     assert_eq!(u16_at(&data, 36), 0, "NAWUPF");
+    assert_eq!(
+        (u16_at(&data, 74), u32_at(&data, 76), data[80]),
+        (2048, 32_768, 127),
+        "MSSRL, MCL, MSRC"
+    );
     for (offset, name) in [(64, "NPWG"), (66, "NPWA"), (68, "NPDG"), (70, "NPDA"), (72, "NOWS")] {
         assert_eq!(u16_at(&data, offset), 7, "{name}");
     }
@@ -265,7 +272,9 @@ fn descriptors_are_nguid_uuid_and_command_set() {
 fn command_set_structures_are_zero() {
     let mut host = Host::ready();
     assert!(host.identify(cns::COMMAND_SET_NAMESPACE, 1).ok().data.iter().all(|&b| b == 0));
-    assert!(host.identify(cns::COMMAND_SET_CONTROLLER, 0).ok().data.iter().all(|&b| b == 0));
+    let limits = host.identify(cns::COMMAND_SET_CONTROLLER, 0).ok().data;
+    assert_eq!(limits[0], 5, "VSL: as MDTS");
+    assert!(limits[1..].iter().all(|&b| b == 0));
     // CSI 2, zoned
     let sqe = Sqe {
         nsid: 1.into(),

@@ -1,10 +1,10 @@
 //! I/O commands: parsing and every check.
 
 use raceline_proto::controller::{
-    IoCommand, Limits, Namespace, find_namespace, parse_io, parse_ranges,
+    IoCommand, Limits, Namespace, check_copy, find_namespace, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
-use raceline_proto::nvme::rw::{BlockRange, DatasetRange};
+use raceline_proto::nvme::rw::{BlockRange, CopyRange, DatasetRange};
 use raceline_proto::nvme::{Direction, NamespaceId, SglDescriptor, Sqe, Status, Transfer};
 use zerocopy::IntoBytes;
 
@@ -108,6 +108,75 @@ fn dataset_management_needs_its_ranges() {
 }
 
 #[test]
+fn verify_has_no_data_and_the_length_of_a_transfer() {
+    let verify = IoCommand::Verify { namespace: 0, slba: 8, block_count: 256 };
+    assert_eq!(parse(&command(io::VERIFY, 8, 256)), Ok((verify, Transfer::default())));
+    assert_eq!(parse(&command(io::VERIFY, 8, 257)), Err(Status::INVALID_FIELD.dnr()), "VSL");
+}
+
+/// A Copy to block 100, with that many ranges and bytes of data.
+fn copy(ranges: u32, len: u32, word: u32) -> Sqe {
+    let mut sqe = command(io::COPY, 100, 1);
+    sqe.cdw12 = ((ranges - 1) | word).into();
+    Sqe { sgl1: SglDescriptor::transport(len), ..sqe }
+}
+
+#[test]
+fn copy_needs_its_ranges() {
+    let expected = IoCommand::Copy { namespace: 0, sdlba: 100, ranges: 2, fua: true };
+    let transfer = Transfer { direction: Direction::HostToController, len: 64 };
+    assert_eq!(parse(&copy(2, 64, FUA)), Ok((expected, transfer)));
+    assert!(parse(&copy(128, 4096, 0)).is_ok());
+    for (sqe, status) in [
+        (copy(129, 8192, 0), Status::COMMAND_SIZE_LIMIT_EXCEEDED),
+        (copy(2, 63, 0), Status::DATA_SGL_LENGTH_INVALID),
+        (copy(1, 0, 0), Status::DATA_SGL_LENGTH_INVALID),
+        // other formats, protection information
+        (copy(1, 4096, 1 << 8), Status::INVALID_FIELD),
+        (copy(1, 4096, 2 << 8), Status::INVALID_FIELD),
+        (copy(1, 4096, 1 << 12), Status::INVALID_FIELD),
+        (Sqe { cdw10: 2048.into(), ..copy(1, 32, 0) }, Status::LBA_OUT_OF_RANGE),
+        (Sqe { nsid: 2.into(), ..copy(1, 32, 0) }, Status::NAMESPACE_WRITE_PROTECTED),
+    ] {
+        assert_eq!(parse(&sqe), Err(status.dnr()), "{sqe:?}");
+    }
+}
+
+#[test]
+fn the_ranges_of_a_copy_are_checked_before_it_begins() {
+    let check = |ranges: &[(u64, u16)]| {
+        let range = |&(slba, nlb): &(u64, u16)| CopyRange {
+            slba: slba.into(),
+            nlb: nlb.into(),
+            ..CopyRange::default()
+        };
+        let data: Vec<CopyRange> = ranges.iter().map(range).collect();
+        let count = u16::try_from(ranges.len()).unwrap();
+        check_copy(data.as_bytes(), count, 100, &namespace(1))
+    };
+    assert_eq!(check(&[(0, 9), (110, 9), (50, 49)]), Err((1, Status::OVERLAPPING_IO_RANGE.dnr())));
+    assert_eq!(check(&[(0, 9), (120, 9), (90, 9)]), Err((1, Status::OVERLAPPING_IO_RANGE.dnr())));
+    assert_eq!(check(&[(0, 9), (140, 9), (0, 9)]), Ok(()), "sources may overlap each other");
+    assert_eq!(check(&[(0, 99), (2047, 0)]), Ok(()));
+    let beyond = |place| Err((place, Status::LBA_OUT_OF_RANGE.dnr()));
+    assert_eq!(check(&[(0, 9), (2047, 1)]), beyond(1));
+    assert_eq!(check(&[(u64::MAX, 0)]), beyond(0));
+    // more than there is behind block 100
+    let small = Namespace { block_count: 110, ..namespace(1) };
+    let eleven = CopyRange { nlb: 10.into(), ..CopyRange::default() };
+    assert_eq!(check_copy(eleven.as_bytes(), 1, 100, &small), beyond(0));
+    let size = |place| Err((place, Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr()));
+    assert_eq!(check(&[(0, 2048)]), size(0), "MSSRL");
+    let large = Namespace { block_count: 1 << 20, ..namespace(1) };
+    let ranges =
+        [CopyRange { slba: 0x8_0000.into(), nlb: 2047.into(), ..CopyRange::default() }; 17];
+    assert_eq!(check_copy(ranges.as_bytes(), 16, 100, &large), Ok(()));
+    assert_eq!(check_copy(ranges.as_bytes(), 17, 100, &large), size(16), "MCL");
+    let short = check_copy(&ranges.as_bytes()[..40], 2, 100, &large);
+    assert_eq!(short, Err((1, Status::DATA_SGL_LENGTH_INVALID.dnr())));
+}
+
+#[test]
 fn deallocation_is_asked_only_where_it_works() {
     let mut fixed = namespace(1);
     fixed.deallocate = false;
@@ -145,7 +214,7 @@ fn ranges_are_checked_and_empty_ones_skipped() {
 
 #[test]
 fn blocks_must_be_inside_the_namespace() {
-    for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES] {
+    for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES, io::VERIFY] {
         assert!(parse(&command(opcode, 2047, 1)).is_ok());
         for (slba, count) in [(2048, 1), (2047, 2), (u64::MAX, 1), (u64::MAX - 1, 2), (1 << 63, 1)]
         {
@@ -203,7 +272,7 @@ fn psdt_must_be_sgl() {
 
 #[test]
 fn protection_information_is_not_supported() {
-    for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES] {
+    for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES, io::VERIFY, io::COPY] {
         for bit in 26..30 {
             let mut sqe = command(opcode, 0, 1);
             sqe.cdw12 = (1 << bit).into();
@@ -239,8 +308,8 @@ fn read_only_namespaces_refuse_changes() {
 
 #[test]
 fn other_opcodes_are_invalid() {
-    // Write Uncorrectable, Verify, reservations, Copy, vendor specific, admin
-    for opcode in [0x04, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19, 0x80, 0xff, admin::IDENTIFY] {
+    // Write Uncorrectable, reservations (the driver's), I/O Management, vendor specific, admin
+    for opcode in [0x04, 0x0d, 0x0e, 0x11, 0x12, 0x15, 0x80, 0xff, admin::IDENTIFY] {
         assert_eq!(parse(&command(opcode, 0, 1)), Err(Status::INVALID_OPCODE.dnr()));
     }
     for fctype in 0..=255 {

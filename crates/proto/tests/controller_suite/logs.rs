@@ -124,7 +124,10 @@ fn effects_log_says_what_is_supported() {
     };
     let admin = [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0x38];
     assert_eq!(supported(&page.acs), admin.map(|opcode| (opcode, 1)));
-    assert_eq!(supported(&page.iocs), [(0, 1), (1, 3), (2, 1), (5, 1), (8, 3), (9, 3)]);
+    assert_eq!(
+        supported(&page.iocs),
+        [(0, 1), (1, 3), (2, 1), (5, 1), (8, 3), (9, 3), (12, 1), (25, 3)]
+    );
     assert_eq!(page.iocs[usize::from(io::WRITE)].get() >> 16, 0, "CSE");
 }
 

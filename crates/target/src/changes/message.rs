@@ -9,7 +9,7 @@ use raceline_auth::{Finished, Verdict};
 use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
 use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
-use raceline_proto::nvme::{HostId, NamespaceId, Nqn, QueueId, Status};
+use raceline_proto::nvme::{CommandId, HostId, NamespaceId, Nqn, QueueId, Status};
 use raceline_proto::reservation::{Notice, Registrant};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::socket::Socket;
@@ -96,6 +96,10 @@ pub(crate) enum Message {
     CrossResetEnded { to: ConnKey, instance: ControllerInstance, status: ResetStatus },
     /// A command of an I/O queue failed: add it to the controller's error log.
     CommandFailed { home: ConnKey, entry: ErrorEntry },
+
+    /// Abort a command of an I/O queue, as far as it has not reached its device. [`Self::Managed`] answers: DW0 is 0 if
+    /// the command is completed, 1 if not.
+    Abort { key: ConnKey, cid: CommandId, from: CommandPlace },
 
     /// To a device's warden: a fused operation wants a range.
     LockRange { device: DeviceId, bytes: Range<u64>, who: CommandPlace },

@@ -259,10 +259,16 @@ impl Association {
                     _ => commands.finish(core, command, cqe),
                 }
             }
-            // A command that reached its device cannot be called back, and one that has not will
-            // be done soon: bit 0 says "not aborted" (Base 2.0, 5.1).
-            AdminOutcome::Abort { .. } => {
-                commands.finish(core, command, Cqe { cid, dw0: 1, ..Cqe::default() });
+            AdminOutcome::Abort { sqid, cid: wanted } => {
+                let queue = self.queues.iter().find(|queue| queue.qid == sqid);
+                let Some(place) = queue.map(|queue| queue.place) else {
+                    // Admin commands are executed when they come: bit 0 says "not aborted".
+                    return commands.finish(core, command, Cqe { cid, dw0: 1, ..Cqe::default() });
+                };
+                let slot = command.key();
+                commands.slots.get(slot).phase = Phase::Device;
+                let from = CommandPlace { conn: core.place(self.key), slot };
+                core.send(place.core, Message::Abort { key: place.key, cid: wanted, from });
             }
             AdminOutcome::Held
             | AdminOutcome::Manage(_)

@@ -3,10 +3,12 @@
 //! Nothing here knows the socket, or how bytes are received. The folder holds the code for commands
 //! of I/O queues; admin commands are in `path/association.rs`.
 
+mod abort;
 mod ahead;
 mod at_once;
 mod authentication;
 mod blocks;
+mod copy;
 mod data;
 mod digest;
 mod fused;

@@ -12,7 +12,7 @@ use std::time::Instant;
 use raceline_bdev::Done;
 use raceline_proto::controller::ConnectRequest;
 use raceline_proto::nvme::authentication::is_authentication;
-use raceline_proto::nvme::{Sqe, Status};
+use raceline_proto::nvme::{CommandId, Sqe, Status};
 use raceline_proto::reservation::Registrant;
 use raceline_proto::tcp::{ControllerQueue, DataDest, Event, FatalError, Violation};
 use raceline_reactor::io::{RecvBuffers, SocketId};
@@ -363,6 +363,11 @@ impl Connection {
             Some(command) => self.execute(cx, core, command),
             None => tracing::error!(?slot, "a fence has held a command that is completed"),
         }
+    }
+
+    /// Aborts a command of an I/O queue; gives whether it is completed.
+    pub(crate) fn abort(&mut self, core: &mut Core, cid: CommandId) -> bool {
+        self.commands.abort(core, cid)
     }
 
     /// Aborts the commands for a device that have not reached it, if they are those of one of these hosts; counts

@@ -552,6 +552,14 @@ impl Service for PollGroup {
                     connection.record_failure(entry);
                 });
             }
+            Message::Abort { key, cid, from } => {
+                let mut is_aborted = false;
+                self.with(cx, key, |connection, _, core| {
+                    is_aborted = connection.abort(core, cid);
+                });
+                let result = Ok(u32::from(!is_aborted));
+                self.core.send(from.conn.core, Message::Managed { to: from, result });
+            }
             Message::LockRange { device, bytes, who } => {
                 self.lock_range(device, who, |w, orders| w.request(bytes, who, orders));
             }

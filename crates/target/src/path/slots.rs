@@ -98,6 +98,22 @@ pub(crate) struct Half {
     pub(crate) lock: Option<LockId>,
 }
 
+/// A Copy under way: it reads and writes one piece after the other.
+#[derive(Debug)]
+pub(crate) struct Copying {
+    /// The source ranges, as the host sent them.
+    pub(crate) ranges: IoBuf,
+    pub(crate) range_count: u16,
+    /// The range that is being copied, and how many of its blocks have been.
+    pub(crate) range: u16,
+    pub(crate) range_done: u32,
+    /// Where its next block goes.
+    pub(crate) next: u64,
+    /// Blocks of the piece that is being written; 0: it is being read.
+    pub(crate) writing: u32,
+    pub(crate) fua: bool,
+}
+
 /// What the meter of a device counts when the device is done with a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
@@ -148,6 +164,8 @@ pub(crate) struct Slot {
     pub(crate) measured: Option<Measured>,
     /// It is half of a fused operation.
     pub(crate) half: Option<Half>,
+    /// It is a Copy under way.
+    pub(crate) copying: Option<Box<Copying>>,
 }
 
 impl Slot {
@@ -179,6 +197,7 @@ impl Slot {
             status,
             measured,
             half,
+            copying,
         } = self;
         *generation = generation.next();
         *phase = Phase::Free;
@@ -192,6 +211,7 @@ impl Slot {
         *status = Status::SUCCESS;
         *measured = None;
         *half = None;
+        *copying = None;
     }
 
     #[inline]
@@ -223,10 +243,28 @@ impl Slot {
             self.job.as_ref().map(|job| job.command),
             Some(
                 IoCommand::Write { .. }
+                    | IoCommand::Copy { .. }
                     | IoCommand::WriteZeroes { .. }
                     | IoCommand::DatasetManagement { deallocate: true, .. }
             )
         )
+    }
+
+    /// Whether the command can still be kept from its device.
+    pub(crate) fn is_recallable(&self) -> bool {
+        let waits = match self.phase {
+            Phase::Buffer
+            | Phase::Throttled
+            | Phase::Move
+            | Phase::Data
+            | Phase::Partner
+            | Phase::Lock
+            | Phase::Fence => true,
+            Phase::Digest(digest) => digest != DigestUse::Send,
+            Phase::Device | Phase::Event | Phase::Free => false,
+        };
+        // Its data may have gone to the device with their arrival.
+        waits && !matches!(self.judged, Judged::Written(_)) && self.status.is_success()
     }
 
     /// Whether the command is at this device now, changing something within `bytes`.

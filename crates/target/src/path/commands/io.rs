@@ -295,6 +295,14 @@ impl Commands {
             IoCommand::WriteZeroes { deallocate, fua, .. } => {
                 Op::WriteZeroes { offset, len, deallocate, fua }
             }
+            IoCommand::Verify { .. } => {
+                let len = usize::try_from(len).unwrap_or(usize::MAX);
+                let buf = self.take_buffer_or_heap(cx, len);
+                Op::Read { offset, len, buf: Some(buf) }
+            }
+            IoCommand::Copy { sdlba, ranges, fua, .. } => {
+                return self.begin_copy(cx, core, command, sdlba, (ranges, fua));
+            }
             IoCommand::DatasetManagement { ranges, deallocate, .. } => {
                 return self.manage_ranges(cx, core, command, ranges, deallocate);
             }
@@ -401,6 +409,9 @@ impl Commands {
             }
         }
         if slot.pending > 0 {
+            if slot.copying.is_some() {
+                self.copied_part(cx, core, command, payload);
+            }
             return;
         }
         let Some(job) = &slot.job else { return };
@@ -455,7 +466,9 @@ impl Commands {
         }
         let cqe = Cqe { cid: slot.cid(), status: slot.status, ..Cqe::default() };
         if self.out.is_muted() || !cqe.status.is_success() {
-            return self.finish(core, command, cqe);
+            // The first range that was not copied (NVM Command Set 1.0, 3.2.2).
+            let dw0 = slot.copying.as_ref().map_or(0, |copying| copying.range.into());
+            return self.finish(core, command, Cqe { dw0, ..cqe });
         }
         match (slot.way, payload) {
             (Way::Read(path), Some(payload)) => {
@@ -551,9 +564,10 @@ fn byte_range(command: &IoCommand, block_size: u64) -> Range<u64> {
         IoCommand::Read { slba, block_count, .. }
         | IoCommand::Write { slba, block_count, .. }
         | IoCommand::Compare { slba, block_count, .. }
+        | IoCommand::Verify { slba, block_count, .. }
         | IoCommand::WriteZeroes { slba, block_count, .. } => blocks(slba, block_count),
         // Ranges are known when the data has come; a fence anywhere holds the command.
-        IoCommand::DatasetManagement { .. } => 0..u64::MAX,
+        IoCommand::DatasetManagement { .. } | IoCommand::Copy { .. } => 0..u64::MAX,
         IoCommand::Flush { .. } => 0..0,
     }
 }

@@ -100,7 +100,6 @@ impl Commands {
 
 /// Whether a command has nothing of its core yet, and its data can be asked for on another one.
 fn may_wait(slot: &Slot) -> bool {
-    slot.transfer.direction == Direction::HostToController
-        && !slot.in_capsule
-        && slot.half.is_none()
+    let is_write = slot.transfer.direction == Direction::HostToController && !slot.in_capsule;
+    is_write && slot.half.is_none() && slot.status.is_success()
 }

@@ -15,7 +15,7 @@ use super::Commands;
 use crate::changes::management::ReservationRequest;
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
-use crate::path::slots::{CommandSlot, DigestUse, Judged, Phase, Slot};
+use crate::path::slots::{CommandSlot, Phase};
 use crate::records::names::{CommandPlace, SlotKey};
 
 impl Commands {
@@ -124,7 +124,7 @@ impl Commands {
     pub(crate) fn check_reservations(&mut self, core: &mut Core) {
         let Some(queue) = &self.io else { return };
         let verdict = |device, sqe: &Sqe| queue.visible.check(device, sqe).err();
-        let waiting = self.slots.active().filter(|(_, slot)| is_recallable(slot));
+        let waiting = self.slots.active().filter(|(_, slot)| slot.is_recallable());
         let illegal: Vec<(SlotKey, Status)> = waiting
             .filter_map(|(key, slot)| Some((key, verdict(slot.device()?, &slot.sqe)?)))
             .collect();
@@ -145,7 +145,7 @@ impl Commands {
         }
         let of_device = self.slots.active().filter(|(_, slot)| slot.device() == Some(device));
         let (waiting, working): (Vec<_>, Vec<_>) =
-            of_device.map(|(key, slot)| (key, is_recallable(slot))).partition(|(_, waits)| *waits);
+            of_device.map(|(key, slot)| (key, slot.is_recallable())).partition(|(_, waits)| *waits);
         let status = Status::ABORTED_BY_PREEMPT.dnr();
         waiting.into_iter().for_each(|(key, _)| self.forbid(core, key, status));
         working.len()
@@ -153,7 +153,7 @@ impl Commands {
 
     /// Keeps a command from its device: it completes with this status when the data that it waits for have come,
     /// because the host sends them whatever the target says.
-    fn forbid(&mut self, core: &mut Core, key: SlotKey, status: Status) {
+    pub(super) fn forbid(&mut self, core: &mut Core, key: SlotKey, status: Status) {
         let Some(command) = self.slots.resume(key) else {
             // The other half of its fused operation has taken it along.
             return;
@@ -173,21 +173,4 @@ impl Commands {
         // Data that are yet to come find no device.
         slot.job = None;
     }
-}
-
-/// Whether a command can be kept from its device.
-fn is_recallable(slot: &Slot) -> bool {
-    let waits = match slot.phase {
-        Phase::Buffer
-        | Phase::Throttled
-        | Phase::Move
-        | Phase::Data
-        | Phase::Partner
-        | Phase::Lock
-        | Phase::Fence => true,
-        Phase::Digest(digest) => digest != DigestUse::Send,
-        Phase::Device | Phase::Event | Phase::Free => false,
-    };
-    // Its data may have gone to the device with their arrival.
-    waits && !matches!(slot.judged, Judged::Written(_)) && slot.status.is_success()
 }
