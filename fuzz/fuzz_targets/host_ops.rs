@@ -57,9 +57,11 @@ fn valid_page(flags: u8) -> Vec<u8> {
     page[..4].copy_from_slice(&[1, 0, 0, 0]);
     page[8] = flags;
     page[78] = 1;
+    page[76] = 8;
     page[93] = 1;
     page[130] = 9;
     page[320] = 10;
+    page[344] = 255;
     page[516] = 4;
     page[536] = 1;
     page[1792] = 4;
@@ -73,6 +75,7 @@ fn bring_up(setup: u8, answers: &mut Answers<'_>) {
         discovery: setup & 1 != 0,
         keep_alive: setup & 2 != 0,
         io_queues: u16::from(setup >> 2),
+        ana: true,
     };
     let mut bring_up = BringUp::new(config);
     let mut now = Instant::now();

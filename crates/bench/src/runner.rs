@@ -12,7 +12,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use raceline_accel::Framework;
-use raceline_host::{Association, HostConfig, HostError, I10Config, NamespaceInfo, QueueCounters};
+use raceline_host::{
+    Association, HostConfig, HostError, I10Config, NamespaceInfo, PathId, PathSetEvent,
+    QueueCounters,
+};
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
 
@@ -23,7 +26,7 @@ use crate::job::{Batch, JobConfig, JobError, JobResult, QueueJob, Slice};
 use crate::report::LoopCounters;
 use crate::workload::RwMode;
 
-use self::core::{Core, CoreConfig, Event, LoadConfig, Message, PortConfig};
+use self::core::{Core, CoreConfig, Event, LoadConfig, Message, News, PathNews, PortConfig};
 use self::stage::{
     Cpus, FileSpec, JobSpec, Layout, Misfit, Plan, Route, Size, StageConfig, Volume, find_namespace,
 };
@@ -300,8 +303,13 @@ impl<'a> Session<'a> {
             }
         }
         let (sender, events) = mpsc::channel();
-        let mut coordinator =
-            Coordinator { cores: Vec::new(), counters: Vec::new(), events, watch };
+        let mut coordinator = Coordinator {
+            cores: Vec::new(),
+            counters: Vec::new(),
+            events,
+            early: Vec::new(),
+            watch,
+        };
         coordinator.spawn(&config, &layout, &sender)?;
         drop(sender);
         let (associations, plans) = coordinator.bring_up(&config, &layout)?;
@@ -398,7 +406,19 @@ struct Coordinator<'a> {
     /// The counters of the queues, by core.
     counters: Vec<Vec<Arc<QueueCounters>>>,
     events: Receiver<Event>,
+    /// What was told of paths before the cores had queues.
+    early: Vec<PathNews>,
     watch: &'a mut dyn FnMut(Progress) -> bool,
+}
+
+impl PathNews {
+    /// Of the only path of a host: the reason why a run cannot begin, if this is one.
+    fn into_failure(self) -> Result<(), RunError> {
+        match self.news {
+            News::Down(error) | News::GivenUp(error) => Err(error.into()),
+            News::Up(_) | News::Changed(_) => Ok(()),
+        }
+    }
 }
 
 impl Coordinator<'_> {
@@ -453,7 +473,9 @@ impl Coordinator<'_> {
         config: &StageConfig,
         layout: &Layout,
     ) -> Result<(Vec<Association>, Vec<Vec<Plan>>), RunError> {
-        let associations = self.connect(config.hosts.len())?;
+        let up = self.connect(config)?;
+        let associations: Vec<Association> =
+            up.iter().map(|(_, association)| association.clone()).collect();
         for (index, association) in associations.iter().enumerate() {
             let granted = association.io_queues;
             if layout.mapped[index] {
@@ -468,10 +490,14 @@ impl Coordinator<'_> {
         let plan = |job| stage::plan(job, &config.hosts, &associations);
         let plans = config.jobs.iter().enumerate().map(plan).collect::<Result<Vec<_>, _>>()?;
         stage::check_overlaps(&config.jobs, &plans)?;
-        for (host, association) in associations.iter().enumerate() {
-            self.broadcast(|| Message::Up(host, association.clone()));
+        for (host, (path, association)) in up.into_iter().enumerate() {
+            let news = PathNews { host, path, news: News::Up(association) };
+            self.broadcast(|| Message::Path(news.clone()));
         }
-        self.wait_ready()?;
+        for news in std::mem::take(&mut self.early) {
+            self.broadcast(|| Message::Path(news.clone()));
+        }
+        self.wait_ready(config, layout)?;
         Ok((associations, plans))
     }
 
@@ -511,15 +537,36 @@ impl Coordinator<'_> {
         Ok(start)
     }
 
-    /// Waits for each admin queue's first success, or the first failure of any.
-    fn connect(&mut self, hosts: usize) -> Result<Vec<Association>, RunError> {
-        let mut up: Vec<Option<Association>> = vec![None; hosts];
+    /// Waits for the first path of each host that comes up, or until one has none. What other paths report meanwhile
+    /// waits in `early`.
+    fn connect(&mut self, config: &StageConfig) -> Result<Vec<(PathId, Association)>, RunError> {
+        let mut up: Vec<Option<(PathId, Association)>> = vec![None; config.hosts.len()];
         while up.iter().any(Option::is_none) {
             match self.next_event(TICK)? {
-                Some(Event::Up(host, association)) => up[host] = Some(association),
-                Some(
-                    Event::Down(_, error) | Event::Failed(_, error) | Event::QueueLost(_, _, error),
-                ) => return Err(error.into()),
+                Some(Event::Path(PathNews { host, path, news: News::Up(association) }))
+                    if up[host].is_none() =>
+                {
+                    up[host] = Some((path, association));
+                }
+                // Of a single path, a loss ends the run.
+                Some(Event::Path(news)) if config.hosts[news.host].more_paths.is_empty() => {
+                    news.into_failure()?;
+                }
+                Some(Event::Path(news)) => {
+                    let place = &mut up[news.host];
+                    let is_its = place.as_ref().is_some_and(|(path, _)| *path == news.path);
+                    if is_its && !matches!(news.news, News::Changed(_)) {
+                        *place = None; // it is lost again
+                    } else {
+                        self.early.push(news);
+                    }
+                }
+                Some(Event::Unreachable(error) | Event::Failed(_, error)) => {
+                    return Err(error.into());
+                }
+                Some(Event::Queues(_, PathSetEvent::Lost { error, .. })) => {
+                    return Err(error.into());
+                }
                 Some(_) => {}
                 None if !(self.watch)(Progress::Connecting) => return Err(RunError::Stopped),
                 None => {}
@@ -528,15 +575,23 @@ impl Coordinator<'_> {
         Ok(up.into_iter().flatten().collect())
     }
 
-    fn wait_ready(&mut self) -> Result<(), RunError> {
+    fn wait_ready(&mut self, config: &StageConfig, layout: &Layout) -> Result<(), RunError> {
         let mut ready = 0;
         while ready < self.cores.len() {
             match self.next_event(TICK)? {
                 Some(Event::Ready) => ready += 1,
-                Some(
-                    Event::Down(_, error) | Event::Failed(_, error) | Event::QueueLost(_, _, error),
-                ) => return Err(error.into()),
-                Some(_) => {}
+                Some(Event::Path(news)) if config.hosts[news.host].more_paths.is_empty() => {
+                    news.into_failure()?;
+                }
+                Some(Event::Queues(host, PathSetEvent::Lost { error, .. }))
+                    if config.hosts[host].more_paths.is_empty() =>
+                {
+                    return Err(error.into());
+                }
+                Some(Event::Unreachable(error) | Event::Failed(_, error)) => {
+                    return Err(error.into());
+                }
+                Some(event) => self.pass_on(layout, event),
                 None if !(self.watch)(Progress::Connecting) => return Err(RunError::Stopped),
                 None => {}
             }
@@ -620,20 +675,25 @@ impl Coordinator<'_> {
     /// Tells the other cores what one core learns about an association.
     fn pass_on(&self, layout: &Layout, event: Event) {
         match event {
-            Event::Up(host, association) => {
-                self.broadcast(|| Message::Up(host, association.clone()));
-            }
-            Event::Down(host, error) => {
-                tracing::warn!("{error}; trying to connect again");
-                self.broadcast(|| Message::Down(host, error.clone()));
+            Event::Path(news) => {
+                if let News::Down(error) | News::GivenUp(error) = &news.news {
+                    let again = matches!(news.news, News::Down(_));
+                    let then =
+                        if again { "trying to connect again" } else { "its path is given up" };
+                    tracing::warn!("{error}; {then}");
+                }
+                self.broadcast(|| Message::Path(news.clone()));
             }
             Event::Failed(host, error) => self.broadcast(|| Message::Failed(host, error.clone())),
-            Event::QueueLost(host, cntlid, error) => {
-                tracing::warn!("{error}");
+            Event::Queues(host, event) => {
+                if let PathSetEvent::Lost { error, .. } = &event {
+                    tracing::warn!("{error}");
+                }
                 if let Some(admin) = self.cores.get(layout.admins[host]) {
-                    let _ = admin.sender().send(Message::QueueLost(host, cntlid, error));
+                    let _ = admin.sender().send(Message::Queues(host, event));
                 }
             }
+            Event::Unreachable(_) => {}
             Event::Ready | Event::JobEnded | Event::Finished(..) | Event::Closed => {}
         }
     }

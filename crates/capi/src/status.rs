@@ -91,7 +91,9 @@ pub(crate) fn code_of(error: CommandError) -> i32 {
     match error {
         CommandError::Status(_) => RACELINE_COMMAND_FAILED,
         CommandError::UnknownFate => RACELINE_UNKNOWN_FATE,
-        CommandError::NotSent | CommandError::Disconnected => RACELINE_NOT_SENT,
+        CommandError::NotSent | CommandError::Disconnected | CommandError::NoPath => {
+            RACELINE_NOT_SENT
+        }
         CommandError::Digest => RACELINE_DIGEST,
         CommandError::Timeout => RACELINE_TIMEOUT,
     }

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::host::{AdminRequest, ControllerInfo, DiscoveryReader, NamespaceInfo, command};
-use raceline_proto::nvme::{ControllerId, Cqe, NamespaceId, Sqe};
+use raceline_proto::nvme::{Cqe, NamespaceId, Sqe};
 use raceline_reactor::{ReactorHandle, SendError, Sender};
 
 use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, CommandFailure, HostError};
-pub(crate) use service::{LinkSnapshot, LinkState};
+use crate::multipath::{PathId, PathSetEvent};
+pub(crate) use service::{LinkPath, LinkSnapshot, LinkState, Routing};
 use service::{Message, Reply, Submission};
 
 /// How often a waiting call looks whether the thread that is to answer still runs.
@@ -180,14 +181,53 @@ impl AdminLink {
         &self.link.state
     }
 
-    /// An I/O queue of that association is lost.
-    pub(crate) fn queue_lost(&self, cntlid: ControllerId, error: HostError) {
-        self.link.tell(Message::QueueLost(cntlid, error));
+    /// Does what follows from an event of I/O queues.
+    pub(crate) fn handle_event(&self, event: PathSetEvent) {
+        match event {
+            PathSetEvent::Ready { .. } => {}
+            PathSetEvent::Lost { path, cntlid, error } => {
+                self.link.tell(Message::QueueLost(path, cntlid, error));
+            }
+            PathSetEvent::Outdated { path } => self.link.tell(Message::RefreshAna(path)),
+        }
+    }
+
+    /// Connects another path, and waits until it is up or its first attempt has failed.
+    pub(crate) fn add_path(&self, config: HostConfig) -> Result<PathId, HostError> {
+        let (sender, reply) = mpsc::channel();
+        self.link.post(Message::AddPath(Box::new(config), sender.clone()))?;
+        loop {
+            match reply.recv_timeout(ALIVE_CHECK_INTERVAL) {
+                Ok(result) => return result,
+                Err(_) if self.link.is_running() => {}
+                Err(_) => return Err(HostError::Closed),
+            }
+        }
+    }
+
+    /// Shuts a path down in order, without waiting for it.
+    pub(crate) fn remove_path(&self, path: PathId) {
+        self.link.tell(Message::RemovePath(path));
+    }
+
+    /// Shuts a path down until it is enabled, without waiting for it.
+    pub(crate) fn disable_path(&self, path: PathId) {
+        self.link.tell(Message::DisablePath(path));
+    }
+
+    /// Connects a path again that was disabled, without waiting for it.
+    pub(crate) fn enable_path(&self, path: PathId) {
+        self.link.tell(Message::EnablePath(path));
+    }
+
+    /// Changes which path commands take.
+    pub(crate) fn change_routing(&self, change: impl FnOnce(&mut Routing)) {
+        self.link.state.update(|state| change(&mut state.routing));
     }
 
     /// Gives the association up and makes a new one, without waiting for it.
-    pub(crate) fn reset(&self) {
-        self.link.tell(Message::Reset);
+    pub(crate) fn reset(&self, path: Option<PathId>) {
+        self.link.tell(Message::Reset(path));
     }
 }
 

@@ -12,6 +12,7 @@ use raceline_reactor::StreamProvider;
 use crate::credentials::CredentialStore;
 use crate::gather::I10Config;
 use crate::maps::QueueRequest;
+use crate::multipath::{Fence, MultipathConfig, PathAddress, PathAna};
 use crate::placement::HostPlacement;
 
 /// Keep alive timeout by default, as other hosts have it.
@@ -43,6 +44,13 @@ pub struct HostConfig {
     /// The provider that carries the bytes of all connections, such as TLS; `None`: the kernel's TCP. A
     /// handshake counts to the time until ICResp.
     pub streams: Option<Arc<dyn StreamProvider>>,
+    /// Further addresses of controllers of the same subsystem: paths besides `address`. All else in this
+    /// configuration holds for each of them.
+    pub more_paths: Vec<PathAddress>,
+    /// What several paths have in common. With it, even with one path, commands whose path is lost are executed by
+    /// another one, or by the same when it is back; without it, there is one path, and a write whose fate is unknown
+    /// when it is lost ends with an error.
+    pub multipath: Option<MultipathConfig>,
     /// The subsystem.
     pub subnqn: Nqn,
     /// This host's NQN.
@@ -122,6 +130,8 @@ impl HostConfig {
             address,
             source: None,
             streams: None,
+            more_paths: Vec::new(),
+            multipath: None,
             subnqn,
             hostnqn,
             hostid,
@@ -163,6 +173,25 @@ impl HostConfig {
         }
     }
 
+    /// The configuration of each path, the first one first. More than one means multipath.
+    #[must_use]
+    pub fn paths(&self) -> Vec<Self> {
+        let multipath = match (&self.multipath, self.more_paths.is_empty()) {
+            (None, false) => Some(MultipathConfig::default()),
+            (multipath, _) => multipath.clone(),
+        };
+        let first = PathAddress { address: self.address, source: self.source };
+        let all = std::iter::once(&first).chain(&self.more_paths);
+        let path = |path: &PathAddress| Self {
+            address: path.address,
+            source: path.source,
+            more_paths: Vec::new(),
+            multipath: multipath.clone(),
+            ..self.clone()
+        };
+        all.map(path).collect()
+    }
+
     /// The I/O queues to ask for, by what they are for.
     #[must_use]
     pub fn queue_request(&self) -> QueueRequest {
@@ -201,6 +230,7 @@ impl HostConfig {
             send_pdus: self.send_pdus,
             send_flags: self.send_flags,
             zero_copy: self.zero_copy,
+            failover: false,
         }
     }
 
@@ -216,6 +246,7 @@ impl HostConfig {
             in_capsule_bytes: association.controller.in_capsule_bytes,
             placement: self.placement,
             i10: self.i10,
+            failover: self.multipath.is_some(),
             ..self.admin_queue()
         }
     }
@@ -235,6 +266,10 @@ pub struct Association {
     pub controller: Arc<ControllerInfo>,
     /// Its active namespaces.
     pub namespaces: Arc<[NamespaceInfo]>,
+    /// How well it leads to them, if the host follows that and the controller says it.
+    pub ana: Option<Arc<PathAna>>,
+    /// Says when its commands can execute no more.
+    pub fence: Arc<Fence>,
 }
 
 impl Association {
@@ -242,6 +277,12 @@ impl Association {
     /// controller that was started again begins with the same number.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.controller, &other.controller)
+    }
+
+    /// Whether the same association leads to the same namespaces in the same way.
+    pub(crate) fn says_the_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.namespaces, &other.namespaces)
+            && self.ana.as_ref().map(Arc::as_ptr) == other.ana.as_ref().map(Arc::as_ptr)
     }
 }
 
@@ -304,6 +345,8 @@ pub struct QueuePairConfig {
     pub send_flags: bool,
     /// Large writes are sent without a copy.
     pub zero_copy: bool,
+    /// Commands that a connection does not complete are given back for another path.
+    pub failover: bool,
 }
 
 #[cfg(test)]
@@ -330,6 +373,12 @@ mod tests {
         let admin = config.admin_queue();
         assert_eq!((admin.command_timeout, admin.tcp_connect_timeout), (Some(two), three));
         assert_eq!((admin.connect_timeout, admin.source), (CONNECT_TIMEOUT, config.source));
+        let more = PathAddress { address: "127.0.0.3:4420".parse().unwrap(), source: None };
+        let several = HostConfig { more_paths: vec![more], ..config.clone() }.paths();
+        let sources: Vec<_> = several.iter().map(|path| (path.address, path.source)).collect();
+        assert_eq!(sources, [(address, config.source), (more.address, None)]);
+        assert!(several.iter().all(|path| path.multipath == Some(MultipathConfig::default())));
+        assert_eq!(config.paths()[0].multipath, None);
         let limited = config.within(one).admin_queue();
         assert_eq!((limited.connect_timeout, limited.tcp_connect_timeout), (one, one));
     }

@@ -1,13 +1,17 @@
 //! The admin queue of an association: bring-up, keep alive, events, reconnecting, shutdown.
 
+mod ana;
+mod reset;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::host::{
-    AdminRequest, Backoff, BringUp, BringUpConfig, BroughtUp, KeepAlive, KeepAliveAction,
-    NamespaceInfo, NamespaceScan, command,
+    AdminRequest, AnaReader, Backoff, BringUp, BringUpConfig, BroughtUp, KeepAlive,
+    KeepAliveAction, NamespaceInfo, NamespaceScan, command,
 };
+use raceline_proto::nvme::cross_reset::ControllerInstance;
 use raceline_proto::nvme::event::AsyncEvent;
 use raceline_proto::nvme::log::lid;
 use raceline_proto::nvme::property::{
@@ -20,7 +24,10 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, Token};
 use crate::command::{Command, CommandDone, Data, Rejected};
 use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, HostError, RejectedReason};
+use crate::multipath::{DEFAULT_QUIESCE, Fence, Lease, PathAna};
 use crate::queue::{QueueEvent, QueuePair};
+use ana::AnaFollower;
+use reset::Resets;
 
 /// `user` values from this on are the controller's own commands; programs use those below.
 pub const FIRST_INTERNAL_USER: u64 = 1 << 63;
@@ -30,8 +37,10 @@ const USER_KEEP_ALIVE: u64 = FIRST_INTERNAL_USER + 1;
 const USER_EVENT: u64 = FIRST_INTERNAL_USER + 2;
 /// The log whose reading unmasks the next namespace event.
 const USER_CHANGED_LIST: u64 = FIRST_INTERNAL_USER + 3;
+/// A reset of another controller, or the log of resets.
+const USER_RESET: u64 = FIRST_INTERNAL_USER + 4;
 /// Commands kept free on the admin queue for the controller itself: one of each kind above.
-const INTERNAL_COMMANDS: usize = 4;
+const INTERNAL_COMMANDS: usize = 5;
 /// An association that lives for a shorter time counts as a failed attempt to connect.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// An association whose I/O queues cannot be connected may live for the three phases of connecting
@@ -56,6 +65,8 @@ pub enum ControllerEvent {
     Down(HostError),
     /// Namespaces have come, gone or changed.
     Namespaces(Arc<[NamespaceInfo]>),
+    /// The ANA log was read again.
+    Ana(Arc<PathAna>),
     /// The discovery log has changed.
     DiscoveryChanged,
     /// Given up: nothing happens any more.
@@ -70,6 +81,7 @@ enum Job {
     None,
     BringUp(Box<BringUp>),
     Scan(NamespaceScan),
+    Ana(AnaReader),
     /// Sets CC.SHN, then reads CSTS until SHST says that it is done.
     Shutdown {
         asked: bool,
@@ -109,6 +121,12 @@ pub struct Controller {
     event_outstanding: bool,
     /// A namespace event came during a scan.
     scan_again: bool,
+    ana: AnaFollower,
+    resets: Resets,
+    /// The right to send on the association, while it is up.
+    lease: Option<Lease>,
+    /// It is connected again even if it was never up.
+    insists: bool,
     backoff: Option<Backoff>,
     /// When it came up last, if ever. Only a controller that was up before is connected again.
     up_at: Option<Instant>,
@@ -138,6 +156,10 @@ impl Controller {
             events_enabled: false,
             event_outstanding: false,
             scan_again: false,
+            ana: AnaFollower::default(),
+            resets: Resets::default(),
+            lease: None,
+            insists: false,
             backoff: None,
             up_at: None,
             useless: false,
@@ -145,6 +167,23 @@ impl Controller {
             done: VecDeque::with_capacity(32),
             events: VecDeque::with_capacity(8),
         }
+    }
+
+    /// Has a controller that has never been up connected again like one that was: other paths lead to its subsystem.
+    pub fn insist(&mut self) {
+        self.insists = true;
+    }
+
+    /// Has this controller reset another one, whose association is lost. The fence opens when it has; if it cannot,
+    /// the fence is left to time.
+    pub(crate) fn reset_other(
+        &mut self,
+        cx: &mut Context<'_>,
+        instance: ControllerInstance,
+        fence: Arc<Fence>,
+    ) {
+        self.resets.push(instance, fence);
+        self.advance_resets(cx);
     }
 
     /// The association, while the controller is up.
@@ -210,6 +249,7 @@ impl Controller {
     pub fn queue_lost(&mut self, cx: &mut Context<'_>, cntlid: ControllerId, error: HostError) {
         if matches!(self.state, State::Up) && cntlid == self.cntlid {
             self.useless |= error.is_of_connecting();
+            self.seal(cx.now);
             self.admin.disconnect(cx, error);
             self.run(cx);
         }
@@ -218,6 +258,7 @@ impl Controller {
     /// Shuts the controller down in order and closes the connection; the end is
     /// [`ControllerEvent::Closed`]. I/O queues are to be closed before.
     pub fn disconnect(&mut self, cx: &mut Context<'_>) {
+        self.seal(cx.now);
         match self.state {
             State::Closing | State::Finished => return,
             State::Up => {
@@ -259,7 +300,7 @@ impl Controller {
             match event {
                 QueueEvent::Ready { cntlid } => self.handle_ready(cntlid),
                 QueueEvent::Lost(error) => self.handle_lost(cx, error),
-                QueueEvent::Closed => self.handle_closed(),
+                QueueEvent::Closed => self.handle_closed(cx.now),
             }
         }
         // After the events: commands that a lost connection has ended start nothing new.
@@ -267,6 +308,24 @@ impl Controller {
             self.handle_done(cx, done);
         }
         self.advance_job(cx);
+        self.advance_resets(cx);
+    }
+
+    /// No queue may begin to use the association any more.
+    fn seal(&self, now: Instant) {
+        if let Some(lease) = &self.lease {
+            lease.fence().seal(now);
+        }
+    }
+
+    /// The association is over, and its admin queue is gone.
+    fn end_association(&mut self, now: Instant) {
+        self.seal(now);
+        if let Some(lease) = self.lease.take() {
+            lease.release(now);
+        }
+        self.association = None;
+        self.keep_alive = None;
     }
 
     fn handle_ready(&mut self, cntlid: ControllerId) {
@@ -277,15 +336,15 @@ impl Controller {
             discovery: self.config.subnqn.is_discovery(),
             keep_alive: self.config.kato_ms > 0,
             io_queues: self.config.queue_request().total(),
+            ana: self.config.multipath.is_some(),
         })));
     }
 
-    fn handle_closed(&mut self) {
+    fn handle_closed(&mut self, now: Instant) {
+        self.end_association(now);
         if matches!(self.state, State::Finished) {
             return;
         }
-        self.association = None;
-        self.keep_alive = None;
         if matches!(self.state, State::Closing) {
             self.events.push_back(ControllerEvent::Closed);
         }
@@ -294,8 +353,8 @@ impl Controller {
 
     /// The admin queue is lost: try again, or give up.
     fn handle_lost(&mut self, cx: &mut Context<'_>, error: HostError) {
-        self.association = None;
-        self.keep_alive = None;
+        self.end_association(cx.now);
+        self.ana.due = None;
         self.event_outstanding = false;
         self.job = Job::None;
         self.job_busy = false;
@@ -309,14 +368,14 @@ impl Controller {
         let config = self.config.backoff;
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(config, cx.now));
         // A failed first attempt is reported at once: a wrong address is not worth waiting for.
-        let next = if self.up_at.is_some() && !error.is_permanent() {
+        let next = if (self.up_at.is_some() || self.insists) && !error.is_permanent() {
             backoff.next_attempt(cx.now)
         } else {
             None
         };
         match next {
             Some(until) => {
-                if !matches!(self.state, State::Connecting) {
+                if !matches!(self.state, State::Connecting) || self.up_at.is_none() {
                     self.events.push_back(ControllerEvent::Down(error));
                 }
                 self.state = State::Waiting { until };
@@ -363,6 +422,10 @@ impl Controller {
                 self.request_event(cx);
             }
             USER_CHANGED_LIST => {}
+            USER_RESET => {
+                let data: &[u8] = if let Data::Read(buf) = &done.data { buf } else { &[] };
+                self.resets.handle_done(cx.now, done.result, data);
+            }
             _ => self.done.push_back(done),
         }
     }
@@ -379,6 +442,12 @@ impl Controller {
                 USER_CHANGED_LIST,
             );
             self.start_scan();
+            // The namespace may be in another group.
+            self.refresh_ana(cx);
+        } else if event == AsyncEvent::ANA_CHANGED {
+            self.read_ana_at(cx, cx.now);
+        } else if event == AsyncEvent::CROSS_CONTROLLER_RESET {
+            self.resets.handle_event();
         } else if event == AsyncEvent::DISCOVERY_CHANGED {
             self.events.push_back(ControllerEvent::DiscoveryChanged);
         }
@@ -391,7 +460,7 @@ impl Controller {
                 self.job =
                     Job::Scan(NamespaceScan::new(controller.namespace_count, controller.version));
             }
-            (Job::Scan(_), _) => self.scan_again = true,
+            (Job::Scan(_) | Job::Ana(_), _) => self.scan_again = true,
             _ => {}
         }
     }
@@ -401,6 +470,10 @@ impl Controller {
         if self.job_busy {
             return;
         }
+        if matches!(self.job, Job::None) && std::mem::take(&mut self.scan_again) {
+            self.start_scan();
+        }
+        self.begin_due_ana(cx);
         let request = match &mut self.job {
             Job::None => None,
             Job::BringUp(bring_up) => {
@@ -412,6 +485,7 @@ impl Controller {
                 request
             }
             Job::Scan(scan) => scan.poll_request(),
+            Job::Ana(reader) => reader.poll_request(),
             Job::Shutdown { poll_at: Some(at), .. } if cx.now < *at => {
                 let at = *at;
                 self.arm(cx, at);
@@ -466,6 +540,12 @@ impl Controller {
                     self.job = Job::None;
                 }
             },
+            Job::Ana(reader) => {
+                let result = reader.handle_completion(&cqe, data);
+                if let Some(result) = result.map(|()| reader.poll_done()).transpose() {
+                    self.handle_ana(cx, result);
+                }
+            }
             Job::Shutdown { set, give_up, poll_at, .. } => {
                 let first = !std::mem::replace(set, true);
                 let complete = !first && ControllerStatus(cqe.dw0).shst() == SHST_COMPLETE;
@@ -485,12 +565,21 @@ impl Controller {
         self.useless = false;
         self.state = State::Up;
         self.events_enabled = up.events;
+        let controller = up.controller;
+        let quiesce =
+            self.config.multipath.as_ref().map_or(DEFAULT_QUIESCE, |it| it.default_quiesce);
+        let fence = Fence::new(controller.hold_time(self.config.kato_ms, quiesce));
+        self.lease = fence.lease();
+        self.ana.begin(cx.now);
+        let transition = controller.ana_transition_time();
         let association = Association {
             cntlid: self.cntlid,
             max_entries: up.max_entries,
             io_queues: up.io_queues,
-            controller: Arc::new(up.controller),
+            ana: up.ana.map(|log| Arc::new(PathAna::new(log, transition, cx.now))),
+            controller: Arc::new(controller),
             namespaces: up.namespaces.into(),
+            fence,
         };
         self.association = Some(association.clone());
         self.events.push_back(ControllerEvent::Up(association));
@@ -507,9 +596,6 @@ impl Controller {
                 association.namespaces = namespaces.clone();
                 self.events.push_back(ControllerEvent::Namespaces(namespaces));
             }
-        }
-        if std::mem::take(&mut self.scan_again) {
-            self.start_scan();
         }
     }
 
@@ -583,6 +669,28 @@ impl Controller {
             tracing::debug!(reason = %rejected.reason, "the admin queue takes no command");
         }
         result.is_ok()
+    }
+
+    /// Lets the resets of other controllers go on.
+    fn advance_resets(&mut self, cx: &mut Context<'_>) {
+        if !matches!(self.state, State::Up) {
+            return;
+        }
+        if let Some(request) = self.resets.poll_request(cx.now)
+            && !self.submit_internal(cx, request, USER_RESET)
+        {
+            self.resets.handle_not_submitted(cx.now);
+        }
+        if let Some(at) = self.resets.poll_timeout() {
+            self.arm(cx, at);
+        }
+    }
+
+    /// The resets of other controllers that this one was to execute and did not, because its association is lost.
+    pub(crate) fn take_resets(
+        &mut self,
+    ) -> impl Iterator<Item = (ControllerInstance, Arc<Fence>)> + use<> {
+        self.resets.take()
     }
 
     fn arm(&mut self, cx: &mut Context<'_>, at: Instant) {

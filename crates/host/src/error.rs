@@ -5,10 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use raceline_auth::AuthenticationError;
-use raceline_proto::host::{BringUpError, DiscoveryError, ScanError};
+use raceline_proto::host::{AnaError, BringUpError, DiscoveryError, ScanError};
 use raceline_proto::nvme::Status;
 
 use crate::summary::CommandSummary;
+
+/// Status code type of path related statuses.
+const SCT_PATH: u8 = 3;
 
 /// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +36,9 @@ pub enum CommandError {
     /// The command was not completed in time; the connection was given up.
     #[error("no completion in time")]
     Timeout,
+    /// No path leads to the namespace, and none is awaited any more.
+    #[error("no path to the namespace is left, and none has come back in time")]
+    NoPath,
 }
 
 impl CommandError {
@@ -41,10 +47,19 @@ impl CommandError {
     pub fn status(self) -> Status {
         match self {
             Self::Status(status) => status,
-            Self::UnknownFate | Self::NotSent | Self::Disconnected => Status::HOST_PATH_ERROR,
+            Self::UnknownFate | Self::NotSent | Self::Disconnected | Self::NoPath => {
+                Status::HOST_PATH_ERROR
+            }
             Self::Digest => Status::TRANSIENT_TRANSPORT_ERROR,
             Self::Timeout => Status::HOST_ABORTED,
         }
+    }
+
+    /// Whether the controller says that the path is the matter, and not the command (SCT 3h; Base 2.0, 3.3.3.2.1):
+    /// another path may do it.
+    #[inline]
+    pub(crate) fn is_of_path(self) -> bool {
+        matches!(self, Self::Status(status) if status.sct() == SCT_PATH && !status.is_dnr())
     }
 
     /// Whether data were spoiled between host and controller, so that the command had no effect
@@ -201,6 +216,20 @@ pub enum HostError {
     /// The controller could not be brought up.
     #[error("cannot bring up the controller at {0}: {1}")]
     BringUp(SocketAddr, BringUpError),
+    /// The ANA log could not be read, or contradicts itself.
+    #[error("cannot use the ANA log of {0}: {1}")]
+    Ana(SocketAddr, AnaError),
+    /// A path does not lead to what the other paths lead to.
+    #[error("{0} is no path to the same namespaces: {1}")]
+    OtherNamespaces(SocketAddr, String),
+    /// All paths are gone.
+    #[error("all {count} paths were given up, the last because {last}")]
+    NoPath {
+        /// How many there were.
+        count: usize,
+        /// Why the last one was given up.
+        last: Box<HostError>,
+    },
     /// The namespaces could not be read.
     #[error("cannot read the namespaces: {0}")]
     Scan(#[from] ScanError),
@@ -270,6 +299,8 @@ impl HostError {
             | Self::Authentication(..)
             | Self::Closed
             | Self::Invalid(_)
+            | Self::OtherNamespaces(..)
+            | Self::NoPath { .. }
             | Self::Reactor(_) => true,
             _ => false,
         }

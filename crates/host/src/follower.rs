@@ -5,26 +5,38 @@ use std::time::{Duration, Instant};
 
 use raceline_reactor::{Context, Token};
 
-use crate::admin_link::{LinkSnapshot, LinkState};
+use crate::admin_link::{LinkPath, LinkSnapshot, LinkState, Routing};
 use crate::config::Association;
 use crate::error::HostError;
-use crate::queue_set::IoQueueSet;
+use crate::multipath::{PathId, PathSet};
 
 /// How often the association is looked at while it is up and all queues are ready.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked at otherwise.
 const LOOK_SOON_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Looks at the association by a timer, and tells the queues what has become of it.
+/// How often paths are looked at where there may be several.
+const LOOK_MULTIPATH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Looks at the associations of all paths by a timer, and tells the queues what has become of them.
 #[derive(Debug)]
 pub(crate) struct AssociationFollower {
     state: Arc<LinkState>,
     /// The timer's token.
     token: Token,
-    /// The association that the queues have been told of.
-    followed: Option<Association>,
+    /// What the queues have been told of each path.
+    followed: Vec<Followed>,
+    routing: Routing,
     /// When the association is looked at next.
     look_at: Option<Instant>,
+}
+
+/// A path as the queues have been told of it.
+#[derive(Debug)]
+struct Followed {
+    path: PathId,
+    association: Option<Association>,
+    given_up: bool,
 }
 
 /// What the queues have to be told.
@@ -33,17 +45,22 @@ enum Change {
     None,
     /// Another association is up. The one before may have been lost without the follower seeing it.
     Up,
+    /// The association is the same, and leads to other namespaces or in another way.
+    News,
     /// The association is lost.
     Down,
-    /// The controller was given up.
+    /// The path was given up.
     GivenUp,
 }
 
 impl Change {
-    fn between(followed: Option<&Association>, snapshot: &LinkSnapshot) -> Self {
-        match (followed, &snapshot.association) {
-            _ if snapshot.failed.is_some() => Self::GivenUp,
-            (Some(followed), Some(up)) if followed.is(up) => Self::None,
+    fn between(followed: Option<&Association>, path: &LinkPath) -> Self {
+        match (followed, &path.association) {
+            _ if path.failed.is_some() => Self::GivenUp,
+            (Some(followed), Some(up)) if followed.is(up) => match followed.says_the_same(up) {
+                true => Self::None,
+                false => Self::News,
+            },
             (_, Some(_)) => Self::Up,
             (Some(_), None) => Self::Down,
             (None, None) => Self::None,
@@ -55,7 +72,8 @@ impl AssociationFollower {
     /// For queues that follow no association yet. Timers are asked for with `token`; [`Self::is_due`]
     /// judges what they bring.
     pub(crate) fn new(state: Arc<LinkState>, token: Token) -> Self {
-        Self { state, token, followed: None, look_at: None }
+        let (followed, routing) = (Vec::new(), Routing::default());
+        Self { state, token, followed, routing, look_at: None }
     }
 
     /// The controller's state as of now.
@@ -71,34 +89,86 @@ impl AssociationFollower {
         self.look_at.is_some_and(|at| at <= now)
     }
 
-    /// Looks at the association and has the queues follow it; asks for a timer to look again, unless
+    /// Looks at the associations and has the queues follow them; asks for a timer to look again, unless
     /// the controller was given up. Gives what it saw.
-    pub(crate) fn follow(&mut self, cx: &mut Context<'_>, queues: &mut IoQueueSet) -> LinkSnapshot {
+    pub(crate) fn follow(&mut self, cx: &mut Context<'_>, queues: &mut PathSet) -> LinkSnapshot {
         let snapshot = self.state.get();
         self.look_at = None;
-        let change = Change::between(self.followed.as_ref(), &snapshot);
-        match change {
-            Change::None => {}
-            Change::Up | Change::Down => {
-                if self.followed.take().is_some() {
-                    queues.handle_down(cx, &HostError::Closed);
-                }
-                if let Some(association) = &snapshot.association {
-                    queues.handle_up(cx, association);
-                }
-                self.followed.clone_from(&snapshot.association);
-            }
-            Change::GivenUp => {
-                queues.close(cx);
-                return snapshot;
-            }
+        if snapshot.failed.is_some() {
+            queues.close(cx);
+            return snapshot;
         }
-        if self.followed.is_some() && queues.is_ready() {
-            self.look_after(cx, LOOK_INTERVAL);
-        } else {
+        self.follow_removals(cx, queues, &snapshot);
+        for path in &snapshot.paths {
+            self.follow_path(cx, queues, path);
+        }
+        if self.routing != snapshot.routing {
+            self.routing.clone_from(&snapshot.routing);
+            queues.set_routing(cx, &self.routing);
+        }
+        let all_up = self.followed.iter().all(|it| it.given_up || it.association.is_some());
+        if !all_up || !queues.is_ready() {
             self.look_soon(cx);
+        } else if queues.is_multipath() {
+            self.look_after(cx, LOOK_MULTIPATH_INTERVAL);
+        } else {
+            self.look_after(cx, LOOK_INTERVAL);
         }
         snapshot
+    }
+
+    fn follow_removals(
+        &mut self,
+        cx: &mut Context<'_>,
+        queues: &mut PathSet,
+        snapshot: &LinkSnapshot,
+    ) {
+        self.followed.retain(|followed| {
+            let is_there = snapshot.path(followed.path).is_some();
+            if !is_there {
+                queues.remove_path(cx, followed.path);
+            }
+            is_there
+        });
+    }
+
+    fn follow_path(&mut self, cx: &mut Context<'_>, queues: &mut PathSet, path: &LinkPath) {
+        let id = path.id;
+        let at = self.followed.iter().position(|known| known.path == id).unwrap_or_else(|| {
+            let followed = Followed { path: id, association: None, given_up: false };
+            self.followed.push(followed);
+            if !queues.has_path(id) && path.failed.is_none() {
+                queues.add_path(cx, id, &path.config);
+            }
+            queues.set_counters(id, &path.counters);
+            self.followed.len() - 1
+        });
+        let followed = &mut self.followed[at];
+        match Change::between(followed.association.as_ref(), path) {
+            Change::None => return,
+            Change::News => {
+                if let Some(up) = &path.association {
+                    queues.handle_namespaces(cx, id, &up.namespaces);
+                    if let Some(ana) = &up.ana {
+                        queues.handle_ana(cx, id, ana);
+                    }
+                }
+            }
+            Change::Up | Change::Down => {
+                if followed.association.is_some() {
+                    queues.handle_down(cx, id, &HostError::Closed);
+                }
+                if let Some(association) = &path.association {
+                    queues.handle_up(cx, id, association);
+                }
+            }
+            Change::GivenUp => {
+                if !std::mem::replace(&mut followed.given_up, true) {
+                    queues.handle_failed(cx, id);
+                }
+            }
+        }
+        followed.association.clone_from(&path.association);
     }
 
     /// Looks at the association soon, because a queue is lost.
@@ -126,6 +196,7 @@ mod tests {
 
     use super::*;
     use crate::config::HostConfig;
+    use crate::multipath::Fence;
 
     const TOKEN: Token = Token { owner: 0, generation: 0, index: 9 };
 
@@ -136,6 +207,18 @@ mod tests {
             io_queues: 1,
             controller: Arc::new(ControllerInfo::parse(&[0; 4096]).unwrap()),
             namespaces: Arc::new([]),
+            ana: None,
+            fence: Fence::new(Duration::ZERO),
+        }
+    }
+
+    fn path(config: &HostConfig, association: Option<&Association>) -> LinkPath {
+        LinkPath {
+            id: PathId::FIRST,
+            config: Arc::new(config.clone()),
+            association: association.cloned(),
+            failed: None,
+            counters: Arc::default(),
         }
     }
 
@@ -145,7 +228,7 @@ mod tests {
         pool: BufferPool,
         _peer: TcpListener,
         state: Arc<LinkState>,
-        queues: IoQueueSet,
+        queues: PathSet,
         follower: AssociationFollower,
         now: Instant,
     }
@@ -157,14 +240,19 @@ mod tests {
             let address = peer.local_addr().unwrap();
             let config = HostConfig::new(address, nqn.clone(), nqn, HostId([3; 16]));
             let state = Arc::new(LinkState::default());
+            state.update(|state| state.paths = vec![path(&config, None)]);
+            let (mut io, now) = (EpollIo::new().unwrap(), Instant::now());
+            let pool = BufferPool::new(&PoolConfig::default()).unwrap();
+            let cx = Context { io: &mut io, pool: &pool, now };
+            let queues = PathSet::new(&cx, &config, [1], Token { index: 0, ..TOKEN });
             Self {
-                io: EpollIo::new().unwrap(),
-                pool: BufferPool::new(&PoolConfig::default()).unwrap(),
+                io,
+                pool,
                 _peer: peer,
-                queues: IoQueueSet::new(&config, [1], Token { index: 0, ..TOKEN }),
+                queues,
                 follower: AssociationFollower::new(Arc::clone(&state), TOKEN),
                 state,
-                now: Instant::now(),
+                now,
             }
         }
 
@@ -175,7 +263,7 @@ mod tests {
 
         fn set(&self, association: Option<&Association>, failed: Option<HostError>) {
             self.state.update(|state| {
-                state.association = association.cloned();
+                state.paths[0].association = association.cloned();
                 state.failed = failed;
             });
         }
@@ -195,17 +283,18 @@ mod tests {
         let first = association(1);
         bench.set(Some(&first), None);
         let snapshot = bench.follow();
-        assert_eq!((snapshot.version, bench.queues.len()), (1, 1));
+        assert_eq!((snapshot.version, bench.queues.len()), (2, 1));
         assert!(!bench.queues.is_lost(), "it connects");
         assert_eq!(bench.looks_after(), Some(LOOK_SOON_INTERVAL), "it is not ready yet");
 
         bench.set(None, None);
         bench.follow();
-        assert!(bench.follower.followed.is_none());
+        assert!(bench.follower.followed[0].association.is_none());
         bench.set(Some(&association(1)), None);
         bench.follow();
         // The number is that of the first association, but the association is another.
-        assert!(bench.follower.followed.as_ref().is_some_and(|up| !up.is(&first)));
+        let followed = bench.follower.followed[0].association.as_ref();
+        assert!(followed.is_some_and(|up| !up.is(&first)));
     }
 
     #[test]
@@ -242,18 +331,17 @@ mod tests {
     fn what_queues_are_told() {
         let (one, other) = (association(1), association(1));
         let later = Association { namespaces: Arc::new([]), ..one.clone() };
-        let snapshot = |up: Option<&Association>| LinkSnapshot {
-            association: up.cloned(),
-            ..LinkSnapshot::default()
-        };
-        let change = |followed, up| Change::between(followed, &snapshot(up));
+        let nqn = Nqn::new("nqn.2026-01.io.raceline:follower").unwrap();
+        let address = "127.0.0.1:4420".parse().unwrap();
+        let config = HostConfig::new(address, nqn.clone(), nqn, HostId([3; 16]));
+        let change = |followed, up| Change::between(followed, &path(&config, up));
         assert_eq!(change(None, None), Change::None);
         assert_eq!(change(None, Some(&one)), Change::Up);
         assert_eq!(change(Some(&one), Some(&one)), Change::None);
-        assert_eq!(change(Some(&one), Some(&later)), Change::None, "only its namespaces changed");
+        assert_eq!(change(Some(&one), Some(&later)), Change::News, "its namespaces changed");
         assert_eq!(change(Some(&one), Some(&other)), Change::Up);
         assert_eq!(change(Some(&one), None), Change::Down);
-        let failed = LinkSnapshot { failed: Some(HostError::Reset), ..snapshot(Some(&one)) };
+        let failed = LinkPath { failed: Some(HostError::Reset), ..path(&config, Some(&one)) };
         assert_eq!(Change::between(Some(&one), &failed), Change::GivenUp);
     }
 }

@@ -39,6 +39,7 @@ pub mod error;
 mod follower;
 pub mod gather;
 pub mod maps;
+pub mod multipath;
 pub mod naming;
 pub mod placement;
 pub mod queue;
@@ -59,11 +60,14 @@ pub use credentials::{CredentialStore, Credentials};
 pub use error::{CommandError, HostError, RejectedReason};
 pub use gather::I10Config;
 pub use maps::{CoreMaps, CorePlace, QueueKind, QueueMaps, QueueRequest};
+pub use multipath::{
+    MultipathConfig, PathAddress, PathEvent, PathId, PathSet, PathSetEvent, Paths, Policy,
+};
 pub use placement::HostPlacement;
 pub use queue::{QueueEvent, QueuePair};
 pub use queue_set::{IoQueueEvent, IoQueueSet};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, KeyError};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};
 pub use raceline_reactor::Arrival;
-pub use remote::{RemoteController, RemoteNamespace, RemoteState};
+pub use remote::{RemoteController, RemoteNamespace, RemotePath, RemoteState};
 pub use shared::{Pending, Poller, SharedError, SharedOptions, SharedQueues, SharedTotals};

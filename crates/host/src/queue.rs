@@ -11,6 +11,7 @@ mod entry;
 mod plan;
 mod prove;
 mod receive;
+mod returned;
 mod send;
 mod teardown;
 
@@ -36,6 +37,8 @@ use crate::placement::{NapiGroup, Search};
 use entry::Entry;
 use plan::{Plan, UnderWay};
 use prove::{Proving, Renewal};
+use returned::ReturnedList;
+pub(crate) use returned::{Fate, Returned};
 use send::Grant;
 
 /// PDUs in one send.
@@ -136,6 +139,8 @@ pub struct QueuePair {
     done: VecDeque<CommandDone>,
     /// Completed commands whose buffers the last send still has.
     held: Vec<CommandDone>,
+    /// Commands that did not run here and may run on another path.
+    returned: ReturnedList,
     events: VecDeque<QueueEvent>,
     batch: Option<Box<SendBatch>>,
     /// Commands whose data an engine has.
@@ -198,6 +203,7 @@ impl QueuePair {
             grants: VecDeque::with_capacity(capacity),
             done: VecDeque::with_capacity(capacity),
             held: Vec::with_capacity(capacity),
+            returned: ReturnedList::default(),
             events: VecDeque::with_capacity(4),
             batch: Some(batch),
             with_engines: 0,
@@ -539,7 +545,7 @@ impl QueuePair {
     fn finish(&mut self, cid: CommandId, result: Result<Cqe, CommandError>) {
         let admin = self.config.qid.is_admin();
         let batches_done = self.link.as_ref().map_or(u64::MAX, |link| link.batches_done);
-        let Self { commands, done, held, under_way, state, config, .. } = self;
+        let Self { commands, done, held, returned, under_way, state, config, .. } = self;
         let mut again = false;
         // The end is built where it stays, and not moved there.
         commands.remove_if(cid, |entry| {
@@ -559,6 +565,14 @@ impl QueuePair {
                 }
             }
             under_way.end(entry);
+            if let Err(error) = result
+                && config.failover
+                && error.is_of_path()
+                && entry.may_move()
+            {
+                returned.push(entry, Fate::NotExecuted, error);
+                return Some(());
+            }
             let sending = entry.batch > batches_done;
             let ended = CommandDone {
                 user: entry.user,

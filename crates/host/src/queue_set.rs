@@ -12,8 +12,9 @@ use crate::counters::QueueCounters;
 use crate::error::{HostError, RejectedReason};
 use crate::gather::I10Config;
 use crate::maps::{CoreMaps, CorePlace};
+use crate::multipath::{Fence, Lease};
 use crate::placement::NapiGroup;
-use crate::queue::{QueueEvent, QueuePair};
+use crate::queue::{QueueEvent, QueuePair, Returned};
 
 /// What happened to one of the queues.
 #[derive(Clone, Debug)]
@@ -53,6 +54,8 @@ pub struct IoQueueSet {
     /// Queues with something to flush or to give back, each once: a turn costs what these cost, however
     /// many queues are quiet.
     touched: VecDeque<usize>,
+    /// Commands that are to run on another path.
+    returned: VecDeque<ReturnedFrom>,
     closed: bool,
     events: VecDeque<IoQueueEvent>,
     counters: Arc<QueueCounters>,
@@ -70,11 +73,23 @@ enum Layout {
     Mapped(CoreMaps),
 }
 
+/// A command that is to run on another path, and where it comes from.
+#[derive(Debug)]
+pub(crate) struct ReturnedFrom {
+    /// Position of its queue.
+    pub(crate) queue: usize,
+    pub(crate) returned: Returned,
+    /// The fence of the association that may still execute it.
+    pub(crate) fence: Option<Arc<Fence>>,
+}
+
 /// A queue and the association that it was last connected to.
 #[derive(Debug)]
 struct Member {
     pair: QueuePair,
     cntlid: ControllerId,
+    /// The right to send on that association, while there is a connection.
+    lease: Option<Lease>,
     /// It is among those touched.
     touched: bool,
 }
@@ -88,6 +103,10 @@ impl Member {
         }
         if self.pair.is_lost() {
             self.cntlid = association.cntlid;
+            self.lease = association.fence.lease();
+            if self.lease.is_none() {
+                return; // it is lost already, as will be told
+            }
             self.pair.reconnect(cx, association.cntlid, association.controller.in_capsule_bytes);
         } else {
             self.pair.disconnect(cx, HostError::Closed);
@@ -131,6 +150,7 @@ impl IoQueueSet {
             queues: Vec::with_capacity(capacity),
             association: None,
             touched: VecDeque::with_capacity(capacity),
+            returned: VecDeque::new(),
             closed: false,
             events: VecDeque::with_capacity(2 * capacity),
             counters: Arc::default(),
@@ -155,11 +175,13 @@ impl IoQueueSet {
                 if qid <= association.io_queues {
                     let config = self.config.io_queue(association, QueueId(qid));
                     let token = Token { index, ..self.token };
-                    let mut pair = QueuePair::connect(cx, config, token);
+                    let mut pair = QueuePair::new(config, token);
                     pair.share_counters(Arc::clone(&self.counters));
                     pair.join(&self.napi_group);
-                    let cntlid = association.cntlid;
-                    self.queues.push(Member { pair, cntlid, touched: false });
+                    let cntlid = ControllerId::DYNAMIC; // none
+                    let mut member = Member { pair, cntlid, lease: None, touched: false };
+                    member.follow(cx, association);
+                    self.queues.push(member);
                 }
             }
             if let (true, Some(&qid)) = (self.queues.is_empty(), self.layout.qids().first()) {
@@ -188,9 +210,14 @@ impl IoQueueSet {
     /// The association is lost: queues give their connections up and wait for the next.
     pub fn handle_down(&mut self, cx: &mut Context<'_>, error: &HostError) {
         self.association = None;
-        for queue in &mut self.queues {
+        for index in 0..self.queues.len() {
+            let queue = &mut self.queues[index];
             queue.cntlid = ControllerId::DYNAMIC; // none
+            if let Some(lease) = &queue.lease {
+                lease.fence().seal(cx.now);
+            }
             queue.pair.disconnect(cx, error.clone());
+            self.settle(cx, index);
         }
         self.touch_all();
     }
@@ -198,10 +225,52 @@ impl IoQueueSet {
     /// Closes all queues, because the association was given up or the program has finished.
     pub fn close(&mut self, cx: &mut Context<'_>) {
         self.closed = true;
-        for queue in &mut self.queues {
-            queue.pair.close(cx);
+        for index in 0..self.queues.len() {
+            self.queues[index].pair.close(cx);
+            self.settle(cx, index);
         }
         self.touch_all();
+    }
+
+    /// Takes what a queue gives back for another path, and the lease of a connection that is gone.
+    #[cold]
+    fn settle(&mut self, cx: &Context<'_>, index: usize) {
+        let queue = &mut self.queues[index];
+        while let Some(returned) = queue.pair.poll_returned() {
+            let fence = queue.lease.as_ref().map(|lease| Arc::clone(lease.fence()));
+            self.returned.push_back(ReturnedFrom { queue: index, returned, fence });
+        }
+        if (queue.pair.is_lost() || queue.pair.is_closed())
+            && let Some(lease) = queue.lease.take()
+        {
+            lease.release(cx.now);
+        }
+    }
+
+    /// Whether something has happened besides the end of commands.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        !self.returned.is_empty() || !self.events.is_empty()
+    }
+
+    /// The next command that is to run on another path.
+    pub(crate) fn poll_returned(&mut self) -> Option<ReturnedFrom> {
+        self.returned.pop_front()
+    }
+
+    /// Counts what these queues do together with other queues of this core.
+    pub(crate) fn share_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
+    /// Whether commands flow on the queue at this position.
+    pub(crate) fn is_queue_ready(&self, queue: usize) -> bool {
+        self.queues.get(queue).is_some_and(|queue| queue.pair.is_ready())
+    }
+
+    /// Commands outstanding on the queue at this position.
+    pub(crate) fn queue_outstanding(&self, queue: usize) -> usize {
+        self.queues.get(queue).map_or(0, |queue| queue.pair.outstanding())
     }
 
     /// Whether all queues are closed, with nothing in flight.
@@ -341,6 +410,10 @@ impl IoQueueSet {
         self.touch(index);
         let queue = &mut self.queues[index];
         queue.pair.handle_completion(cx, completion);
+        if !queue.pair.is_ready() || queue.pair.has_returned() {
+            self.settle(cx, index);
+        }
+        let queue = &mut self.queues[index];
         while let Some(event) = queue.pair.poll_event() {
             match (event, &self.association) {
                 (QueueEvent::Ready { .. }, _) => {
@@ -349,6 +422,7 @@ impl IoQueueSet {
                 (QueueEvent::Lost(error), Some(association)) => {
                     let cntlid = association.cntlid;
                     if queue.cntlid == cntlid {
+                        association.fence.seal(cx.now);
                         self.events.push_back(IoQueueEvent::Lost { queue: index, cntlid, error });
                     } else {
                         queue.follow(cx, association);

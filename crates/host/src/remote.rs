@@ -1,6 +1,7 @@
 //! Namespaces of a remote controller as block devices: what a target can export again.
 
 mod channel;
+mod paths;
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use crate::config::HostConfig;
 use crate::error::HostError;
 use crate::split::{Limits, max_transfer_bytes};
 use channel::RemoteChannel;
+pub use paths::RemotePath;
 
 /// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks for more;
 /// the controller may grant fewer.
@@ -155,7 +157,7 @@ impl RemoteController {
     /// Gives the association up and makes a new one, without waiting for it. Commands in flight end as when
     /// the controller is lost.
     pub fn reset(&self) {
-        self.remote.admin.reset();
+        self.remote.admin.reset(None);
     }
 
     /// Shuts the association down in order and waits until that is done. Channels end with it.

@@ -7,7 +7,7 @@ use raceline_reactor::Context;
 
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::error::{CommandError, CommandFailure};
-use crate::queue_set::IoQueueSet;
+use crate::multipath::PathSet;
 pub(crate) use plan::{Kind, Limits, Part, Plan, max_transfer_bytes};
 
 /// The memory of an operation, of which each command gets a part.
@@ -45,7 +45,7 @@ impl<M: SplitMemory> SplitOperation<M> {
         &mut self,
         cx: &mut Context<'_>,
         room: &M::Room,
-        (queues, queue): (&mut IoQueueSet, usize),
+        (queues, queue): (&mut PathSet, usize),
         user: u64,
     ) {
         loop {
@@ -196,7 +196,7 @@ mod tests {
         let mut cx = Context { io: &mut io, pool: &pool, now };
         // No association is up, so there is no queue.
         let token = Token { owner: 0, generation: 0, index: 0 };
-        let mut queues = IoQueueSet::new(&config, [1], token);
+        let mut queues = PathSet::new(&cx, &config, [1], token);
         let mut operation = three_reads();
         operation.submit(&mut cx, &(), (&mut queues, 0), 7);
         assert!(!operation.is_submitted());

@@ -4,6 +4,7 @@
 //! The state machines here ask for one command at a time: [`AdminRequest`]s come out of
 //! `poll_request`, completions go into `handle_completion`. The driver of the machines owns the queue.
 
+pub mod ana;
 pub mod backoff;
 pub mod bring_up;
 pub mod discovery;
@@ -15,6 +16,7 @@ pub mod table;
 use crate::nvme::Sqe;
 
 pub use crate::nvme::command;
+pub use ana::{AnaError, AnaGroup, AnaLog, AnaReader};
 pub use backoff::{Backoff, BackoffConfig};
 pub use bring_up::{BringUp, BringUpConfig, BringUpError, BroughtUp};
 pub use command::BlockRange;

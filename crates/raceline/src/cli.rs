@@ -9,6 +9,7 @@ pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod key;
 pub(crate) mod manage;
+pub(crate) mod paths;
 pub(crate) mod perf;
 pub(crate) mod queues;
 pub(crate) mod rpc;

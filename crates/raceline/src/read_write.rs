@@ -307,6 +307,7 @@ mod tests {
             physical_block_size: 512,
             read_only: false,
             deallocate_zeroes: false,
+            shared: true,
             nguid: [0; 16],
             eui64: [0; 8],
             uuid: [0; 16],

@@ -7,13 +7,17 @@ use std::time::Duration;
 use raceline_auth::{IdentityVersion, TlsKey};
 use raceline_bdev::Identity;
 use raceline_host::blocking::Host;
-use raceline_host::{ControllerInfo, Credentials, HostConfig, HostError, NamespaceInfo};
+use raceline_host::multipath::DEFAULT_QUIESCE;
+use raceline_host::{
+    ControllerInfo, Credentials, HostConfig, HostError, MultipathConfig, NamespaceInfo, PathAddress,
+};
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 use raceline_tls::{ClientPsk, TlsConnector};
 
 use crate::cli::host::{AddressArgs, ConnectArgs};
+use crate::cli::paths::PathArgs;
 use crate::failure::Failure;
 use crate::{naming, secrets};
 
@@ -99,7 +103,45 @@ pub(crate) fn config(args: &ConnectArgs) -> Result<HostConfig, Failure> {
     let mut config = address_config(&args.address, args.nqn.clone())?;
     config.header_digest = args.header_digest;
     config.data_digest = args.data_digest;
+    set_paths(&mut config, &args.paths)?;
     Ok(config)
+}
+
+/// What the options say of several paths.
+fn set_paths(config: &mut HostConfig, args: &PathArgs) -> Result<(), Failure> {
+    if let Some(delay) = args.reconnect_delay {
+        (config.backoff.first, config.backoff.longest) = (delay, delay);
+    }
+    if !args.wants_multipath() {
+        return Ok(());
+    }
+    let fast = args.fast_io_fail_tmo.and_then(|seconds| u64::try_from(seconds).ok());
+    let multipath = MultipathConfig {
+        policy: args.policy.unwrap_or_default(),
+        failback: !args.no_failback,
+        fast_io_fail: fast.map(Duration::from_secs),
+        default_quiesce: args.quiesce.unwrap_or(DEFAULT_QUIESCE),
+    };
+    if let (Some(fast), Some(loss)) = (multipath.fast_io_fail, config.backoff.give_up_after)
+        && fast > loss
+    {
+        return Err(Failure::usage(format!(
+            "--fast-io-fail-tmo {} comes after --ctrl-loss-tmo {}, when all commands fail anyway: make it smaller",
+            fast.as_secs(),
+            loss.as_secs()
+        )));
+    }
+    config.multipath = Some(multipath);
+    for path in &args.path {
+        let address = resolve(&path.address, path.port)?;
+        let path = PathAddress { address, source: path.source.or(config.source) };
+        let first = PathAddress { address: config.address, source: config.source };
+        if path == first || config.more_paths.contains(&path) {
+            return Err(Failure::usage(format!("--path {address}: the path is there twice")));
+        }
+        config.more_paths.push(path);
+    }
+    Ok(())
 }
 
 /// An error of the host library as a failure of the verb: a connection that ends or cannot be made has an

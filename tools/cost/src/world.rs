@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use raceline_bdev::{DeviceSpec, Identity, NamedBdev, SharedBdev};
 use raceline_host::{
-    Command, CommandDone, Controller, ControllerEvent, Data, HostConfig, IoQueueEvent, IoQueueSet,
+    Command, CommandDone, Controller, ControllerEvent, Data, HostConfig, PathId, PathSet,
+    PathSetEvent,
 };
 use raceline_proto::host::command::BlockRange;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
@@ -60,7 +61,7 @@ pub(crate) struct World {
 struct Host {
     // Owners of buffers are dropped before the pool.
     controller: Controller,
-    queues: IoQueueSet,
+    queues: PathSet,
     program: Program,
     completions: Vec<Completion>,
     io: MemoryIo,
@@ -263,9 +264,9 @@ impl Host {
         let pool = BufferPool::new(&PoolConfig::new(HOST_POOL))?;
         let token = Token { owner: 0, generation: 0, index: 0 };
         let first_queue = Token { index: FIRST_QUEUE_INDEX, ..token };
-        let queues = IoQueueSet::new(&config, 1..=config.io_queues, first_queue);
         let now = io.now();
         let mut cx = Context { io: &mut io, pool: &pool, now };
+        let queues = PathSet::new(&cx, &config, 1..=config.io_queues, first_queue);
         let controller = Controller::connect(&mut cx, config, token);
         let (completions, program) = (Vec::with_capacity(1024), Program::new(shape));
         Ok(Self { controller, queues, program, completions, io, pool })
@@ -290,7 +291,9 @@ impl Host {
         }
         while let Some(event) = controller.poll_event() {
             match event {
-                ControllerEvent::Up(association) => queues.handle_up(&mut cx, &association),
+                ControllerEvent::Up(association) => {
+                    queues.handle_up(&mut cx, PathId::FIRST, &association);
+                }
                 ControllerEvent::Down(error) | ControllerEvent::Failed(error) => {
                     program.failure = Some(format!("the controller is lost: {error}"));
                 }
@@ -298,7 +301,7 @@ impl Host {
             }
         }
         while let Some(event) = queues.poll_event() {
-            if let IoQueueEvent::Lost { error, .. } = event {
+            if let PathSetEvent::Lost { error, .. } = event {
                 program.failure = Some(format!("the queue is lost: {error}"));
             }
         }
@@ -339,7 +342,7 @@ impl Program {
         }
     }
 
-    fn submit(&mut self, cx: &mut Context<'_>, queues: &mut IoQueueSet) {
+    fn submit(&mut self, cx: &mut Context<'_>, queues: &mut PathSet) {
         while self.to_submit > 0 {
             let Some(command) = self.next_command() else { return };
             if let Err(rejected) = queues.submit(cx, 0, command, 0) {

@@ -315,6 +315,7 @@ impl Operation {
             CommandError::UnknownFate if harmless => None,
             CommandError::UnknownFate => Some(Fate::Unknown),
             CommandError::NotSent | CommandError::Timeout => Some(Fate::Refused),
+            CommandError::NoPath => return Err("a command ended for want of a path".into()),
             CommandError::Disconnected => harmless.then_some(Fate::Refused),
             CommandError::Digest => {
                 let excused = self.kind == Kind::Read && shared.plan.faults.flips_per_million > 0;

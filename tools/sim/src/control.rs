@@ -36,8 +36,8 @@ enum Step {
 
 /// The target of a run.
 pub struct SimTarget {
-    /// Where it listens.
-    pub address: SocketAddr,
+    /// Where it listens: by one address or two.
+    pub addresses: Vec<SocketAddr>,
     /// The subsystem.
     pub nqn: Nqn,
     /// Its cores and their I/O.
@@ -62,7 +62,7 @@ impl SimTarget {
         let seeds = (0u64..).map(|core| plan.seed ^ core << 40 ^ 0xc0);
         let ios = ios.into_iter().zip(seeds).map(|(io, seed)| FaultIo::new(io, seed));
         let mut simulated = Self {
-            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            addresses: Vec::new(),
             nqn: Nqn::new("nqn.2025-01.io.raceline:sim").map_err(|error| error.to_string())?,
             cores: cores.into_iter().zip(ios).collect(),
             target: Arc::new(target),
@@ -84,9 +84,12 @@ impl SimTarget {
         for namespace in 0..simulated.devices.len() {
             simulated.add_namespace(namespace)?;
         }
-        let address = simulated.address;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let steps = [Step::First, Step::All];
-        simulated.address = simulated.call(&steps, move |target| target.add_listener(address))?;
+        for _ in 0..if plan.has_two_paths() { 2 } else { 1 } {
+            let address = simulated.call(&steps, move |target| target.add_listener(address))?;
+            simulated.addresses.push(address);
+        }
         Ok(simulated)
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_host::{
-    BackoffConfig, CommandDone, Controller, ControllerEvent, CredentialStore, HostConfig,
-    IoQueueEvent, IoQueueSet, QueueCounters,
+    BackoffConfig, CommandDone, ControllerEvent, CredentialStore, HostConfig, MultipathConfig,
+    PathAddress, PathEvent, PathSet, PathSetEvent, Paths, QueueCounters,
 };
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{BufferPool, Completion, Context, Io, PoolConfig, Token, Wait};
@@ -20,8 +20,8 @@ use crate::plan::HostPlan;
 use crate::secrets;
 use crate::world::{Duty, Shared};
 
-/// Index of the first I/O queue in tokens; the controller has two below.
-const FIRST_QUEUE_INDEX: u32 = 2;
+/// Index of the first I/O queue in tokens; each of two controllers has two below.
+const FIRST_QUEUE_INDEX: u32 = 4;
 /// A host has two staging buffers; with more queues, further ones come from the heap.
 const POOL: &[(usize, usize)] = &[(128 << 10, 2)];
 /// Blocks of one verifying read.
@@ -55,8 +55,8 @@ pub struct Host {
     plan: HostPlan,
     pool: BufferPool,
     completions: Vec<Completion>,
-    controller: Controller,
-    queues: IoQueueSet,
+    paths: Paths,
+    queues: PathSet,
     operations: BTreeMap<u64, Operation>,
     was_up: bool,
     /// It got a request outside of a turn.
@@ -71,7 +71,7 @@ impl Host {
     pub fn start(
         index: usize,
         mut io: FaultIo,
-        address: SocketAddr,
+        addresses: &[SocketAddr],
         subnqn: &Nqn,
         plan: &HostPlan,
         reauthenticate_after: Option<Duration>,
@@ -98,14 +98,24 @@ impl Host {
                 None => CredentialStore::default(),
             },
             reauthenticate_after,
-            ..HostConfig::new(address, subnqn.clone(), hostnqn, HostId(id))
+            more_paths: addresses[1..]
+                .iter()
+                .map(|&address| PathAddress { address, source: None })
+                .collect(),
+            multipath: plan.paths.as_ref().map(|paths| MultipathConfig {
+                policy: paths.policy,
+                failback: paths.failback,
+                default_quiesce: paths.quiesce,
+                ..MultipathConfig::default()
+            }),
+            ..HostConfig::new(addresses[0], subnqn.clone(), hostnqn, HostId(id))
         };
         let token = Token { owner: 0, generation: 0, index: 0 };
         let first_queue = Token { index: FIRST_QUEUE_INDEX, ..token };
-        let queues = IoQueueSet::new(&config, 1..=plan.queues, first_queue);
         let now = io.now();
         let mut cx = Context { io: &mut io, pool: &pool, now };
-        let controller = Controller::connect(&mut cx, config, token);
+        let queues = PathSet::new(&cx, &config, 1..=plan.queues, first_queue);
+        let paths = Paths::connect(&mut cx, &config, token);
         Ok(Self {
             index,
             io,
@@ -113,7 +123,7 @@ impl Host {
             plan: plan.clone(),
             pool,
             completions: Vec::new(),
-            controller,
+            paths,
             queues,
             operations: BTreeMap::new(),
             was_up: false,
@@ -139,12 +149,12 @@ impl Host {
         let mut completions = std::mem::take(&mut self.completions);
         self.io.poll(Wait::No, &mut completions).map_err(|error| error.to_string())?;
         let now = self.io.now();
-        let Self { io, pool, controller, queues, .. } = self;
+        let Self { io, pool, paths, queues, .. } = self;
         let mut cx = Context { io, pool, now };
         let busy = !completions.is_empty();
         for completion in completions.drain(..) {
             if completion.token.index < FIRST_QUEUE_INDEX {
-                controller.handle_completion(&mut cx, completion);
+                paths.handle_completion(&mut cx, completion);
             } else {
                 queues.handle_completion(&mut cx, completion);
             }
@@ -158,10 +168,10 @@ impl Host {
             self.submit_some(shared)?;
         }
         let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
-        self.controller.flush(&mut cx);
+        self.paths.flush(&mut cx);
         self.queues.flush(&mut cx);
         let ended =
-            self.controller.is_finished() && self.queues.is_closed() && self.operations.is_empty();
+            self.paths.is_finished() && self.queues.is_closed() && self.operations.is_empty();
         if self.life == Life::Leaving && ended {
             self.life = Life::Ended;
         }
@@ -173,7 +183,7 @@ impl Host {
         let now = self.io.now();
         let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
         self.queues.close(&mut cx);
-        self.controller.disconnect(&mut cx);
+        self.paths.disconnect(&mut cx);
         self.life = Life::Leaving;
         self.awake = true;
     }
@@ -194,7 +204,12 @@ impl Host {
     /// Whether commands flow on all queues.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.controller.association().is_some() && self.queues.is_ready()
+        let paths = self.queues.summaries();
+        !paths.is_empty()
+            && paths.iter().all(|path| {
+                let controller = self.paths.controller(path.id);
+                path.is_ready && controller.is_some_and(|it| it.association().is_some())
+            })
     }
 
     /// Commands outstanding.
@@ -225,42 +240,51 @@ impl Host {
         if ready {
             return text;
         }
-        format!("{text}\n{:?}\n{:?}", self.controller, self.queues)
+        format!("{text}\n{:?}\n{:?}", self.paths, self.queues)
     }
 
     fn handle_events(&mut self, shared: &mut Shared) -> Result<(), String> {
         let now = self.io.now();
         let index = self.index;
         let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
-        while let Some(event) = self.controller.poll_event() {
+        while let Some(PathEvent { path, event }) = self.paths.poll_event() {
             match event {
                 ControllerEvent::Up(association) => {
-                    shared.note(format_args!("host {index} is up: {}", association.cntlid));
+                    let cntlid = association.cntlid;
+                    shared.note(format_args!("host {index} is up by path {path}: {cntlid}"));
                     shared.totals.reconnects +=
                         u64::from(std::mem::replace(&mut self.was_up, true));
-                    self.queues.handle_up(&mut cx, &association);
+                    self.queues.handle_up(&mut cx, path, &association);
                 }
                 ControllerEvent::Down(error) => {
-                    shared.note(format_args!("host {index} is down: {error}"));
+                    shared.note(format_args!("host {index} is down by path {path}: {error}"));
                     lost(shared, &error)?;
-                    self.queues.handle_down(&mut cx, &error);
+                    self.queues.handle_down(&mut cx, path, &error);
                 }
-                ControllerEvent::Namespaces(_) => shared.totals.namespace_events += 1,
-                ControllerEvent::DiscoveryChanged => {}
+                ControllerEvent::Namespaces(namespaces) => {
+                    shared.totals.namespace_events += 1;
+                    self.queues.handle_namespaces(&mut cx, path, &namespaces);
+                }
+                ControllerEvent::DiscoveryChanged | ControllerEvent::Ana(_) => {}
                 ControllerEvent::Failed(error) => {
-                    shared.note(format_args!("host {index} gives up: {error}"));
+                    shared.note(format_args!("host {index} gives up path {path}: {error}"));
                     lost(shared, &error)?;
-                    self.queues.close(&mut cx);
-                    self.life = Life::Leaving;
+                    self.queues.handle_failed(&mut cx, path);
+                    if self.paths.count() == 0 {
+                        self.queues.close(&mut cx);
+                        self.life = Life::Leaving;
+                    }
                 }
-                ControllerEvent::Closed => shared.note(format_args!("host {index} is closed")),
+                ControllerEvent::Closed => {
+                    shared.note(format_args!("path {path} of host {index} is closed"));
+                }
             }
         }
         while let Some(event) = self.queues.poll_event() {
-            if let IoQueueEvent::Lost { queue, cntlid, error } = event {
-                shared.note(format_args!("host {index} has lost queue {queue}: {error}"));
+            if let PathSetEvent::Lost { path, cntlid, error } = event {
+                shared.note(format_args!("host {index} has lost a queue of path {path}: {error}"));
                 lost(shared, &error)?;
-                self.controller.queue_lost(&mut cx, cntlid, error);
+                self.paths.queue_lost(&mut cx, path, cntlid, error);
             }
         }
         Ok(())

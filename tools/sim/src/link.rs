@@ -1,6 +1,6 @@
 //! The I/O of a simulated core, with a network that flips bits and connections that can be cut.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,8 +30,12 @@ pub struct FaultIo {
     pub flips: u64,
     /// Bytes received so far, by the token of the receive.
     received: BTreeMap<(u16, u32, u16), usize>,
-    /// The addresses of this end for the connections adopted here, by socket.
-    connections: BTreeMap<u32, SocketAddr>,
+    /// The addresses of both ends for the connections adopted here, by socket.
+    connections: BTreeMap<u32, (SocketAddr, SocketAddr)>,
+    /// Connections that take bytes and send none.
+    muted: BTreeSet<u32>,
+    /// The ends of their sends.
+    swallowed: Vec<Completion>,
 }
 
 impl FaultIo {
@@ -45,19 +49,29 @@ impl FaultIo {
             flips: 0,
             received: BTreeMap::new(),
             connections: BTreeMap::new(),
+            muted: BTreeSet::new(),
+            swallowed: Vec::new(),
         }
     }
 
     /// The addresses of this end for the connections that are open here.
     #[must_use]
     pub fn connections(&self) -> Vec<SocketAddr> {
-        self.connections.values().copied().collect()
+        self.connections.values().map(|(own, _)| *own).collect()
+    }
+
+    /// The open connections to this address send nothing from here on.
+    pub fn mute(&mut self, peer: SocketAddr) {
+        let of_peer = |(socket, (_, to)): (&u32, &(SocketAddr, SocketAddr))| {
+            (*to == peer).then_some(*socket)
+        };
+        self.muted.extend(self.connections.iter().filter_map(of_peer));
     }
 
     /// Whether a poll would give completions.
     #[must_use]
     pub fn has_completions(&self) -> bool {
-        self.inner.has_completions()
+        self.inner.has_completions() || !self.swallowed.is_empty()
     }
 
     fn spoil(&mut self, token: Token, count: usize, buffers: &mut RecvBuffers) {
@@ -142,9 +156,10 @@ impl Io for FaultIo {
     }
 
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
-        let address = socket.local_address();
+        let addresses = (socket.local_address(), socket.peer_address());
         let socket = self.inner.adopt(socket)?;
-        self.connections.insert(socket.0, address);
+        self.connections.insert(socket.0, addresses);
+        self.muted.remove(&socket.0);
         Ok(socket)
     }
 
@@ -165,11 +180,16 @@ impl Io for FaultIo {
     }
 
     fn send(&mut self, socket: SocketId, batch: Box<SendBatch>, token: Token) {
+        if self.muted.contains(&socket.0) {
+            self.swallowed.push(Completion { token, outcome: Outcome::Sent(Ok(()), batch) });
+            return;
+        }
         self.inner.send(socket, batch, token);
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {
         self.connections.remove(&socket.0);
+        self.muted.remove(&socket.0);
         self.inner.close(socket, reset);
     }
 
@@ -204,6 +224,7 @@ impl Io for FaultIo {
     fn poll(&mut self, wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
         self.inner.poll(wait, done)?;
+        done.append(&mut self.swallowed);
         if self.flips_per_million > 0 {
             for Completion { token, outcome } in &mut done[before..] {
                 if let Outcome::Received(Ok(count @ 1..), buffers) = outcome {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use raceline_host::Policy;
 use raceline_reactor::SimConfig;
 use raceline_reactor::sim::Random;
 use raceline_target::{DEFAULT_PASS_BYTES, MIN_PASS_BYTES, PreConnectLimits, TargetConfig};
@@ -36,6 +37,19 @@ pub struct HostPlan {
     pub kato_ms: u32,
     /// Gives commands up after this time.
     pub command_timeout: Duration,
+    /// It uses both listeners of the target; `None`: one.
+    pub paths: Option<PathPlan>,
+}
+
+/// How a host uses two paths.
+#[derive(Clone, Debug)]
+pub struct PathPlan {
+    /// Which path a command takes.
+    pub policy: Policy,
+    /// Whether the first path is used again when it is back.
+    pub failback: bool,
+    /// The quiesce time that the host assumes of the target.
+    pub quiesce: Duration,
 }
 
 /// How often each kind of command is chosen.
@@ -62,8 +76,10 @@ pub struct Mix {
 pub struct FaultPlan {
     /// One connection breaks.
     pub cuts: u32,
-    /// All connections break.
+    /// All connections break; of two paths, those of one.
     pub storms: u32,
+    /// A host's connections by one path take bytes and send none, until they are closed.
+    pub silences: u32,
     /// A host ends without a disconnect, and another takes its place.
     pub crashes: u32,
     /// A host disconnects regularly, and connects again.
@@ -165,6 +181,32 @@ impl Plan {
         self.device_delay <= PROMPT_DELAY_MAX && !self.copy_reads && self.lie.is_none()
     }
 
+    /// The same, with hosts that use two paths to the target, which are cut and fall silent. The device does what it is
+    /// told: a write that is sent again would otherwise have two fates.
+    #[must_use]
+    pub fn with_two_paths(mut self) -> Self {
+        let mut dice = Dice(Random::new(self.seed ^ 0x2a7b5));
+        for host in &mut self.hosts {
+            host.kato_ms = 1000; // a target must notice silence
+            let round_robin = Policy::RoundRobin { min_io: 2 };
+            host.paths = Some(PathPlan {
+                policy: dice.of(&[Policy::ActivePassive, round_robin, Policy::QueueDepth]),
+                failback: dice.chance(1, 2),
+                quiesce: 4 * (self.device_delay + self.network.max_delay) + Duration::from_millis(10),
+            });
+        }
+        let faults = &mut self.faults;
+        (faults.device_errors_per_thousand, faults.hot_removals) = (0, 0);
+        (faults.storms, faults.silences) = (faults.storms.max(1), 2);
+        self
+    }
+
+    /// Whether hosts use two paths.
+    #[must_use]
+    pub fn has_two_paths(&self) -> bool {
+        self.hosts.iter().any(|host| host.paths.is_some())
+    }
+
     /// The same hosts and commands, without any fault.
     #[must_use]
     pub fn without_faults(mut self) -> Self {
@@ -222,6 +264,7 @@ impl Dice {
         FaultPlan {
             cuts: some(most),
             storms: some(most / 2),
+            silences: 0,
             crashes: some(most / 2),
             disconnects: some(most / 2),
             hot_removals: some(4),
@@ -260,6 +303,7 @@ impl Dice {
             disable_sq_flow: self.chance(2, 3),
             kato_ms: self.of(&[0, 1000, 5000]),
             command_timeout: self.of(&[Duration::from_secs(2), Duration::from_secs(30)]),
+            paths: None,
         }
     }
 

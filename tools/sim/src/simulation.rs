@@ -31,6 +31,7 @@ const SLACK: Duration = Duration::from_micros(20);
 enum Fault {
     Cut,
     Storm,
+    Silence,
     Crash,
     Disconnect,
     RemoveNamespace,
@@ -93,7 +94,7 @@ impl Run {
 
     fn is_faulty(&self) -> bool {
         let faults = self.shared.plan.faults;
-        faults.cuts + faults.storms + faults.crashes + faults.disconnects > 0
+        faults.cuts + faults.storms + faults.silences + faults.crashes + faults.disconnects > 0
             || faults.flips_per_million > 0
     }
 
@@ -102,9 +103,9 @@ impl Run {
         let mut io = FaultIo::new(self.world.io(), self.shared.plan.seed ^ self.lives << 32);
         io.flips_per_million = self.flips();
         let plan = &self.shared.plan.hosts[index];
-        let (address, nqn) = (self.target.address, &self.target.nqn);
+        let (addresses, nqn) = (&self.target.addresses, &self.target.nqn);
         let again = self.shared.plan.reauthenticate_after;
-        let host = Host::start(index, io, address, nqn, plan, again)?;
+        let host = Host::start(index, io, addresses, nqn, plan, again)?;
         self.shared.queue_counters.push(host.queue_counters());
         Ok(host)
     }
@@ -120,6 +121,7 @@ impl Run {
         let kinds = [
             (plan.cuts, Fault::Cut),
             (plan.storms, Fault::Storm),
+            (plan.silences, Fault::Silence),
             (plan.crashes, Fault::Crash),
             (plan.disconnects, Fault::Disconnect),
             (plan.hot_removals, Fault::RemoveNamespace),
@@ -345,7 +347,14 @@ impl Run {
                 }
             }
             Fault::Storm => {
-                self.world.reset_connections(self.target.address);
+                let address = self.some_address();
+                self.world.reset_connections(address);
+                self.shared.losses += 1;
+            }
+            Fault::Silence => {
+                let address = self.some_address();
+                let index = self.shared.pick(self.hosts.len());
+                self.hosts[index].io.mute(address);
                 self.shared.losses += 1;
             }
             Fault::Crash => {
@@ -378,6 +387,14 @@ impl Run {
         }
         self.shared.totals.faults += 1;
         Ok(())
+    }
+
+    /// The address of one of the paths.
+    fn some_address(&mut self) -> std::net::SocketAddr {
+        match self.target.addresses[..] {
+            [only] => only,
+            ref several => several[self.shared.pick(several.len())],
+        }
     }
 
     /// Removes one namespace at a time; further removals are dropped.

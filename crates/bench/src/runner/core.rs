@@ -6,10 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use raceline_host::{
-    Association, BlockRange, Command, CommandDone, Controller, ControllerEvent, CorePlace, Data,
-    HostConfig, HostError, I10Config, IoQueueEvent, IoQueueSet, QueueCounters,
+    Association, BlockRange, Command, CommandDone, ControllerEvent, CorePlace, Data, HostConfig,
+    HostError, I10Config, PathEvent, PathId, PathSet, PathSetEvent, Paths, QueueCounters,
 };
-use raceline_proto::nvme::{ControllerId, NamespaceId};
+use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, Service, Token};
 
 use crate::job::{Issue, JobResult, QueueJob};
@@ -56,16 +56,36 @@ pub(super) struct LoadConfig {
     pub(super) complete_max: Option<usize>,
 }
 
+/// News of one path of a host, which all cores have to know.
+#[derive(Clone)]
+pub(super) struct PathNews {
+    /// Position of the host in the stage.
+    pub(super) host: usize,
+    pub(super) path: PathId,
+    pub(super) news: News,
+}
+
+/// What has become of a path.
+#[derive(Clone)]
+pub(super) enum News {
+    /// The association is up (again).
+    Up(Association),
+    /// The association is lost; the host connects again.
+    Down(HostError),
+    /// The association leads to other namespaces, or in another way.
+    Changed(Association),
+    /// The path was given up.
+    GivenUp(HostError),
+}
+
 /// Messages from the coordinator to a core. The first number is the host's.
 pub(super) enum Message {
-    /// The association is up (again).
-    Up(usize, Association),
-    /// The association is lost; the host connects again.
-    Down(usize, HostError),
-    /// The association is lost; the host does not connect again.
+    /// About a path.
+    Path(PathNews),
+    /// All paths were given up.
     Failed(usize, HostError),
-    /// Another core lost an I/O queue; the core with the admin queue has to know.
-    QueueLost(usize, ControllerId, HostError),
+    /// Another core has an event of the queues of a path; the core with the admin queue has to know.
+    Queues(usize, PathSetEvent),
     /// Gather commands in this way from now on.
     Gather(Option<I10Config>),
     /// Run these jobs, one per load.
@@ -78,16 +98,16 @@ pub(super) enum Message {
 
 /// Messages from a core to the coordinator. The first number is the host's.
 pub(super) enum Event {
-    /// The association is up (again).
-    Up(usize, Association),
-    /// The association is lost; the host tries to connect again.
-    Down(usize, HostError),
-    /// The association is lost; the host does not connect again.
+    /// About a path.
+    Path(PathNews),
+    /// No path has ever been up, and each has failed.
+    Unreachable(HostError),
+    /// All paths were given up.
     Failed(usize, HostError),
     /// All queues of this core are connected.
     Ready,
-    /// A queue of this association was lost.
-    QueueLost(usize, ControllerId, HostError),
+    /// What the owner of a path's admin queue has to know.
+    Queues(usize, PathSetEvent),
     /// A job has ended before others of its core.
     JobEnded,
     /// All jobs of this core have ended; with the core's number.
@@ -113,8 +133,8 @@ pub(super) struct Core {
 struct Port {
     /// Position of its host in the stage.
     host: usize,
-    controller: Option<Controller>,
-    queues: IoQueueSet,
+    paths: Option<Paths>,
+    queues: PathSet,
     /// Whether all queues are connected, and that was reported.
     ready: bool,
 }
@@ -152,35 +172,67 @@ impl Port {
     fn new(cx: &mut Context<'_>, position: usize, config: &PortConfig) -> Self {
         let owner = OWN + 1 + 2 * u16::try_from(position).unwrap_or(u16::MAX / 4);
         let token = |owner| Token { owner, generation: 0, index: 0 };
-        let controller =
-            config.admin.then(|| Controller::connect(cx, config.host.clone(), token(owner)));
+        let paths = config.admin.then(|| Paths::connect(cx, &config.host, token(owner)));
         let qids = config.queues.iter().map(|&(qid, _)| qid);
         let queues = match config.place {
-            Some(place) => IoQueueSet::mapped(&config.host, place, token(owner + 1)),
-            None => IoQueueSet::new(&config.host, qids, token(owner + 1)),
+            Some(place) => PathSet::mapped(cx, &config.host, place, token(owner + 1)),
+            None => PathSet::new(cx, &config.host, qids, token(owner + 1)),
         };
-        Self { host: config.index, controller, queues, ready: false }
+        Self { host: config.index, paths, queues, ready: false }
     }
 
-    fn poll_controller(&mut self, report: &mut dyn FnMut(Event)) {
+    /// Takes the events of the admin queues.
+    fn poll_paths(&mut self, report: &mut dyn FnMut(Event)) {
         let host = self.host;
-        let Some(controller) = &mut self.controller else { return };
-        while controller.poll_done().is_some() {}
+        let Some(paths) = &mut self.paths else { return };
+        while paths.poll_done().is_some() {}
         let mut gone = false;
-        while let Some(event) = controller.poll_event() {
-            match event {
-                ControllerEvent::Up(association) => report(Event::Up(host, association)),
-                ControllerEvent::Down(error) => report(Event::Down(host, error)),
+        while let Some(PathEvent { path, event }) = paths.poll_event() {
+            let changed = || {
+                let association = paths.controller(path).and_then(|it| it.association());
+                association.cloned().map(News::Changed)
+            };
+            let news = match event {
+                ControllerEvent::Up(association) => Some(News::Up(association)),
+                ControllerEvent::Down(error) => Some(News::Down(error)),
                 ControllerEvent::Failed(error) => {
-                    gone = true;
-                    report(Event::Failed(host, error));
+                    if paths.count() == 0 {
+                        gone = true;
+                        report(Event::Failed(host, error.clone()));
+                    }
+                    Some(News::GivenUp(error))
                 }
-                ControllerEvent::Closed => gone = true,
-                ControllerEvent::Namespaces(_) | ControllerEvent::DiscoveryChanged => {}
+                ControllerEvent::Closed => {
+                    gone |= paths.count() == 0;
+                    None
+                }
+                ControllerEvent::Namespaces(_) | ControllerEvent::Ana(_) => changed(),
+                ControllerEvent::DiscoveryChanged => None,
+            };
+            let unreachable = matches!(news, Some(News::Down(_) | News::GivenUp(_)));
+            if let Some(news) = news {
+                report(Event::Path(PathNews { host, path, news }));
+            }
+            if unreachable && let Some(error) = paths.start_failure() {
+                report(Event::Unreachable(error));
             }
         }
         if gone {
-            self.controller = None;
+            self.paths = None;
+        }
+    }
+
+    fn handle_news(&mut self, cx: &mut Context<'_>, PathNews { path, news, .. }: &PathNews) {
+        match news {
+            News::Up(association) => self.queues.handle_up(cx, *path, association),
+            News::Down(error) => self.queues.handle_down(cx, *path, error),
+            News::GivenUp(_) => self.queues.handle_failed(cx, *path),
+            News::Changed(association) => {
+                self.queues.handle_namespaces(cx, *path, &association.namespaces);
+                if let Some(ana) = &association.ana {
+                    self.queues.handle_ana(cx, *path, ana);
+                }
+            }
         }
     }
 }
@@ -423,14 +475,13 @@ impl Core {
         for port in &mut self.ports {
             while let Some(event) = port.queues.poll_event() {
                 match event {
-                    IoQueueEvent::Ready { .. } => {
+                    PathSetEvent::Ready { .. } => {
                         let before = std::mem::replace(&mut port.ready, port.queues.is_ready());
                         ready |= !before && port.ready;
                     }
-                    IoQueueEvent::Lost { cntlid, error, .. } => {
-                        port.ready = false;
-                        let lost = Event::QueueLost(port.host, cntlid, error);
-                        let _ = self.config.events.send(lost);
+                    event => {
+                        port.ready = port.queues.is_ready();
+                        let _ = self.config.events.send(Event::Queues(port.host, event));
                     }
                 }
             }
@@ -445,13 +496,13 @@ impl Core {
         if self.state == State::ClosingQueues
             && self.ports.iter().all(|port| port.queues.is_closed())
         {
-            for controller in self.ports.iter_mut().filter_map(|port| port.controller.as_mut()) {
-                controller.disconnect(cx);
+            for paths in self.ports.iter_mut().filter_map(|port| port.paths.as_mut()) {
+                paths.disconnect(cx);
             }
             self.state = State::ClosingController;
         }
         if self.state == State::ClosingController
-            && self.ports.iter().all(|port| port.controller.is_none())
+            && self.ports.iter().all(|port| port.paths.is_none())
         {
             self.state = State::Closed;
             self.report(Event::Closed);
@@ -469,14 +520,9 @@ impl Service for Core {
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         self.all_due = true;
         match message {
-            Message::Up(host, association) => {
-                if let Some(port) = self.port(host) {
-                    port.queues.handle_up(cx, &association);
-                }
-            }
-            Message::Down(host, error) => {
-                if let Some(port) = self.port(host) {
-                    port.queues.handle_down(cx, &error);
+            Message::Path(news) => {
+                if let Some(port) = self.port(news.host) {
+                    port.handle_news(cx, &news);
                 }
             }
             Message::Failed(host, error) => {
@@ -491,10 +537,16 @@ impl Service for Core {
                     }
                 }
             }
-            Message::QueueLost(host, cntlid, error) => {
-                if let Some(controller) = self.port(host).and_then(|port| port.controller.as_mut())
-                {
-                    controller.queue_lost(cx, cntlid, error);
+            Message::Queues(host, event) => {
+                let Some(paths) = self.port(host).and_then(|port| port.paths.as_mut()) else {
+                    return;
+                };
+                match event {
+                    PathSetEvent::Lost { path, cntlid, error } => {
+                        paths.queue_lost(cx, path, cntlid, error);
+                    }
+                    PathSetEvent::Outdated { path } => paths.refresh_ana(cx, path),
+                    PathSetEvent::Ready { .. } => {}
                 }
             }
             Message::Gather(i10) => {
@@ -522,9 +574,9 @@ impl Service for Core {
             return;
         };
         let Some(port) = self.ports.get_mut(usize::from(owner / 2)) else { return };
-        match &mut port.controller {
+        match &mut port.paths {
             _ if owner % 2 == 1 => port.queues.handle_completion(cx, completion),
-            Some(controller) => controller.handle_completion(cx, completion),
+            Some(paths) => paths.handle_completion(cx, completion),
             None => {}
         }
     }
@@ -532,7 +584,7 @@ impl Service for Core {
     fn flush(&mut self, cx: &mut Context<'_>) {
         let events = &self.config.events;
         for port in &mut self.ports {
-            port.poll_controller(&mut |event| {
+            port.poll_paths(&mut |event| {
                 // Fails only as in `report`.
                 let _ = events.send(event);
             });
@@ -544,8 +596,8 @@ impl Service for Core {
         // Before controllers send: a core that sleeps has no further turn to send the last messages.
         self.poll_close(cx);
         for port in &mut self.ports {
-            if let Some(controller) = &mut port.controller {
-                controller.flush(cx);
+            if let Some(paths) = &mut port.paths {
+                paths.flush(cx);
             }
             port.queues.flush(cx);
         }

@@ -93,8 +93,24 @@ struct Attached {
 
 impl Details for Attached {
     fn driver_specific(&self) -> Value {
-        let path = self.controller.link.describe(self.namespace.nsid);
-        json!({ "nvme": [path], "mp_policy": "active_passive" })
+        let nsid = self.namespace.nsid;
+        match &self.controller.link {
+            Link::Remote(remote) => {
+                let paths = remote.paths();
+                let paths: Vec<Value> =
+                    paths.iter().map(|path| link::describe_path(path, nsid)).collect();
+                let mut text = json!({ "nvme": paths });
+                let (policy, selector) = link::policy_names(remote.multipath().policy);
+                text["mp_policy"] = policy.into();
+                if let Some(selector) = selector {
+                    text["selector"] = selector.into();
+                }
+                text
+            }
+            Link::Drive(_) => {
+                json!({ "nvme": [self.controller.link.describe(nsid)], "mp_policy": "active_passive" })
+            }
+        }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -304,6 +320,21 @@ impl Change<'_> {
 enum Unplugged {
     Open(OpenFailure),
     Manager(ManagerError),
+}
+
+/// The controller whose namespace a device is, and the namespace's number.
+#[must_use]
+pub fn namespace_of(bdev: &Entry) -> Option<(Arc<Controller>, u32)> {
+    let attached = bdev.details.as_any().downcast_ref::<Attached>()?;
+    Some((Arc::clone(&attached.controller), attached.namespace.nsid))
+}
+
+impl Manager {
+    /// The names of the devices that are namespaces of a controller.
+    #[must_use]
+    pub fn devices_of(&self, controller: &Arc<Controller>) -> Vec<String> {
+        devices_of(&self.model(), controller)
+    }
 }
 
 /// The names of the devices that are namespaces of a controller.

@@ -9,6 +9,9 @@ use crate::manager::catalogue::{Entry, Section};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
+/// The parameter of `bdev_nvme_attach_controller` with the paths besides the first.
+const MORE_PATHS: &str = "more_paths";
+
 pub(super) fn register(registry: &mut Registry) {
     registry.change("framework_start_init", States::Startup, start_init);
     registry.alias("start_subsystem_init", "framework_start_init");
@@ -71,10 +74,28 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
     let entries = model.catalogue.section(section);
     let describe = |entry: &Entry| match &entry.params {
         // SPDK's programs cannot read a configuration with null in place of parameters.
-        Value::Null => json!({ "method": entry.method }),
-        params => json!({ "method": entry.method, "params": params }),
+        Value::Null => vec![json!({ "method": entry.method })],
+        params => calls(&entry.method, params),
     };
-    Ok(entries.map(describe).collect())
+    Ok(entries.flat_map(describe).collect())
+}
+
+/// The calls that an entry stands for: SPDK's programs attach each path of a controller by a call of its own.
+fn calls(method: &str, params: &Value) -> Vec<Value> {
+    let mut first = params.clone();
+    let paths = first.as_object_mut().and_then(|members| members.shift_remove(MORE_PATHS));
+    let mut calls = vec![json!({ "method": method, "params": first })];
+    for path in paths.iter().filter_map(Value::as_array).flatten() {
+        let mut params = first.clone();
+        if let (Some(members), Some(place)) = (params.as_object_mut(), path.as_object()) {
+            for member in ["traddr", "adrfam", "trsvcid", "hostaddr"] {
+                members.shift_remove(member);
+            }
+            members.extend(place.clone());
+        }
+        calls.push(json!({ "method": method, "params": params }));
+    }
+    calls
 }
 
 #[derive(Deserialize)]

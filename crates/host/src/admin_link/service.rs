@@ -14,8 +14,9 @@ use raceline_reactor::{Service, Token};
 
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{Association, HostConfig};
-use crate::controller::{Controller, ControllerEvent};
+use crate::controller::ControllerEvent;
 use crate::error::{CommandError, CommandFailure, HostError, RejectedReason};
+use crate::multipath::{MultipathConfig, PathCounters, PathEvent, PathId, Paths};
 
 /// Commands that callers may have submitted at a time; more wait their turn.
 pub(crate) const MAX_TICKETS: usize = 1024;
@@ -27,10 +28,20 @@ const POOL: &[(usize, usize)] = &[(128 << 10, 1)];
 pub(crate) enum Message {
     /// Executes a command.
     Submit(Submission),
-    /// An I/O queue of that association, on another core, is lost.
-    QueueLost(ControllerId, HostError),
-    /// Gives the association up and makes a new one.
-    Reset,
+    /// An I/O queue of that association of a path, on another core, is lost.
+    QueueLost(PathId, ControllerId, HostError),
+    /// The ANA log of a path is out of date.
+    RefreshAna(PathId),
+    /// Gives the associations of all paths up, or of one, and makes new ones.
+    Reset(Option<PathId>),
+    /// Connects another path, and tells whether it came up.
+    AddPath(Box<HostConfig>, mpsc::Sender<Result<PathId, HostError>>),
+    /// Shuts a path down in order.
+    RemovePath(PathId),
+    /// Shuts a path down in order until it is enabled.
+    DisablePath(PathId),
+    /// Connects a path again that was disabled.
+    EnablePath(PathId),
     /// Shuts down in order and ends.
     Stop,
 }
@@ -62,12 +73,60 @@ pub(crate) struct LinkState {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkSnapshot {
-    /// While it is up.
+    /// Of the first path that is up.
     pub(crate) association: Option<Association>,
-    /// It was given up or closed.
+    /// All paths were given up or closed.
     pub(crate) failed: Option<HostError>,
+    /// In the order of their numbers.
+    pub(crate) paths: Vec<LinkPath>,
+    /// Those that were shut down until they are enabled.
+    pub(crate) disabled: Vec<LinkPath>,
+    /// Which path commands take.
+    pub(crate) routing: Routing,
     /// Grows by one with each change.
     pub(crate) version: u64,
+}
+
+/// A path as threads see it.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkPath {
+    pub(crate) id: PathId,
+    pub(crate) config: Arc<HostConfig>,
+    /// While it is up.
+    pub(crate) association: Option<Association>,
+    /// Why it was given up.
+    pub(crate) failed: Option<HostError>,
+    pub(crate) counters: Arc<PathCounters>,
+}
+
+impl LinkPath {
+    fn new(id: PathId, config: Arc<HostConfig>) -> Self {
+        Self { id, config, association: None, failed: None, counters: Arc::default() }
+    }
+}
+
+/// Which path commands take, beyond what paths were connected with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Routing {
+    /// `None`: as paths were connected with.
+    pub(crate) options: Option<MultipathConfig>,
+    pub(crate) preferred: Option<PathId>,
+    /// Commands are counted by path.
+    pub(crate) counts_paths: bool,
+}
+
+impl LinkSnapshot {
+    /// What is known of a path.
+    pub(crate) fn path(&self, id: PathId) -> Option<&LinkPath> {
+        self.paths.iter().find(|path| path.id == id)
+    }
+
+    fn change_path(&mut self, id: PathId, change: impl FnOnce(&mut LinkPath)) {
+        if let Some(path) = self.paths.iter_mut().find(|path| path.id == id) {
+            change(path);
+        }
+        self.association = self.paths.iter().find_map(|path| path.association.clone());
+    }
 }
 
 impl LinkState {
@@ -103,6 +162,10 @@ pub(crate) fn start(
     config: HostConfig,
 ) -> Result<(ReactorHandle<Message>, Arc<LinkState>), HostError> {
     let state = Arc::new(LinkState::default());
+    let configs = config.paths().into_iter().map(Arc::new);
+    let paths: Vec<LinkPath> =
+        (0..).map(PathId).zip(configs).map(|(id, config)| LinkPath::new(id, config)).collect();
+    state.update(|state| state.paths = paths);
     let (started, start) = mpsc::channel();
     let reactor = ReactorConfig {
         mode: Mode::Interrupt,
@@ -113,8 +176,8 @@ pub(crate) fn start(
     let service_state = state.clone();
     let handle = Reactor::spawn(reactor, move |cx| {
         let token = Token { owner: 0, generation: 0, index: 0 };
-        let controller = Controller::connect(cx, config, token);
-        Ok(HostService::new(controller, service_state, started))
+        let paths = Paths::connect(cx, &config, token);
+        Ok(HostService::new(paths, service_state, started))
     })
     .map_err(|error| HostError::Reactor(Arc::new(error)))?;
     match start.recv() {
@@ -133,7 +196,7 @@ pub(crate) fn start(
 
 /// The work of the thread.
 struct HostService {
-    controller: Controller,
+    paths: Paths,
     state: Arc<LinkState>,
     /// Told once, whether the controller came up.
     started: Option<mpsc::Sender<Result<(), HostError>>>,
@@ -141,22 +204,25 @@ struct HostService {
     tickets: Vec<Option<mpsc::Sender<Reply>>>,
     free: Vec<usize>,
     waiting: VecDeque<Submission>,
+    /// Those who wait for the first connection of a path.
+    adding: Vec<(PathId, mpsc::Sender<Result<PathId, HostError>>)>,
     failed: bool,
 }
 
 impl HostService {
     fn new(
-        controller: Controller,
+        paths: Paths,
         state: Arc<LinkState>,
         started: mpsc::Sender<Result<(), HostError>>,
     ) -> Self {
         Self {
-            controller,
+            paths,
             state,
             started: Some(started),
             tickets: std::iter::repeat_with(|| None).take(MAX_TICKETS).collect(),
             free: (0..MAX_TICKETS).rev().collect(),
             waiting: VecDeque::new(),
+            adding: Vec::new(),
             failed: false,
         }
     }
@@ -168,27 +234,148 @@ impl HostService {
         }
     }
 
-    fn handle_events(&mut self) {
-        while let Some(event) = self.controller.poll_event() {
+    fn handle_events(&mut self, cx: &mut Context<'_>) {
+        while let Some(PathEvent { path, event }) = self.paths.poll_event() {
+            let change = |change: &mut dyn FnMut(&mut LinkPath)| {
+                self.state.update(|state| state.change_path(path, change));
+            };
             match event {
                 ControllerEvent::Up(association) => {
-                    self.state.update(|state| state.association = Some(association));
+                    change(&mut |path| path.association = Some(association.clone()));
                     self.tell_started(Ok(()));
+                    self.tell_added(path, None);
                 }
                 ControllerEvent::Down(error) => {
-                    tracing::warn!(%error, "controller lost");
-                    self.state.update(|state| state.association = None);
+                    self.log_loss(path, &error);
+                    change(&mut |path| path.association = None);
+                    self.handle_start_failure(cx);
+                    if self.tell_added(path, Some(error)) {
+                        self.paths.remove(cx, path);
+                    }
                 }
-                ControllerEvent::Namespaces(namespaces) => self.state.update(|state| {
-                    if let Some(association) = &mut state.association {
-                        association.namespaces = namespaces;
+                ControllerEvent::Namespaces(namespaces) => change(&mut |path| {
+                    if let Some(association) = &mut path.association {
+                        association.namespaces = Arc::clone(&namespaces);
+                    }
+                }),
+                ControllerEvent::Ana(ana) => change(&mut |path| {
+                    if let Some(association) = &mut path.association {
+                        association.ana = Some(Arc::clone(&ana));
                     }
                 }),
                 // Threads that wait for changes read the log.
                 ControllerEvent::DiscoveryChanged => self.state.update(|_| {}),
-                ControllerEvent::Failed(error) => self.end(error),
-                ControllerEvent::Closed => self.end(HostError::Closed),
+                ControllerEvent::Failed(error) => self.handle_failed(path, error),
+                ControllerEvent::Closed => {
+                    self.state.update(|state| {
+                        state.change_path(path, |path| path.association = None);
+                        state.paths.retain(|known| known.id != path);
+                    });
+                    self.end_if_empty();
+                }
             }
+        }
+    }
+
+    fn log_loss(&self, path: PathId, error: &HostError) {
+        if self.paths.count() > 1 {
+            tracing::warn!(%path, %error, "a path is lost, and is being connected again");
+        } else {
+            tracing::warn!(%error, "controller lost");
+        }
+    }
+
+    /// Of several paths, one that comes up at first is enough. If all have failed, nobody waits for more.
+    fn handle_start_failure(&mut self, cx: &mut Context<'_>) {
+        if self.started.is_some()
+            && let Some(error) = self.paths.start_failure()
+        {
+            self.end(error);
+            self.paths.disconnect(cx);
+        }
+    }
+
+    /// A path was given up; with the last one, all is.
+    fn handle_failed(&mut self, path: PathId, error: HostError) {
+        self.tell_added(path, Some(error.clone()));
+        self.state.update(|state| {
+            state.change_path(path, |path| {
+                path.association = None;
+                path.failed = Some(error.clone());
+            });
+        });
+        let count = self.state.get().paths.len();
+        if self.paths.count() > 0 {
+            tracing::warn!(%path, %error, "a path is given up");
+        } else if count == 1 || self.started.is_some() {
+            self.end(self.paths.start_failure().unwrap_or(error));
+        } else {
+            self.end(HostError::NoPath { count, last: Box::new(error) });
+        }
+    }
+
+    /// Tells who has added a path that it came up, or why not. Whether somebody was told.
+    fn tell_added(&mut self, path: PathId, error: Option<HostError>) -> bool {
+        let Some(at) = self.adding.iter().position(|(adding, _)| *adding == path) else {
+            return false;
+        };
+        let (_, sender) = self.adding.swap_remove(at);
+        // The caller may be gone; then the result is dropped.
+        drop(sender.send(error.map_or(Ok(path), Err)));
+        true
+    }
+
+    /// There is no path any more, and none will be enabled.
+    fn end_if_empty(&mut self) {
+        if self.paths.count() == 0 && self.state.get().disabled.is_empty() {
+            self.end(HostError::Closed);
+        }
+    }
+
+    fn disable(&mut self, cx: &mut Context<'_>, path: PathId) {
+        self.state.update(|state| {
+            if let Some(at) = state.paths.iter().position(|known| known.id == path) {
+                let mut disabled = state.paths.remove(at);
+                // What it was last stays known, for those who name it by that.
+                disabled.failed = None;
+                state.disabled.push(disabled);
+                state.association = state.paths.iter().find_map(|it| it.association.clone());
+            }
+        });
+        self.paths.remove(cx, path);
+    }
+
+    fn enable(&mut self, cx: &mut Context<'_>, path: PathId) {
+        let known = self.state.get().disabled.into_iter().find(|known| known.id == path);
+        let Some(disabled) = known else { return };
+        match self.paths.add(cx, HostConfig::clone(&disabled.config)) {
+            Ok(id) => self.state.update(|state| {
+                state.disabled.retain(|known| known.id != path);
+                let counters = Arc::clone(&disabled.counters);
+                let new = LinkPath { counters, ..LinkPath::new(id, Arc::clone(&disabled.config)) };
+                state.paths.push(new);
+            }),
+            Err(error) => tracing::warn!(%path, %error, "a path stays disabled"),
+        }
+    }
+
+    fn add_path(
+        &mut self,
+        cx: &mut Context<'_>,
+        config: HostConfig,
+        sender: mpsc::Sender<Result<PathId, HostError>>,
+    ) {
+        if self.failed {
+            drop(sender.send(Err(HostError::Closed)));
+            return;
+        }
+        match self.paths.add(cx, config.clone()) {
+            Ok(id) => {
+                self.adding.push((id, sender));
+                let path = LinkPath::new(id, Arc::new(config));
+                self.state.update(|state| state.paths.push(path));
+            }
+            Err(error) => drop(sender.send(Err(error))),
         }
     }
 
@@ -197,12 +384,12 @@ impl HostService {
         self.tell_started(Err(error.clone()));
         self.state.update(|state| {
             state.association = None;
-            state.failed = Some(error);
+            state.failed.get_or_insert(error);
         });
     }
 
     fn handle_finished(&mut self) {
-        while let Some(done) = self.controller.poll_done() {
+        while let Some(done) = self.paths.poll_done() {
             self.answer(done);
         }
     }
@@ -234,7 +421,7 @@ impl HostService {
 
     /// Submits one; gives it back when it has to wait.
     fn submit(&mut self, cx: &mut Context<'_>, submission: Submission) -> Option<Submission> {
-        if self.controller.room() == 0 {
+        if self.paths.room() == 0 {
             return Some(submission);
         }
         let Some(index) = self.free.pop() else { return Some(submission) };
@@ -245,7 +432,7 @@ impl HostService {
         };
         self.tickets[index] = Some(reply);
         let user = u64::try_from(index).unwrap_or(u64::MAX);
-        if let Err(rejected) = self.controller.submit(cx, Command::new(sqe, data), user) {
+        if let Err(rejected) = self.paths.submit(cx, Command::new(sqe, data), user) {
             debug_assert_ne!(rejected.reason, RejectedReason::Full, "room was looked at");
             let summary = CommandSummary::new(&rejected.command.sqe, true);
             self.answer(CommandDone {
@@ -272,28 +459,39 @@ impl Service for HostService {
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
             Message::Submit(submission) => self.waiting.push_back(submission),
-            Message::QueueLost(cntlid, error) => self.controller.queue_lost(cx, cntlid, error),
-            Message::Reset => {
-                if let Some(cntlid) = self.controller.association().map(|up| up.cntlid) {
-                    self.controller.queue_lost(cx, cntlid, HostError::Reset);
-                }
+            Message::QueueLost(path, cntlid, error) => {
+                self.paths.queue_lost(cx, path, cntlid, error);
             }
-            Message::Stop => self.controller.disconnect(cx),
+            Message::RefreshAna(path) => self.paths.refresh_ana(cx, path),
+            Message::Reset(path) => self.paths.reset(cx, path),
+            Message::AddPath(config, sender) => self.add_path(cx, *config, sender),
+            Message::RemovePath(path) => {
+                self.state.update(|state| state.disabled.retain(|known| known.id != path));
+                self.paths.remove(cx, path);
+                self.end_if_empty();
+            }
+            Message::DisablePath(path) => self.disable(cx, path),
+            Message::EnablePath(path) => self.enable(cx, path),
+            Message::Stop => {
+                self.state.update(|state| state.disabled.clear());
+                self.paths.disconnect(cx);
+                self.end_if_empty();
+            }
         }
     }
 
     fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
-        self.controller.handle_completion(cx, completion);
+        self.paths.handle_completion(cx, completion);
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
-        self.handle_events();
+        self.handle_events(cx);
         self.handle_finished();
         self.submit_waiting(cx);
-        self.controller.flush(cx);
+        self.paths.flush(cx);
     }
 
     fn is_finished(&self) -> bool {
-        self.failed && self.controller.is_finished() && self.waiting.is_empty()
+        self.failed && self.paths.is_finished() && self.waiting.is_empty()
     }
 }

@@ -23,7 +23,7 @@ use crate::counters::QueueCounters;
 use crate::error::{HostError, Phase};
 use crate::follower::AssociationFollower;
 use crate::maps::{CoreMaps, CorePlace};
-use crate::queue_set::{IoQueueEvent, IoQueueSet};
+use crate::multipath::{PathSet, PathSetEvent};
 use crate::split::{Limits, max_transfer_bytes};
 use in_flight::{InFlight, is_of_split};
 
@@ -42,7 +42,7 @@ const CLOSE_TURNS: usize = 8;
 /// allocated for an operation (except for the list of a Deallocate).
 pub struct CallerQueues {
     // Dropped in this order: queues and sockets let go of the memory that operations own.
-    queues: IoQueueSet,
+    queues: PathSet,
     driver: Driver,
     in_flight: InFlight,
     /// Operations that have ended and are not among the queues' finished commands any more.
@@ -314,7 +314,7 @@ impl CallerQueues {
         let opened = EpollIo::eager()
             // Finished commands give their buffer back a turn later.
             .and_then(|io| Ok(Driver { io, pool: BufferPool::lending(&staging, 2 * slots)? }));
-        let driver = match opened {
+        let mut driver = match opened {
             Ok(mut driver) => {
                 if let Some(time) = shared.config.busy_poll {
                     tell_busy_poll("host", driver.io.busy_poll(time));
@@ -326,8 +326,9 @@ impl CallerQueues {
                 return Err(HostError::Reactor(Arc::new(error)));
             }
         };
+        let queues = PathSet::new(&driver.cx(), &shared.config, qids.iter().copied(), TOKEN);
         Ok(Self {
-            queues: IoQueueSet::new(&shared.config, qids.iter().copied(), TOKEN),
+            queues,
             driver,
             in_flight: InFlight::new(slots, qids.len()),
             finished: VecDeque::with_capacity(slots),
@@ -442,14 +443,16 @@ impl CallerQueues {
             self.take_done();
         }
         while let Some(event) = self.queues.poll_event() {
-            let IoQueueEvent::Lost { cntlid, error, .. } = event else { continue };
-            if !matches!(self.opening, Opening::Done) {
-                self.opening = Opening::Refused(error);
-                continue;
+            if let PathSetEvent::Lost { error, .. } = &event {
+                // Of several paths, another one may do.
+                if !matches!(self.opening, Opening::Done) && !self.queues.is_multipath() {
+                    self.opening = Opening::Refused(error.clone());
+                    continue;
+                }
+                tracing::warn!(%error, "an I/O queue is lost");
+                self.follower.look_soon(&mut self.driver.cx());
             }
-            tracing::warn!(%error, "an I/O queue is lost");
-            self.shared.admin.queue_lost(cntlid, error);
-            self.follower.look_soon(&mut self.driver.cx());
+            self.shared.admin.handle_event(event);
         }
         self.continue_splits();
     }

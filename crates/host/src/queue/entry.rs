@@ -83,6 +83,22 @@ impl Entry {
             && (self.sqe.fctype() == fabrics::CONNECT || is_authentication(&self.sqe))
     }
 
+    /// Whether it may run on another path of the same namespace instead of this one: what it does depends on nothing
+    /// but its own fields, and doing it twice in a row does the same as doing it once.
+    pub(super) fn may_move(&self) -> bool {
+        use io::{COMPARE, DATASET_MANAGEMENT, FLUSH, READ, WRITE, WRITE_ZEROES};
+        self.sqe.fuse() == Fuse::Normal
+            && matches!(
+                self.sqe.opc,
+                READ | WRITE | FLUSH | COMPARE | WRITE_ZEROES | DATASET_MANAGEMENT
+            )
+    }
+
+    /// Whether a copy of it that executes late does no harm.
+    pub(super) fn may_linger(&self) -> bool {
+        self.only_reads(false) || self.sqe.opc == io::FLUSH
+    }
+
     /// Whether doing it twice, or late, does no harm: it only reads. This is false for half of a fused
     /// operation, which must not go without its other half.
     pub(super) fn only_reads(&self, admin_queue: bool) -> bool {

@@ -7,7 +7,7 @@ use raceline_proto::nvme::CommandId;
 use raceline_proto::tcp::FatalError;
 use raceline_reactor::{Context, SendBatch};
 
-use super::{Ending, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
+use super::{Ending, Fate, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
 use crate::error::{CommandError, HostError};
 
 impl QueuePair {
@@ -119,6 +119,8 @@ impl QueuePair {
             let harmless = !entry.sent || entry.only_reads(admin);
             if entry.is_own() {
                 self.remove_connect(cid);
+            } else if self.config.failover && entry.may_move() {
+                self.give_back(cid);
             } else if !harmless {
                 self.finish(cid, Err(CommandError::UnknownFate));
             } else if entry.timed_out {
@@ -137,6 +139,19 @@ impl QueuePair {
         }
         self.pending.retain(|&cid| self.commands.get(cid).is_some());
         self.done.extend(self.held.drain(..));
+    }
+
+    /// Gives a command back for another path.
+    fn give_back(&mut self, cid: CommandId) {
+        let Some(mut entry) = self.commands.remove(cid) else { return };
+        self.under_way.end(&entry);
+        let (fate, error) = match (entry.sent || entry.tried, entry.may_linger()) {
+            (false, _) => (Fate::NotExecuted, CommandError::NotSent),
+            (true, true) => (Fate::Harmless, CommandError::Disconnected),
+            (true, false) => (Fate::Unknown, CommandError::UnknownFate),
+        };
+        entry.batch = 0; // the batch is gone with its connection
+        self.returned.push(&mut entry, fate, error);
     }
 
     /// Ends every command that waits for a connection, for there will be none.

@@ -14,12 +14,12 @@ use super::{Remote, Scope};
 use crate::command::{CommandDone, Data};
 use crate::error::CommandError;
 use crate::follower::AssociationFollower;
-use crate::queue_set::{IoQueueEvent, IoQueueSet};
+use crate::multipath::{PathSet, PathSetEvent};
 use crate::split::{Kind, Part, Plan, SplitMemory, SplitOperation};
 
 /// Token indices: the queue, and the timer that looks at the association.
 const QUEUE_INDEX: u32 = 0;
-const FOLLOW_INDEX: u32 = 1;
+const FOLLOW_INDEX: u32 = u32::MAX;
 
 /// An I/O queue of the association, and the requests on it.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct RemoteChannel {
     remote: Arc<Remote>,
     scope: Scope,
     qid: u16,
-    queues: IoQueueSet,
+    queues: PathSet,
     follower: AssociationFollower,
     operations: Vec<Option<Operation>>,
     free: Vec<usize>,
@@ -72,7 +72,7 @@ impl RemoteChannel {
         let token = Token { owner, generation: 0, index: QUEUE_INDEX };
         let state = Arc::clone(remote.admin.state());
         let follower = AssociationFollower::new(state, Token { index: FOLLOW_INDEX, ..token });
-        let queues = IoQueueSet::new(&remote.config, [qid], token);
+        let queues = PathSet::new(cx, &remote.config, [qid], token);
         let mut channel = Self {
             scope,
             qid,
@@ -130,10 +130,10 @@ impl RemoteChannel {
             self.handle_done(finished, done);
         }
         while let Some(event) = self.queues.poll_event() {
-            if let IoQueueEvent::Lost { cntlid, error, .. } = event {
-                self.remote.admin.queue_lost(cntlid, error);
+            if matches!(event, PathSetEvent::Lost { .. }) {
                 self.follower.look_soon(cx);
             }
+            self.remote.admin.handle_event(event);
         }
     }
 
@@ -326,7 +326,9 @@ fn bdev_error(error: CommandError) -> BdevError {
     let CommandError::Status(status) = error else {
         return match error {
             CommandError::UnknownFate => BdevError::Unknown,
-            CommandError::NotSent | CommandError::Digest => BdevError::Transient,
+            CommandError::NotSent | CommandError::Digest | CommandError::NoPath => {
+                BdevError::Transient
+            }
             _ => BdevError::Gone,
         };
     };

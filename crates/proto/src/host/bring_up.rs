@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use super::ana::{AnaError, AnaLog, AnaReader};
 use super::info::{ControllerInfo, InfoError, NamespaceInfo};
 use super::scan::{NamespaceScan, ScanError};
 use super::{AdminRequest, command};
-use crate::nvme::event::{CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE};
+use crate::nvme::event::{CONFIG_ANA_CHANGE, CONFIG_DISCOVERY_CHANGE, CONFIG_NAMESPACE_ATTRIBUTE};
 use crate::nvme::feature::{QueueCounts, fid};
 use crate::nvme::identify::cns;
 use crate::nvme::property::{
@@ -14,7 +15,7 @@ use crate::nvme::property::{
 };
 use crate::nvme::{ControllerId, Cqe, NamespaceId, Status};
 
-/// Events that this host handles: namespace attributes (8), discovery log (31).
+/// Events that every host handles: namespace attributes (8), discovery log (31).
 const WANTED_EVENTS: u32 = CONFIG_NAMESPACE_ATTRIBUTE | CONFIG_DISCOVERY_CHANGE;
 /// How often CSTS is read while waiting for RDY.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -32,6 +33,15 @@ pub struct BringUpConfig {
     pub keep_alive: bool,
     /// I/O queues to ask for.
     pub io_queues: u16,
+    /// The host knows several paths, and follows the ANA log if there is one.
+    pub ana: bool,
+}
+
+impl BringUpConfig {
+    /// The events to ask for.
+    fn wanted_events(&self) -> u32 {
+        WANTED_EVENTS | if self.ana { CONFIG_ANA_CHANGE } else { 0 }
+    }
 }
 
 /// A controller that is ready for I/O.
@@ -47,6 +57,8 @@ pub struct BroughtUp {
     pub events: bool,
     /// Its active namespaces.
     pub namespaces: Vec<NamespaceInfo>,
+    /// Its ANA log, if the host follows it and the controller has one.
+    pub ana: Option<AnaLog>,
 }
 
 /// Why a controller could not be brought up.
@@ -69,6 +81,8 @@ pub enum BringUpError {
     Info(InfoError),
     /// The namespaces could not be read.
     Scan(ScanError),
+    /// The ANA log could not be read, or contradicts itself.
+    Ana(AnaError),
 }
 
 impl fmt::Display for BringUpError {
@@ -82,6 +96,7 @@ impl fmt::Display for BringUpError {
             Self::NotReady(limit) => write!(f, "the controller did not become ready in {limit:?}"),
             Self::Info(error) => write!(f, "{error}"),
             Self::Scan(error) => write!(f, "{error}"),
+            Self::Ana(error) => write!(f, "ANA log: {error}"),
         }
     }
 }
@@ -95,7 +110,7 @@ impl BringUpError {
         match self {
             Self::Refused { status, .. } => status.is_dnr(),
             Self::PageSize(_) | Self::Info(_) => true,
-            Self::Fatal | Self::NotReady(_) | Self::Scan(_) => false,
+            Self::Fatal | Self::NotReady(_) | Self::Scan(_) | Self::Ana(_) => false,
         }
     }
 }
@@ -111,6 +126,7 @@ enum Step {
     Queues,
     Events,
     Scan(NamespaceScan),
+    Ana(AnaReader),
     Done,
 }
 
@@ -128,6 +144,7 @@ pub struct BringUp {
     io_queues: u16,
     events: bool,
     namespaces: Vec<NamespaceInfo>,
+    ana: Option<AnaLog>,
 }
 
 impl BringUp {
@@ -145,6 +162,7 @@ impl BringUp {
             io_queues: config.io_queues,
             events: false,
             namespaces: Vec::new(),
+            ana: None,
         }
     }
 
@@ -170,9 +188,13 @@ impl BringUp {
             }
             Step::Events => {
                 let oaes = self.controller.as_ref().map_or(0, |info| info.oaes);
-                no_data(command::set_features(fid::ASYNC_EVENT_CONFIG, oaes & WANTED_EVENTS))
+                no_data(command::set_features(
+                    fid::ASYNC_EVENT_CONFIG,
+                    oaes & self.config.wanted_events(),
+                ))
             }
             Step::Scan(scan) => scan.poll_request(),
+            Step::Ana(reader) => reader.poll_request(),
             Step::Done => None,
         };
         self.requested = request.is_some();
@@ -242,6 +264,13 @@ impl BringUp {
                 scan.handle_completion(cqe, data).map_err(BringUpError::Scan)?;
                 if let Some(namespaces) = scan.poll_done() {
                     self.namespaces = namespaces;
+                    self.step = self.step_after_scan();
+                }
+            }
+            Step::Ana(reader) => {
+                reader.handle_completion(cqe, data).map_err(BringUpError::Ana)?;
+                if let Some(log) = reader.poll_done() {
+                    self.ana = Some(log);
                     self.step = Step::Done;
                 }
             }
@@ -261,6 +290,7 @@ impl BringUp {
             io_queues: self.io_queues,
             events: self.events,
             namespaces: std::mem::take(&mut self.namespaces),
+            ana: self.ana.take(),
         })
     }
 
@@ -302,7 +332,7 @@ impl BringUp {
 
     fn step_after_queues(&self) -> Step {
         match &self.controller {
-            Some(info) if info.oaes & WANTED_EVENTS != 0 => Step::Events,
+            Some(info) if info.oaes & self.config.wanted_events() != 0 => Step::Events,
             _ => self.scan_step(),
         }
     }
@@ -314,6 +344,11 @@ impl BringUp {
             }
             _ => Step::Done,
         }
+    }
+
+    fn step_after_scan(&self) -> Step {
+        let controller = self.controller.as_ref().filter(|_| self.config.ana);
+        controller.and_then(AnaReader::new).map_or(Step::Done, Step::Ana)
     }
 }
 
@@ -340,13 +375,19 @@ fn granted_queues(dw0: u32) -> u16 {
 mod tests {
     use super::super::info::tests::{controller_page, namespace_page};
     use super::*;
+    use crate::nvme::ana::AnaState;
     use crate::nvme::identify::IDENTIFY_LEN;
     use crate::nvme::opcode::{admin, fabrics};
 
     const READY: u32 = 1;
     const FATAL: u32 = 2;
-    const CONFIG: BringUpConfig =
-        BringUpConfig { cntlid: ControllerId(7), discovery: false, keep_alive: true, io_queues: 4 };
+    const CONFIG: BringUpConfig = BringUpConfig {
+        cntlid: ControllerId(7),
+        discovery: false,
+        keep_alive: true,
+        io_queues: 4,
+        ana: false,
+    };
 
     /// A controller: properties, identify pages, and the requests it got.
     struct Scripted {
@@ -355,6 +396,7 @@ mod tests {
         controller: [u8; IDENTIFY_LEN],
         queues: Result<u32, Status>,
         events: Status,
+        ana_state: u8,
         log: Vec<(u8, u32)>,
     }
 
@@ -366,6 +408,7 @@ mod tests {
                 controller: controller_page(7),
                 queues: Ok(1 << 16 | 1),
                 events: Status::SUCCESS,
+                ana_state: 2,
                 log: Vec::new(),
             }
         }
@@ -403,8 +446,15 @@ mod tests {
                     self.queues.map_or_else(failed, |dw0| ok(dw0, 0))
                 }
                 (admin::SET_FEATURES, _, 0x0b) => {
-                    assert_eq!(sqe.cdw11.get(), 1 << 8);
+                    let ana = self.controller[76] & 8 != 0;
+                    assert_eq!(sqe.cdw11.get(), if ana { 1 << 8 | 1 << 11 } else { 1 << 8 });
                     failed(self.events)
+                }
+                (admin::GET_LOG_PAGE, _, words) if words & 0xff == 0x0c => {
+                    let mut page = vec![0; 4096];
+                    page[8] = 1;
+                    (page[16], page[20], page[32], page[48]) = (5, 1, self.ana_state, 1);
+                    (Cqe::default(), page)
                 }
                 other => panic!("unexpected command {other:?}"),
             }
@@ -433,6 +483,25 @@ mod tests {
         assert_eq!((up.max_entries, up.io_queues, up.events), (128, 2, true));
         assert_eq!(up.namespaces.len(), 1);
         assert_eq!(up.namespaces[0].block_count, 64);
+    }
+
+    #[test]
+    fn a_host_with_several_paths_reads_the_ana_log() {
+        let with_ana = || {
+            let mut controller = Scripted::new();
+            controller.controller[76] = 0x0b;
+            controller.controller[92..96].copy_from_slice(&(1u32 << 8 | 1 << 11).to_le_bytes());
+            controller.controller[344] = 8;
+            controller
+        };
+        let config = BringUpConfig { ana: true, ..CONFIG };
+        let log = with_ana().run(config).unwrap().ana.unwrap();
+        assert_eq!(log.state(NamespaceId(1)), Some(AnaState::NonOptimized));
+        let error = Scripted { ana_state: 7, ..with_ana() }.run(config).unwrap_err();
+        let text = "ANA log: group 5 has the state 7h, which does not exist";
+        assert_eq!((error.to_string().as_str(), error.is_permanent()), (text, false));
+        let mut without = Scripted::new();
+        assert_eq!(without.run(config).unwrap().ana, None);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Identify data of a controller and its namespaces, checked as strictly as Linux checks them.
 
 use std::fmt;
+use std::time::Duration;
 
 use zerocopy::FromBytes;
 
+use crate::nvme::cross_reset::ControllerInstance;
 use crate::nvme::identify::{
-    DLFEAT_READS_ZEROES, IdentifyController, IdentifyNamespace, NSATTR_WRITE_PROTECTED,
-    NSFEAT_GRANULARITY, VWC_PRESENT,
+    CMIC_ANA, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, DLFEAT_READS_ZEROES, IdentifyController,
+    IdentifyNamespace, NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, VWC_PRESENT,
 };
 use crate::nvme::{ControllerId, NamespaceId, Nqn};
 
@@ -154,6 +156,49 @@ impl ControllerInfo {
         })
     }
 
+    /// CMIC bit 3: it says in a log how well it leads to which namespaces.
+    #[must_use]
+    pub fn reports_ana(&self) -> bool {
+        self.raw.cmic & CMIC_ANA != 0
+    }
+
+    /// ANATT: how long a group may be in the state change.
+    #[must_use]
+    pub fn ana_transition_time(&self) -> Duration {
+        Duration::from_secs(u64::from(self.raw.anatt).max(1))
+    }
+
+    /// This instance of the controller, for a Cross-Controller Reset; `None`: it has no random number, and so cannot
+    /// be told from another one with the same CNTLID (TP8028).
+    #[must_use]
+    pub fn instance(&self) -> Option<ControllerInstance> {
+        let cirn = self.raw.cirn.get();
+        let instance = ControllerInstance { cntlid: self.cntlid, ciu: self.raw.ciu, cirn };
+        (cirn != 0).then_some(instance)
+    }
+
+    /// CCRL: how many Cross-Controller Resets it executes at a time; 0: none.
+    #[must_use]
+    pub fn cross_resets(&self) -> u8 {
+        self.raw.ccrl
+    }
+
+    /// How long after the loss of an association its commands may still execute: the time within which the controller
+    /// notices that the host is gone, then the time that it needs to quiesce (TP4129). A controller that does not say
+    /// the latter (CQT is 0) is given `default_quiesce`.
+    #[must_use]
+    pub fn hold_time(&self, kato_ms: u32, default_quiesce: Duration) -> Duration {
+        // KATO is rounded up to the controller's granularity (Base 2.0, 3.9).
+        let unit = u32::from(self.kas).max(1) * 100;
+        let kato = Duration::from_millis(u64::from(kato_ms.div_ceil(unit)) * u64::from(unit));
+        let by_traffic = self.raw.ctratt.get() & CTRATT_TRAFFIC_BASED_KEEP_ALIVE != 0;
+        let quiesce = match self.raw.cqt.get() {
+            0 => default_quiesce,
+            cqt => Duration::from_millis(u64::from(cqt)),
+        };
+        kato * if by_traffic { 3 } else { 2 } + quiesce
+    }
+
     /// Whether this host can use the I/O controller, by the same rules as Linux.
     ///
     /// # Errors
@@ -211,6 +256,8 @@ pub struct NamespaceInfo {
     pub read_only: bool,
     /// DLFEAT bits 2:0 are 1: deallocated blocks read zeroes.
     pub deallocate_zeroes: bool,
+    /// NMIC bit 0: several controllers may lead to it.
+    pub shared: bool,
     /// NGUID, zeroes for none.
     pub nguid: [u8; 16],
     /// EUI64, zeroes for none.
@@ -251,6 +298,7 @@ impl NamespaceInfo {
             physical_block_size: granule_blocks.checked_mul(block_size).unwrap_or(block_size),
             read_only: raw.nsattr & NSATTR_WRITE_PROTECTED != 0,
             deallocate_zeroes: raw.dlfeat & 0b111 == DLFEAT_READS_ZEROES,
+            shared: raw.nmic & NMIC_SHARED != 0,
             nguid: raw.nguid,
             eui64: raw.eui64,
             uuid: [0; 16],
@@ -322,6 +370,33 @@ pub(crate) mod tests {
         assert_eq!(info.max_transfer_bytes, Some(131_072));
         assert_eq!(info.in_capsule_bytes, 8192);
         assert_eq!(info.check(ControllerId(7), false, true), Ok(()));
+    }
+
+    #[test]
+    fn how_long_commands_of_a_lost_association_may_execute() {
+        let info = |ctratt: u32, cqt: u16| {
+            let mut page = controller_page(7);
+            page[96..100].copy_from_slice(&ctratt.to_le_bytes());
+            page[386..388].copy_from_slice(&cqt.to_le_bytes());
+            ControllerInfo::parse(&page).unwrap()
+        };
+        let default = Duration::from_secs(7);
+        let hold = |ctratt, cqt, kato_ms| info(ctratt, cqt).hold_time(kato_ms, default).as_millis();
+        assert_eq!(hold(0, 2000, 5000), 12_000);
+        assert_eq!(hold(CTRATT_TRAFFIC_BASED_KEEP_ALIVE, 2000, 5000), 17_000);
+        assert_eq!(hold(0, 0, 5000), 17_000);
+        // KAS is 10, a second.
+        assert_eq!(hold(0, 1, 4200), 10_001);
+    }
+
+    #[test]
+    fn instances_need_a_random_number() {
+        let mut page = controller_page(7);
+        page[135] = 3;
+        assert_eq!(ControllerInfo::parse(&page).unwrap().instance(), None);
+        page[136..144].copy_from_slice(&5u64.to_le_bytes());
+        let instance = ControllerInfo::parse(&page).unwrap().instance().unwrap();
+        assert_eq!((instance.cntlid, instance.ciu, instance.cirn), (ControllerId(7), 3, 5));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 
 use super::authentication::AlgorithmArgs;
+use super::paths::PathArgs;
 use super::values::{self, OutputFormat, Tcp};
 
 /// The address of the target, and the identity of this host.
@@ -115,6 +116,9 @@ pub(crate) struct ConnectArgs {
     /// Protect data by a checksum
     #[arg(short = 'G', long = "data-digest", help_heading = "Connection")]
     pub(crate) data_digest: bool,
+
+    #[command(flatten)]
+    pub(crate) paths: PathArgs,
 }
 
 /// Arguments of `discover`.

@@ -278,7 +278,7 @@ fn target(text: &str) -> Result<TargetSpec, String> {
 }
 
 /// `host:port`, `host`, `[::1]:port` or `::1`.
-fn split_port(text: &str) -> Option<(&str, u16)> {
+pub(crate) fn split_port(text: &str) -> Option<(&str, u16)> {
     if let Some(rest) = text.strip_prefix('[') {
         let (address, port) = rest.split_once(']')?;
         let port = match port.strip_prefix(':') {

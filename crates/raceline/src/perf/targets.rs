@@ -54,6 +54,7 @@ impl Targets {
             connect.address.address.clone_from(&spec.address);
             connect.address.port = spec.port;
             connect.nqn = spec.nqn.clone();
+            connect.paths.path.clear();
             targets.add(spec.name.clone(), connect)?;
         }
         targets.known = targets.targets.len();
@@ -129,6 +130,7 @@ impl Targets {
         if let Some(address) = &keys.address {
             connect.address.address.clone_from(address);
             connect.address.port = values::DEFAULT_PORT;
+            connect.paths.path.clear();
         }
         if let Some(port) = keys.port {
             connect.address.port = port;
@@ -149,7 +151,7 @@ impl Targets {
 
     /// Adds a target unless it is known, and gives its position.
     fn add(&mut self, name: String, connect: ConnectArgs) -> Result<usize, Failure> {
-        let ConnectArgs { address, nqn, header_digest, data_digest } = &connect;
+        let ConnectArgs { address, nqn, header_digest, data_digest, .. } = &connect;
         let (host, port) = (address.address.clone(), address.port);
         let key = (host, port, nqn.clone(), address.hostnqn.clone(), *header_digest, *data_digest);
         let found = self.targets.iter().position(|known| known.key == key);

@@ -32,6 +32,11 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     run_with_input(arguments, &[])
 }
 
+/// Starts a verb.
+pub(crate) fn start(arguments: &[&str]) -> Running {
+    Running::start(arguments, Stdio::null())
+}
+
 /// Runs a verb to its end through another program, as in `env NAME=VALUE`.
 pub(crate) fn run_by(prefix: &[&str], arguments: &[&str]) -> Output {
     Running::spawn(command_by(prefix, arguments).stdin(Stdio::null())).finish()

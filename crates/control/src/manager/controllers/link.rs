@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_bdev::{Bdev as _, Identity, IoPath, SharedBdev};
-use raceline_host::{RemoteController, RemoteState};
+use raceline_host::{HostConfig, Policy, RemoteController, RemotePath, RemoteState};
 use raceline_proto::host::ControllerInfo;
 use raceline_proto::nvme::NamespaceId;
+use raceline_proto::nvme::ana::AnaState;
 use raceline_proto::nvme::identify::CMIC_MULTI_CONTROLLER;
 use raceline_proto::nvme::log::lid;
 use serde_json::{Map, Value, json};
@@ -18,9 +19,6 @@ use super::drive::LocalDrive;
 /// Bits of OACS, as SPDK names them (Base 2.0, figure 276).
 const ADMIN_COMMANDS: [(&str, u16); 4] =
     [("security", 1 << 0), ("format", 1 << 1), ("firmware", 1 << 2), ("ns_manage", 1 << 3)];
-
-/// CMIC bit 3: it reports asymmetric namespace access.
-const CMIC_ANA: u8 = 1 << 3;
 
 /// The health log as controllers send it.
 const HEALTH_BYTES: u32 = 512;
@@ -50,11 +48,7 @@ impl Link {
     #[must_use]
     pub fn state(&self) -> &'static str {
         match self {
-            Self::Remote(remote) => match remote.state() {
-                RemoteState::Up => "enabled",
-                RemoteState::Reconnecting => "resetting",
-                RemoteState::Failed(_) => "failed",
-            },
+            Self::Remote(remote) => state_name(&remote.state()),
             Self::Drive(drive) => drive.state(),
         }
     }
@@ -63,16 +57,7 @@ impl Link {
     #[must_use]
     pub fn trid(&self) -> Value {
         match self {
-            Self::Remote(remote) => {
-                let config = remote.config();
-                json!({
-                    "trtype": "TCP",
-                    "adrfam": if config.address.is_ipv4() { "IPv4" } else { "IPv6" },
-                    "traddr": config.address.ip().to_string(),
-                    "trsvcid": config.address.port().to_string(),
-                    "subnqn": config.subnqn.as_str(),
-                })
-            }
+            Self::Remote(remote) => trid_of(remote.config()),
             Self::Drive(drive) => {
                 json!({ "trtype": "PCIe", "traddr": drive.address().to_string() })
             }
@@ -94,6 +79,18 @@ impl Link {
         match self {
             Self::Remote(remote) => remote.controller().cntlid.0,
             Self::Drive(drive) => drive.drive().map_or(0, |drive| drive.cntlid),
+        }
+    }
+
+    /// Whether one of its paths leads to this controller.
+    #[must_use]
+    pub fn has_cntlid(&self, cntlid: u16) -> bool {
+        match self {
+            Self::Remote(remote) => remote
+                .paths()
+                .iter()
+                .any(|path| path.association.as_ref().is_some_and(|up| up.cntlid.0 == cntlid)),
+            Self::Drive(_) => self.cntlid() == cntlid,
         }
     }
 
@@ -226,21 +223,7 @@ impl Link {
     #[must_use]
     pub fn controller_data(&self) -> Value {
         match (self, self.info()) {
-            (_, Some(info)) => {
-                let has = |bit: u16| u8::from(info.raw.oacs.get() & bit != 0);
-                let commands = ADMIN_COMMANDS.iter().map(|(name, bit)| (*name, has(*bit)));
-                json!({
-                    "cntlid": info.cntlid.0,
-                    "vendor_id": format!("0x{:04x}", info.raw.vid.get()),
-                    "model_number": info.model,
-                    "serial_number": info.serial,
-                    "firmware_revision": info.firmware,
-                    "subnqn": info.subnqn.as_ref().map(|nqn| nqn.as_str()),
-                    "oacs": commands.collect::<std::collections::BTreeMap<_, _>>(),
-                    "multi_ctrlr": info.raw.cmic & CMIC_MULTI_CONTROLLER != 0,
-                    "ana_reporting": info.raw.cmic & CMIC_ANA != 0,
-                })
-            }
+            (_, Some(info)) => controller_data(&info),
             (Self::Drive(drive), None) => match drive.drive() {
                 // The data that the kernel shows to every user.
                 Ok(drive) => json!({
@@ -256,6 +239,84 @@ impl Link {
             (Self::Remote(_), None) => Value::Null,
         }
     }
+}
+
+/// A controller as SPDK describes it.
+fn controller_data(info: &ControllerInfo) -> Value {
+    let has = |bit: u16| u8::from(info.raw.oacs.get() & bit != 0);
+    let commands = ADMIN_COMMANDS.iter().map(|(name, bit)| (*name, has(*bit)));
+    json!({
+        "cntlid": info.cntlid.0,
+        "vendor_id": format!("0x{:04x}", info.raw.vid.get()),
+        "model_number": info.model,
+        "serial_number": info.serial,
+        "firmware_revision": info.firmware,
+        "subnqn": info.subnqn.as_ref().map(|nqn| nqn.as_str()),
+        "oacs": commands.collect::<std::collections::BTreeMap<_, _>>(),
+        "multi_ctrlr": info.raw.cmic & CMIC_MULTI_CONTROLLER != 0,
+        "ana_reporting": info.reports_ana(),
+    })
+}
+
+/// A namespace by one path, as SPDK describes it.
+#[must_use]
+pub fn describe_path(path: &RemotePath, nsid: u32) -> Value {
+    let mut text = json!({ "trid": trid_of(&path.config) });
+    let mut namespace = json!({ "id": nsid });
+    if let Some(association) = &path.association {
+        text["ctrlr_data"] = controller_data(&association.controller);
+        text["vs"] = json!({ "nvme_version": version(association.controller.version) });
+        let shared = association.namespaces.iter().any(|it| it.nsid.0 == nsid && it.shared);
+        namespace["can_share"] = shared.into();
+        let state = association.ana.as_ref().and_then(|ana| ana.state(NamespaceId(nsid)));
+        if let Some(state) = state {
+            namespace["ana_state"] = ana_name(state).into();
+        }
+    }
+    text["ns_data"] = namespace;
+    text
+}
+
+fn ana_name(state: AnaState) -> &'static str {
+    match state {
+        AnaState::Optimized => "optimized",
+        AnaState::NonOptimized => "non_optimized",
+        AnaState::Inaccessible => "inaccessible",
+        AnaState::PersistentLoss => "persistent_loss",
+        AnaState::Change => "change",
+    }
+}
+
+/// SPDK's words for a policy: the policy, and how an active path is selected.
+#[must_use]
+pub fn policy_names(policy: Policy) -> (&'static str, Option<&'static str>) {
+    match policy {
+        Policy::ActivePassive => ("active_passive", None),
+        Policy::RoundRobin { .. } => ("active_active", Some("round_robin")),
+        Policy::QueueDepth => ("active_active", Some("queue_depth")),
+    }
+}
+
+/// SPDK's word for the state of a remote controller.
+#[must_use]
+pub fn state_name(state: &RemoteState) -> &'static str {
+    match state {
+        RemoteState::Up => "enabled",
+        RemoteState::Reconnecting => "resetting",
+        RemoteState::Failed(_) => "failed",
+    }
+}
+
+/// The transport identifier of a path as SPDK shows it.
+#[must_use]
+pub fn trid_of(config: &HostConfig) -> Value {
+    json!({
+        "trtype": "TCP",
+        "adrfam": if config.address.is_ipv4() { "IPv4" } else { "IPv6" },
+        "traddr": config.address.ip().to_string(),
+        "trsvcid": config.address.port().to_string(),
+        "subnqn": config.subnqn.as_str(),
+    })
 }
 
 /// Why a namespace cannot be opened.

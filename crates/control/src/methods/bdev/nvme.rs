@@ -6,11 +6,12 @@ mod health;
 mod hotplug;
 mod keys;
 mod options;
+mod paths;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use raceline_host::{BackoffConfig, HostConfig, RemoteController};
+use raceline_host::{BackoffConfig, HostConfig, RemoteController, RemotePath};
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::socket::check_priority;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ use super::Name;
 use crate::error::RpcError;
 use crate::manager::catalogue::{self, Key, Section};
 use crate::manager::controllers::Controller;
-use crate::manager::controllers::link::Link;
+use crate::manager::controllers::link::{Link, state_name, trid_of};
 use crate::manager::keys::ChapKeys;
 use crate::manager::missing::CONNECT_TIMEOUT;
 use crate::manager::nvmf::ListenAddress;
@@ -46,6 +47,7 @@ pub(super) fn register(registry: &mut Registry) {
     hotplug::register(registry);
     keys::register(registry);
     discovery::register(registry);
+    paths::register(registry);
 }
 
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -97,9 +99,16 @@ struct Attach {
     /// The name of the pre-shared key for TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     psk: Option<String>,
-    /// What to do if the name is taken: a second path cannot be added.
+    /// What to do if the name is taken: by default, this is another path.
     #[serde(skip_serializing_if = "Option::is_none")]
-    multipath: Option<String>,
+    multipath: Option<paths::Mode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multipath_opts: Option<paths::PolicyOptions>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fast_io_fail_timeout_sec: Option<u32>,
+    /// Of our own: the paths that later calls have added. SPDK's clients see a call for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    more_paths: Vec<paths::MorePath>,
     /// Ignored: always disabled where the controller allows it.
     #[serde(default, rename = "disable_sq_flow_control", skip_serializing)]
     _disable_sq_flow_control: bool,
@@ -111,29 +120,22 @@ struct Attach {
     #[serde(default, skip_serializing)]
     prchk_guard: bool,
     #[serde(default, skip_serializing)]
-    fast_io_fail_timeout_sec: u32,
-    #[serde(default, skip_serializing)]
     allow_unrecognized_csi: bool,
-    #[serde(default, skip_serializing)]
-    multipath_opts: Option<Value>,
 }
 
 impl Attach {
     /// Refuses parameters that SPDK supports and this program does not.
     fn refuse(&self) -> Result<(), RpcError> {
         let no_metadata = "namespaces with metadata are not used";
-        let multipath_opts = self.multipath_opts.as_ref();
         refuse_because(&[
             ("hostsvcid", self.fixes_port(), ONE_PORT),
             ("prchk_reftag", self.prchk_reftag, no_metadata),
             ("prchk_guard", self.prchk_guard, no_metadata),
-            ("fast_io_fail_timeout_sec", self.fast_io_fail_timeout_sec != 0, NO_FAST_FAIL),
             (
                 "allow_unrecognized_csi",
                 self.allow_unrecognized_csi,
                 "only namespaces of the NVM command set can be used",
             ),
-            ("multipath_opts", multipath_opts.is_some_and(|it| !is_one_path(it)), ONE_PATH),
         ])
     }
 
@@ -179,26 +181,12 @@ impl Attach {
 const ONE_PORT: &str = "a source port serves one connection to one address, and a controller has \
     at least two (its admin queue and an I/O queue); leave it out: the kernel chooses a port for \
     each, from hostaddr";
-/// Why an I/O command that waits for a lost controller cannot be ended early.
-const NO_FAST_FAIL: &str = "commands wait until the controller is back or has been given up \
-    (ctrlr_loss_timeout_sec)";
-/// Why only SPDK's default policy can be chosen.
-const ONE_PATH: &str = "a controller has one path: only the policy active_passive can be had";
-
 /// As [`refuse`], with a reason for each parameter.
 fn refuse_because(parameters: &[(&str, bool, &'static str)]) -> Result<(), RpcError> {
     match parameters.iter().find(|(_, asked, _)| *asked) {
         Some((name, _, reason)) => Err(RpcError::unsupported(name).because(reason)),
         None => Ok(()),
     }
-}
-
-/// Whether these options are SPDK's default, and so always in effect: one path at a time.
-fn is_one_path(options: &Value) -> bool {
-    let members = options.as_object();
-    members.is_some_and(|members| {
-        members.iter().all(|(name, value)| name == "policy" && value == "active_passive")
-    })
 }
 
 fn invalid(text: String) -> RpcError {
@@ -212,7 +200,11 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     if max_bdevs == 0 {
         return Err(invalid("max_bdevs cannot be zero".to_owned()));
     }
-    refuse_taken(call.manager, &params)?;
+    check_name(&params.name)?;
+    let taken = call.manager.model().controllers.get(&params.name).cloned();
+    if let Some(taken) = taken {
+        return paths::add(call, &taken, &params);
+    }
     let max_bdevs = usize::try_from(max_bdevs).unwrap_or(usize::MAX);
     if drive::is_local(&params) {
         return drive::attach(call, params, max_bdevs);
@@ -220,6 +212,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     refuse(&[("serial", params.serial.is_some()), ("io_path", params.io_path.is_some())])?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.manager));
     let mut config = host_config(call.manager, &params, &hostnqn)?;
+    config.more_paths = paths::more_paths(call, &params, &hostnqn)?;
     config.streams = keys::streams(call, params.psk.as_deref(), &config)?;
     let held = keys::hold(call, params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
     config.credentials.set(keys::credentials(call.manager, held.as_ref())?);
@@ -231,6 +224,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     };
     let remote = RemoteController::connect(config)
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
+    remote.count_paths(Options::current(call.manager).io_path_stat.unwrap_or(false));
     let canonical = Attach { hostnqn: Some(hostnqn), ..params };
     take(call, Link::Remote(remote), held, &canonical, max_bdevs)
 }
@@ -259,32 +253,12 @@ fn take(
     attached
 }
 
-fn refuse_taken(manager: &Manager, params: &Attach) -> Result<(), RpcError> {
-    let name = &params.name;
+fn check_name(name: &str) -> Result<(), RpcError> {
     if name.is_empty() || name.len() > 64 || name.chars().any(char::is_control) {
         let detail = "a name has 1 to 64 bytes without control characters";
         return Err(RpcError::errno(libc::EINVAL).because(detail));
     }
-    let model = manager.model();
-    let Some(taken) = model.controllers.get(name) else { return Ok(()) };
-    let same = match &taken.link {
-        Link::Remote(remote) => {
-            let address = remote.config().address;
-            let source = params.hostaddr.as_deref().filter(|text| !text.is_empty());
-            params.traddr == address.ip().to_string()
-                && params.trsvcid.as_deref() == Some(&address.port().to_string())
-                && source.map(str::parse).and_then(Result::ok) == remote.config().source
-        }
-        Link::Drive(drive) => drive::address(params) == Some(drive.address()),
-    };
-    let text = if params.multipath.as_deref() == Some("disable") {
-        format!("A controller named {name} already exists and multipath is disabled")
-    } else if same {
-        format!("A controller named {name} already exists with the specified network path")
-    } else {
-        format!("A controller named {name} already exists: parameter multipath is not supported")
-    };
-    Err(RpcError::new(-libc::EALREADY, text))
+    Ok(())
 }
 
 fn default_hostnqn(manager: &Manager) -> String {
@@ -341,6 +315,9 @@ fn host_config(manager: &Manager, params: &Attach, hostnqn: &str) -> Result<Host
     let loss = params.ctrlr_loss_timeout_sec.or(options.ctrlr_loss_timeout_sec).unwrap_or(0);
     let delay = params.reconnect_delay_sec.or(options.reconnect_delay_sec).unwrap_or(0);
     config.backoff = backoff(loss, delay)?;
+    config.multipath = paths::multipath(params, &options)?;
+    let fast = params.fast_io_fail_timeout_sec.or(options.fast_io_fail_timeout_sec);
+    paths::check_fast_fail(fast.unwrap_or(0), &config.backoff)?;
     Ok(config)
 }
 
@@ -368,7 +345,7 @@ fn backoff(loss_sec: i32, delay_sec: u32) -> Result<BackoffConfig, RpcError> {
 #[serde(deny_unknown_fields)]
 struct Detach {
     name: String,
-    // One path of several: there is only one, and it must match the named one.
+    // One path of several; without any of these, all.
     trtype: Option<String>,
     traddr: Option<String>,
     adrfam: Option<String>,
@@ -379,7 +356,7 @@ struct Detach {
 }
 
 impl Detach {
-    /// Whether the source address, if one is named, is that of the controller.
+    /// Whether the source address, if one is named, is this one.
     fn comes_from(&self, source: Option<IpAddr>) -> bool {
         match self.hostaddr.as_deref() {
             None | Some("") => true,
@@ -396,6 +373,18 @@ impl Detach {
             // Another spelling of the same address.
             trid["traddr"] = given.into();
         }
+        match &controller.link {
+            Link::Remote(remote) => remote
+                .paths()
+                .iter()
+                .chain(&remote.disabled_paths())
+                .any(|path| self.names(&trid_of(&path.config), path.config.source)),
+            Link::Drive(_) => self.names(&trid, None),
+        }
+    }
+
+    /// Whether it names a path of this identifier from this address.
+    fn names(&self, trid: &Value, source: Option<IpAddr>) -> bool {
         let is = |part: &Option<String>, member: &str| {
             let text = trid[member].as_str().unwrap_or_default();
             part.as_ref().is_none_or(|part| part.eq_ignore_ascii_case(text))
@@ -405,7 +394,7 @@ impl Detach {
             && is(&self.adrfam, "adrfam")
             && is(&self.trsvcid, "trsvcid")
             && is(&self.subnqn, "subnqn")
-            && self.comes_from(controller.link.source())
+            && self.comes_from(source)
             && self.hostsvcid.as_deref().is_none_or(|port| matches!(port, "" | "0"))
     }
 }
@@ -414,6 +403,12 @@ fn detach(call: &Call<'_>, params: Detach) -> Result<bool, RpcError> {
     let key = Key::new(&["bdev-nvme", &params.name]);
     let forget = |change: &mut Change<'_>| Ok::<_, RpcError>(change.forget_missing(&key));
     if call.manager.change(forget)? {
+        return Ok(true);
+    }
+    let found = call.manager.model().controllers.get(&params.name).cloned();
+    if let Some(controller) = found
+        && paths::detach(call, &controller, &params)?
+    {
         return Ok(true);
     }
     let controller = call.manager.change(|change| {
@@ -452,20 +447,31 @@ fn get_controllers(call: &Call<'_>, params: GetControllers) -> Result<Vec<Value>
 }
 
 fn describe(controller: &Controller) -> Value {
-    let hostnqn = match &controller.link {
-        Link::Remote(remote) => remote.config().hostnqn.as_str(),
-        // Only a host that connects to a remote controller has a name.
-        Link::Drive(_) => "",
-    };
-    let source = controller.link.source().map(|source| source.to_string()).unwrap_or_default();
-    json!({
-        "name": controller.name,
-        "ctrlrs": [{
+    let ctrlrs = match &controller.link {
+        Link::Remote(remote) => {
+            let (paths, disabled) = (remote.paths(), remote.disabled_paths());
+            let disabled = disabled.iter().map(|path| describe_path(path, "disabled"));
+            let states = paths.iter().map(|path| describe_path(path, state_name(&path.state)));
+            states.chain(disabled).collect()
+        }
+        Link::Drive(_) => vec![json!({
             "state": controller.link.state(),
             "trid": controller.link.trid(),
             "cntlid": controller.link.cntlid(),
-            "host": { "nqn": hostnqn, "addr": source, "svcid": "" },
-        }],
+            // Only a host that connects to a remote controller has a name.
+            "host": { "nqn": "", "addr": "", "svcid": "" },
+        })],
+    };
+    json!({ "name": controller.name, "ctrlrs": ctrlrs })
+}
+
+fn describe_path(path: &RemotePath, state: &str) -> Value {
+    let source = path.config.source.map(|source| source.to_string()).unwrap_or_default();
+    json!({
+        "state": state,
+        "trid": trid_of(&path.config),
+        "cntlid": path.association.as_ref().map_or(0, |association| association.cntlid.0),
+        "host": { "nqn": path.config.hostnqn.as_str(), "addr": source, "svcid": "" },
     })
 }
 
@@ -480,9 +486,15 @@ fn reset(call: &Call<'_>, Reset { name, cntlid }: Reset) -> Result<bool, RpcErro
     // A drive answers slowly, and others need the model meanwhile.
     let found = call.manager.model().controllers.get(&name).cloned();
     let found =
-        found.filter(|controller| cntlid.is_none_or(|cntlid| controller.link.cntlid() == cntlid));
+        found.filter(|controller| cntlid.is_none_or(|cntlid| controller.link.has_cntlid(cntlid)));
     match &found.ok_or_else(|| no_controller(&name))?.link {
-        Link::Remote(remote) => remote.reset(),
+        Link::Remote(remote) => {
+            let named = |path: &&RemotePath| {
+                let up = path.association.as_ref();
+                cntlid.is_none_or(|id| up.is_some_and(|up| up.cntlid.0 == id))
+            };
+            remote.paths().iter().filter(named).for_each(|path| remote.reset_path(path.id));
+        }
         Link::Drive(drive) => drive.reset().map_err(ManagerError::from)?,
     }
     Ok(true)

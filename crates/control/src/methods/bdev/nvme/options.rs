@@ -4,7 +4,8 @@ use raceline_auth::Algorithms;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{NO_FAST_FAIL, ONE_PATH, is_one_path, refuse_because};
+use super::paths::{self, PolicyOptions};
+use super::refuse_because;
 use crate::error::RpcError;
 use crate::manager::Manager;
 use crate::manager::catalogue::{self, Key, Section};
@@ -63,9 +64,9 @@ pub(super) struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) transport_ack_timeout: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    fast_io_fail_timeout_sec: Option<u32>,
+    pub(super) fast_io_fail_timeout_sec: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    disable_auto_failback: Option<bool>,
+    pub(super) disable_auto_failback: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     generate_uuids: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +76,7 @@ pub(super) struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_srq_size: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    io_path_stat: Option<bool>,
+    pub(super) io_path_stat: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     allow_accel_sequence: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -93,7 +94,7 @@ pub(super) struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     enable_flush: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    multipath_opts: Option<Value>,
+    pub(super) multipath_opts: Option<PolicyOptions>,
 }
 
 impl Options {
@@ -113,17 +114,12 @@ impl Options {
 
 fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
     let action = params.action_on_timeout.as_deref();
-    let fast_fail = params.fast_io_fail_timeout_sec.is_some_and(|it| it != 0);
-    let multipath_opts = params.multipath_opts.as_ref();
-    refuse_because(&[
-        (
-            "action_on_timeout",
-            action.is_some_and(|it| !matches!(it, "none" | "reset")),
-            "a command that takes too long ends its connection, which is made again: `reset` says so",
-        ),
-        ("fast_io_fail_timeout_sec", fast_fail, NO_FAST_FAIL),
-        ("multipath_opts", multipath_opts.is_some_and(|it| !is_one_path(it)), ONE_PATH),
-    ])?;
+    refuse_because(&[(
+        "action_on_timeout",
+        action.is_some_and(|it| !matches!(it, "none" | "reset")),
+        "a command that takes too long ends its connection, which is made again: `reset` says so",
+    )])?;
+    params.multipath_opts.unwrap_or_default().policy()?;
     if params.transport_ack_timeout.is_some_and(|exponent| exponent > MAX_ACK_EXPONENT) {
         let detail = format!(
             "transport_ack_timeout is a power of two of milliseconds: 0 to {MAX_ACK_EXPONENT}"
@@ -136,7 +132,8 @@ fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
         return Err(RpcError::errno(libc::EINVAL).because(detail));
     }
     let (loss, delay) = (params.ctrlr_loss_timeout_sec, params.reconnect_delay_sec);
-    super::backoff(loss.unwrap_or(0), delay.unwrap_or(0))?;
+    let backoff = super::backoff(loss.unwrap_or(0), delay.unwrap_or(0))?;
+    paths::check_fast_fail(params.fast_io_fail_timeout_sec.unwrap_or(0), &backoff)?;
     call.manager.change(|change| {
         if !change.model().controllers.is_empty() {
             let text = "RPC not permitted with nvme controllers already attached";
