@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
-    Action, AdminOutcome, Ana, Association, ConnectRequest, Controller, Facts, HostAccess,
+    Action, AdminOutcome, Ana, Association, Channel, ConnectRequest, Controller, Facts, HostAccess,
     IoCounters, Limits, ListenerInfo, MAX_CROSS_RESETS, MAX_EVENT_REQUESTS, MAX_NSID, Namespace,
-    Pool, Subsystem, TargetSnapshot, Visibility, connect_transfer, find_subsystem, parse_connect,
+    Pool, Security, Subsystem, TargetSnapshot, Visibility, connect_transfer, find_subsystem,
+    parse_connect,
     parse_io, parse_ranges,
 };
 use raceline_proto::nvme::ana::AnaState;
@@ -66,6 +67,8 @@ fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
         model: "Raceline".into(),
         firmware: "0".into(),
         hosts: if seed == 0xfe { HostAccess::List(vec![]) } else { HostAccess::Any },
+        security: if seed == 0xfd { Security::TLS } else { Security::PLAIN },
+        host_security: vec![],
         ports: vec![],
         max_nsid: MAX_NSID,
         namespaces,
@@ -80,7 +83,13 @@ fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
     };
     let subsystems = if seed == 0xff { vec![] } else { vec![Arc::new(subsystem)] };
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4420 + u16::from(seed & 64)));
-    let listeners = vec![ListenerInfo { address, port_id: PORT, open: true, secure: false }];
+    let listeners = vec![ListenerInfo {
+        address,
+        port_id: PORT,
+        open: true,
+        security: Security::PLAIN,
+        concatenates: false,
+    }];
     Arc::new(TargetSnapshot { generation, subsystems, listeners, ..TargetSnapshot::default() })
 }
 
@@ -205,7 +214,7 @@ impl Driver {
                 };
                 let patch = if tag & 8 == 0 { &[] } else { &bytes[2..] };
                 if let Some(request) = connect(words, CNTLID, &Nqn::new(SUBNQN).unwrap(), patch) {
-                    let _ = find_subsystem(&self.snapshot, &request, 1);
+                    let _ = find_subsystem(&self.snapshot, &request, (1, Channel::Plain));
                     let _ = self.controller.handle_io_connect(self.now, &request);
                 }
             }
@@ -222,7 +231,7 @@ fuzz_target!(|data: &[u8]| {
     let kato = u32::from(kind >> 2) * 100;
     let words = ConnectWords { sqsize: 31, kato, ..ConnectWords::default() };
     let request = connect(words, ControllerId::DYNAMIC, &subnqn, &[]).unwrap();
-    let role = find_subsystem(&snapshot, &request, 1).unwrap();
+    let role = find_subsystem(&snapshot, &request, (1, Channel::Plain)).unwrap();
     let local_address = SocketAddr::from((Ipv4Addr::LOCALHOST, 8009));
     let association = Association {
         instance: ControllerInstance { cntlid: CNTLID, ciu: 3, cirn: 5 },
@@ -231,6 +240,7 @@ fuzz_target!(|data: &[u8]| {
         snapshot: Arc::clone(&snapshot),
         local_address,
         port_id: PORT,
+        security: Security::PLAIN,
     };
     let now = Instant::now();
     let controller = Controller::new(association, now);

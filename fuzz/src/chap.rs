@@ -3,8 +3,8 @@
 //! The NULL group only: the arithmetic of the others is not what messages can break, and takes milliseconds.
 
 use raceline_auth::{
-    Algorithms, DhGroup, DhchapSecret, Hash, Initiator, InitiatorConfig, InitiatorStep, Keys, Names,
-    Received, Responder, ResponderConfig, TlsKey, Verdict,
+    Algorithms, Concatenation, DhGroup, DhchapSecret, Hash, Initiator, InitiatorConfig,
+    InitiatorStep, Keys, Names, Received, Responder, ResponderConfig, TlsKey, Verdict,
 };
 use raceline_proto::nvme::Nqn;
 
@@ -32,10 +32,16 @@ fn take<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
+/// The secure channel that an end wants, by the length of the input.
+fn concatenation(input: &[u8]) -> Concatenation {
+    [Concatenation::None, Concatenation::New, Concatenation::Replace][input.len() % 3]
+}
+
 /// A hostile host: commands of the input, each a byte that chooses and what it needs.
 pub fn responder(mut input: &[u8]) {
     let keys = Keys::new(secret(), Some(secret()));
-    let config = ResponderConfig { names: names(), keys, algorithms: algorithms() };
+    let concatenation = concatenation(input);
+    let config = ResponderConfig { names: names(), keys, algorithms: algorithms(), concatenation };
     let mut responder = Responder::new(config);
     let mut finished = Vec::new();
     while let Some((&act, rest)) = input.split_first() {
@@ -72,6 +78,7 @@ pub fn initiator(mut input: &[u8]) {
         secret: secret(),
         controller_secret: Some(secret()),
         algorithms: algorithms(),
+        concatenation: concatenation(input),
     };
     let mut initiator = Initiator::new(config, 1);
     while let Some(step) = initiator.poll_step() {

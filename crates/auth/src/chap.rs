@@ -52,10 +52,46 @@ pub(crate) struct Proof<'a> {
     pub(crate) session_key: Option<&'a SecretBytes>,
     pub(crate) seqnum: u32,
     pub(crate) t_id: u16,
+    pub(crate) concatenation: Concatenation,
 }
 
-/// SC_C: no secure channel is made after the authentication.
-pub(crate) const NO_SECURE_CHANNEL: u8 = 0;
+/// Which secure channel is made after an authentication (SC_C): secure channel concatenation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Concatenation {
+    /// None.
+    #[default]
+    None,
+    /// TLS with the key that the authentication makes, on connections that are made after it (NEWTLSPSK).
+    New,
+    /// The same, on a connection that is TLS with such a key already (REPLACETLSPSK).
+    Replace,
+}
+
+impl Concatenation {
+    pub(crate) fn sc_c(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::New => 2,
+            Self::Replace => 3,
+        }
+    }
+
+    /// Whether a key for TLS is made.
+    #[must_use]
+    pub fn makes_key(self) -> bool {
+        self != Self::None
+    }
+
+    /// Whether a key for TLS can be made with this hash: TLS 1.3 has no suite with SHA-512.
+    pub(crate) fn allows_hash(self, hash: Hash) -> bool {
+        !self.makes_key() || hash != Hash::Sha512
+    }
+
+    /// The same for a group: without one there is no secret that only the two ends know.
+    pub(crate) fn allows_group(self, group: DhGroup) -> bool {
+        !self.makes_key() || group != DhGroup::Null
+    }
+}
 
 impl Proof<'_> {
     /// R1, with the transformed key of the host.
@@ -75,7 +111,7 @@ impl Proof<'_> {
             challenge,
             &self.seqnum.to_le_bytes(),
             &self.t_id.to_le_bytes(),
-            &[NO_SECURE_CHANNEL],
+            &[self.concatenation.sc_c()],
             who,
             first.as_str().as_bytes(),
             &[0],
@@ -142,6 +178,7 @@ mod tests {
                 session_key: None,
                 seqnum: 0x1122_3344,
                 t_id: 0x5566,
+                concatenation: Concatenation::None,
             };
             assert_eq!(hex(&proof.of_host(&key, &names)), wanted, "{hash} {transform}");
             assert_ne!(hex(&proof.of_controller(&key, &names)), wanted);

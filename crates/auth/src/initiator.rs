@@ -6,10 +6,11 @@ use raceline_proto::nvme::authentication::{
     Challenge, ControllerMessage, Explanation, HostMessage, Negotiate, Reply,
 };
 
-use crate::chap::{Algorithms, NO_SECURE_CHANNEL, Names, Proof, challenge, sequence_number};
+use crate::chap::{Algorithms, Concatenation, Names, Proof, challenge, sequence_number};
 use crate::group::{DhGroup, Exchange};
 use crate::hash::Hash;
 use crate::interchange::KeyError;
+use crate::psk::GeneratedPsk;
 use crate::secret::{DhchapSecret, SecretBytes};
 use crate::work::{Finished, Outcome, Work};
 
@@ -24,6 +25,8 @@ pub struct InitiatorConfig {
     pub controller_secret: Option<DhchapSecret>,
     /// What is allowed.
     pub algorithms: Algorithms,
+    /// Which secure channel is made afterwards.
+    pub concatenation: Concatenation,
 }
 
 /// Why an authentication failed.
@@ -58,7 +61,9 @@ fn advice(explanation: Explanation) -> String {
             .into(),
         Explanation::ProtocolNotUsable => "it does not support DH-HMAC-CHAP".into(),
         Explanation::SecureChannelMismatch => {
-            "it does not make a secure channel after the authentication".into()
+            "one end wants TLS after the authentication (--concat), with a key that the authentication makes, and the \
+             other end does not"
+                .into()
         }
         Explanation::HashNotUsable => "it allows none of the hash functions that this host allows".into(),
         Explanation::GroupNotUsable => "it allows none of the groups that this host allows".into(),
@@ -90,6 +95,8 @@ pub(crate) struct Answer {
     /// R2 as it has to be.
     expected: Option<SecretBytes>,
     hash: Hash,
+    /// The key for TLS, if one is made.
+    generated: Option<GeneratedPsk>,
 }
 
 /// Why a challenge is not answered: what the controller is told, and what the host's user is told.
@@ -122,26 +129,35 @@ pub struct Initiator {
     t_id: u16,
     phase: Phase,
     next: Option<InitiatorStep>,
+    generated: Option<GeneratedPsk>,
 }
 
 impl Initiator {
     /// Begins a transaction with this number, which differs from that of the previous one.
     #[must_use]
-    pub fn new(config: InitiatorConfig, t_id: u16) -> Self {
+    pub fn new(mut config: InitiatorConfig, t_id: u16) -> Self {
+        let concatenation = config.concatenation;
+        config.algorithms.hashes.retain(|hash| concatenation.allows_hash(*hash));
+        config.algorithms.groups.retain(|group| concatenation.allows_group(*group));
         let Algorithms { hashes, groups } = &config.algorithms;
         let ids = (
             hashes.iter().map(|hash| hash.id()).collect(),
             groups.iter().map(|group| group.id()).collect(),
         );
-        let negotiate = Negotiate { t_id, sc_c: NO_SECURE_CHANNEL, dhchap: Some(ids) };
+        let negotiate = Negotiate { t_id, sc_c: concatenation.sc_c(), dhchap: Some(ids) };
         let message = HostMessage::Negotiate(negotiate).to_bytes();
         let next = Some(InitiatorStep::Send(message));
-        Self { config, t_id, phase: Phase::Negotiating, next }
+        Self { config, t_id, phase: Phase::Negotiating, next, generated: None }
     }
 
     /// What to do next; each step once.
     pub fn poll_step(&mut self) -> Option<InitiatorStep> {
         self.next.take()
+    }
+
+    /// The key for TLS that the transaction has made, once; for after [`InitiatorStep::Done`].
+    pub fn take_generated(&mut self) -> Option<GeneratedPsk> {
+        self.generated.take()
     }
 
     /// The message has been sent, and the controller has taken it.
@@ -176,6 +192,7 @@ impl Initiator {
         };
         match (std::mem::replace(&mut self.phase, Phase::Over), message) {
             (_, ControllerMessage::Failure1 { explanation, .. }) => {
+                self.generated = None;
                 let error = AuthenticationError::Refused(explanation);
                 self.next = Some(InitiatorStep::Failed(error));
             }
@@ -203,7 +220,8 @@ impl Initiator {
         }
         match finished.outcome {
             Outcome::Answer(Ok(answer)) => {
-                let Answer { reply, expected, hash } = *answer;
+                let Answer { reply, expected, hash, generated } = *answer;
+                self.generated = generated;
                 self.phase = Phase::Replying { expected, hash };
                 self.next = Some(InitiatorStep::Send(HostMessage::Reply(reply).to_bytes()));
             }
@@ -216,6 +234,7 @@ impl Initiator {
 
     /// Tells the controller that the transaction has failed; then the queue has to be closed.
     fn refuse(&mut self, (explanation, error): Refusal) {
+        self.generated = None;
         let message = HostMessage::Failure2 { t_id: self.t_id, explanation }.to_bytes();
         self.phase = Phase::Refusing(error);
         self.next = Some(InitiatorStep::Send(message));
@@ -274,7 +293,8 @@ fn answer(
     hash: Hash,
     group: DhGroup,
 ) -> Result<Answer, Refusal> {
-    let InitiatorConfig { names, secret, controller_secret, .. } = config;
+    let InitiatorConfig { names, secret, controller_secret, concatenation, .. } = config;
+    let concatenation = *concatenation;
     let no_key = |error: KeyError| (Explanation::Failed, error.into());
     let exchange = Exchange::new(group).map_err(no_key)?;
     let session_key = exchange
@@ -286,17 +306,28 @@ fn answer(
         session_key: session_key.as_ref(),
         seqnum: theirs.seqnum,
         t_id: theirs.t_id,
+        concatenation,
     };
     let response = proof.of_host(&secret.key_of(&names.host), names).expose().to_vec();
-    let (mut own, mut expected) = (None, None);
-    if let Some(secret) = controller_secret {
-        let (seqnum, challenge) =
-            (sequence_number().map_err(no_key)?, challenge(hash).map_err(no_key)?);
-        let proof = Proof { challenge: &challenge, seqnum, ..proof };
+    let (mut own, mut expected, mut generated) = (None, None, None);
+    if controller_secret.is_some() || concatenation.makes_key() {
+        // A challenge without a number asks for no response: it is for the key only.
+        let seqnum = match controller_secret {
+            Some(_) => sequence_number().map_err(no_key)?,
+            None => 0,
+        };
+        own = Some((seqnum, challenge(hash).map_err(no_key)?));
+    }
+    if let (Some(secret), Some((seqnum, challenge))) = (controller_secret, &own) {
+        let proof = Proof { challenge, seqnum: *seqnum, ..proof };
         expected = Some(proof.of_controller(&secret.key_of(&names.subsystem), names));
-        own = Some((seqnum, challenge));
+    }
+    if let (true, Some((_, challenge))) = (concatenation.makes_key(), &own) {
+        let session_key = session_key.as_ref().ok_or_else(|| wrong("it chose no group"))?;
+        let psk = GeneratedPsk::new(hash, session_key, &theirs.challenge, challenge);
+        generated = Some(psk.map_err(no_key)?);
     }
     let public = exchange.public().to_vec();
     let reply = Reply { t_id: theirs.t_id, response, challenge: own, public };
-    Ok(Answer { reply, expected, hash })
+    Ok(Answer { reply, expected, hash, generated })
 }

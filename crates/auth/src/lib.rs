@@ -22,14 +22,14 @@ mod secret;
 mod work;
 mod worker;
 
-pub use chap::{Algorithms, Names};
+pub use chap::{Algorithms, Concatenation, Names};
 pub use group::{DhGroup, PublicValueError};
 pub use hash::Hash;
 pub use initiator::{AuthenticationError, Initiator, InitiatorConfig, InitiatorStep};
 pub use interchange::KeyError;
 pub use psk::{
-    Derivation, GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey, TlsPsk,
-    identity_names,
+    Derivation, GeneratedKeys, GeneratedPsk, IdentityVersion, PskIdentity, RetainedPsk, TlsKey,
+    TlsPsk, identity_is_generated, identity_names,
 };
 pub use responder::{KeyPair, Keys, Received, Responder, ResponderConfig, Verdict};
 pub use secret::{DhchapSecret, SecretBytes};

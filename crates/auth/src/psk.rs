@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use raceline_proto::nvme::Nqn;
 use zeroize::Zeroizing;
 
+use crate::chap::Names;
 use crate::hash::Hash;
 use crate::interchange::{self, KeyError};
 use crate::secret::SecretBytes;
@@ -230,6 +231,22 @@ pub fn identity_names(identity: &str, host: &Nqn, subsystem: &Nqn) -> bool {
     found == (Some(host), Some(subsystem))
         && more.is_none()
         && (form_is("NVMe0") && digest.is_none() || form_is("NVMe1") && digest.is_some())
+}
+
+/// Whether an identity names a key that an authentication has made.
+#[must_use]
+pub fn identity_is_generated(identity: &str) -> bool {
+    // Between the version and the hash.
+    identity.as_bytes().get(5) == Some(&b'G')
+}
+
+/// Where the keys go that authentications make: what connects over TLS finds them there.
+pub trait GeneratedKeys: Send + Sync + fmt::Debug {
+    /// Takes the key of a host for a subsystem.
+    fn add(&self, psk: &GeneratedPsk, names: &Names);
+
+    /// Takes a key away, by its identity.
+    fn forget(&self, identity: &str);
 }
 
 impl RetainedPsk {

@@ -13,10 +13,11 @@ use raceline_proto::nvme::authentication::{
     Challenge, ControllerMessage, Explanation, HostMessage, Negotiate, Reply, transaction_of,
 };
 
-use crate::chap::{Algorithms, NO_SECURE_CHANNEL, Names, Proof, challenge, sequence_number};
+use crate::chap::{Algorithms, Concatenation, Names, Proof, challenge, sequence_number};
 use crate::group::{DhGroup, Exchange};
 use crate::hash::Hash;
 use crate::interchange::KeyError;
+use crate::psk::GeneratedPsk;
 use crate::secret::{DhchapSecret, SecretBytes};
 use crate::work::{Finished, Outcome, Work};
 
@@ -62,6 +63,9 @@ pub struct ResponderConfig {
     pub keys: Keys,
     /// What is allowed.
     pub algorithms: Algorithms,
+    /// Which secure channel is made afterwards. [`Concatenation::New`] is demanded of the host;
+    /// [`Concatenation::Replace`] is left to it.
+    pub concatenation: Concatenation,
 }
 
 /// What to do with an Authentication Send.
@@ -95,6 +99,7 @@ pub(crate) struct Round {
     seqnum: u32,
     challenge: Vec<u8>,
     exchange: Exchange,
+    concatenation: Concatenation,
 }
 
 /// A computed challenge.
@@ -108,8 +113,18 @@ pub(crate) struct Offer {
 pub(crate) struct Verification {
     t_id: u16,
     hash: Hash,
-    /// The place of the host's secret among its keys; and R2, if the host asked for it.
-    result: Result<(usize, Option<Vec<u8>>), Explanation>,
+    result: Result<Proven, Explanation>,
+}
+
+/// What a reply has proved that is right.
+#[derive(Debug)]
+pub(crate) struct Proven {
+    /// The place of the host's secret among its keys.
+    key: usize,
+    /// R2, if the host asked for it.
+    response: Option<Vec<u8>>,
+    /// The key for TLS, if the host asked for it.
+    generated: Option<GeneratedPsk>,
 }
 
 #[derive(Debug)]
@@ -141,13 +156,15 @@ pub struct Responder {
     ticket: u64,
     verdict: Option<Verdict>,
     key: Option<usize>,
+    generated: Option<GeneratedPsk>,
 }
 
 impl Responder {
     /// Waits for AUTH_Negotiate.
     #[must_use]
     pub fn new(config: ResponderConfig) -> Self {
-        Self { config, state: State::Idle, ticket: 0, verdict: None, key: None }
+        let (verdict, key, generated) = (None, None, None);
+        Self { config, state: State::Idle, ticket: 0, verdict, key, generated }
     }
 
     /// Uses these keys from the next transaction on.
@@ -165,6 +182,12 @@ impl Responder {
     #[must_use]
     pub fn key_of_proof(&self) -> Option<usize> {
         self.key
+    }
+
+    /// The key for TLS that the last transaction has made, once; for the owner of a queue that has the verdict
+    /// [`Verdict::Authenticated`].
+    pub fn take_generated(&mut self) -> Option<GeneratedPsk> {
+        self.generated.take()
     }
 
     /// Whether a transaction is under way.
@@ -277,8 +300,10 @@ impl Responder {
         }
         match finished.outcome {
             Outcome::Offer(Ok(offer)) => self.state = State::Challenge(Box::new(offer.round)),
-            Outcome::Verification(Verification { t_id, hash, result: Ok((key, response)) }) => {
+            Outcome::Verification(Verification { t_id, hash, result: Ok(proven) }) => {
+                let Proven { key, response, generated } = proven;
                 self.key = Some(key);
+                self.generated = generated;
                 let mutual = response.is_some();
                 let hash_len = u8::try_from(hash.len()).unwrap_or(u8::MAX);
                 let message = ControllerMessage::Success1 { t_id, response, hash_len }.to_bytes();
@@ -296,35 +321,56 @@ impl Responder {
 
     /// The transaction fails: the host learns it from its next Authentication Receive.
     fn fail(&mut self, t_id: u16, explanation: Explanation) -> Received {
+        self.generated = None;
         let message = ControllerMessage::Failure1 { t_id, explanation }.to_bytes();
         self.state = State::Failure1 { message, explanation };
         Received::Complete(Status::SUCCESS)
     }
 
+    /// The secure channel that the host asks for by SC_C; `None`: this queue does not make it.
+    fn taken_channel(&self, sc_c: u8) -> Option<Concatenation> {
+        let taken: &[Concatenation] = match self.config.concatenation {
+            Concatenation::None => &[Concatenation::None],
+            Concatenation::New => &[Concatenation::New],
+            Concatenation::Replace => &[Concatenation::None, Concatenation::Replace],
+        };
+        taken.iter().copied().find(|concatenation| concatenation.sc_c() == sc_c)
+    }
+
     fn negotiate(&mut self, negotiate: &Negotiate) -> Received {
         let t_id = negotiate.t_id;
+        self.generated = None;
         let Algorithms { hashes, groups } = &self.config.algorithms;
+        let concatenation = self.taken_channel(negotiate.sc_c);
         let choice = match &negotiate.dhchap {
-            _ if negotiate.sc_c != NO_SECURE_CHANNEL => Err(Explanation::SecureChannelMismatch),
+            _ if concatenation.is_none() => Err(Explanation::SecureChannelMismatch),
             None => Err(Explanation::ProtocolNotUsable),
             Some((hash_ids, group_ids)) => {
-                let hash = hashes.iter().copied().find(|hash| hash_ids.contains(&hash.id()));
-                let group = groups.iter().copied().find(|group| group_ids.contains(&group.id()));
+                let channel = concatenation.unwrap_or_default();
+                let hash = hashes
+                    .iter()
+                    .copied()
+                    .find(|hash| hash_ids.contains(&hash.id()) && channel.allows_hash(*hash));
+                let group = groups
+                    .iter()
+                    .copied()
+                    .find(|group| group_ids.contains(&group.id()) && channel.allows_group(*group));
                 match (hash, group) {
                     (None, _) => Err(Explanation::HashNotUsable),
                     (_, None) => Err(Explanation::GroupNotUsable),
-                    (Some(hash), Some(group)) => Ok((hash, group)),
+                    (Some(hash), Some(group)) => Ok((hash, group, channel)),
                 }
             }
         };
         match choice {
             Err(explanation) => self.fail(t_id, explanation),
-            Ok((hash, group)) => {
+            Ok((hash, group, concatenation)) => {
                 self.state = State::Computing;
                 self.ticket += 1;
                 Received::Compute(Work::new(self.ticket, move || {
                     Outcome::Offer(
-                        Round::new(t_id, hash, group).map(|round| Box::new(Offer { round })),
+                        Round::new(t_id, (hash, group), concatenation)
+                            .map(|round| Box::new(Offer { round })),
                     )
                 }))
             }
@@ -342,8 +388,19 @@ impl Responder {
         {
             return self.fail(reply.t_id, Explanation::IncorrectPayload);
         }
+        let is_numbered = reply.challenge.as_ref().map(|(seqnum, _)| *seqnum != 0);
+        match is_numbered {
+            // A challenge without a number asks for no response: it is for a key only.
+            Some(false) if !round.concatenation.makes_key() => {
+                return self.fail(reply.t_id, Explanation::IncorrectPayload);
+            }
+            None if round.concatenation.makes_key() => {
+                return self.fail(reply.t_id, Explanation::Failed);
+            }
+            _ => {}
+        }
         let proves = |pair: &KeyPair| pair.controller.is_some();
-        if reply.challenge.is_some() && !self.config.keys.pairs.iter().any(proves) {
+        if is_numbered == Some(true) && !self.config.keys.pairs.iter().any(proves) {
             return self.fail(reply.t_id, Explanation::Failed);
         }
         self.state = State::Computing;
@@ -365,9 +422,14 @@ fn fits(message: &[u8], len: usize) -> Result<(), Status> {
 }
 
 impl Round {
-    fn new(t_id: u16, hash: Hash, group: DhGroup) -> Result<Self, KeyError> {
+    fn new(
+        t_id: u16,
+        (hash, group): (Hash, DhGroup),
+        concatenation: Concatenation,
+    ) -> Result<Self, KeyError> {
         let exchange = Exchange::new(group)?;
-        Ok(Self { t_id, hash, seqnum: sequence_number()?, challenge: challenge(hash)?, exchange })
+        let (seqnum, challenge) = (sequence_number()?, challenge(hash)?);
+        Ok(Self { t_id, hash, seqnum, challenge, exchange, concatenation })
     }
 
     fn message(&self) -> Vec<u8> {
@@ -382,13 +444,8 @@ impl Round {
         ControllerMessage::Challenge(challenge).to_bytes()
     }
 
-    /// Which secret the reply proves, and R2 if it asks for it, when the reply is right.
-    fn verify(
-        &self,
-        reply: &Reply,
-        keys: &Keys,
-        names: &Names,
-    ) -> Result<(usize, Option<Vec<u8>>), Explanation> {
+    /// What the reply proves, when it is right.
+    fn verify(&self, reply: &Reply, keys: &Keys, names: &Names) -> Result<Proven, Explanation> {
         let session_key = self
             .exchange
             .session_key(self.hash, &reply.public)
@@ -399,6 +456,7 @@ impl Round {
             session_key: session_key.as_ref(),
             seqnum: self.seqnum,
             t_id: self.t_id,
+            concatenation: self.concatenation,
         };
         let is_right = |secret: &DhchapSecret| {
             proof.of_host(&secret.key_of(&names.host), names).equals(&reply.response)
@@ -416,10 +474,32 @@ impl Round {
             right.or_else(|| is_right.then_some((place, pair)))
         });
         let (key, pair) = right.ok_or(Explanation::Failed)?;
-        let Some((seqnum, challenge)) = &reply.challenge else { return Ok((key, None)) };
+        let Some((seqnum, challenge)) = &reply.challenge else {
+            return Ok(Proven { key, response: None, generated: None });
+        };
+        let generated = self.generate(session_key.as_ref(), challenge)?;
+        if *seqnum == 0 {
+            return Ok(Proven { key, response: None, generated });
+        }
         let secret = pair.controller.as_ref().ok_or(Explanation::Failed)?;
         let proof = Proof { challenge, seqnum: *seqnum, ..proof };
         let own: SecretBytes = secret.key_of(&names.subsystem);
-        Ok((key, Some(proof.of_controller(&own, names).expose().to_vec())))
+        let response = Some(proof.of_controller(&own, names).expose().to_vec());
+        Ok(Proven { key, response, generated })
+    }
+
+    /// The key for TLS; `None`: none is asked for.
+    fn generate(
+        &self,
+        session_key: Option<&SecretBytes>,
+        host_challenge: &[u8],
+    ) -> Result<Option<GeneratedPsk>, Explanation> {
+        if !self.concatenation.makes_key() {
+            return Ok(None);
+        }
+        // The group is none without a session key, which is never chosen here.
+        let session_key = session_key.ok_or(Explanation::SecureChannelMismatch)?;
+        let psk = GeneratedPsk::new(self.hash, session_key, &self.challenge, host_challenge);
+        psk.map(Some).map_err(|_| Explanation::SecureChannelMismatch)
     }
 }

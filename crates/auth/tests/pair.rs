@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use raceline_auth::{
-    Algorithms, AuthenticationError, DhGroup, DhchapSecret, Hash, Initiator, InitiatorConfig,
-    InitiatorStep, KeyPair, Keys, Names, Received, Responder, ResponderConfig, Verdict,
+    Algorithms, AuthenticationError, Concatenation, DhGroup, DhchapSecret, Hash, Initiator,
+    InitiatorConfig, InitiatorStep, KeyPair, Keys, Names, Received, Responder, ResponderConfig,
+    Verdict,
 };
 use raceline_proto::nvme::authentication::{Explanation, HostMessage, Negotiate};
 use raceline_proto::nvme::{Nqn, Status};
@@ -40,8 +41,14 @@ impl Pair {
                 secret,
                 controller_secret,
                 algorithms: algorithms.clone(),
+                concatenation: Concatenation::None,
             },
-            controller: ResponderConfig { names: names(), keys, algorithms: algorithms.clone() },
+            controller: ResponderConfig {
+                names: names(),
+                keys,
+                algorithms: algorithms.clone(),
+                concatenation: Concatenation::None,
+            },
         }
     }
 

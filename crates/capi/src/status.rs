@@ -60,6 +60,7 @@ impl From<HostError> for Failure {
             HostError::Tcp(..) | HostError::NoAnswer(..) => RACELINE_CANNOT_CONNECT,
             HostError::ConnectRefused { .. }
             | HostError::AuthenticationRequired(_)
+            | HostError::SecureChannelRequired(_)
             | HostError::Authentication(..)
             | HostError::AuthenticationBroken(..)
             | HostError::BringUp(..)

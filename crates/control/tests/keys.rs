@@ -535,7 +535,8 @@ fn a_secure_listener_takes_hosts_with_their_pre_shared_key_and_no_others() {
             assert!(!admits_over_tls(plain, Some((&psk, version))));
         }
         assert!(!admits_over_tls(address, None));
-        assert!(admits_over_tls(plain, None));
+        // A host that has a key does not come without it.
+        assert!(!admits_over_tls(plain, None));
     };
     judge();
     let before = daemon.picture();

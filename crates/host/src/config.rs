@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use raceline_auth::{GeneratedPsk, KeyError, Names};
 use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 use raceline_proto::tcp::ADMIN_IN_CAPSULE_BYTES;
@@ -31,6 +32,11 @@ pub const DEFAULT_DIGEST_RETRIES: u8 = 5;
 pub const MAX_SEND_PDUS: u16 = 128;
 /// How long the TCP connection, ICResp, and the answer to Connect may take, each.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Makes what carries connections over TLS with a key that an authentication has made (secure channel concatenation).
+///
+/// Its errors are those of a name that is in no identity of TLS.
+pub type Concatenator = fn(&GeneratedPsk, &Names) -> Result<Arc<dyn StreamProvider>, KeyError>;
 
 /// A controller and how to talk to it.
 #[derive(Clone, Debug)]
@@ -63,6 +69,10 @@ pub struct HostConfig {
     /// After which time a queue that has authenticated does so again, while it is in use; `None`: only after
     /// [`CredentialStore::renew`].
     pub reauthenticate_after: Option<Duration>,
+    /// Each association begins with an authentication in the clear, which makes a key. All that follows is carried by
+    /// what this makes of the key; nothing else is ever sent in the clear. `None`: there is no such key. Without a
+    /// controller's secret, whoever poses as the controller is believed.
+    pub concatenator: Option<Concatenator>,
     /// Keep alive timeout; 0 turns it off.
     pub kato_ms: u32,
     /// Protect PDU headers by CRC32C.
@@ -137,6 +147,7 @@ impl HostConfig {
             hostid,
             credentials: CredentialStore::default(),
             reauthenticate_after: None,
+            concatenator: None,
             kato_ms: DEFAULT_KATO_MS,
             header_digest: false,
             data_digest: false,
@@ -210,6 +221,8 @@ impl HostConfig {
             hostid: self.hostid,
             credentials: self.credentials.clone(),
             reauthenticate_after: self.reauthenticate_after,
+            concatenator: self.concatenator,
+            generated: None,
             cntlid: ControllerId::DYNAMIC,
             qid: QueueId::ADMIN,
             entries: self.admin_entries.clamp(MIN_ENTRIES, MAX_ENTRIES),
@@ -247,6 +260,8 @@ impl HostConfig {
             placement: self.placement,
             i10: self.i10,
             failover: self.multipath.is_some(),
+            concatenator: None,
+            generated: association.generated.clone(),
             ..self.admin_queue()
         }
     }
@@ -270,6 +285,8 @@ pub struct Association {
     pub ana: Option<Arc<PathAna>>,
     /// Says when its commands can execute no more.
     pub fence: Arc<Fence>,
+    /// What carries its connections, if an authentication has made a key for that; `None`: what the host has.
+    pub generated: Option<Arc<dyn StreamProvider>>,
 }
 
 impl Association {
@@ -305,6 +322,10 @@ pub struct QueuePairConfig {
     pub credentials: CredentialStore,
     /// After which time it authenticates again; `None`: only with renewed secrets.
     pub reauthenticate_after: Option<Duration>,
+    /// For an admin queue that makes a key before it is used; `None`: it does not.
+    pub concatenator: Option<Concatenator>,
+    /// What carries its bytes because an authentication has made a key for that; it takes the place of `streams`.
+    pub generated: Option<Arc<dyn StreamProvider>>,
     /// CNTLID: the association of an I/O queue; [`ControllerId::DYNAMIC`] for an admin queue.
     pub cntlid: ControllerId,
     /// QID.

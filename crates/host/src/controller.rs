@@ -580,6 +580,7 @@ impl Controller {
             controller: Arc::new(controller),
             namespaces: up.namespaces.into(),
             fence,
+            generated: self.admin.generated(),
         };
         self.association = Some(association.clone());
         self.events.push_back(ControllerEvent::Up(association));

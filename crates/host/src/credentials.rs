@@ -1,7 +1,11 @@
 //! The secrets with which queues authenticate, and how they are replaced while the queues are in use.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+use std::time::Duration;
 
 use raceline_auth::{Algorithms, DhchapSecret};
 
@@ -26,8 +30,40 @@ struct Shared {
     stored: RwLock<Stored>,
     /// Counts the calls of [`CredentialStore::renew`]. Queues look at it without a lock.
     version: AtomicU64,
+    /// The versions that connected queues have authenticated with, or are about to.
+    in_use: Mutex<InUse>,
+    in_use_changed: Condvar,
     /// Queues compute on their own core.
     computes_here: bool,
+}
+
+#[derive(Debug, Default)]
+struct InUse {
+    last: u64,
+    versions: BTreeMap<u64, u64>,
+}
+
+/// A connected queue that has authenticated, or is about to, with one version of the credentials. It counts until it is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct Use {
+    store: CredentialStore,
+    id: u64,
+}
+
+impl Use {
+    /// The queue uses this version now.
+    pub(crate) fn set_version(&self, version: u64) {
+        self.store.in_use().versions.insert(self.id, version);
+        self.store.0.in_use_changed.notify_all();
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.store.in_use().versions.remove(&self.id);
+        self.store.0.in_use_changed.notify_all();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +104,30 @@ impl CredentialStore {
         self.set(Some(Arc::new(credentials)));
         // After the credentials: who sees this version finds these or later ones.
         self.0.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Waits until no connected queue uses credentials from before the last [`Self::renew`]: each has authenticated by
+    /// these, or has lost its connection. Says whether that was so within `limit`.
+    #[must_use]
+    pub fn wait_renewed(&self, limit: Duration) -> bool {
+        let version = self.version();
+        let is_behind = |in_use: &mut InUse| in_use.versions.values().any(|it| *it < version);
+        let changed = &self.0.in_use_changed;
+        let waited = changed.wait_timeout_while(self.in_use(), limit, is_behind);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// A queue is about to authenticate with this version.
+    pub(crate) fn begin_use(&self, version: u64) -> Use {
+        let mut in_use = self.in_use();
+        in_use.last += 1;
+        let id = in_use.last;
+        in_use.versions.insert(id, version);
+        Use { store: self.clone(), id }
+    }
+
+    fn in_use(&self) -> MutexGuard<'_, InUse> {
+        self.0.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes them away. Queues that are connected stay so, and no queue connects before others are set: it must not do

@@ -184,12 +184,18 @@ pub enum HostError {
         /// How many were granted.
         granted: u16,
     },
-    /// The controller asks for authentication or a secure channel.
+    /// The controller asks for authentication.
     #[error(
-        "{0} asks for authentication or a secure channel that this host has no secret for: give it the secret of its \
-         host NQN (--dhchap-secret)"
+        "{0} asks for an authentication that this host has no secret for: give it the secret of its host NQN \
+         (--dhchap-secret)"
     )]
     AuthenticationRequired(SocketAddr),
+    /// The controller asks for an authentication that makes a key for TLS.
+    #[error(
+        "{0} asks for TLS with a key that an authentication makes: have this host do it (--concat, with --dhchap-secret and \
+         --dhchap-ctrl-secret), or give it a key (--tls-psk)"
+    )]
+    SecureChannelRequired(SocketAddr),
     /// The secret of this host was taken away.
     #[error("the secret for {0} was taken away: set another one")]
     CredentialsWithdrawn(SocketAddr),
@@ -282,6 +288,7 @@ impl HostError {
                 | Self::ConnectRefused { .. }
                 | Self::QueueNotGranted { .. }
                 | Self::AuthenticationRequired(_)
+                | Self::SecureChannelRequired(_)
                 | Self::CredentialsWithdrawn(_)
                 | Self::Authentication(..)
                 | Self::AuthenticationBroken(..)
@@ -296,6 +303,7 @@ impl HostError {
             Self::ConnectRefused { status, .. } => status.is_dnr(),
             Self::BringUp(_, error) => error.is_permanent(),
             Self::AuthenticationRequired(_)
+            | Self::SecureChannelRequired(_)
             | Self::Authentication(..)
             | Self::Closed
             | Self::Invalid(_)
@@ -313,7 +321,9 @@ fn parameter(offset: u16, in_data: bool) -> &'static str {
         (true, 0) => " (host identifier)",
         (true, 16) => " (controller identifier)",
         (true, 256) => " (subsystem NQN)",
-        (true, 512) => " (host NQN)",
+        (true, 512) => {
+            " (host NQN): this host may not be admitted, or only over TLS (--tls-psk) or with a secret (--dhchap-secret)"
+        }
         (false, 42) => " (queue identifier)",
         (false, 44) => " (queue size)",
         (false, 46) => " (connect attributes)",

@@ -202,6 +202,7 @@ mod tests {
 
     fn association(cntlid: u16) -> Association {
         Association {
+            generated: None,
             cntlid: ControllerId(cntlid),
             max_entries: 128,
             io_queues: 1,

@@ -53,7 +53,7 @@ mod sync;
 pub use admin_link::AdminLink;
 pub use caller::{CallerHost, CallerOptions, CallerQueues};
 pub use command::{Command, CommandDone, CommandSummary, Data, Hints, Rejected};
-pub use config::{Association, HostConfig, QueuePairConfig};
+pub use config::{Association, Concatenator, HostConfig, QueuePairConfig};
 pub use controller::{Controller, ControllerEvent};
 pub use counters::{QueueCounters, QueueTotals};
 pub use credentials::{CredentialStore, Credentials};

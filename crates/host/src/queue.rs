@@ -26,7 +26,9 @@ use raceline_proto::nvme::{CommandId, ControllerId, Cqe, Direction, QueueId, Sqe
 use raceline_proto::tcp::HostQueue;
 use raceline_reactor::flow::Load;
 use raceline_reactor::io::SocketId;
-use raceline_reactor::{Arrival, Completion, Context, IoBuf, Outcome, SendBatch, Token};
+use raceline_reactor::{
+    Arrival, Completion, Context, IoBuf, Outcome, SendBatch, StreamProvider, Token,
+};
 
 use crate::command::{Command, CommandDone, CommandSummary, Rejected};
 use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
@@ -91,6 +93,8 @@ enum Ending {
     Lost(HostError),
     /// The controller wants SQ flow control: connect again with it.
     RetryWithFlow,
+    /// There is a key now: connect again over TLS.
+    RetryOverTls,
     Closed,
 }
 
@@ -241,8 +245,32 @@ impl QueuePair {
             self.config.cntlid = cntlid;
             self.config.in_capsule_bytes = in_capsule_bytes;
             self.disable_sq_flow = self.config.disable_sq_flow;
+            if self.config.concatenator.is_some() {
+                // A new association has a new key.
+                self.config.generated = None;
+            }
             self.start(cx);
         }
+    }
+
+    /// What carries its bytes because an authentication has made a key for that.
+    pub(crate) fn generated(&self) -> Option<Arc<dyn StreamProvider>> {
+        self.config.generated.clone()
+    }
+
+    /// Sets what carries the bytes of its next connection in the same way.
+    pub(crate) fn set_generated(&mut self, generated: Option<Arc<dyn StreamProvider>>) {
+        self.config.generated = generated;
+    }
+
+    /// The provider that carries its bytes; `None`: the kernel's TCP.
+    fn streams(&self) -> Option<&Arc<dyn StreamProvider>> {
+        self.config.generated.as_ref().or(self.config.streams.as_ref())
+    }
+
+    /// Whether the connection is there only to make a key for TLS.
+    fn only_makes_key(&self) -> bool {
+        self.config.concatenator.is_some() && self.config.generated.is_none()
     }
 
     /// Accepts a command; it leaves with the next [`Self::flush`] unless it may wait for others

@@ -107,6 +107,7 @@ impl Member {
             if self.lease.is_none() {
                 return; // it is lost already, as will be told
             }
+            self.pair.set_generated(association.generated.clone());
             self.pair.reconnect(cx, association.cntlid, association.controller.in_capsule_bytes);
         } else {
             self.pair.disconnect(cx, HostError::Closed);

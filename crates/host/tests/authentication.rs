@@ -151,6 +151,33 @@ fn queues_in_use_authenticate_again_with_the_secrets_of_then() {
     target.shutdown().unwrap();
 }
 
+/// Who takes the old secret away as soon as the wait is over loses no queue, whenever each of them has looked.
+#[test]
+fn the_wait_for_a_renewal_ends_when_no_queue_uses_the_old_secret() {
+    let mut last = secret();
+    let (target, address) = guarded(Keys::new(last.clone(), None));
+    let config = with(address, &last, None);
+    let (hostnqn, shared) = (config.hostnqn.clone(), config.credentials.clone());
+    let host = Host::connect(HostConfig { io_queues: 4, ..config }).unwrap();
+    let mut data = [0; 4 * BLOCK];
+    for _ in 0..4 {
+        let next = secret();
+        let both = Keys::new(next.clone(), None).or(last, None);
+        target.set_host_keys(&nqn(), &hostnqn, Some(both)).unwrap();
+        shared.renew(Credentials { secret: next.clone(), ..(*shared.get().unwrap()).clone() });
+        assert!(!shared.wait_renewed(Duration::ZERO), "queues look every 500 ms");
+        assert!(shared.wait_renewed(10 * RENEWED));
+        target.set_host_keys(&nqn(), &hostnqn, Some(Keys::new(next.clone(), None))).unwrap();
+        host.read(NS, 8, &mut data).unwrap();
+        last = next;
+    }
+    drop(host);
+    // Queues that are gone keep nobody waiting.
+    shared.renew((*shared.get().unwrap()).clone());
+    assert!(shared.wait_renewed(10 * RENEWED));
+    target.shutdown().unwrap();
+}
+
 #[test]
 fn queues_in_use_authenticate_again_after_a_time() {
     let secret = secret();

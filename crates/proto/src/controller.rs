@@ -39,6 +39,7 @@ mod management;
 mod queues;
 mod registers;
 mod reservation;
+mod security;
 mod sgl;
 mod snapshot;
 mod subsystem;
@@ -59,6 +60,7 @@ pub use keep_alive::{ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, TRAFFIC_REPORT
 pub use log::IoCounters;
 pub use management::ManagementCommand;
 pub use reservation::{ReservedNamespaces, reservation_transfer};
+pub use security::{Channel, Security};
 pub use snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot};
 pub use subsystem::{
     HostAccess, Limits, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace, Pool,
@@ -97,6 +99,8 @@ pub struct Association {
     pub local_address: SocketAddr,
     /// The listener ([`ListenerInfo::port_id`]) that the host came by.
     pub port_id: u16,
+    /// What its connection has, or has before the host can use anything.
+    pub security: Security,
 }
 
 /// The outcome of an admin command.
@@ -190,6 +194,8 @@ pub enum AbandonReason {
     SubsystemRemoved,
     /// The host may not connect to the subsystem any more.
     HostRemoved,
+    /// The subsystem demands more of the connections of its host than this one has: TLS, or authentication.
+    TooLittleSecurity,
 }
 
 /// One association: the state behind an admin queue.
@@ -199,6 +205,7 @@ pub struct Controller {
     hostnqn: HostNqn,
     hostid: HostId,
     port_id: u16,
+    security: Security,
     kind: Kind,
     created: Instant,
     registers: Registers,
@@ -246,7 +253,8 @@ impl Controller {
     /// A controller that is not enabled yet.
     #[must_use]
     pub fn new(association: Association, now: Instant) -> Self {
-        let Association { instance, request, role, snapshot, local_address, port_id } = association;
+        let Association { instance, request, role, snapshot, local_address, port_id, security } =
+            association;
         let (kind, is_discovery) = match role {
             Role::Io(whole) => {
                 let visible = whole.visible_to(&request.hostnqn);
@@ -274,6 +282,7 @@ impl Controller {
             hostnqn: request.hostnqn,
             hostid: request.hostid,
             port_id,
+            security,
             kind,
             created: now,
             registers: Registers::new(limits.max_queue_entries, is_discovery),
@@ -414,6 +423,9 @@ impl Controller {
         }
         if !new.hosts.admits(&self.hostnqn) {
             return self.abandon(AbandonReason::HostRemoved);
+        }
+        if !self.security.satisfies(new.demands(&self.hostnqn)) {
+            return self.abandon(AbandonReason::TooLittleSecurity);
         }
         let now_visible = new.visible_to(&self.hostnqn);
         let was_visible = Arc::clone(visible);

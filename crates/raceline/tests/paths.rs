@@ -34,7 +34,10 @@ impl Daemon {
         let range = (1000 * number + 1, 1000 * number + 999);
         let ask = |method: &str, params: Value| call(&socket, method, params).unwrap();
         ask("nvmf_create_transport", json!({ "trtype": "TCP" }));
-        ask("bdev_aio_create", json!({ "name": "D", "filename": file, "block_size": 4096, "buffered": true }));
+        ask(
+            "bdev_aio_create",
+            json!({ "name": "D", "filename": file, "block_size": 4096, "buffered": true }),
+        );
         ask(
             "nvmf_create_subsystem",
             json!({
@@ -86,9 +89,32 @@ fn scratch() -> Scratch {
 fn work(ports: &[&str], more: &[&str]) -> Running {
     let runtime = RUNTIME.as_secs().to_string();
     let mut arguments = vec![
-        "perf", "-a", "127.0.0.1", "-s", ports[0], "-n", NQN, "--rw", "randrw", "--bs", "4k",
-        "--iodepth", "8", "-i", "2", "--ramp_time", "0", "--runtime", &runtime, "--verify", "-k", "0.5",
-        "--quiesce", "0.2", "-o", "json",
+        "perf",
+        "-a",
+        "127.0.0.1",
+        "-s",
+        ports[0],
+        "-n",
+        NQN,
+        "--rw",
+        "randrw",
+        "--bs",
+        "4k",
+        "--iodepth",
+        "8",
+        "-i",
+        "2",
+        "--ramp_time",
+        "0",
+        "--runtime",
+        &runtime,
+        "--verify",
+        "-k",
+        "0.5",
+        "--quiesce",
+        "0.2",
+        "-o",
+        "json",
     ];
     let paths: Vec<String> = ports[1..].iter().map(|port| format!("127.0.0.1:{port}")).collect();
     for path in &paths {
@@ -187,8 +213,7 @@ fn a_restarted_daemon_is_used_again() {
 
 /// Ends all connections of a daemon's subsystem, as a reset of them by the network does.
 fn cut(daemon: &Daemon) {
-    let address =
-        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": daemon.ports[0] });
+    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": daemon.ports[0] });
     let params = json!({ "nqn": NQN, "listen_address": address });
     call(&daemon.socket, "nvmf_subsystem_remove_listener", params.clone()).unwrap();
     call(&daemon.socket, "nvmf_subsystem_add_listener", params).unwrap();
@@ -206,8 +231,19 @@ fn a_path_to_other_data_is_refused() {
     call(&two.socket, "nvmf_subsystem_add_ns", params).unwrap();
     let path = format!("127.0.0.1:{}", two.ports[0]);
     let output = support::run(&[
-        "perf", "-a", "127.0.0.1", "-s", &one.ports[0], "-n", NQN, "--path", &path, "--runtime", "2",
-        "--ramp_time", "0",
+        "perf",
+        "-a",
+        "127.0.0.1",
+        "-s",
+        &one.ports[0],
+        "-n",
+        NQN,
+        "--path",
+        &path,
+        "--runtime",
+        "2",
+        "--ramp_time",
+        "0",
     ]);
     assert_eq!(output.code, Some(0), "{}", output.stderr);
     assert!(output.stderr.contains("is no path to the same namespaces"), "{}", output.stderr);

@@ -19,6 +19,7 @@
 //! | subsystems | [`Target::add_subsystem`], [`Target::remove_subsystem`] |
 //! | which hosts may connect | [`Target::allow_any_host`], [`Target::add_host`], [`Target::remove_host`] |
 //! | which hosts have to authenticate | [`Target::add_host_with`], [`Target::set_host_keys`], [`Target::set_algorithms`] |
+//! | what their connections need: TLS, authentication, both | [`Target::set_security`], [`Target::set_host_security`], [`Entrance`] |
 //! | where they connect | [`Target::add_subsystem_listener`], [`Target::remove_subsystem_listener`]; for every subsystem at once, [`Target::add_listener`] |
 //! | namespaces | [`Target::add_namespace`], [`Target::remove_namespace`], [`Target::replace_device`] |
 //! | which hosts see a namespace | [`NamespaceConfig::visibility`], then [`Target::show_namespace`], [`Target::hide_namespace`] |
@@ -76,16 +77,18 @@ pub use changes::connections::ConnectionOptions;
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
 };
+pub use changes::listeners::Entrance;
 pub use changes::manual::ManualCore;
 pub use changes::pool::PoolInfo;
 pub use changes::pool_map::{MapError, PoolMap, PoolNamespace};
 pub use changes::pool_state::{PoolConfig, PoolStore};
 pub use changes::reservation_state::{ReservationPlace, ReservationStore};
+pub use changes::subsystems::HostDemands;
 pub use changes::target::{Target, TargetStats};
-pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, KeyPair, Keys};
+pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, GeneratedKeys, Hash, KeyPair, Keys};
 pub use raceline_proto::controller::{
     ANA_TRANSITION_SECONDS, DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral,
-    Visibility,
+    Security, Visibility,
 };
 pub use raceline_proto::nvme::ana::AnaState;
 pub use raceline_proto::reservation::Reservations;

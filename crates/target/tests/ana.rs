@@ -181,7 +181,9 @@ fn a_listener_begins_in_its_state() {
     let any = "127.0.0.1:0".parse().unwrap();
     let states =
         ListenerAna { all: AnaState::Inaccessible, groups: [(2, AnaState::NonOptimized)].into() };
-    let third = target.add_subsystem_listener_in(&nqn(), any, None, &states).unwrap();
+    let third = target
+        .add_subsystem_listener_in(&nqn(), any, raceline_target::Entrance::default(), &states)
+        .unwrap();
     let (_admin, mut queue) = host(third);
     assert_eq!(status(&queue.read(1, 0, 8, BS)), Status::ANA_INACCESSIBLE);
     assert!(status(&queue.read(2, 0, 8, BS)).is_success());

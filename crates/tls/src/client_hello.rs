@@ -1,7 +1,10 @@
-//! The identities of pre-shared keys in a ClientHello (RFC 8446, 4.1.2 and 4.2.11).
+//! The identities of pre-shared keys in a ClientHello, and their binders (RFC 8446, 4.1.2 and 4.2.11).
 
 /// The type of the extension with them.
 const PRE_SHARED_KEY: u16 = 41;
+
+/// The type of a record with handshake messages.
+const HANDSHAKE: u8 = 22;
 
 /// Identities that are looked up, of one ClientHello. Hosts offer one or two.
 pub(crate) const IDENTITIES_MAX: usize = 8;
@@ -64,6 +67,56 @@ pub(crate) fn identities(message: &[u8]) -> Option<Vec<&[u8]>> {
     Some(found)
 }
 
+/// The handshake message of a ClientHello with its header, from the records with which a connection begins; `None` if
+/// they do not hold all of it.
+pub(crate) fn first_message(records: &[u8]) -> Option<Vec<u8>> {
+    let mut records = Reader(records);
+    let mut message = Vec::new();
+    loop {
+        if let [_, high, middle, low, rest @ ..] = &message[..] {
+            let len = u32::from_be_bytes([0, *high, *middle, *low]);
+            let len = usize::try_from(len).ok()?;
+            if rest.len() >= len {
+                message.truncate(4 + len);
+                return Some(message);
+            }
+        }
+        if records.take(1)? != [HANDSHAKE] {
+            return None;
+        }
+        records.take(2)?; // legacy_record_version
+        message.extend(records.vector16()?);
+    }
+}
+
+/// The binders of a ClientHello, in the order of its identities, and the length of what they bind: all of the message
+/// before them. `message` is what [`first_message`] gives. `None` if there are none where they have to be, at its end.
+pub(crate) fn binders(message: &[u8]) -> Option<(usize, Vec<&[u8]>)> {
+    let mut hello = Reader(message);
+    hello.take(4 + 2 + 32)?; // the header, legacy_version, random
+    hello.vector8()?; // legacy_session_id
+    hello.vector16()?; // cipher_suites
+    hello.vector8()?; // legacy_compression_methods
+    let mut extensions = Reader(hello.vector16()?);
+    let mut last = (0, &[][..]);
+    while !extensions.0.is_empty() {
+        last = (extensions.u16()?, extensions.vector16()?);
+    }
+    let (PRE_SHARED_KEY, data) = last else { return None };
+    let mut offered = Reader(data);
+    offered.vector16()?; // identities
+    let len = offered.0.len();
+    let mut list = Reader(offered.vector16()?);
+    if !(offered.0.is_empty() && hello.0.is_empty()) {
+        return None;
+    }
+    let mut found = Vec::new();
+    while !list.0.is_empty() && found.len() < IDENTITIES_MAX {
+        found.push(list.vector8()?);
+    }
+    Some((message.len() - len, found))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -96,11 +149,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn binders_are_found_behind_what_they_bind() {
+        let body = hello(EXTENSIONS);
+        let mut message = vec![1, 0, 0, u8::try_from(body.len()).unwrap()];
+        message.extend(&body);
+        let bound = message.len() - 5;
+        assert_eq!(binders(&message), Some((bound, vec![&[9, 9][..]])));
+        assert!((0..message.len()).all(|cut| binders(&message[..cut]).is_none()));
+        // In records of any size, and with something behind them.
+        for size in [1, 7, 50, message.len()] {
+            let mut records = Vec::new();
+            for piece in message.chunks(size) {
+                records.extend([22, 3, 1, 0, u8::try_from(piece.len()).unwrap()]);
+                records.extend(piece);
+            }
+            assert!((0..records.len()).all(|cut| first_message(&records[..cut]).is_none()));
+            records.extend([20, 3, 3, 0, 1, 1]);
+            assert_eq!(first_message(&records).as_ref(), Some(&message));
+        }
+        let mut turned = EXTENSIONS.to_vec();
+        turned.rotate_left(7);
+        message.splice(4.., hello(&turned));
+        assert_eq!(binders(&message), None, "pre_shared_key is not the last extension");
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_read_without_a_panic(extensions in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = identities(&hello(&extensions));
             let _ = identities(&extensions);
+            let _ = first_message(&extensions);
+            let _ = binders(&[&[1, 0, 0, 0], &hello(&extensions)[..]].concat());
         }
     }
 }

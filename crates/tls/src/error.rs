@@ -53,6 +53,11 @@ pub enum TlsError {
     /// More messages without data than any peer needs.
     #[error("the peer sends TLS messages and no data")]
     Flood,
+    /// The key of this end was taken away.
+    #[error(
+        "the pre-shared key of this host was removed, and nothing is sent without it: give the host a key again"
+    )]
+    KeyWithdrawn,
     /// Too many handshakes are under way.
     #[error("{0} TLS handshakes are under way already")]
     Busy(usize),
@@ -71,7 +76,8 @@ impl TlsError {
             Self::Malformed(_) => Some(50),
             Self::NoIdentity => Some(109),
             Self::UnknownIdentity(_) => Some(115),
-            Self::Alert(_) | Self::CutOff | Self::CutOffEarly(_) | Self::Busy(_) => None,
+            Self::Alert(_) | Self::CutOff | Self::CutOffEarly(_) => None,
+            Self::KeyWithdrawn | Self::Busy(_) => None,
         }
     }
 }
@@ -82,6 +88,7 @@ impl From<TlsError> for io::Error {
             TlsError::CutOff | TlsError::CutOffEarly(_) => io::ErrorKind::UnexpectedEof,
             TlsError::Alert(_) => io::ErrorKind::ConnectionAborted,
             TlsError::Busy(_) => io::ErrorKind::QuotaExceeded,
+            TlsError::KeyWithdrawn => io::ErrorKind::PermissionDenied,
             _ => io::ErrorKind::InvalidData,
         };
         io::Error::new(kind, error)

@@ -14,7 +14,7 @@ use crate::session::Session;
 const INPUT_MAX: usize = 32 << 10;
 
 /// The type of a record of the handshake, and of one that ends it: the first byte of a peer that speaks TLS.
-const HANDSHAKE: u8 = 22;
+pub(crate) const HANDSHAKE: u8 = 22;
 const ALERT: u8 = 21;
 /// The largest type of a PDU of NVMe/TCP.
 const PDU_TYPE_MAX: u8 = 9;

@@ -13,7 +13,9 @@
 //! ([`Session`]): an application's bytes are encrypted where they were copied to, and many PDUs share a record. Both
 //! do no I/O; [`stream`] moves their bytes.
 
+mod binder;
 mod client_hello;
+mod either;
 mod error;
 mod handshake;
 mod keys;
@@ -26,7 +28,7 @@ mod stream;
 
 pub use error::TlsError;
 pub use handshake::{Established, Handshake};
-pub use keys::{ClientPsk, PskLookup, PskTable};
-pub use provider::{HANDSHAKES_MAX, TlsAcceptor, TlsConnector};
+pub use keys::{ClientPsk, ClientPskStore, GENERATED_MAX, PskLookup, PskTable, SharedPsk};
+pub use provider::{HANDSHAKES_MAX, TlsAcceptor, TlsConnector, concatenate};
 pub use record::{DATA_MAX, RECORD_MAX, Suite};
 pub use session::{Opened, Session};

@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
-use raceline_auth::{Hash, SecretBytes};
+use raceline_auth::{Hash, SecretBytes, TlsPsk};
 use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
 use s2n_tls::config::{Builder, Config};
 use s2n_tls::connection::Connection;
@@ -20,6 +20,7 @@ use s2n_tls::psk::Psk;
 use s2n_tls::security::Policy;
 use zeroize::Zeroize as _;
 
+use crate::binder;
 use crate::client_hello;
 use crate::error::TlsError;
 use crate::keys::{ClientPsk, PskLookup};
@@ -229,9 +230,15 @@ fn find_keys(connection: &mut Connection, message: &[u8]) -> Result<(), TlsError
     let lookup = context.map(|context| Arc::clone(&context.lookup));
     let lookup = lookup.ok_or_else(|| TlsError::Handshake("no table of keys".into()))?;
     let mut known = 0;
-    for identity in &offered {
-        let Some(key) = lookup.find(identity) else { continue };
-        let psk = library_psk(identity, &key)?;
+    for (place, identity) in offered.iter().enumerate() {
+        let keys = lookup.find_all(identity);
+        let key = match &keys[..] {
+            [] => continue,
+            [key] => key,
+            // The library takes one key for an identity. Without one that is right, it refuses the first.
+            [first, ..] => key_of_binder(place, &keys).unwrap_or(first),
+        };
+        let psk = library_psk(identity, key)?;
         connection.append_psk(&psk).map_err(|error| failed(&error))?;
         known += 1;
     }
@@ -242,6 +249,15 @@ fn find_keys(connection: &mut Connection, message: &[u8]) -> Result<(), TlsError
         return Err(TlsError::UnknownIdentity(names.collect::<Vec<_>>().join(", ")));
     }
     Ok(())
+}
+
+/// The one of these keys with which the host has made the binder at this place of its offer. The library's own copy of
+/// the ClientHello has no random bytes, so the message is taken from the input.
+fn key_of_binder(place: usize, keys: &[TlsPsk]) -> Option<&TlsPsk> {
+    let message = CURRENT.with_borrow(|current| client_hello::first_message(&current.input))?;
+    let (bound, binders) = client_hello::binders(&message)?;
+    let (hello, binder) = (message.get(..bound)?, binders.get(place)?);
+    keys.iter().find(|key| binder::is_of(key, hello, binder))
 }
 
 /// The library wants bytes of the peer.

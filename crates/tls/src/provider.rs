@@ -5,11 +5,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use raceline_auth::{GeneratedPsk, KeyError, Names};
 use raceline_reactor::{Socket, StreamProvider};
 
+use crate::either::EitherStream;
 use crate::error::TlsError;
 use crate::handshake::Handshake;
-use crate::keys::{ClientPsk, PskLookup};
+use crate::keys::{ClientPsk, ClientPskStore, PskLookup};
 use crate::stream::TlsStream;
 
 /// Handshakes of one acceptor that are under way at once. One that waits has about 32 KiB of memory.
@@ -45,25 +47,43 @@ impl Drop for Permit {
 pub struct TlsAcceptor {
     lookup: Arc<dyn PskLookup>,
     under_way: Arc<AtomicUsize>,
+    takes_plain: bool,
 }
 
 impl TlsAcceptor {
     /// For hosts whose keys `lookup` finds, at the time of each handshake.
     #[must_use]
     pub fn new(lookup: Arc<dyn PskLookup>) -> TlsAcceptor {
-        TlsAcceptor { lookup, under_way: Arc::default() }
+        TlsAcceptor { lookup, under_way: Arc::default(), takes_plain: false }
+    }
+
+    /// The same, which hands connections on that do not begin with TLS: their owner lets them make a key for TLS
+    /// (secure channel concatenation), and nothing else.
+    #[must_use]
+    pub fn or_plain(self) -> TlsAcceptor {
+        TlsAcceptor { takes_plain: true, ..self }
     }
 }
 
 impl StreamProvider for TlsAcceptor {
     fn accepted(&self, socket: Socket) -> io::Result<Socket> {
         let permit = Permit::one_of(&self.under_way)?;
+        if self.takes_plain {
+            let (local, peer) = (socket.local_address(), socket.peer_address());
+            let lookup = Arc::clone(&self.lookup);
+            let stream = EitherStream::new(socket.into_transport()?, lookup, permit);
+            return Ok(Socket::provided(Box::new(stream), local, peer));
+        }
         let handshake = Handshake::server(Arc::clone(&self.lookup))?;
         wrap(socket, handshake, permit)
     }
 
     fn is_secure(&self) -> bool {
         true
+    }
+
+    fn takes_plain(&self) -> bool {
+        self.takes_plain
     }
 
     /// A listener connects to nobody.
@@ -82,14 +102,14 @@ impl fmt::Debug for TlsAcceptor {
 /// before the controller has proved to know the key.
 #[derive(Clone, Debug)]
 pub struct TlsConnector {
-    psk: ClientPsk,
+    psk: ClientPskStore,
 }
 
 impl TlsConnector {
-    /// With this key.
+    /// With this key, which its owner may take away: connections fail from then on.
     #[must_use]
-    pub fn new(psk: ClientPsk) -> TlsConnector {
-        TlsConnector { psk }
+    pub fn new(psk: impl Into<ClientPskStore>) -> TlsConnector {
+        TlsConnector { psk: psk.into() }
     }
 }
 
@@ -100,8 +120,17 @@ impl StreamProvider for TlsConnector {
     }
 
     fn connected(&self, socket: Socket) -> io::Result<Socket> {
-        wrap(socket, Handshake::client(&self.psk)?, Permit::unlimited())
+        let psk = self.psk.get().ok_or(TlsError::KeyWithdrawn)?;
+        wrap(socket, Handshake::client(&psk)?, Permit::unlimited())
     }
+}
+
+/// TLS with a key that an authentication has made (secure channel concatenation).
+///
+/// # Errors
+/// When a name cannot be a part of an identity.
+pub fn concatenate(psk: &GeneratedPsk, names: &Names) -> Result<Arc<dyn StreamProvider>, KeyError> {
+    Ok(Arc::new(TlsConnector::new(ClientPsk::generated(psk, names)?)))
 }
 
 fn wrap(socket: Socket, handshake: Handshake, permit: Permit) -> io::Result<Socket> {

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use raceline_auth::{Hash, IdentityVersion, TlsKey};
+use raceline_auth::{GeneratedPsk, Hash, IdentityVersion, SecretBytes, TlsKey};
 use raceline_proto::nvme::Nqn;
 use raceline_tls::{
     ClientPsk, DATA_MAX, Established, Handshake, Opened, PskLookup, PskTable, RECORD_MAX, Session,
-    Suite, TlsError,
+    SharedPsk, Suite, TlsError,
 };
 
 const VERSIONS: [IdentityVersion; 2] = [IdentityVersion::Zero, IdentityVersion::One];
@@ -191,6 +191,89 @@ fn a_table_may_change() {
     assert!(!works(&first) && works(&second));
     assert!(table.remove(&host, &subsystem) && !table.remove(&host, &subsystem));
     assert!(!works(&second));
+}
+
+/// In version 0, keys of the same length have one identity. The binder tells which of them the host has.
+#[test]
+fn several_keys_with_one_identity_are_told_apart() {
+    let (host, subsystem) = names();
+    for hash in [Hash::Sha256, Hash::Sha384] {
+        let [first, second, third, stranger] = [(); 4].map(|()| TlsKey::generate(hash).unwrap());
+        let table = Arc::new(PskTable::new());
+        table.set(&[&first, &second, &first, &third], &host, &subsystem).unwrap();
+        for version in VERSIONS {
+            for (key, known) in
+                [(&first, true), (&second, true), (&third, true), (&stranger, false)]
+            {
+                for piece in [1, 100, usize::MAX] {
+                    let lookup = Arc::clone(&table) as Arc<dyn PskLookup>;
+                    let (client, server) =
+                        Pair::new(lookup, &offer(key, version)).run(piece, |_, _| {});
+                    assert_eq!((client.is_ok(), server.is_ok()), (known, known), "{version:?}");
+                }
+            }
+        }
+        table.set(&[&third], &host, &subsystem).unwrap();
+        assert_eq!(
+            table.find_all(offer(&first, VERSIONS[0]).identity.as_str().as_bytes()).len(),
+            1
+        );
+        assert!(table.remove(&host, &subsystem));
+    }
+}
+
+#[test]
+fn generated_keys_go_one_by_one_and_the_oldest_gives_way() {
+    let (host, subsystem) = names();
+    let table = PskTable::new();
+    let generate = |number: u8| {
+        let session_key = SecretBytes::new(&[number; 32]);
+        let psk = GeneratedPsk::new(Hash::Sha256, &session_key, &[1; 32], &[2; 32]).unwrap();
+        psk.for_tls(&host, &subsystem).unwrap()
+    };
+    let given = key(Hash::Sha256);
+    table.insert(&given, &host, &subsystem).unwrap();
+    let holds = |number| table.find(generate(number).0.as_str().as_bytes()).is_some();
+    for number in 0..=64 {
+        let (identity, psk) = generate(number);
+        table.add_generated(&identity, psk, &host, &subsystem);
+    }
+    assert!(!holds(0) && (1..=64).all(holds));
+    table.insert(&given, &host, &subsystem).unwrap();
+    assert!(table.forget_generated(generate(5).0.as_str()) && !holds(5) && holds(6));
+    assert!(!table.forget_generated(generate(5).0.as_str()));
+    assert!(table.remove_generated(&host, &subsystem) && !holds(6));
+    let offered = offer(&given, IdentityVersion::One);
+    assert!(table.find(offered.identity.as_str().as_bytes()).is_some());
+}
+
+#[test]
+fn a_shared_key_is_for_any_host_and_for_its_subsystems_only() {
+    let (_, subsystem) = names();
+    let key = key(Hash::Sha384);
+    let shared: Arc<dyn PskLookup> =
+        Arc::new(SharedPsk::new(key.clone(), vec![subsystem.clone(), Nqn::discovery()]));
+    let works = |key: &TlsKey, host: &str, subsystem: &Nqn| {
+        VERSIONS.map(|version| {
+            let host = Nqn::new(host).unwrap();
+            let psk = ClientPsk::new(key, version, &host, subsystem).unwrap();
+            Pair::new(Arc::clone(&shared), &psk).run(usize::MAX, |_, _| {}).1.is_ok()
+        })
+    };
+    let (elsewhere, other) =
+        (Nqn::new("nqn.2014-08.org.example:s").unwrap(), TlsKey::generate(Hash::Sha384).unwrap());
+    for host in ["nqn.2014-08.org.example:a", "b"] {
+        assert_eq!(works(&key, host, &subsystem), [true; 2]);
+        assert_eq!(works(&key, host, &Nqn::discovery()), [true; 2]);
+        assert_eq!(works(&key, host, &elsewhere), [false; 2]);
+        assert_eq!(works(&other, host, &subsystem), [false; 2]);
+    }
+    for identity in
+        ["", " ", "NVMe1R02", "NVMe9R02 a b", "NVMe1R02 a b c", "\u{e9}\u{e9}\u{e9} a b"]
+    {
+        assert!(shared.find(identity.as_bytes()).is_none(), "{identity}");
+    }
+    assert!(shared.find(&[0xff; 40]).is_none());
 }
 
 /// A change of any bit of the handshake ends it at one end at least, and no data come through. Middle boxes may change

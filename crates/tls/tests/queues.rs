@@ -11,6 +11,7 @@ use raceline_bdev::{DeviceSpec, Identity};
 use raceline_host::blocking::Host;
 use raceline_host::{HostConfig, HostError};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::StreamProvider;
 use raceline_reactor::core::Backend;
 use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 use raceline_tls::{ClientPsk, PskTable, TlsAcceptor, TlsConnector};
@@ -41,7 +42,8 @@ impl Served {
         let table = Arc::new(PskTable::new());
         let streams = Arc::new(TlsAcceptor::new(Arc::clone(&table) as Arc<_>));
         let any_port = "127.0.0.1:0".parse().unwrap();
-        let address = target.add_listener_with(any_port, Some(streams)).unwrap();
+        let address =
+            target.add_listener_with(any_port, Some(streams as Arc<dyn StreamProvider>)).unwrap();
         Served { target, table, address }
     }
 

@@ -62,9 +62,8 @@ impl FaultIo {
 
     /// The open connections to this address send nothing from here on.
     pub fn mute(&mut self, peer: SocketAddr) {
-        let of_peer = |(socket, (_, to)): (&u32, &(SocketAddr, SocketAddr))| {
-            (*to == peer).then_some(*socket)
-        };
+        let of_peer =
+            |(socket, (_, to)): (&u32, &(SocketAddr, SocketAddr))| (*to == peer).then_some(*socket);
         self.muted.extend(self.connections.iter().filter_map(of_peer));
     }
 

@@ -192,7 +192,8 @@ impl Plan {
             host.paths = Some(PathPlan {
                 policy: dice.of(&[Policy::ActivePassive, round_robin, Policy::QueueDepth]),
                 failback: dice.chance(1, 2),
-                quiesce: 4 * (self.device_delay + self.network.max_delay) + Duration::from_millis(10),
+                quiesce: 4 * (self.device_delay + self.network.max_delay)
+                    + Duration::from_millis(10),
             });
         }
         let faults = &mut self.faults;

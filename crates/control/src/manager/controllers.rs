@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::bdevs::{Details, Entry};
 use super::catalogue::Key;
-use super::keys::ChapKeys;
+use super::keys::{ChapKeys, HeldPsk};
 use super::threads::SharedManager;
 use super::{Change, Manager, ManagerError, Model};
 use crate::keyring::KeyRef;
@@ -43,6 +43,8 @@ pub struct Controller {
     detached: AtomicBool,
     /// The secrets by which this host and the controller prove themselves.
     keys: Mutex<Option<ChapKeys>>,
+    /// The key of its connections over TLS.
+    psk: Mutex<Option<HeldPsk>>,
     /// Why namespaces are not devices although they exist, by NSID.
     unopened: Mutex<BTreeMap<u32, String>>,
 }
@@ -52,7 +54,8 @@ impl Controller {
     #[must_use]
     pub fn new(name: String, link: Link, key: Key, max_bdevs: usize) -> Arc<Self> {
         let (detached, unopened) = (AtomicBool::new(false), Mutex::default());
-        Arc::new(Self { name, link, key, max_bdevs, detached, keys: Mutex::default(), unopened })
+        let (keys, psk) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { name, link, key, max_bdevs, detached, keys, psk, unopened })
     }
 
     /// Notes which keys its link has.
@@ -60,13 +63,21 @@ impl Controller {
         *super::lock(&self.keys) = keys;
     }
 
-    /// Takes its keys away if this one, which was removed, is among them; gives whether it was. Its connections stay.
+    /// Notes which pre-shared key its connections have.
+    pub fn set_psk(&self, psk: Option<HeldPsk>) {
+        *super::lock(&self.psk) = psk;
+    }
+
+    /// Takes its keys away if this one, which was removed, is among them; gives whether it was. Its connections stay, as
+    /// in SPDK, and no other is made.
     pub(super) fn withdraw(&self, key: &KeyRef) -> bool {
         let has = super::lock(&self.keys).as_ref().is_some_and(|keys| keys.has(key));
         if let (true, Link::Remote(remote)) = (has, &self.link) {
             remote.config().credentials.withdraw();
         }
-        has
+        let psk = super::lock(&self.psk);
+        let of_key = psk.as_ref().filter(|psk| Arc::ptr_eq(psk.key.key(), key));
+        of_key.inspect(|psk| psk.store.withdraw()).is_some() || has
     }
 
     /// Ends the link and the thread that follows the controller.

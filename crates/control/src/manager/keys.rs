@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use raceline_auth::{Algorithms, DhchapSecret, KeyPair};
+use raceline_auth::{Algorithms, DhchapSecret, KeyPair, TlsKey};
 use raceline_host::Credentials;
+use raceline_tls::ClientPskStore;
 use serde_json::json;
 
 use super::catalogue::{Entry, Key, Section};
@@ -46,6 +47,15 @@ impl ChapKeys {
         };
         Some(Credentials { secret, controller_secret, algorithms })
     }
+}
+
+/// The pre-shared key with which a controller's connections are made.
+#[derive(Clone, Debug)]
+pub struct HeldPsk {
+    /// The key of the keyring.
+    pub key: Held<TlsKey>,
+    /// What the connections have of it.
+    pub store: ClientPskStore,
 }
 
 /// The part of the configuration that a key is.

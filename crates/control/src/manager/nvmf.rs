@@ -6,6 +6,7 @@
 mod ana;
 mod change;
 mod hosts;
+mod level;
 mod listener;
 mod live;
 mod namespace;
@@ -19,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{ListenerAna, Target};
+use raceline_target::{ListenerAna, Security, Target};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -29,6 +30,7 @@ use super::options::FilterOptions;
 pub(crate) use ana::{ana_of_word, ana_states};
 pub(crate) use change::hex;
 pub use hosts::{AllowedHost, HostKeys, KeyNames, Overlap};
+pub use level::PortLevel;
 pub use listener::ListenAddress;
 pub(crate) use live::stop;
 pub use pool::{Pool, PoolNamespaceParams, PoolParams};
@@ -72,8 +74,8 @@ pub struct NvmfTarget {
     pub transport: Option<Transport>,
     /// The subsystems by name.
     pub subsystems: BTreeMap<Nqn, Subsystem>,
-    /// The addresses at which connections have to be secure, whatever they lead to.
-    pub secure: BTreeSet<ListenAddress>,
+    /// The levels of the addresses that have another than plain, whatever they lead to.
+    pub levels: BTreeMap<ListenAddress, PortLevel>,
     /// The keys for these addresses.
     pub secure_channel: SecureChannel,
     /// Listeners that the discovery service reports as its own.
@@ -154,6 +156,12 @@ pub struct SubsystemOptions {
     /// It reports Asymmetric Namespace Access.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ana_reporting: bool,
+    /// What the connections of every host need.
+    #[serde(serialize_with = "level::word", skip_serializing_if = "level::is_plain")]
+    pub security: Security,
+    /// Hosts that have a key for TLS may come without it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub psk_optional: bool,
 }
 
 /// A namespace.
@@ -242,11 +250,17 @@ impl NvmfTarget {
         self.subsystems.get_mut(nqn).ok_or_else(missing)
     }
 
-    /// Forgets of which addresses that nothing listens on any more connections had to be secure.
+    /// Forgets the levels of addresses that nothing listens on any more.
     fn forget_unused_addresses(&mut self) {
         let subsystems = self.subsystems.values().flat_map(|subsystem| &subsystem.listeners);
         let used: BTreeSet<&ListenAddress> = subsystems.chain(&self.discovery_listeners).collect();
-        self.secure.retain(|address| used.contains(address));
+        self.levels.retain(|address, _| used.contains(address));
+    }
+
+    /// What the connections need that come by this address.
+    #[must_use]
+    pub fn level(&self, address: &ListenAddress) -> PortLevel {
+        self.levels.get(address).copied().unwrap_or_default()
     }
 
     /// The cores, if there is a transport.

@@ -13,6 +13,7 @@ mod target;
 mod transport;
 
 use raceline_proto::nvme::Nqn;
+use raceline_target::Security;
 use serde::Deserialize;
 
 use crate::error::RpcError;
@@ -69,6 +70,11 @@ fn nqn(text: &str) -> Result<Nqn, RpcError> {
 /// The name of a host.
 fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
     Nqn::new(text).map_err(|error| refused(format!("`{}`: {error}", text.escape_debug())))
+}
+
+/// A level of security by its word; `None`: none is named.
+fn security(word: Option<&str>) -> Result<Option<Security>, RpcError> {
+    word.map(|word| word.parse().map_err(|error: String| refused(error))).transpose()
 }
 
 /// An address as clients write it.

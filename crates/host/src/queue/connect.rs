@@ -38,8 +38,8 @@ impl QueuePair {
     /// Asks for a connection. A provider's own stack has one at once, and connects as a part of its
     /// handshake.
     fn dial(&mut self, cx: &mut Context<'_>) {
-        let QueuePairConfig { address, source, streams, .. } = &self.config;
-        match streams.as_ref().and_then(|streams| streams.connect(*address, *source)) {
+        let QueuePairConfig { address, source, .. } = &self.config;
+        match self.streams().and_then(|streams| streams.connect(*address, *source)) {
             Some(socket) => {
                 let adopted = socket.and_then(|socket| cx.io.adopt(socket));
                 self.begin(cx, adopted);
@@ -64,7 +64,7 @@ impl QueuePair {
             if !self.keeps(&socket)? {
                 return Ok(None);
             }
-            let socket = match &self.config.streams {
+            let socket = match self.streams() {
                 Some(streams) => streams.connected(socket)?,
                 None => socket,
             };
@@ -200,9 +200,12 @@ impl QueuePair {
             return;
         }
         let credentials = self.config.credentials.current();
-        if response.secure_channel_required
-            || response.authentication_required && credentials.is_none()
-        {
+        if response.secure_channel_required && !self.only_makes_key() {
+            self.lose(cx, Ending::Lost(HostError::SecureChannelRequired(address)), None);
+            return;
+        }
+        let has_to_prove = response.authentication_required || self.only_makes_key();
+        if has_to_prove && credentials.is_none() {
             self.lose(cx, Ending::Lost(HostError::AuthenticationRequired(address)), None);
             return;
         }
@@ -221,9 +224,11 @@ impl QueuePair {
                 SqFlow::On { tail: head, head }
             };
         }
-        // A controller that has to prove itself is asked, whatever it says.
+        // A controller that has to prove itself is asked, whatever it says. Over TLS with a key that an authentication has
+        // made, it has proved itself.
+        let asks = self.config.generated.is_none();
         let proves = |(_, credentials): &(u64, Arc<Credentials>)| {
-            response.authentication_required || credentials.controller_secret.is_some()
+            has_to_prove || asks && credentials.controller_secret.is_some()
         };
         self.renewal = Renewal::default();
         match credentials.filter(proves) {

@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use raceline_auth::{
-    Finished, Initiator, InitiatorConfig, InitiatorStep, Names, Waiting, Work, Worker,
+    Concatenation, Finished, GeneratedPsk, Initiator, InitiatorConfig, InitiatorStep, Names,
+    Waiting, Work, Worker,
 };
 use raceline_proto::nvme::authentication::{
     MAX_MESSAGE_BYTES, authentication_receive, authentication_send,
@@ -16,7 +17,7 @@ use raceline_reactor::{Context, IoBuf};
 use super::send::to_usize;
 use super::{Ending, QueuePair, State, TIMEOUT_CHECKS};
 use crate::command::{Command, Data};
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, Use};
 use crate::error::{HostError, Phase};
 
 /// How often a queue looks whether its computation is done, which takes milliseconds.
@@ -52,6 +53,15 @@ pub(super) struct Renewal {
     due: Option<Instant>,
     /// T_ID of the last transaction.
     t_id: u16,
+    /// Notes which credentials the connection uses.
+    in_use: Option<Use>,
+}
+
+impl Renewal {
+    /// The connection is gone.
+    pub(super) fn forget_use(&mut self) {
+        self.in_use = None;
+    }
 }
 
 /// The thread that computes for all queues of this process; `None`: it could not be started.
@@ -77,6 +87,7 @@ impl QueuePair {
     ) {
         self.state = State::Proving;
         self.expect(cx, self.config.connect_timeout);
+        self.renewal.in_use = Some(self.config.credentials.begin_use(credentials.0));
         self.begin_transaction(cx, credentials, cntlid);
     }
 
@@ -94,6 +105,10 @@ impl QueuePair {
             secret: credentials.secret.clone(),
             controller_secret: credentials.controller_secret.clone(),
             algorithms: credentials.algorithms.clone(),
+            concatenation: match self.only_makes_key() {
+                true => Concatenation::New,
+                false => Concatenation::None,
+            },
         };
         self.renewal.t_id = self.renewal.t_id.wrapping_add(1);
         self.proving = Some(Box::new(Proving {
@@ -143,12 +158,32 @@ impl QueuePair {
     fn proved(&mut self, cx: &mut Context<'_>, proving: &Proving) {
         self.counters.authentications.add(1);
         self.renewal.version = Some(proving.version);
+        if let Some(in_use) = &self.renewal.in_use {
+            in_use.set_version(proving.version);
+        }
         self.renewal.due = self.config.reauthenticate_after.map(|time| cx.now + time);
         tracing::debug!(qid = self.config.qid.0, "authenticated");
         if matches!(self.state, State::Proving) {
             self.get_ready(cx, proving.cntlid);
         }
         self.watch_renewal(cx);
+    }
+
+    /// The transaction has made a key: the connection has done its work, and the next one is made by this key.
+    fn go_over_to_tls(&mut self, cx: &mut Context<'_>, psk: &GeneratedPsk) {
+        self.counters.authentications.add(1);
+        let Some(concatenator) = self.config.concatenator else { return };
+        let (host, subsystem) = (self.config.hostnqn.clone(), self.config.subnqn.clone());
+        match concatenator(psk, &Names { host, subsystem }) {
+            Ok(streams) => {
+                self.config.generated = Some(streams);
+                self.lose(cx, Ending::RetryOverTls, None);
+            }
+            Err(error) => {
+                let error = HostError::Authentication(self.config.address, error.into());
+                self.lose(cx, Ending::Lost(error), None);
+            }
+        }
     }
 
     /// Does what the transaction asks for next.
@@ -167,8 +202,11 @@ impl QueuePair {
             }
             Some(InitiatorStep::Compute(work)) => self.compute(cx, work),
             Some(InitiatorStep::Done) => {
-                if let Some(proving) = self.proving.take() {
-                    self.proved(cx, &proving);
+                if let Some(mut proving) = self.proving.take() {
+                    match proving.initiator.take_generated() {
+                        Some(psk) => self.go_over_to_tls(cx, &psk),
+                        None => self.proved(cx, &proving),
+                    }
                 }
             }
             Some(InitiatorStep::Failed(error)) => {

@@ -82,7 +82,7 @@ impl QueuePair {
         let address = self.config.address;
         let count = match result {
             Ok(0) => {
-                let early = matches!(self.state, State::IcResp) && self.config.streams.is_none();
+                let early = matches!(self.state, State::IcResp) && self.streams().is_none();
                 let lost = if early { HostError::ClosedEarly } else { HostError::ClosedByPeer };
                 self.lose(cx, Ending::Lost(lost(address)), None);
                 return;

@@ -35,6 +35,7 @@ impl QueuePair {
         self.state = State::Draining(ending);
         self.phase_deadline = None;
         self.proving = None;
+        self.renewal.forget_use();
         let idle = self.link.as_ref().is_some_and(|link| !link.sending);
         if let (Some(fatal), true) = (fatal, idle) {
             self.send_with(cx, |queue, batch| batch.append(|out| queue.term_req(&fatal, out)));
@@ -105,6 +106,7 @@ impl QueuePair {
                 self.disable_sq_flow = false;
                 self.start(cx);
             }
+            Ending::RetryOverTls => self.start(cx),
             Ending::Closed => self.end_all(),
         }
     }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use zerocopy::FromBytes;
 
+use super::security::Channel;
 use super::sgl::sgl_transfer;
 use super::snapshot::TargetSnapshot;
 use super::subsystem::{Limits, Subsystem};
@@ -66,6 +67,10 @@ impl ConnectError {
     /// The host is not the one that it has proved to be.
     pub const OTHER_HOST: Self =
         Self { status: Status::CONNECT_INVALID_HOST.dnr(), ipo: IPO_HOSTNQN, in_data: true };
+
+    /// The host has to come over TLS, or has to authenticate and has no key to do it with. It is told what every host is
+    /// told that may not connect this way; a retry by the same way does not help.
+    pub const TOO_LITTLE_SECURITY: Self = Self::OTHER_HOST;
 
     /// An invalid parameter in the SQE, which a retry does not make valid.
     pub(crate) const fn in_sqe(ipo: u16) -> Self {
@@ -187,13 +192,13 @@ impl Role {
 }
 
 /// Looks the subsystem up and checks that the host may connect to it with such a queue, having
-/// come by the listener `port_id`. The discovery service answers at every listener.
+/// come by the listener `port_id` in this way. The discovery service answers at every listener.
 ///
 /// When a check fails: the error of the first that does.
 pub fn find_subsystem(
     snapshot: &TargetSnapshot,
     request: &ConnectRequest,
-    port_id: u16,
+    (port_id, channel): (u16, Channel),
 ) -> Result<Role, ConnectError> {
     let role = if request.subnqn.is_discovery() {
         Role::Discovery
@@ -211,6 +216,12 @@ pub fn find_subsystem(
         // the listener may be about to be added, as after a restart
         let status = Status::CONNECT_INVALID_HOST;
         return Err(ConnectError { status, ipo: IPO_SUBNQN, in_data: true });
+    }
+    let subsystem = role.subsystem().map(|subsystem| &**subsystem);
+    let demands = snapshot.demands(port_id, subsystem, &request.hostnqn);
+    let concatenates = snapshot.must_concatenate(port_id, channel) && request.qid.is_admin();
+    if demands.tls && channel == Channel::Plain && !concatenates {
+        return Err(ConnectError::TOO_LITTLE_SECURITY);
     }
     let limits = role.limits(snapshot);
     let most =

@@ -97,7 +97,9 @@ impl DiscoveryLog {
         let admitted =
             snapshot.subsystems.iter().filter(|subsystem| subsystem.hosts.admits(&self.host));
         let subsystems = admitted.flat_map(move |subsystem| {
-            let listeners = snapshot.listeners.iter().filter(|l| l.leads_to(subsystem));
+            let demanded = subsystem.demands(&self.host);
+            let leads = move |l: &&ListenerInfo| l.leads_to(subsystem) && l.can_have(demanded);
+            let listeners = snapshot.listeners.iter().filter(leads);
             listeners.filter_map(move |listener| {
                 Some(Record::Subsystem {
                     nqn: &subsystem.nqn,
@@ -118,7 +120,8 @@ impl DiscoveryLog {
 
     fn place(&self, snapshot: &TargetSnapshot, listener: &ListenerInfo) -> Option<Place> {
         let address = self.address(snapshot, listener)?;
-        Some(Place { address, port_id: listener.port_id, secure: listener.secure })
+        let ListenerInfo { port_id, security, concatenates, .. } = *listener;
+        Some(Place { address, port_id, secure: security.tls, concatenates })
     }
 
     /// The listener's address as this host can use it. A listener on every address is given as the
@@ -144,6 +147,7 @@ struct Place {
     address: SocketAddr,
     port_id: u16,
     secure: bool,
+    concatenates: bool,
 }
 
 /// One entry of the page, before it is encoded.
@@ -196,12 +200,13 @@ impl Record<'_> {
     }
 
     /// What all entries for a listener of this target have in common.
-    fn here(Place { address, port_id, secure }: Place) -> DiscoveryEntry {
+    fn here(Place { address, port_id, secure, concatenates }: Place) -> DiscoveryEntry {
         let ip = address.ip();
-        let (treq, sectype) = if secure {
-            (TREQ_SECURE_REQUIRED, SECTYPE_TLS_1_3)
-        } else {
-            (TREQ_SECURE_NOT_REQUIRED, 0)
+        let (treq, sectype) = match (secure, concatenates) {
+            (true, false) => (TREQ_SECURE_REQUIRED, SECTYPE_TLS_1_3),
+            // Hosts read this as: begin without TLS, and make the key by an authentication.
+            (true, true) => (TREQ_SECURE_NOT_REQUIRED, SECTYPE_TLS_1_3),
+            (false, _) => (TREQ_SECURE_NOT_REQUIRED, 0),
         };
         let mut tsas = [0; 256];
         tsas[0] = sectype;

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::discovery::DISCOVERY_LIMITS;
+use super::security::{Channel, Security};
 use super::subsystem::{HostAccess, Limits, Subsystem};
-use crate::nvme::Nqn;
+use crate::nvme::{HostNqn, Nqn};
 
 /// An address where hosts can connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +17,11 @@ pub struct ListenerInfo {
     pub port_id: u16,
     /// It leads to every subsystem, not only to those that name it in [`Subsystem::ports`].
     pub open: bool,
-    /// Its connections are made over TLS 1.3, as the Discovery log tells hosts.
-    pub secure: bool,
+    /// What its connections have to have, whatever they lead to, as the Discovery log tells hosts.
+    pub security: Security,
+    /// It takes connections without TLS as well, for an authentication that makes a key for TLS (secure channel
+    /// concatenation) and for nothing else.
+    pub concatenates: bool,
 }
 
 impl ListenerInfo {
@@ -25,6 +29,11 @@ impl ListenerInfo {
     #[must_use]
     pub fn leads_to(&self, subsystem: &Subsystem) -> bool {
         self.open || subsystem.ports.contains(&self.port_id)
+    }
+
+    /// Whether the host could have by this listener what is demanded of it: there is no TLS where the listener has none.
+    pub(crate) fn can_have(&self, demanded: Security) -> bool {
+        self.security.tls || !demanded.tls
     }
 }
 
@@ -104,6 +113,21 @@ impl TargetSnapshot {
     #[must_use]
     pub fn leads_to(&self, port_id: u16, subsystem: &Subsystem) -> bool {
         self.listener(port_id).is_some_and(|listener| listener.leads_to(subsystem))
+    }
+
+    /// What the connections of a host have to have that come by this port to this subsystem; `None`: to the discovery
+    /// service.
+    #[must_use]
+    pub fn demands(&self, port_id: u16, subsystem: Option<&Subsystem>, host: &HostNqn) -> Security {
+        let of_subsystem = subsystem.map(|subsystem| subsystem.demands(host)).unwrap_or_default();
+        self.listener(port_id).map_or(of_subsystem, |listener| listener.security.or(of_subsystem))
+    }
+
+    /// Whether a connection of this kind that came by this port is there only to make a key for TLS.
+    #[must_use]
+    pub fn must_concatenate(&self, port_id: u16, channel: Channel) -> bool {
+        channel == Channel::Plain
+            && self.listener(port_id).is_some_and(|listener| listener.concatenates)
     }
 
     /// The listener of that number.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::ana::Ana;
 use super::reservation::ReservedNamespaces;
+use super::security::Security;
 use crate::nvme::{HostNqn, NamespaceId, Nqn};
 
 /// The greatest NSID (NN), and the most namespaces of a subsystem (MNAN). Hosts size tables by it.
@@ -182,6 +183,10 @@ pub struct Subsystem {
     pub firmware: String,
     /// Which hosts may connect.
     pub hosts: HostAccess,
+    /// What the connections of every host have to have.
+    pub security: Security,
+    /// What those of some hosts have to have besides.
+    pub host_security: Vec<(Nqn, Security)>,
     /// The ports ([`ListenerInfo::port_id`]) that lead to it, besides those open to all.
     ///
     /// [`ListenerInfo::port_id`]: super::ListenerInfo::port_id
@@ -333,6 +338,14 @@ impl Subsystem {
             return Err(SubsystemError::Limit("keep_alive_granularity"));
         }
         Ok(())
+    }
+
+    /// What the connections of a host have to have, by whatever listener they come.
+    #[must_use]
+    pub fn demands(&self, host: &HostNqn) -> Security {
+        let HostNqn::Named(host) = host else { return self.security };
+        let own = self.host_security.iter().find(|(name, _)| name == host);
+        own.map_or(self.security, |(_, own)| self.security.or(*own))
     }
 
     /// The namespace of that number.

@@ -173,7 +173,8 @@ pub struct Reply {
     pub t_id: u16,
     /// R1.
     pub response: Vec<u8>,
-    /// SEQNUM S2 and C2, if the controller has to prove itself, too.
+    /// SEQNUM S2 and C2, if the controller has to prove itself, too. With an S2 of 0 it does not: C2 is only a part of the
+    /// key of the secure channel that is made after the authentication.
     pub challenge: Option<(u32, Vec<u8>)>,
     /// The host's public value; empty with the NULL group.
     pub public: Vec<u8>,
@@ -424,7 +425,7 @@ fn parse_reply(t_id: u16, reader: &mut Reader<'_>) -> Result<Reply, Explanation>
     let public = reader.take(public_len)?.to_vec();
     let challenge = match cvalid {
         0 => None,
-        1 if seqnum != 0 => Some((seqnum, challenge)),
+        1 => Some((seqnum, challenge)),
         _ => return Err(Explanation::IncorrectPayload),
     };
     if !public_len.is_multiple_of(4) {
@@ -503,6 +504,7 @@ mod tests {
             HostMessage::Negotiate(negotiate),
             reply(None, 0),
             reply(Some((5, vec![8; 48])), 256),
+            reply(Some((0, vec![8; 48])), 256),
             HostMessage::Success2 { t_id: 7 },
             HostMessage::Failure2 { t_id: 7, explanation: Explanation::Failed },
         ]
@@ -557,8 +559,9 @@ mod tests {
         let reply = messages[2].to_bytes();
         assert_eq!(reply.len(), 16 + 2 * 48 + 256);
         assert_eq!(reply[..16], [1, 2, 0, 0, 7, 0, 48, 0, 1, 0, 0, 1, 5, 0, 0, 0]);
-        assert_eq!(messages[3].to_bytes().len(), 16);
-        assert_eq!(messages[4].to_bytes(), [0, 0xf0, 0, 0, 7, 0, 1, 1]);
+        assert_eq!(messages[3].to_bytes()[8..16], [1, 0, 0, 1, 0, 0, 0, 0], "CVALID and no number");
+        assert_eq!(messages[4].to_bytes().len(), 16);
+        assert_eq!(messages[5].to_bytes(), [0, 0xf0, 0, 0, 7, 0, 1, 1]);
         let send = authentication_send(72);
         let bytes = send.as_bytes();
         assert_eq!((bytes[0], bytes[4]), (0x7f, 5));
@@ -584,8 +587,7 @@ mod tests {
         refuse(&messages[0], 1, 9, IncorrectMessage);
         refuse(&messages[2], 6, 47, IncorrectPayload); // no hash has this length
         refuse(&messages[2], 8, 2, IncorrectPayload); // CVALID
-        refuse(&messages[2], 12, 0, IncorrectPayload); // a challenge without a number
         refuse(&messages[2], 10, 2, IncorrectPayload); // DHVLEN
-        refuse(&messages[4], 6, 2, IncorrectPayload); // reason code
+        refuse(&messages[5], 6, 2, IncorrectPayload); // reason code
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use raceline_proto::controller::{Action, HostAccess, ListenerInfo, Subsystem, TargetSnapshot};
+use raceline_proto::controller::{
+    Action, HostAccess, ListenerInfo, Security, Subsystem, TargetSnapshot,
+};
 use raceline_proto::nvme::discovery::{DiscoveryEntry, DiscoveryHeader};
 use raceline_proto::nvme::feature::fid;
 use raceline_proto::nvme::log::lid;
@@ -66,7 +68,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[test]
 fn entries_are_complete() {
-    let secure = ListenerInfo { secure: true, ..listener("[2001:db8::5]:4421", 4) };
+    let secure = ListenerInfo { security: Security::TLS, ..listener("[2001:db8::5]:4421", 4) };
     let listeners = vec![listener("192.0.2.1:4420", 3), secure];
     let log = read(&mut Host::discovery(&target(17, listeners), 0, LOCAL));
     assert_eq!((log.header.genctr.get(), log.header.numrec.get()), (17, 2));

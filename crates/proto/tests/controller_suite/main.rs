@@ -15,5 +15,6 @@ mod management;
 mod properties;
 mod random;
 mod reservations;
+mod security;
 mod support;
 mod visibility;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use raceline_proto::controller::{
-    AdminOutcome, Limits, Namespace, connect_transfer, find_subsystem, parse_connect, parse_io,
-    parse_ranges,
+    AdminOutcome, Channel, Limits, Namespace, connect_transfer, find_subsystem, parse_connect,
+    parse_io, parse_ranges,
 };
 use raceline_proto::nvme::event::AsyncEvent;
 use raceline_proto::nvme::fabrics::{ConnectResponse, ConnectWords};
@@ -202,7 +202,7 @@ proptest! {
                 prop_assert_eq!(len, 1024);
                 prop_assert!(request.queue_entries <= 65_536);
                 prop_assert_eq!(request.hostid.0, data.hostid);
-                let _ = find_subsystem(&snapshot(1, subsystem()), &request, PORT);
+                let _ = find_subsystem(&snapshot(1, subsystem()), &request, (PORT, Channel::Plain));
             }
             Err(error) => prop_assert!(!error.status.is_success()),
         }

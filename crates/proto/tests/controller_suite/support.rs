@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::controller::{
-    Action, AdminOutcome, Association, ConnectError, ConnectRequest, Controller, Facts, HostAccess,
-    Limits, ListenerInfo, MAX_NSID, Namespace, Role, Subsystem, TargetSnapshot, Visibility,
-    connect_transfer, find_subsystem, parse_connect,
+    Action, AdminOutcome, Association, Channel, ConnectError, ConnectRequest, Controller, Facts,
+    HostAccess, Limits, ListenerInfo, MAX_NSID, Namespace, Role, Security, Subsystem,
+    TargetSnapshot, Visibility, connect_transfer, find_subsystem, parse_connect,
 };
 use raceline_proto::nvme::cross_reset::ControllerInstance;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
@@ -67,6 +67,8 @@ pub(crate) fn subsystem() -> Subsystem {
         model: "Raceline".into(),
         firmware: "0.1".into(),
         hosts: HostAccess::List(vec![nqn(HOSTNQN)]),
+        security: Security::PLAIN,
+        host_security: vec![],
         ports: vec![],
         max_nsid: MAX_NSID,
         namespaces: vec![namespace(1), namespace(2)],
@@ -80,7 +82,8 @@ pub(crate) fn subsystem() -> Subsystem {
 }
 
 pub(crate) fn listener(address: &str, port_id: u16) -> ListenerInfo {
-    ListenerInfo { address: address.parse().unwrap(), port_id, open: true, secure: false }
+    let (address, security) = (address.parse().unwrap(), Security::PLAIN);
+    ListenerInfo { address, port_id, open: true, security, concatenates: false }
 }
 
 /// What the target offers, with that subsystem.
@@ -121,7 +124,7 @@ impl Connect {
 
     /// All checks that come before there is a controller.
     pub(crate) fn admit(&self, snapshot: &TargetSnapshot) -> Result<Role, ConnectError> {
-        find_subsystem(snapshot, &self.parse()?, PORT)
+        find_subsystem(snapshot, &self.parse()?, (PORT, Channel::Plain))
     }
 }
 
@@ -166,6 +169,7 @@ impl Host {
             snapshot: Arc::clone(snapshot),
             local_address: local.parse::<SocketAddr>().unwrap(),
             port_id: PORT,
+            security: Security::PLAIN,
         };
         let controller = Controller::new(association, start);
         Self { controller, now: start, start, facts: Facts::default(), next_cid: 100 }

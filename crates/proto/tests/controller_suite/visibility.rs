@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use raceline_proto::controller::{
-    Action, DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem,
-    TargetSnapshot, Visibility, find_subsystem,
+    Action, Channel, DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral,
+    Subsystem, TargetSnapshot, Visibility, find_subsystem,
 };
 use raceline_proto::nvme::discovery::DiscoveryEntry;
 use raceline_proto::nvme::feature::fid;
@@ -123,7 +123,7 @@ fn a_subsystem_is_reached_by_its_own_listeners_only() {
     let snapshot = two_subsystems();
     let request = Connect::admin(SUBNQN).parse().unwrap();
     for (port, reached) in [(1, false), (2, true), (3, true), (4, false), (5, false)] {
-        match find_subsystem(&snapshot, &request, port) {
+        match find_subsystem(&snapshot, &request, (port, Channel::Plain)) {
             Ok(_) => assert!(reached, "port {port}"),
             Err(error) => {
                 assert!(!reached, "port {port}: {error}");
@@ -133,7 +133,7 @@ fn a_subsystem_is_reached_by_its_own_listeners_only() {
         }
     }
     let discovery = Connect::admin(Nqn::discovery().as_str()).parse().unwrap();
-    find_subsystem(&snapshot, &discovery, 4).unwrap();
+    find_subsystem(&snapshot, &discovery, (4, Channel::Plain)).unwrap();
 }
 
 /// What the Discovery log says to our host: SUBTYPE, SUBNQN without its beginning, TRSVCID.

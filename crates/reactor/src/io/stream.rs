@@ -190,6 +190,11 @@ pub trait StreamProvider: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether it accepts connections without TLS as well. Such a connection is there to make a key for TLS.
+    fn takes_plain(&self) -> bool {
+        false
+    }
+
     /// Listens with a stack of its own; `None`: the kernel listens.
     fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
         let _ = address;

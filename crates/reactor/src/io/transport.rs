@@ -35,6 +35,21 @@ impl Transport {
     pub(crate) fn of_simulation(end: SimSocket) -> Transport {
         Transport { inner: Inner::Simulated(end) }
     }
+
+    /// The next byte, which the next read gives again; `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; else the connection is lost.
+    pub fn peek(&self) -> io::Result<Option<u8>> {
+        match &self.inner {
+            Inner::Os(fd) => {
+                let mut byte = [0];
+                let (_, count) = rustix::net::recv(fd, &mut byte, rustix::net::RecvFlags::PEEK)?;
+                Ok((count > 0).then_some(byte[0]))
+            }
+            Inner::Simulated(end) => end.peek(),
+        }
+    }
 }
 
 impl Read for Transport {

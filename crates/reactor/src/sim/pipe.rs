@@ -109,6 +109,16 @@ impl SimSocket {
         Ok(count)
     }
 
+    /// The next byte, which stays; `None` at the end of the stream.
+    pub(crate) fn peek(&self) -> io::Result<Option<u8>> {
+        let state = self.pipe.state();
+        match state.arrived.front() {
+            _ if state.broken => Err(io::Error::from_raw_os_error(libc::ECONNRESET)),
+            None if !state.ended => Err(io::ErrorKind::WouldBlock.into()),
+            next => Ok(next.copied()),
+        }
+    }
+
     /// Writes as a non-blocking socket does.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let room = self.room()?;

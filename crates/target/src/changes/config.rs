@@ -2,12 +2,15 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_accel::Framework;
+use raceline_auth::GeneratedKeys;
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{
-    DISCOVERY_LIMITS, HostAccess, Limits, MAX_NSID, MIN_ADMIN_ENTRIES, SubsystemError, Visibility,
+    DISCOVERY_LIMITS, HostAccess, Limits, MAX_NSID, MIN_ADMIN_ENTRIES, Security, SubsystemError,
+    Visibility,
 };
 use raceline_proto::nvme::{ControllerId, NamespaceId, Nqn, QueueId};
 use raceline_reactor::flow::policy;
@@ -126,6 +129,11 @@ pub struct TargetConfig {
     pub pre_connect: PreConnectLimits,
     /// Controllers that one host may have at a time; all hosts without a name count as one host.
     pub max_controllers_per_host: usize,
+    /// Where the keys go that authentications make for TLS (secure channel concatenation), which the providers of
+    /// listeners find there. Such a listener takes connections without TLS as well ([`StreamProvider::takes_plain`]).
+    ///
+    /// [`StreamProvider::takes_plain`]: raceline_reactor::StreamProvider::takes_plain
+    pub generated_keys: Option<Arc<dyn GeneratedKeys>>,
 }
 
 /// Bounds on sockets that have not completed Connect: an unauthenticated peer cannot hold more.
@@ -190,6 +198,7 @@ impl Default for TargetConfig {
             small_buffers_per_core: 2048,
             pre_connect: PreConnectLimits::default(),
             max_controllers_per_host: 64,
+            generated_keys: None,
         }
     }
 }
@@ -309,6 +318,8 @@ pub struct SubsystemConfig {
     pub controller_ids: RangeInclusive<u16>,
     /// It reports Asymmetric Namespace Access: listeners can lead to its namespaces differently well.
     pub ana_reporting: bool,
+    /// What the connections of every host have to have.
+    pub security: Security,
 }
 
 impl SubsystemConfig {
@@ -328,6 +339,7 @@ impl SubsystemConfig {
             max_namespaces: Self::MAX_NAMESPACES,
             controller_ids: Self::CONTROLLER_IDS,
             ana_reporting: false,
+            security: Security::PLAIN,
         }
     }
 

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use raceline_auth::{Algorithms, Keys};
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{
-    Ana, DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Subsystem,
-    TargetSnapshot, Visibility,
+    Ana, DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Security,
+    Subsystem, TargetSnapshot, Visibility,
 };
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
@@ -77,6 +77,10 @@ pub(crate) struct Entry {
     pub(crate) hosts: Vec<Nqn>,
     /// The keys of those hosts that have to authenticate.
     pub(crate) keys: BTreeMap<Nqn, Keys>,
+    /// What the connections of every host have to have.
+    pub(crate) security: Security,
+    /// What those of some hosts have to have besides.
+    pub(crate) host_security: BTreeMap<Nqn, Security>,
     /// Its own listeners, by port id.
     pub(crate) ports: Vec<u16>,
     pub(crate) namespaces: BTreeMap<u32, Exported>,
@@ -141,6 +145,8 @@ impl Control {
             model: config.model.clone(),
             firmware: FIRMWARE.into(),
             hosts,
+            security: entry.security,
+            host_security: entry.host_security.iter().map(|(host, s)| (host.clone(), *s)).collect(),
             ports: entry.ports.clone(),
             max_nsid: config.max_namespaces,
             namespaces,
@@ -222,7 +228,9 @@ impl Control {
             discovery_filter: state.discovery_filter,
             discovery_limits: self.shared.config.discovery_limits(),
         });
-        let snapshot = Arc::new(Snapshot { target, subsystems });
+        let discovery =
+            Secrets::of_all(state.subsystems.values().map(|entry| &entry.keys), common.1);
+        let snapshot = Arc::new(Snapshot { target, subsystems, discovery: Arc::new(discovery) });
         self.ask_all(ANSWER_TIMEOUT, |reply| {
             let snapshot = Arc::clone(&snapshot);
             Message::Snapshot { snapshot, reply }
@@ -407,11 +415,14 @@ impl Entry {
             HostAccess::List(hosts) => (false, hosts.clone()),
         };
         let ana = config.ana_reporting.then(Ana::default);
+        let security = config.security;
         Self {
             config,
             any_host,
             hosts,
             keys: BTreeMap::new(),
+            security,
+            host_security: BTreeMap::new(),
             ports: Vec::new(),
             namespaces: BTreeMap::new(),
             ana,
@@ -422,6 +433,14 @@ impl Entry {
             limits: Limited::default(),
             published: None,
         }
+    }
+
+    /// Notes what the connections of a host have to have.
+    pub(crate) fn set_host_security(&mut self, host: &Nqn, security: Security) {
+        match security {
+            Security::PLAIN => self.host_security.remove(host),
+            demanded => self.host_security.insert(host.clone(), demanded),
+        };
     }
 
     /// Marks the subsystem to be described anew in the next snapshot.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral};
+use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral, Security};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::StreamProvider;
 
@@ -12,6 +12,22 @@ use crate::changes::ana::ListenerAna;
 use crate::changes::config::TargetError;
 use crate::changes::control::State;
 use crate::changes::target::Target;
+
+/// How connections come in by a listener.
+#[derive(Clone, Debug, Default)]
+pub struct Entrance {
+    /// The provider that carries their bytes; `None`: the kernel's TCP.
+    pub streams: Option<Arc<dyn StreamProvider>>,
+    /// Every host has to authenticate, also for the discovery service: there, by any of its keys. A host without keys is
+    /// refused.
+    pub authentication: bool,
+}
+
+impl From<Option<Arc<dyn StreamProvider>>> for Entrance {
+    fn from(streams: Option<Arc<dyn StreamProvider>>) -> Self {
+        Self { streams, authentication: false }
+    }
+}
 
 /// How long the target retries to listen on an address that is in use after a restart.
 const LISTEN_PATIENCE: Duration = Duration::from_secs(2);
@@ -49,21 +65,21 @@ impl Target {
     /// # Errors
     /// When the address cannot be listened on, or already leads to every subsystem.
     pub fn add_listener(&self, address: SocketAddr) -> Result<SocketAddr, TargetError> {
-        self.add_listener_with(address, None)
+        self.add_listener_with(address, Entrance::default())
     }
 
-    /// [`Self::add_listener`], with a provider that carries the bytes of the connections; `None`: the
-    /// kernel's TCP.
+    /// [`Self::add_listener`], by which connections come in this way.
     ///
     /// # Errors
-    /// As [`Self::add_listener`], and when the listener has another provider.
+    /// As [`Self::add_listener`], and when they come in another way there.
     pub fn add_listener_with(
         &self,
         address: SocketAddr,
-        streams: Option<Arc<dyn StreamProvider>>,
+        entrance: impl Into<Entrance>,
     ) -> Result<SocketAddr, TargetError> {
+        let entrance = entrance.into();
         let mut state = self.control.lock();
-        state.check_streams(address, streams.as_ref())?;
+        state.check_entrance(address, &entrance)?;
         match state.listeners.iter_mut().find(|listener| listener.address == address) {
             Some(listener) if listener.open => {
                 let error = std::io::ErrorKind::AddrInUse.into();
@@ -74,7 +90,7 @@ impl Target {
                 self.control.publish(&mut state)?;
                 Ok(address)
             }
-            None => self.listen(&mut state, address, true, streams, |_, _| Ok(())),
+            None => self.listen(&mut state, (address, true), entrance, |_, _| Ok(())),
         }
     }
 
@@ -109,21 +125,20 @@ impl Target {
         nqn: &Nqn,
         address: SocketAddr,
     ) -> Result<SocketAddr, TargetError> {
-        self.add_subsystem_listener_with(nqn, address, None)
+        self.add_subsystem_listener_with(nqn, address, Entrance::default())
     }
 
-    /// [`Self::add_subsystem_listener`], with a provider that carries the bytes of the connections;
-    /// `None`: the kernel's TCP.
+    /// [`Self::add_subsystem_listener`], by which connections come in this way.
     ///
     /// # Errors
-    /// As [`Self::add_subsystem_listener`], and when the listener has another provider.
+    /// As [`Self::add_subsystem_listener`], and when they come in another way there.
     pub fn add_subsystem_listener_with(
         &self,
         nqn: &Nqn,
         address: SocketAddr,
-        streams: Option<Arc<dyn StreamProvider>>,
+        entrance: impl Into<Entrance>,
     ) -> Result<SocketAddr, TargetError> {
-        self.add_subsystem_listener_in(nqn, address, streams, &ListenerAna::default())
+        self.add_subsystem_listener_in(nqn, address, entrance, &ListenerAna::default())
     }
 
     /// [`Self::add_subsystem_listener_with`], with these states of the ANA groups from the first connection on.
@@ -135,9 +150,10 @@ impl Target {
         &self,
         nqn: &Nqn,
         address: SocketAddr,
-        streams: Option<Arc<dyn StreamProvider>>,
+        entrance: impl Into<Entrance>,
         ana: &ListenerAna,
     ) -> Result<SocketAddr, TargetError> {
+        let entrance = entrance.into();
         let mut state = self.control.lock();
         if nqn.is_discovery() {
             if *ana != ListenerAna::default() {
@@ -146,9 +162,9 @@ impl Target {
         } else {
             state.entry(nqn)?;
         }
-        state.check_streams(address, streams.as_ref())?;
+        state.check_entrance(address, &entrance)?;
         let Some(port_id) = state.port_at(address) else {
-            return self.listen(&mut state, address, false, streams, |state, port_id| {
+            return self.listen(&mut state, (address, false), entrance, |state, port_id| {
                 self.use_port(state, nqn, (address, port_id), ana)
             });
         };
@@ -237,14 +253,15 @@ impl Target {
     fn listen(
         &self,
         state: &mut State,
-        address: SocketAddr,
-        open: bool,
-        streams: Option<Arc<dyn StreamProvider>>,
+        (address, open): (SocketAddr, bool),
+        Entrance { streams, authentication }: Entrance,
         user: impl FnOnce(&mut State, u16) -> Result<(), TargetError>,
     ) -> Result<SocketAddr, TargetError> {
         let port_id = state.next_port_id();
-        let secure = streams.as_ref().is_some_and(|streams| streams.is_secure());
-        state.listeners.push(ListenerInfo { address, port_id, open, secure });
+        let tls = streams.as_ref().is_some_and(|streams| streams.is_secure());
+        let concatenates = streams.as_ref().is_some_and(|streams| streams.takes_plain());
+        let security = Security { authentication, tls };
+        state.listeners.push(ListenerInfo { address, port_id, open, security, concatenates });
         if let Some(streams) = &streams {
             state.streams.insert(port_id, Arc::clone(streams));
         }
@@ -350,23 +367,20 @@ impl State {
         Some(listener.port_id)
     }
 
-    /// Checks that a listener at this address has this provider, if there is one: its connections must not
-    /// be carried by another.
-    fn check_streams(
-        &self,
-        address: SocketAddr,
-        streams: Option<&Arc<dyn StreamProvider>>,
-    ) -> Result<(), TargetError> {
-        let Some(port_id) = self.port_at(address) else { return Ok(()) };
-        let same = match (self.streams.get(&port_id), streams) {
+    /// Checks that a listener at this address has this provider and this level, if there is one: its connections must
+    /// not be carried by another, nor need less.
+    fn check_entrance(&self, address: SocketAddr, entrance: &Entrance) -> Result<(), TargetError> {
+        let found = self.listeners.iter().find(|listener| listener.address == address);
+        let Some(listener) = found else { return Ok(()) };
+        let same_streams = match (self.streams.get(&listener.port_id), &entrance.streams) {
             (Some(own), Some(other)) => Arc::ptr_eq(own, other),
             (own, other) => own.is_none() && other.is_none(),
         };
-        if same {
+        if same_streams && listener.security.authentication == entrance.authentication {
             return Ok(());
         }
-        let text =
-            "the listener there has other byte streams: remove it first, or take another port";
+        let text = "the listener there has another level of security or other byte streams: remove it first, or take \
+             another port";
         let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
         Err(TargetError::Listen { address, error })
     }

@@ -34,12 +34,22 @@ pub(crate) struct Snapshot {
     pub(crate) target: Arc<TargetSnapshot>,
     /// By ascending NQN; the same [`Arc`] as before where nothing has changed.
     pub(crate) subsystems: Vec<Arc<SubsystemDevices>>,
+    /// The keys of all hosts, for the discovery service.
+    pub(crate) discovery: Arc<Secrets>,
 }
 
 impl Snapshot {
     pub(crate) fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<SubsystemDevices>> {
         let place = self.subsystems.binary_search_by(|s| s.subsystem.nqn.cmp(nqn)).ok()?;
         self.subsystems.get(place)
+    }
+
+    /// The keys of the hosts of a subsystem, or of the discovery service.
+    pub(crate) fn secrets(&self, nqn: &Nqn) -> Option<&Arc<Secrets>> {
+        match nqn.is_discovery() {
+            true => Some(&self.discovery),
+            false => self.subsystem(nqn).map(|subsystem| &subsystem.secrets),
+        }
     }
 }
 
@@ -66,6 +76,23 @@ pub(crate) struct Secrets {
 }
 
 impl Secrets {
+    /// The keys that hosts have for any of several subsystems.
+    pub(crate) fn of_all<'a>(
+        all: impl Iterator<Item = &'a BTreeMap<Nqn, Keys>>,
+        algorithms: Algorithms,
+    ) -> Self {
+        let mut hosts: BTreeMap<Nqn, Keys> = BTreeMap::new();
+        for (host, keys) in all.flatten() {
+            let known = &mut hosts.entry(host.clone()).or_default().pairs;
+            for pair in &keys.pairs {
+                if !known.contains(pair) {
+                    known.push(pair.clone());
+                }
+            }
+        }
+        Self { hosts, algorithms }
+    }
+
     /// The keys of a host, and what is allowed; `None`: the host need not authenticate.
     pub(crate) fn of(&self, host: &Nqn) -> Option<(Keys, Algorithms)> {
         Some((self.hosts.get(host)?.clone(), self.algorithms.clone()))

@@ -1,12 +1,21 @@
 //! Changes of subsystems and of the hosts that may connect to them.
 
 use raceline_auth::{Algorithms, Keys};
-use raceline_proto::controller::HostAccess;
+use raceline_proto::controller::{HostAccess, Security};
 use raceline_proto::nvme::Nqn;
 
 use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::control::Entry;
 use crate::changes::target::Target;
+
+/// What is demanded of a host.
+#[derive(Clone, Debug, Default)]
+pub struct HostDemands {
+    /// The keys of [`Target::set_host_keys`].
+    pub keys: Option<Keys>,
+    /// The level of [`Target::set_host_security`].
+    pub security: Security,
+}
 
 impl Target {
     /// Creates a subsystem without namespaces.
@@ -57,6 +66,7 @@ impl Target {
                 HostAccess::List(hosts) => (false, hosts),
             };
             entry.keys.retain(|host, _| entry.hosts.contains(host));
+            entry.host_security.retain(|host, _| entry.hosts.contains(host));
             Ok(())
         })
     }
@@ -78,10 +88,10 @@ impl Target {
     /// # Errors
     /// When there is no such subsystem, or the host is on its list.
     pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
-        self.add_host_with(nqn, host, None)
+        self.add_host_with(nqn, host, HostDemands::default())
     }
 
-    /// As [`Self::add_host`], with the keys of [`Self::set_host_keys`]: at no time may the host connect without them.
+    /// As [`Self::add_host`], with what is demanded of the host: at no time may it connect without.
     ///
     /// # Errors
     /// As [`Self::add_host`].
@@ -89,7 +99,7 @@ impl Target {
         &self,
         nqn: &Nqn,
         host: &Nqn,
-        keys: Option<Keys>,
+        HostDemands { keys, security }: HostDemands,
     ) -> Result<(), TargetError> {
         self.change(nqn, |entry| {
             if entry.hosts.contains(host) {
@@ -99,6 +109,7 @@ impl Target {
             if let Some(keys) = keys {
                 entry.keys.insert(host.clone(), keys);
             }
+            entry.set_host_security(host, security);
             Ok(())
         })
     }
@@ -113,6 +124,7 @@ impl Target {
             Some(place) => {
                 entry.hosts.remove(place);
                 entry.keys.remove(host);
+                entry.host_security.remove(host);
                 Ok(())
             }
             None => Err(TargetError::NoHost { nqn: nqn.clone(), host: host.clone() }),
@@ -140,6 +152,38 @@ impl Target {
                 Some(keys) => entry.keys.insert(host.clone(), keys),
                 None => entry.keys.remove(host),
             };
+            Ok(())
+        })
+    }
+
+    /// Sets what the connections of every host of a subsystem have to have. Controllers of hosts whose connections have
+    /// less are closed.
+    ///
+    /// # Errors
+    /// When there is no such subsystem.
+    pub fn set_security(&self, nqn: &Nqn, security: Security) -> Result<(), TargetError> {
+        self.change(nqn, |entry| {
+            entry.security = security;
+            Ok(())
+        })
+    }
+
+    /// Sets what the connections of a host of the list have to have besides what its subsystem demands. Its controllers
+    /// close if their connections have less.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, or the host is not on its list.
+    pub fn set_host_security(
+        &self,
+        nqn: &Nqn,
+        host: &Nqn,
+        security: Security,
+    ) -> Result<(), TargetError> {
+        self.change(nqn, |entry| {
+            if !entry.hosts.contains(host) {
+                return Err(TargetError::NoHost { nqn: nqn.clone(), host: host.clone() });
+            }
+            entry.set_host_security(host, security);
             Ok(())
         })
     }

@@ -45,6 +45,8 @@ pub(crate) struct Association {
     commands_seen: u64,
     /// Controllers that wait for the end of this one.
     waiting: Waiting,
+    /// The identity of the key for TLS that the host has made for this association. It goes with it.
+    generated: Option<String>,
 }
 
 struct JoinedQueue {
@@ -76,7 +78,13 @@ impl Association {
             closing_queues: false,
             commands_seen: 0,
             waiting: Waiting::default(),
+            generated: None,
         }
+    }
+
+    /// The host has made a key for TLS for this association.
+    pub(crate) fn has_generated(&mut self, identity: &str) {
+        self.generated = Some(identity.to_owned());
     }
 
     pub(crate) fn cntlid(&self) -> ControllerId {
@@ -500,5 +508,9 @@ impl Association {
         let was_lost = !self.controller.is_shut_down();
         core.shared.remove_controller(self.cntlid(), &self.nqn, was_lost.then_some(now));
         self.waiting.answer(core, ResetStatus::Succeeded);
+        if let (Some(identity), Some(keys)) = (&self.generated, &core.shared.config.generated_keys)
+        {
+            keys.forget(identity);
+        }
     }
 }

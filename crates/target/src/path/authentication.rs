@@ -3,17 +3,31 @@
 //! A host whose keys are known has to authenticate on every queue. Until then its connection counts among the sockets
 //! before Connect, takes no other command, and has a deadline. Later it may authenticate again at any time.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raceline_auth::{Finished, Keys, Names, Received, Responder, ResponderConfig, Verdict};
+use raceline_auth::{
+    Concatenation, Finished, GeneratedPsk, Keys, Names, Received, Responder, ResponderConfig,
+    Verdict,
+};
 use raceline_proto::controller::ConnectRequest;
 use raceline_proto::nvme::{HostNqn, Status};
 
-use crate::changes::snapshot::SubsystemDevices;
+use crate::changes::snapshot::Secrets;
+
+/// How a host proves itself on a queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Proof {
+    /// Which secure channel is made afterwards.
+    pub(crate) concatenation: Concatenation,
+    /// It has proved itself already; it may do so again.
+    pub(crate) is_given: bool,
+}
 
 /// What a queue knows about the authentication of its host.
 pub(crate) struct Authentication {
     responder: Responder,
+    concatenation: Concatenation,
     /// The host has proved itself at least once.
     proven: bool,
     /// When the transaction began that is under way.
@@ -21,31 +35,40 @@ pub(crate) struct Authentication {
 }
 
 impl Authentication {
-    /// Whether this host has to prove itself.
-    pub(crate) fn is_required(subsystem: Option<&SubsystemDevices>, host: &HostNqn) -> bool {
-        match (subsystem, host) {
-            (Some(subsystem), HostNqn::Named(host)) => subsystem.secrets.hosts.contains_key(host),
-            _ => false,
-        }
-    }
-
-    /// Of a queue whose host has to prove itself; `None`: it need not.
-    pub(crate) fn required(
-        subsystem: Option<&SubsystemDevices>,
+    /// Of a queue whose host proves itself by these secrets; without a secret of its own it cannot. `None`: it has no
+    /// name, and is not asked.
+    pub(crate) fn new(
+        secrets: Option<&Arc<Secrets>>,
         request: &ConnectRequest,
+        Proof { concatenation, is_given: proven }: Proof,
     ) -> Option<Box<Self>> {
         let HostNqn::Named(host) = &request.hostnqn else { return None };
-        let (keys, algorithms) = subsystem?.secrets.of(host)?;
+        let (keys, algorithms) = secrets.and_then(|it| it.of(host)).unwrap_or_default();
         let names = Names { host: host.clone(), subsystem: request.subnqn.clone() };
-        let config = ResponderConfig { names, keys, algorithms };
-        Some(Box::new(Self { responder: Responder::new(config), proven: false, began: None }))
+        let config = ResponderConfig { names, keys, algorithms, concatenation };
+        Some(Box::new(Self {
+            responder: Responder::new(config),
+            concatenation,
+            proven,
+            began: None,
+        }))
     }
 
     /// The keys have changed, maybe. A host that has lost its key cannot authenticate any more.
-    pub(crate) fn update(&mut self, subsystem: &SubsystemDevices) {
+    pub(crate) fn update(&mut self, secrets: &Secrets) {
         let host = &self.responder.names().host;
-        let keys = subsystem.secrets.of(host).map_or_else(Keys::default, |(keys, _)| keys);
+        let keys = secrets.of(host).map_or_else(Keys::default, |(keys, _)| keys);
         self.responder.set_keys(keys);
+    }
+
+    /// Whether the queue is there only to make a key for TLS.
+    pub(crate) fn only_makes_key(&self) -> bool {
+        self.concatenation == Concatenation::New
+    }
+
+    /// The key for TLS that the last transaction has made, once.
+    pub(crate) fn take_generated(&mut self) -> Option<GeneratedPsk> {
+        self.responder.take_generated()
     }
 
     /// Who authenticates to whom.
@@ -105,7 +128,8 @@ impl Authentication {
 
     fn take_verdict(&mut self) -> Option<Verdict> {
         let verdict = self.responder.poll_verdict();
-        self.proven |= verdict == Some(Verdict::Authenticated);
+        // Who has made a key for TLS comes back by TLS.
+        self.proven |= verdict == Some(Verdict::Authenticated) && !self.only_makes_key();
         verdict
     }
 }

@@ -5,6 +5,7 @@ mod authentication;
 mod connect;
 mod fencing;
 mod moving;
+mod security;
 mod teardown;
 
 use std::time::Instant;

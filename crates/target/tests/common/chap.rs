@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use raceline_auth::{
-    Algorithms, AuthenticationError, DhGroup, DhchapSecret, Hash, Initiator, InitiatorConfig,
-    InitiatorStep, Keys, Names,
+    Algorithms, AuthenticationError, Concatenation, DhGroup, DhchapSecret, Hash, Initiator,
+    InitiatorConfig, InitiatorStep, Keys, Names,
 };
 use raceline_proto::nvme::authentication::{authentication_receive, authentication_send};
 use raceline_proto::nvme::{ControllerId, QueueId, Status};
@@ -42,6 +42,7 @@ pub fn initiator(secret: &DhchapSecret, controller: Option<&DhchapSecret>) -> In
         secret: secret.clone(),
         controller_secret: controller.cloned(),
         algorithms: Algorithms { hashes: vec![Hash::Sha384], groups: vec![DhGroup::Ffdhe2048] },
+        concatenation: Concatenation::None,
     }
 }
 

@@ -100,11 +100,14 @@ impl Change<'_> {
         address: &ListenAddress,
         ana: &ListenerAna,
     ) -> Result<(), ManagerError> {
-        let is_secure = self.model().nvmf.target(target)?.secure.contains(address);
+        let level = self.model().nvmf.target(target)?.level(address);
         let mut params = json!({ "nqn": nqn.as_str(), "listen_address": address });
         if let Some(members) = params.as_object_mut() {
-            if is_secure {
+            if level.security.tls {
                 members.insert("secure_channel".to_owned(), true.into());
+            }
+            if !level.is_of_spdk() {
+                members.insert("security".to_owned(), level.to_string().into());
             }
             if ana.all != AnaState::default() {
                 members.insert("ana_state".to_owned(), ana_word(ana.all).into());

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::live;
 use super::{
-    DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, Referral, Subsystem,
+    DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, PortLevel, Referral, Subsystem,
     SubsystemOptions, Transport, TransportOptions,
 };
 use crate::manager::catalogue::{Entry, Key, Section};
@@ -108,6 +108,8 @@ impl Change<'_> {
         }
         let mut config = live::target_config(&options, self.manager());
         self.model().apply_options(&mut config);
+        config.generated_keys =
+            Some(self.model().nvmf.target(target)?.secure_channel.generated_keys());
         for overruled in self.manager().config().connections.apply(&mut config) {
             tracing::warn!("the command line wins over calls: {overruled}");
         }
@@ -189,6 +191,7 @@ impl Change<'_> {
             let removed = target.subsystems.remove(nqn);
             for host in removed.iter().flat_map(|subsystem| &subsystem.hosts) {
                 target.secure_channel.set(nqn, &host.nqn, None)?;
+                target.secure_channel.forget_generated(nqn, &host.nqn);
             }
             target.forget_unused_addresses();
             removed
@@ -256,9 +259,9 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         address: &ListenAddress,
-        (ana, is_secure): (ListenerAna, bool),
+        (ana, level): (ListenerAna, PortLevel),
     ) -> Result<(), ManagerError> {
-        let (cores, streams) = {
+        let (cores, entrance) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
             let listeners = listeners(found, nqn)?;
@@ -270,10 +273,10 @@ impl Change<'_> {
                 return Err(ManagerError::Invalid(text));
             }
             let cores = found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?;
-            (cores, is_secure.then(|| found.secure_channel.streams()))
+            (cores, found.secure_channel.entrance(level))
         };
         let socket = address.socket()?;
-        let listen = || cores.add_subsystem_listener_in(nqn, socket, streams.clone(), &ana);
+        let listen = || cores.add_subsystem_listener_in(nqn, socket, entrance.clone(), &ana);
         // A listener that is restored waits for its address to become free; a client can ask again itself.
         let real = match self.manager().phase() {
             Phase::Runtime => listen(),
@@ -283,8 +286,8 @@ impl Change<'_> {
         {
             let mut model = self.model_mut();
             let target = model.nvmf.target_mut(target)?;
-            if is_secure {
-                target.secure.insert(real.clone());
+            if level != PortLevel::default() {
+                target.levels.insert(real.clone(), level);
             }
             listeners_mut(target, nqn)?.push(real.clone());
             if let Some(subsystem) = target.subsystems.get_mut(nqn) {
@@ -429,7 +432,7 @@ fn listeners_mut<'a>(
     Ok(&mut target.subsystem_mut(nqn)?.listeners)
 }
 
-fn subsystem_entry(target: &str, options: &SubsystemOptions) -> Entry {
+pub(super) fn subsystem_entry(target: &str, options: &SubsystemOptions) -> Entry {
     // Texts and numbers can always be JSON.
     let params = serde_json::to_value(options).unwrap_or_default();
     entry(target, "nvmf_create_subsystem", params)

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use raceline_auth::{DhchapSecret, Keys, TlsKey};
 use raceline_proto::nvme::Nqn;
+use raceline_target::{HostDemands, Security};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -25,6 +26,8 @@ pub struct AllowedHost {
     pub nqn: Nqn,
     /// Its keys.
     pub keys: HostKeys,
+    /// What its connections need besides.
+    pub security: Security,
 }
 
 /// The keys of a host.
@@ -117,10 +120,10 @@ impl Change<'_> {
         target: &str,
         nqn: &Nqn,
         host: &Nqn,
-        names: &KeyNames,
+        (names, security): (&KeyNames, Security),
     ) -> Result<(), ManagerError> {
         let cores = self.cores_of(target, nqn)?;
-        {
+        let options = {
             let model = self.model();
             let hosts = &model.nvmf.target(target)?.subsystem(nqn)?.hosts;
             if hosts.iter().any(|listed| listed.nqn == *host) {
@@ -130,15 +133,19 @@ impl Change<'_> {
                 let text = format!("{nqn} has {MAX_HOSTS} hosts already");
                 return Err(ManagerError::Invalid(text));
             }
-        }
+            model.nvmf.target(target)?.subsystem(nqn)?.options.clone()
+        };
         let keys = self.hold_all(names)?;
-        self.tell_psk(target, nqn, host, &keys)?;
-        let added = cores.map_or(Ok(()), |cores| cores.add_host_with(nqn, host, keys.for_target()));
+        let allowed = AllowedHost { nqn: host.clone(), keys, security };
+        self.tell_psk(target, nqn, host, &allowed.keys)?;
+        let (keys, security) = (allowed.keys.for_target(), allowed.demands(&options));
+        let demands = HostDemands { keys, security };
+        let added = cores.map_or(Ok(()), |cores| cores.add_host_with(nqn, host, demands));
         if added.is_err() {
             self.tell_psk(target, nqn, host, &HostKeys::default())?;
         }
         added?;
-        let added = AllowedHost { nqn: host.clone(), keys };
+        let added = allowed;
         self.put_host(target, nqn, &added);
         self.with_subsystem(target, nqn, |subsystem| subsystem.hosts.push(added))
     }
@@ -154,6 +161,7 @@ impl Change<'_> {
             cores.remove_host(nqn, host)?;
         }
         self.tell_psk(target, nqn, host, &HostKeys::default())?;
+        self.model().nvmf.target(target)?.secure_channel.forget_generated(nqn, host);
         self.with_subsystem(target, nqn, |subsystem| {
             subsystem.hosts.retain(|listed| listed.nqn != *host);
         })?;
@@ -231,6 +239,7 @@ impl Change<'_> {
         for (target, nqn, host) in &found {
             let keys = self.keys_of(target, nqn, host)?;
             self.tell_psk(target, nqn, host, &keys)?;
+            self.model().nvmf.target(target)?.secure_channel.forget_generated(nqn, host);
             if let Some(cores) = self.cores_of(target, nqn)? {
                 cores.set_host_keys(nqn, host, keys.for_target())?;
             }
@@ -248,7 +257,7 @@ impl Change<'_> {
         if let Some(cores) = self.cores_of(target, nqn)? {
             cores.set_host_keys(nqn, host, keys.for_target())?;
         }
-        let changed = AllowedHost { nqn: host.clone(), keys };
+        let changed = AllowedHost { keys, ..self.listed(target, nqn, host)? };
         self.put_host(target, nqn, &changed);
         self.with_subsystem(target, nqn, |subsystem| {
             if let Some(listed) = subsystem.hosts.iter_mut().find(|listed| listed.nqn == *host) {
@@ -265,17 +274,24 @@ impl Change<'_> {
             members.insert("nqn".to_owned(), nqn.as_str().into());
             members.insert("host".to_owned(), host.nqn.as_str().into());
             members.extend(keys);
+            if host.security != Security::PLAIN {
+                members.insert("security".to_owned(), host.security.to_string().into());
+            }
         }
         let made = entry(target, "nvmf_subsystem_add_host", params);
         self.put(host_key(target, nqn, &host.nqn), made);
     }
 
     fn keys_of(&self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<HostKeys, ManagerError> {
+        Ok(self.listed(target, nqn, host)?.keys)
+    }
+
+    fn listed(&self, target: &str, nqn: &Nqn, host: &Nqn) -> Result<AllowedHost, ManagerError> {
         let model = self.model();
         let hosts = &model.nvmf.target(target)?.subsystem(nqn)?.hosts;
         let found = hosts.iter().find(|listed| listed.nqn == *host);
         let missing = || ManagerError::missing("host", host.as_str());
-        Ok(found.ok_or_else(missing)?.keys.clone())
+        Ok(found.ok_or_else(missing)?.clone())
     }
 
     /// The hosts of all targets whose keys are such, as (target, subsystem, host).

@@ -7,8 +7,8 @@ use raceline_bdev::SharedBdev;
 use raceline_proto::controller::HostAccess;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_target::{
-    NamespaceConfig, ReservationPlace, SubsystemConfig, Target, TargetConfig, TargetError,
-    Visibility,
+    HostDemands, NamespaceConfig, ReservationPlace, SubsystemConfig, Target, TargetConfig,
+    TargetError, Visibility,
 };
 
 use super::pool::pool_config;
@@ -56,6 +56,7 @@ pub(super) fn subsystem_config(
         max_namespaces: options.max_namespaces,
         controller_ids: options.min_cntlid..=options.max_cntlid,
         ana_reporting: options.ana_reporting,
+        security: options.security,
         ..SubsystemConfig::new(nqn.clone())
     }
 }
@@ -102,7 +103,8 @@ pub(super) fn populate(
         // The list of hosts is kept beside `allow_any_host` and counts when that is turned off.
         cores.add_subsystem(subsystem_config(nqn, options, &[]))?;
         for host in hosts {
-            cores.add_host_with(nqn, &host.nqn, host.keys.for_target())?;
+            let (keys, security) = (host.keys.for_target(), host.demands(options));
+            cores.add_host_with(nqn, &host.nqn, HostDemands { keys, security })?;
         }
         for (nsid, namespace) in namespaces.iter().filter(|(_, ns)| ns.missing.is_none()) {
             let bdev = model.bdev(&namespace.bdev_name)?;

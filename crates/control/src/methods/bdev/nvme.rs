@@ -23,7 +23,7 @@ use crate::error::RpcError;
 use crate::manager::catalogue::{self, Key, Section};
 use crate::manager::controllers::Controller;
 use crate::manager::controllers::link::{Link, state_name, trid_of};
-use crate::manager::keys::ChapKeys;
+use crate::manager::keys::{ChapKeys, HeldPsk};
 use crate::manager::missing::CONNECT_TIMEOUT;
 use crate::manager::nvmf::ListenAddress;
 use crate::manager::{Change, Manager, ManagerError};
@@ -213,7 +213,8 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(call.manager));
     let mut config = host_config(call.manager, &params, &hostnqn)?;
     config.more_paths = paths::more_paths(call, &params, &hostnqn)?;
-    config.streams = keys::streams(call, params.psk.as_deref(), &config)?;
+    let psk = keys::hold_psk(call, params.psk.as_deref(), &config)?;
+    config.streams = psk.as_ref().map(keys::streams);
     let held = keys::hold(call, params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
     config.credentials.set(keys::credentials(call.manager, held.as_ref())?);
     let config = if call.peer.is_internal {
@@ -226,14 +227,14 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     remote.count_paths(Options::current(call.manager).io_path_stat.unwrap_or(false));
     let canonical = Attach { hostnqn: Some(hostnqn), ..params };
-    take(call, Link::Remote(remote), held, &canonical, max_bdevs)
+    take(call, Link::Remote(remote), (held, psk), &canonical, max_bdevs)
 }
 
 /// Makes the found controller a controller here; `canonical` is the call that makes it again.
 fn take(
     call: &Call<'_>,
     link: Link,
-    keys: Option<ChapKeys>,
+    (keys, psk): (Option<ChapKeys>, Option<HeldPsk>),
     canonical: &Attach,
     max_bdevs: usize,
 ) -> Result<Vec<String>, RpcError> {
@@ -241,6 +242,7 @@ fn take(
     let key = Key::new(&["bdev-nvme", &name]);
     let controller = Controller::new(name, link, key.clone(), max_bdevs);
     controller.set_keys(keys);
+    controller.set_psk(psk);
     let attached = call.manager.change(|change| {
         let entry = catalogue::Entry::new(Section::Bdev, "bdev_nvme_attach_controller", canonical)?;
         let names = change.attach(&controller)?;

@@ -36,6 +36,8 @@ struct Add {
     previous_dhchap_key: Option<String>,
     previous_dhchap_ctrlr_key: Option<String>,
     previous_until: Option<u64>,
+    /// What its connections need besides what the subsystem demands.
+    security: Option<String>,
 }
 
 fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
@@ -51,7 +53,9 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
         previous_dhchap_ctrlr_key: params.previous_dhchap_ctrlr_key,
         previous_until: params.previous_until,
     };
-    let added = call.manager.change(|change| change.add_host(&target, &nqn, &host, &names));
+    let security = super::security(params.security.as_deref())?.unwrap_or_default();
+    let demands = (&names, security);
+    let added = call.manager.change(|change| change.add_host(&target, &nqn, &host, demands));
     added.map_err(|error| match error {
         // As SPDK answers.
         ManagerError::Keyring(_) => super::refused(error),

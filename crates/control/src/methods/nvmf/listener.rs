@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{AddressParams, ana};
 use crate::error::RpcError;
 use crate::manager::ManagerError;
-use crate::manager::nvmf::{ListenAddress, ana_states};
+use crate::manager::nvmf::{ListenAddress, NvmfTarget, PortLevel, ana_states};
 use crate::method::{Call, Registry, States};
 
 pub(super) fn register(registry: &mut Registry) {
@@ -25,6 +25,8 @@ struct Add {
     tgt_name: Option<String>,
     #[serde(default)]
     secure_channel: bool,
+    /// The level of its connections, where `secure_channel` does not say all of it.
+    security: Option<String>,
     ana_state: Option<String>,
     /// Of single groups; SPDK's decoder overlooks it. Configurations that are saved here have it.
     #[serde(default)]
@@ -55,16 +57,30 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
     let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse()?);
-    let is_secure = params.secure_channel;
-    if is_secure && admits_any_host(call, &target, &nqn) {
+    let level = level(params.secure_channel, params.security.as_deref())?;
+    if level.security.tls && admits_any_host(call, &target, &nqn) {
         // SPDK's text.
         let text = "Cannot establish secure channel, when 'allow_any_host' is set";
         return Err(RpcError::internal(text).because("a host without a key cannot connect there"));
     }
     call.manager
-        .change(|change| change.add_listener(&target, &nqn, &address, (ana, is_secure)))
+        .change(|change| change.add_listener(&target, &nqn, &address, (ana, level)))
         .map_err(super::invalid)?;
     Ok(true)
+}
+
+/// The level that both parameters say.
+fn level(secure_channel: bool, security: Option<&str>) -> Result<PortLevel, RpcError> {
+    let Some(word) = security else {
+        return Ok(if secure_channel { PortLevel::TLS } else { PortLevel::default() });
+    };
+    let level: PortLevel = word.parse().map_err(super::refused)?;
+    if secure_channel && !level.security.tls {
+        return Err(super::refused(format!(
+            "secure_channel is TLS, and security `{level}` is without"
+        )));
+    }
+    Ok(level)
 }
 
 fn admits_any_host(call: &Call<'_>, target: &str, nqn: &Nqn) -> bool {
@@ -96,15 +112,15 @@ fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, R
     let model = call.manager.model();
     let (target, nqn) = params.find(&model)?;
     let Some(subsystem) = target.subsystems.get(&nqn) else {
-        let listeners = target.discovery_listeners.iter();
-        return Ok(listeners.map(|address| json!({ "address": address })).collect());
+        return Ok(target
+            .discovery_listeners
+            .iter()
+            .map(|it| describe_level(target, it))
+            .collect());
     };
     let cores = target.cores().filter(|_| subsystem.options.ana_reporting);
     let describe = |address: &ListenAddress| {
-        let mut listener = json!({ "address": address });
-        if target.secure.contains(address) {
-            listener["secure_channel"] = true.into();
-        }
+        let mut listener = describe_level(target, address);
         if let (Some(cores), Some(members)) = (&cores, listener.as_object_mut()) {
             let states = cores.ana_states(&nqn, address.socket()?)?;
             let states = states.iter().map(|(group, state)| (group, state));
@@ -115,4 +131,16 @@ fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, R
     let described: Result<Vec<Value>, ManagerError> =
         subsystem.listeners.iter().map(describe).collect();
     Ok(described?)
+}
+
+fn describe_level(target: &NvmfTarget, address: &ListenAddress) -> Value {
+    let mut listener = json!({ "address": address });
+    let level = target.level(address);
+    if level.security.tls {
+        listener["secure_channel"] = true.into();
+    }
+    if !level.is_of_spdk() {
+        listener["security"] = level.to_string().into();
+    }
+    listener
 }

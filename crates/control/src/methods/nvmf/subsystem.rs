@@ -1,7 +1,7 @@
 //! `nvmf_create_subsystem`, `nvmf_delete_subsystem`, `nvmf_get_subsystems`.
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::PoolNamespace;
+use raceline_target::{PoolNamespace, Security};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -31,6 +31,7 @@ pub(super) fn register(registry: &mut Registry) {
     registry.alias("nvmf_subsystem_create", "nvmf_create_subsystem");
     registry.change("nvmf_delete_subsystem", States::Runtime, delete);
     registry.alias("delete_nvmf_subsystem", "nvmf_delete_subsystem");
+    registry.change("nvmf_subsystem_set_security", States::Runtime, set_security);
     registry.read("nvmf_get_subsystems", States::Runtime, get);
     registry.alias("get_nvmf_subsystems", "nvmf_get_subsystems");
 }
@@ -51,6 +52,9 @@ struct Create {
     allow_any_host: bool,
     #[serde(default)]
     ana_reporting: bool,
+    security: Option<String>,
+    #[serde(default)]
+    psk_optional: bool,
     min_cntlid: Option<u16>,
     max_cntlid: Option<u16>,
     dmrsl: Option<u32>,
@@ -103,10 +107,35 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         min_cntlid,
         max_cntlid,
         ana_reporting: params.ana_reporting,
+        security: super::security(params.security.as_deref())?.unwrap_or_default(),
+        psk_optional: params.psk_optional,
     };
     call.manager
         .change(|change| change.create_subsystem(&target, &nqn, options))
         .map_err(|error| unable(error.to_string()))?;
+    Ok(true)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetSecurity {
+    nqn: String,
+    tgt_name: Option<String>,
+    security: Option<String>,
+    psk_optional: Option<bool>,
+}
+
+fn set_security(call: &Call<'_>, params: SetSecurity) -> Result<bool, RpcError> {
+    let security = super::security(params.security.as_deref())?;
+    if security.is_none() && params.psk_optional.is_none() {
+        return Err(super::refused("name security, psk_optional or both".to_owned()));
+    }
+    let set = (security, params.psk_optional);
+    let query = Query { nqn: params.nqn, tgt_name: params.tgt_name };
+    let (target, nqn) = query.names(call)?;
+    call.manager
+        .change(|change| change.set_security(&target, &nqn, set))
+        .map_err(super::invalid)?;
     Ok(true)
 }
 
@@ -194,7 +223,7 @@ fn describe(subsystem: &Subsystem) -> Value {
     let mut namespaces: Vec<(u32, Value)> = own.chain(of_pool).collect();
     namespaces.sort_by_key(|(nsid, _)| *nsid);
     let namespaces: Vec<Value> = namespaces.into_iter().map(|(_, namespace)| namespace).collect();
-    json!({
+    let mut shown = json!({
         "nqn": options.nqn,
         "subtype": "NVMe",
         "listen_addresses": subsystem.listeners,
@@ -207,7 +236,15 @@ fn describe(subsystem: &Subsystem) -> Value {
         "min_cntlid": options.min_cntlid,
         "max_cntlid": options.max_cntlid,
         "namespaces": namespaces,
-    })
+    });
+    // SPDK has no such member.
+    if options.security != Security::PLAIN {
+        shown["security"] = options.security.to_string().into();
+    }
+    if options.psk_optional {
+        shown["psk_optional"] = true.into();
+    }
+    shown
 }
 
 /// A host with the names of its keys.
@@ -218,6 +255,9 @@ fn describe_host(host: &AllowedHost) -> Value {
         (shown.as_object_mut(), serde_json::to_value(host.keys.names()))
     {
         members.extend(keys);
+    }
+    if host.security != Security::PLAIN {
+        shown["security"] = host.security.to_string().into();
     }
     shown
 }

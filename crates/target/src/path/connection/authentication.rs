@@ -53,7 +53,13 @@ impl Connection {
             return;
         }
         self.audit(verdict);
+        let only_makes_key = self.keep_generated(core, verdict);
         match verdict {
+            Verdict::Authenticated if only_makes_key => {
+                self.life.dismiss(cx.now);
+                self.commands.forget_pause();
+                self.arm_timer(cx);
+            }
             Verdict::Authenticated if self.is_allowed_one_more(core) => {
                 self.life.admit();
                 self.leave_early(core);
@@ -69,6 +75,16 @@ impl Connection {
                 self.arm_timer(cx);
             }
         }
+    }
+
+    /// Hands on the key for TLS that an authentication has made. Says whether the queue is there for nothing else.
+    fn keep_generated(&mut self, core: &Core, verdict: Verdict) -> bool {
+        let Some(auth) = &mut self.commands.auth else { return false };
+        let generated = auth.take_generated().filter(|_| verdict == Verdict::Authenticated);
+        if let (Some(psk), Some(keys)) = (generated, &core.shared.config.generated_keys) {
+            keys.add(&psk, auth.names());
+        }
+        auth.only_makes_key()
     }
 
     /// Whether the controller of an admin queue may count as one of its host's.
@@ -147,9 +163,9 @@ impl Connection {
     /// A new snapshot may have other keys.
     pub(super) fn update_keys(&mut self, core: &Core) {
         if let Some(auth) = &mut self.commands.auth
-            && let Some(subsystem) = core.snapshot.subsystem(&auth.names().subsystem)
+            && let Some(secrets) = core.snapshot.secrets(&auth.names().subsystem)
         {
-            auth.update(subsystem);
+            auth.update(secrets);
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use raceline_auth::identity_names;
+use raceline_auth::{Concatenation, identity_names};
 use raceline_proto::controller::{
-    self as controller, ConnectError, ConnectRequest, Controller, connect_transfer, find_subsystem,
-    parse_connect,
+    self as controller, Channel, ConnectError, ConnectRequest, Controller, Security,
+    connect_transfer, parse_connect,
 };
 use raceline_proto::nvme::fabrics::ConnectResponse;
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostId, HostNqn};
@@ -17,7 +17,7 @@ use crate::changes::config::SubsystemConfig;
 use crate::changes::message::Message;
 use crate::changes::snapshot::VisibleSubsystem;
 use crate::path::association::{Association, controller_gone};
-use crate::path::authentication::Authentication;
+use crate::path::authentication::{Authentication, Proof};
 use crate::path::commands::IoQueue;
 use crate::path::core::Core;
 use crate::path::life::LifeState;
@@ -105,12 +105,14 @@ impl Connection {
     ) -> Result<(), ConnectError> {
         let snapshot = Arc::clone(&core.snapshot.target);
         let place = core.place(self.key);
-        let role = find_subsystem(&snapshot, &request, self.ends.port_id)?;
+        let channel = self.channel(cx);
+        let role = self.find(core, &request, channel)?;
         let nqn = request.subnqn.clone();
         let subsystem = core.snapshot.subsystem(&nqn);
         let ids = subsystem.map_or(SubsystemConfig::CONTROLLER_IDS, |s| s.controller_ids.clone());
         let stats = subsystem.map(|s| Arc::clone(&s.stats));
-        let proves = Authentication::is_required(subsystem.map(|s| &**s), &request.hostnqn);
+        let proof = self.demanded_proof(core, &request, channel)?;
+        let proves = proof.is_some_and(|proof| !proof.is_given);
         if proves {
             self.may_authenticate(cx, core, &request.hostnqn)?;
         }
@@ -124,8 +126,22 @@ impl Connection {
         let local_address = self.ends.local;
         let port_id = self.ends.port_id;
         let cntlid = instance.cntlid;
-        let association =
-            controller::Association { instance, request, role, snapshot, local_address, port_id };
+        let security = match proof {
+            // It gives access to nothing, and so lacks nothing.
+            Some(proof) if proof.concatenation == Concatenation::New => Security::BOTH,
+            proof => {
+                channel.security().or(Security { authentication: proof.is_some(), tls: false })
+            }
+        };
+        let association = controller::Association {
+            instance,
+            request,
+            role,
+            snapshot,
+            local_address,
+            port_id,
+            security,
+        };
         let controller = Controller::new(association, cx.now);
         if let Some(stats) = &stats {
             stats.attach(Arc::clone(self.commands.counters()));
@@ -133,6 +149,9 @@ impl Connection {
         let peer = self.ends.peer;
         tracing::info!(%peer, host = %joining.hostnqn, %cntlid, "host connected");
         let mut association = Association::new(controller, (self.key, peer), nqn, stats);
+        if channel == Channel::Concatenated {
+            association.has_generated(cx.io.peer_identity(self.socket).unwrap_or_default());
+        }
         self.connected(cx, core, &joining, cid, cntlid);
         association.log_tolerances();
         self.role = Role::Admin(Box::new(association));
@@ -149,9 +168,12 @@ impl Connection {
         cid: CommandId,
         cntlid: ControllerId,
     ) {
-        let subsystem = core.snapshot.subsystem(&request.subnqn);
-        self.commands.auth = Authentication::required(subsystem.map(|s| &**s), request);
-        if self.commands.auth.is_some() {
+        let proof = self.demanded_proof(core, request, self.channel(cx));
+        // Who has lost its keys since has to prove itself, and cannot.
+        let proof = proof.unwrap_or(Some(Proof::default()));
+        let secrets = core.snapshot.secrets(&request.subnqn);
+        self.commands.auth = proof.and_then(|proof| Authentication::new(secrets, request, proof));
+        if !self.commands.is_proven() {
             // A stranger as yet: it goes on counting as a socket before Connect.
             self.life.prove(cx.now + core.shared.config.pre_connect.authentication);
             self.arm_timer(cx);
@@ -181,10 +203,12 @@ impl Connection {
             before: QueueTotals::default(),
         };
         core.shared.ledger().attach(core.place(self.key), record);
+        let concatenates = proof.is_some_and(|proof| proof.concatenation == Concatenation::New);
         let response = ConnectResponse {
             cntlid,
-            authentication_required: self.commands.auth.is_some(),
-            secure_channel_required: false,
+            authentication_required: !self.commands.is_proven() && !concatenates,
+            // An authentication, and then a secure channel.
+            secure_channel_required: concatenates,
         };
         let cqe = Cqe { cid, dw0: response.to_dw0(), ..Cqe::default() };
         self.commands.out.push_connect_response(core, cqe);
@@ -197,9 +221,9 @@ impl Connection {
         core: &mut Core,
         request: ConnectRequest,
     ) -> Result<(), ConnectError> {
-        find_subsystem(&core.snapshot.target, &request, self.ends.port_id)?;
-        let subsystem = core.snapshot.subsystem(&request.subnqn);
-        if Authentication::is_required(subsystem.map(|s| &**s), &request.hostnqn) {
+        let channel = self.channel(cx);
+        self.find(core, &request, channel)?;
+        if self.demanded_proof(core, &request, channel)?.is_some_and(|proof| !proof.is_given) {
             self.may_authenticate(cx, core, &request.hostnqn)?;
         }
         let home = core

@@ -63,7 +63,7 @@ pub(super) fn attach(
     let serial = Some(drive.serial().to_owned()).filter(|serial| !serial.is_empty());
     let canonical =
         Attach { trtype: PCIE.to_owned(), traddr: address.to_string(), serial, ..params };
-    super::take(call, Link::Drive(Box::new(drive)), None, &canonical, max_bdevs)
+    super::take(call, Link::Drive(Box::new(drive)), (None, None), &canonical, max_bdevs)
 }
 
 /// Refuses a drive that is attached already: a drive has one address.

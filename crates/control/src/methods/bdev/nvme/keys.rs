@@ -1,11 +1,12 @@
 //! The keys of a remote controller, and `bdev_nvme_set_keys`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use raceline_auth::IdentityVersion;
 use raceline_host::{CredentialStore, Credentials, HostConfig, RemoteController, RemoteState};
 use raceline_reactor::StreamProvider;
-use raceline_tls::{ClientPsk, TlsConnector};
+use raceline_tls::{ClientPsk, ClientPskStore, TlsConnector};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -16,9 +17,12 @@ use crate::keyring;
 use crate::manager::Manager;
 use crate::manager::catalogue;
 use crate::manager::controllers::link::Link;
-use crate::manager::keys::ChapKeys;
+use crate::manager::keys::{ChapKeys, HeldPsk};
 use crate::manager::missing::CONNECT_TIMEOUT;
 use crate::method::{Call, Registry, States};
+
+/// How long the connections of a controller may take to authenticate by new keys.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("bdev_nvme_set_keys", States::Runtime, set);
@@ -52,13 +56,13 @@ pub(super) fn credentials(
     Ok(Some(Arc::new(credentials)))
 }
 
-/// TLS with the key of this name; `None`: no key is named, and nothing is encrypted. The identity is of version 0, as
-/// SPDK offers it.
-pub(super) fn streams(
+/// The key of this name for connections over TLS; `None`: no key is named, and nothing is encrypted. The identity is of
+/// version 0, as SPDK offers it.
+pub(super) fn hold_psk(
     call: &Call<'_>,
     psk: Option<&str>,
     config: &HostConfig,
-) -> Result<Option<Arc<dyn StreamProvider>>, RpcError> {
+) -> Result<Option<HeldPsk>, RpcError> {
     let Some(name) = psk else { return Ok(None) };
     let held = call.manager.change(|change| change.hold(name, keyring::Key::tls))?;
     let unusable = |detail: String| RpcError::errno(libc::ENOKEY).because(detail);
@@ -66,7 +70,12 @@ pub(super) fn streams(
     let version = IdentityVersion::Zero;
     let psk = ClientPsk::new(key, version, &config.hostnqn, &config.subnqn)
         .map_err(|error| unusable(format!("key `{name}`: {error}")))?;
-    Ok(Some(Arc::new(TlsConnector::new(psk))))
+    Ok(Some(HeldPsk { key: held, store: ClientPskStore::new(psk) }))
+}
+
+/// TLS with this key.
+pub(super) fn streams(psk: &HeldPsk) -> Arc<dyn StreamProvider> {
+    Arc::new(TlsConnector::new(psk.store.clone()))
 }
 
 #[derive(Deserialize)]
@@ -77,8 +86,8 @@ struct SetKeys {
     dhchap_ctrlr_key: Option<String>,
 }
 
-/// The connections that there are stay as they are: they have proved themselves. Instead of proving themselves again, one
-/// connection more shows that the controller takes the new keys.
+/// One connection more shows that the controller takes the new keys; then the connections that there are authenticate by
+/// them, without an interruption of their commands.
 fn set(call: &Call<'_>, params: SetKeys) -> Result<bool, RpcError> {
     let (host, controller_key) = (params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref());
     let held = hold(call, host, controller_key)?;
@@ -92,19 +101,30 @@ fn set(call: &Call<'_>, params: SetKeys) -> Result<bool, RpcError> {
     if let (Some(credentials), RemoteState::Up) = (&credentials, remote.state()) {
         try_out(remote.config(), credentials)?;
     }
-    call.manager.change(|change| {
+    let set = call.manager.change(|change| {
         let attached = change.model().controllers.get(&params.name).cloned();
         if !attached.is_some_and(|attached| Arc::ptr_eq(&attached, &controller)) {
             return Err(no_controller(&params.name));
         }
         let entry = change.model().catalogue.get(&controller.key).cloned();
-        remote.config().credentials.set(credentials);
+        match &credentials {
+            Some(credentials) => remote.config().credentials.renew(Credentials::clone(credentials)),
+            None => remote.config().credentials.set(None),
+        }
         controller.set_keys(held);
         if let Some(entry) = entry {
             change.put(controller.key.clone(), with_keys(entry, &params));
         }
         Ok::<_, RpcError>(true)
-    })
+    })?;
+    // The caller may take the old keys away at the other end as soon as this returns.
+    if !remote.config().credentials.wait_renewed(RENEWAL_TIMEOUT) {
+        let name = &params.name;
+        tracing::warn!(
+            "not all connections of controller {name} have authenticated by its new keys yet"
+        );
+    }
+    Ok(set)
 }
 
 /// Connects once with these keys.
